@@ -20,6 +20,12 @@ type Inspection struct {
 // Inspect reads a request as a Gate does, and charges nothing. The error wraps penstock.ErrInvalid:
 // a Gate would reject the request as malformed.
 func Inspect(rules *policy.Rules, r *http.Request) (*Inspection, error) {
+	return InspectDescriptor(rules, r, nil)
+}
+
+// InspectDescriptor is Inspect for a request that also has the entries of a descriptor, by their
+// keys. No HTTP request has them: Envoy's rate limit service reads them.
+func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
 	c, err := compile(rules)
 	if err != nil {
 		return nil, err
@@ -28,9 +34,23 @@ func Inspect(rules *policy.Rules, r *http.Request) (*Inspection, error) {
 	if err := a.canonicalizePath(c); err != nil {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}
-	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(&a.attributes)}
-	if rules.Evaluate(&a.attributes, &i.Evaluation); i.Evaluation.Unclear != "" {
+	all := &described{&a.attributes, descriptor}
+	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(all)}
+	if rules.Evaluate(all, &i.Evaluation); i.Evaluation.Unclear != "" {
 		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Unclear)
 	}
 	return i, nil
+}
+
+// described are attributes with those of a descriptor.
+type described struct {
+	*attributes
+	descriptor map[string][]string
+}
+
+func (d *described) Lookup(kind policy.Kind, name string) []string {
+	if kind == policy.KindDescriptor {
+		return d.descriptor[name]
+	}
+	return d.attributes.Lookup(kind, name)
 }

@@ -20,6 +20,8 @@ type Attributes interface {
 	//   - KindCookie, KindQuery: a cookie, or a parameter of the query. Return all values that any
 	//     server may read under this name, whatever the case of the name. A value that is missing
 	//     here is not limited.
+	//   - KindDescriptor: the entries of a descriptor with this key, as Envoy's rate limit service
+	//     sends them.
 	Lookup(kind Kind, name string) []string
 
 	// Address is the client's address. It is invalid if there is none, as on a Unix socket.

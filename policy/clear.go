@@ -14,9 +14,9 @@ import (
 // client, and the upstream another. This file defines which spellings of headers, cookies,
 // parameters and tokens are accepted. A request with any other spelling is malformed.
 
-// identifies returns the text of a header, a cookie or a parameter that identifies the client, or
-// "" if the request has none. If the text can be read in several ways, it marks the request as
-// unclear.
+// identifies returns the text of a header, a cookie, a parameter or an entry of a descriptor that
+// identifies the client, or "" if the request has none. If the text can be read in several ways, it
+// marks the request as unclear.
 func (q *request) identifies(s *Source) string {
 	values := q.a.Lookup(s.Kind, s.Name)
 	if why := hidden(q.a, s); why != "" {
@@ -25,6 +25,9 @@ func (q *request) identifies(s *Source) string {
 	}
 	if len(values) == 0 {
 		return ""
+	}
+	if s.Kind == KindDescriptor && len(values) == 1 {
+		return values[0] // the proxy has made it
 	}
 	text, why := values[0], ""
 	switch {

@@ -21,7 +21,7 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	}
 	doubt := func(t *Test) {
 		switch t.Source.Kind {
-		case KindHeader, KindCookie, KindQuery:
+		case KindHeader, KindCookie, KindQuery, KindDescriptor:
 			if text := q.identifies(&t.Source); text != "" && !t.has(text) {
 				say("%s is not accepted: its value is not one of %s", t.Source.String(), t.listed())
 			}

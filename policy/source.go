@@ -13,26 +13,27 @@ import (
 // A Kind is a kind of attribute.
 type Kind uint8
 
-// The kinds. Transports supply those from KindMethod to KindQuery by Attributes.Lookup. Rules find
-// the others themselves.
+// The kinds. Transports supply those from KindMethod to KindDescriptor by Attributes.Lookup. Rules
+// find the others themselves.
 const (
-	KindNone     Kind = iota
-	KindMethod        // of HTTP
-	KindHost          // that the request is for
-	KindPath          // in canonical form
-	KindRawQuery      // the query as it was sent
-	KindHeader        // a header field
-	KindCookie        // a cookie
-	KindQuery         // a parameter of the query
-	KindAddress       // the client's address, or its network
-	KindClaim         // a claim of the verified token
-	KindSegment       // a named segment of the path that a rule matched
-	KindTier          // the name of the client's tier
-	KindIdentity      // the key by an Identity
+	KindNone       Kind = iota
+	KindMethod          // of HTTP
+	KindHost            // that the request is for
+	KindPath            // in canonical form
+	KindRawQuery        // the query as it was sent
+	KindHeader          // a header field
+	KindCookie          // a cookie
+	KindQuery           // a parameter of the query
+	KindDescriptor      // an entry of a descriptor, as Envoy sends it
+	KindAddress         // the client's address, or its network
+	KindClaim           // a claim of the verified token
+	KindSegment         // a named segment of the path that a rule matched
+	KindTier            // the name of the client's tier
+	KindIdentity        // the key by an Identity
 )
 
 // kindWords are the words for the sources in rules. Kinds without a word are no sources.
-var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query",
+var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query", KindDescriptor: "descriptor",
 	KindAddress: "ip", KindClaim: "claim", KindSegment: "segment", KindTier: "tier", KindIdentity: ""}
 
 // Kinds returns the kinds that a Source may have, except KindIdentity.
@@ -56,7 +57,7 @@ func (k Kind) String() string {
 // IsNamed tells whether a source of this kind needs a name.
 func (k Kind) IsNamed() bool {
 	switch k {
-	case KindHeader, KindCookie, KindQuery, KindClaim, KindSegment:
+	case KindHeader, KindCookie, KindQuery, KindDescriptor, KindClaim, KindSegment:
 		return true
 	}
 	return false
@@ -84,6 +85,9 @@ func Cookie(name string) Source { return Source{Kind: KindCookie, Name: name} }
 // Query returns the source for the query parameter with this name.
 func Query(name string) Source { return Source{Kind: KindQuery, Name: name} }
 
+// Descriptor returns the source for the entry of a descriptor with this key.
+func Descriptor(key string) Source { return Source{Kind: KindDescriptor, Name: key} }
+
 // Claim returns the source for a claim of the verified token.
 func Claim(name string) Source { return Source{Kind: KindClaim, Name: name} }
 
@@ -102,7 +106,7 @@ func (s *Source) Needs(kind Kind) bool {
 
 // IsPrivate tells whether the values of a source may be secrets, such as API keys.
 func (s *Source) IsPrivate() bool {
-	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery)
+	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery) || s.Needs(KindDescriptor)
 }
 
 // IsAlwaysPresent tells whether every request has the source.
@@ -124,7 +128,7 @@ func IsToken(s string) bool {
 func (q *request) text(s *Source) (string, bool) {
 	text := ""
 	switch s.Kind {
-	case KindHeader, KindCookie, KindQuery:
+	case KindHeader, KindCookie, KindQuery, KindDescriptor:
 		text = q.identifies(s)
 	case KindClaim:
 		return q.claims().Text(s.Name)
@@ -273,7 +277,7 @@ func (q *request) passes(t *Test) bool {
 			}
 		}
 		return false
-	case KindHeader, KindCookie, KindQuery:
+	case KindHeader, KindCookie, KindQuery, KindDescriptor:
 		if t.isIdentity {
 			text := q.identifies(&t.Source)
 			return text != "" && t.has(text)

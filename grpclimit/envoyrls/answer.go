@@ -57,7 +57,7 @@ func (c *call) reset(it *item, s penstock.Status) int64 {
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		after = s.RetryAfter
 	}
-	if o := &c.engine.options; after <= 0 && o.Algorithm == penstock.FixedWindow {
+	if o := &c.engine.options; after <= 0 && it.limit.probe.Algorithm() == penstock.FixedWindow {
 		period := it.limit.period.Microseconds() // nothing is used, so the store did not say
 		after = time.Duration(period-o.Now().UnixMicro()%period) * time.Microsecond
 	}
@@ -71,16 +71,20 @@ const closedReset = 1
 func (c *call) answer(to *Response) {
 	o := &c.engine.options
 	isQuotaSpent := c.isQuotaSpent()
+	c.resets = append(c.resets[:0], make([]int64, len(to.Statuses))...)
 	for i := range c.items {
-		it, status := &c.items[i], &to.Statuses[i]
+		it := &c.items[i]
 		switch it.kind {
 		case none:
 			continue
 		case unlimited:
-			status.Remaining = math.MaxUint32
+			to.Statuses[it.of].Remaining = math.MaxUint32
+			continue
+		case refuse:
+			to.Statuses[it.of].IsOver, to.IsOver = true, true
 			continue
 		}
-		status.Limit = &it.limit.current
+		status := Status{Limit: &it.limit.current}
 		switch it.answer {
 		case opened:
 			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.reset(it, penstock.Status{})
@@ -93,6 +97,9 @@ func (c *call) answer(to *Response) {
 			status.IsOver, status.Reset = false, 0
 		}
 		to.IsOver = to.IsOver || status.IsOver
+		if known := &to.Statuses[it.of]; known.Limit == nil || status.isStricter(known) {
+			*known, c.resets[it.of] = status, it.reset
+		}
 	}
 	if len(o.Headers) > 0 {
 		c.appendHeaders(to)
@@ -103,6 +110,14 @@ func (c *call) answer(to *Response) {
 	to.IsOver = to.IsOver && !o.ShadowMode
 }
 
+// isStricter tells whether a status matters more than another one of the same descriptor.
+func (s *Status) isStricter(than *Status) bool {
+	if s.IsOver != than.IsOver {
+		return s.IsOver
+	}
+	return s.Remaining < than.Remaining
+}
+
 // isQuotaSpent tells whether all limits with quota_mode are over. One that is not lets the request
 // pass.
 func (c *call) isQuotaSpent() bool {
@@ -110,7 +125,7 @@ func (c *call) isQuotaSpent() bool {
 		return false
 	}
 	for i := range c.items {
-		if it := &c.items[i]; it.kind > unlimited && it.isQuota && !it.isOver {
+		if it := &c.items[i]; it.kind > refuse && it.isQuota && !it.isOver {
 			return false
 		}
 	}

@@ -17,6 +17,9 @@ type call struct {
 	request *Request
 
 	items    []item
+	resets   []int64       // by descriptor, in seconds
+	rules    *policy.Rules // of a request that the policy decides; else nil
+	beside   []policy.Shadow
 	match1   envoyconfig.Match
 	buffer   []byte
 	pending  []int // items to be decided in this round
@@ -29,10 +32,13 @@ type call struct {
 	charges  []penstock.Charge // of shadows; their slices must stay, so it does not grow
 	limits   []*policy.Limit   // of shadows
 	admitted admission.Admission
+
+	evaluation policy.Evaluation
 }
 
-// An item is the part of a call for one descriptor.
+// An item is a limit that applies to a descriptor.
 type item struct {
+	of    int // the descriptor
 	kind  kind
 	limit *limit
 	event *policy.Limit
@@ -55,6 +61,7 @@ type kind uint8
 const (
 	none      kind = iota // no limit applies, or another one replaces it
 	unlimited             // the limit is unlimited
+	refuse                // the policy denies it without a limit
 	spend                 // charged if it fits
 	force                 // charged in any case
 	check                 // asked whether the limit is exceeded, without a charge
@@ -76,12 +83,13 @@ const (
 func (c *call) release() {
 	e := c.engine
 	clear(c.items)
+	clear(c.beside)
 	clear(c.shadows[:cap(c.shadows)])
 	clear(c.charges[:cap(c.charges)])
 	clear(c.limits[:cap(c.limits)])
 	clear(c.direct.Charges[:cap(c.direct.Charges)])
 	*c = call{
-		items: c.items[:0], match1: c.match1, buffer: c.buffer[:0], pending: c.pending[:0], later: c.later[:0], shadows: c.shadows[:0],
+		items: c.items[:0], resets: c.resets[:0], beside: c.beside[:0], evaluation: c.evaluation, match1: c.match1, buffer: c.buffer[:0], pending: c.pending[:0], later: c.later[:0], shadows: c.shadows[:0],
 		charges: c.charges[:0], limits: c.limits[:0], direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
 	}
 	e.calls.Put(c)
@@ -90,20 +98,21 @@ func (c *call) release() {
 // match finds the limits of all descriptors, and what is charged.
 func (c *call) match() error {
 	r := c.request
-	domain := c.state.config.Domain(r.Domain)
-	for i := range r.Descriptors {
-		c.items = append(c.items, item{})
-		it, d := &c.items[i], &r.Descriptors[i]
-		if domain == nil {
-			continue
+	if domain := c.state.config.Domain(r.Domain); domain != nil {
+		for i := range r.Descriptors {
+			c.items = append(c.items, item{of: i})
+			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
+				return err
+			}
 		}
-		if err := c.matchOne(it, d, domain); err != nil {
+		c.replace()
+	} else if rules := c.engine.rulesInForce(); rules != nil {
+		if err := c.matchPolicy(rules); err != nil {
 			return err
 		}
 	}
-	c.replace()
 	for i := range c.items {
-		if it := &c.items[i]; it.kind > unlimited {
+		if it := &c.items[i]; it.kind > refuse {
 			c.pending = append(c.pending, i)
 			c.isQuota = c.isQuota || it.isQuota
 		}
@@ -137,6 +146,9 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 	it.key = string(c.buffer)
 	return c.setCost(it, d)
 }
+
+// isExact tells whether each descriptor is counted for itself. Limits of a policy never are.
+func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
 
 // appendKey appends the key of a counter: the domain and the entries of the request. No two
 // descriptors have one key.
@@ -186,7 +198,7 @@ func (c *call) setCost(it *item, d *Descriptor) error {
 		it.kind = check
 	case d.IsNegative:
 		it.kind = refund
-	case o.Mode == Exact, d.HasHits && !o.SpendsReports:
+	case c.isExact(), d.HasHits && !o.SpendsReports:
 		it.kind = force
 	case it.limit.plan == nil:
 		it.kind = forbid
@@ -205,7 +217,7 @@ func (c *call) replace() {
 		}
 		for _, name := range l.config.Replaces {
 			for j := range c.items {
-				if other := &c.items[j]; other.kind > unlimited && other.limit.config != nil && other.limit.config.Name == name {
+				if other := &c.items[j]; other.kind > refuse && other.limit.config != nil && other.limit.config.Name == name {
 					other.kind = none
 				}
 			}
@@ -217,8 +229,16 @@ func (c *call) replace() {
 // descriptors have one counter and cannot be charged together, or if a round with charges that are
 // made in any case was denied.
 func (c *call) decide(ctx context.Context) error {
+	if len(c.pending) == 0 && len(c.beside) == 0 {
+		outcome := admission.Unlimited
+		if slices.ContainsFunc(c.items, func(it item) bool { return it.kind == refuse }) {
+			outcome = admission.Refused
+		}
+		c.engine.options.Observe(&admission.Event{Outcome: outcome})
+		return nil
+	}
 	if len(c.pending) == 0 {
-		c.engine.options.Observe(&admission.Event{Outcome: admission.Unlimited})
+		return c.decideRound(ctx)
 	}
 	for len(c.pending) > 0 {
 		if err := c.decideRound(ctx); err != nil {
@@ -232,13 +252,13 @@ func (c *call) decide(ctx context.Context) error {
 func (c *call) decideRound(ctx context.Context) error {
 	c.compose()
 	c.admitted = admission.Admission{}
-	a, outcome, err := c.engine.controller.Admit(ctx, admission.Request{Direct: &c.direct, IsOver: isOver, Into: &c.admitted})
+	a, outcome, err := c.engine.controller.Admit(ctx, admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver, Into: &c.admitted})
 	defer a.Done(admission.Result{})
 	switch outcome {
 	case admission.Malformed, admission.Abandoned:
 		return failed(outcome, err)
 	case admission.FailedClosed:
-		if c.engine.options.OnFailure == FailError {
+		if c.engine.options.OnFailure == FailError && c.rules == nil {
 			return errUnavailable
 		}
 	}
@@ -297,6 +317,8 @@ func (c *call) compose() {
 			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.event)
 		}
 	}
+	c.shadows = append(c.shadows, c.beside...)
+	c.beside = c.beside[:0]
 	c.direct.Shadows = c.shadows
 }
 
@@ -316,7 +338,7 @@ func (c *call) charge(it *item) penstock.Charge {
 		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1
 	case check:
 		charge.Mode = penstock.Peek
-		if c.engine.options.Mode == Atomic {
+		if !c.isExact() {
 			charge.Cost = 1 // it fits unless the limit is exceeded
 		}
 	}
@@ -327,7 +349,7 @@ func (c *call) charge(it *item) penstock.Charge {
 func (c *call) twin(it *item, before []int) *item {
 	for _, i := range before {
 		other := &c.items[i]
-		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() {
+		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() && other.limit.probe.Group() == it.limit.probe.Group() {
 			return other
 		}
 	}
@@ -338,7 +360,7 @@ func (c *call) twin(it *item, before []int) *item {
 // not matter. Otherwise the second waits for the next round.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
-	if !isAlike || c.engine.options.Mode == Exact && it.kind != check {
+	if !isAlike || c.isExact() && it.kind != check {
 		c.later = append(c.later, i)
 		return
 	}

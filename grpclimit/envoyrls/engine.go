@@ -20,7 +20,8 @@ type Engine struct {
 	controller *admission.Controller
 	options    Options
 	state      atomic.Pointer[state]
-	calls      sync.Pool // of *call
+	ruleset    atomic.Pointer[ruleset] // of the rules that were used last
+	calls      sync.Pool               // of *call
 }
 
 // New makes an Engine without a configuration. The controller decides and emits the events. Its

@@ -60,7 +60,7 @@ func (c *call) appendHeaders(to *Response) {
 		return
 	}
 	o, strictest := &c.engine.options, &to.Statuses[i]
-	reset := clamp(c.items[i].reset)
+	reset := clamp(c.resets[i])
 	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 	limit := number(strictest.Limit.RequestsPerUnit)
 	for _, d := range o.Headers {
@@ -132,7 +132,7 @@ func (c *call) draft11(to *Response) (policies, states string) {
 			name = `"` + strconv.Itoa(i+1) + `"`
 		}
 		p.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10) + ";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
-		s.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.items[i].reset, 10))
+		s.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resets[i], 10))
 	}
 	return p.String(), s.String()
 }

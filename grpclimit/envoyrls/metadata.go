@@ -21,13 +21,13 @@ func (c *call) metadata() map[string]any {
 	passed := make(map[string]any)
 	for i := range c.items {
 		it := &c.items[i]
-		if it.kind <= unlimited {
+		if it.kind <= refuse {
 			continue
 		}
 		hasQuota = hasQuota || it.limit.config != nil && it.limit.config.QuotaMode
 		switch {
 		case it.isOver && it.isQuota && !it.isShadow:
-			violations = append(violations, float64(i))
+			violations = append(violations, float64(it.of))
 		case !it.isOver && it.limit.config != nil:
 			maps.Copy(passed, it.limit.config.Metadata)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
 )
 
 // A Mode is how the descriptors of one request are decided.
@@ -116,6 +117,11 @@ type Options struct {
 	// before the first event with it. There are at most 1,000 for a configuration. It must be quick.
 	// Default: none.
 	NewLimit func(EventName)
+
+	// Rules returns the policy that decides requests of domains that the configuration does not have.
+	// Only rules with a descriptor apply to them; see NeedsDescriptor and CheckRules. The allow and
+	// deny lists apply too. Default: no limit applies to such requests.
+	Rules func() *policy.Rules
 
 	// Observe is called with the event of each request that no limit applies to. The controller
 	// reports the others. Many goroutines call it at once. It must be quick, and must not keep the

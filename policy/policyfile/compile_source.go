@@ -18,7 +18,7 @@ var sourceWords = func() map[string]policy.Kind {
 	return words
 }()
 
-const sourceForms = "write header NAME, cookie NAME, query NAME, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
+const sourceForms = "write header NAME, cookie NAME, query NAME, descriptor KEY, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
 
 // compileSource compiles a source. p points to where it was written. more are further words for
 // suggestions.

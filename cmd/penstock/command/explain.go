@@ -45,6 +45,7 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&e.config, "config", "", "policy file (PENSTOCK_CONFIG)")
 	f.StringVarP(&e.method, "request", "X", "GET", "method of the request")
 	f.StringArrayVarP(&e.headers, "header", "H", nil, "header field, such as 'X-API-Key: a'; repeatable")
+	f.StringArrayVar(&e.descriptor, "descriptor", nil, "entry of a descriptor that Envoy sends, such as 'remote_address=192.0.2.7'; repeatable")
 	f.StringVar(&e.from, "from", "192.0.2.1", "address of the client")
 	f.Int64Var(&e.size, "size", 0, "size of the body in bytes; -1: unknown")
 	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
@@ -58,9 +59,22 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 
 type explanation struct {
 	config, method, from, store, prefix, instances, output string
-	headers                                                []string
+	headers, descriptor                                    []string
 	size                                                   int64
 	algorithms                                             []*algorithm.Algorithm
+}
+
+// entries reads the entries of a descriptor.
+func entries(list []string) (map[string][]string, error) {
+	all := make(map[string][]string)
+	for _, text := range list {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("--descriptor %q has no key; write KEY=VALUE, as in remote_address=192.0.2.7", text)
+		}
+		all[key] = append(all[key], value)
+	}
+	return all, nil
 }
 
 func (e *explanation) run(c *cobra.Command, target string) error {
@@ -79,7 +93,11 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	p.Start(nil)
 	rules := p.Rules
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
-	report, charges, err := explain.Explain(rules, request, keys, int(s.MinInstances))
+	descriptor, err := entries(e.descriptor)
+	if err != nil {
+		return coded(exitUsage, err)
+	}
+	report, charges, err := explain.Explain(rules, request, descriptor, keys, int(s.MinInstances))
 	if err != nil {
 		return coded(exitUsage, err)
 	}

@@ -310,7 +310,7 @@ func TestExitStatusOfExplain(t *testing.T) {
 	rules := writeFile(t, "rules.yaml", `
 deny: [{ip: 203.0.113.0/24}]
 allow: [{ip: 198.51.100.0/24}]
-rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}]
+rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, match: {descriptor user: "*"}, per: {user: descriptor user}, limits: [{rate: 2/h}]}]
 `)
 	broken := writeFile(t, "broken.yaml", "rules: [\n")
 	p := startProcess(t, "--config="+rules, "--store="+redis.URL(), "--store-timeout=20s")
@@ -331,6 +331,8 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}]
 	}{
 		{"--config $RULES /a", exitOK, "a applies: the most specific match"},
 		{"--config $RULES /b", exitOK, "no rule matches"},
+		{"--config $RULES --descriptor user=42 /", exitOK, "user:42"},
+		{"--config $RULES --descriptor user /", exitUsage, "write KEY=VALUE"},
 		{"--config $RULES --store $STORE /a", exitOK, "It would be allowed now."},
 		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "It would be denied now."},
 		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "no rule matches"},

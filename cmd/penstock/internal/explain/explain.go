@@ -76,10 +76,10 @@ type Bound struct {
 	Text string `json:"text"`
 }
 
-// Explain explains a request. The options are those of the store that has the keys. The bounds are
-// for this number of instances.
-func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
-	reading, err := httplimit.Inspect(rules, r)
+// Explain explains a request, which has the entries of a descriptor if Envoy asks. The options are
+// those of the store that has the keys. The bounds are for this number of instances.
+func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
+	reading, err := httplimit.InspectDescriptor(rules, r, descriptor)
 	if err != nil {
 		return nil, nil, err
 	}

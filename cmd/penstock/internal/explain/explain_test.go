@@ -59,7 +59,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	if from := r.Header.Get("From"); from != "" {
 		r.RemoteAddr = from + ":1024"
 	}
-	report, charges, err := Explain(rules, r, redisstore.Options{}, 3)
+	report, charges, err := Explain(rules, r, nil, redisstore.Options{}, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -159,6 +159,6 @@ func definitions() map[string]*schema {
 		"addresses": values(matching(`^(\*|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "192.0.2.1", "10.0.0.0/8", "2001:db8::/32")),
 		"condition": condition("ip", "host", "method", "tier"),
 		"identity":  identity(),
-		"source":    matching(`^\s*((header|cookie|query|claim|segment)\s+\S+|ip|host|method|tier)\s*$`, "header X-API-Key", "claim sub", "ip"),
+		"source":    matching(`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|ip|host|method|tier)\s*$`, "header X-API-Key", "claim sub", "ip"),
 	}
 }

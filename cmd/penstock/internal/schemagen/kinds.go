@@ -94,7 +94,7 @@ func tierNames(but ...any) *schema {
 }
 
 var identityNames = &schema{Pattern: identifier, Not: &schema{Enum: []any{
-	"all_of", "claim", "cookie", "first_of", "global", "header", "host", "ip", "method", "query", "segment", "tier",
+	"all_of", "claim", "cookie", "descriptor", "first_of", "global", "header", "host", "ip", "method", "query", "segment", "tier",
 }}}
 
 // identifier is the pattern of an identity's name.
@@ -110,7 +110,7 @@ func identity() *schema {
 	name := &schema{Type: "string", Pattern: identifier, Examples: []any{"ip", "global"}}
 	kind := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$", Not: &schema{Enum: []any{"first_of", "all_of"}}}
 	only := &schema{Type: "object", MinProperties: new(1), MaxProperties: new(1), Properties: map[string]*schema{"ip": ref("addresses")},
-		PatternProperties: map[string]*schema{`^\s*((header|cookie|query|claim|segment)\s+\S+|host|method|tier)\s*$`: ref("values")}, AdditionalProperties: nothing()}
+		PatternProperties: map[string]*schema{`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|host|method|tier)\s*$`: ref("values")}, AdditionalProperties: nothing()}
 	return anyOf(name, ref("variable"), with("first_of"), with("all_of"),
 		&schema{Type: "object", PropertyNames: kind, AdditionalProperties: anyOf(ref("source"), only), MinProperties: new(1), MaxProperties: new(1)})
 }
@@ -127,10 +127,10 @@ func condition(words ...string) *schema {
 	s := &schema{
 		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: words,
 		PatternProperties: map[string]*schema{
-			`^\s*(header|cookie|query|claim)\s+\S+\s*$`: ref("values"),
+			`^\s*(header|cookie|query|descriptor|claim)\s+\S+\s*$`: ref("values"),
 			identifier: ref("values"),
 		},
-		PropertyNames:        &schema{Not: &schema{Enum: []any{"all_of", "claim", "cookie", "first_of", "global", "header", "query", "segment"}}},
+		PropertyNames:        &schema{Not: &schema{Enum: []any{"all_of", "claim", "cookie", "descriptor", "first_of", "global", "header", "query", "segment"}}},
 		AdditionalProperties: nothing(),
 	}
 	for _, word := range words {

@@ -31,11 +31,16 @@ const throttleName = "cl.throttle"
 // checkRules refuses rules that a listener for callers cannot enforce.
 func (s *service) checkRules(rules *policy.Rules) error {
 	for _, rule := range rules.Rules() {
-		if rule.Name == envoyrls.Group() && s.Settings.EnvoyConfig != "" {
+		if rule.Name == envoyrls.Group() && (s.Settings.GRPC != "" || s.Settings.API != "") {
 			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}
 		if rule.Name == throttleName && s.Settings.RESP != "" {
 			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
+		}
+	}
+	if s.Settings.API != "" || s.Settings.GRPC != "" {
+		if err := envoyrls.CheckRules(rules); err != nil {
+			return err
 		}
 	}
 	if s.Settings.API == "" {

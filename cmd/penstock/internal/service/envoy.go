@@ -44,10 +44,10 @@ func envoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	return o, errors.Join(errs[:]...)
 }
 
-// envoy answers Envoy's rate limit service with the limits of a folder.
+// envoy answers Envoy's rate limit service with the limits of a folder, and of the policy.
 type envoy struct {
 	service *service
-	dir     string
+	dir     string // "" for none
 	engine  *envoyrls.Engine
 	watcher *envoyconfig.Watcher
 
@@ -56,7 +56,8 @@ type envoy struct {
 	warnings []envoyconfig.Warning // that were logged
 }
 
-// openEnvoy loads the folder and watches it.
+// openEnvoy makes the engine, and loads and watches the folder, if there is one. Requests of other
+// domains are decided by the policy.
 func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-chan os.Signal) error {
 	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
 		HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
@@ -65,9 +66,17 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 		return err
 	}
 	e := &envoy{service: s, dir: s.Settings.EnvoyConfig}
-	o.Observe, o.NewLimit = s.core.Observe, e.addName
+	o.Observe, o.NewLimit, o.Rules = s.core.Observe, e.addName, s.core.Rules
 	if e.engine, err = envoyrls.New(controller, o); err != nil {
 		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)
+	}
+	s.envoy = e
+	if e.dir == "" {
+		none, err := envoyconfig.Load(nil, envoyconfig.Options{})
+		if err != nil {
+			return err
+		}
+		return e.engine.SetConfig(none)
 	}
 	e.watcher, err = envoyconfig.Watch(e.dir, envoyconfig.WatchOptions{
 		Options: envoyconfig.Options{MergeDomains: s.Settings.EnvoyMergeDomains},
@@ -86,7 +95,6 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 		<-reloading
 		e.watcher.Close()
 	})
-	s.envoy = e
 	return nil
 }
 

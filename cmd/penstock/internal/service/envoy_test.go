@@ -188,3 +188,19 @@ func TestEnvoyExampleOfTheDocs(t *testing.T) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// Without files, and for domains that they lack, the policy decides.
+func TestThePolicyDecidesWhatEnvoyAsks(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "rules.yaml")
+	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{name: day, rate: 1/day}]}]`)
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "config": config})
+	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
+		answer, err := client.ShouldRateLimit(patient(t), envoyRequest("192.0.2.1"))
+		if err != nil || answer.OverallCode != want || answer.Statuses[0].CurrentLimit.GetName() != "addresses.day" {
+			t.Errorf("call %d is %v, %v; want %v by the policy", i, answer, err, want)
+		}
+	}
+	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
+	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not say when a request ends") })
+}

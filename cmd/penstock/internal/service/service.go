@@ -147,7 +147,7 @@ func (s *service) open(runCtx context.Context) error {
 		return err
 	}
 	s.onClose(s.core.Close)
-	if s.Settings.EnvoyConfig != "" {
+	if s.Settings.GRPC != "" || s.Settings.API != "" {
 		if err := s.openEnvoy(runCtx, forEnvoy, reloadEnvoy); err != nil {
 			return err
 		}

@@ -1,0 +1,203 @@
+package envoyrls
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/policy"
+)
+
+// A ruleset is a policy with the compiled forms of the limits that requests have used.
+type ruleset struct {
+	rules *policy.Rules
+	mu    sync.RWMutex
+	plans map[*penstock.Plan]*limit // as many as the policy has
+}
+
+// rulesInForce returns the policy in force, or nil.
+func (e *Engine) rulesInForce() *ruleset {
+	if e.options.Rules == nil {
+		return nil
+	}
+	rules := e.options.Rules()
+	if s := e.ruleset.Load(); s != nil && s.rules == rules {
+		return s
+	}
+	s := &ruleset{rules: rules, plans: make(map[*penstock.Plan]*limit)}
+	e.ruleset.Store(s)
+	return s
+}
+
+// NeedsDescriptor tells whether a rule is for Envoy's requests: its match or an identity of a limit
+// has a descriptor. Other rules do not apply to them.
+func NeedsDescriptor(r *policy.Rule) bool {
+	return slices.ContainsFunc(r.Match.Where, func(t policy.Test) bool { return t.Source.Needs(policy.KindDescriptor) }) ||
+		slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.Key.Needs(policy.KindDescriptor) })
+}
+
+// CheckRules refuses rules for Envoy's requests with limits that must know how a request ends:
+// nobody reports that. The error wraps penstock.ErrInvalid.
+func CheckRules(rules *policy.Rules) error {
+	for _, r := range rules.Rules() {
+		if !NeedsDescriptor(r) {
+			continue
+		}
+		for _, l := range r.Limits {
+			switch {
+			case l.Variants[0].Algorithm().NeedsHolder():
+				return fmt.Errorf("%w: rule %s has an in_flight limit and a descriptor, and Envoy does not say when a request ends; use a limit by rate", penstock.ErrInvalid, r.Name)
+			case l.Status != nil:
+				return fmt.Errorf("%w: rule %s has a limit with on_status and a descriptor, and Envoy does not tell the status; omit on_status", penstock.ErrInvalid, r.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// limitOf returns the compiled form of a limit of the policy.
+func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) {
+	s.mu.RLock()
+	known := s.plans[plan]
+	s.mu.RUnlock()
+	if known != nil {
+		return known, nil
+	}
+	numbers := plan.Limit()
+	unit, multiplier := unitOf(numbers.Period)
+	if plan.Algorithm().IsCalendar() {
+		unit, multiplier = envoyconfig.UnitUnknown, 0
+	}
+	made := &limit{
+		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(numbers.Count), Unit: unit, UnitMultiplier: multiplier},
+		period:  numbers.Period, plan: plan,
+	}
+	if numbers.Algorithm.RefillsSteadily() {
+		numbers.Burst = plan.Capacity() + 1
+	} else {
+		numbers.Count++
+	}
+	var err error
+	if made.probe, err = numbers.Compile(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plans[plan] = made
+	return made, nil
+}
+
+// unitOf writes a period as a number of the largest units that it has. The unit is unknown if there
+// is none; Envoy then shows the limit without its window.
+func unitOf(period time.Duration) (envoyconfig.Unit, uint32) {
+	for _, u := range []envoyconfig.Unit{envoyconfig.Year, envoyconfig.Month, envoyconfig.Week, envoyconfig.Day, envoyconfig.Hour, envoyconfig.Minute, envoyconfig.Second} {
+		if n := period / u.Period(); n > 0 && period%u.Period() == 0 {
+			if n == 1 {
+				return u, 0
+			}
+			return u, uint32(n)
+		}
+	}
+	return envoyconfig.UnitUnknown, 0
+}
+
+// matchPolicy finds the limits of the policy for each descriptor. Each is read as a request of its
+// own, and all are charged together.
+func (c *call) matchPolicy(s *ruleset) error {
+	c.rules = s.rules
+	for i := range c.request.Descriptors {
+		d := &c.request.Descriptors[i]
+		attributes := descriptorAttributes{d.Entries}
+		v := &c.evaluation
+		s.rules.Evaluate(attributes, v)
+		switch {
+		case v.Unclear != "":
+			return invalid("%s", v.Unclear)
+		case v.ListMatch == policy.DenyListed:
+			c.items = append(c.items, item{of: i, kind: refuse})
+		case v.ListMatch == policy.AllowListed:
+			continue
+		}
+		for j, l := range v.Limits {
+			if !NeedsDescriptor(l.Rule) {
+				continue
+			}
+			compiled, err := s.limitOf(l, v.Charges[j].Plan)
+			if err != nil {
+				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
+			}
+			it := item{of: i, limit: compiled, event: l, key: v.Charges[j].Key}
+			if err := c.setCost(&it, d); err != nil {
+				return err
+			}
+			if it.cost *= v.Charges[j].Cost; it.cost < 0 || it.cost > penstock.MaxCost {
+				return invalid("the cost is out of range; the largest is %d", int64(penstock.MaxCost))
+			}
+			c.items = append(c.items, it)
+		}
+		if err := c.addShadows(v, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addShadows adds the shadows of the policy for a descriptor. The answer does not tell of them.
+func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
+	var it item
+	it.limit = noPlan
+	if err := c.setCost(&it, d); err != nil || it.kind == check || it.kind == refund {
+		return err
+	}
+	for _, shadow := range v.Shadows {
+		if !NeedsDescriptor(shadow.Limits[0].Rule) {
+			continue
+		}
+		shadow.Charges = slices.Clone(shadow.Charges)
+		for i := range shadow.Charges {
+			one := &shadow.Charges[i]
+			one.Cost, one.Patience = min(one.Cost*it.cost, penstock.MaxCost), 0
+			if it.kind == force {
+				one.Mode = penstock.Force
+			}
+		}
+		c.beside = append(c.beside, shadow)
+	}
+	return nil
+}
+
+// noPlan is for costs that no limit of the answer has.
+var noPlan = new(limit)
+
+// descriptorAttributes are the entries of a descriptor, as rules read them.
+type descriptorAttributes struct{ entries []envoyconfig.Entry }
+
+func (a descriptorAttributes) Lookup(kind policy.Kind, name string) (values []string) {
+	if kind != policy.KindDescriptor {
+		return nil
+	}
+	for i := range a.entries {
+		if a.entries[i].Key == name {
+			values = append(values, a.entries[i].Value)
+		}
+	}
+	return values
+}
+
+// Address is the value of Envoy's action remote_address, if the descriptor has it.
+func (a descriptorAttributes) Address() (none netip.Addr) {
+	for i := range a.entries {
+		if a.entries[i].Key == "remote_address" {
+			if address, err := netip.ParseAddr(a.entries[i].Value); err == nil {
+				return address
+			}
+		}
+	}
+	return none
+}
+
+func (descriptorAttributes) BodySize() int64 { return -1 }

@@ -1,0 +1,114 @@
+package envoyrls_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+const descriptorRules = `
+deny: [{descriptor user: mallory}]
+allow: [{descriptor user: root}]
+rules:
+- name: all-requests
+  per: ip
+  limits: [{rate: 1/hour}]
+- name: search
+  match: {descriptor path: /search}
+  per: {user: descriptor user}
+  limits:
+  - {name: minute, rate: 3/minute, algorithm: fixed-window}
+  - {name: hour, rate: 5/hour, algorithm: fixed-window}
+- name: address
+  match: {descriptor remote_address: "*"}
+  per: ip
+  limits: [{name: day, rate: 2/day}]
+- name: candidate
+  match: {descriptor plan: "*"}
+  per: {plan: descriptor plan}
+  limits: [{name: day, rate: 9/day, algorithm: fixed-window, candidate: {rate: 1/day}}]
+`
+
+func loadRules(t *testing.T, text string) *policy.Rules {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := policyfile.Load(name, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Rules
+}
+
+// Domains that the files do not have are decided by the rules of the policy with descriptors.
+func TestThePolicyDecidesOtherDomains(t *testing.T) {
+	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		rules := loadRules(t, descriptorRules)
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Mode: mode, Rules: func() *policy.Rules { return rules }})
+			for _, row := range []struct{ ask, want string }{
+				{"path=/search user=a", "ok: ok 3/minute 2 left 60s"},
+				{"2: path=/search user=a,path=/search user=b", "ok: ok 3/minute 0 left 60s, ok 3/minute 1 left 60s"},
+				{"path=/search user=b,path=/search user=a", "over: ok 3/minute 1 left 60s, over 3/minute 0 left 60s"},
+				{"path=/search user=b", "ok: ok 3/minute 0 left 60s"},
+				{"path=/search user=c +6", "over: over 3/minute 0 left 60s"},
+				{"path=/search user=c +0", "over: over 3/minute 0 left 60s"},
+				{"path=/search user=d,path=/search user=d", "ok: ok 3/minute 1 left 60s, ok 3/minute 1 left 60s"},
+				{"path=/other user=a", "ok: none"},
+				{"path=/search user=mallory", "over: none"},
+				{"9: path=/search user=root", "ok: none"},
+				{"path=/search user=a user=b", "descriptor user is sent 2 times; send it once, plainly written"},
+				{"remote_address=192.0.2.1", "ok: ok 2/day 1 left 43200s"},
+				{"remote_address=192.0.2.2", "ok: ok 2/day 1 left 43200s"},
+				{"2: remote_address=192.0.2.1", "over: over 2/day 1 left 43200s"},
+				{"2: plan=basic", "ok: ok 9/day 7 left 86400s"},
+			} {
+				r := request(row.ask)
+				r.Domain = "other"
+				var to envoyrls.Response
+				got := ""
+				if err := f.Decide(t.Context(), r, &to); err != nil {
+					got = err.Error()
+				} else {
+					got = write(&to)
+				}
+				if got != row.want {
+					t.Errorf("in mode %v, %s\n got %s\nwant %s", mode, row.ask, got, row.want)
+				}
+			}
+			if got := f.ask("small"); got != "ok: ok 3/minute 2 left 60s" {
+				t.Errorf("a domain of the files is %s", got)
+			}
+			if all := strings.Join(f.events, "\n"); !strings.Contains(all, "shadow_denied") || !strings.Contains(all, "search minute denied") || !strings.Contains(all, "  refused") {
+				t.Errorf("the events are\n%s\nwant a shadow that denies, a denial and a refusal", all)
+			}
+		})
+	}
+}
+
+func TestRulesThatEnvoyCannotFollowAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"rules: [{name: a, match: {descriptor x: y}, per: global, limits: [{in_flight: 2}]}]":                                   "in_flight",
+		"rules: [{name: a, per: {x: descriptor x}, limits: [{rate: 1/s, on_status: 401}]}]":                                     "on_status",
+		"rules: [{name: a, match: {path: /x}, per: global, limits: [{in_flight: 2}, {rate: 1/s}]}]":                             "",
+		"rules: [{name: a, match: {descriptor x: y}, per: {x: descriptor x}, limits: [{rate: 1/s}]}]":                           "",
+		"{identities: {u: {user: descriptor u}}, rules: [{name: a, per: u, limits: [{in_flight: 1}]}]}":                         "in_flight",
+		"{identities: {u: {user: descriptor u}}, rules: [{name: a, match: {u: 'user:y'}, per: global, limits: [{in_flight: 1}]}]}": "in_flight",
+	} {
+		err := envoyrls.CheckRules(loadRules(t, text))
+		if (err == nil) != (want == "") || err != nil && (!errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s is %v; want an error about %q", text, err, want)
+		}
+	}
+}
