@@ -99,11 +99,11 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 
 func TestRulesThatEnvoyCannotFollowAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"rules: [{name: a, match: {descriptor x: y}, per: global, limits: [{in_flight: 2}]}]":                                   "in_flight",
-		"rules: [{name: a, per: {x: descriptor x}, limits: [{rate: 1/s, on_status: 401}]}]":                                     "on_status",
-		"rules: [{name: a, match: {path: /x}, per: global, limits: [{in_flight: 2}, {rate: 1/s}]}]":                             "",
-		"rules: [{name: a, match: {descriptor x: y}, per: {x: descriptor x}, limits: [{rate: 1/s}]}]":                           "",
-		"{identities: {u: {user: descriptor u}}, rules: [{name: a, per: u, limits: [{in_flight: 1}]}]}":                         "in_flight",
+		"rules: [{name: a, match: {descriptor x: y}, per: global, limits: [{in_flight: 2}]}]":                                      "in_flight",
+		"rules: [{name: a, per: {x: descriptor x}, limits: [{rate: 1/s, on_status: 401}]}]":                                        "on_status",
+		"rules: [{name: a, match: {path: /x}, per: global, limits: [{in_flight: 2}, {rate: 1/s}]}]":                                "",
+		"rules: [{name: a, match: {descriptor x: y}, per: {x: descriptor x}, limits: [{rate: 1/s}]}]":                              "",
+		"{identities: {u: {user: descriptor u}}, rules: [{name: a, per: u, limits: [{in_flight: 1}]}]}":                            "in_flight",
 		"{identities: {u: {user: descriptor u}}, rules: [{name: a, match: {u: 'user:y'}, per: global, limits: [{in_flight: 1}]}]}": "in_flight",
 	} {
 		err := envoyrls.CheckRules(loadRules(t, text))
