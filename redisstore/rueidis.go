@@ -83,6 +83,15 @@ func CheckURL(text string) error {
 // used. ParseURL makes the option.
 func Dial(option rueidis.ClientOption) Client { return dialled{client.Connect(option, asReply)} }
 
+// Connect makes a rueidis client for commands that a Client does not have. Its connections are like
+// those of Dial. It waits for the first one. An error reply of the server is a ReplyError. The
+// caller must call disconnect, also after an error.
+func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client, disconnect func(), err error) {
+	connector := client.Connect(option, asReply)
+	c, err = connector.Get(ctx)
+	return c, connector.Close, err
+}
+
 // dialled is a rueidis client that may not be connected yet.
 type dialled struct{ *client.Connector }
 
