@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -23,6 +24,9 @@ type TLS struct {
 	RequireClientCert bool     // clients need a certificate
 	ServerName        string   // the name by which servers know each other; "": their addresses
 	ExtraNames        []string // further names in every certificate
+
+	// Lifetime is how long the certificates of servers and clients are valid. Default: an hour.
+	Lifetime time.Duration
 
 	dir  string
 	cert *x509.Certificate
@@ -163,7 +167,7 @@ func (a *TLS) certify(file string, names ...string) error {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "a server"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(cmp.Or(a.Lifetime, time.Hour)),
 	}
 	for _, name := range names {
 		if ip := net.ParseIP(name); ip != nil {

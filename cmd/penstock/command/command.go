@@ -37,7 +37,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "penstock",
 		Short: "A rate limiter for HTTP APIs",
 		Long: "penstock limits requests to HTTP APIs. All instances share one set of counters in Redis or Valkey;\na single instance can count in memory.\n\n" +
-			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration, 5 store unreachable.",
+			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration, 5 store unreachable,\n6 doctor has found a problem.",
 		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
 		Version:       version(),
 		SilenceUsage:  true,
@@ -45,6 +45,6 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
-	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newACL(), newSchema(), newVersion())
+	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newACL(), newDoctor(algorithms), newSchema(), newVersion())
 	return root
 }

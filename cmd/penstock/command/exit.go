@@ -20,6 +20,7 @@ const (
 	exitDenied      = 3
 	exitInvalid     = 4
 	exitUnreachable = 5
+	exitProblem     = 6 // doctor could look, and something is wrong
 )
 
 // A codedError is an error with an exit status. If it has no cause, nothing is printed: the command

@@ -168,11 +168,11 @@ func TestOperationsPageNamesOnlyWhatExists(t *testing.T) {
 		}
 	}
 	for i, cells := range tables["status"] {
-		if want := []int{exitOK, exitInternal, exitUsage, exitDenied, exitInvalid, exitUnreachable}[i]; cells[0] != fmt.Sprint(want) {
+		if want := []int{exitOK, exitInternal, exitUsage, exitDenied, exitInvalid, exitUnreachable, exitProblem}[i]; cells[0] != fmt.Sprint(want) {
 			t.Errorf("docs/operations.md: exit status %s; want %d", cells[0], want)
 		}
 	}
-	if len(lines) == 0 || len(tables["status"]) != 6 {
+	if len(lines) == 0 || len(tables["status"]) != 7 {
 		t.Errorf("docs/operations.md has %d lines of the log and %d exit statuses", len(lines), len(tables["status"]))
 	}
 	t.Logf("counted: %d lines of the log in the docs", len(lines))

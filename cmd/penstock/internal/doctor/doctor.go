@@ -1,3 +1,235 @@
 // Package doctor examines the servers of a store: whether Penstock can use them, and what may go
-// wrong.
+// wrong. It only reads, except for its probe keys.
 package doctor
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/redisstore"
+)
+
+// Options of Run. URL must be set.
+type Options struct {
+	URL          string             // of the store, as redisstore.ParseURL reads it
+	Name         string             // of the store in the report, without secrets
+	Keys         redisstore.Options // prefix and secret, as for serve
+	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
+	Digest       string             // of the policy that the instances should have; "" if it is not known
+}
+
+// A Status is the result of a check.
+type Status string
+
+// The statuses, from good to bad.
+const (
+	OK      Status = "ok"
+	Unknown Status = "unknown" // it could not be seen
+	Warning Status = "warning" // it may go wrong
+	Failed  Status = "failed"  // it is wrong: decisions fail, or counters are lost
+)
+
+var severity = map[Status]int{OK: 0, Unknown: 1, Warning: 2, Failed: 3}
+
+// A Report is what Run found.
+type Report struct {
+	Store    string  `json:"store"`
+	Kind     string  `json:"kind"` // single, sentinel or cluster
+	Prefix   string  `json:"prefix"`
+	Status   Status  `json:"status"` // the worst of all checks
+	Commands int64   `json:"commands"`
+	Checks   []Check `json:"checks"`
+}
+
+// A Check is one line of the report.
+type Check struct {
+	Name    string         `json:"name"`
+	Server  string         `json:"server,omitempty"` // its address; "" if the check is about all
+	Status  Status         `json:"status"`
+	Summary string         `json:"summary"`
+	Why     string         `json:"why,omitempty"`    // what follows from it
+	Remedy  string         `json:"remedy,omitempty"` // what to do: a command, if there is one
+	Needs   string         `json:"needs,omitempty"`  // the right that would show more, such as "+info"
+	Facts   map[string]any `json:"facts,omitempty"`  // numbers behind the summary
+}
+
+//go:embed schema.json
+var schema []byte
+
+// Schema is the JSON Schema of a Report.
+func Schema() []byte { return schema }
+
+// Names are the checks, in their order.
+var Names = []string{"reach", "version", "rights", "decisions", "latency", "eviction", "memory", "clock", "persistence", "replication",
+	"topology", "scripts", "connections", "keys", "tenants", "instances"}
+
+const (
+	commandTimeout = 5 * time.Second
+	connectTimeout = 5 * time.Second
+)
+
+// Run examines the servers of a store. An error wraps penstock.ErrInvalid: the URL or the options
+// are wrong. What is wrong with the servers is in the Report. It takes some seconds, and more if
+// servers do not answer.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	option, err := redisstore.ParseURL(o.URL)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.Keys.Validate(); err != nil {
+		return nil, err
+	}
+	if o.StoreTimeout <= 0 {
+		o.StoreTimeout = 250 * time.Millisecond
+	}
+	d := &doctor{Options: o, option: option, base: o.Keys.Prefix + "1", kind: "single"}
+	if o.Keys.Prefix == "" {
+		d.base = "ps1"
+	}
+	defer d.disconnect()
+	d.discover(ctx)
+	d.examine(ctx)
+	r := &Report{Store: o.Name, Kind: d.kind, Prefix: d.base, Status: OK, Checks: d.sorted()}
+	for i := range r.Checks {
+		if severity[r.Checks[i].Status] > severity[r.Status] {
+			r.Status = r.Checks[i].Status
+		}
+	}
+	r.Commands = d.commands.Load()
+	return r, nil
+}
+
+// IsReached tells whether any server answered.
+func (r *Report) IsReached() bool {
+	for _, c := range r.Checks {
+		if c.Name == "reach" && c.Status != Failed {
+			return true
+		}
+	}
+	return false
+}
+
+// Has tells whether a check has a status that is at least so bad.
+func (r *Report) Has(least Status) bool { return severity[r.Status] >= severity[least] }
+
+// A doctor examines one store.
+type doctor struct {
+	Options
+	option    rueidis.ClientOption
+	base      string // how all keys begin
+	kind      string
+	servers   []*server
+	sentinels []*server
+	primaries []*server // those of servers that decide
+	checks    []Check
+	commands  atomic.Int64
+}
+
+func (d *doctor) disconnect() {
+	for _, s := range append(d.servers, d.sentinels...) {
+		s.disconnect()
+	}
+}
+
+// examine runs all checks.
+func (d *doctor) examine(ctx context.Context) {
+	d.checkReach()
+	d.readServers(ctx)
+	for _, s := range d.servers {
+		if s.client == nil {
+			continue
+		}
+		d.checkVersion(s)
+		d.checkRights(ctx, s)
+		d.checkMemory(s)
+		d.checkPersistence(s)
+		d.checkScripts(s)
+		d.checkConnections(s)
+	}
+	d.checkVersionsAreEqual()
+	d.checkClocks(ctx)
+	d.checkReplication()
+	d.checkTopology(ctx)
+	d.checkDecisions(ctx)
+	for _, s := range d.primaries {
+		d.checkKeys(ctx, s)
+	}
+	d.checkSpread()
+	d.checkInstances(ctx)
+	d.checkEvictions(ctx)
+}
+
+func (d *doctor) add(c Check) { d.checks = append(d.checks, c) }
+
+// unknown adds a check that needs a right.
+func (d *doctor) unknown(name string, s *server, what, right string) {
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be seen without the right " + right, Needs: right,
+		Remedy: d.cli(s, "ACL SETUSER "+d.user()+" "+right)})
+}
+
+// unseen adds a check that needs INFO, which the user may not run, or which failed.
+func (d *doctor) unseen(name string, s *server, what string) {
+	if right := deniedRight(s.infoErr); right != "" || s.infoErr == nil {
+		d.unknown(name, s, what, "+info")
+		return
+	}
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be seen: " + plain(s.infoErr)})
+}
+
+// user is the user in Redis.
+func (d *doctor) user() string {
+	if d.option.Username == "" {
+		return "default"
+	}
+	return d.option.Username
+}
+
+// cli is a command line of redis-cli for a server.
+func (d *doctor) cli(s *server, command string) string {
+	return s.cli(d.option.TLSConfig != nil) + " " + command
+}
+
+// sorted returns the checks in the order of Names.
+func (d *doctor) sorted() (checks []Check) {
+	for _, name := range Names {
+		for _, c := range d.checks {
+			if c.Name == name {
+				checks = append(checks, c)
+			}
+		}
+	}
+	return checks
+}
+
+// do sends a command to a server, and counts it.
+func (d *doctor) do(ctx context.Context, s *server, args ...string) rueidis.RedisResult {
+	d.commands.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	return s.client.Do(ctx, s.client.B().Arbitrary(args[0]).Args(args[1:]...).Build())
+}
+
+// doAll sends commands together, and counts them.
+func (d *doctor) doAll(ctx context.Context, s *server, commands [][]string) []rueidis.RedisResult {
+	d.commands.Add(int64(len(commands)))
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	built := make(rueidis.Commands, len(commands))
+	for i, args := range commands {
+		built[i] = s.client.B().Arbitrary(args[0]).Args(args[1:]...).Build()
+	}
+	return s.client.DoMulti(ctx, built...)
+}
+
+// count writes a number and a noun.
+func count(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

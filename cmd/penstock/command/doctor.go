@@ -1,0 +1,124 @@
+package command
+
+import (
+	"errors"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// newDoctor makes the command that examines a store.
+func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var output string
+	var isStrict bool
+	given := storeFlags{algorithms: algorithms}
+	c := &cobra.Command{
+		Use:   "doctor [flags]",
+		Short: "Find what is wrong with Redis or Valkey",
+		Long: "doctor examines the servers of the store: whether they can be reached and make decisions, the user's rights, eviction and\n" +
+			"memory, latency, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
+			"says why it matters, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
+			"so that it sees the rights of that user. Where a right is missing, it says so and goes on; penstock acl --role doctor\n" +
+			"prints a user that sees all. It only reads, except for one probe key on each primary, which lives for some seconds.\n\n" +
+			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or something that could not be seen), 5 no server\n" +
+			"answers, 4 or 2 the configuration or the command line is wrong.",
+		Example: "  penstock doctor --store redis://localhost:6379\n  penstock doctor --config rules.yaml --strict -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkOutput(output, "text", "json"); err != nil {
+				return err
+			}
+			s, p, err := given.load(c, "store-timeout")
+			if err != nil {
+				return err
+			}
+			o := doctor.Options{URL: s.Store, Name: s.StoreName(), Keys: redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}, StoreTimeout: s.StoreTimeout}
+			if p != nil {
+				defer p.Close()
+				o.Digest = p.Digest
+			}
+			report, err := doctor.Run(c.Context(), o)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				err = writeJSON(c.OutOrStdout(), report)
+			} else {
+				err = report.Print(c.OutOrStdout())
+			}
+			switch {
+			case err != nil:
+				return err
+			case !report.IsReached():
+				return silent(exitUnreachable)
+			case report.Has(doctor.Failed), isStrict && report.Has(doctor.Unknown):
+				return silent(exitProblem)
+			}
+			return nil
+		},
+	}
+	given.add(c, "store-timeout")
+	c.Flags().BoolVar(&isStrict, "strict", false, "warnings, and what could not be seen, count as problems")
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+// storeFlags are those settings of serve that name a store and the policy of its limits. They come
+// from the same places.
+type storeFlags struct {
+	algorithms []*algorithm.Algorithm
+	texts      map[string]*string
+}
+
+var storeSettings = []string{"config", "store", "prefix"}
+
+// add adds the flags to a command, and further ones.
+func (f *storeFlags) add(c *cobra.Command, further ...string) {
+	f.texts = make(map[string]*string)
+	for _, row := range settings.Table {
+		for _, name := range append(storeSettings[:len(storeSettings):len(storeSettings)], further...) {
+			if row.Name == name {
+				f.texts[name] = c.Flags().String(name, "", row.Help+" ("+row.Env()+")")
+			}
+		}
+	}
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+}
+
+// load loads the settings, and the policy if they name one. There must be a store.
+func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Settings, p *policyfile.Policy, err error) {
+	given := make(map[string]string)
+	for name, text := range f.texts {
+		if c.Flags().Changed(name) {
+			given[name] = *text
+		}
+	}
+	s, err = settings.Load(settings.Sources{
+		Flags:   given,
+		Environ: os.Environ(),
+		File: func(path string) (*settings.Section, error) {
+			if p, err = policyfile.Load(path, settings.PolicyOptions(f.algorithms...)); err != nil {
+				return nil, err
+			}
+			section, _ := policy.SectionOf[*settings.Section](p.Rules)
+			return section, nil
+		},
+		Only: append([]string{"store", "prefix", "key-hash-secret"}, further...),
+	})
+	if err == nil && s.Store == "" {
+		err = coded(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+	}
+	if err != nil && p != nil {
+		p.Close()
+		p = nil
+	}
+	return s, p, err
+}

@@ -1,0 +1,399 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const (
+	minCertificateLife = 14 * 24 * time.Hour
+	maxCachedScripts   = 500                    // more are texts of other programs, which may evict ours
+	maxMemoryShare     = 80                     // % of maxmemory
+	maxFork            = 100 * time.Millisecond // decisions wait while the server forks
+	maxLagBytes        = 1 << 20
+	maxLagSeconds      = 10
+	minRedis           = 7.0
+	minValkey          = 7.2
+)
+
+// checkReach says which servers answer.
+func (d *doctor) checkReach() {
+	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
+		c := Check{Name: "reach", Server: s.address, Status: OK}
+		if s.client == nil || s.err != nil {
+			c.Status, c.Summary = Failed, "the server does not answer: "+plain(s.err)
+			c.Why, c.Remedy = d.whyUnreached(s)
+			if s.isReplica {
+				c.Status, c.Why = Warning, "the replica cannot be used from here; after a failover, limits would use on_failure"
+			}
+			d.add(c)
+			continue
+		}
+		s.dialled.mu.Lock()
+		took, secured := s.dialled.took, s.dialled.tls
+		s.dialled.mu.Unlock()
+		c.Summary = fmt.Sprintf("the server answers; connecting took %v", took.Round(100*time.Microsecond))
+		c.Facts = map[string]any{"connect_us": took.Microseconds()}
+		if secured != nil {
+			d.judgeCertificate(&c, s, secured)
+		}
+		if s.hello["mode"] == "sentinel" && !slices.Contains(d.sentinels, s) {
+			c.Status, c.Summary = Failed, "this is a Sentinel, which has no counters"
+			c.Remedy = "write the URL as redis+sentinel://" + s.address + "/NAME"
+		}
+		d.add(c)
+	}
+}
+
+// judgeCertificate adds what is to be said about TLS.
+func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionState) {
+	end := state.PeerCertificates[0].NotAfter
+	left := time.Until(end)
+	c.Facts["certificate_expires"] = end.UTC().Format(time.RFC3339)
+	c.Summary += fmt.Sprintf("; %s, the certificate ends in %d days", tls.VersionName(state.Version), int(left/(24*time.Hour)))
+	if left < minCertificateLife {
+		c.Status, c.Why = Warning, "after "+end.UTC().Format("2006-01-02 15:04")+" UTC no instance can connect"
+		c.Remedy = "install a new certificate on the server; then " + d.cli(s, "CONFIG SET tls-cert-file FILE")
+	}
+	if d.option.TLSConfig.InsecureSkipVerify {
+		c.Status, c.Why = Warning, "insecure_skip_verify accepts any certificate: who controls the network can read the password and change counters"
+		c.Remedy = "remove insecure_skip_verify from the URL, and name the authority by ca=FILE"
+	}
+}
+
+// whyUnreached explains an error of connecting.
+func (d *doctor) whyUnreached(s *server) (why, remedy string) {
+	text := plain(s.err)
+	var invalid x509.CertificateInvalidError
+	var name x509.HostnameError
+	var authority x509.UnknownAuthorityError
+	switch {
+	case errors.As(s.err, &invalid) && invalid.Reason == x509.Expired:
+		return "the server's certificate has expired", "install a new certificate on the server"
+	case errors.As(s.err, &name):
+		return "the certificate is for another name", "write server_name=NAME into the URL, or use a certificate with the server's name"
+	case errors.As(s.err, &authority):
+		return "the certificate's authority is not known here", "write ca=FILE into the URL"
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+		return "the user or the password is wrong", "correct the URL; " + d.cli(s, "ACL LIST") + " lists the users"
+	case strings.Contains(text, "max number of clients"):
+		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")
+	case strings.Contains(text, "NOPERM"):
+		return "the user may not do what a connection begins with", "grant the rights that penstock acl prints"
+	case strings.Contains(text, "reset by peer") && d.option.TLSConfig == nil, strings.Contains(text, "EOF") && d.option.TLSConfig == nil:
+		return "the port may expect TLS", "try rediss:// for redis://"
+	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "deadline exceeded") && d.option.TLSConfig != nil:
+		return "the port may not expect TLS", "try redis:// for rediss://"
+	}
+	return "instances decide by on_failure while the server is away", "check the address, the firewall, and that the server runs: " + d.cli(s, "PING")
+}
+
+// plain is an error's text without prefixes that say nothing here.
+func plain(err error) string {
+	if err == nil {
+		return "no reason is known"
+	}
+	text := strings.TrimPrefix(err.Error(), penstock.ErrUnavailable.Error()+": ")
+	return strings.TrimPrefix(text, "nothing was sent: ")
+}
+
+func (d *doctor) checkVersion(s *server) {
+	c := Check{Name: "version", Server: s.address, Status: OK, Summary: s.version(), Facts: map[string]any{"version": s.version()}}
+	number, _ := strconv.ParseFloat(majorMinor(strings.Fields(s.version())[1:]), 64)
+	least, name := minRedis, "Redis 7.0"
+	if s.isValkey() {
+		least, name = minValkey, "Valkey 7.2"
+	}
+	if number < least {
+		c.Status, c.Summary = Failed, s.version()+" is too old"
+		c.Why, c.Remedy = "its scripts cannot refuse to run on a replica or on a full server", "use "+name+" or later"
+	}
+	d.add(c)
+}
+
+func majorMinor(version []string) string {
+	if len(version) == 0 {
+		return ""
+	}
+	parts := strings.SplitN(version[0], ".", 3)
+	return strings.Join(parts[:min(2, len(parts))], ".")
+}
+
+// checkVersionsAreEqual finds servers of one store with different versions.
+func (d *doctor) checkVersionsAreEqual() {
+	var versions []string
+	for _, s := range d.servers {
+		if s.client != nil && !slices.Contains(versions, s.version()) {
+			versions = append(versions, s.version())
+		}
+	}
+	if len(versions) > 1 {
+		d.add(Check{Name: "version", Status: Warning, Summary: "the servers have different versions: " + strings.Join(versions, ", "),
+			Why: "an old replica may not understand a newer primary", Remedy: "finish the upgrade: the replicas first, then a failover"})
+	}
+}
+
+// rightsOptions are those of serve with this store.
+func (d *doctor) rightsOptions() redisstore.RightsOptions {
+	return redisstore.RightsOptions{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0}
+}
+
+// checkRights asks the server which of the rights of serve the user lacks. Users are not copied to
+// replicas, so each server is asked.
+func (d *doctor) checkRights(ctx context.Context, s *server) {
+	rights := redisstore.Rights(d.rightsOptions())
+	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s may do all that serve needs", d.user())}
+	text, err := d.do(ctx, s, "EVAL", redisstore.CheckRights(rights), "0", d.base+"{doctor}self-test").ToString()
+	if err != nil {
+		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+plain(err)
+		if strings.Contains(err.Error(), "NOPERM") {
+			c.Status, c.Needs = Failed, "+eval"
+			c.Why, c.Remedy = "no script can be checked or loaded", d.cli(s, "ACL SETUSER "+d.user()+" +eval")
+		}
+		d.add(c)
+		return
+	}
+	missing := strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+	var needed, useful []string
+	why, onKeys := "", 0
+	for _, right := range rights {
+		hasKey := slices.Contains(right.Example, redisstore.KeyOfExample)
+		if !slices.Contains(missing, right.Command) {
+			continue
+		}
+		if hasKey {
+			onKeys++
+		}
+		if right.Without == "" {
+			needed = append(needed, "+"+right.Command)
+		} else {
+			useful, why = append(useful, "+"+right.Command), "without it, serve cannot "+right.Without
+		}
+	}
+	all := 0
+	for _, right := range rights {
+		if slices.Contains(right.Example, redisstore.KeyOfExample) {
+			all++
+		}
+	}
+	if onKeys == all {
+		needed = append([]string{"~" + d.base + "*"}, needed...)
+	}
+	switch {
+	case len(needed) > 0:
+		c.Status, c.Summary = Failed, fmt.Sprintf("the user %s lacks %s", d.user(), strings.Join(append(needed, useful...), " "))
+		c.Why, c.Needs = "scripts that need them fail, and limits use on_failure", strings.Join(needed, " ")
+	case len(useful) > 0:
+		c.Status, c.Summary, c.Why = Warning, fmt.Sprintf("the user %s lacks %s", d.user(), strings.Join(useful, " ")), why
+		c.Needs = strings.Join(useful, " ")
+	}
+	if c.Status != OK {
+		c.Remedy = d.cli(s, "ACL SETUSER "+d.user()+" "+strings.Join(append(needed, useful...), " "))
+	}
+	d.add(c)
+}
+
+// checkMemory says whether the server may delete counters, or is nearly full.
+func (d *doctor) checkMemory(s *server) {
+	if s.info == nil {
+		d.unseen("eviction", s, "what happens when the memory is full")
+		d.unseen("memory", s, "the memory")
+		return
+	}
+	policy, used, most := s.info["maxmemory_policy"], s.number("used_memory"), s.number("maxmemory")
+	c := Check{Name: "eviction", Server: s.address, Status: OK, Summary: "maxmemory-policy is noeviction: a full server deletes no counters",
+		Facts: map[string]any{"maxmemory_policy": policy, "evicted_keys": s.number("evicted_keys")}}
+	if policy != "noeviction" {
+		c.Status, c.Summary = Failed, "maxmemory-policy is "+policy
+		c.Why = "a full server deletes counters, and clients may use their limits again"
+		c.Remedy = d.cli(s, "CONFIG SET maxmemory-policy noeviction") + ", and in redis.conf"
+		if most == 0 {
+			c.Status, c.Why = Warning, "this has no effect while maxmemory is 0; with a bound, the server would delete counters"
+		}
+	}
+	d.add(c)
+	m := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": most}}
+	switch share := percent(used, most); {
+	case most == 0:
+		m.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
+		if system := s.number("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
+			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may end the server", used*100/system)
+			m.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
+		}
+	case share >= 100:
+		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(most))
+		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", max(2*used, 2*most)))
+	default:
+		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(most))
+		if share >= maxMemoryShare {
+			m.Status, m.Why = Warning, "a full server rejects decisions, and limits use on_failure"
+			m.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", 2*most))
+		}
+	}
+	d.add(m)
+}
+
+func percent(part, whole int64) int64 {
+	if whole <= 0 {
+		return 0
+	}
+	return int64(float64(part) / float64(whole) * 100)
+}
+
+func size(bytes int64) string {
+	switch {
+	case bytes >= 1<<30:
+		return fmt.Sprintf("%.1f GB", float64(bytes)/(1<<30))
+	case bytes >= 1<<20:
+		return fmt.Sprintf("%.1f MB", float64(bytes)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f KB", float64(bytes)/(1<<10))
+}
+
+// checkEvictions compares the number of evicted keys with that at the begin.
+func (d *doctor) checkEvictions(ctx context.Context) {
+	for _, s := range d.primaries {
+		if s.info == nil {
+			continue
+		}
+		text, err := d.do(ctx, s, "INFO", "stats").ToString()
+		now, _ := strconv.ParseInt(parseInfo(text)["evicted_keys"], 10, 64)
+		if n := now - s.number("evicted_keys"); err == nil && n > 0 {
+			d.add(Check{Name: "eviction", Server: s.address, Status: Failed, Summary: "the server is deleting keys now: " + count(n, "key") + " during this run",
+				Why: "counters are among them, so clients use their limits again", Remedy: d.cli(s, "CONFIG SET maxmemory-policy noeviction"),
+				Facts: map[string]any{"evicted_keys": now}})
+		}
+	}
+}
+
+// checkPersistence says whether the server can write its files, and what a restart would lose.
+func (d *doctor) checkPersistence(s *server) {
+	if s.info == nil {
+		d.unseen("persistence", s, "persistence")
+		return
+	}
+	fork := time.Duration(s.number("latest_fork_usec")) * time.Microsecond
+	c := Check{Name: "persistence", Server: s.address, Status: OK, Facts: map[string]any{"aof_enabled": s.info["aof_enabled"] == "1",
+		"rdb_last_bgsave_status": s.info["rdb_last_bgsave_status"], "aof_last_write_status": s.info["aof_last_write_status"], "latest_fork_us": fork.Microseconds()}}
+	switch {
+	case s.info["loading"] == "1":
+		c.Status, c.Summary, c.Why = Failed, "the server is loading its data", "it decides nothing until then"
+		c.Remedy = "wait: it takes about " + s.info["loading_eta_seconds"] + " s more"
+	case s.info["rdb_last_bgsave_status"] == "err":
+		c.Status, c.Summary = Failed, "the latest snapshot failed"
+		c.Why = "with stop-writes-on-bgsave-error, which is the default, the server rejects all decisions"
+		c.Remedy = "free space on the server's disk and correct the rights of its folder; then " + d.cli(s, "BGSAVE")
+	case s.info["aof_last_write_status"] == "err":
+		c.Status, c.Summary = Failed, "the latest write to the append-only file failed"
+		c.Why, c.Remedy = "the server rejects all decisions until it can write", "free space on the server's disk; then "+d.cli(s, "BGREWRITEAOF")
+	case fork > maxFork:
+		c.Status, c.Summary = Warning, fmt.Sprintf("the latest fork took %v", fork.Round(time.Millisecond))
+		c.Why, c.Remedy = "all decisions wait while the server forks", d.cli(s, `CONFIG SET save ""`)+", or a server of its own for limits"
+	case s.info["aof_enabled"] == "1":
+		c.Summary = "the append-only file is written; a restart keeps the counters"
+	default:
+		c.Summary = "no append-only file: a restart forgets what clients used since the latest snapshot"
+	}
+	d.add(c)
+}
+
+// checkScripts finds servers whose cache of scripts is full of others' texts.
+func (d *doctor) checkScripts(s *server) {
+	if s.info == nil {
+		d.unseen("scripts", s, "the cache of scripts")
+		return
+	}
+	n, evicted := s.number("number_of_cached_scripts"), s.number("evicted_scripts")
+	c := Check{Name: "scripts", Server: s.address, Status: OK, Summary: count(n, "script") + " in the cache", Facts: map[string]any{"cached": n, "evicted": evicted}}
+	if n > maxCachedScripts || evicted > 0 {
+		c.Status = Warning
+		c.Why = "other programs send scripts by EVAL with changing texts; they take memory, and may displace ours"
+		c.Remedy = "let those programs use arguments in place of changing texts; then " + d.cli(s, "SCRIPT FLUSH ASYNC")
+	}
+	d.add(c)
+}
+
+// checkConnections finds servers that refuse connections, or soon will.
+func (d *doctor) checkConnections(s *server) {
+	if s.info == nil {
+		d.unseen("connections", s, "the connections")
+		return
+	}
+	n, most, rejected := s.number("connected_clients"), s.number("maxclients"), s.number("rejected_connections")
+	c := Check{Name: "connections", Server: s.address, Status: OK, Summary: fmt.Sprintf("%s of %d", count(n, "connection"), most),
+		Facts: map[string]any{"connected": n, "most": most, "rejected": rejected, "blocked": s.number("blocked_clients")}}
+	switch {
+	case percent(n, most) >= 80:
+		c.Status, c.Why = Warning, "an instance that cannot connect uses on_failure"
+		c.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxclients %d", 2*most))
+	case rejected > 0:
+		c.Status, c.Summary = Warning, c.Summary+fmt.Sprintf("; %d were rejected since the server's start", rejected)
+		c.Why, c.Remedy = "an instance that cannot connect uses on_failure", d.cli(s, fmt.Sprintf("CONFIG SET maxclients %d", 2*most))
+	}
+	d.add(c)
+}
+
+// checkReplication compares what replicas have with what their primary has.
+func (d *doctor) checkReplication() {
+	for _, s := range d.servers {
+		switch {
+		case s.client == nil:
+		case s.info == nil:
+			d.unseen("replication", s, "the replication")
+		case s.info["role"] == "slave":
+			d.judgeReplica(s)
+		default:
+			d.judgePrimary(s)
+		}
+	}
+}
+
+func (d *doctor) judgeReplica(s *server) {
+	c := Check{Name: "replication", Server: s.address, Status: OK, Summary: "a replica, in sync", Facts: map[string]any{"role": "replica", "link": s.info["master_link_status"]}}
+	switch {
+	case slices.Contains(d.primaries, s):
+		c.Status, c.Summary, c.Why = Failed, "the server is a replica, which cannot decide", "limits use on_failure"
+		c.Remedy = "name its primary in the URL: " + s.info["master_host"] + ":" + s.info["master_port"] + "; or " + d.cli(s, "REPLICAOF NO ONE")
+	case s.info["master_link_status"] != "up":
+		c.Status, c.Summary = Warning, "the replica has lost its primary"
+		c.Why, c.Remedy = "if it is promoted, it forgets what was used since then", "see its log; "+d.cli(s, "INFO replication")
+	}
+	d.add(c)
+}
+
+func (d *doctor) judgePrimary(s *server) {
+	n := s.number("connected_slaves")
+	c := Check{Name: "replication", Server: s.address, Status: OK, Summary: "a primary with " + count(n, "replica"), Facts: map[string]any{"role": "primary", "replicas": n}}
+	offset := s.number("master_repl_offset")
+	for i := range n {
+		line := s.info["slave"+strconv.FormatInt(i, 10)]
+		replicated, _ := strconv.ParseInt(part(line, "offset"), 10, 64)
+		lag, _ := strconv.ParseInt(part(line, "lag"), 10, 64)
+		if state := part(line, "state"); state != "online" || lag > maxLagSeconds || offset-replicated > maxLagBytes {
+			c.Status = Warning
+			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, last heard of %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
+			c.Why, c.Remedy = "after a failover, clients may use again what the replica has not seen", "see the replica's log and its network"
+		}
+	}
+	switch good, configured := s.info["min_slaves_good_slaves"]; {
+	case configured && good == "0":
+		c.Status, c.Summary = Failed, "min-replicas-to-write is set, and no replica is in sync"
+		c.Why, c.Remedy = "the server rejects all decisions", "start a replica, or "+d.cli(s, "CONFIG SET min-replicas-to-write 0")
+	case n == 0 && d.kind != "single":
+		c.Status, c.Summary = Warning, "a primary without a replica"
+		c.Why, c.Remedy = "if it fails, nothing takes over, and its keys use on_failure", "start a replica of it"
+	case n == 0:
+		c.Summary = "a primary without a replica; while it is down, limits use on_failure"
+	}
+	d.add(c)
+}

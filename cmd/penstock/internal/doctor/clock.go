@@ -1,0 +1,107 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	clockReadings  = 20
+	clockTolerance = 10 * time.Millisecond  // between servers: a failover jumps by it
+	clockSkew      = 100 * time.Millisecond // from this machine's clock
+	clockFault     = time.Second
+)
+
+// An offset is how far a server's clock is ahead of this machine's, to ± err.
+type offset struct {
+	by, err time.Duration
+	isKnown bool
+}
+
+// readClock reads a server's clock some times. The reading with the shortest round trip counts.
+func (d *doctor) readClock(ctx context.Context, s *server) {
+	for range clockReadings {
+		sent := time.Now()
+		reply, err := d.do(ctx, s, "TIME").AsStrSlice()
+		trip := time.Since(sent)
+		if err != nil || len(reply) != 2 {
+			return
+		}
+		var seconds, micros int64
+		if _, err := fmt.Sscan(reply[0]+" "+reply[1], &seconds, &micros); err != nil {
+			return
+		}
+		if !s.offset.isKnown || trip/2 < s.offset.err {
+			s.offset = offset{by: time.Unix(seconds, micros*1000).Sub(sent.Add(trip / 2)), err: trip / 2, isKnown: true}
+		}
+	}
+}
+
+// checkClocks compares the clocks of the servers with each other and with this machine's.
+func (d *doctor) checkClocks(ctx context.Context) {
+	var least, most *server
+	for _, s := range d.servers {
+		if s.client == nil {
+			continue
+		}
+		if d.readClock(ctx, s); !s.offset.isKnown {
+			d.unknown("clock", s, "the clock", "+time")
+			continue
+		}
+		d.judgeClock(s)
+		if least == nil || s.offset.by < least.offset.by {
+			least = s
+		}
+		if most == nil || s.offset.by > most.offset.by {
+			most = s
+		}
+	}
+	if least == nil || least == most {
+		return
+	}
+	apart := most.offset.by - least.offset.by
+	err := most.offset.err + least.offset.err
+	if apart-err < clockTolerance {
+		return
+	}
+	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(err)),
+		Why: "after a failover the clock jumps by so much: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
+		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": err.Microseconds()}}
+	if apart-err >= clockFault {
+		c.Status = Failed
+	}
+	d.add(c)
+}
+
+func (d *doctor) judgeClock(s *server) {
+	by := s.offset.by.Abs()
+	c := Check{Name: "clock", Server: s.address, Status: OK, Facts: map[string]any{"offset_us": s.offset.by.Microseconds(), "error_us": s.offset.err.Microseconds()}}
+	side := "ahead of"
+	if s.offset.by < 0 {
+		side = "behind"
+	}
+	c.Summary = fmt.Sprintf("%v ± %v %s this machine's clock", rounded(by), rounded(s.offset.err), side)
+	switch over := by - s.offset.err; {
+	case over >= clockFault:
+		c.Status = Failed
+	case over >= clockSkew:
+		c.Status = Warning
+	}
+	if c.Status != OK {
+		c.Why = "one of the two clocks is wrong; limits use the server's, so calendar windows begin at the wrong time, and a correction makes it jump"
+		c.Remedy = "on both machines: chronyc tracking, or timedatectl"
+	}
+	d.add(c)
+}
+
+// rounded is a duration with three digits or so.
+func rounded(d time.Duration) time.Duration {
+	switch {
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(10 * time.Microsecond)
+	}
+	return d.Round(time.Microsecond)
+}

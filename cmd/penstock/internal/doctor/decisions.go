@@ -1,0 +1,166 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const (
+	probes       = 200 // decisions, in all
+	minProbes    = 20  // decisions of one primary
+	probeBudget  = 2 * time.Second
+	probeTimeout = 3 * time.Second
+
+	// maxScript is how long a script may take in half of all cases. They take about 13 µs.
+	maxScript = 50 * time.Microsecond
+)
+
+// probe is the limit of the probe decisions. No policy can use its keys. It is never used up, and
+// its state lives for some seconds.
+var probe = penstock.PerSecond(1_000_000).WithName("self-test").MustCompile()
+
+// A countingClient counts the commands of a store.
+type countingClient struct {
+	redisstore.Client
+	commands *atomic.Int64
+}
+
+func (c countingClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	c.commands.Add(1)
+	return c.Client.EvalSha(ctx, digest, keys, args)
+}
+
+func (c countingClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	c.commands.Add(1)
+	return c.Client.Eval(ctx, script, keys, args)
+}
+
+func (c countingClient) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+	c.commands.Add(int64(len(scripts)))
+	return c.Client.Load(ctx, key, scripts)
+}
+
+// checkDecisions lets each primary make decisions, as serve would.
+func (d *doctor) checkDecisions(ctx context.Context) {
+	if len(d.primaries) == 0 {
+		return
+	}
+	option := d.option
+	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
+	option.ForceSingleClient = d.kind == "single"
+	store, err := redisstore.New(countingClient{redisstore.Dial(option), &d.commands}, d.Keys)
+	if err != nil {
+		return // the options were checked
+	}
+	defer store.Close()
+	for _, s := range d.primaries {
+		key, ok := d.probeKey(s)
+		if !ok {
+			continue // it has no slots
+		}
+		times, err := d.decide(ctx, store, key)
+		if err != nil {
+			d.failedDecision(s, err)
+			continue
+		}
+		d.add(Check{Name: "decisions", Server: s.address, Status: OK, Summary: fmt.Sprintf("%d decisions were made, under the key %s", len(times)+1, d.base+"{"+key+"}self-test")})
+		d.judgeLatency(s, times)
+	}
+}
+
+// probeKey returns a key that the server has.
+func (d *doctor) probeKey(s *server) (string, bool) {
+	if d.kind != "cluster" || s.ranges == nil {
+		return "doctor", true
+	}
+	for i := range 4 * hashslot.Slots {
+		key := "doctor-" + strconv.Itoa(i)
+		name, err := redisstore.KeyOf(penstock.Charge{Key: key, Plan: probe}, d.Keys)
+		if err == nil && s.hasSlot(hashslot.Of([]byte(name))) {
+			return key, true
+		}
+	}
+	return "", false
+}
+
+// decide makes decisions and returns how long each took, except the first, which loads the script.
+func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string) (times []time.Duration, err error) {
+	begin := time.Now()
+	for i := 0; i <= max(probes/len(d.primaries), minProbes); i++ {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		sent := time.Now()
+		_, err := store.Decide(ctx, []penstock.Charge{{Key: key, Plan: probe, Cost: 1}})
+		took := time.Since(sent)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			times = append(times, took)
+		}
+		if len(times) >= minProbes && time.Since(begin) > probeBudget {
+			break
+		}
+	}
+	return times, nil
+}
+
+// failedDecision explains why a server made no decision.
+func (d *doctor) failedDecision(s *server, err error) {
+	c := Check{Name: "decisions", Server: s.address, Status: Failed, Summary: "the server made no decision: " + plain(err), Why: "limits use on_failure",
+		Facts: map[string]any{"reason": "other"}}
+	var e *penstock.StoreError
+	if errors.As(err, &e) {
+		c.Facts["reason"] = e.Reason.String()
+		switch e.Reason {
+		case penstock.ReasonPermissionDenied:
+			c.Needs, c.Remedy = e.Hint, d.cli(s, "ACL SETUSER "+d.user()+" "+e.Hint)
+		case penstock.ReasonOutOfMemory:
+			c.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 64<<20)))
+		case penstock.ReasonBusy:
+			c.Why, c.Remedy = "another script blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
+		case penstock.ReasonCorrupt:
+			c.Why = "another program wrote the probe key"
+			c.Remedy = d.cli(s, "DEL '"+d.base+"{doctor}self-test'") + ", and give the programs different prefixes"
+		default:
+			c.Remedy = "see the other checks"
+		}
+	}
+	d.add(c)
+}
+
+// judgeLatency compares the time of decisions with store_timeout.
+func (d *doctor) judgeLatency(s *server, times []time.Duration) {
+	slices.Sort(times)
+	at := func(part float64) time.Duration { return times[min(int(part*float64(len(times))), len(times)-1)] }
+	p50, p99, most := at(0.5), at(0.99), times[len(times)-1]
+	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": most.Microseconds(),
+		"decisions": len(times), "store_timeout_ms": d.StoreTimeout.Milliseconds()}}
+	c.Summary = fmt.Sprintf("half of the decisions took %v, 99 %% at most %v; store_timeout is %v", rounded(p50), rounded(p99), d.StoreTimeout)
+	script, _ := strconv.ParseFloat(part(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
+	if script > 0 {
+		c.Facts["script_p50_us"] = script
+	}
+	switch {
+	case p50 > d.StoreTimeout/2:
+		c.Status, c.Why = Failed, "many decisions take longer than store_timeout, and then limits use on_failure"
+	case p99 > d.StoreTimeout/2:
+		c.Status, c.Why = Warning, "some decisions may take longer than store_timeout, and then limits use on_failure"
+	case time.Duration(script*float64(time.Microsecond)) > maxScript:
+		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", script)
+		c.Why = "the server's processor is slow or shared, so it makes few decisions per second"
+	}
+	if c.Status != OK {
+		c.Remedy = d.cli(s, "SLOWLOG GET 10") + " shows slow commands of others; " + d.cli(s, "--latency") + " shows the network; or a longer --store-timeout"
+	}
+	d.add(c)
+}

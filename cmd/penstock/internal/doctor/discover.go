@@ -1,0 +1,184 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/rueidis"
+)
+
+// discover finds and connects to all servers of the store.
+func (d *doctor) discover(ctx context.Context) {
+	if d.option.Sentinel.MasterSet != "" {
+		d.kind = "sentinel"
+		d.discoverBehindSentinel(ctx)
+		return
+	}
+	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(d.URL[:strings.Index(d.URL, "://")], "cluster")
+	var reached *server
+	for _, address := range d.option.InitAddress {
+		s := d.connect(ctx, d.option, address)
+		d.servers = append(d.servers, s)
+		if s.client != nil {
+			reached = s
+			break
+		}
+	}
+	if isCluster || reached != nil && reached.hello["mode"] == "cluster" {
+		d.kind = "cluster"
+	}
+	switch {
+	case reached == nil:
+	case d.kind == "cluster":
+		d.discoverCluster(ctx, reached)
+	default:
+		reached.isReplica = reached.role() == "replica" || reached.role() == "slave"
+		d.primaries = []*server{reached}
+		d.discoverReplicas(ctx, reached)
+	}
+}
+
+// discoverReplicas connects to the replicas of one server.
+func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
+	d.readInfo(ctx, primary)
+	for _, address := range replicasIn(primary.info) {
+		s := d.connect(ctx, d.option, address)
+		s.isReplica = true
+		d.servers = append(d.servers, s)
+	}
+}
+
+// replicasIn returns the addresses of the replicas in INFO:
+// slave0:ip=10.0.0.2,port=6379,state=online,…
+func replicasIn(info map[string]string) (addresses []string) {
+	for i := 0; info["slave"+strconv.Itoa(i)] != ""; i++ {
+		line := info["slave"+strconv.Itoa(i)]
+		if host, port := part(line, "ip"), part(line, "port"); host != "" && port != "" && port != "0" {
+			addresses = append(addresses, net.JoinHostPort(host, port))
+		}
+	}
+	return addresses
+}
+
+// discoverBehindSentinel asks the Sentinels for the primary and its replicas.
+func (d *doctor) discoverBehindSentinel(ctx context.Context) {
+	login := d.option
+	login.Username, login.Password, login.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
+	login.TLSConfig, login.ClientName = d.option.Sentinel.TLSConfig, d.option.Sentinel.ClientName
+	name := d.option.Sentinel.MasterSet
+	seen := make(map[string]bool)
+	for _, address := range d.option.InitAddress {
+		sentinel := d.connect(ctx, login, address)
+		d.sentinels = append(d.sentinels, sentinel)
+		if sentinel.client == nil {
+			continue
+		}
+		primary, err := d.do(ctx, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name).AsStrSlice()
+		if err != nil || len(primary) != 2 {
+			sentinel.err = fmt.Errorf("it does not name the primary %s: %w", name, err)
+			if rueidis.IsRedisNil(err) {
+				sentinel.err = fmt.Errorf("it knows no primary with the name %s", name)
+			}
+			continue
+		}
+		sentinel.hello["primary"] = net.JoinHostPort(primary[0], primary[1])
+		if !seen[sentinel.hello["primary"]] {
+			seen[sentinel.hello["primary"]] = true
+			s := d.connect(ctx, d.option, sentinel.hello["primary"])
+			d.servers = append(d.servers, s)
+			d.primaries = append(d.primaries, s)
+		}
+		replicas, err := d.do(ctx, sentinel, "SENTINEL", "REPLICAS", name).ToArray()
+		if err != nil {
+			continue
+		}
+		for _, replica := range replicas {
+			fields, err := replica.AsStrMap()
+			if address := net.JoinHostPort(fields["ip"], fields["port"]); err == nil && !seen[address] {
+				seen[address] = true
+				s := d.connect(ctx, d.option, address)
+				s.isReplica = true
+				d.servers = append(d.servers, s)
+			}
+		}
+	}
+}
+
+// discoverCluster asks a node of a Cluster for the others.
+func (d *doctor) discoverCluster(ctx context.Context, node *server) {
+	ranges, err := d.do(ctx, node, "CLUSTER", "SLOTS").ToArray()
+	if err != nil {
+		node.hello["slots"] = err.Error()
+		d.primaries = []*server{node}
+		return
+	}
+	known := map[string]*server{}
+	host, _, _ := net.SplitHostPort(node.address)
+	for _, r := range ranges {
+		fields, err := r.ToArray()
+		if err != nil || len(fields) < 3 {
+			continue
+		}
+		first, _ := fields[0].AsInt64()
+		last, _ := fields[1].AsInt64()
+		for i, field := range fields[2:] {
+			parts, err := field.ToArray()
+			if err != nil || len(parts) < 2 {
+				continue
+			}
+			at, _ := parts[0].ToString()
+			port, _ := parts[1].AsInt64()
+			if at == "" { // the host that was asked
+				at = host
+			}
+			address := net.JoinHostPort(at, strconv.FormatInt(port, 10))
+			s := known[address]
+			if s == nil {
+				s = d.member(ctx, address)
+				known[address], s.isReplica = s, i > 0
+				if i == 0 {
+					d.primaries = append(d.primaries, s)
+				}
+			}
+			if i == 0 {
+				s.ranges = append(s.ranges, slotRange{first, last})
+			}
+		}
+	}
+	if known[node.address] == nil && len(known) > 0 { // it is known by another address
+		node.disconnect()
+		d.servers = slices.DeleteFunc(d.servers, func(s *server) bool { return s == node })
+	}
+}
+
+// member returns a node of the Cluster, connected.
+func (d *doctor) member(ctx context.Context, address string) *server {
+	for _, s := range d.servers {
+		if s.address == address {
+			return s
+		}
+	}
+	s := d.connect(ctx, d.option, address)
+	d.servers = append(d.servers, s)
+	return s
+}
+
+// readServers reads INFO of each server that was not read yet.
+func (d *doctor) readServers(ctx context.Context) {
+	for _, s := range d.servers {
+		if s.client != nil && s.info == nil && s.infoErr == nil {
+			d.readInfo(ctx, s)
+		}
+	}
+	reached := d.primaries[:0]
+	for _, s := range d.primaries {
+		if s.client != nil {
+			reached = append(reached, s)
+		}
+	}
+	d.primaries = reached
+}

@@ -1,0 +1,632 @@
+package doctor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m, "penstock/cmd/penstock/internal/doctor") }
+
+// examined runs the doctor. Most tests run beside others, so decisions may take long.
+func examined(t *testing.T, url string, change ...func(*Options)) *Report {
+	t.Helper()
+	o := Options{URL: url, Name: "the store", StoreTimeout: time.Minute}
+	for _, c := range change {
+		c(&o)
+	}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// worst returns the worst check of a name.
+func (r *Report) worst(name string) (found Check) {
+	for _, c := range r.Checks {
+		if c.Name == name && (found.Name == "" || severity[c.Status] > severity[found.Status]) {
+			found = c
+		}
+	}
+	return found
+}
+
+func (r *Report) text() string {
+	var b strings.Builder
+	_ = r.Print(&b)
+	return b.String()
+}
+
+// wantGood fails the test if a check is not ok. The median of a script's time may be long on a busy
+// machine.
+func wantGood(t *testing.T, r *Report, kind string) {
+	t.Helper()
+	for _, name := range Names {
+		if c := r.worst(name); c.Status != OK && (name != "latency" || c.Status != Warning) {
+			t.Errorf("%s: the check %s is %q", kind, name, c.Status)
+		}
+	}
+	if r.Kind != kind || t.Failed() {
+		t.Errorf("kind %s, want %s:\n%s", r.Kind, kind, r.text())
+	}
+}
+
+func do(t testing.TB, s *redistest.Server, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		if _, err := s.Do(strings.Fields(c)...); err != nil {
+			t.Fatalf("%s: %v", c, err)
+		}
+	}
+}
+
+func eventually(t *testing.T, ok func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = ok(); err == nil {
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
+// used makes some state with a store, so that there are keys and an instance.
+func used(t *testing.T, url string) {
+	t.Helper()
+	store, err := redisstore.Open(url, redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	plans := []*penstock.Plan{penstock.PerHour(10).WithName("numbers").MustCompile(), penstock.PerHour(10).With(penstock.SlidingLog).WithName("log").MustCompile(),
+		penstock.InFlight(5, time.Hour).WithName("slots").MustCompile()}
+	for i := range 30 {
+		for _, plan := range plans {
+			if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: fmt.Sprint("user:", i), Plan: plan, Cost: 1, Holder: "h"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, name := range []string{"one abc123", "two abc123"} {
+		if _, err := store.Heartbeat(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestGoodServerIsFoundGood(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	used(t, "redis://"+s.Addr)
+	for _, url := range []string{"redis://" + s.Addr, s.URL()} {
+		r := examined(t, url, func(o *Options) { o.Digest = "abc123" })
+		wantGood(t, r, "single")
+		if c := r.worst("instances"); c.Summary != "2 running instances, with the policy abc123" {
+			t.Errorf("instances: %s", c.Summary)
+		}
+		if c := r.worst("keys"); c.Facts["ours"].(int64) < 91 {
+			t.Errorf("keys: %v", c)
+		}
+	}
+}
+
+func sentinelURL(s *redistest.SentinelGroup, user string) string {
+	return "redis+sentinel://" + user + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
+}
+
+func TestGoodSentinelGroupIsFoundGood(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	used(t, sentinelURL(s, ""))
+	if err := s.Replica.CatchUp(s.Primary); err != nil {
+		t.Fatal(err)
+	}
+	wantGood(t, examined(t, sentinelURL(s, "")), "sentinel")
+}
+
+func TestGoodClusterIsFoundGood(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t)
+	used(t, "redis://"+c.Nodes[0].Addr)
+	for _, url := range []string{"redis+cluster://" + strings.Join(c.Addrs(), ","), "redis://" + c.Nodes[1].Addr} {
+		r := examined(t, url)
+		wantGood(t, r, "cluster")
+		if got := strings.Count(fmt.Sprint(r.Checks), "decisions were made"); got != 3 {
+			t.Errorf("%d primaries made decisions; want 3", got)
+		}
+	}
+}
+
+// A fault is something wrong with a server, and the check that must find it.
+type fault struct {
+	name    string
+	prepare func(t *testing.T, s *redistest.Server)
+	check   string
+	status  Status
+	says    string // in the summary
+	fix     string // in the remedy
+	change  func(*Options)
+	user    string // name and password in the URL
+}
+
+func commands(all ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) { t.Helper(); do(t, s, all...) }
+}
+
+// rightsWithout makes the user limiter, which has all rights but some.
+func rightsWithout(rights ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) {
+		t.Helper()
+		rules, err := redisstore.ACLRules(redisstore.Options{}, Rights(redisstore.RightsOptions{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := "ACL SETUSER limiter reset on >secret " + rules
+		for _, r := range rights {
+			line += " -" + r
+		}
+		do(t, s, line)
+	}
+}
+
+const limiter = "limiter:secret@"
+
+var faults = []fault{
+	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, says: "connection refused", fix: "PING"},
+	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, says: "does not answer"},
+	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "WRONGPASS", fix: "correct the URL"},
+	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, says: "+set +zadd", fix: "ACL SETUSER limiter +set +zadd"},
+	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, says: "permission_denied", fix: "ACL SETUSER limiter +set"},
+	{name: "no INFO", prepare: rightsWithout("info"), user: limiter, check: "rights", status: Warning, says: "+info", fix: "ACL SETUSER limiter +info"},
+	{name: "no EVAL", prepare: rightsWithout("eval"), user: limiter, check: "rights", status: Failed, says: "eval", fix: "ACL SETUSER limiter +eval"},
+	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, says: "~ps1*", fix: "~ps1*"},
+	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, says: "full", fix: "CONFIG SET maxmemory"},
+	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, says: "OOM", fix: "CONFIG SET maxmemory"},
+	{name: "nearly full", prepare: func(t *testing.T, s *redistest.Server) {
+		do(t, s, "DEBUG POPULATE 50000 other")
+		used, err := s.UsedMemory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(t, s, fmt.Sprint("CONFIG SET maxmemory ", used+used/7))
+	}, check: "memory", status: Warning, says: "% in use", fix: "CONFIG SET maxmemory"},
+	{name: "evicts", prepare: commands("CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru"), check: "eviction", status: Failed, says: "allkeys-lru", fix: "CONFIG SET maxmemory-policy noeviction"},
+	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, says: "volatile-ttl", fix: "noeviction"},
+	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, says: "deleting keys now", fix: "noeviction"},
+	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, says: "store_timeout is 10ms", fix: "SLOWLOG GET"},
+	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, says: "snapshot failed", fix: "BGSAVE"},
+	{name: "a replica", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "replication", status: Failed, says: "is a replica", fix: "127.0.0.1:1"},
+	{name: "a replica, decisions", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "decisions", status: Failed, says: "READONLY"},
+	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, says: "no replica is in sync", fix: "min-replicas-to-write 0"},
+	{name: "a changing script", prepare: changingScripts, check: "scripts", status: Warning, says: "scripts in the cache", fix: "SCRIPT FLUSH"},
+	{name: "many connections", prepare: connections, check: "connections", status: Warning, says: "connections of 10", fix: "maxclients 20"},
+	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, says: `1 key of limits will never expire: "ps1{key:…}rule"`, fix: "PTTL"},
+	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
+	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
+	{name: "foreign", prepare: commands("SET ps1session:s3cret x PX 100000"), check: "keys", status: Warning, says: "did not make", fix: "different prefixes"},
+	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, says: "other programs have about", fix: "a server of its own"},
+	{name: "other database", prepare: func(t *testing.T, s *redistest.Server) {
+		do(t, s, "DEBUG POPULATE 500 other", "SWAPDB 0 1")
+	}, check: "tenants", status: Warning, says: "other programs have about", fix: "a server of its own"},
+	{name: "two policies", prepare: instances("a abc1", "b abc1", "c def2"), check: "instances", status: Warning, says: "abc1 (2 instances), def2 (1 instance)", fix: "penstock validate FILE"},
+	{name: "another file", prepare: instances("a abc1"), change: func(o *Options) { o.Digest = "def2" }, check: "instances", status: Warning, says: "the file has def2", fix: "SIGHUP"},
+	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, says: "WRONGTYPE", fix: "DEL 'ps1{%@}instances'"},
+}
+
+func TestEachFaultIsFound(t *testing.T) {
+	t.Parallel()
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			f.prepare(t, s)
+			var change []func(*Options)
+			if f.change != nil {
+				change = append(change, f.change)
+			}
+			r := examined(t, "redis://"+f.user+s.Addr, change...)
+			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
+				isAsBad := c.Status == f.status || f.check == "latency" && c.Status == Failed // the worse, the more the server stops
+				return c.Name == f.check && isAsBad && strings.Contains(c.Summary, f.says) && strings.Contains(c.Remedy, f.fix) && c.Why != "" && c.Remedy != ""
+			}) {
+				t.Errorf("no check %s is %s, says %q, and has the remedy %q\n%s", f.check, f.status, f.says, f.fix, r.text())
+			}
+			for _, secret := range []string{"s3cret", "secret@", "wr0ng", ">secret"} {
+				if text := r.text() + fmt.Sprintf("%+v", r); strings.Contains(text, secret) {
+					t.Errorf("the report shows %q:\n%s", secret, text)
+				}
+			}
+		})
+	}
+}
+
+// evict makes the server evict keys until the test ends.
+func evict(t *testing.T, s *redistest.Server) {
+	do(t, s, "CONFIG SET maxmemory 3mb", "CONFIG SET maxmemory-policy allkeys-lru")
+	background(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
+}
+
+// slow makes the server stop for 20 ms again and again.
+func slow(t *testing.T, s *redistest.Server) {
+	background(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
+}
+
+// background runs something again and again, in four goroutines, until the test ends.
+func background(t *testing.T, run func(i int)) {
+	var isOver atomic.Bool
+	done := make(chan struct{})
+	for g := range 4 {
+		go func() {
+			for i := g; !isOver.Load(); i += 4 {
+				run(i)
+			}
+			done <- struct{}{}
+		}()
+	}
+	t.Cleanup(func() {
+		isOver.Store(true)
+		for range 4 {
+			<-done
+		}
+	})
+}
+
+// failSnapshot makes the server's file a folder that is not empty.
+func failSnapshot(t *testing.T, s *redistest.Server) {
+	if err := os.MkdirAll(filepath.Join(filepath.Dir(s.Socket), "dump.rdb", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	do(t, s, "BGSAVE")
+	eventually(t, func() error {
+		text, err := s.Do("INFO", "persistence")
+		if parseInfo(fmt.Sprint(text))["rdb_last_bgsave_status"] != "err" {
+			return fmt.Errorf("the snapshot has not failed yet: %w", errors.Join(err))
+		}
+		return nil
+	})
+}
+
+func changingScripts(t *testing.T, s *redistest.Server) {
+	for i := range maxCachedScripts + 1 {
+		if _, err := s.Do("EVAL", fmt.Sprint("return ", i), "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// connections opens 8 of 10 connections.
+func connections(t *testing.T, s *redistest.Server) {
+	do(t, s, "CONFIG SET maxclients 10")
+	for range 8 {
+		conn, err := net.Dial("tcp", s.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+}
+
+// instances registers instances for a minute, and one that has stopped.
+func instances(names ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) {
+		t.Helper()
+		for _, name := range names {
+			if _, err := s.Do("ZADD", "ps1{%@}instances", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli()), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		do(t, s, "ZADD ps1{%@}instances 1000 stopped", "PEXPIRE ps1{%@}instances 60000")
+	}
+}
+
+func TestWrongClocksAreFound(t *testing.T) {
+	t.Parallel()
+	s, clock := redistest.StartClocked(t)
+	for ahead, want := range map[time.Duration]Status{0: OK, 400 * time.Millisecond: Warning, -5 * time.Second: Failed, time.Hour: Failed} {
+		if err := clock.Set(ahead); err != nil {
+			t.Fatal(err)
+		}
+		r := examined(t, "redis://"+s.Addr)
+		if c := r.worst("clock"); c.Status != want || (want != OK) != (c.Remedy != "") {
+			t.Errorf("%v ahead: %+v; want %s", ahead, c, want)
+		}
+	}
+	// A replica with another clock: a failover would jump.
+	primary := redistest.Start(t)
+	if err := clock.Set(50 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	host, port, _ := net.SplitHostPort(primary.Addr)
+	do(t, s, "REPLICAOF "+host+" "+port)
+	eventually(t, func() error {
+		if text, _ := primary.Do("INFO", "replication"); !strings.Contains(fmt.Sprint(text), "state=online") {
+			return errors.New("the replica is not online")
+		}
+		return nil
+	})
+	r := examined(t, "redis://"+primary.Addr)
+	if c := r.worst("clock"); c.Status != Warning || !strings.Contains(c.Summary, s.Addr) || !strings.Contains(c.Why, "failover") {
+		t.Errorf("a replica 50 ms ahead: %+v\n%s", c, r.text())
+	}
+}
+
+func TestBusyServerIsFound(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	do(t, s, "CONFIG SET busy-reply-threshold 10")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = s.Do("EVAL", "while true do end", "0")
+	}()
+	t.Cleanup(func() { _, _ = s.Do("SCRIPT", "KILL"); <-ended })
+	eventually(t, func() error {
+		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
+			return fmt.Errorf("not busy yet: %v", err)
+		}
+		return nil
+	})
+	r := examined(t, "redis://"+s.Addr)
+	if c := r.worst("decisions"); c.Status != Failed || !strings.Contains(c.Remedy, "SCRIPT KILL") {
+		t.Errorf("%+v\n%s", c, r.text())
+	}
+	if c := r.worst("memory"); c.Status != Unknown || c.Needs != "" || !strings.Contains(c.Summary, "BUSY") {
+		t.Errorf("%+v", c)
+	}
+}
+
+// anyClient stands for a connection.
+var anyClient = struct{ rueidis.Client }{}
+
+func TestOldServersAreFound(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]Status{"6.2.14": Failed, "7.0.15": OK, "8.10.1": OK, "": Failed} {
+		d := &doctor{}
+		d.checkVersion(&server{hello: map[string]string{"server": "redis", "version": version}})
+		if d.checks[0].Status != want {
+			t.Errorf("Redis %s: %+v", version, d.checks[0])
+		}
+	}
+	d := &doctor{servers: []*server{{client: anyClient, hello: map[string]string{"version": "7.0.1"}}, {client: anyClient, hello: map[string]string{"version": "7.2.1"}}}}
+	if d.checkVersionsAreEqual(); len(d.checks) != 1 || d.checks[0].Status != Warning {
+		t.Errorf("two versions: %+v", d.checks)
+	}
+}
+
+func TestTLSIsExamined(t *testing.T) {
+	t.Parallel()
+	short, long := &redistest.TLS{ExtraNames: []string{"127.0.0.1"}}, &redistest.TLS{ExtraNames: []string{"127.0.0.1"}, Lifetime: 1000 * time.Hour}
+	soon, later := redistest.StartTLS(t, short), redistest.StartTLS(t, long)
+	for _, c := range []struct {
+		name, url string
+		status    Status
+		says, fix string
+	}{
+		{"ends soon", "rediss://" + soon.Addr + "?" + short.Options().Encode(), Warning, "the certificate ends in 0 days", "tls-cert-file"},
+		{"good", "rediss://" + later.Addr + "?" + long.Options().Encode(), OK, "TLS 1.3", ""},
+		{"no authority", "rediss://" + later.Addr, Failed, "unknown authority", "ca=FILE"},
+		{"another authority", "rediss://" + later.Addr + "?" + short.Options().Encode(), Failed, "unknown authority", "ca=FILE"},
+		{"another name", "rediss://" + later.Addr + "?server_name=other&" + long.Options().Encode(), Failed, "other", "server_name"},
+		{"not verified", "rediss://" + later.Addr + "?insecure_skip_verify=true", Warning, "TLS 1.3", "remove insecure_skip_verify"},
+		{"without TLS", "redis://" + later.Addr, Failed, "does not answer", "rediss://"},
+	} {
+		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.says) || !strings.Contains(got.Remedy, c.fix) {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+}
+
+func TestFaultsOfAClusterAreFound(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t)
+	url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
+	want := func(check string, status Status, says string) {
+		t.Helper()
+		r := examined(t, url)
+		for _, found := range r.Checks {
+			if found.Name == check && found.Status == status && strings.Contains(found.Summary, says) && found.Why != "" && found.Remedy != "" {
+				return
+			}
+		}
+		t.Errorf("no check %s is %s and says %q:\n%s", check, status, says, r.text())
+	}
+	do(t, c.Nodes[1], "CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru")
+	want("eviction", Failed, "allkeys-lru")
+	if text := examined(t, url).text(); !strings.Contains(text, c.Nodes[1].Addr+": maxmemory-policy is allkeys-lru") || strings.Contains(text, c.Nodes[0].Addr+": maxmemory") {
+		t.Errorf("the text does not name the node:\n%s", text)
+	}
+	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
+	want("keys", Warning, "as many keys as the primaries have on average")
+	c.Nodes[3].Kill() // the replica of node 0
+	eventually(t, func() error {
+		if text, _ := c.Nodes[0].Do("INFO", "replication"); !strings.Contains(fmt.Sprint(text), "connected_slaves:0") {
+			return errors.New("the replica is still connected")
+		}
+		return nil
+	})
+	want("replication", Warning, "without a replica")
+	c.Nodes[0].Kill() // nothing takes over
+	eventually(t, func() error {
+		if text, _ := c.Nodes[1].Do("CLUSTER", "INFO"); !strings.Contains(fmt.Sprint(text), "cluster_state:fail") {
+			return errors.New("the Cluster has not noticed")
+		}
+		return nil
+	})
+	want("topology", Failed, "cluster_state is fail")
+	want("reach", Failed, "connection refused")
+	want("decisions", Failed, "CLUSTERDOWN")
+}
+
+func TestFaultsOfSentinelsAreFound(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	unknown := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/other"
+	if c := examined(t, unknown).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "other") || !strings.Contains(c.Remedy, "SENTINEL MASTERS") {
+		t.Errorf("an unknown name: %+v", c)
+	}
+	if c := examined(t, "redis+sentinel://"+s.Addrs()[0]+"/"+redistest.MasterName).worst("topology"); c.Status != Warning || !strings.Contains(c.Remedy, "three Sentinels") {
+		t.Errorf("one Sentinel in the URL: %+v", c)
+	}
+	if c := examined(t, "redis://"+s.Addrs()[0]).worst("reach"); c.Status != Failed || !strings.Contains(c.Remedy, "redis+sentinel://") {
+		t.Errorf("a Sentinel as a server: %+v", c)
+	}
+	s.Sentinels[1].Kill()
+	s.Sentinels[2].Kill()
+	eventually(t, func() error {
+		r := examined(t, sentinelURL(s, ""))
+		if c := r.worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "cannot fail over") || c.Remedy == "" {
+			return fmt.Errorf("two of three Sentinels are down: %+v", c)
+		}
+		return nil
+	})
+}
+
+// Without a right, a check is unknown and names the right. With the rights that penstock acl --role
+// doctor prints, no check is.
+func TestChecksNameTheRightThatIsMissing(t *testing.T) {
+	t.Parallel()
+	group, cluster := redistest.StartSentinel(t), redistest.StartCluster(t)
+	allow := func(servers []*redistest.Server, o redisstore.RightsOptions, without string) {
+		rules, err := redisstore.ACLRules(redisstore.Options{}, Rights(o))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range servers {
+			do(t, s, strings.TrimSuffix("ACL SETUSER limiter reset on >secret "+rules+" -"+without, " -"))
+		}
+	}
+	named := 0
+	for _, c := range []struct {
+		url     string
+		servers []*redistest.Server
+		o       redisstore.RightsOptions
+		rights  string
+	}{
+		{"redis://" + limiter + group.Primary.Addr, []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{}, "info scan type pttl memory|usage zrange time"},
+		{sentinelURL(group, limiter), []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{Sentinel: true}, "info"},
+		{"redis://" + limiter + cluster.Nodes[0].Addr, cluster.Nodes, redisstore.RightsOptions{Cluster: true}, "info cluster|info scan"},
+	} {
+		allow(c.servers, c.o, "")
+		used(t, strings.Replace(c.url, limiter, "", 1))
+		if r := examined(t, c.url); r.Has(Unknown) && r.worst("latency").Status != Warning || strings.Contains(r.text(), string(Unknown)+" ") {
+			t.Errorf("with all rights:\n%s", r.text())
+		}
+		for right := range strings.FieldsSeq(c.rights) {
+			allow(c.servers, c.o, right)
+			r := examined(t, c.url)
+			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
+				return c.Status == Unknown && c.Needs == "+"+right && strings.Contains(c.Remedy, "+"+right)
+			}) {
+				t.Errorf("%s without %s: no check needs it\n%s", c.url, right, r.text())
+			}
+			named++
+		}
+	}
+	t.Logf("counted: %d missing rights that a check names", named)
+}
+
+// The report says how many commands were sent, and what was written: nothing but the probe key.
+func TestDoctorOnlyReads(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	used(t, "redis://"+s.Addr)
+	do(t, s, "SET other x", "SET ps1{key:a}rule x")
+	before := contents(t, s)
+	monitor, err := net.Dial("tcp", s.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer monitor.Close()
+	fmt.Fprint(monitor, "MONITOR\r\n")
+	lines := bufio.NewReader(monitor)
+	if _, err := lines.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	r := examined(t, "redis://"+s.Addr)
+	do(t, s, "ECHO over")
+	var sent int64
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(line, `"ECHO" "over"`) {
+			break
+		}
+		_, command, _ := strings.Cut(line, "] ")
+		command = strings.ToUpper(command)
+		isOfConnection := strings.HasPrefix(command, `"HELLO" "3"`) || strings.HasPrefix(command, `"CLIENT" "SETINFO"`) || strings.HasPrefix(command, `"PING"`)
+		if strings.Contains(line, " lua] ") || isOfConnection {
+			continue
+		}
+		sent++
+		switch name := strings.Split(command, `"`)[1]; name {
+		case "HELLO", "INFO", "EVAL", "EVALSHA", "SCRIPT", "TIME", "SCAN", "TYPE", "PTTL", "MEMORY", "ZRANGE":
+		default:
+			t.Errorf("the doctor sent %s", command)
+		}
+	}
+	if r.Commands != sent {
+		t.Errorf("the report says %d commands; %d were sent", r.Commands, sent)
+	}
+	after := contents(t, s)
+	delete(after, "ps1{doctor}self-test")
+	if fmt.Sprint(before) != fmt.Sprint(after) {
+		t.Errorf("the keys have changed from\n%v to\n%v", before, after)
+	}
+}
+
+// contents are the keys of a server with their data.
+func contents(t *testing.T, s *redistest.Server) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	keys, err := s.Do("KEYS", "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys.([]any) {
+		data, err1 := s.Do("DUMP", key.(string))
+		expires, err2 := s.Do("PEXPIRETIME", key.(string))
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		found[key.(string)] = fmt.Sprintf("%v %q", expires, data)
+	}
+	return found
+}
+
+func TestWrongOptionsAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, o := range []Options{{URL: "nonsense"}, {URL: "redis://localhost", Keys: redisstore.Options{Prefix: "a b"}}} {
+		if _, err := Run(t.Context(), o); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+func TestMaskedKeysShowNoIdentity(t *testing.T) {
+	for key, want := range map[string]string{
+		"ps1{key:s3cret}rule": `"ps1{key:…}rule"`, "ps1{s3cret}rule": `"ps1{…}rule"`, "ps1{%#00ff}rule": `"ps1{…}rule"`, "ps1session": `"ps1ses…"`,
+		"ps1{}x": `"ps1{…}x"`, "ps1session:s3cret": `"ps1session:…"`, "ps1\n\x00": `"ps1\n\x00…"`, "ps1{open": `"ps1{…"`,
+	} {
+		if got := masked(key); got != want {
+			t.Errorf("%q: %s; want %s", key, got, want)
+		}
+	}
+}

@@ -1,0 +1,360 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/internal/hashslot"
+)
+
+const (
+	maxSample   = 10_000 // keys of all servers
+	maxSized    = 100    // keys of each server whose size is asked for
+	scanCount   = "500"  // keys that the server looks at for one reply
+	scanBudget  = 3 * time.Second
+	minSpread   = 1000 // keys, for a judgement about how they are spread
+	maxSpread   = 1.5  // times the mean
+	maxExamples = 3
+)
+
+// A sample is what was found out about the keys of a server.
+type sample struct {
+	ours, forever, wrongType, foreign int64
+	isWhole                           bool  // all keys of the server were looked at
+	sized, bytes                      int64 // keys whose size is known, and their size
+	examples                          map[string][]string
+	needs                             []string // rights that would show more
+}
+
+// checkKeys looks at keys under the prefix.
+func (d *doctor) checkKeys(ctx context.Context, s *server) {
+	s.sample = &sample{examples: make(map[string][]string)}
+	keys, err := d.scan(ctx, s)
+	if err != nil {
+		s.sample = nil
+		if right := deniedRight(err); right != "" {
+			d.unknown("keys", s, "the keys", right)
+		} else {
+			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be seen: " + plain(err)})
+		}
+		d.checkTenants(s)
+		return
+	}
+	for batch := range slices.Chunk(keys, 500) {
+		d.readKeys(ctx, s, batch)
+	}
+	d.judgeKeys(s)
+	d.checkTenants(s)
+}
+
+// scan returns keys that begin with the prefix.
+func (d *doctor) scan(ctx context.Context, s *server) (keys []string, err error) {
+	most := maxSample / len(d.primaries)
+	begin, cursor := time.Now(), "0"
+	for {
+		reply, err := d.do(ctx, s, "SCAN", cursor, "MATCH", d.base+"*", "COUNT", scanCount).AsScanEntry()
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, reply.Elements...)
+		if cursor = strconv.FormatUint(reply.Cursor, 10); reply.Cursor == 0 {
+			s.sample.isWhole = true
+			return keys, nil
+		}
+		if len(keys) >= most || time.Since(begin) > scanBudget {
+			return keys[:min(len(keys), most)], nil
+		}
+	}
+}
+
+// readKeys reads the type, the TTL and, of some, the size.
+func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
+	commands := make([][]string, 0, 2*len(keys))
+	for _, key := range keys {
+		commands = append(commands, []string{"TYPE", key}, []string{"PTTL", key})
+	}
+	replies := d.doAll(ctx, s, commands)
+	for i, key := range keys {
+		kind, err1 := replies[2*i].ToString()
+		ttl, err2 := replies[2*i+1].AsInt64()
+		s.sample.note(err1)
+		s.sample.note(err2)
+		if kind == "none" || err2 == nil && ttl == -2 {
+			continue // it has expired since
+		}
+		want, isOurs := d.typeOf(key)
+		if !isOurs {
+			s.sample.foreign++
+			s.sample.example("foreign", key)
+			continue
+		}
+		s.sample.ours++
+		if err1 == nil && want != "" && kind != want {
+			s.sample.wrongType++
+			s.sample.example("wrong type", key)
+		} else if err2 == nil && ttl == -1 {
+			s.sample.forever++
+			s.sample.example("no TTL", key)
+		}
+		if s.sample.sized < maxSized && !slices.Contains(s.sample.needs, "+memory|usage") {
+			bytes, err := d.do(ctx, s, "MEMORY", "USAGE", key).AsInt64()
+			if s.sample.note(err); err == nil {
+				s.sample.sized, s.sample.bytes = s.sample.sized+1, s.sample.bytes+bytes
+			}
+		}
+	}
+}
+
+// note remembers a right that is missing.
+func (m *sample) note(err error) {
+	if right := deniedRight(err); right != "" && !slices.Contains(m.needs, right) {
+		m.needs = append(m.needs, right)
+	}
+}
+
+func (m *sample) example(kind, key string) {
+	if len(m.examples[kind]) < maxExamples {
+		m.examples[kind] = append(m.examples[kind], masked(key))
+	}
+}
+
+// masked is a key without the identity in its braces, which may be a secret: only its kind is left.
+func masked(key string) string {
+	begin := strings.IndexByte(key, '{') + 1
+	length := strings.IndexByte(key[begin:], '}')
+	if begin == 0 || length < 0 {
+		shown := strings.IndexAny(key, ":{/|") + 1
+		if shown == 0 || shown > 24 {
+			shown = min(len(key), 6)
+		}
+		return strconv.Quote(key[:shown] + "…")
+	}
+	kind, _, _ := strings.Cut(key[begin:begin+length], ":")
+	if len(kind) > 16 || kind == key[begin:begin+length] {
+		kind = ""
+	} else {
+		kind += ":"
+	}
+	rest := key[begin+length+1:]
+	return strconv.Quote(key[:begin] + kind + "…}" + rest[:min(len(rest), 80)])
+}
+
+// typeOf returns the type that a key of a store must have, or "" for any. isOurs tells whether it is
+// such a key.
+func (d *doctor) typeOf(key string) (want string, isOurs bool) {
+	tag, rest, found := strings.Cut(strings.TrimPrefix(key, d.base+"{"), "}")
+	if !strings.HasPrefix(key, d.base+"{") || !found || tag == "" {
+		return "", false
+	}
+	parts := strings.Split(rest, ":")
+	switch {
+	case rest == "instances" && tag == "%@":
+		return "zset", true
+	case strings.HasPrefix(tag, "%@"):
+		return "", true
+	case len(parts) == 1 && rest != "":
+		return "string", true
+	case len(parts) == 3 && (parts[2] == "slidinglog" || parts[2] == "concurrency"):
+		return "zset", true
+	case len(parts) == 3:
+		return "", true // a collection of an algorithm of one's own
+	}
+	return "", false
+}
+
+func (d *doctor) judgeKeys(s *server) {
+	m := s.sample
+	all := "all"
+	if !m.isWhole {
+		all = "a sample of"
+	}
+	c := Check{Name: "keys", Server: s.address, Status: OK, Summary: fmt.Sprintf("looked at %s keys: %s of limits, each with a TTL", all, count(m.ours, "key")),
+		Facts: map[string]any{"ours": m.ours, "no_ttl": m.forever, "wrong_type": m.wrongType, "foreign": m.foreign, "is_whole": m.isWhole}}
+	if m.sized > 0 {
+		c.Facts["mean_bytes"] = m.bytes / m.sized
+		c.Summary += fmt.Sprintf(", %d bytes on average", m.bytes/m.sized)
+	}
+	list := d.cli(s, "--scan --pattern '"+d.base+"*'")
+	found := false
+	problem := func(status Status, n int64, kind, summary, why, remedy string) {
+		if n == 0 {
+			return
+		}
+		found = true
+		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: fmt.Sprintf(summary, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", "), Why: why, Remedy: remedy, Facts: c.Facts})
+	}
+	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "a program other than Penstock wrote or changed them; they may deny a client for ever, and fill the memory",
+		list+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
+	problem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
+		list+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)
+	problem(Warning, m.foreign, "foreign", "%s under the prefix that Penstock did not make", "another program uses the same prefix, and may overwrite counters", list+" lists them; give the programs different prefixes")
+	if len(m.needs) > 0 {
+		what := map[string]string{"+type": "keys of a wrong type", "+pttl": "keys without a TTL", "+memory|usage": "the size of keys"}
+		for _, right := range m.needs {
+			d.unknown("keys", s, what[right], right)
+		}
+		if slices.Contains(m.needs, "+pttl") {
+			c.Summary = strings.Replace(c.Summary, ", each with a TTL", "", 1)
+		}
+	}
+	if !found {
+		d.add(c)
+	}
+}
+
+// checkTenants says whether the server has keys of other programs. They share its memory and time.
+func (d *doctor) checkTenants(s *server) {
+	if s.info == nil {
+		d.unseen("tenants", s, "whether other programs use the server")
+		return
+	}
+	var all, elsewhere int64
+	own := "db" + strconv.Itoa(d.option.SelectDB)
+	for name, value := range s.info {
+		number, isDatabase := strings.CutPrefix(name, "db")
+		if _, err := strconv.Atoi(number); !isDatabase || err != nil {
+			continue
+		}
+		n, _ := strconv.ParseInt(part(value, "keys"), 10, 64)
+		if all += n; name != own {
+			elsewhere += n
+		}
+	}
+	c := Check{Name: "tenants", Server: s.address, Status: OK, Summary: fmt.Sprintf("the server has only keys of limits; %s commands per second", s.info["instantaneous_ops_per_sec"]),
+		Facts: map[string]any{"keys": all, "ops_per_second": s.number("instantaneous_ops_per_sec")}}
+	others := elsewhere
+	switch {
+	case s.sample != nil && s.sample.isWhole:
+		others = max(all-s.sample.ours-s.sample.foreign, 0) + s.sample.foreign
+	case s.sample != nil:
+		c.Summary = fmt.Sprintf("%s, of which a sample was looked at; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
+	default:
+		c.Summary = fmt.Sprintf("%s; whose they are cannot be seen", count(all, "key"))
+	}
+	c.Facts["others"] = others
+	// Keys come and go while they are counted, such as the probe keys.
+	if others > 10 && others > all/100 {
+		c.Status, c.Summary = Warning, fmt.Sprintf("other programs have about %d of the %d keys", others, all)
+		c.Why = "their commands delay decisions, and their keys fill the memory"
+		c.Remedy = "use a server of its own for limits"
+	}
+	d.add(c)
+}
+
+// checkSpread finds Clusters whose keys are on few primaries.
+func (d *doctor) checkSpread() {
+	if d.kind != "cluster" || len(d.primaries) < 2 {
+		return
+	}
+	var all, most int64
+	var fullest *server
+	for _, s := range d.primaries {
+		if s.sample == nil || s.info == nil {
+			return
+		}
+		n, _ := strconv.ParseInt(part(s.info["db0"], "keys"), 10, 64)
+		if all += n; n > most || fullest == nil {
+			most, fullest = n, s
+		}
+	}
+	if all < minSpread {
+		return
+	}
+	mean := float64(all) / float64(len(d.primaries))
+	c := Check{Name: "keys", Status: OK, Summary: fmt.Sprintf("the keys are spread: the fullest of %d primaries has %.1f times the mean", len(d.primaries), float64(most)/mean),
+		Facts: map[string]any{"max_over_mean": float64(most) / mean}}
+	if float64(most) > maxSpread*mean {
+		c.Status, c.Summary = Warning, fmt.Sprintf("%s has %.1f times as many keys as the primaries have on average", fullest.address, float64(most)/mean)
+		c.Why = "its memory and its processor are used up first"
+		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + fullest.address
+	}
+	d.add(c)
+}
+
+// checkInstances lists the instances under the prefix, and their policies.
+func (d *doctor) checkInstances(ctx context.Context) {
+	key := d.base + "{%@}instances"
+	for _, s := range d.primaries {
+		if d.kind == "cluster" && s.ranges != nil && !s.hasSlot(hashslot.Of([]byte(key))) {
+			continue
+		}
+		members, err := d.do(ctx, s, "ZRANGE", key, "0", "999", "WITHSCORES").AsZScores()
+		if err != nil {
+			if right := deniedRight(err); right != "" {
+				d.unknown("instances", s, "the instances", right)
+			} else if !strings.HasPrefix(err.Error(), "WRONGTYPE") {
+				d.add(Check{Name: "instances", Server: s.address, Status: Unknown, Summary: "the instances cannot be seen: " + plain(err)})
+			} else {
+				d.add(Check{Name: "instances", Status: Failed, Server: s.address, Summary: "the list of instances cannot be read: " + plain(err),
+					Why: "instances do not see each other, and in an outage they admit more than their shares", Remedy: d.cli(s, "DEL '"+key+"'")})
+			}
+			return
+		}
+		d.judgeInstances(s, members)
+		return
+	}
+}
+
+func (d *doctor) judgeInstances(s *server, members []rueidis.ZScore) {
+	now := time.Now().Add(s.offset.by).UnixMilli()
+	policies := make(map[string]int)
+	alive := int64(0)
+	for _, m := range members {
+		if int64(m.Score) < now {
+			continue // it has stopped, and its entry is about to be removed
+		}
+		alive++
+		_, digest, _ := strings.Cut(m.Member, " ")
+		if len(digest) <= 64 && strings.Trim(digest, "0123456789abcdef") == "" {
+			policies[digest]++
+		}
+	}
+	c := Check{Name: "instances", Status: OK, Summary: count(alive, "running instance"), Facts: map[string]any{"instances": alive, "policies": policies}}
+	if alive == 0 {
+		c.Summary = "no instance is running"
+	}
+	var digests []string
+	for digest := range policies {
+		if digest != "" {
+			digests = append(digests, digest)
+		}
+	}
+	slices.Sort(digests)
+	switch {
+	case len(digests) > 1:
+		var all []string
+		for _, digest := range digests {
+			all = append(all, fmt.Sprintf("%s (%s)", digest, count(int64(policies[digest]), "instance")))
+		}
+		c.Status, c.Summary = Warning, "the instances have different policies: "+strings.Join(all, ", ")
+		c.Why = "clients are limited by whichever instance they reach; during a rollout this is normal"
+		c.Remedy = "give all instances one file; two services need two prefixes. penstock validate FILE prints the digest of a file"
+	case len(digests) == 1 && d.Digest != "" && digests[0] != d.Digest:
+		c.Status, c.Summary = Warning, fmt.Sprintf("the instances have the policy %s, and the file has %s", digests[0], d.Digest)
+		c.Why, c.Remedy = "the file is not what limits clients", "reload it with SIGHUP, and see the log for the line: policy reload failed"
+	case len(digests) == 1:
+		c.Summary += ", with the policy " + digests[0]
+	}
+	d.add(c)
+}
+
+// deniedRight returns the right that an error says is missing, such as "+scan"; "" if it says
+// nothing about rights.
+func deniedRight(err error) string {
+	var reply *rueidis.RedisError
+	if !errors.As(err, &reply) || !strings.HasPrefix(reply.Error(), "NOPERM") {
+		return ""
+	}
+	if _, rest, ok := strings.Cut(reply.Error(), "run the '"); ok {
+		command, _, _ := strings.Cut(rest, "'")
+		return "+" + command
+	}
+	return ""
+}

@@ -1,0 +1,186 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A server is one process of Redis, Valkey or Sentinel.
+type server struct {
+	address   string // host:port, or the path of a socket
+	isReplica bool   // as the Cluster or the Sentinels say
+	ranges    []slotRange
+
+	client     rueidis.Client // nil if it cannot be reached
+	disconnect func()
+	err        error // why it cannot be reached
+	dialled    dialled
+
+	hello   map[string]string // what it says of itself without any right
+	info    map[string]string // nil if the user may not read it
+	infoErr error
+	offset  offset // of its clock
+	sample  *sample
+}
+
+type slotRange struct{ first, last int64 }
+
+// dialled is what the latest connection has shown.
+type dialled struct {
+	mu   sync.Mutex
+	took time.Duration
+	tls  *tls.ConnectionState
+}
+
+// connect connects to a server. The option has the login.
+func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, address string) *server {
+	s := &server{address: address, disconnect: func() {}}
+	option.InitAddress, option.ForceSingleClient, option.Sentinel = []string{address}, true, rueidis.SentinelOption{}
+	option.ConnWriteTimeout = commandTimeout
+	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
+	dial := option.DialCtxFn
+	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+		begin := time.Now()
+		conn, err := dialWith(ctx, dial, address, dialer, config)
+		if err == nil {
+			s.dialled.note(conn, time.Since(begin))
+		}
+		return conn, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	s.client, s.disconnect, s.err = redisstore.Connect(ctx, option)
+	if s.err != nil {
+		s.client = nil
+		return s
+	}
+	s.hello, s.err = d.hello(ctx, s)
+	if s.err != nil {
+		s.client = nil
+	}
+	return s
+}
+
+type dialFunc = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error)
+
+func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+	switch {
+	case dial != nil: // a socket
+		return dial(ctx, address, dialer, config)
+	case config == nil:
+		return dialer.DialContext(ctx, "tcp", address)
+	}
+	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
+}
+
+func (d *dialled) note(conn net.Conn, took time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.took = took
+	if secured, ok := conn.(*tls.Conn); ok {
+		state := secured.ConnectionState()
+		d.tls = &state
+	}
+}
+
+// hello asks for what every user may know: the version, the mode and the role.
+func (d *doctor) hello(ctx context.Context, s *server) (map[string]string, error) {
+	fields, err := d.do(ctx, s, "HELLO").ToMap()
+	if err != nil {
+		return nil, err
+	}
+	said := make(map[string]string)
+	for name, value := range fields {
+		if text, err := value.ToString(); err == nil {
+			said[name] = text
+		}
+	}
+	return said, nil
+}
+
+// readInfo reads INFO. Afterwards info or infoErr is set.
+func (d *doctor) readInfo(ctx context.Context, s *server) {
+	text, err := d.do(ctx, s, "INFO", "all").ToString()
+	s.info, s.infoErr = parseInfo(text), err
+	if err != nil {
+		s.info = nil
+	}
+}
+
+func parseInfo(text string) map[string]string {
+	fields := make(map[string]string)
+	for line := range strings.Lines(strings.TrimPrefix(text, "txt:")) { // the format of a verbatim string
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && !strings.HasPrefix(name, "#") {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+// number reads a field of INFO; 0 if there is none.
+func (s *server) number(name string) int64 {
+	n, _ := strconv.ParseInt(s.info[name], 10, 64)
+	return n
+}
+
+// part reads a field of a list such as "p50=1.0,p99=2.0".
+func part(list, name string) string {
+	for field := range strings.SplitSeq(list, ",") {
+		if n, value, _ := strings.Cut(field, "="); n == name {
+			return value
+		}
+	}
+	return ""
+}
+
+// hasSlot tells whether the server has a slot of the Cluster.
+func (s *server) hasSlot(slot uint16) bool {
+	for _, r := range s.ranges {
+		if int64(slot) >= r.first && int64(slot) <= r.last {
+			return true
+		}
+	}
+	return false
+}
+
+// cli is redis-cli with the options that reach the server. It has no password: redis-cli asks for
+// it, or takes it from REDISCLI_AUTH.
+func (s *server) cli(hasTLS bool) string {
+	line := "redis-cli"
+	if host, port, err := net.SplitHostPort(s.address); err == nil {
+		line += " -h " + host + " -p " + port
+	} else {
+		line += " -s " + s.address
+	}
+	if hasTLS {
+		line += " --tls"
+	}
+	return line
+}
+
+func (s *server) isValkey() bool {
+	return s.hello["server"] == "valkey" || s.info["valkey_version"] != ""
+}
+
+// version is the server's name and version.
+func (s *server) version() string {
+	if v := s.info["valkey_version"]; v != "" {
+		return "Valkey " + v
+	}
+	if s.isValkey() {
+		return "Valkey " + s.hello["version"]
+	}
+	return "Redis " + s.hello["version"]
+}
+
+// role is what the server says of itself: master or replica.
+func (s *server) role() string { return s.hello["role"] }

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// TestReportsOfTheDoctorObeyTheirSchema: those of a good server, of a bad one, of a Cluster, and of
+// one that is down.
+func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(doctor.Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource("doctor.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := compiler.Compile("doctor.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(text []byte) error {
+		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return schema.Validate(value)
+	}
+
+	good, bad, cluster := redistest.Start(t), redistest.Start(t, "--maxmemory", "1", "--maxmemory-policy", "allkeys-lru"), redistest.StartCluster(t)
+	for _, command := range []string{"ACL SETUSER few on >secret ~ps1* +@all -info", "SET ps1{key:a}rule x"} {
+		if _, err := good.Do(strings.Fields(command)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var text []byte
+	seen := make(map[doctor.Status]bool)
+	for _, url := range []string{"redis://" + good.Addr, "redis://" + bad.Addr, "redis://few:secret@" + good.Addr, "redis://" + cluster.Nodes[0].Addr, "redis://127.0.0.1:1"} {
+		report, err := doctor.Run(t.Context(), doctor.Options{URL: url, Name: "a store"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, err = json.Marshal(report); err != nil {
+			t.Fatal(err)
+		}
+		if err := check(text); err != nil {
+			t.Errorf("%s: %v\n%s", url, err, text)
+		}
+		for _, c := range report.Checks {
+			seen[c.Status] = true
+		}
+	}
+	if len(seen) != 4 {
+		t.Errorf("the reports have the statuses %v; want all four", seen)
+	}
+	for old, replacement := range map[string]string{`"failed"`: `"bad"`, `"store"`: `"shop"`, `"name"`: `"nom"`, `"why"`: `"because"`} {
+		if !bytes.Contains(text, []byte(old)) || check(bytes.ReplaceAll(text, []byte(old), []byte(replacement))) == nil {
+			t.Errorf("the schema accepts %s in place of %s", replacement, old)
+		}
+	}
+}
