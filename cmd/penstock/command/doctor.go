@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy"
@@ -39,7 +40,8 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o := doctor.Options{URL: s.Store, Name: s.StoreName(), Keys: redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}, StoreTimeout: s.StoreTimeout}
+			o := doctor.Options{URL: s.Store, Name: s.StoreName(), Keys: redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}, StoreTimeout: s.StoreTimeout,
+				ReadInstance: readInstance}
 			if p != nil {
 				defer p.Close()
 				o.Digest = p.Digest
@@ -69,6 +71,15 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
+}
+
+// readInstance reads what an instance of serve says of itself.
+func readInstance(summary string) (doctor.Instance, error) {
+	s, err := activity.ParseSummary(summary)
+	if err != nil {
+		return doctor.Instance{}, err
+	}
+	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed}, nil
 }
 
 // storeFlags are those settings of serve that name a store and the policy of its limits. They come

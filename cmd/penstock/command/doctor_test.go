@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
 	"github.com/penstock/penstock/internal/redistest"
@@ -65,4 +66,19 @@ func TestDoctorPageHasAllChecks(t *testing.T) {
 	if got, want := strings.Join(rows, " "), strings.Join(doctor.Names, " "); got != want {
 		t.Errorf("docs/doctor.md has the checks\n%s\nwant\n%s", got, want)
 	}
+}
+
+// Two services with different policies under one prefix: doctor learns it from the store.
+func TestDoctorSeesRunningInstances(t *testing.T) {
+	s := redistest.Start(t)
+	startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())
+	other := writeFile(t, "other.yaml", "rules: [{name: a, unlimited: true}]\n")
+	startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL(), "--config="+other)
+	var out string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		if _, out, _ = command("doctor", "--store-timeout", "1m", "--store", s.URL()); strings.Contains(out, "the instances have different policies: ") {
+			return
+		}
+	}
+	t.Errorf("doctor does not see two policies:\n%s", out)
 }

@@ -49,19 +49,16 @@ func (c countingClient) Load(ctx context.Context, key string, scripts []redissto
 	return c.Client.Load(ctx, key, scripts)
 }
 
-// checkDecisions lets each primary make decisions, as serve would.
-func (d *doctor) checkDecisions(ctx context.Context) {
-	if len(d.primaries) == 0 {
-		return
-	}
+// open opens the store as serve would.
+func (d *doctor) open() (*redisstore.Store, error) {
 	option := d.option
 	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
 	option.ForceSingleClient = d.kind == "single"
-	store, err := redisstore.New(countingClient{redisstore.Dial(option), &d.commands}, d.Keys)
-	if err != nil {
-		return // the options were checked
-	}
-	defer store.Close()
+	return redisstore.New(countingClient{redisstore.Dial(option), &d.commands}, d.Keys)
+}
+
+// checkDecisions lets each primary make decisions, as serve would.
+func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 	for _, s := range d.primaries {
 		key, ok := d.probeKey(s)
 		if !ok {

@@ -21,6 +21,9 @@ type Options struct {
 	Keys         redisstore.Options // prefix and secret, as for serve
 	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
 	Digest       string             // of the policy that the instances should have; "" if it is not known
+
+	// ReadInstance reads the summary of an instance. Default: instances are only counted.
+	ReadInstance func(summary string) (Instance, error)
 }
 
 // A Status is the result of a check.
@@ -155,12 +158,15 @@ func (d *doctor) examine(ctx context.Context) {
 	d.checkClocks(ctx)
 	d.checkReplication()
 	d.checkTopology(ctx)
-	d.checkDecisions(ctx)
+	if store, err := d.open(); err == nil { // the options were checked
+		defer store.Close()
+		d.checkDecisions(ctx, store)
+		d.checkInstances(ctx, store)
+	}
 	for _, s := range d.primaries {
 		d.checkKeys(ctx, s)
 	}
 	d.checkSpread()
-	d.checkInstances(ctx)
 	d.checkEvictions(ctx)
 }
 

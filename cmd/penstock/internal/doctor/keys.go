@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
-
-	"github.com/penstock/penstock/internal/hashslot"
 )
 
 const (
@@ -146,8 +144,8 @@ func masked(key string) string {
 	return strconv.Quote(key[:begin] + kind + "…}" + rest[:min(len(rest), 80)])
 }
 
-// typeOf returns the type that a key of a store must have, or "" for any. isOurs tells whether it is
-// such a key.
+// typeOf returns the type that a key of a store must have, or "" for any. isOurs tells whether it
+// is such a key.
 func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	tag, rest, found := strings.Cut(strings.TrimPrefix(key, d.base+"{"), "}")
 	if !strings.HasPrefix(key, d.base+"{") || !found || tag == "" {
@@ -274,73 +272,6 @@ func (d *doctor) checkSpread() {
 		c.Status, c.Summary = Warning, fmt.Sprintf("%s has %.1f times as many keys as the primaries have on average", fullest.address, float64(most)/mean)
 		c.Why = "its memory and its processor are used up first"
 		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + fullest.address
-	}
-	d.add(c)
-}
-
-// checkInstances lists the instances under the prefix, and their policies.
-func (d *doctor) checkInstances(ctx context.Context) {
-	key := d.base + "{%@}instances"
-	for _, s := range d.primaries {
-		if d.kind == "cluster" && s.ranges != nil && !s.hasSlot(hashslot.Of([]byte(key))) {
-			continue
-		}
-		members, err := d.do(ctx, s, "ZRANGE", key, "0", "999", "WITHSCORES").AsZScores()
-		if err != nil {
-			if right := deniedRight(err); right != "" {
-				d.unknown("instances", s, "the instances", right)
-			} else if !strings.HasPrefix(err.Error(), "WRONGTYPE") {
-				d.add(Check{Name: "instances", Server: s.address, Status: Unknown, Summary: "the instances cannot be seen: " + plain(err)})
-			} else {
-				d.add(Check{Name: "instances", Status: Failed, Server: s.address, Summary: "the list of instances cannot be read: " + plain(err),
-					Why: "instances do not see each other, and in an outage they admit more than their shares", Remedy: d.cli(s, "DEL '"+key+"'")})
-			}
-			return
-		}
-		d.judgeInstances(s, members)
-		return
-	}
-}
-
-func (d *doctor) judgeInstances(s *server, members []rueidis.ZScore) {
-	now := time.Now().Add(s.offset.by).UnixMilli()
-	policies := make(map[string]int)
-	alive := int64(0)
-	for _, m := range members {
-		if int64(m.Score) < now {
-			continue // it has stopped, and its entry is about to be removed
-		}
-		alive++
-		_, digest, _ := strings.Cut(m.Member, " ")
-		if len(digest) <= 64 && strings.Trim(digest, "0123456789abcdef") == "" {
-			policies[digest]++
-		}
-	}
-	c := Check{Name: "instances", Status: OK, Summary: count(alive, "running instance"), Facts: map[string]any{"instances": alive, "policies": policies}}
-	if alive == 0 {
-		c.Summary = "no instance is running"
-	}
-	var digests []string
-	for digest := range policies {
-		if digest != "" {
-			digests = append(digests, digest)
-		}
-	}
-	slices.Sort(digests)
-	switch {
-	case len(digests) > 1:
-		var all []string
-		for _, digest := range digests {
-			all = append(all, fmt.Sprintf("%s (%s)", digest, count(int64(policies[digest]), "instance")))
-		}
-		c.Status, c.Summary = Warning, "the instances have different policies: "+strings.Join(all, ", ")
-		c.Why = "clients are limited by whichever instance they reach; during a rollout this is normal"
-		c.Remedy = "give all instances one file; two services need two prefixes. penstock validate FILE prints the digest of a file"
-	case len(digests) == 1 && d.Digest != "" && digests[0] != d.Digest:
-		c.Status, c.Summary = Warning, fmt.Sprintf("the instances have the policy %s, and the file has %s", digests[0], d.Digest)
-		c.Why, c.Remedy = "the file is not what limits clients", "reload it with SIGHUP, and see the log for the line: policy reload failed"
-	case len(digests) == 1:
-		c.Summary += ", with the policy " + digests[0]
 	}
 	d.add(c)
 }

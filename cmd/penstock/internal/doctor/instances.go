@@ -1,0 +1,127 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// An Instance is what a running instance says of itself in the store.
+type Instance struct {
+	Host, Version string
+	Digest        string // of its policy
+	Health        string // why the store fails for it; "" if it works
+	Seed          uint32 // tells which instances have the same secret
+}
+
+// checkInstances lists the instances under the prefix, with their policies and versions.
+func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
+	if len(d.primaries) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	texts, registered, err := store.ReadSummaries(ctx)
+	if err != nil {
+		d.failedInstances(err)
+		return
+	}
+	var all []Instance
+	for _, text := range texts {
+		if d.ReadInstance == nil {
+			break
+		}
+		if i, err := d.ReadInstance(text.Text); err == nil { // another version may write another form
+			all = append(all, i)
+		}
+	}
+	d.judgeInstances(int64(registered), all)
+}
+
+func (d *doctor) failedInstances(err error) {
+	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be seen: " + plain(err)}
+	var e *penstock.StoreError
+	switch {
+	case !errors.As(err, &e):
+	case e.Reason == penstock.ReasonPermissionDenied:
+		c.Needs, c.Remedy = e.Hint, d.cli(d.primaries[0], "ACL SETUSER "+d.user()+" "+e.Hint)
+	case e.Reason == penstock.ReasonCorrupt:
+		c.Status, c.Why = Failed, "instances do not see each other, and in an outage they admit more than their shares"
+		c.Remedy = d.cli(d.primaries[0], "DEL '"+d.base+"{%@}instances'")
+	}
+	d.add(c)
+}
+
+// judgeInstances adds a line for each thing in which instances differ, or one that is good.
+func (d *doctor) judgeInstances(registered int64, all []Instance) {
+	policies, versions, seeds := tally(all, func(i Instance) string { return i.Digest }), tally(all, func(i Instance) string { return i.Version }),
+		tally(all, func(i Instance) string { return fmt.Sprint(i.Seed) })
+	c := Check{Name: "instances", Status: OK, Summary: count(registered, "running instance"), Facts: map[string]any{"instances": registered, "policies": policies, "versions": versions}}
+	if registered == 0 {
+		c.Summary = "no instance is running"
+	}
+	found := false
+	warn := func(summary, why, remedy string) {
+		found = true
+		d.add(Check{Name: "instances", Status: Warning, Summary: summary, Why: why, Remedy: remedy, Facts: c.Facts})
+	}
+	if len(policies) > 1 {
+		warn("the instances have different policies: "+listed(policies), "clients are limited by whichever instance they reach; during a rollout this is normal",
+			"give all instances one file; two services need two prefixes. penstock validate FILE prints the digest of a file")
+	} else if digest := only(policies); digest != "" && d.Digest != "" && digest != d.Digest {
+		warn(fmt.Sprintf("the instances have the policy %s, and the file has %s", digest, d.Digest), "the file is not what limits clients",
+			"reload it with SIGHUP, and look in the log for: policy reload failed")
+	} else if digest != "" {
+		c.Summary += ", with the policy " + digest
+	}
+	if len(seeds) > 1 {
+		warn(fmt.Sprintf("the instances have %d different secrets for keys", len(seeds)), "they do not share counters, so clients get their limits more than once",
+			"give all instances the same key-hash-secret")
+	}
+	if len(versions) > 1 {
+		warn("the instances have different versions: "+listed(versions), "during an upgrade this is normal", "finish the upgrade")
+	}
+	for _, i := range all {
+		if i.Health != "" {
+			warn(fmt.Sprintf("an instance on %q says that the store fails: %q", i.Host, i.Health), "its limits use on_failure", "see its log, and the network between it and the store")
+			break
+		}
+	}
+	if !found {
+		d.add(c)
+	}
+}
+
+// tally counts instances by a property.
+func tally(all []Instance, of func(Instance) string) map[string]int64 {
+	counts := make(map[string]int64)
+	for _, i := range all {
+		counts[of(i)]++
+	}
+	return counts
+}
+
+func listed(counts map[string]int64) string {
+	var all []string
+	for value, n := range counts {
+		if value == "" {
+			value = "none"
+		}
+		all = append(all, fmt.Sprintf("%.64s (%s)", value, count(n, "instance")))
+	}
+	slices.Sort(all)
+	return strings.Join(all[:min(len(all), 10)], ", ")
+}
+
+// only returns the one value that all instances have.
+func only(counts map[string]int64) string {
+	for value := range counts {
+		return value
+	}
+	return ""
+}
