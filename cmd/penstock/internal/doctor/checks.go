@@ -381,7 +381,7 @@ func (d *doctor) judgePrimary(s *server) {
 		lag, _ := strconv.ParseInt(part(line, "lag"), 10, 64)
 		if state := part(line, "state"); state != "online" || lag > maxLagSeconds || offset-replicated > maxLagBytes {
 			c.Status = Warning
-			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, last heard of %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
+			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
 			c.Why, c.Remedy = "after a failover, clients may use again what the replica has not seen", "see the replica's log and its network"
 		}
 	}
