@@ -61,9 +61,10 @@ fuzz: tools
 	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|/[^/]*_test.go:[0-9]+:func | |' | sort -u | \
 	while read -r dir target; do scripts/fuzz "$$dir" "$$target" $(FUZZTIME); done
 
-## examples: runs them all, and two copies of hello on one Redis
+## examples: runs them all, two copies of hello on one Redis, and the clients whose runtimes are here
 examples: tools
 	@scripts/run-examples
+	@scripts/run-clients
 
 ## service: runs the service as the README tells, and checks what it says
 service: tools
