@@ -35,8 +35,8 @@ type target struct {
 	direct  string              // for the checks, without a proxy
 	shards  int                 // number of nodes with their own breaker
 
-	toxics   *toxiproxy.Proxy         // of way toxic
-	lossy    *redistest.Proxy         // of way lossy
+	toxics   *toxiproxy.Proxy         // of route toxic
+	lossy    *redistest.Proxy         // of route lossy
 	clock    *redistest.Clock         // of a server with hasClock
 	sentinel *redistest.SentinelGroup // of kind sentinel
 	cluster  *redistest.Cluster       // of kind cluster

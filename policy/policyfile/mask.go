@@ -60,7 +60,7 @@ func (m *mask) apply(message string) string {
 			continue
 		}
 		begin := i
-		for ; i < end; i++ { // others may overlap it
+		for ; i < end; i++ { // another secret may overlap it
 			end = max(end, m.hiddenFrom(small, i))
 		}
 		out.WriteString(message[shown:begin] + m.names(small[begin:end]))

@@ -62,7 +62,7 @@ func (k *kindOf) note(at any, format string, args ...any) {
 	}
 }
 
-// end gives it, if there was a place.
+// end reports it, if it occurred.
 func (k *kindOf) end() {
 	switch {
 	case k.places == 1:
@@ -73,7 +73,7 @@ func (k *kindOf) end() {
 }
 
 // spellings returns other spellings of a path that ends in a word, if neither the rule matches them
-// nor the policy says that they are other paths. write and keep are the settings that make them one
+// nor the policy distinguishes them. write and keep are the settings that make them one
 // path, and that keep them apart.
 func (c *compiler) spellings(m *placed) (also, write, keep []string) {
 	last := len(m.Path) - 1
