@@ -1,0 +1,114 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// newHealthcheck makes the command that containers run to see whether the service is ready.
+func newHealthcheck() *cobra.Command {
+	var address string
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "healthcheck [flags]",
+		Short: "Check that the running service is ready, for containers",
+		Long: "healthcheck asks /readyz at the admin address of a running service. It needs no shell and no curl in the image.\n" +
+			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. It does not read the policy\n" +
+			"file: a broken file does not make a running service unhealthy.\n\n" +
+			"Exit status: 0 ready, also if degraded; 1 not ready, no answer, or a wrong command line. Docker knows no other status.",
+		Example: "  penstock healthcheck\n  penstock healthcheck --admin unix:/run/penstock/admin.sock",
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return coded(exitInternal, fmt.Errorf("there is the argument %q; write --admin %s", args[0], args[0]))
+			}
+			text, err := askReady(c.Context(), address, timeout)
+			if err != nil {
+				return coded(exitInternal, err)
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), text)
+			return err
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitInternal, err) })
+	c.Flags().StringVar(&address, "admin", "", "admin address of the service: host:port or unix:/path/of.sock (PENSTOCK_ADMIN_LISTEN)")
+	c.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
+	return c
+}
+
+// askReady returns the answer of /readyz. It is an error if the service is not ready.
+func askReady(ctx context.Context, address string, timeout time.Duration) (string, error) {
+	if address == "" {
+		s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"admin-listen"}})
+		if err != nil {
+			return "", err
+		}
+		if s.AdminListen == "" {
+			return "", errors.New("PENSTOCK_ADMIN_LISTEN is off, so no address answers; write --admin 127.0.0.1:9180")
+		}
+		address = s.AdminListen
+	}
+	network, target, err := adminTarget(address)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	host := target
+	if network == "unix" {
+		host = "localhost"
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+"/readyz", nil)
+	if err != nil {
+		return "", fmt.Errorf("--admin %q is no address; write host:port or unix:/path/of.sock", address)
+	}
+	transport := &http.Transport{DisableKeepAlives: true, Proxy: nil, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, target)
+	}}
+	res, err := transport.RoundTrip(request)
+	if err != nil {
+		return "", fmt.Errorf("%s does not answer: %w; check that the service runs, and that --admin is its admin-listen", address, err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 4<<10))
+	text := strings.TrimSpace(string(body))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s did not answer in full: %w", address, err)
+	case res.StatusCode != http.StatusOK:
+		return "", fmt.Errorf("not ready: status %d, %.200q", res.StatusCode, text)
+	}
+	return text, nil
+}
+
+// adminTarget returns where to connect. An address for listening on all addresses is reached by
+// loopback.
+func adminTarget(address string) (network, target string, err error) {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok && path != "" {
+		return "unix", strings.TrimPrefix(path, "//"), nil
+	}
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(address, "http://"))
+	if err != nil || port == "" {
+		return "", "", fmt.Errorf("%q is no address; write host:port or unix:/path/of.sock", address)
+	}
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case host == "", err == nil && ip.Is4() && ip.IsUnspecified():
+		host = "127.0.0.1"
+	case err == nil && ip.IsUnspecified():
+		host = "::1"
+	}
+	return "tcp", net.JoinHostPort(host, port), nil
+}

@@ -1,0 +1,98 @@
+package command
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func TestHealthcheckAsksARunningService(t *testing.T) {
+	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--drain-delay=20s")
+	_, port, _ := net.SplitHostPort(p.admin)
+	for _, address := range []string{p.admin, "http://" + p.admin, ":" + port, "0.0.0.0:" + port, "localhost:" + port} {
+		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
+			t.Errorf("%s: exit code %d, %q, %s", address, code, out, errors)
+		}
+	}
+	t.Setenv("PENSTOCK_ADMIN_LISTEN", p.admin)
+	if code, out, errors := command("healthcheck"); code != 0 || out != "ok\n" {
+		t.Errorf("by the variable: exit code %d, %q, %s", code, out, errors)
+	}
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	var code int
+	var errors string
+	for end := time.Now().Add(patience); code == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		code, _, errors = command("healthcheck")
+	}
+	if code != 1 || !strings.Contains(errors, "not ready: status 503") {
+		t.Errorf("while it drains: exit code %d, %s", code, errors)
+	}
+}
+
+// A service without its Redis decides by on_failure: it is degraded and ready.
+func TestHealthcheckOfADegradedService(t *testing.T) {
+	s := redistest.Start(t)
+	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())
+	s.Kill()
+	if code, out, errors := command("healthcheck", "--admin", p.admin); code != 0 || out != "degraded: store\n" {
+		t.Errorf("exit code %d, %q, %s", code, out, errors)
+	}
+}
+
+func TestHealthcheckBySocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/readyz" || r.Host != "localhost" {
+			w.WriteHeader(http.StatusTeapot)
+		}
+		io.WriteString(w, "ok\n")
+	})}}
+	server.Start()
+	defer server.Close()
+	for _, address := range []string{"unix:" + path, "unix://" + path} {
+		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
+			t.Errorf("%s: exit code %d, %q, %s", address, code, out, errors)
+		}
+	}
+}
+
+// Docker reserves the status 2, so every failure is 1.
+func TestHealthcheckFailsWithOne(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for args, want := range map[string]string{
+		"--admin 127.0.0.1:1":     "does not answer",
+		"--admin unix:/none.sock": "no such file",
+		"--admin nowhere":         "write host:port or unix:/path/of.sock",
+		"--admin unix:":           "write host:port or unix:/path/of.sock",
+		"--admin a/b:1":           "does not answer",
+		"--unknown":               "unknown flag",
+		"127.0.0.1:9180":          "write --admin 127.0.0.1:9180",
+		"--timeout 50ms --admin " + silent.Addr().String(): "deadline exceeded",
+	} {
+		if code, out, errors := command(append([]string{"healthcheck"}, strings.Fields(args)...)...); code != 1 || out != "" || !strings.Contains(errors, want) {
+			t.Errorf("%s: exit code %d, %q, %s", args, code, out, errors)
+		}
+	}
+	t.Setenv("PENSTOCK_ADMIN_LISTEN", "off")
+	if code, _, errors := command("healthcheck"); code != 1 || !strings.Contains(errors, "is off") {
+		t.Errorf("off: exit code %d, %s", code, errors)
+	}
+}
