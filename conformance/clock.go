@@ -51,18 +51,22 @@ func (c *setClock) set(fraction time.Duration) error {
 	return nil
 }
 
+// lastSecond bounds set clocks: Penstock counts until 2112.
+const lastSecond = 4_000_000_000 // in 2096
+
 // later is a second at which the next request comes: often the same, or the next one, or about the
 // end of a window.
 func later(r *rand.Rand, second int64) int64 {
-	switch r.IntN(30) {
-	case 0:
+	switch n := r.IntN(30); {
+	case second > lastSecond:
+		return second
+	case n == 0:
 		window := seconds[pick(r, unitNames[1:])]
 		return max(second, (second/window+1)*window-int64(r.IntN(2)))
-	case 1, 2, 3:
+	case n <= 3:
 		return second + 1
-	default:
-		return second
 	}
+	return second
 }
 
 // buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file in

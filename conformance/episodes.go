@@ -30,16 +30,28 @@ type comparison struct {
 	out   io.Writer
 	clock clock
 
-	// start starts both services with the domains, whose files are in the folder configs, and returns
-	// how to stop them.
-	start func(configs string, domains []*domain) (left, right asker, stop func(), err error)
+	// start starts both services and returns how to stop them.
+	start func(*generation) (left, right asker, stop func(), err error)
 
-	// explain names the documented difference that the fields are. "" if they are a mismatch.
-	explain func(x exchange) string
+	// plain leaves the settings as they are by default.
+	plain bool
+
+	// right are the rules of the right service, by which its answers are predicted.
+	right rules
+
+	// through changes how a service is asked. nil: by gRPC.
+	through func(asker) (asker, error)
 
 	tally      tally
 	met        tally // what the requests met
 	mismatches int
+}
+
+// A generation is what both services are started with.
+type generation struct {
+	configs  string // the folder with the files of the domains
+	domains  []*domain
+	settings settings
 }
 
 // An exchange is a request and what both services answered in one second.
@@ -47,9 +59,9 @@ type exchange struct {
 	request     *rls.RateLimitRequest
 	now         int64
 	left, right answer
-	fields      []string // that differ
-	expected    answer   // of the left service, by the model
-	shared      []bool   // by descriptor: other entries or units have the same counter
+	expected    [2]answer // by the models of both services
+	cause       string    // the documented difference that the answers may have, or ""
+	shared      []bool    // by descriptor: other entries or units have the same counter
 }
 
 // unshared leaves out the fields that shared counters change.
@@ -60,7 +72,8 @@ func (x *exchange) unshared(fields []string) []string {
 				return x.shared[i] && slices.Contains([]string{"code", "limit_remaining", "duration_until_reset"}, name)
 			}
 		}
-		return field == "overall_code" && slices.Contains(x.shared, true)
+		isAboutAll := field == "overall_code" || strings.HasPrefix(field, "response_headers_to_add") || field == "dynamic_metadata"
+		return isAboutAll && slices.Contains(x.shared, true)
 	})
 }
 
@@ -70,7 +83,7 @@ func (c *comparison) run(requests int) error {
 		if c.only >= 0 && (c.only < first || c.only >= first+domainsPerStart) {
 			continue
 		}
-		if err := c.generation(first, requests); err != nil {
+		if err := c.startOnce(first, requests); err != nil {
 			return err
 		}
 		if c.only >= 0 {
@@ -80,8 +93,8 @@ func (c *comparison) run(requests int) error {
 	return nil
 }
 
-// generation starts the services once, with the domains from first on.
-func (c *comparison) generation(first, requests int) error {
+// startOnce starts the services once, with the domains from first on.
+func (c *comparison) startOnce(first, requests int) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
 		return err
@@ -101,19 +114,31 @@ func (c *comparison) generation(first, requests int) error {
 			return err
 		}
 	}
-	left, right, stop, err := c.start(configs, domains)
+	g := &generation{configs: configs, domains: domains}
+	if r := rand.New(rand.NewPCG(c.seed, uint64(first)<<32)); !c.plain {
+		g.settings = settings{headers: chance(r, 2), metadata: chance(r, 2), shadow: chance(r, 4), quota: chance(r, 4)}
+	}
+	left, right, stop, err := c.start(g)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	for i, d := range domains {
+	if c.through != nil {
+		if left, err = c.through(left); err == nil {
+			right, err = c.through(right)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range domains {
 		if c.only >= 0 && c.only != first+i {
 			continue
 		}
 		if c.mismatches >= reported || c.tally.counts["compared"] >= requests {
 			break
 		}
-		if err := c.episode(first+i, d, texts[i], sources[i], left, right); err != nil {
+		if err := c.episode(first+i, g, i, texts[i], sources[i], left, right); err != nil {
 			return err
 		}
 	}
@@ -121,9 +146,11 @@ func (c *comparison) generation(first, requests int) error {
 }
 
 // episode compares one domain.
-func (c *comparison) episode(number int, d *domain, text string, r *rand.Rand, left, right asker) error {
+func (c *comparison) episode(number int, g *generation, i int, text string, r *rand.Rand, left, right asker) error {
+	d := g.domains[i]
 	c.tally.add("configurations", 1)
-	requests, m := &requester{random: r, domain: d}, newModel(d)
+	requests := &requester{random: r, domain: d}
+	m := &models{left: newModel(rules{}, g.settings, d), right: newModel(c.right, g.settings, d), causes: make(map[string]string)}
 	for n := range requestsPerDomain {
 		request := requests.next()
 		if err := c.clock.advance(r); err != nil {
@@ -134,36 +161,148 @@ func (c *comparison) episode(number int, d *domain, text string, r *rand.Rand, l
 		after := c.clock.now()
 		if before != after {
 			c.tally.add("not comparable: not decided in one second", 1)
-			if m.straddles(request, before, after) {
+			if m.left.straddles(request, before, after) || m.right.straddles(request, before, after) {
 				c.tally.add("not comparable: a later request of a configuration whose counters may differ since", requestsPerDomain-1-n)
 				return nil
 			}
 		}
-		shared := m.shared(request, before)
-		expected := answer{response: m.decide(request, before)}
+		x := exchange{request: request, now: before, left: a, right: b, shared: m.left.shared(request, before)}
+		x.expected, x.cause = m.decide(request, before, x.shared)
 		if before != after {
 			continue
 		}
 		c.tally.add("compared", 1)
-		c.note(request, m.find(request), expected.response)
-		x := exchange{request, before, a, b, differences(a, b), expected, shared}
-		if wrong := x.unshared(differences(a, expected)); len(wrong) > 0 {
-			c.report("the model is wrong", number, n, text, x, wrong)
-		}
-		if len(x.fields) == 0 {
+		c.note(request, m.left.find(request), x.expected[0].response)
+		fields := differences(a, b)
+		switch {
+		case len(x.unshared(differences(a, x.expected[0]))) > 0:
+			c.report("the left service is not as its model", number, n, text, x, differences(a, x.expected[0]))
+		case len(x.unshared(differences(b, x.expected[1]))) > 0 || c.right.ownNames && len(differences(b, x.expected[1])) > 0:
+			c.report("the right service is not as its model", number, n, text, x, differences(b, x.expected[1]))
+		case len(fields) == 0:
 			c.tally.add("equal in every field", 1)
-		} else if len(x.unshared(x.fields)) == 0 {
-			c.tally.add("documented difference: counters with equal names", 1)
-		} else if name := c.explain(x); name != "" {
-			c.tally.add("documented difference: "+name, 1)
-		} else {
-			c.report("mismatch", number, n, text, x, x.fields)
+		case x.cause != "":
+			c.tally.add("documented difference: "+x.cause, 1)
+		default:
+			c.report("an undocumented difference", number, n, text, x, fields)
 		}
 		if c.mismatches >= reported {
 			return nil
 		}
 	}
 	return nil
+}
+
+// both asks both services at once, so that both are likely to decide in one second.
+func both(left, right asker, request *rls.RateLimitRequest) (a, b answer) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b = right.ask(request)
+	}()
+	a = left.ask(request)
+	<-done
+	return a, b
+}
+
+// models predict the answers of both services.
+type models struct {
+	left, right *model
+	causes      map[string]string // of counters that differ: why they do
+}
+
+// decide predicts both answers, and says why they may differ.
+func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool) (expected [2]answer, cause string) {
+	lefts, rights := m.left.find(request), m.right.find(request)
+	for i := range rights {
+		if rights[i].counts() && cause == "" {
+			cause = m.causes[m.right.name(rights[i], request, i, now)]
+		}
+	}
+	expected[0].response, expected[1].response = m.left.decide(request, now), m.right.decide(request, now)
+	switch rules := m.right.rules; {
+	case rules.ownNames && slices.Contains(shared, true):
+		cause = "counters with equal names"
+	case rules.anyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
+		cause = "* elsewhere than at the end"
+	case rules.quotaCanDeny && slices.ContainsFunc(rights, func(m match) bool { return m.counts() && m.quota }) && isQuotaSpent(expected):
+		cause = "quota_mode denies if all its limits are over"
+	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
+		cause = "a denied request charges nothing"
+	case rules.isAtomic && m.right.repeats(rights, request, now):
+		cause = "a descriptor that is repeated is charged at once"
+	}
+	for i := range rights { // both may count in counters of different entries
+		m.note(rights[i], request, i, now, cause)
+		m.note(lefts[i], request, i, now, cause)
+	}
+	return expected, cause
+}
+
+// note keeps the cause if both counters of a match differ.
+func (m *models) note(match match, request *rls.RateLimitRequest, i int, now int64, cause string) {
+	if !match.counts() {
+		return
+	}
+	name := m.right.name(match, request, i, now)
+	if m.causes[name] == "" && m.left.counters[m.left.name(match, request, i, now)] != m.right.counters[name] {
+		m.causes[name] = cause
+	}
+}
+
+func (m match) isSame(other match) bool {
+	return m.limit == other.limit && slices.Equal(m.patterns, other.patterns) && m.isReplaced == other.isReplaced ||
+		m.isOverride && other.isOverride
+}
+
+// isDenied tells whether a limit that applies has no room, be it in shadow_mode or quota_mode.
+func isDenied(response *rls.RateLimitResponse) bool {
+	return slices.ContainsFunc(response.Statuses, func(s *rls.RateLimitResponse_DescriptorStatus) bool {
+		return s.CurrentLimit != nil && s.LimitRemaining == 0
+	})
+}
+
+// repeats tells whether two descriptors have one counter.
+func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int64) bool {
+	seen := make(map[string]bool)
+	for i, match := range matches {
+		if !match.counts() {
+			continue
+		}
+		name := m.name(match, request, i, now)
+		if seen[name] {
+			return true
+		}
+		seen[name] = true
+	}
+	return false
+}
+
+func isQuotaSpent(expected [2]answer) bool {
+	return len(differences(expected[0], expected[1])) > 0 && isDenied(expected[1].response)
+}
+
+// straddles tells whether a request that was decided between two seconds may have been counted in
+// different windows.
+func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bool {
+	for _, match := range m.find(request) {
+		if match.counts() {
+			if window := seconds[match.limit.unit]; before/window != after/window {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (c *comparison) report(what string, number, n int, text string, x exchange, fields []string) {
+	c.mismatches++
+	c.tally.add(what, 1)
+	if c.only >= 0 && c.mismatches == 1 {
+		fmt.Fprintf(c.out, "\n%s", text)
+	}
+	fmt.Fprintf(c.out, "\n%s: request %d of configuration %d, in second %d: %v\nreplay:   -seed %d -domain %d\nrequest:  %v\nleft:     %v\nexpected: %v\nright:    %v\nexpected: %v\n",
+		what, n, number, x.now, fields, c.seed, number, x.request, x.left, x.expected[0], x.right, x.expected[1])
 }
 
 // kinds are what the requests of a run must meet, each at least once.
@@ -215,39 +354,4 @@ func (c *comparison) notMet() (missing []string) {
 		}
 	}
 	return missing
-}
-
-// both asks both services at once, so that both are likely to decide in one second.
-func both(left, right asker, request *rls.RateLimitRequest) (a, b answer) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b = right.ask(request)
-	}()
-	a = left.ask(request)
-	<-done
-	return a, b
-}
-
-// straddles tells whether a request that was decided between two seconds may have been counted in
-// different windows.
-func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bool {
-	for _, match := range m.find(request) {
-		if match.counts() {
-			if window := seconds[match.limit.unit]; before/window != after/window {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (c *comparison) report(what string, number, n int, text string, x exchange, fields []string) {
-	c.mismatches++
-	c.tally.add(what, 1)
-	if c.only >= 0 && c.mismatches == 1 {
-		fmt.Fprintf(c.out, "\n%s", text)
-	}
-	fmt.Fprintf(c.out, "\n%s: request %d of configuration %d, in second %d: %v\nreplay:  -seed %d -domain %d\nrequest: %v\nleft:    %v\nright:   %v\nmodel:   %v\n",
-		what, n, number, x.now, fields, c.seed, number, x.request, x.left, x.right, x.expected)
 }

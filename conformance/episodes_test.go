@@ -52,16 +52,16 @@ func (f fake) ask(request *rls.RateLimitRequest) answer {
 func compareFakes(t *testing.T, requests int, d defect) *comparison {
 	t.Helper()
 	clock := &steppedClock{second: 1_800_000_000}
-	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock, explain: func(exchange) string { return "" }}
-	c.start = func(_ string, domains []*domain) (asker, asker, func(), error) {
+	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
+	c.start = func(g *generation) (asker, asker, func(), error) {
 		var wrong []*domain
-		for _, domain := range domains {
+		for _, domain := range g.domains {
 			wrong = append(wrong, domain.clone())
 			if d.domain != nil {
 				d.domain(wrong[len(wrong)-1])
 			}
 		}
-		return fake{newModel(domains...), clock, defect{}}, fake{newModel(wrong...), clock, d}, func() {}, nil
+		return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, fake{newModel(rules{}, g.settings, wrong...), clock, d}, func() {}, nil
 	}
 	if err := c.run(requests); err != nil {
 		t.Fatal(err)
@@ -215,9 +215,9 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	t.Parallel()
 	clock := &straddlingClock{}
 	clock.second.Store(1_800_000_000)
-	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock, explain: func(exchange) string { return "" }}
-	c.start = func(_ string, domains []*domain) (asker, asker, func(), error) {
-		return earlyFake{newModel(domains...), clock}, lateFake{newModel(domains...), clock}, func() {}, nil
+	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
+	c.start = func(g *generation) (asker, asker, func(), error) {
+		return earlyFake{newModel(rules{}, g.settings, g.domains...), clock}, lateFake{newModel(rules{}, g.settings, g.domains...), clock}, func() {}, nil
 	}
 	if err := c.run(20_000); err != nil {
 		t.Fatal(err)

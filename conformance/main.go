@@ -91,25 +91,22 @@ func (p *program) run(only string) error {
 
 // self compares envoyproxy/ratelimit with itself.
 func (p *program) self() error {
-	return p.compare(&comparison{explain: noDifference}, p.oracle.start)
+	return p.compare(&comparison{}, p.oracle.start)
 }
 
 // selfClocked is self while the clock is set.
 func (p *program) selfClocked() error {
-	return p.compareClocked(&comparison{explain: noDifference}, p.oracle.start)
+	return p.compareClocked(&comparison{}, p.oracle.start)
 }
 
-func noDifference(exchange) string { return "" }
-
-// A starter starts a service on the configurations in a folder and a Redis.
-type starter func(name, configs, redis string) (*service, error)
+// A starter starts a service on a Redis.
+type starter func(name string, g *generation, redis string) (*service, error)
 
 // compare compares envoyproxy/ratelimit with another service, by the system's clock.
 func (p *program) compare(c *comparison, other starter) error {
 	c.clock = systemClock{}
-	launch := func() (*redistest.Server, error) { return redistest.Launch() }
-	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
-		return startPair(configs, launch, p.oracle.start, other)
+	c.start = func(g *generation) (asker, asker, func(), error) {
+		return startPair(g, launchRedis, p.oracle.start, other)
 	}
 	return p.finish(c)
 }
@@ -133,15 +130,17 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 		clock.redis = append(clock.redis, its)
 		return server, clock.set(0)
 	}
-	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
+	c.start = func(g *generation) (asker, asker, func(), error) {
 		clock.redis, clock.second = nil, time.Now().Unix()
-		return startPair(configs, launch, p.oracle.start, other)
+		return startPair(g, launch, p.oracle.start, other)
 	}
 	return p.finish(c)
 }
 
+func launchRedis() (*redistest.Server, error) { return redistest.Launch() }
+
 // startPair starts two services, each with a Redis of its own.
-func startPair(configs string, launch func() (*redistest.Server, error), left, right starter) (asker, asker, func(), error) {
+func startPair(g *generation, launch func() (*redistest.Server, error), left, right starter) (asker, asker, func(), error) {
 	var stops []func()
 	stop := func() {
 		for _, f := range slices.Backward(stops) {
@@ -154,7 +153,7 @@ func startPair(configs string, launch func() (*redistest.Server, error), left, r
 			return nil, err
 		}
 		stops = append(stops, redis.Close)
-		s, err := starter(name, configs, redis.Addr)
+		s, err := starter(name, g, redis.Addr)
 		if err == nil {
 			stops = append(stops, s.stop)
 		}

@@ -3,23 +3,53 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// A model answers as envoyproxy/ratelimit does, from its published rules. It explains differences
-// between real services, and takes the place of a service in the tests of this program.
+// A model answers as a service should, from its documentation. It explains differences between real
+// services, and takes the place of a service in the tests of this program.
 type model struct {
+	rules    rules
+	settings settings
 	domains  map[string]*domain
-	counters map[string]uint64 // by their names in Redis
+	counters map[string]uint64 // by their names
 	named    map[string]string // what a name in Redis stands for, or "several"; see shared
 }
 
-func newModel(domains ...*domain) *model {
-	m := &model{domains: make(map[string]*domain), counters: make(map[string]uint64), named: make(map[string]string)}
+// rules are the documented differences from envoyproxy/ratelimit. The zero value has none.
+type rules struct {
+	ownNames      bool // different entries and units have different counters
+	anyWildcards  bool // an asterisk may be anywhere
+	anyRemaining  bool // headers are sent even if the least that remains is 4294967295
+	quotaCanDeny  bool // a request is denied if all its limits with quota_mode are over
+	isAtomic      bool // all descriptors of a request are charged, or none
+	chargesShadow bool // in an atomic request that is denied, limits with shadow_mode or quota_mode are charged
+}
+
+// settings are what operators set for a whole service.
+type settings struct {
+	headers  bool // LIMIT_RESPONSE_HEADERS_ENABLED
+	metadata bool // RESPONSE_DYNAMIC_METADATA
+	shadow   bool // SHADOW_MODE
+	quota    bool // QUOTA_MODE
+}
+
+// exactRules and atomicRules are those of Penstock's modes.
+var (
+	exactRules  = rules{ownNames: true, anyWildcards: true, anyRemaining: true, quotaCanDeny: true}
+	atomicRules = rules{ownNames: true, anyWildcards: true, anyRemaining: true, quotaCanDeny: true, isAtomic: true, chargesShadow: true}
+)
+
+func newModel(rules rules, settings settings, domains ...*domain) *model {
+	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), named: make(map[string]string)}
 	for _, d := range domains {
 		m.domains[d.name] = d
 	}
@@ -48,7 +78,7 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 	}
 	replaced := make(map[string]bool)
 	for i, descriptor := range request.Descriptors {
-		matches[i] = d.find(descriptor)
+		matches[i] = d.find(descriptor, m.rules)
 		if l := matches[i].limit; l != nil {
 			matches[i].isUnlimited = l.unlimited
 			for _, name := range l.replaces {
@@ -64,19 +94,18 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 	return matches
 }
 
-func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor) match {
+func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) match {
 	if o := descriptor.Limit; o != nil {
 		return match{limit: &limit{unit: unitNames[o.Unit], count: o.RequestsPerUnit}, isOverride: true}
 	}
 	patterns := make([]string, len(descriptor.Entries))
 	nodes := d.nodes
 	for i, entry := range descriptor.Entries {
-		n := step(nodes, entry)
+		n, byPattern := step(nodes, entry, rules)
 		if n == nil {
 			return match{}
 		}
-		// A wildcard that equals the entry is an exact match.
-		if n.shared && n.label() != entry.Key+"_"+entry.Value && strings.HasPrefix(entry.Key+"_"+entry.Value, strings.TrimSuffix(n.label(), "*")) {
+		if n.shared && byPattern {
 			patterns[i] = strings.TrimPrefix(n.label(), entry.Key+"_")
 		}
 		if i == len(descriptor.Entries)-1 {
@@ -88,24 +117,40 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor) match {
 }
 
 // step finds the node of one level: the label of key and value, or the first wildcard, or the key.
-func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry) *node {
+// byPattern tells that it was a wildcard.
+func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, byPattern bool) {
 	whole := entry.Key + "_" + entry.Value
 	for _, n := range nodes {
 		if n.label() == whole {
-			return n
+			return n, false
 		}
 	}
 	for _, n := range nodes {
-		if n.isWildcard() && strings.HasPrefix(whole, strings.TrimSuffix(n.label(), "*")) {
-			return n
+		isMatch := n.isWildcard() && strings.HasPrefix(whole, strings.TrimSuffix(n.label(), "*"))
+		if rules.anyWildcards {
+			isMatch = strings.Contains(n.label(), "*") && matchesPattern(n.label(), whole)
+		}
+		if isMatch {
+			return n, true
 		}
 	}
 	for _, n := range nodes {
 		if n.label() == entry.Key {
-			return n
+			return n, false
 		}
 	}
-	return nil
+	return nil, false
+}
+
+// matchesPattern tells whether a text is like a pattern whose asterisks stand for any text.
+func matchesPattern(pattern, text string) bool {
+	switch {
+	case pattern == "":
+		return text == ""
+	case pattern[0] == '*':
+		return matchesPattern(pattern[1:], text) || text != "" && matchesPattern(pattern, text[1:])
+	}
+	return text != "" && text[0] == pattern[0] && matchesPattern(pattern[1:], text[1:])
 }
 
 // counter is the name of a match's counter in Redis. Different descriptors may have one name.
@@ -168,54 +213,144 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	return shared
 }
 
-// decide answers as envoyproxy/ratelimit does in a second.
+// A verdict is what a descriptor is told.
+type verdict struct {
+	match
+	hasQuota  bool // its configuration has quota_mode
+	isOver    bool
+	remaining uint32
+}
+
+// decide answers a request in a second.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
-	response := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
+	verdicts := make([]verdict, len(request.Descriptors))
 	for i, match := range m.find(request) {
-		var status *rls.RateLimitResponse_DescriptorStatus
-		switch {
-		case match.isUnlimited:
-			status = &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK, LimitRemaining: math.MaxUint32}
-		case !match.counts():
-			status = &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
-		default:
-			status = m.charge(match, request, i, now)
-		}
-		if status.Code == rls.RateLimitResponse_OVER_LIMIT {
-			if match.quota {
-				status.Code, status.DurationUntilReset = rls.RateLimitResponse_OK, nil
-			} else {
-				response.OverallCode = rls.RateLimitResponse_OVER_LIMIT
+		verdicts[i].match, verdicts[i].hasQuota = match, match.quota
+	}
+	if m.rules.isAtomic {
+		m.decideTogether(request, verdicts, now)
+	} else {
+		for i := range verdicts {
+			if v := &verdicts[i]; v.counts() {
+				cost, _ := hits(request, i)
+				m.counters[m.name(v.match, request, i, now)] += cost
+				m.read(v, request, i, now)
 			}
 		}
+	}
+	return m.answer(request, verdicts, now)
+}
+
+// name is the name of a counter.
+func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int64) string {
+	if m.rules.ownNames {
+		return fmt.Sprint(match.identity(request, i), now/seconds[match.limit.unit])
+	}
+	return match.counter(request, i, now)
+}
+
+// read sets the verdict by what its counter has.
+func (m *model) read(v *verdict, request *rls.RateLimitRequest, i int, now int64) {
+	used, count := m.counters[m.name(v.match, request, i, now)], uint64(v.limit.count)
+	v.isOver, v.remaining = used > count, uint32(count-min(used, count))
+}
+
+func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now int64) *rls.RateLimitResponse {
+	quotaDenies := m.rules.quotaCanDeny
+	for i := range verdicts {
+		v := &verdicts[i]
+		v.quota = v.quota || m.settings.quota
+		if v.counts() && v.quota && !v.isOver {
+			quotaDenies = false
+		}
+	}
+	response := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
+	var strictest *rls.RateLimitResponse_DescriptorStatus // for headers
+	var violations []any
+	hasQuota := false
+	for i := range verdicts {
+		v, status := &verdicts[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
 		response.Statuses = append(response.Statuses, status)
+		switch {
+		case v.isUnlimited:
+			status.LimitRemaining = math.MaxUint32
+			continue
+		case !v.counts():
+			continue
+		}
+		window := seconds[v.limit.unit]
+		status.CurrentLimit = &rls.RateLimitResponse_RateLimit{
+			RequestsPerUnit: v.limit.count,
+			Unit:            rls.RateLimitResponse_RateLimit_Unit(unitNumber(v.limit.unit)),
+			Name:            v.limit.name,
+		}
+		status.LimitRemaining = v.remaining
+		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
+		if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.anyRemaining) || strictest != nil && v.remaining < strictest.LimitRemaining {
+			strictest = status
+		}
+		hasQuota = hasQuota || v.hasQuota
+		switch {
+		case !v.isOver || v.shadow:
+			continue
+		case v.quota:
+			violations = append(violations, float64(i))
+		}
+		if v.quota && !quotaDenies {
+			status.DurationUntilReset = nil
+		} else {
+			status.Code, response.OverallCode = rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OVER_LIMIT
+			strictest = status
+		}
+	}
+	if m.settings.headers && strictest != nil {
+		window := seconds[unitNames[strictest.CurrentLimit.Unit]]
+		for name, value := range map[string]int64{
+			"Limit": int64(strictest.CurrentLimit.RequestsPerUnit), "Remaining": int64(strictest.LimitRemaining), "Reset": window - now%window,
+		} {
+			response.ResponseHeadersToAdd = append(response.ResponseHeadersToAdd, &core.HeaderValue{Key: "RateLimit-" + name, Value: strconv.FormatInt(value, 10)})
+		}
+		slices.SortFunc(response.ResponseHeadersToAdd, func(a, b *core.HeaderValue) int { return strings.Compare(a.Key, b.Key) })
+	}
+	if m.settings.metadata {
+		response.DynamicMetadata = metadata(request, violations, hasQuota)
+	}
+	if m.settings.shadow {
+		response.OverallCode = rls.RateLimitResponse_OK
 	}
 	return response
 }
 
-func (m *model) charge(match match, request *rls.RateLimitRequest, i int, now int64) *rls.RateLimitResponse_DescriptorStatus {
-	name := match.counter(request, i, now)
-	cost, _ := hits(request, i)
-	m.counters[name] += cost
-	status := match.status(now)
-	if used := m.counters[name]; used <= uint64(match.limit.count) {
-		status.LimitRemaining = match.limit.count - uint32(used)
-	} else if !match.shadow {
-		status.Code = rls.RateLimitResponse_OVER_LIMIT
+// metadata are the dynamic metadata of a response.
+func metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
+	descriptors := []any{}
+	for _, d := range request.Descriptors {
+		entries := []any{}
+		for _, e := range d.Entries {
+			entries = append(entries, e.Key+"="+e.Value)
+		}
+		fields := map[string]any{"entries": entries}
+		if d.Limit != nil {
+			fields["limit"] = oneSpace(d.Limit.String())
+		}
+		if d.HitsAddend != nil {
+			fields["hitsAddend"] = float64(d.HitsAddend.Value)
+		}
+		descriptors = append(descriptors, fields)
 	}
-	return status
+	fields := map[string]any{"domain": request.Domain, "descriptors": descriptors, "quotaModeEnabled": hasQuota}
+	if request.HitsAddend > 0 {
+		fields["hitsAddend"] = float64(request.HitsAddend)
+	}
+	if len(violations) > 0 {
+		fields["quotaModeViolations"] = violations
+	}
+	s, err := structpb.NewStruct(fields)
+	if err != nil {
+		panic(err) // the texts are valid UTF-8
+	}
+	return s
 }
 
-// status is the answer for a limit without room that does not deny.
-func (m match) status(now int64) *rls.RateLimitResponse_DescriptorStatus {
-	window := seconds[m.limit.unit]
-	return &rls.RateLimitResponse_DescriptorStatus{
-		Code: rls.RateLimitResponse_OK,
-		CurrentLimit: &rls.RateLimitResponse_RateLimit{
-			RequestsPerUnit: m.limit.count,
-			Unit:            rls.RateLimitResponse_RateLimit_Unit(unitNumber(m.limit.unit)),
-			Name:            m.limit.name,
-		},
-		DurationUntilReset: &durationpb.Duration{Seconds: window - now%window},
-	}
-}
+// oneSpace undoes that protobuf prints one or two spaces between fields, as the build decides.
+func oneSpace(text string) string { return strings.Join(strings.Fields(text), " ") }

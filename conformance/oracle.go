@@ -57,27 +57,25 @@ func inModule(dir string, args ...string) (string, error) {
 }
 
 // start starts the service.
-func (o *oracle) start(name, configs, redis string) (*service, error) {
-	return o.startWith(name, configs, redis)
-}
-
-// startWith is start with more environment variables.
-func (o *oracle) startWith(name, configs, redis string, environment ...string) (*service, error) {
+func (o *oracle) start(name string, g *generation, redis string) (*service, error) {
 	addresses, err := freeAddresses(3)
 	if err != nil {
 		return nil, err
 	}
-	dir, base := filepath.Split(filepath.Clean(configs))
+	dir, base := filepath.Split(filepath.Clean(g.configs))
 	port := func(i int) string { return addresses[i][strings.LastIndex(addresses[i], ":")+1:] }
-	s := &service{name: name, grpc: addresses[0], http: addresses[1]}
-	program := "service_cmd"
-	if o.clock != "" {
-		program, environment = "service_clocked", append(environment, "CLOCK_FILE="+o.clock)
-	}
-	return s, s.start(dir, append([]string{
+	environment := []string{
 		"GRPC_HOST=127.0.0.1", "GRPC_PORT=" + port(0), "HOST=127.0.0.1", "PORT=" + port(1), "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + port(2),
 		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
 		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + base, "RUNTIME_WATCH_ROOT=false",
 		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis,
-	}, environment...), filepath.Join(o.dir, program))
+		fmt.Sprint("LIMIT_RESPONSE_HEADERS_ENABLED=", g.settings.headers), fmt.Sprint("RESPONSE_DYNAMIC_METADATA=", g.settings.metadata),
+		fmt.Sprint("SHADOW_MODE=", g.settings.shadow), fmt.Sprint("QUOTA_MODE=", g.settings.quota),
+	}
+	program := "service_cmd"
+	if o.clock != "" {
+		program, environment = "service_clocked", append(environment, "CLOCK_FILE="+o.clock)
+	}
+	s := &service{name: name, grpc: addresses[0], http: addresses[1]}
+	return s, s.start(dir, environment, filepath.Join(o.dir, program))
 }

@@ -120,7 +120,7 @@ func (s *service) ask(request *rls.RateLimitRequest) answer {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	response, err := s.client.ShouldRateLimit(ctx, request)
-	return answer{response, err}
+	return answer{response: response, err: err}.normalize()
 }
 
 // freeAddresses are addresses on which nothing listens.

@@ -1,0 +1,102 @@
+package main
+
+import (
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+// A charge is what one or more descriptors of an atomic request cost together: those with one
+// counter that are charged alike.
+type charge struct {
+	members []int // descriptors
+	name    string
+	cost    uint64
+	forced  bool // made even if it does not fit: the descriptor states its hits
+	isAlone bool // shadow_mode or quota_mode: it is decided by itself
+}
+
+// decideTogether decides the descriptors of a request atomically.
+//
+// Hits of a descriptor are charged in any case, because they may report what has been used. Hits of
+// the request are charged if those of all descriptors fit. Hits of 0 ask whether a limit is
+// exceeded. Descriptors with one counter are charged together if they are alike. Otherwise the
+// later ones are decided after the others, and so are forced charges of a request that is denied.
+func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict, now int64) {
+	var pending []int
+	for i := range verdicts {
+		if verdicts[i].counts() {
+			pending = append(pending, i)
+		}
+	}
+	isDenied := false
+	for len(pending) > 0 {
+		charges, later := m.compose(request, verdicts, pending, now)
+		denies := false
+		for _, c := range charges {
+			denies = denies || !c.isAlone && !m.fits(c, verdicts, isDenied)
+		}
+		for _, c := range charges {
+			later = append(later, m.settle(c, request, verdicts, now, denies, isDenied)...)
+		}
+		isDenied = isDenied || denies
+		pending = later
+	}
+}
+
+// compose returns the charges of a round, and the descriptors that wait for the next one.
+func (m *model) compose(request *rls.RateLimitRequest, verdicts []verdict, pending []int, now int64) (charges []*charge, later []int) {
+	byName := make(map[string]*charge)
+	for _, i := range pending {
+		v := &verdicts[i]
+		cost, own := hits(request, i)
+		c := &charge{[]int{i}, m.name(v.match, request, i, now), cost, own && cost > 0, v.shadow || v.quota}
+		other := byName[c.name]
+		if other == nil {
+			byName[c.name] = c
+			charges = append(charges, c)
+			continue
+		}
+		twin := &verdicts[other.members[0]]
+		if other.forced != c.forced || (other.cost == 0) != (cost == 0) || twin.shadow != v.shadow || twin.quota != v.quota ||
+			twin.limit.count != v.limit.count || twin.limit.name != v.limit.name {
+			later = append(later, i)
+			continue
+		}
+		other.members, other.cost = append(other.members, i), other.cost+cost
+	}
+	return charges, later
+}
+
+// fits tells whether a charge does not deny. After a denial nothing that fits is charged, so each
+// charge is asked for itself.
+func (m *model) fits(c *charge, verdicts []verdict, isDenied bool) bool {
+	count := uint64(verdicts[c.members[0]].limit.count)
+	switch {
+	case c.forced:
+		return true
+	case c.cost == 0:
+		return m.counters[c.name] <= count
+	}
+	return m.counters[c.name]+c.cost <= count
+}
+
+// settle makes a charge, and sets its verdicts. It returns the descriptors that wait for the next
+// round.
+func (m *model) settle(c *charge, request *rls.RateLimitRequest, verdicts []verdict, now int64, denies, isDenied bool) (later []int) {
+	fits := m.fits(c, verdicts, isDenied)
+	switch {
+	case c.forced && denies && !c.isAlone:
+		return c.members
+	case c.forced:
+		m.counters[c.name] += c.cost
+	case fits && !isDenied && (c.isAlone && (m.rules.chargesShadow || !denies) || !denies):
+		m.counters[c.name] += c.cost
+	}
+	for _, i := range c.members {
+		v := &verdicts[i]
+		m.read(v, request, i, now)
+		if !c.forced {
+			v.isOver = !fits
+		}
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// An inProcess is Penstock's service without a network.
+type inProcess struct{ rls.RateLimitServiceServer }
+
+// RegisterService keeps the service.
+func (s *inProcess) RegisterService(_ *grpc.ServiceDesc, service any) {
+	s.RateLimitServiceServer = service.(rls.RateLimitServiceServer)
+}
+
+func (s *inProcess) ask(request *rls.RateLimitRequest) answer {
+	response, err := s.ShouldRateLimit(context.Background(), request)
+	return answer{response: response, err: err}
+}
+
+func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcess, error) {
+	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) }
+	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, g.settings.metadata, g.settings.shadow, g.settings.quota
+	if g.settings.headers {
+		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
+	}
+	rules, err := policy.New(policy.Spec{})
+	if err != nil {
+		return nil, err
+	}
+	controller, err := admission.New(memstore.New(memstore.Options{Now: now}), func() *policy.Rules { return rules }, admission.Options{Settings: o.Settings})
+	if err != nil {
+		return nil, err
+	}
+	engine, err := envoyrls.New(controller, o)
+	if err != nil {
+		return nil, err
+	}
+	files, err := envoyconfig.ReadDir(g.configs)
+	if err != nil {
+		return nil, err
+	}
+	config, err := envoyconfig.Load(files, envoyconfig.Options{})
+	if err != nil {
+		return nil, err
+	}
+	s := new(inProcess)
+	envoyrls.Register(s, engine)
+	return s, engine.SetConfig(config)
+}
+
+// Penstock's answers in memory, beside the model of envoyproxy/ratelimit. The conformance program
+// compares the same with the real service, and so checks the model.
+func TestEngineAnswersAsItsModel(t *testing.T) {
+	t.Parallel()
+	for mode, its := range map[envoyrls.Mode]rules{envoyrls.Exact: exactRules, envoyrls.Atomic: atomicRules} {
+		t.Run(fmt.Sprint(mode), func(t *testing.T) {
+			t.Parallel()
+			clock := &steppedClock{second: 1_800_000_000}
+			var out bytes.Buffer
+			c := &comparison{seed: rand.Uint64(), only: -1, out: &out, clock: clock, right: its}
+			c.start = func(g *generation) (asker, asker, func(), error) {
+				clock.second = 1_800_000_000
+				s, err := newInProcess(clock, g, envoyrls.Options{Mode: mode})
+				return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, s, func() {}, err
+			}
+			if err := c.run(20_000); err != nil {
+				t.Fatal(err)
+			}
+			if c.mismatches > 0 {
+				t.Errorf("%s\n%v", &out, &c.tally)
+			}
+			t.Logf("%v", &c.tally)
+		})
+	}
+}

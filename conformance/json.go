@@ -1,0 +1,190 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+// A page is what POST /json answers.
+type page struct {
+	status int
+	kind   string // Content-Type
+	body   string
+	tree   any // the body, if it is JSON
+}
+
+// A jsonAsker asks a service by POST /json.
+type jsonAsker struct {
+	asker
+	url    string
+	client *http.Client
+}
+
+func newJSONAsker(a asker) (asker, error) {
+	s, ok := a.(*service)
+	if !ok {
+		return nil, fmt.Errorf("%T has no HTTP", a)
+	}
+	return jsonAsker{s, "http://" + s.http + "/json", &http.Client{Timeout: answerLimit}}, nil
+}
+
+func (j jsonAsker) ask(request *rls.RateLimitRequest) answer {
+	// Both forms of names are in use.
+	body, err := protojson.MarshalOptions{UseProtoNames: len(request.Descriptors)%2 == 0}.Marshal(request)
+	if err != nil {
+		return answer{err: err}
+	}
+	p, err := j.post(http.MethodPost, body)
+	if err != nil {
+		return answer{err: err}
+	}
+	a := answer{page: p}
+	if p.tree != nil {
+		a.response = new(rls.RateLimitResponse)
+		a.err = protojson.Unmarshal([]byte(p.body), a.response)
+	}
+	return a.normalize()
+}
+
+func (j jsonAsker) post(method string, body []byte) (*page, error) {
+	request, err := http.NewRequest(method, j.url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	response, err := j.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	p := &page{status: response.StatusCode, kind: response.Header.Get("Content-Type"), body: string(text)}
+	if p.kind == "application/json" && json.Unmarshal(text, &p.tree) != nil {
+		p.tree = nil
+	}
+	return p, nil
+}
+
+// differencesOfPages are those that the messages do not show.
+func differencesOfPages(a, b *page) (fields []string) {
+	if a == nil || b == nil {
+		return nil
+	}
+	if a.status != b.status {
+		fields = append(fields, "HTTP status")
+	}
+	if a.kind != b.kind {
+		fields = append(fields, "Content-Type")
+	}
+	if !reflect.DeepEqual(a.tree, b.tree) {
+		fields = append(fields, "JSON")
+	}
+	// Penstock says more of what is wrong.
+	if a.tree == nil && b.tree == nil && !strings.HasPrefix(b.body, strings.TrimSpace(a.body)) {
+		fields = append(fields, "body")
+	}
+	return fields
+}
+
+// json compares POST /json: first random requests, then bodies that are hard to read.
+func (p *program) json() error {
+	c := &comparison{right: exactRules, through: newJSONAsker}
+	if err := p.compare(c, p.oracle.start); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "conformance")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	configs := filepath.Join(dir, "config")
+	if err := os.Mkdir(configs, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(configs, "config.yaml"), []byte(bodiesConfig), 0o600); err != nil {
+		return err
+	}
+	left, right, stop, err := startPair(&generation{configs: configs}, launchRedis, p.oracle.start, p.oracle.start)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	return compareBodies(left, right)
+}
+
+// bodiesConfig has a year in place of shorter windows, so that none ends.
+const bodiesConfig = `domain: d
+descriptors:
+- key: k
+  rate_limit: {unit: year, requests_per_unit: 3}
+- key: full
+  rate_limit: {unit: year, requests_per_unit: 0}
+`
+
+// bodies are sent to POST /json.
+var bodies = []string{
+	``, ` `, `{`, `[]`, `null`, `"x"`, `{}`, `{"domain":""}`, `{"domain":"d"}`, `{"domain":"d","descriptors":[]}`, `{"domain":"d","descriptors":null}`,
+	`{"domain":"d","descriptors":[{}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":""}]}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"full"}]}]}`,
+	`{"domain":"other","descriptors":[{"entries":[{"key":"k"}]}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"a"}]}],"hitsAddend":2}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"a"}]}],"hits_addend":2}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"b"}]}],"hitsAddend":"2"}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"b"}]}],"hitsAddend":2.0}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"b"}]}],"hitsAddend":1e0}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}],"hitsAddend":1.5}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}],"hitsAddend":-1}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}],"hitsAddend":4294967296}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"c"}],"hitsAddend":"0"}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"c"}],"hitsAddend":4}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"c"}],"hits_addend":"1"}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"c"}],"hitsAddend":{"value":1}}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"x"}],"limit":{"requestsPerUnit":1,"unit":"HOUR"}}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"y"}],"limit":{"requests_per_unit":1,"unit":6}}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"y"}],"limit":{"requests_per_unit":1,"unit":"hour"}}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"y"}],"limit":{"requests_per_unit":1,"unit":"DECADE"}}]}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}],"unknown":1}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","other":"x"}]}]}`, `{"Domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}`,
+	`{"domain":"d","domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}]} trailing`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}{}`,
+	`{"domain":5,"descriptors":[{"entries":[{"key":"k"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":5}]}]}`, `{"domain":"d","descriptors":{"entries":[{"key":"k"}]}}`,
+	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"\u00e9\ud83d\ude00"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"\ud83d"}]}]}`,
+	"{\"domain\":\"d\",\"descriptors\":[{\"entries\":[{\"key\":\"k\",\"value\":\"\xff\"}]}]}", `{'domain':'d'}`, `{"domain":"d",}`, "\ufeff{}", `{"domain":null,"descriptors":[{"entries":[{"key":"k"}]}]}`,
+	`{"domain":"d","descriptors":[null]}`, `{"domain":"d","descriptors":[{"entries":[null]}]}`, `{"domain":"d","descriptors":[{"entries":null,"limit":null,"hitsAddend":null}]}`,
+	`{"domain":"d","descriptors":[` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `]}`,
+}
+
+// compareBodies asks both services by the fixed bodies.
+func compareBodies(left, right asker) error {
+	l, err := newJSONAsker(left)
+	if err != nil {
+		return err
+	}
+	r, err := newJSONAsker(right)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPut} {
+		for _, body := range bodies {
+			a, err := l.(jsonAsker).post(method, []byte(body))
+			if err != nil {
+				return err
+			}
+			b, err := r.(jsonAsker).post(method, []byte(body))
+			if err != nil {
+				return err
+			}
+			if fields := differencesOfPages(a, b); len(fields) > 0 {
+				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answers %d %q, penstock %d %q", method, body, fields, a.status, a.body, b.status, b.body))
+			}
+		}
+	}
+	if failed == nil {
+		fmt.Printf("%10d  bodies answered alike by POST, GET and PUT\n", 3*len(bodies))
+	}
+	return failed
+}
