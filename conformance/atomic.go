@@ -20,6 +20,10 @@ type charge struct {
 // the request are charged if those of all descriptors fit. Hits of 0 ask whether a limit is
 // exceeded. Descriptors with one counter are charged together if they are alike. Otherwise the
 // later ones are decided after the others, and so are forced charges of a request that is denied.
+//
+// A denial is repeated from a cache for a second, with the numbers of the first answer. So what is
+// left of limits that were denied before may be aged: it may have been more then, and others of the
+// same request may have had room.
 func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict, now int64) {
 	var pending []int
 	for i := range verdicts {
@@ -30,6 +34,7 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict
 	isDenied := false
 	for len(pending) > 0 {
 		charges, later := m.compose(request, verdicts, pending, now)
+		m.age(charges, verdicts, isDenied, now)
 		denies := false
 		for _, c := range charges {
 			denies = denies || !c.isAlone && !m.fits(c, verdicts, isDenied)
@@ -39,6 +44,41 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict
 		}
 		isDenied = isDenied || denies
 		pending = later
+	}
+}
+
+// age marks the descriptors that an earlier denial may answer.
+func (m *model) age(charges []*charge, verdicts []verdict, isDenied bool, now int64) {
+	together := make(map[string][]*charge)
+	key := ""
+	for _, c := range charges {
+		if c.isAlone {
+			together[c.name] = []*charge{c}
+		} else {
+			key += c.name + "\n"
+		}
+	}
+	for _, c := range charges {
+		if !c.isAlone {
+			together[key] = append(together[key], c)
+		}
+	}
+	for key, charges := range together {
+		denies := false
+		for _, c := range charges {
+			denies = denies || !m.fits(c, verdicts, isDenied)
+		}
+		if !denies {
+			continue
+		}
+		if at, ok := m.denied[key]; ok && now-at <= 2 {
+			for _, c := range charges {
+				for _, i := range c.members {
+					m.aged[i] = true
+				}
+			}
+		}
+		m.denied[key] = now
 	}
 }
 

@@ -77,7 +77,7 @@ func TestEngineAnswersAsItsModel(t *testing.T) {
 				s, err := newInProcess(clock, g, envoyrls.Options{Mode: mode})
 				return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, s, func() {}, err
 			}
-			if err := c.run(20_000); err != nil {
+			if err := c.run(12_000); err != nil {
 				t.Fatal(err)
 			}
 			if c.mismatches > 0 {

@@ -86,8 +86,8 @@ func cloneNodes(nodes []*node) (cloned []*node) {
 
 func TestEqualServicesHaveNoMismatch(t *testing.T) {
 	t.Parallel()
-	c := compareFakes(t, 20_000, defect{})
-	if c.mismatches > 0 || c.tally.counts["equal in every field"] != c.tally.counts["compared"] || c.tally.counts["compared"] < 20_000 {
+	c := compareFakes(t, 12_000, defect{})
+	if c.mismatches > 0 || c.tally.counts["equal in every field"] != c.tally.counts["compared"] || c.tally.counts["compared"] < 12_000 {
 		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
 	}
 	if missing := c.notMet(); len(missing) > 0 {
@@ -168,7 +168,7 @@ func TestDefectsAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if c := compareFakes(t, 20_000, d); c.mismatches == 0 {
+			if c := compareFakes(t, 12_000, d); c.mismatches == 0 {
 				t.Errorf("seed %d: no mismatch in %d requests", c.seed, c.tally.counts["compared"])
 			}
 		})
@@ -219,7 +219,7 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	c.start = func(g *generation) (asker, asker, func(), error) {
 		return earlyFake{newModel(rules{}, g.settings, g.domains...), clock}, lateFake{newModel(rules{}, g.settings, g.domains...), clock}, func() {}, nil
 	}
-	if err := c.run(20_000); err != nil {
+	if err := c.run(12_000); err != nil {
 		t.Fatal(err)
 	}
 	if c.mismatches > 0 || c.tally.counts["not comparable: not decided in one second"] == 0 {

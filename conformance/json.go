@@ -102,7 +102,7 @@ func differencesOfPages(a, b *page) (fields []string) {
 // json compares POST /json: first random requests, then bodies that are hard to read.
 func (p *program) json() error {
 	c := &comparison{right: exactRules, through: newJSONAsker}
-	if err := p.compare(c, p.oracle.start); err != nil {
+	if err := p.compare(c, p.penstock("exact")); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "conformance")
@@ -117,7 +117,7 @@ func (p *program) json() error {
 	if err := os.WriteFile(filepath.Join(configs, "config.yaml"), []byte(bodiesConfig), 0o600); err != nil {
 		return err
 	}
-	left, right, stop, err := startPair(&generation{configs: configs}, launchRedis, p.oracle.start, p.oracle.start)
+	left, right, stop, err := startPair(&generation{configs: configs}, launchRedis, p.oracle.start, p.penstock("exact"))
 	if err != nil {
 		return err
 	}

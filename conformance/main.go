@@ -11,6 +11,10 @@
 //   - self: envoyproxy/ratelimit and itself, which proves that the comparison is sound
 //   - self-clocked: the same, built with a clock that is set before each request, often to the end
 //     of a window
+//   - exact: penstock serve in mode exact
+//   - exact-clocked: the same with a clock that is set
+//   - atomic: penstock serve in its default mode, whose differences are predicted
+//   - json: POST /json in mode exact
 //   - loader: which configuration files both load, with which limits
 package main
 
@@ -47,6 +51,7 @@ type program struct {
 	seed     uint64
 	domain   int
 	oracle   *oracle
+	built    string // the file of penstock, or ""
 }
 
 // A section is a part of the comparison.
@@ -58,6 +63,10 @@ type section struct {
 var sections = []section{
 	{"self", (*program).self},
 	{"self-clocked", (*program).selfClocked},
+	{"exact", (*program).exact},
+	{"exact-clocked", (*program).exactClocked},
+	{"atomic", (*program).atomic},
+	{"json", (*program).json},
 	{"loader", (*program).loader},
 }
 

@@ -22,12 +22,16 @@ type model struct {
 	domains  map[string]*domain
 	counters map[string]uint64 // by their names
 	named    map[string]string // what a name in Redis stands for, or "several"; see shared
+	denied   map[string]int64  // charges that were denied together: when they were last
+	aged     []bool            // of the last request, by descriptor; see decideTogether
+	unused   []bool            // of the last request, by descriptor: nothing is counted in its window
 }
 
 // rules are the documented differences from envoyproxy/ratelimit. The zero value has none.
 type rules struct {
 	ownNames      bool // different entries and units have different counters
 	anyWildcards  bool // an asterisk may be anywhere
+	namesWeeks    bool // metadata name the unit of an override WEEK
 	anyRemaining  bool // headers are sent even if the least that remains is 4294967295
 	quotaCanDeny  bool // a request is denied if all its limits with quota_mode are over
 	isAtomic      bool // all descriptors of a request are charged, or none
@@ -44,12 +48,12 @@ type settings struct {
 
 // exactRules and atomicRules are those of Penstock's modes.
 var (
-	exactRules  = rules{ownNames: true, anyWildcards: true, anyRemaining: true, quotaCanDeny: true}
-	atomicRules = rules{ownNames: true, anyWildcards: true, anyRemaining: true, quotaCanDeny: true, isAtomic: true, chargesShadow: true}
+	exactRules  = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true}
+	atomicRules = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true, isAtomic: true, chargesShadow: true}
 )
 
 func newModel(rules rules, settings settings, domains ...*domain) *model {
-	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), named: make(map[string]string)}
+	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), named: make(map[string]string), denied: make(map[string]int64)}
 	for _, d := range domains {
 		m.domains[d.name] = d
 	}
@@ -107,6 +111,9 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 		}
 		if n.shared && byPattern {
 			patterns[i] = strings.TrimPrefix(n.label(), entry.Key+"_")
+			if rules.anyWildcards && n.value != "" {
+				patterns[i] = n.value
+			}
 		}
 		if i == len(descriptor.Entries)-1 {
 			return match{limit: n.limit, shadow: n.shadow, quota: n.quota, patterns: patterns}
@@ -213,7 +220,7 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	return shared
 }
 
-// A verdict is what a descriptor is told.
+// A verdict is the answer for a descriptor.
 type verdict struct {
 	match
 	hasQuota  bool // its configuration has quota_mode
@@ -224,8 +231,10 @@ type verdict struct {
 // decide answers a request in a second.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
 	verdicts := make([]verdict, len(request.Descriptors))
+	m.aged, m.unused = make([]bool, len(verdicts)), make([]bool, len(verdicts))
 	for i, match := range m.find(request) {
 		verdicts[i].match, verdicts[i].hasQuota = match, match.quota
+		verdicts[i].quota = match.quota || m.settings.quota
 	}
 	if m.rules.isAtomic {
 		m.decideTogether(request, verdicts, now)
@@ -253,13 +262,13 @@ func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int6
 func (m *model) read(v *verdict, request *rls.RateLimitRequest, i int, now int64) {
 	used, count := m.counters[m.name(v.match, request, i, now)], uint64(v.limit.count)
 	v.isOver, v.remaining = used > count, uint32(count-min(used, count))
+	m.unused[i] = used == 0
 }
 
 func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now int64) *rls.RateLimitResponse {
 	quotaDenies := m.rules.quotaCanDeny
 	for i := range verdicts {
 		v := &verdicts[i]
-		v.quota = v.quota || m.settings.quota
 		if v.counts() && v.quota && !v.isOver {
 			quotaDenies = false
 		}
@@ -286,7 +295,9 @@ func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now in
 		}
 		status.LimitRemaining = v.remaining
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
-		if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.anyRemaining) || strictest != nil && v.remaining < strictest.LimitRemaining {
+		if hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT; hasDenied {
+			// The last one that denies is in the headers.
+		} else if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.anyRemaining) || strictest != nil && v.remaining < strictest.LimitRemaining {
 			strictest = status
 		}
 		hasQuota = hasQuota || v.hasQuota
@@ -313,7 +324,7 @@ func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now in
 		slices.SortFunc(response.ResponseHeadersToAdd, func(a, b *core.HeaderValue) int { return strings.Compare(a.Key, b.Key) })
 	}
 	if m.settings.metadata {
-		response.DynamicMetadata = metadata(request, violations, hasQuota)
+		response.DynamicMetadata = m.metadata(request, violations, hasQuota)
 	}
 	if m.settings.shadow {
 		response.OverallCode = rls.RateLimitResponse_OK
@@ -322,7 +333,7 @@ func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now in
 }
 
 // metadata are the dynamic metadata of a response.
-func metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
+func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
 	descriptors := []any{}
 	for _, d := range request.Descriptors {
 		entries := []any{}
@@ -331,7 +342,11 @@ func metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *s
 		}
 		fields := map[string]any{"entries": entries}
 		if d.Limit != nil {
-			fields["limit"] = oneSpace(d.Limit.String())
+			text := oneSpace(d.Limit.String())
+			if m.rules.namesWeeks && unitNames[d.Limit.Unit] == "WEEK" {
+				text = strings.TrimSuffix(text, "7") + "WEEK"
+			}
+			fields["limit"] = text
 		}
 		if d.HitsAddend != nil {
 			fields["hitsAddend"] = float64(d.HitsAddend.Value)

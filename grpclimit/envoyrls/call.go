@@ -129,6 +129,7 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 			return err
 		}
 		it.limit, it.event = l, c.state.tables.domains[domain.Name]
+		it.isQuota = e.options.QuotaMode
 	} else {
 		domain.Match(d.Entries, m)
 		if m.Limit == nil {
@@ -360,7 +361,7 @@ func (c *call) twin(it *item, before []int) *item {
 // not matter. Otherwise the second waits for the next round.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
-	if !isAlike || c.isExact() && it.kind != check {
+	if !isAlike || c.isExact() && (it.kind != check || c.isAwaited(it)) {
 		c.later = append(c.later, i)
 		return
 	}
@@ -376,4 +377,12 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 		charges = c.shadows[it.batch-1].Charges
 	}
 	charges[it.at].Cost = min(charges[it.at].Cost+charge.Cost, penstock.MaxCost)
+}
+
+// isAwaited tells whether an item with the same counter waits for the next round.
+func (c *call) isAwaited(it *item) bool {
+	return slices.ContainsFunc(c.later, func(i int) bool {
+		other := &c.items[i]
+		return other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name()
+	})
 }

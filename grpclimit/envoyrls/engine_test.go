@@ -205,6 +205,8 @@ func TestModeExactAnswersLikeEnvoysService(t *testing.T) {
 			small +0 -> ok: ok 3/minute 0 left 60s
 			small +50 -> over: over 3/minute 0 left 60s
 			small +0 -> over: over 3/minute 0 left 60s`},
+		{"hits of 0 ask in the order of the request", `
+			small +0,small +1,small +0 -> ok: ok 3/minute 3 left 60s, ok 3/minute 2 left 60s, ok 3/minute 2 left 60s`},
 		{"negative hits are returned, at most all", `
 			small +3 -> ok: ok 3/minute 0 left 60s
 			small -1 -> ok: ok 3/minute 1 left 60s
@@ -322,7 +324,8 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 	spends.run(t, limits, envoyrls.Options{SpendsReports: true})
 	quota := conversation{"all limits are quotas", `
 		3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
-		8: small,large -> over: over 3/minute 0 left 60s, over 10/hour 7 left 3600s`}
+		8: small,large -> over: over 3/minute 0 left 60s, over 10/hour 7 left 3600s
+		8: small @9/4,large -> ok: ok 9/day 1 left 86400s, ok 10/hour 7 left 0s`}
 	quota.run(t, limits, envoyrls.Options{QuotaMode: true})
 }
 

@@ -49,7 +49,10 @@ func (d *Descriptor) metadata() map[string]any {
 	}
 	m := map[string]any{"entries": entries}
 	if o := d.Override; o != nil {
-		text := fmt.Sprintf("requests_per_unit:%d unit:%v", o.RequestsPerUnit, o.Unit)
+		text := fmt.Sprintf("unit:%v", o.Unit)
+		if o.RequestsPerUnit > 0 {
+			text = fmt.Sprintf("requests_per_unit:%d %s", o.RequestsPerUnit, text)
+		}
 		if o.UnitMultiplier > 0 {
 			text += fmt.Sprintf(" unit_multiplier:{value:%d}", o.UnitMultiplier)
 		}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// buildPenstock builds penstock in the folder of the other programs.
+func (p *program) buildPenstock() error {
+	if p.built != "" {
+		return nil
+	}
+	file := filepath.Join(p.oracle.dir, "penstock")
+	cmd := exec.Command("go", "build", "-o", file, ".")
+	cmd.Dir, cmd.Stderr = filepath.Join("..", "cmd", "penstock"), os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build penstock: %w", err)
+	}
+	p.built = file
+	return nil
+}
+
+// penstock returns how penstock serve is started in a mode.
+func (p *program) penstock(mode string) starter {
+	return func(name string, g *generation, redis string) (*service, error) {
+		if err := p.buildPenstock(); err != nil {
+			return nil, err
+		}
+		addresses, err := freeAddresses(2)
+		if err != nil {
+			return nil, err
+		}
+		args := []string{
+			"serve", "--envoy-config", g.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--api", addresses[1], "--admin-listen", "off",
+			"--store", "redis://" + redis, "--store-timeout", answerLimit.String(), // a busy machine must not decide for the store
+		}
+		for _, flag := range []struct {
+			is   bool
+			text string
+		}{
+			{g.settings.headers, "--envoy-headers=plain"},
+			{g.settings.metadata, "--envoy-metadata"},
+			{g.settings.shadow, "--envoy-shadow-mode"},
+			{g.settings.quota, "--envoy-quota-mode"},
+		} {
+			if flag.is {
+				args = append(args, flag.text)
+			}
+		}
+		s := &service{name: name, grpc: addresses[0], http: addresses[1]}
+		return s, s.start(filepath.Dir(g.configs), nil, p.built, args...)
+	}
+}
+
+// exact compares mode exact: all answers are equal but for documented differences.
+func (p *program) exact() error {
+	return p.compare(&comparison{right: exactRules}, p.penstock("exact"))
+}
+
+// exactClocked is exact while the clock is set.
+func (p *program) exactClocked() error {
+	return p.compareClocked(&comparison{right: exactRules, ownClock: true}, p.penstock("exact"))
+}
+
+// atomic compares the default mode: the differences are those that the mode is for.
+func (p *program) atomic() error {
+	return p.compare(&comparison{right: atomicRules}, p.penstock("atomic"))
+}
