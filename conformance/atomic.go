@@ -24,23 +24,23 @@ type charge struct {
 // A denial is repeated from a cache for a second, with the numbers of the first answer. So what is
 // left of limits that were denied before may be aged: it may have been more then, and others of the
 // same request may have had room.
-func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict, now int64) {
+func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, now int64) {
 	var pending []int
-	for i := range verdicts {
-		if verdicts[i].counts() {
+	for i := range results {
+		if results[i].counts() {
 			pending = append(pending, i)
 		}
 	}
 	isDenied := false
 	for len(pending) > 0 {
-		charges, later := m.compose(request, verdicts, pending, now)
-		m.age(charges, verdicts, isDenied, now)
+		charges, later := m.compose(request, results, pending, now)
+		m.age(charges, results, isDenied, now)
 		denies := false
 		for _, c := range charges {
-			denies = denies || !c.isAlone && !m.fits(c, verdicts, isDenied)
+			denies = denies || !c.isAlone && !m.fits(c, results, isDenied)
 		}
 		for _, c := range charges {
-			later = append(later, m.settle(c, request, verdicts, now, denies, isDenied)...)
+			later = append(later, m.settle(c, request, results, now, denies, isDenied)...)
 		}
 		isDenied = isDenied || denies
 		pending = later
@@ -48,7 +48,7 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, verdicts []verdict
 }
 
 // age marks the descriptors that an earlier denial may answer.
-func (m *model) age(charges []*charge, verdicts []verdict, isDenied bool, now int64) {
+func (m *model) age(charges []*charge, results []result, isDenied bool, now int64) {
 	together := make(map[string][]*charge)
 	key := ""
 	for _, c := range charges {
@@ -66,7 +66,7 @@ func (m *model) age(charges []*charge, verdicts []verdict, isDenied bool, now in
 	for key, charges := range together {
 		denies := false
 		for _, c := range charges {
-			denies = denies || !m.fits(c, verdicts, isDenied)
+			denies = denies || !m.fits(c, results, isDenied)
 		}
 		if !denies {
 			continue
@@ -83,10 +83,10 @@ func (m *model) age(charges []*charge, verdicts []verdict, isDenied bool, now in
 }
 
 // compose returns the charges of a round, and the descriptors that wait for the next one.
-func (m *model) compose(request *rls.RateLimitRequest, verdicts []verdict, pending []int, now int64) (charges []*charge, later []int) {
+func (m *model) compose(request *rls.RateLimitRequest, results []result, pending []int, now int64) (charges []*charge, later []int) {
 	byName := make(map[string]*charge)
 	for _, i := range pending {
-		v := &verdicts[i]
+		v := &results[i]
 		cost, own := hits(request, i)
 		c := &charge{[]int{i}, m.name(v.match, request, i, now), cost, own && cost > 0, v.shadow || v.quota}
 		other := byName[c.name]
@@ -95,7 +95,7 @@ func (m *model) compose(request *rls.RateLimitRequest, verdicts []verdict, pendi
 			charges = append(charges, c)
 			continue
 		}
-		twin := &verdicts[other.members[0]]
+		twin := &results[other.members[0]]
 		if other.forced != c.forced || (other.cost == 0) != (cost == 0) || twin.shadow != v.shadow || twin.quota != v.quota ||
 			twin.limit.count != v.limit.count || twin.limit.name != v.limit.name {
 			later = append(later, i)
@@ -108,8 +108,8 @@ func (m *model) compose(request *rls.RateLimitRequest, verdicts []verdict, pendi
 
 // fits tells whether a charge does not deny. After a denial nothing that fits is charged, so each
 // charge is asked for itself.
-func (m *model) fits(c *charge, verdicts []verdict, isDenied bool) bool {
-	count := uint64(verdicts[c.members[0]].limit.count)
+func (m *model) fits(c *charge, results []result, isDenied bool) bool {
+	count := uint64(results[c.members[0]].limit.count)
 	switch {
 	case c.forced:
 		return true
@@ -119,10 +119,10 @@ func (m *model) fits(c *charge, verdicts []verdict, isDenied bool) bool {
 	return m.counters[c.name]+c.cost <= count
 }
 
-// settle makes a charge, and sets its verdicts. It returns the descriptors that wait for the next
+// settle makes a charge, and sets its results. It returns the descriptors that wait for the next
 // round.
-func (m *model) settle(c *charge, request *rls.RateLimitRequest, verdicts []verdict, now int64, denies, isDenied bool) (later []int) {
-	fits := m.fits(c, verdicts, isDenied)
+func (m *model) settle(c *charge, request *rls.RateLimitRequest, results []result, now int64, denies, isDenied bool) (later []int) {
+	fits := m.fits(c, results, isDenied)
 	switch {
 	case c.forced && denies && !c.isAlone:
 		return c.members
@@ -132,7 +132,7 @@ func (m *model) settle(c *charge, request *rls.RateLimitRequest, verdicts []verd
 		m.counters[c.name] += c.cost
 	}
 	for _, i := range c.members {
-		v := &verdicts[i]
+		v := &results[i]
 		m.read(v, request, i, now)
 		if !c.forced {
 			v.isOver = !fits

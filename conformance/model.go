@@ -220,8 +220,8 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	return shared
 }
 
-// A verdict is the answer for a descriptor.
-type verdict struct {
+// A result is the answer for a descriptor.
+type result struct {
 	match
 	hasQuota  bool // its configuration has quota_mode
 	isOver    bool
@@ -230,24 +230,24 @@ type verdict struct {
 
 // decide answers a request in a second.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
-	verdicts := make([]verdict, len(request.Descriptors))
-	m.aged, m.unused = make([]bool, len(verdicts)), make([]bool, len(verdicts))
+	results := make([]result, len(request.Descriptors))
+	m.aged, m.unused = make([]bool, len(results)), make([]bool, len(results))
 	for i, match := range m.find(request) {
-		verdicts[i].match, verdicts[i].hasQuota = match, match.quota
-		verdicts[i].quota = match.quota || m.settings.quota
+		results[i].match, results[i].hasQuota = match, match.quota
+		results[i].quota = match.quota || m.settings.quota
 	}
 	if m.rules.isAtomic {
-		m.decideTogether(request, verdicts, now)
+		m.decideTogether(request, results, now)
 	} else {
-		for i := range verdicts {
-			if v := &verdicts[i]; v.counts() {
+		for i := range results {
+			if v := &results[i]; v.counts() {
 				cost, _ := hits(request, i)
 				m.counters[m.name(v.match, request, i, now)] += cost
 				m.read(v, request, i, now)
 			}
 		}
 	}
-	return m.answer(request, verdicts, now)
+	return m.answer(request, results, now)
 }
 
 // name is the name of a counter.
@@ -258,17 +258,17 @@ func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int6
 	return match.counter(request, i, now)
 }
 
-// read sets the verdict by what its counter has.
-func (m *model) read(v *verdict, request *rls.RateLimitRequest, i int, now int64) {
+// read sets the result by what its counter has.
+func (m *model) read(v *result, request *rls.RateLimitRequest, i int, now int64) {
 	used, count := m.counters[m.name(v.match, request, i, now)], uint64(v.limit.count)
 	v.isOver, v.remaining = used > count, uint32(count-min(used, count))
 	m.unused[i] = used == 0
 }
 
-func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now int64) *rls.RateLimitResponse {
+func (m *model) answer(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
 	quotaDenies := m.rules.quotaCanDeny
-	for i := range verdicts {
-		v := &verdicts[i]
+	for i := range results {
+		v := &results[i]
 		if v.counts() && v.quota && !v.isOver {
 			quotaDenies = false
 		}
@@ -277,8 +277,8 @@ func (m *model) answer(request *rls.RateLimitRequest, verdicts []verdict, now in
 	var strictest *rls.RateLimitResponse_DescriptorStatus // for headers
 	var violations []any
 	hasQuota := false
-	for i := range verdicts {
-		v, status := &verdicts[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
+	for i := range results {
+		v, status := &results[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
 		response.Statuses = append(response.Statuses, status)
 		switch {
 		case v.isUnlimited:
