@@ -45,7 +45,8 @@ func (c *Config) String() string {
 
 // A Domain has the descriptors of one domain.
 type Domain struct {
-	Name string
+	Name  string
+	index int // in the order of the files
 	node
 }
 
@@ -92,7 +93,11 @@ type Limit struct {
 	File string // where it is written
 	Line int
 
-	values []string // of the descriptors from the domain down to this one; "": any
+	domain      string
+	domainIndex int      // in the order of the files
+	keys        []string // of the descriptors from the domain down to this one
+	values      []string // of the same; "": any
+	isShared    []bool   // of the same: share_threshold
 }
 
 // valueAt is the value that the configuration has for an entry, or "".

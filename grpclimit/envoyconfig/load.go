@@ -265,7 +265,7 @@ func (l *loader) addDomain(root *yamlRoot) {
 	}
 	d := l.config.domains[root.Domain]
 	if d == nil {
-		d = &Domain{Name: root.Domain}
+		d = &Domain{Name: root.Domain, index: len(l.config.domains)}
 		l.config.domains[root.Domain] = d
 		l.domainOf[root.Domain] = l.file
 	} else if !l.options.MergeDomains {
@@ -273,13 +273,15 @@ func (l *loader) addDomain(root *yamlRoot) {
 			"domain '%s' is in %s already", root.Domain, l.domainOf[root.Domain])
 		return
 	}
-	l.addDescriptors(&d.node, root.Descriptors, path{"descriptors"}, parents{path: root.Domain})
+	l.addDescriptors(&d.node, root.Descriptors, path{"descriptors"}, parents{domain: d, path: root.Domain})
 }
 
 // parents are the descriptors above some others.
 type parents struct {
+	domain          *Domain
 	path            string // domain and composite keys
-	values          []string
+	keys, values    []string
+	isShared        []bool
 	isValueInMetric bool
 }
 
@@ -320,7 +322,10 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 			n.shared = composite
 		}
 	}
-	below := parents{full, append(slices.Clip(above.values), y.Value), above.isValueInMetric || y.ValueToMetric}
+	below := parents{
+		domain: above.domain, path: full, keys: append(slices.Clip(above.keys), y.Key), values: append(slices.Clip(above.values), y.Value),
+		isShared: append(slices.Clip(above.isShared), y.ShareThreshold), isValueInMetric: above.isValueInMetric || y.ValueToMetric,
+	}
 	if y.RateLimit != nil {
 		n.limit = l.limit(y, at, below)
 	}
@@ -348,7 +353,8 @@ func (l *loader) limit(y *yamlDescriptor, at path, of parents) *Limit {
 	limit := &Limit{
 		Index: len(l.config.limits), Path: of.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
 		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: of.isValueInMetric, Metadata: plainMap(y.Metadata),
-		File: l.file, Line: l.positions.line(at), values: of.values,
+		File: l.file, Line: l.positions.line(at),
+		domain: of.domain.Name, domainIndex: of.domain.index, keys: of.keys, values: of.values, isShared: of.isShared,
 	}
 	for i, one := range r.Replaces {
 		switch one.Name {

@@ -24,7 +24,7 @@ type call struct {
 	buffer   []byte
 	pending  []int // items to be decided in this round
 	later    []int // and in the next one
-	isDenied bool  // a round was denied: nothing more may be spent
+	isDenied bool  // the request is denied already: nothing more may be spent
 	isQuota  bool  // a limit with quota_mode has applied
 
 	direct   policy.DirectCall
@@ -115,6 +115,8 @@ func (c *call) match() error {
 		if it := &c.items[i]; it.kind > refuse {
 			c.pending = append(c.pending, i)
 			c.isQuota = c.isQuota || it.isQuota
+		} else if it.kind == refuse {
+			c.isDenied = true
 		}
 	}
 	return nil

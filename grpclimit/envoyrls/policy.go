@@ -111,7 +111,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 	c.rules = s.rules
 	for i := range c.request.Descriptors {
 		d := &c.request.Descriptors[i]
-		attributes := descriptorAttributes{d.Entries}
+		attributes := descriptorAttributes{c.request.Domain, d.Entries}
 		v := &c.evaluation
 		s.rules.Evaluate(attributes, v)
 		switch {
@@ -174,11 +174,18 @@ func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
 var noPlan = new(limit)
 
 // descriptorAttributes are the entries of a descriptor, as rules read them.
-type descriptorAttributes struct{ entries []envoyconfig.Entry }
+// The key "domain" is the domain of the request.
+type descriptorAttributes struct {
+	domain  string
+	entries []envoyconfig.Entry
+}
 
 func (a descriptorAttributes) Lookup(kind policy.Kind, name string) (values []string) {
 	if kind != policy.KindDescriptor {
 		return nil
+	}
+	if name == domainKey {
+		return []string{a.domain}
 	}
 	for i := range a.entries {
 		if a.entries[i].Key == name {
@@ -187,6 +194,9 @@ func (a descriptorAttributes) Lookup(kind policy.Kind, name string) (values []st
 	}
 	return values
 }
+
+// domainKey is the key by which rules read the domain.
+const domainKey = "domain"
 
 // Address is the value of Envoy's action remote_address, if the descriptor has it.
 func (a descriptorAttributes) Address() (none netip.Addr) {

@@ -1,0 +1,33 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The policy that migrate prints is one that validate accepts.
+func TestMigratedFilesAreAValidPolicy(t *testing.T) {
+	code, out, err := command("migrate", "envoy-ratelimit", "../../../examples/envoy")
+	if code != exitOK || err != "" || !strings.Contains(out, "- name: rides.remote_address\n") || !strings.Contains(out, "It is left out: a policy has no wildcards") {
+		t.Fatalf("exit status %d, %s; want a policy with a comment on what it lacks:\n%s", code, err, out)
+	}
+	rules := writeFile(t, "rules.yaml", out)
+	if code, out, err := command("validate", rules); code != exitOK {
+		t.Errorf("validate: exit status %d, %s%s", code, out, err)
+	}
+	if code, out, _ := command("explain", "--config", rules, "--descriptor", "domain=rides", "--descriptor", "remote_address=192.0.2.7", "/"); code != exitOK || !strings.Contains(out, "remote-address:192.0.2.7") {
+		t.Errorf("explain: exit status %d; want the key of the address:\n%s", code, out)
+	}
+	broken := t.TempDir()
+	if err := os.WriteFile(filepath.Join(broken, "a.yaml"), []byte("domain: a\nfoo: bar\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, err := command("migrate", "envoy-ratelimit", broken); code != exitInvalid || out != "" || !strings.Contains(err, "a.yaml:2: unknown key 'foo'") {
+		t.Errorf("broken files: exit status %d, %s%s; want %d and the mistake", code, out, err, exitInvalid)
+	}
+	if code, _, _ := command("migrate", "envoy-ratelimit"); code != exitUsage {
+		t.Errorf("without a folder: exit status %d; want %d", code, exitUsage)
+	}
+}

@@ -1,0 +1,242 @@
+package envoyconfig
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Policy writes the limits as a policy file of Penstock. What a policy cannot express is a comment
+// in it. The result is a start: the comments at its head say what differs.
+func (c *Config) Policy() string {
+	p := &policyWriter{names: make(map[string]bool)}
+	p.b.WriteString(policyHead)
+	for _, w := range c.warnings {
+		p.comment("", "warning: "+w.String())
+	}
+	limits := slices.Clone(c.limits)
+	slices.SortStableFunc(limits, compareLimits)
+	for _, l := range limits {
+		if l.RequestsPerUnit == 0 && !l.IsUnlimited && l.obstacle() == "" {
+			p.denied = append(p.denied, l)
+		}
+	}
+	if len(p.denied) > 0 {
+		p.b.WriteString("\n# requests_per_unit is 0.\ndeny:\n")
+		for _, l := range p.denied {
+			fmt.Fprintf(&p.b, "- {%s}\n", l.conditions())
+		}
+	}
+	p.b.WriteString("\nrules:\n")
+	for _, l := range limits {
+		p.rule(l)
+	}
+	if p.rules == 0 {
+		p.b.WriteString("# There is no limit that a policy can express. This rule keeps the file valid.\n- {name: none, match: {descriptor domain: none}, unlimited: true}\n")
+	}
+	return p.b.String()
+}
+
+const policyHead = `# Made by penstock migrate envoy-ratelimit.
+#
+# Envoy's requests of a domain that --envoy-config does not have are decided by these rules.
+# "descriptor domain" is the domain of a request. What differs from the files:
+#   - All limits of a request are charged, or none. A denied request charges nothing.
+#   - Of the rules that match a descriptor, the one with the most conditions applies, then the first.
+#     It also applies to descriptors with further entries, unless a rule matches those too.
+#   - Without a match at a deeper level, a rule for another value of the level above can apply.
+#   - What is in deny is denied whatever rules match it, also with further entries.
+`
+
+// A policyWriter writes a policy file.
+type policyWriter struct {
+	b      strings.Builder
+	names  map[string]bool // of rules
+	denied []*Limit
+	rules  int
+}
+
+func (p *policyWriter) comment(indent, text string) {
+	for line := range strings.Lines(text) {
+		p.b.WriteString(indent + "# " + strings.TrimRight(line, "\n") + "\n")
+	}
+}
+
+func (p *policyWriter) rule(l *Limit) {
+	p.b.WriteString("\n")
+	p.comment("", place(l.File, l.Line)+": "+clean(l.Path))
+	if why := l.obstacle(); why != "" {
+		p.comment("", "It is left out: "+why)
+		return
+	}
+	if slices.Contains(p.denied, l) {
+		p.comment("", "It is in deny.")
+		return
+	}
+	for _, note := range l.notes() {
+		p.comment("", note)
+	}
+	p.rules++
+	fmt.Fprintf(&p.b, "- name: %s\n  match: {%s}\n", p.name(l), l.conditions())
+	if l.IsUnlimited {
+		p.b.WriteString("  unlimited: true\n")
+		return
+	}
+	fmt.Fprintf(&p.b, "  per: %s\n  limits:\n  - {name: %s, rate: %d/%s, algorithm: fixed-window", l.identity(), strings.ToLower(l.Unit.String()), l.RequestsPerUnit, rateUnits[l.Unit])
+	if l.ShadowMode {
+		p.b.WriteString(", shadow: true")
+	}
+	p.b.WriteString("}\n")
+}
+
+var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", Week: "week", Month: "30d", Year: "365d"}
+
+// maxName leaves room for a number after a rule's name.
+const maxName = 56
+
+// name makes a name for a rule of the path of its limit.
+func (p *policyWriter) name(l *Limit) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(l.Path) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '_' || r == '.' || r == '-' {
+			b.WriteRune(r)
+		} else if s := b.String(); s != "" && s[len(s)-1] != '-' {
+			b.WriteByte('-')
+		}
+	}
+	base := strings.Trim(b.String(), "-.")
+	base = cmp.Or(base[:min(len(base), maxName)], "limit")
+	name := base
+	for n := 2; p.names[name]; n++ {
+		name = fmt.Sprintf("%s-%d", base, n)
+	}
+	p.names[name] = true
+	return name
+}
+
+// obstacle returns why a policy cannot express the limit, or "".
+func (l *Limit) obstacle() string {
+	seen := make(map[string]bool)
+	for i, key := range l.keys {
+		value := l.values[i]
+		switch {
+		case key == "domain":
+			return "a key is \"domain\", which is the domain of the request in a policy"
+		case seen[key]:
+			return "the key " + clean(key) + " is there twice"
+		case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' }) || key == "":
+			return "a key has white space"
+		case strings.Contains(key, "*"), value != "*" && strings.Contains(value, "*"):
+			return "a policy has no wildcards in texts; list the values, as in: descriptor " + clean(key) + ": [a, b]"
+		}
+		seen[key] = true
+	}
+	return ""
+}
+
+// notes say what of the limit the rule does not have.
+func (l *Limit) notes() (notes []string) {
+	if l.QuotaMode {
+		notes = append(notes, "quota_mode is left out: the limit denies by itself.")
+	}
+	if len(l.Replaces) > 0 {
+		notes = append(notes, "replaces is left out: the limits named "+clean(strings.Join(l.Replaces, ", "))+" apply to other descriptors of a request as well.")
+	}
+	if l.DetailedMetric || l.ValueToMetric {
+		notes = append(notes, "detailed_metric and value_to_metric are left out: metrics have the name of the rule.")
+	}
+	if len(l.Metadata) > 0 {
+		notes = append(notes, "metadata are left out.")
+	}
+	return notes
+}
+
+// conditions are those of a match: the domain, and each entry.
+func (l *Limit) conditions() string {
+	all := []string{quote("descriptor domain") + ": " + quote(l.domain)}
+	for i, key := range l.keys {
+		value := l.values[i]
+		if value == "" {
+			value = "*"
+		}
+		all = append(all, quote("descriptor "+key)+": "+quote(value))
+	}
+	return strings.Join(all, ", ")
+}
+
+// identity is what the limit counts by: the entries without a value.
+func (l *Limit) identity() string {
+	var parts []string
+	for i, key := range l.keys {
+		if l.values[i] == "" || l.values[i] == "*" && !l.isShared[i] {
+			parts = append(parts, fmt.Sprintf("{%s: %s}", kindOf(key, len(parts)), quote("descriptor "+key)))
+		}
+	}
+	switch len(parts) {
+	case 0:
+		return "global"
+	case 1:
+		return parts[0]
+	}
+	return "{all_of: [" + strings.Join(parts, ", ") + "]}"
+}
+
+// kindOf makes the kind of an identity of a key.
+func kindOf(key string, n int) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(key) {
+		switch {
+		case r >= 'a' && r <= 'z', b.Len() > 0 && r >= '0' && r <= '9':
+			b.WriteRune(r)
+		case b.Len() > 0:
+			b.WriteByte('-')
+		}
+	}
+	kind := b.String()
+	kind = strings.Trim(kind[:min(len(kind), 16)], "-")
+	if kind == "" || kind == "first-of" || kind == "all-of" {
+		return fmt.Sprintf("entry-%d", n+1)
+	}
+	return kind
+}
+
+// compareLimits puts the exact values of each level before wildcards, and those before other
+// values, as the files are matched. Domains keep their order.
+func compareLimits(a, b *Limit) int {
+	if a.domainIndex != b.domainIndex {
+		return cmp.Compare(a.domainIndex, b.domainIndex)
+	}
+	for i := range min(len(a.values), len(b.values)) {
+		if rank := cmp.Compare(rankOf(a.values[i]), rankOf(b.values[i])); rank != 0 {
+			return rank
+		}
+	}
+	return cmp.Compare(len(a.values), len(b.values))
+}
+
+func rankOf(value string) int {
+	switch {
+	case value == "":
+		return 2
+	case strings.Contains(value, "*"):
+		return 1
+	}
+	return 0
+}
+
+// quote writes a text in YAML, for a file whose dollar signs name variables.
+func quote(text string) string {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		return `""`
+	}
+	return strings.ReplaceAll(string(quoted), "$", "$$")
+}
+
+// clean is a text for a comment.
+func clean(text string) string {
+	quoted := quote(text)
+	return quoted[1 : len(quoted)-1]
+}

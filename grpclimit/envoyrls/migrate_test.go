@@ -1,0 +1,96 @@
+package envoyrls_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+func migrated(t *testing.T, yaml string) string {
+	t.Helper()
+	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "limits.yaml", Content: []byte(yaml)}}, envoyconfig.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.Policy()
+}
+
+// Requests of the kinds that the files limit get one answer from the files and from the policy that
+// is made of them.
+func TestAMigratedPolicyDecidesLikeItsFiles(t *testing.T) {
+	const yaml = `
+domain: d
+descriptors:
+- {key: user, rate_limit: {unit: minute, requests_per_unit: 5}}
+- {key: user, value: big, rate_limit: {unit: minute, requests_per_unit: 20}}
+- {key: user, value: free, rate_limit: {unlimited: true}}
+- {key: user, value: bad, rate_limit: {unit: day}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: week, requests_per_unit: 2}}
+- key: path
+  value: /a$b
+  descriptors:
+  - {key: user, rate_limit: {unit: month, requests_per_unit: 7}}
+  - {key: user, value: big, rate_limit: {unit: year, requests_per_unit: 9}}
+- {key: all, value: '*', share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 30}}
+`
+	rules := loadRules(t, migrated(t, yaml))
+	synctest.Test(t, func(t *testing.T) {
+		files := newFixture(t, memstore.New(memstore.Options{}), yaml, envoyrls.Options{})
+		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Rules: func() *policy.Rules { return rules }})
+		random := rand.New(rand.NewPCG(1, 2))
+		kinds := []string{"user=%s", "user=%s", "path=/a$b user=%s", "shadow=%s", "all=%s", "other=%s"}
+		over := 0
+		for i := range 3000 {
+			var all []string
+			for range 1 + random.IntN(3) {
+				one := fmt.Sprintf(kinds[random.IntN(len(kinds))], []string{"big", "free", "bad", "1", "2", "3", "4"}[random.IntN(7)])
+				if one == "path=/a$b user=bad" {
+					continue // deny comes first in a policy
+				}
+				all = append(all, one)
+			}
+			if len(all) == 0 {
+				continue
+			}
+			text := strings.Join(all, ",")
+			a, b := files.ask(text), byPolicy.ask(text)
+			a, _, _ = strings.Cut(a, ":")
+			b, _, _ = strings.Cut(b, ":")
+			if a != b {
+				t.Fatalf("request %d, %s, is %s by the files and %s by the policy", i, text, a, b)
+			}
+			over += strings.Count(a, "over")
+		}
+		if over < 100 || over > 2900 {
+			t.Errorf("%d of 3000 requests are over; want some of both", over)
+		}
+	})
+}
+
+// Whatever the files contain, the policy is valid.
+func TestAMigratedPolicyIsValid(t *testing.T) {
+	for _, yaml := range []string{
+		limits, "domain: d", "domain: 'a b ${X} $'\ndescriptors: [{key: 'k k', rate_limit: {unit: day}}, {key: \"\\n\", value: \"a\\n# b\", rate_limit: {unit: day}}]",
+		"domain: d\ndescriptors: [{key: domain, rate_limit: {unit: day, requests_per_unit: 1}}, {key: a*, rate_limit: {unit: day, requests_per_unit: 1}}]",
+		"domain: d\ndescriptors: [{key: a, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}]",
+		"domain: d\ndescriptors: [{key: ÄÖ, rate_limit: {unit: year, requests_per_unit: 4294967295}}, {key: äö, value: 'x\"}', rate_limit: {unit: second, requests_per_unit: 1}}]",
+		"domain: d\ndescriptors: [{key: first_of, rate_limit: {unit: day, requests_per_unit: 1}}, {key: " + strings.Repeat("k", 99) + ", rate_limit: {unit: day, requests_per_unit: 1}}, {key: " +
+			strings.Repeat("k", 99) + "l, rate_limit: {unit: day, requests_per_unit: 1}}, {key: FIRST_of, descriptors: [{key: 1, rate_limit: {unit: day, requests_per_unit: 1}}]}]",
+	} {
+		func() {
+			defer func() {
+				if t.Failed() {
+					t.Logf("of the files\n%s\nthe policy is\n%s", yaml, migrated(t, yaml))
+				}
+			}()
+			loadRules(t, migrated(t, yaml))
+		}()
+	}
+}
