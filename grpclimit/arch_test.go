@@ -12,6 +12,7 @@ var mayNotImport = map[string][]string{
 	".":              {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit"},
 	"checkapi":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
 	"envoyrls":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
+	"connectlimit":   {"google.golang.org/grpc/internal/transport", "github.com/penstock/penstock/httplimit"},
 	"internal/calls": {"google.golang.org/grpc/internal/transport", "connectrpc.com/connect", "net/http/httptest"},
 	// The files are also read by programs that speak no gRPC.
 	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},

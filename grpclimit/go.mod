@@ -3,6 +3,7 @@ module github.com/penstock/penstock/grpclimit
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/penstock/penstock v0.1.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1

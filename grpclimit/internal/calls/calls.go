@@ -3,6 +3,7 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,11 +141,12 @@ func (g *Gate) Waiting() int { return g.controller.Waiting() }
 
 // A Call is one call, or one message of a stream.
 type Call struct {
-	Method    string // "/package.Service/Method"
-	Authority string
-	Peer      clientaddress.Peer
-	Header    func(lower string) []string // metadata by its name in lower case
-	Message   any                         // nil: not known yet
+	Method     string // "/package.Service/Method"
+	HTTPMethod string // default: POST
+	Authority  string
+	Peer       clientaddress.Peer
+	Header     func(lower string) []string // metadata by its name in lower case
+	Message    any                         // nil: not known yet
 
 	IsContinued bool          // another message of a stream that was admitted
 	Patience    time.Duration // how long the message may wait; 0: as the rules say
@@ -162,7 +164,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 		return nil, g.malformed("the method is malformed; send /package.Service/Method")
 	}
 	a := &attributes{gate: g, call: c, ctx: ctx}
-	a.single[policy.KindMethod], a.single[policy.KindHost], a.single[policy.KindPath] = http.MethodPost, host, path
+	a.single[policy.KindMethod], a.single[policy.KindHost], a.single[policy.KindPath] = cmp.Or(c.HTTPMethod, http.MethodPost), host, path
 	admitted, outcome, _ := g.controller.Admit(ctx, admission.Request{
 		Attributes: a, Rules: rules, MaxWaiting: g.options.MaxWaiting, IsContinued: c.IsContinued, Patience: c.Patience,
 	})

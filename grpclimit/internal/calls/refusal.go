@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/quotaheaders"
 )
 
 // A Refusal says why a call was not admitted.
@@ -144,6 +145,11 @@ var httpStatuses = [...]int{
 	codes.Unavailable:        http.StatusServiceUnavailable,
 	codes.DataLoss:           http.StatusInternalServerError,
 	codes.Unauthenticated:    http.StatusUnauthorized,
+}
+
+// RetrySeconds returns RetryAfter in whole seconds, rounded up.
+func (r *Refusal) RetrySeconds() string {
+	return strconv.FormatInt(quotaheaders.CeilSeconds(r.RetryAfter), 10)
 }
 
 // Pushback returns the text of grpc-retry-pushback-ms: how long a client should wait before it

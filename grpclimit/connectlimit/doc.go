@@ -1,0 +1,11 @@
+// Package connectlimit limits calls to servers of connect-go (connectrpc.com/connect) by a policy,
+// as package grpclimit does for grpc-go. Its Gate is an interceptor of handlers:
+//
+//	gate, err := connectlimit.New(store, watcher.Rules, connectlimit.Options{})
+//	path, handler := shopv1connect.NewOrdersHandler(orders, connect.WithInterceptors(gate))
+//
+// A call over a limit ends with CodeResourceExhausted, the details RetryInfo, QuotaFailure and
+// ErrorInfo, and the metadata of grpclimit. With the Connect protocol that is status 429 with
+// Retry-After. Interceptors of connect-go do not see the host of a call, so rules for a host do not
+// apply.
+package connectlimit

@@ -1,0 +1,215 @@
+package connectlimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/protoadapt"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/internal/calls"
+	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/policy"
+)
+
+// Options configure a Gate. The zero value is useful.
+type Options struct {
+	// TrustedProxies are those whose header names the client: networks such as 10.0.0.0/8, or unix for
+	// peers on a unix socket. Default: none, so the peer is the client.
+	TrustedProxies []string
+
+	// AddressHeader is the header with the client's address: X-Forwarded-For, Forwarded, or one with a
+	// single address. Default: X-Forwarded-For.
+	AddressHeader string
+
+	// Dialects are the forms of the headers about limits: draft-11, draft-07, draft-06, x-ratelimit,
+	// or none alone. Default: draft-11.
+	Dialects []string
+
+	// Domain is that of the detail ErrorInfo. Default: penstock.
+	Domain string
+
+	// Exempt tells whether calls of a procedure ("/package.Service/Method") are not limited. Default:
+	// those of health checks, reflection and channelz.
+	Exempt func(procedure string) bool
+
+	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
+	// message is nil when a stream begins. Default: clients may send Call-Cost themselves.
+	Cost func(ctx context.Context, procedure string, message any) int64
+
+	// MaxWaiting is how many calls may wait at once because their rules let them. Default: 1,000.
+	MaxWaiting int
+
+	// HasFallback, Observe and TokenRejected are as in admission.Options.
+	HasFallback   bool
+	Observe       func(*admission.Event)
+	TokenRejected func(*policy.TokenError)
+}
+
+// A Gate is a connect.Interceptor that admits calls within the limits of a policy. It does nothing
+// for clients. Make one with New. Many goroutines may use it at once.
+type Gate struct{ calls *calls.Gate }
+
+// New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
+// as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
+	gate, err := calls.New("connectlimit", store, rules, calls.Options(o))
+	if err != nil {
+		return nil, err
+	}
+	return &Gate{gate}, nil
+}
+
+// Waiting returns how many calls wait.
+func (g *Gate) Waiting() int { return g.calls.Waiting() }
+
+// WrapUnary implements connect.Interceptor.
+func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		if request.Spec().IsClient || g.calls.Exempts(request.Spec().Procedure) {
+			return next(ctx, request)
+		}
+		c := callOf(request.Spec(), request.Peer(), request.Header())
+		c.HTTPMethod, c.Message = request.HTTPMethod(), request.Any()
+		a, refusal := g.calls.Admit(ctx, c)
+		if refusal != nil {
+			return nil, errorOf(refusal)
+		}
+		fields := g.calls.Fields(a)
+		isDone := false
+		defer func() {
+			if !isDone { // the handler panics
+				a.Done(admission.Result{})
+			}
+		}()
+		answer, err := next(context.WithValue(ctx, admissionKey{}, a), request)
+		isDone = true
+		a.Done(admission.Result{Status: statusOf(err)})
+		var failed *connect.Error
+		switch {
+		case err == nil:
+			set(answer.Header(), fields)
+		case errors.As(err, &failed):
+			set(failed.Meta(), fields)
+		}
+		return answer, err
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (g *Gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor. A stream is charged when it begins. Slots
+// are returned when the handler returns.
+func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		if g.calls.Exempts(conn.Spec().Procedure) {
+			return next(ctx, conn)
+		}
+		a, refusal := g.calls.Admit(ctx, callOf(conn.Spec(), conn.Peer(), conn.RequestHeader()))
+		if refusal != nil {
+			return errorOf(refusal)
+		}
+		isDone := false
+		defer func() {
+			if !isDone { // the handler panics
+				a.Done(admission.Result{})
+			}
+		}()
+		err := next(context.WithValue(ctx, admissionKey{}, a), &stream{StreamingHandlerConn: conn, fields: g.calls.Fields(a)})
+		isDone = true
+		a.Done(admission.Result{Status: statusOf(err)})
+		return err
+	}
+}
+
+// A stream sets the headers about limits with its first message: before, it can still fail without
+// any.
+type stream struct {
+	connect.StreamingHandlerConn
+	fields map[string][]string
+}
+
+func (s *stream) Send(message any) error {
+	if s.fields != nil {
+		set(s.ResponseHeader(), s.fields)
+		s.fields = nil
+	}
+	return s.StreamingHandlerConn.Send(message)
+}
+
+func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Call {
+	return &calls.Call{
+		Method: spec.Procedure, Peer: clientaddress.PeerOf(peer.Addr),
+		Header: func(lower string) []string { return header[http.CanonicalHeaderKey(lower)] },
+	}
+}
+
+// set sets fields, whose names are in lower case.
+func set(header http.Header, fields map[string][]string) {
+	for name, values := range fields {
+		header[http.CanonicalHeaderKey(name)] = values
+	}
+}
+
+// errorOf is the error of a refused call.
+func errorOf(r *calls.Refusal) *connect.Error {
+	err := connect.NewError(connect.Code(r.Code()), errors.New(r.Message))
+	for _, d := range r.Details {
+		if detail, e := connect.NewErrorDetail(protoadapt.MessageV2Of(d)); e == nil {
+			err.AddDetail(detail)
+		}
+	}
+	fields := maps.Clone(r.Fields)
+	if fields == nil {
+		fields = make(map[string][]string)
+	}
+	if pushback := r.Pushback(); pushback != "" {
+		fields["grpc-retry-pushback-ms"] = []string{pushback}
+	}
+	if fields["retry-after"] == nil && r.RetryAfter > 0 && r.RetryAfter != penstock.Never {
+		fields["retry-after"] = []string{r.RetrySeconds()}
+	}
+	set(err.Meta(), fields)
+	return err
+}
+
+// statusOf is the status of HTTP under which on_status counts an error.
+func statusOf(err error) int {
+	if err == nil {
+		return http.StatusOK
+	}
+	return calls.HTTPStatus(codes.Code(connect.CodeOf(err)))
+}
+
+type admissionKey struct{}
+
+// DecisionOf returns the decision about the call that has this context. The bool is false if no
+// limit applied.
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
+	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
+		return a.Decision()
+	}
+	return penstock.Decision{}, false
+}
+
+// Settle sets the true cost of the call that has this context. When the handler has returned, the
+// charges of limits with cost.actual are adjusted to this cost. The last call counts. It fails if
+// no limit can be settled.
+func Settle(ctx context.Context, actual int64) error {
+	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
+	if !ok {
+		return fmt.Errorf("%w: connectlimit: no limit applies to the call; settle only those that came through a Gate", penstock.ErrInvalid)
+	}
+	return a.Settle(actual)
+}
+
+var _ connect.Interceptor = (*Gate)(nil)

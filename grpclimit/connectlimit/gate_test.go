@@ -1,0 +1,293 @@
+package connectlimit_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/connectlimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+type text = wrapperspb.StringValue
+
+func gateOf(t *testing.T, store penstock.Store, rules string, o connectlimit.Options) *connectlimit.Gate {
+	t.Helper()
+	config, err := policyfile.Parse("test.yaml", []byte(rules), nil, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := connectlimit.New(store, func() *policy.Rules { return p.Rules }, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate
+}
+
+// stopped is a store in memory whose clock does not run.
+func stopped() penstock.Store {
+	now := time.Unix(1_800_000_000, 0)
+	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
+}
+
+const procedure, streamProcedure = "/test.Shop/Buy", "/test.Shop/Chat"
+
+// serve serves the two methods with a Gate. It returns a URL and a client for HTTP/2.
+func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *connect.Request[text]) (*connect.Response[text], error)) (string, *http.Client) {
+	t.Helper()
+	if buy == nil {
+		buy = func(_ context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
+			return connect.NewResponse(r.Msg), nil
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle(procedure, connect.NewUnaryHandler(procedure, buy, connect.WithInterceptors(gate)))
+	mux.Handle(streamProcedure, connect.NewBidiStreamHandler(streamProcedure, func(_ context.Context, stream *connect.BidiStream[text, text]) error {
+		for {
+			message, err := stream.Receive()
+			switch {
+			case errors.Is(err, io.EOF):
+				return nil
+			case err != nil:
+				return err
+			}
+			if err := stream.Send(message); err != nil {
+				return err
+			}
+		}
+	}, connect.WithInterceptors(gate)))
+	server := httptest.NewUnstartedServer(mux)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL, server.Client()
+}
+
+// protocols are those of connect-go.
+var protocols = map[string][]connect.ClientOption{"Connect": nil, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()}}
+
+// field returns the metadata of an error, wherever its protocol has it.
+func field(err error, name string) []string {
+	var failed *connect.Error
+	if !errors.As(err, &failed) {
+		return nil
+	}
+	return failed.Meta().Values(name)
+}
+
+func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
+	for name, options := range protocols {
+		t.Run(name, func(t *testing.T) {
+			gate := gateOf(t, stopped(), `rules: [{name: shop, match: {path: /test.Shop/*, method: POST}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
+			url, client := serve(t, gate, nil)
+			buy := connect.NewClient[text, text](client, url+procedure, options...)
+			call := func(key string) (*connect.Response[text], error) {
+				r := connect.NewRequest(&text{Value: "a"})
+				r.Header().Set("X-Key", key)
+				return buy.CallUnary(t.Context(), r)
+			}
+			for _, left := range []string{"1", "0"} {
+				answer, err := call("k")
+				if err != nil || answer.Header().Get("RateLimit") != `"shop.hour";r=`+left+`;t=3600` {
+					t.Fatalf("%v, %v; want %s left", answer, err, left)
+				}
+			}
+			_, err := call("k")
+			if connect.CodeOf(err) != connect.CodeResourceExhausted {
+				t.Fatalf("the third call: %v", err)
+			}
+			for field0, want := range map[string]string{"Retry-After": "3600", "Grpc-Retry-Pushback-Ms": "3600000", "RateLimit": `"shop.hour";r=0;t=3600`} {
+				if got := field(err, field0); !slices.Equal(got, []string{want}) {
+					t.Errorf("the error has %s: %q; want %q", field0, got, want)
+				}
+			}
+			var failed *connect.Error
+			errors.As(err, &failed)
+			var kinds []string
+			for _, d := range failed.Details() {
+				value, err := d.Value()
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch value := value.(type) {
+				case *errdetails.RetryInfo:
+					if value.RetryDelay.AsDuration() != time.Hour {
+						t.Errorf("RetryInfo: %v", value)
+					}
+				case *errdetails.ErrorInfo:
+					if value.Reason != "RATE_LIMIT_EXCEEDED" {
+						t.Errorf("ErrorInfo: %v", value)
+					}
+				}
+				kinds = append(kinds, d.Type())
+			}
+			if len(kinds) != 3 {
+				t.Errorf("the details are %q", kinds)
+			}
+			if _, err := call("other"); err != nil {
+				t.Errorf("another key: %v", err)
+			}
+		})
+	}
+}
+
+// With the Connect protocol, a denial is status 429 with Retry-After, for clients that know HTTP
+// only.
+func TestDenialsAreStatus429(t *testing.T) {
+	url, client := serve(t, gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
+	for _, want := range []int{200, 429} {
+		response, err := client.Post(url+procedure, "application/json", strings.NewReader(`"a"`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || response.StatusCode != want || response.Header.Get("RateLimit") == "" || (want == 429) != (response.Header.Get("Retry-After") == "3600") {
+			t.Errorf("%s %s %v, %v; want %d", response.Status, body, response.Header, err, want)
+		}
+	}
+}
+
+func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
+	for name, options := range protocols {
+		if name == "gRPC-Web" {
+			continue // it has no streams in both directions
+		}
+		t.Run(name, func(t *testing.T) {
+			gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 3/h}]}]`, connectlimit.Options{})
+			url, client := serve(t, gate, nil)
+			chat := connect.NewClient[text, text](client, url+streamProcedure, options...)
+			begin := func() (*connect.BidiStreamForClient[text, text], error) {
+				stream := chat.CallBidiStream(t.Context())
+				stream.Send(&text{Value: "a"}) // if it fails, Receive says why
+				_, err := stream.Receive()
+				return stream, err
+			}
+			end := func(stream *connect.BidiStreamForClient[text, text]) {
+				stream.CloseRequest()
+				stream.Receive()
+				stream.CloseResponse()
+			}
+			for range 3 {
+				first, err := begin()
+				if err != nil || first.ResponseHeader().Get("RateLimit") == "" {
+					t.Fatalf("a stream: %v, %v", err, first.ResponseHeader())
+				}
+				second, err := begin()
+				if connect.CodeOf(err) != connect.CodeResourceExhausted {
+					t.Errorf("a second stream: %v; want no slot", err)
+				}
+				end(second)
+				end(first)
+			}
+			last, err := begin()
+			if connect.CodeOf(err) != connect.CodeResourceExhausted || !slices.Equal(field(err, "Retry-After"), []string{"1200"}) && field(err, "Retry-After") == nil {
+				t.Errorf("the fourth stream: %v", err)
+			}
+			end(last)
+		})
+	}
+}
+
+// unavailable is a store that gives no answer.
+type unavailable struct{}
+
+func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("no server"))
+}
+
+func TestCallsWithoutAStore(t *testing.T) {
+	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} {
+		url, client := serve(t, gateOf(t, unavailable{}, `rules: [{name: r, per: ip, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, connectlimit.Options{}), nil)
+		_, err := connect.NewClient[text, text](client, url+procedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
+		if want == 0 && err != nil || want != 0 && (connect.CodeOf(err) != want || !slices.Equal(field(err, "Retry-After"), []string{"1"})) {
+			t.Errorf("%s: %v; want %v", mode, err, want)
+		}
+	}
+}
+
+// A limit with on_status counts calls by the status of their code, and handlers may settle.
+func TestResultsOfCalls(t *testing.T) {
+	var code connect.Code
+	handler := func(ctx context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
+		if _, ok := connectlimit.DecisionOf(ctx); !ok {
+			t.Error("the handler sees no decision")
+		}
+		if r.Msg.Value == "settle" {
+			return connect.NewResponse(r.Msg), connectlimit.Settle(ctx, 4)
+		}
+		return nil, connect.NewError(code, errors.New("as asked"))
+	}
+	url, client := serve(t, gateOf(t, stopped(), `rules: [
+		{name: r, match: {header X-Kind: status}, per: ip, limits: [{rate: 1/h, on_status: [401]}]},
+		{name: s, match: {header X-Kind: settle}, per: ip, limits: [{rate: 4/h, cost: {units: 1, actual: X-Cost}}]}]`, connectlimit.Options{}), handler)
+	buy := connect.NewClient[text, text](client, url+procedure)
+	call := func(kind string) error {
+		r := connect.NewRequest(&text{Value: kind})
+		r.Header().Set("X-Kind", kind)
+		_, err := buy.CallUnary(t.Context(), r)
+		return err
+	}
+	for _, c := range []struct{ answered, want connect.Code }{
+		{connect.CodeNotFound, connect.CodeNotFound}, {connect.CodeInternal, connect.CodeInternal}, {connect.CodeUnauthenticated, connect.CodeUnauthenticated},
+		{connect.CodeNotFound, connect.CodeResourceExhausted},
+	} {
+		code = c.answered
+		if err := call("status"); connect.CodeOf(err) != c.want {
+			t.Errorf("%v: %v; want %v", c.answered, err, c.want)
+		}
+	}
+	if err := call("settle"); err != nil {
+		t.Error(err)
+	}
+	if err := call("settle"); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("after a call that was settled for 4 units: %v", err)
+	}
+	if err := connectlimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("settled outside a call: %v", err)
+	}
+}
+
+// A slot is returned if the handler panics.
+func TestPanicsReturnSlots(t *testing.T) {
+	handler := func(_ context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
+		if r.Msg.Value == "panic" {
+			panic(http.ErrAbortHandler)
+		}
+		return connect.NewResponse(r.Msg), nil
+	}
+	url, client := serve(t, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{in_flight: 1}]}]`, connectlimit.Options{}), handler)
+	buy := connect.NewClient[text, text](client, url+procedure)
+	for range 3 {
+		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "panic"})); err == nil {
+			t.Error("a panic is no error")
+		}
+		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "a"})); err != nil {
+			t.Errorf("after a panic: %v", err)
+		}
+	}
+}
+
+func TestWrongOptionsAreRefused(t *testing.T) {
+	if _, err := connectlimit.New(stopped(), func() *policy.Rules { return nil }, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
+		!strings.Contains(err.Error(), "connectlimit") {
+		t.Errorf("a wrong dialect: %v", err)
+	}
+}
