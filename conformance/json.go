@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 
@@ -105,24 +103,14 @@ func (p *program) json() error {
 	if err := p.compare(c, p.penstock("exact")); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "conformance")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	configs := filepath.Join(dir, "config")
-	if err := os.Mkdir(configs, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(configs, "config.yaml"), []byte(bodiesConfig), 0o600); err != nil {
-		return err
-	}
-	left, right, stop, err := startPair(&generation{configs: configs}, launchRedis, p.oracle.start, p.penstock("exact"))
-	if err != nil {
-		return err
-	}
-	defer stop()
-	return compareBodies(left, right)
+	return withConfigs(bodiesConfig, func(g *generation) error {
+		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact"))
+		if err != nil {
+			return err
+		}
+		defer stop()
+		return compareBodies(left, right)
+	})
 }
 
 // bodiesConfig has a year in place of shorter windows, so that none ends.

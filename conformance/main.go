@@ -15,6 +15,8 @@
 //   - exact-clocked: the same with a clock that is set
 //   - atomic: penstock serve in its default mode, whose differences are predicted
 //   - json: POST /json in mode exact
+//   - hostile: messages that few clients send, one of which ends envoyproxy/ratelimit
+//   - tools: the client and the configuration checker of envoyproxy/ratelimit
 //   - loader: which configuration files both load, with which limits
 package main
 
@@ -67,6 +69,8 @@ var sections = []section{
 	{"exact-clocked", (*program).exactClocked},
 	{"atomic", (*program).atomic},
 	{"json", (*program).json},
+	{"hostile", (*program).hostile},
+	{"tools", (*program).tools},
 	{"loader", (*program).loader},
 }
 
