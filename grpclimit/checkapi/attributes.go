@@ -18,12 +18,17 @@ const (
 	maxHeaderName  = 128
 	maxHeaderValue = 8 << 10
 	maxAllHeaders  = 256 << 10
+
+	maxDescriptors     = 64  // in number
+	maxDescriptorName  = 128 // characters
+	maxDescriptorValue = 1024
 )
 
 // attributes are those that a request states.
 type attributes struct {
 	values   [policy.KindRawQuery + 1]string // of kinds that have one
 	headers  map[string][]string             // by canonical name
+	named    map[string]string               // descriptors
 	address  netip.Addr
 	bodySize int64 // -1 if it is not stated
 }
@@ -32,6 +37,10 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	switch kind {
 	case policy.KindHeader:
 		return a.headers[name]
+	case policy.KindDescriptor:
+		if value, ok := a.named[name]; ok {
+			return []string{value}
+		}
 	case policy.KindCookie:
 		return policy.CookieValues(a.headers["Cookie"], name)
 	case policy.KindQuery:
@@ -75,6 +84,9 @@ func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, 
 	}
 	a.values[policy.KindRawQuery] = m.GetQuery()
 	if err := a.readHeaders(m.GetHeaders()); err != nil {
+		return nil, err
+	}
+	if err := a.readDescriptors(m.GetDescriptors()); err != nil {
 		return nil, err
 	}
 	if text := m.GetAddress(); text != "" {
@@ -137,6 +149,20 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 	if size > maxAllHeaders {
 		return invalid("attributes.headers", "they have %d bytes; the most is %d", size, maxAllHeaders)
 	}
+	return nil
+}
+
+func (a *attributes) readDescriptors(descriptors map[string]string) error {
+	const field = "attributes.descriptors"
+	if len(descriptors) > maxDescriptors {
+		return invalid(field, "there are %d; the most is %d", len(descriptors), maxDescriptors)
+	}
+	for name, value := range descriptors {
+		if name == "" || isLonger(name, maxDescriptorName) || isLonger(value, maxDescriptorValue) {
+			return invalid(field, "names have 1 to %d characters, values at most %d", maxDescriptorName, maxDescriptorValue)
+		}
+	}
+	a.named = descriptors
 	return nil
 }
 

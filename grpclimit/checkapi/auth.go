@@ -17,6 +17,39 @@ const (
 	operator            // Peek, Reset, Explain
 )
 
+// An AuthFailure is why a call over HTTP was refused for its token.
+type AuthFailure uint8
+
+const (
+	NoToken     AuthFailure = iota // the call has none
+	WrongToken                     // it has one that is neither the caller's nor the operator's, or several
+	NotOperator                    // only an operator may make this call
+	authFailures
+)
+
+var authFailureNames = [authFailures]string{"no_token", "wrong_token", "not_operator"}
+
+func (f AuthFailure) String() string {
+	if f >= authFailures {
+		return "unknown"
+	}
+	return authFailureNames[f]
+}
+
+// AuthFailures returns all reasons why calls are refused for their tokens.
+func AuthFailures() []AuthFailure { return []AuthFailure{NoToken, WrongToken, NotOperator} }
+
+// failureOf returns why a call with these header values was refused.
+func failureOf(headers []string, f *failure) AuthFailure {
+	switch {
+	case f.code == codes.PermissionDenied:
+		return NotOperator
+	case len(headers) == 0:
+		return NoToken
+	}
+	return WrongToken
+}
+
 // maxToken is the length of the longest token, in bytes.
 const maxToken = 4096
 

@@ -32,6 +32,9 @@ func TestARequestIsAskedInThreeForms(t *testing.T) {
 		{`{"attributes":{"path":"/free"}}`, "unlimited", "", 0},
 		{`{"attributes":{"path":"/search","address":"192.0.2.1"}}`, "exempt", "", 0},
 		{`{"attributes":{"path":"/search","address":"192.0.2.66"}}`, "refused", "", 0},
+		{`{"attributes":{"descriptors":{"plan":"pro","tenant":"a b"}}}`, "allowed", "plans.minute", 1},
+		{`{"attributes":{"descriptors":{"plan":"pro","tenant":"c"}}}`, "allowed", "plans.minute", 1},
+		{`{"attributes":{"descriptors":{"plan":"free","tenant":"a b"}}}`, "unlimited", "", 0},
 		{`{"attributes":{"path":"/upload","address":"192.0.2.7","body_size":4097}}`, "allowed", "upload.bytes", 5},
 	} {
 		answer := s.ask("/v1/check", c.body)
@@ -165,6 +168,7 @@ func TestMistakesAreRefused(t *testing.T) {
 		`{"attributes":{"method":"get"}}`:                                       "attributes.method: write GET in capitals",
 		`{"attributes":{"method":"G T"}}`:                                       "attributes.method: it is malformed",
 		`{"attributes":{"address":"192.0.2.1:80"}}`:                             "attributes.address: it is not an address",
+		`{"attributes":{"descriptors":{"":"a"}}}`:                               "attributes.descriptors: names have 1 to 128 characters",
 		`{"attributes":{"body_size":-1}}`:                                       "attributes.body_size: it must not be negative",
 		`{"attributes":{},"rule":"search"}`:                                     "attributes: with attributes the policy decides",
 		`{"attributes":{},"cost":1}`:                                            "cost: with attributes the policy says the cost",

@@ -53,6 +53,7 @@ rules:
 - {name: login, match: {path: /login}, per: ip, limits: [{name: hour, rate: 5/h, on_status: 401}]}
 - {name: tokens, match: {path: /tokens}, per: {user: header X-User}, limits: [{name: calls, rate: 9/min}, {name: tokens, rate: 100/min, cost: {units: 40, actual: X-Tokens}}]}
 - {name: upload, match: {path: /upload}, per: ip, limits: [{name: bytes, rate: 10/s, cost: {body: 1KB}}]}
+- {name: plans, match: {path: /**, descriptor plan: pro}, per: {tenant: descriptor tenant}, limits: [{rate: 2/min}]}
 - {name: free, match: {path: /free}, unlimited: true}
 `
 

@@ -53,9 +53,11 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := s.authorize(r, m.needs); err != nil {
-		if f := unanswered(err); f.code == codes.Unauthenticated {
+		f := unanswered(err)
+		if f.code == codes.Unauthenticated {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		}
+		s.options.AuthFailed(failureOf(r.Header["Authorization"], f))
 		fail(w, err)
 		return
 	}

@@ -96,6 +96,8 @@ var bounds = map[string]entry{
 	"Attributes.query":              {"pattern": `^[!->@-~][!-~]*$`, "maxLength": maxPath},
 	"Attributes.headers":            {"maxProperties": maxHeaders, "propertyNames": entry{"pattern": tokenPattern, "maxLength": maxHeaderName}},
 	"Attributes.headers.value":      {"maxLength": maxHeaderValue, "pattern": `^[^\x00-\x08\x0a-\x1f\x7f]*$`},
+	"Attributes.descriptors":        {"maxProperties": maxDescriptors, "propertyNames": entry{"minLength": 1, "maxLength": maxDescriptorName}},
+	"Attributes.descriptors.value":  {"maxLength": maxDescriptorValue},
 	"Attributes.address":            {"anyOf": []entry{{"format": "ipv4"}, {"format": "ipv6"}}},
 	"Attributes.body_size":          {"minimum": 0, "maximum": int64(maxInteger)},
 	"Limit.name":                    {"pattern": namePattern},

@@ -28,6 +28,11 @@ type Options struct {
 	// policy.StatedGroup. Default: only the policy has limits.
 	AllowStatedLimits bool
 
+	// AuthFailed is called for each call over HTTP that is refused for its token. Callers can cause
+	// this at will, so log it at a bounded rate. Many goroutines call it at once. It must be quick.
+	// Default: none.
+	AuthFailed func(AuthFailure)
+
 	// Secret encrypts the ids of reservations and holds. Processes that have the same one can settle
 	// each other's reservations, also after a restart. It must be hard to guess, as 16 random bytes
 	// are. Default: a random one.
@@ -75,6 +80,9 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 	}
 	if o.MaxParallel <= 0 {
 		o.MaxParallel = defaultMaxParallel
+	}
+	if o.AuthFailed == nil {
+		o.AuthFailed = func(AuthFailure) {}
 	}
 	secret := o.Secret
 	if len(secret) == 0 {

@@ -134,7 +134,9 @@ type Attributes struct {
 	// The address of the client.
 	Address string `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`
 	// The size of the body in bytes. It is needed if the policy charges by it.
-	BodySize      *int64 `protobuf:"varint,7,opt,name=body_size,json=bodySize,proto3,oneof" json:"body_size,omitempty"`
+	BodySize *int64 `protobuf:"varint,7,opt,name=body_size,json=bodySize,proto3,oneof" json:"body_size,omitempty"`
+	// Free attributes by name, which rules read as descriptors: {descriptor plan: pro}.
+	Descriptors   map[string]string `protobuf:"bytes,8,rep,name=descriptors,proto3" json:"descriptors,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -216,6 +218,13 @@ func (x *Attributes) GetBodySize() int64 {
 		return *x.BodySize
 	}
 	return 0
+}
+
+func (x *Attributes) GetDescriptors() map[string]string {
+	if x != nil {
+		return x.Descriptors
+	}
+	return nil
 }
 
 // A Limit is a limit that a request states.
@@ -1554,7 +1563,7 @@ const file_penstock_v1_limit_proto_rawDesc = "" +
 	"\x04cost\x18\x05 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x06 \x01(\tR\trequestIdB\a\n" +
-	"\x05_cost\"\xa8\x02\n" +
+	"\x05_cost\"\xb4\x03\n" +
 	"\n" +
 	"Attributes\x12\x16\n" +
 	"\x06method\x18\x01 \x01(\tR\x06method\x12\x12\n" +
@@ -1563,8 +1572,12 @@ const file_penstock_v1_limit_proto_rawDesc = "" +
 	"\x05query\x18\x04 \x01(\tR\x05query\x12>\n" +
 	"\aheaders\x18\x05 \x03(\v2$.penstock.v1.Attributes.HeadersEntryR\aheaders\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12 \n" +
-	"\tbody_size\x18\a \x01(\x03H\x00R\bbodySize\x88\x01\x01\x1a:\n" +
+	"\tbody_size\x18\a \x01(\x03H\x00R\bbodySize\x88\x01\x01\x12J\n" +
+	"\vdescriptors\x18\b \x03(\v2(.penstock.v1.Attributes.DescriptorsEntryR\vdescriptors\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
+	"\x10DescriptorsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\f\n" +
 	"\n" +
@@ -1678,7 +1691,7 @@ func file_penstock_v1_limit_proto_rawDescGZIP() []byte {
 	return file_penstock_v1_limit_proto_rawDescData
 }
 
-var file_penstock_v1_limit_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_penstock_v1_limit_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_penstock_v1_limit_proto_goTypes = []any{
 	(*CheckRequest)(nil),       // 0: penstock.v1.CheckRequest
 	(*Attributes)(nil),         // 1: penstock.v1.Attributes
@@ -1704,47 +1717,49 @@ var file_penstock_v1_limit_proto_goTypes = []any{
 	(*ExplainedRule)(nil),      // 21: penstock.v1.ExplainedRule
 	(*ExplainedCharge)(nil),    // 22: penstock.v1.ExplainedCharge
 	nil,                        // 23: penstock.v1.Attributes.HeadersEntry
+	nil,                        // 24: penstock.v1.Attributes.DescriptorsEntry
 }
 var file_penstock_v1_limit_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.CheckRequest.attributes:type_name -> penstock.v1.Attributes
 	2,  // 1: penstock.v1.CheckRequest.limits:type_name -> penstock.v1.Limit
 	23, // 2: penstock.v1.Attributes.headers:type_name -> penstock.v1.Attributes.HeadersEntry
-	4,  // 3: penstock.v1.CheckResponse.limits:type_name -> penstock.v1.LimitStatus
-	0,  // 4: penstock.v1.CheckBatchRequest.checks:type_name -> penstock.v1.CheckRequest
-	7,  // 5: penstock.v1.CheckBatchResponse.answers:type_name -> penstock.v1.CheckBatchAnswer
-	3,  // 6: penstock.v1.CheckBatchAnswer.decision:type_name -> penstock.v1.CheckResponse
-	8,  // 7: penstock.v1.CheckBatchAnswer.error:type_name -> penstock.v1.Error
-	0,  // 8: penstock.v1.ReserveRequest.check:type_name -> penstock.v1.CheckRequest
-	3,  // 9: penstock.v1.ReserveResponse.decision:type_name -> penstock.v1.CheckResponse
-	0,  // 10: penstock.v1.AcquireRequest.check:type_name -> penstock.v1.CheckRequest
-	3,  // 11: penstock.v1.AcquireResponse.decision:type_name -> penstock.v1.CheckResponse
-	21, // 12: penstock.v1.ExplainResponse.rules:type_name -> penstock.v1.ExplainedRule
-	22, // 13: penstock.v1.ExplainResponse.charges:type_name -> penstock.v1.ExplainedCharge
-	0,  // 14: penstock.v1.LimitService.Check:input_type -> penstock.v1.CheckRequest
-	5,  // 15: penstock.v1.LimitService.CheckBatch:input_type -> penstock.v1.CheckBatchRequest
-	9,  // 16: penstock.v1.LimitService.Reserve:input_type -> penstock.v1.ReserveRequest
-	11, // 17: penstock.v1.LimitService.Settle:input_type -> penstock.v1.SettleRequest
-	13, // 18: penstock.v1.LimitService.Acquire:input_type -> penstock.v1.AcquireRequest
-	15, // 19: penstock.v1.LimitService.Renew:input_type -> penstock.v1.RenewRequest
-	17, // 20: penstock.v1.LimitService.Release:input_type -> penstock.v1.ReleaseRequest
-	0,  // 21: penstock.v1.LimitService.Peek:input_type -> penstock.v1.CheckRequest
-	0,  // 22: penstock.v1.LimitService.Reset:input_type -> penstock.v1.CheckRequest
-	0,  // 23: penstock.v1.LimitService.Explain:input_type -> penstock.v1.CheckRequest
-	3,  // 24: penstock.v1.LimitService.Check:output_type -> penstock.v1.CheckResponse
-	6,  // 25: penstock.v1.LimitService.CheckBatch:output_type -> penstock.v1.CheckBatchResponse
-	10, // 26: penstock.v1.LimitService.Reserve:output_type -> penstock.v1.ReserveResponse
-	12, // 27: penstock.v1.LimitService.Settle:output_type -> penstock.v1.SettleResponse
-	14, // 28: penstock.v1.LimitService.Acquire:output_type -> penstock.v1.AcquireResponse
-	16, // 29: penstock.v1.LimitService.Renew:output_type -> penstock.v1.RenewResponse
-	18, // 30: penstock.v1.LimitService.Release:output_type -> penstock.v1.ReleaseResponse
-	3,  // 31: penstock.v1.LimitService.Peek:output_type -> penstock.v1.CheckResponse
-	19, // 32: penstock.v1.LimitService.Reset:output_type -> penstock.v1.ResetResponse
-	20, // 33: penstock.v1.LimitService.Explain:output_type -> penstock.v1.ExplainResponse
-	24, // [24:34] is the sub-list for method output_type
-	14, // [14:24] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	24, // 3: penstock.v1.Attributes.descriptors:type_name -> penstock.v1.Attributes.DescriptorsEntry
+	4,  // 4: penstock.v1.CheckResponse.limits:type_name -> penstock.v1.LimitStatus
+	0,  // 5: penstock.v1.CheckBatchRequest.checks:type_name -> penstock.v1.CheckRequest
+	7,  // 6: penstock.v1.CheckBatchResponse.answers:type_name -> penstock.v1.CheckBatchAnswer
+	3,  // 7: penstock.v1.CheckBatchAnswer.decision:type_name -> penstock.v1.CheckResponse
+	8,  // 8: penstock.v1.CheckBatchAnswer.error:type_name -> penstock.v1.Error
+	0,  // 9: penstock.v1.ReserveRequest.check:type_name -> penstock.v1.CheckRequest
+	3,  // 10: penstock.v1.ReserveResponse.decision:type_name -> penstock.v1.CheckResponse
+	0,  // 11: penstock.v1.AcquireRequest.check:type_name -> penstock.v1.CheckRequest
+	3,  // 12: penstock.v1.AcquireResponse.decision:type_name -> penstock.v1.CheckResponse
+	21, // 13: penstock.v1.ExplainResponse.rules:type_name -> penstock.v1.ExplainedRule
+	22, // 14: penstock.v1.ExplainResponse.charges:type_name -> penstock.v1.ExplainedCharge
+	0,  // 15: penstock.v1.LimitService.Check:input_type -> penstock.v1.CheckRequest
+	5,  // 16: penstock.v1.LimitService.CheckBatch:input_type -> penstock.v1.CheckBatchRequest
+	9,  // 17: penstock.v1.LimitService.Reserve:input_type -> penstock.v1.ReserveRequest
+	11, // 18: penstock.v1.LimitService.Settle:input_type -> penstock.v1.SettleRequest
+	13, // 19: penstock.v1.LimitService.Acquire:input_type -> penstock.v1.AcquireRequest
+	15, // 20: penstock.v1.LimitService.Renew:input_type -> penstock.v1.RenewRequest
+	17, // 21: penstock.v1.LimitService.Release:input_type -> penstock.v1.ReleaseRequest
+	0,  // 22: penstock.v1.LimitService.Peek:input_type -> penstock.v1.CheckRequest
+	0,  // 23: penstock.v1.LimitService.Reset:input_type -> penstock.v1.CheckRequest
+	0,  // 24: penstock.v1.LimitService.Explain:input_type -> penstock.v1.CheckRequest
+	3,  // 25: penstock.v1.LimitService.Check:output_type -> penstock.v1.CheckResponse
+	6,  // 26: penstock.v1.LimitService.CheckBatch:output_type -> penstock.v1.CheckBatchResponse
+	10, // 27: penstock.v1.LimitService.Reserve:output_type -> penstock.v1.ReserveResponse
+	12, // 28: penstock.v1.LimitService.Settle:output_type -> penstock.v1.SettleResponse
+	14, // 29: penstock.v1.LimitService.Acquire:output_type -> penstock.v1.AcquireResponse
+	16, // 30: penstock.v1.LimitService.Renew:output_type -> penstock.v1.RenewResponse
+	18, // 31: penstock.v1.LimitService.Release:output_type -> penstock.v1.ReleaseResponse
+	3,  // 32: penstock.v1.LimitService.Peek:output_type -> penstock.v1.CheckResponse
+	19, // 33: penstock.v1.LimitService.Reset:output_type -> penstock.v1.ResetResponse
+	20, // 34: penstock.v1.LimitService.Explain:output_type -> penstock.v1.ExplainResponse
+	25, // [25:35] is the sub-list for method output_type
+	15, // [15:25] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_penstock_v1_limit_proto_init() }
@@ -1761,7 +1776,7 @@ func file_penstock_v1_limit_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_v1_limit_proto_rawDesc), len(file_penstock_v1_limit_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

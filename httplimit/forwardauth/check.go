@@ -22,6 +22,9 @@ func Check(rules *policy.Rules) error {
 	}
 	var errs []error
 	for _, rule := range rules.Rules() {
+		if needsDescriptor(rule) {
+			continue // it matches no request of HTTP
+		}
 		for _, l := range rule.Limits {
 			reason := unseen(l)
 			if reason == "" && l.Candidate != nil {
@@ -36,6 +39,11 @@ func Check(rules *policy.Rules) error {
 		return fmt.Errorf("%w: forwardauth: %w", penstock.ErrInvalid, err)
 	}
 	return nil
+}
+
+// needsDescriptor tells whether a rule matches only requests with a descriptor.
+func needsDescriptor(r *policy.Rule) bool {
+	return slices.ContainsFunc(r.Match.Where, func(t policy.Test) bool { return t.Source.Kind == policy.KindDescriptor })
 }
 
 // unseen names what a limit needs that forward-auth does not see, and how to fix it; "" if nothing.

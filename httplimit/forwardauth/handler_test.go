@@ -662,14 +662,14 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(limits string) {
 		t.Helper()
-		if err := os.WriteFile(file+".new", []byte("rules: [{name: login, per: ip, limits: ["+limits+"]}]"), 0o600); err != nil {
+		if err := os.WriteFile(file+".new", []byte("{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: login, per: ip, limits: ["+limits+"]}]}"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Rename(file+".new", file); err != nil {
 			t.Fatal(err)
 		}
 	}
-	options := policyfile.Options{Check: forwardauth.Check}
+	options := policyfile.Options{Check: forwardauth.Check, Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 	write("{in_flight: 3}")
 	if _, err := policyfile.Load(file, options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "rule login") {
 		t.Errorf("loaded with the error %v", err)
@@ -685,5 +685,17 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	write("{in_flight: 3}")
 	if r := <-reloads; !errors.Is(r.Err, penstock.ErrInvalid) || watcher.Rules() != first {
 		t.Errorf("reloaded with the error %v, and the rules changed: %t", r.Err, watcher.Rules() != first)
+	}
+}
+
+// Rules that no request here can reach may have any limits.
+func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
+	for _, text := range []string{
+		"rules: [{name: jobs, per: ip, limits: [{in_flight: 3}]}]", // nobody is trusted
+		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: jobs, match: {descriptor kind: job}, per: {job: descriptor id}, limits: [{in_flight: 3}]}]}",
+	} {
+		if err := forwardauth.Check(rulesOf(t, text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // newAPI makes the handler of the API: forward-auth for other proxies, and calls in JSON.
 func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
-	check, err := s.newCheck(l)
+	check, err := s.newCheck(l, s.callRefused())
 	if err != nil {
 		return nil, err
 	}

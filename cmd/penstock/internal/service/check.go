@@ -4,10 +4,12 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/grpclimit/checkapi"
@@ -15,7 +17,7 @@ import (
 )
 
 // newCheck makes the service that decides what programs ask at a listener.
-func (s *service) newCheck(l settings.Listener) (*checkapi.Service, error) {
+func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFailure)) (*checkapi.Service, error) {
 	if s.checking == nil {
 		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
 			HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
@@ -33,7 +35,7 @@ func (s *service) newCheck(l settings.Listener) (*checkapi.Service, error) {
 	}
 	o := checkapi.Options{
 		CallerToken: s.Settings.CallerToken, OperatorToken: s.Settings.OperatorToken, AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
-		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.idSecret,
+		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.idSecret, AuthFailed: authFailed,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // there are no round trips to save
@@ -41,9 +43,25 @@ func (s *service) newCheck(l settings.Listener) (*checkapi.Service, error) {
 	return checkapi.New(s.core.Store, s.checking, o)
 }
 
+// callRefused returns a function that counts calls in JSON that are refused for their token, and
+// logs each reason at most every ten seconds.
+func (s *service) callRefused() func(checkapi.AuthFailure) {
+	count := s.metrics.API()
+	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
+	for i := range lines {
+		lines[i].Every = 10 * time.Second
+	}
+	return func(f checkapi.AuthFailure) {
+		count(f)
+		if skipped, isDue := lines[f].Due(); isDue {
+			s.Log.Warn("a program did not send the right token, and is refused", "reason", f.String(), "unlogged", skipped)
+		}
+	}
+}
+
 // registerCheck serves the check API by gRPC.
 func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
-	check, err := s.newCheck(settings.Listener{Name: "grpc", Address: s.Settings.GRPC})
+	check, err := s.newCheck(settings.Listener{Name: "grpc", Address: s.Settings.GRPC}, nil)
 	if err == nil {
 		check.Register(r)
 	}

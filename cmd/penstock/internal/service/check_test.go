@@ -100,6 +100,14 @@ func TestProgramsAskInJSON(t *testing.T) {
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="penstock.stated",rule="penstock.stated"}`); n != "1" {
 			t.Errorf("%q denials by stated limits are counted, want 1", n)
 		}
+		for reason, want := range map[string]string{"no_token": "1", "wrong_token": "1", "not_operator": "1"} {
+			if n := r.metric(`rate_limiter_api_auth_failures_total{reason="` + reason + `"}`); n != want {
+				t.Errorf("%q refusals with reason %s are counted, want %s", n, reason, want)
+			}
+			if lines := r.log.Lines("level=WARN", "a program did not send the right token", "reason="+reason); len(lines) != 1 {
+				t.Errorf("%s: the lines are %q; want one", reason, lines)
+			}
+		}
 		for _, secret := range []string{"secret-42", testCallerToken[1:], testOperatorToken} {
 			if strings.Contains(r.log.String(), secret) || strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), secret) {
 				t.Errorf("the log or the metrics show %q", secret)

@@ -1,0 +1,21 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock/penstock/grpclimit/checkapi"
+)
+
+// API registers the series of programs that call in JSON. It returns a function that counts a call
+// that was refused for its token. API is called once.
+func (m *Metrics) API() (authFailed func(checkapi.AuthFailure)) {
+	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_api_auth_failures_total",
+		Help: "Calls in JSON that were refused because of a wrong token, or because they had none.",
+	}, []string{"reason"})
+	for _, f := range checkapi.AuthFailures() {
+		failures.WithLabelValues(f.String())
+	}
+	m.registry.MustRegister(failures)
+	return func(f checkapi.AuthFailure) { failures.WithLabelValues(f.String()).Inc() }
+}
