@@ -86,7 +86,7 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
-	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                              // a rule has a histogram once it has traffic
+	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                                                   // a rule has a histogram once it has traffic
 	if err != nil {
 		t.Fatal(err)
 	}
