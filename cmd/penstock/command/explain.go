@@ -3,15 +3,10 @@ package command
 import (
 	"context"
 	"fmt"
-	"net/http"
-	"net/netip"
-	"net/url"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
@@ -81,7 +76,7 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err := checkOutput(e.output, "text", "json"); err != nil {
 		return err
 	}
-	request, err := e.request(target)
+	request, err := explain.NewRequest(e.method, target, e.headers, e.from, e.size)
 	if err != nil {
 		return coded(exitUsage, err)
 	}
@@ -157,41 +152,4 @@ func (e *explanation) policy(c *cobra.Command) (p *policyfile.Policy, s settings
 		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...))
 	}
 	return p, s, err
-}
-
-// request makes the request that the flags describe, in the form in which a server receives it.
-func (e *explanation) request(target string) (*http.Request, error) {
-	if strings.HasPrefix(target, "/") {
-		target = "http://localhost" + target
-	}
-	u, err := url.Parse(target)
-	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("%q is neither a path nor a URL; write /path or http://host/path", target)
-	}
-	r, err := http.NewRequest(e.method, u.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-	r.URL.Scheme, r.URL.Host = "", ""
-	r.ContentLength = e.size
-	for _, line := range e.headers {
-		name, value, ok := strings.Cut(line, ":")
-		value = strings.Trim(value, " \t")
-		switch {
-		case !ok:
-			return nil, fmt.Errorf("header %q has no colon; write 'Name: value'", line)
-		case !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
-			return nil, fmt.Errorf("header %q is not valid; write 'Name: value', without spaces in the name", line)
-		case strings.EqualFold(name, "Host"):
-			r.Host = value
-			continue
-		}
-		r.Header.Add(name, value)
-	}
-	address, err := netip.ParseAddr(e.from)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not an address; write 192.0.2.1 or 2001:db8::1", e.from)
-	}
-	r.RemoteAddr = netip.AddrPortFrom(address, 1024).String()
-	return r, nil
 }

@@ -1,5 +1,5 @@
-// Package admin serves health checks and metrics to operators. By default it listens on the
-// loopback address. It shows nothing of requests or keys.
+// Package admin serves health checks, metrics and the admin API to operators. By default it listens
+// on the loopback address. Health checks and metrics show nothing of requests or keys.
 package admin
 
 import (
@@ -25,6 +25,8 @@ const (
 
 var stateNames = [...]string{"ok", "degraded", "down"}
 
+func (s State) String() string { return stateNames[s] }
+
 // A Check is a part of readiness. Run returns its state, and a text for ?verbose; "" stands for the
 // state's name.
 type Check struct {
@@ -36,6 +38,7 @@ type Check struct {
 type Options struct {
 	Checks  []Check      // of readiness
 	Metrics http.Handler // serves /metrics
+	API     http.Handler // serves /api/v1/; nil: nothing is there
 	Pprof   bool         // serve /debug/pprof
 }
 
@@ -45,6 +48,7 @@ type Options struct {
 //	/readyz     200 "ok" or "degraded: store"; 503 "down: …". With ?verbose, a line for each check
 //	/healthz    the same as /readyz
 //	/metrics    for Prometheus
+//	/api/v1/    the admin API
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
@@ -52,6 +56,9 @@ func New(o Options) http.Handler {
 	mux.HandleFunc("GET /healthz", o.ready)
 	if o.Metrics != nil {
 		mux.Handle("GET /metrics", o.Metrics)
+	}
+	if o.API != nil {
+		mux.Handle("/api/v1/", o.API)
 	}
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -15,11 +15,12 @@ import (
 // newActivity makes the recorder of what happens in this instance. It keeps keys as the store does:
 // as hashes if there is a secret.
 func newActivity(s settings.Settings) *activity.Recorder {
-	names := redisstore.Options{Secret: s.KeyHashSecret}
-	return activity.New(activity.Options{
-		Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append },
-		Seed:  seedOf(s),
-	})
+	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit)}
+	if s.ShownIdentities != "off" {
+		names := redisstore.Options{Secret: s.KeyHashSecret}
+		o.Names = func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }
+	}
+	return activity.New(o)
 }
 
 // seedOf is a number that all instances with the same secrets have. Clients that know it could hide

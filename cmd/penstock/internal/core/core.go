@@ -56,6 +56,7 @@ type Core struct {
 	scripts *scriptLoader // nil: the store is memory
 	rules   *rules
 
+	guarded  *guard.Guarded     // nil: the store is memory
 	Activity *activity.Recorder // what happened in this instance
 	fleet    fleet
 
@@ -117,7 +118,7 @@ func (c *Core) open(ctx context.Context) error {
 	if err := c.probeAtStart(ctx); err != nil {
 		return err
 	}
-	c.memory = memoryMonitor{log: c.Log, read: c.store.memory}
+	c.memory.log, c.memory.read = c.Log, c.store.memory
 	c.background.Go(func() { c.poll(ctx) })
 	c.background.Go(func() { c.sampleActivity(ctx) })
 	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
@@ -260,6 +261,26 @@ func (c *Core) TokenRejected(e *policy.TokenError) {
 	if skipped, isDue := c.tokens.Due(); isDue {
 		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
 	}
+}
+
+// Digest returns that of the rules in force.
+func (c *Core) Digest() string { return c.rules.digestInForce() }
+
+// A StoreState is what is known of the store.
+type StoreState struct {
+	Reason    string                 // why it fails; "" if it works
+	Breakers  map[string]guard.State // by node
+	Memory    *redisstore.Memory     // nil: it is not known
+	Instances int                    // that share the limits if the store fails
+}
+
+// StoreState returns what is known of the store. It does not ask the store.
+func (c *Core) StoreState() StoreState {
+	s := StoreState{Reason: c.health.currentReason(), Memory: c.memory.latest.Load(), Instances: 1}
+	if c.guarded != nil {
+		s.Breakers, s.Instances = c.guarded.Stats().Breakers, c.guarded.Instances()
+	}
+	return s
 }
 
 // Checks returns the checks of /readyz: the store and the policy.

@@ -23,26 +23,6 @@ const (
 	fleetMaxAge    = 2 * time.Second // readers within it share one look at the store
 )
 
-// A Fleet is what all instances that share a store have shown of themselves.
-type Fleet struct {
-	Instances  []Instance           // this one first
-	Registered int                  // instances that have a heartbeat
-	Ignored    Ignored              // summaries that were not used
-	Problem    string               // why only this instance is shown; "" if the store was asked
-	Activity   []*activity.Activity // of all, by window, in the order of activity.Windows
-	At         time.Time
-}
-
-// Ignored counts summaries that could not be used, since the start.
-type Ignored struct{ OtherVersion, Corrupt, OtherSecret int64 }
-
-// An Instance is one of a fleet.
-type Instance struct {
-	Name   string
-	IsSelf bool
-	*activity.Summary
-}
-
 // A fleet writes the summary of this instance to the store, and reads those of all.
 type fleet struct {
 	core    *Core
@@ -55,7 +35,7 @@ type fleet struct {
 	otherVersion, corrupt, otherSecret atomic.Int64
 
 	mu     sync.Mutex // held while the store is asked
-	latest *Fleet
+	latest *activity.Fleet
 }
 
 // errNoStore is why an instance without a shared store shows only itself.
@@ -124,7 +104,7 @@ func (f *fleet) write(ctx context.Context) {
 
 // Fleet returns what all instances show. It asks the store at most every two seconds, and not while
 // a breaker is open.
-func (c *Core) Fleet(ctx context.Context) *Fleet {
+func (c *Core) Fleet(ctx context.Context) *activity.Fleet {
 	f := &c.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,12 +114,12 @@ func (c *Core) Fleet(ctx context.Context) *Fleet {
 	return f.latest
 }
 
-func (f *fleet) readLocked(ctx context.Context) *Fleet {
-	self := Instance{IsSelf: true, Summary: f.self()}
+func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
+	self := activity.Instance{IsSelf: true, Summary: f.self()}
 	if name := f.name.Load(); name != nil {
 		self.Name = *name
 	}
-	found := &Fleet{At: time.Now(), Registered: 1}
+	found := &activity.Fleet{At: time.Now(), Registered: 1}
 	others, registered, err := f.others(ctx, self.Name)
 	switch {
 	case err == nil:
@@ -149,8 +129,8 @@ func (f *fleet) readLocked(ctx context.Context) *Fleet {
 	default:
 		found.Problem = "the store gives no answer: " + reasonOf(err)
 	}
-	found.Instances = append([]Instance{self}, others...)
-	found.Ignored = Ignored{f.otherVersion.Load(), f.corrupt.Load(), f.otherSecret.Load()}
+	found.Instances = append([]activity.Instance{self}, others...)
+	found.Ignored = activity.Ignored{OtherVersion: f.otherVersion.Load(), Corrupt: f.corrupt.Load(), OtherSecret: f.otherSecret.Load()}
 	for w := range activity.Windows() {
 		var parts []*activity.Activity
 		for _, i := range found.Instances {
@@ -165,7 +145,7 @@ func (f *fleet) readLocked(ctx context.Context) *Fleet {
 const maxOffenders = 100
 
 // others returns the summaries of the other instances, and how many instances are registered.
-func (f *fleet) others(ctx context.Context, self string) (all []Instance, registered int, err error) {
+func (f *fleet) others(ctx context.Context, self string) (all []activity.Instance, registered int, err error) {
 	if f.store == nil {
 		return nil, 1, errNoStore
 	}
@@ -195,9 +175,9 @@ func (f *fleet) others(ctx context.Context, self string) (all []Instance, regist
 			f.otherSecret.Add(1)
 			continue
 		}
-		all = append(all, Instance{Name: text.Instance, Summary: s})
+		all = append(all, activity.Instance{Name: text.Instance, Summary: s})
 	}
-	slices.SortFunc(all, func(a, b Instance) int {
+	slices.SortFunc(all, func(a, b activity.Instance) int {
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Name, b.Name))
 	})
 	return all, registered, nil

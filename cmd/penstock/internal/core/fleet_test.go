@@ -58,7 +58,7 @@ func (c *Core) deny(key string) {
 }
 
 // read reads the fleet anew.
-func (c *Core) read() *Fleet {
+func (c *Core) read() *activity.Fleet {
 	c.fleet.mu.Lock()
 	defer c.fleet.mu.Unlock()
 	return c.fleet.readLocked(context.Background())
@@ -86,7 +86,7 @@ func TestInstancesShowEachOther(t *testing.T) {
 	b.fleet.write(t.Context())
 	for _, c := range []*Core{a, b} {
 		f := c.read()
-		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || !f.Instances[0].IsSelf || f.Instances[1].IsSelf || f.Instances[1].Version != "v9" || f.Ignored != (Ignored{}) {
+		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || !f.Instances[0].IsSelf || f.Instances[1].IsSelf || f.Instances[1].Version != "v9" || f.Ignored != (activity.Ignored{}) {
 			t.Fatalf("the fleet is %+v", f)
 		}
 		if f.Instances[0].Name == f.Instances[1].Name || f.Instances[1].Name != nameA && f.Instances[1].Name != nameB {
@@ -128,7 +128,7 @@ func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
 		}
 	}
 	f := a.read()
-	if want := (Ignored{OtherVersion: 2, Corrupt: 2, OtherSecret: 1}); f.Ignored != want || len(f.Instances) != 1 || f.Registered != 6 || len(f.Activity[0].Tops[activity.Denied].Items) != 0 {
+	if want := (activity.Ignored{OtherVersion: 2, Corrupt: 2, OtherSecret: 1}); f.Ignored != want || len(f.Instances) != 1 || f.Registered != 6 || len(f.Activity[0].Tops[activity.Denied].Items) != 0 {
 		t.Errorf("the fleet is %+v; want %+v ignored", f, want)
 	}
 }

@@ -30,6 +30,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.guarded = g
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
 	c.Metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts})

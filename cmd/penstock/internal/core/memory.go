@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/redisstore"
@@ -14,6 +15,7 @@ type memoryMonitor struct {
 	log                *slog.Logger
 	read               func(context.Context) (redisstore.Memory, error) // nil: the store is in this process
 	canEvict, isScarce bool                                             // as last logged
+	latest             atomic.Pointer[redisstore.Memory]                // nil: it is not known
 }
 
 // memoryInterval is how often the memory is checked.
@@ -26,6 +28,11 @@ func (m *memoryMonitor) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	now, err := m.read(ctx)
+	if err != nil {
+		m.latest.Store(nil)
+	} else {
+		m.latest.Store(&now)
+	}
 	if err != nil { // health reports a server that is down; some servers do not allow INFO
 		m.log.Debug("the store's memory cannot be read", "err", err)
 		return

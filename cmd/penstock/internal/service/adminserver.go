@@ -1,16 +1,22 @@
 package service
 
 import (
+	"context"
+	"crypto/sha256"
 	"net/http"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/redisstore"
 )
 
-// newAdmin makes the server for health checks and metrics.
+// newAdmin makes the server for health checks, metrics and the admin API.
 func (s *service) newAdmin() *server {
 	http1 := &http.Server{
-		Handler:           admin.New(admin.Options{Checks: s.checks(), Metrics: s.metrics.Handler(), Pprof: s.Settings.Pprof}),
+		Handler:           admin.New(admin.Options{Checks: s.checks(), Metrics: s.metrics.Handler(), API: s.newAdminAPI(), Pprof: s.Settings.Pprof}),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
@@ -22,4 +28,59 @@ func (s *service) newAdmin() *server {
 		http1.WriteTimeout = 0 // the caller chooses how long a profile takes
 	}
 	return newServer("admin-listen", http1)
+}
+
+// newAdminAPI makes the handler of the admin API.
+func (s *service) newAdminAPI() http.Handler {
+	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
+	masks := sha256.Sum256(append([]byte("penstock masks"), idSecret(&s.Settings)...))
+	return adminapi.New(adminapi.Options{
+		Token:      s.Settings.OperatorToken,
+		IsLocal:    s.Settings.IsAdminLocal(),
+		Identities: s.Settings.ShownIdentities,
+		MaskSecret: masks[:],
+		Store:      s.core.Store,
+		Rules:      s.core.Rules,
+		Digest:     s.core.Digest,
+		Recorder:   s.core.Activity,
+		Fleet:      s.core.Fleet,
+		Health:     s.health,
+		StoreInfo:  s.storeInfo,
+		Explain: func(ctx context.Context, r *http.Request) (*explain.Report, error) {
+			report, charges, err := explain.Explain(s.core.Rules(), r, keys, s.core.StoreState().Instances)
+			if err != nil {
+				return nil, err
+			}
+			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report says what applies
+			return report, nil
+		},
+		Name: func(key string) string { return string(redisstore.NewNames(keys).Append(nil, key)) },
+		Key:  redisstore.KeyOfName,
+	})
+}
+
+// health returns the checks of /readyz for the admin API.
+func (s *service) health(ctx context.Context) adminapi.Health {
+	worst := admin.OK
+	all := adminapi.Health{Checks: []adminapi.Check{}}
+	for _, check := range s.checks() {
+		state, detail := check.Run(ctx)
+		worst = max(worst, state)
+		all.Checks = append(all.Checks, adminapi.Check{Name: check.Name, Status: state.String(), Detail: detail})
+	}
+	all.Status = worst.String()
+	return all
+}
+
+// storeInfo returns what is known of the store for the admin API.
+func (s *service) storeInfo(context.Context) adminapi.StoreState {
+	now := s.core.StoreState()
+	info := adminapi.StoreState{Name: s.Settings.StoreName(), IsFailing: now.Reason != "", Reason: now.Reason, Breakers: map[string]string{}, Instances: now.Instances}
+	for node, state := range now.Breakers {
+		info.Breakers[metrics.Node(node)] = state.String()
+	}
+	if m := now.Memory; m != nil {
+		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Server, Evicts: m.Evicts()}
+	}
+	return info
 }

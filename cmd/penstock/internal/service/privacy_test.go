@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestMetricsAndLogNameNoClient(t *testing.T) {
+func TestMetricsLogAndAdminAPINameNoClient(t *testing.T) {
 	effort.WithoutRace(t)
 	redis := redistest.Start(t)
 	const policy = `
@@ -94,16 +94,23 @@ rules:
 	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store made no decision") {
 		t.Errorf("the test did not cause all log lines: %s", log)
 	}
+	texts := map[string]string{"metrics": metrics, "log": log}
+	for _, path := range []string{"state", "rules", "instances", "store", "health", "history", "offenders", "offenders?kind=units", "offenders?kind=near_limit&scope=instance"} {
+		texts[path] = r.mustGet("http://"+r.Admin+"/api/v1/"+path, 200)
+	}
+	if !strings.Contains(texts["offenders"], `"count"`) {
+		t.Errorf("the test did not cause offenders: %s", texts["offenders"])
+	}
 	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {
-		for where, text := range map[string]string{"metrics": metrics, "log": log} {
+		for where, text := range texts {
 			for line := range strings.Lines(text) {
 				if strings.Contains(strings.ToLower(line), secret) {
-					t.Errorf("the %s names a client: %s", where, line)
+					t.Errorf("%s names a client: %s", where, line)
 				}
 			}
 		}
 	}
-	t.Logf("counted: %d requests whose client neither metrics nor log name", asked)
+	t.Logf("counted: %d requests whose client neither metrics, nor log, nor the admin API name", asked)
 }
 
 // tokenOf makes a token with signed claims.

@@ -102,6 +102,18 @@ func count(field func(*Settings) *int64, most int64) setter {
 	}
 }
 
+// percent accepts whole numbers from least to 100.
+func percent(field func(*Settings) *int64, least int64) setter {
+	return func(s *Settings, text string) error {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < least || n > 100 {
+			return fmt.Errorf("it is no percentage; write a whole number from %d to 100", least)
+		}
+		*field(s) = n
+		return nil
+	}
+}
+
 // optional makes a setter accept "", which is off.
 func optional(set setter) setter {
 	return func(s *Settings, text string) error {
@@ -173,7 +185,7 @@ func setAdmin(s *Settings, text string) error {
 	if strings.HasPrefix(text, ":") {
 		return fmt.Errorf("without a host, every machine could reach it; write 127.0.0.1%s, or 0.0.0.0%s to allow that", text, text)
 	}
-	return address(func(s *Settings) *string { return &s.AdminListen })(s, text)
+	return callerAddress(func(s *Settings) *string { return &s.AdminListen })(s, text)
 }
 
 func setUpstream(s *Settings, text string) error {

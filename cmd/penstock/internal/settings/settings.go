@@ -51,8 +51,10 @@ type Settings struct {
 	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
 	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
 
-	AdminListen string // "" is off
-	Pprof       bool
+	AdminListen     string // "" is off
+	ShownIdentities string // off, masked or full
+	NearLimit       int64  // percent
+	Pprof           bool
 
 	TLSCert, TLSKey, TLSClientCA string // files
 
@@ -189,6 +191,9 @@ func (s *Settings) CallerListeners() []Listener {
 func (s *Settings) AdmitsOpenCallers(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }
+
+// IsAdminLocal tells whether only this machine reaches the admin address.
+func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 
 // checkListeners finds listeners with the same address, and those that anyone could ask. At api,
 // only trusted proxies are answered.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,6 +50,9 @@ var samples = map[string][3]string{
 	"caller-tls-cert":     {"a.pem", "b.pem", "c.pem"},
 	"caller-tls-key":      {"a.pem", "b.pem", "c.pem"},
 	"caller-client-ca":    {"a.pem", "b.pem", "c.pem"},
+
+	"shown-identities": {"off", "full", "off"},
+	"near-limit":       {"50", "90", "100"},
 
 	"pprof":         {"true", "true", "true"},
 	"tls-cert":      {"a.pem", "b.pem", "c.pem"},
@@ -134,7 +138,11 @@ func server(t *testing.T, key, text string) (s *Section) {
 		case **bool:
 			*field = new(text == "true")
 		case **int64:
-			*field = new(int64(text[0] - '0'))
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*field = &n
 		}
 		return s
 	}
@@ -175,7 +183,7 @@ func TestSchemaHasTheTypesAndDefaultsOfSettings(t *testing.T) {
 	if err := json.Unmarshal(Schema(), &schema); err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[string]string{"": "truth", "duration": "duration", "size": "bytes", "number": "number"}
+	kinds := map[string]string{"": "truth", "duration": "duration", "size": "bytes", "number": "number", "percent": "number"}
 	for _, row := range Table {
 		if row.NotFile {
 			continue
@@ -341,6 +349,11 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		{"listen", ":http", `its port is not a number`},
 		{"listen", "", `it is empty; omit it for the default, :8080`},
 		{"admin-listen", ":9180", `without a host, every machine could reach it; write 127.0.0.1:9180, or 0.0.0.0:9180 to allow that`},
+		{"admin-listen", "unix:run/a.sock", `a Unix socket needs an absolute path`},
+		{"near-limit", "49", `it is no percentage; write a whole number from 50 to 100`},
+		{"near-limit", "101", `it is no percentage`},
+		{"near-limit", "80%", `it is no percentage`},
+		{"shown-identities", "all", `it is unknown; write off or masked or full`},
 		{"admin-listen", "0.0.0.0:8080", `listen has the same address`},
 		{"api", "unix:a.sock", `needs an absolute path of at most 103 characters; write unix:/run/penstock.sock`},
 		{"api", "unix:/" + strings.Repeat("a", 103), `needs an absolute path`},

@@ -99,7 +99,7 @@ var Table = []Row{
 	{Name: "caller-token", Value: "text", Secret: true, set: setToken(func(s *Settings) *[]byte { return &s.CallerToken }),
 		Help: "password that Redis clients send by AUTH, and programs as Authorization: Bearer in JSON and gRPC; forward-auth trusts the addresses in trusted_proxies instead"},
 	{Name: "operator-token", Value: "text", Secret: true, set: setToken(func(s *Settings) *[]byte { return &s.OperatorToken }),
-		Help: "token of those who may also peek, reset and explain, in JSON and gRPC; without it nobody may"},
+		Help: "token of those who may also peek, reset and explain, in JSON and gRPC; without it nobody may. The admin API needs it where other machines can reach it"},
 	{Name: "allow-stated-limits", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowStatedLimits }),
 		Help: "let callers in JSON and gRPC state limits that are not in the policy"},
 	{Name: "allow-open-callers", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowOpenCallers }),
@@ -112,7 +112,12 @@ var Table = []Row{
 		Help: "if set, callers at api, grpc and resp need a certificate signed by one of these authorities"},
 
 	{Name: "admin-listen", Default: "127.0.0.1:9180", Value: "host:port", set: setAdmin,
-		Help: "address for /metrics, /livez and /readyz; off disables them. Use 0.0.0.0:9180 for Kubernetes or remote scraping"},
+		Help: "address for /metrics, /livez, /readyz and the admin API; host:port, unix:/path/of.sock, or off. Use 0.0.0.0:9180 for Kubernetes or remote scraping"},
+	{Name: "shown-identities", Default: "masked", Value: "off|masked|full",
+		set:  choice(func(s *Settings) *string { return &s.ShownIdentities }, "off", "masked", "full"),
+		Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
+	{Name: "near-limit", Default: "80", Value: "percent", set: percent(func(s *Settings) *int64 { return &s.NearLimit }, 50),
+		Help: "a request is counted as near its limit if this part of the limit is used after it, 50 to 100"},
 	{Name: "pprof", Default: "false", set: toggle(func(s *Settings) *bool { return &s.Pprof }),
 		Help: "serve /debug/pprof on the admin address"},
 

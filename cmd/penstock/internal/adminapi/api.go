@@ -1,0 +1,321 @@
+// Package adminapi answers what operators ask about a running instance, in JSON: what is limited,
+// who is, and why. Nothing that it does delays a request.
+package adminapi
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+// How identities are shown.
+const (
+	ShowOff    = "off"    // to nobody
+	ShowMasked = "masked" // so that nobody can read them, and equal ones can be recognised
+	ShowFull   = "full"   // in full with the token, and masked without it
+)
+
+// Options of a Handler. All fields without a default must be set.
+type Options struct {
+	// Token is what operators send as Authorization: Bearer. Default: nobody has one.
+	Token []byte
+
+	// IsLocal says that only this machine can reach the handler, so that reads need no token.
+	IsLocal bool
+
+	Identities string // ShowOff, ShowMasked or ShowFull
+	MaskSecret []byte // with which masked identities are told apart
+
+	Store     penstock.Store // with its guards
+	Rules     func() *policy.Rules
+	Digest    func() string // of the rules
+	Recorder  *activity.Recorder
+	Fleet     func(context.Context) *activity.Fleet
+	Health    func(context.Context) Health
+	StoreInfo func(context.Context) StoreState
+	Explain   func(context.Context, *http.Request) (*explain.Report, error)
+
+	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
+	// hash.
+	Name func(key string) string
+	Key  func(name string) (key string, ok bool)
+}
+
+// A Handler serves the API below Prefix.
+type Handler struct {
+	Options
+	mux    http.ServeMux
+	token  [sha256.Size]byte
+	live   live
+	states states
+}
+
+// Prefix begins all paths.
+const Prefix = "/api/v1/"
+
+// timeout bounds how long a response takes to be made.
+const timeout = 5 * time.Second
+
+// New makes a Handler.
+func New(o Options) *Handler {
+	h := &Handler{Options: o, token: sha256.Sum256(o.Token)}
+	h.live.handler = h
+	for _, r := range routes {
+		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.answer(w, q, r) })
+	}
+	h.mux.HandleFunc("GET "+Prefix+"events", h.live.serve)
+	h.mux.HandleFunc("GET "+Prefix+"openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(OpenAPI())
+	})
+	h.mux.HandleFunc(Prefix, func(w http.ResponseWriter, q *http.Request) {
+		if q.Method != http.MethodGet && q.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			fail(w, http.StatusMethodNotAllowed, "the API only reads; use GET")
+			return
+		}
+		fail(w, http.StatusNotFound, "there is nothing here; "+Prefix+"openapi.json lists the paths")
+	})
+	return h
+}
+
+// A route is a path that answers with JSON.
+type route struct {
+	path, summary string
+	parameters    []parameter
+	body          any // of the type of the response
+	respond       func(h *Handler, ctx context.Context, v viewer, q url.Values) (any, error)
+}
+
+// A parameter of the query.
+type parameter struct {
+	name, doc  string
+	choices    []string // the first is the default; nil: any text
+	isRequired bool
+	isRepeated bool
+}
+
+// A viewer is who asks.
+type viewer struct{ isOperator bool }
+
+var routes = []route{
+	{"state", "What is live: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
+	{"health", "Whether the instance is ready, and why not.", nil, Health{}, (*Handler).makeHealth},
+	{"store", "What the instance knows of its store.", nil, StoreState{}, (*Handler).makeStore},
+	{"instances", "The instances that share the store.", nil, Instances{}, (*Handler).makeInstances},
+	{"rules", "The rules in force, their limits with bounds, and what they did.", nil, Rules{}, (*Handler).makeRules},
+	{"history", "Counts of this instance by the second or by the minute.", []parameter{
+		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
+		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
+		{name: "rule", doc: "only of this rule"},
+		{name: "limit", doc: "only of this limit"},
+		{name: "name", doc: "only counts of this name, such as denied"},
+	}, History{}, (*Handler).makeHistory},
+	{"offenders", "The keys that were denied, were near their limit, or used most.", []parameter{
+		{name: "kind", doc: "what is counted", choices: []string{"denied", "near_limit", "units"}},
+		{name: "window", doc: "how far it reaches back", choices: []string{"5m", "1h"}},
+		{name: "scope", doc: "of all instances, or of this one", choices: []string{"fleet", "instance"}},
+		{name: "limit", doc: "how many; default 20, at most 100"},
+	}, Offenders{}, (*Handler).makeOffenders},
+	{"key", "What all limits know of one key. It charges nothing.", []parameter{
+		{name: "key", doc: "as explain writes it, such as key:abc"},
+		{name: "ref", doc: "instead of key: the ref of an offender"},
+		{name: "rule", doc: "only the limits of this rule"},
+		{name: "all", doc: "true: also limits of which nothing is used", choices: []string{"false", "true"}},
+	}, Key{}, (*Handler).makeKey},
+	{"explain", "Which limits apply to a request, and what they would decide. It charges nothing.", []parameter{
+		{name: "url", doc: "a path or a URL", isRequired: true},
+		{name: "method", doc: "default GET"},
+		{name: "header", doc: "Name: value", isRepeated: true},
+		{name: "from", doc: "the address of the client; default 192.0.2.1"},
+		{name: "size", doc: "of the body in bytes; default 0; -1: unknown"},
+	}, explain.Report{}, (*Handler).makeExplain},
+}
+
+// A refusal is an error with the status of its response.
+type refusal struct {
+	status int
+	text   string
+}
+
+func (r refusal) Error() string { return r.text }
+
+func refuse(status int, format string, args ...any) error {
+	return refusal{status, fmt.Sprintf(format, args...)}
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	if isForeign(q) {
+		fail(w, http.StatusForbidden, "a page of another origin has sent this request; pages cannot use the API")
+		return
+	}
+	if _, err := h.viewerOf(q); err != nil {
+		if err.status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
+		}
+		fail(w, err.status, err.text)
+		return
+	}
+	h.mux.ServeHTTP(w, q)
+}
+
+// isForeign tells whether a browser says that a page of another origin has sent the request.
+func isForeign(q *http.Request) bool {
+	switch q.Header.Get("Sec-Fetch-Site") {
+	case "cross-site", "same-site":
+		return q.Header.Get("Sec-Fetch-Mode") != "navigate"
+	}
+	origin := q.Header.Get("Origin")
+	if origin == "" {
+		return false
+	}
+	u, err := url.Parse(origin)
+	return err != nil || u.Host != q.Host
+}
+
+// viewerOf returns who asks, or why it may not.
+func (h *Handler) viewerOf(q *http.Request) (viewer, *refusal) {
+	sent, hasToken := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
+	hash := sha256.Sum256([]byte(sent))
+	switch isRight := subtle.ConstantTimeCompare(hash[:], h.token[:]) == 1; {
+	case hasToken && len(h.Token) > 0 && isRight:
+		return viewer{isOperator: true}, nil
+	case q.Header.Get("Authorization") != "":
+		return viewer{}, &refusal{http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer"}
+	case h.IsLocal:
+		return viewer{}, nil
+	case len(h.Token) == 0:
+		return viewer{}, &refusal{http.StatusForbidden, "other machines can reach this address, so the API needs a token; set operator_token, or let admin_listen be 127.0.0.1 or a Unix socket"}
+	}
+	return viewer{}, &refusal{http.StatusUnauthorized, "send the operator token as Authorization: Bearer"}
+}
+
+// answer makes a response in JSON.
+func (h *Handler) answer(w http.ResponseWriter, q *http.Request, r route) {
+	values, err := r.values(q.URL.RawQuery)
+	var body any
+	if err == nil {
+		ctx, cancel := context.WithTimeout(q.Context(), timeout)
+		defer cancel()
+		v, _ := h.viewerOf(q) // ServeHTTP has checked it
+		body, err = r.respond(h, ctx, v, values)
+	}
+	if err != nil {
+		status, text := http.StatusInternalServerError, err.Error()
+		if r, ok := err.(refusal); ok {
+			status, text = r.status, r.text
+		}
+		fail(w, status, text)
+		return
+	}
+	if raw, ok := body.(encoded); ok {
+		raw.serve(w, q)
+		return
+	}
+	var text bytes.Buffer
+	if err := json.NewEncoder(&text).Encode(body); err != nil {
+		fail(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(text.Bytes())
+}
+
+// maxValue is the longest value of a parameter, in bytes.
+const maxValue = 4096
+
+// values reads and checks the parameters of a request.
+func (r *route) values(query string) (url.Values, error) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, refuse(http.StatusBadRequest, "the query cannot be read; escape its values")
+	}
+	for name, list := range values {
+		i := slices.IndexFunc(r.parameters, func(p parameter) bool { return p.name == name })
+		if i < 0 {
+			return nil, refuse(http.StatusBadRequest, "there is no parameter %.40q; there are %s", name, r.names())
+		}
+		p := r.parameters[i]
+		switch {
+		case len(list) > 1 && !p.isRepeated || len(list) > 100:
+			return nil, refuse(http.StatusBadRequest, "%s is given %d times", name, len(list))
+		case slices.ContainsFunc(list, func(v string) bool { return len(v) > maxValue }):
+			return nil, refuse(http.StatusBadRequest, "%s is longer than %d bytes", name, maxValue)
+		case p.choices != nil && !slices.Contains(p.choices, list[0]):
+			return nil, refuse(http.StatusBadRequest, "%s is unknown; write %s", name, strings.Join(p.choices, " or "))
+		}
+	}
+	for _, p := range r.parameters {
+		if p.choices != nil && !values.Has(p.name) {
+			values.Set(p.name, p.choices[0])
+		}
+		if p.isRequired && values.Get(p.name) == "" {
+			return nil, refuse(http.StatusBadRequest, "%s is missing: %s", p.name, p.doc)
+		}
+	}
+	return values, nil
+}
+
+func (r *route) names() string {
+	var names []string
+	for _, p := range r.parameters {
+		names = append(names, p.name)
+	}
+	if names == nil {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// fail answers with an error.
+func fail(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(Problem{http.StatusText(status), status, detail})
+}
+
+// encoded is a body with its ETag.
+type encoded struct {
+	text []byte
+	tag  string
+}
+
+func (e encoded) serve(w http.ResponseWriter, q *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("ETag", e.tag)
+	w.Header().Set("Cache-Control", "no-cache") // keep it, and ask whether it has changed
+	for tag := range strings.SplitSeq(q.Header.Get("If-None-Match"), ",") {
+		if tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/"); tag == e.tag || tag == "*" {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+	}
+	_, _ = w.Write(e.text)
+}
+
+// boundsOf returns the bounds of a limit.
+func boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
+	for _, b := range (guard.Options{Limits: rules.Settings, Instances: instances}).Bounds(plan) {
+		bound := Bound{When: b.When, Text: b.Text}
+		if b.Over != guard.Unbounded {
+			bound.Over = &b.Over
+		}
+		all = append(all, bound)
+	}
+	return all
+}

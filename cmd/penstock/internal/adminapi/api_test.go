@@ -1,0 +1,531 @@
+package adminapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+var update = flag.Bool("update", false, "write docs/openapi.json")
+
+const testPolicy = `
+tiers: {premium: {header X-Plan: premium}, free: default}
+rules:
+  - name: api
+    per: {key: header X-Key}
+    limits: [{rate: {premium: 100/h, free: 10/h}, candidate: {rate: {premium: 50/h, free: 5/h}}}, {name: day, rate: 1000/d}]
+  - {name: address, always: true, per: ip, limits: [{rate: 1000/h, shadow: true}]}
+  - {name: all, always: true, per: global, limits: [{rate: 100000/h}]}
+`
+
+const token = "0123456789abcdef"
+
+// A fixture is a Handler of an instance in memory.
+type fixture struct {
+	*Handler
+	t       testing.TB
+	options Options
+	events  []*admission.Event
+}
+
+func newFixture(t testing.TB, change func(*Options)) *fixture {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte(testPolicy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := policyfile.Load(file, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	names := redisstore.Options{}
+	store := memstore.New(memstore.Options{})
+	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+	recorder.SetLimits(p.Rules.Plans())
+	o := Options{
+		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
+		Digest: func() string { return p.Digest }, Recorder: recorder,
+		Fleet: func(context.Context) *activity.Fleet {
+			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}
+			for _, w := range activity.Windows() {
+				f.Activity = append(f.Activity, recorder.Activity(w))
+			}
+			return f
+		},
+		Health: func(context.Context) Health { return Health{"ok", []Check{{"store", "ok", ""}}} },
+		StoreInfo: func(context.Context) StoreState {
+			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
+		},
+		Explain: func(ctx context.Context, r *http.Request) (*explain.Report, error) {
+			report, charges, err := explain.Explain(p.Rules, r, names, 1)
+			if err != nil {
+				return nil, err
+			}
+			return report, report.Peek(ctx, store, charges)
+		},
+		Name: func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
+	}
+	if change != nil {
+		change(&o)
+	}
+	return &fixture{Handler: New(o), t: t, options: o}
+}
+
+// spend charges a key, and lets the recorder see it.
+func (f *fixture) spend(limit, key string, n int) {
+	f.t.Helper()
+	i := slices.IndexFunc(f.options.Rules().Plans(), func(p *penstock.Plan) bool {
+		return p.Group()+"."+p.Name() == limit && p.Limit().Count <= 1000
+	})
+	plan := f.options.Rules().Plans()[i]
+	for _, p := range f.options.Rules().Plans() { // the last tier
+		if p.ID() == plan.ID() {
+			plan = p
+		}
+	}
+	for range n {
+		charges := []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}
+		d, err := f.options.Store.Decide(context.Background(), charges)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		e := admission.Event{Rule: plan.Group(), Limit: plan.Name(), Key: key, Decision: &d, Charges: charges}
+		if !d.Allowed {
+			e.Outcome = admission.Denied
+		}
+		f.options.Recorder.Observe(&e)
+	}
+	f.options.Recorder.Tick(time.Second, func(add func(activity.Series, uint64)) {
+		add(activity.Series{Rule: "api", Limit: "hour", Name: "allowed"}, 7)
+		add(activity.Series{Name: "source:store"}, 9)
+	})
+}
+
+// get requests a path below the prefix.
+func (f *fixture) get(path string, headers ...string) *httptest.ResponseRecorder {
+	return f.send("GET", path, headers...)
+}
+
+func (f *fixture) send(method, path string, headers ...string) *httptest.ResponseRecorder {
+	q := httptest.NewRequest(method, "http://127.0.0.1:9180"+Prefix+path, nil)
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		q.Header.Add(name, value)
+	}
+	w := httptest.NewRecorder()
+	f.ServeHTTP(w, q)
+	return w
+}
+
+// read decodes a response of status 200. Fields that the type lacks are an error.
+func read[T any](f *fixture, path string, headers ...string) (body T) {
+	f.t.Helper()
+	w := f.get(path, headers...)
+	decoder := json.NewDecoder(w.Body)
+	decoder.DisallowUnknownFields()
+	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
+		f.t.Fatalf("%s: %d, %s", path, w.Code, w.Body)
+	}
+	if err := decoder.Decode(&body); err != nil {
+		f.t.Fatalf("%s: %v", path, err)
+	}
+	return body
+}
+
+const operator = "Authorization: Bearer " + token
+
+func TestWhoMayRead(t *testing.T) {
+	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
+	locked := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
+	tried := 0
+	for _, c := range []struct {
+		f      *fixture
+		header string
+		status int
+	}{
+		{local, "", 200}, {local, operator, 200}, {local, operator + "0", 401}, {local, "Authorization: Basic x", 401}, {local, "Authorization: Bearer ", 401},
+		{remote, "", 401}, {remote, operator, 200}, {remote, "Authorization: Bearer 0123456789abcdeF", 401}, {remote, "Authorization: bearer", 401}, {remote, "Cookie: token=" + token, 401},
+		{locked, "", 403}, {locked, "Authorization: Bearer ", 401}, {locked, operator, 401},
+		{local, "Origin: http://127.0.0.1:9180", 200}, {local, "Origin: http://evil.example", 403}, {local, "Origin: null", 403}, {local, "Origin: http://127.0.0.1:8080", 403},
+		{local, "Sec-Fetch-Site: same-origin", 200}, {local, "Sec-Fetch-Site: none", 200}, {local, "Sec-Fetch-Site: cross-site", 403}, {local, "Sec-Fetch-Site: same-site", 403},
+	} {
+		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "offenders", "key?key=a", "explain?url=/", "openapi.json"} {
+			tried++
+			w := c.f.get(path, c.header)
+			if w.Code != c.status {
+				t.Errorf("%s with %q, local %v: %d, want %d: %s", path, c.header, c.f.options.IsLocal, w.Code, c.status, w.Body)
+			}
+			if hint := w.Header().Get("WWW-Authenticate"); (hint != "") != (c.status == 401) {
+				t.Errorf("%s with %q: WWW-Authenticate is %q", path, c.header, hint)
+			}
+		}
+	}
+	for _, f := range []*fixture{local, remote} {
+		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} {
+			for _, path := range []string{"state", "key?key=a", "nothing"} {
+				tried++
+				if w := f.send(method, path, operator); w.Code != 405 {
+					t.Errorf("%s %s: %d", method, path, w.Code)
+				}
+			}
+		}
+	}
+	if w := local.get("nothing"); w.Code != 404 {
+		t.Errorf("a path that does not exist: %d", w.Code)
+	}
+	t.Logf("counted: %d requests", tried)
+}
+
+func TestBadParametersAreExplained(t *testing.T) {
+	f := newFixture(t, nil)
+	for path, want := range map[string]string{
+		"offenders?kind=x":                           "kind is unknown; write denied or near_limit or units",
+		"offenders?limit=0":                          "limit is no number from 1 to 100",
+		"offenders?limit=9999":                       "limit is no number from 1 to 100",
+		"offenders?knd=denied":                       `there is no parameter "knd"; there are kind, window, scope, limit`,
+		"offenders?kind=units&kind=denied":           "kind is given 2 times",
+		"history?last=601":                           "last is no number from 1 to 600",
+		"history?span=minutes&last=1441":             "last is no number from 1 to 1440",
+		"key":                                        "name one key",
+		"key?key=a&ref=b":                            "name one key",
+		"key?key=" + strings.Repeat("x", maxValue+1): "key is longer than 4096 bytes",
+		"explain":                                    "url is missing",
+		"explain?url=x":                              "neither a path nor a URL",
+		"explain?url=/&size=x":                       "size is no number of bytes",
+		"explain?url=/&from=x":                       "is not an address",
+		"explain?url=/&header=x":                     "has no colon",
+		"state?x=1":                                  "there are none",
+		"state?a;b":                                  "the query cannot be read",
+		"events?x=1":                                 "events have no parameters",
+	} {
+		w := f.get(path)
+		var p Problem
+		if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Status != 400 || !strings.Contains(p.Detail, want) || w.Header().Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%.40s: %d %s; want 400 with %q", path, w.Code, w.Body, want)
+		}
+	}
+	for _, path := range []string{"key?key=key:a&rule=nothing", "key?ref=0123456789abcdef"} {
+		if w := f.get(path); w.Code != 404 {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
+
+func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
+	const name = "customer-4711-alice"
+	for _, c := range []struct{ identities, header, shown, identity string }{
+		{ShowMasked, "", ShowMasked, "key:cu…ce#"}, {ShowMasked, operator, ShowMasked, "key:cu…ce#"},
+		{ShowFull, "", ShowMasked, "key:cu…ce#"}, {ShowFull, operator, ShowFull, "key:" + name}, {ShowOff, operator, ShowOff, ""},
+	} {
+		f := newFixture(t, func(o *Options) { o.Identities = c.identities })
+		f.spend("api.hour", "key:"+name, 14)
+		got := read[Offenders](f, "offenders?kind=denied&window=1h", c.header)
+		if len(got.Offenders) != 1 || got.Identities != c.shown || got.Distinct.Count != 1 || got.Distinct.ByLimit[0] != (DistinctLimit{"api", "hour", 1, 0}) {
+			t.Fatalf("%s with %q: %+v", c.identities, c.header, got)
+		}
+		one := got.Offenders[0]
+		if !strings.HasPrefix(one.Identity, c.identity) || (c.identity == "") != (one.Identity == "") || one.Count != 4 || one.AtLeast != 4 || one.AtMost != 4 || !one.IsExact {
+			t.Errorf("%s with %q: %+v", c.identities, c.header, one)
+		}
+		w := f.get("key?ref="+one.Ref, c.header)
+		if isFull := c.shown == ShowFull; w.Code != 200 || strings.Contains(w.Body.String(), "4711") != isFull {
+			t.Errorf("%s with %q: the key is %d %s", c.identities, c.header, w.Code, w.Body)
+		}
+		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
+			if body := f.get(path, c.header).Body.String(); strings.Contains(body, "4711") != (c.shown == ShowFull && strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)) {
+				t.Errorf("%s with %q: %s shows the identity: %s", c.identities, c.header, path, body)
+			}
+		}
+	}
+}
+
+func TestMasksHideWhoItIs(t *testing.T) {
+	for key, want := range map[string]string{
+		"ip:192.0.2.77": "ip:192.0.2.0/24", "ip:192.0.2.0/28": "ip:192.0.2.0/24", "ip:10.0.0.0/8": "ip:10.0.0.0/8", "ip:2001:db8:1:2::/64": "ip:2001:db8:1::/48", "ip:2001:db8::1": "ip:2001:db8::/48",
+		"ip:::ffff:192.0.2.77": "ip:192.0.2.0/24", "key:secret": "key:…", "key:0123456789ab": "key:01…ab", "org:7,user:customer-4711": "org:…,user:cu…11", "unknown": "…", "": "…",
+		"key:äöüäöüäöüäöü": "key:äö…öü", "key:\xff\xfe0123456789abcd": "key:…", "justalongkeywithoutkind": "ju…nd", "user:": "user:…", "key:a:b:192.0.2.1:x": "key:a:…:x",
+		strings.Repeat("k", 30) + ":v": "kk…:v",
+	} {
+		if got := mask(key); got != want {
+			t.Errorf("%q is masked as %q, want %q", key, got, want)
+		}
+	}
+	f := newFixture(t, nil)
+	hashed := newFixture(t, func(o *Options) {
+		o.Name = func(key string) string {
+			return string(redisstore.NewNames(redisstore.Options{Secret: []byte("s")}).Append(nil, key))
+		}
+	})
+	a, b := f.identity(viewer{}, "key:0123456789ab"), f.identity(viewer{}, "key:01aaaaaaaaab")
+	if a == b || a != f.identity(viewer{}, "key:0123456789ab") {
+		t.Errorf("masked identities are %s and %s", a, b)
+	}
+	name := hashed.Name("key:abc")
+	if got := hashed.identity(viewer{isOperator: true}, name); got != name {
+		t.Errorf("a hashed key is shown as %s", got)
+	}
+}
+
+func TestKeyHasAllItsLimitsAndNothingIsWritten(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:abc", 12)
+	f.spend("api.day", "key:abc", 3)
+	for range 3 { // reading changes nothing
+		got := read[Key](f, "key?key=key:abc")
+		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "key:abc" || !slices.Equal(got.DeniedBy, []string{"api.hour"}) || got.Skipped != 0 {
+			t.Fatalf("%+v", got)
+		}
+		byTier := make(map[string]KeyLimit)
+		for _, l := range got.Limits {
+			byTier[l.Limit+l.Tier] = l
+		}
+		hour, day := byTier["hourfree"], byTier["day"]
+		if hour.Used != 10 || hour.Left != 0 || !hour.Denies || hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.Rate == "" || hour.Kind != "enforced" || hour.ResetMS <= hour.RetryMS {
+			t.Errorf("hour: %+v", hour)
+		}
+		if day.Used != 3 || day.Left != 997 || day.Denies || day.RetryMS != 0 {
+			t.Errorf("day: %+v", day)
+		}
+		if premium := byTier["hourpremium"]; premium.Denies || premium.Left == 0 {
+			t.Errorf("premium: %+v", premium)
+		}
+	}
+	all := read[Key](f, "key?key=key:abc&all=true")
+	var names []string
+	for _, l := range all.Limits {
+		names = append(names, strings.TrimSpace(l.Rule+"."+l.Limit+" "+l.Kind+" "+l.Tier))
+	}
+	want := []string{"api.hour enforced premium", "api.hour.candidate candidate premium", "api.day enforced", "api.hour enforced free", "api.hour.candidate candidate free"}
+	if !slices.Equal(names, want) {
+		t.Errorf("the limits are %q, want %q", names, want)
+	}
+	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true"); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
+		t.Errorf("an address has the limits %+v", got.Limits)
+	}
+	if got := read[Key](f, "key?key=key:fresh"); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
+		t.Errorf("a key that has used nothing: %+v", got)
+	}
+}
+
+func TestKeySaysThatTheStoreIsAway(t *testing.T) {
+	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("key:abc did not answer"))
+	})
+	f := newFixture(t, func(o *Options) { o.Store = away })
+	if w := f.get("key?key=key:abc"); w.Code != 503 || !strings.Contains(w.Body.String(), "timeout") || strings.Contains(w.Body.String(), "abc") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	fallback := penstock.Wrap(away, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Instances: func() int { return 1 }}))
+	f = newFixture(t, func(o *Options) { o.Store = fallback })
+	if got := read[Key](f, "key?key=key:abc"); got.Source == "store" {
+		t.Errorf("while the store is away, %+v", got)
+	}
+}
+
+func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:abc", 1)
+	got := read[Rules](f, "rules")
+	if len(got.Rules) != 3 || got.Digest == "" {
+		t.Fatalf("%+v", got)
+	}
+	hour := got.Rules[0].Limits[0]
+	if len(hour.Rates) != 2 || hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
+		t.Errorf("%+v", hour)
+	}
+	if want := []Count{{"api", "hour", "allowed", 7, 7}}; !slices.Equal(hour.Counts, want) {
+		t.Errorf("the counts are %+v, want %+v", hour.Counts, want)
+	}
+	if got.Rules[1].Limits[0].Kind != "shadow" {
+		t.Errorf("%+v", got.Rules[1])
+	}
+}
+
+func TestStateIsNotSentAgain(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:abc", 1)
+	first := f.get("state")
+	tag := first.Header().Get("ETag")
+	if first.Code != 200 || tag == "" {
+		t.Fatalf("%d %q", first.Code, tag)
+	}
+	for _, c := range []struct {
+		tag    string
+		status int
+	}{{tag, 304}, {`"x", W/` + tag, 304}, {"*", 304}, {`"x"`, 200}, {"", 200}} {
+		if w := f.get("state", "If-None-Match: "+c.tag); w.Code != c.status || (w.Body.Len() > 0) != (c.status == 200) {
+			t.Errorf("If-None-Match %s: %d with %d bytes", c.tag, w.Code, w.Body.Len())
+		}
+	}
+	f.states.at = time.Time{} // a second later
+	if again := f.get("state"); again.Header().Get("ETag") != tag {
+		t.Error("the ETag of an equal state differs")
+	}
+	f.options.Recorder.Tick(2*time.Second, func(add func(activity.Series, uint64)) { add(activity.Series{Name: "source:store"}, 99) })
+	f.states.at = time.Time{}
+	if again := f.get("state", "If-None-Match: "+tag); again.Code != 200 || again.Header().Get("ETag") == tag {
+		t.Errorf("another state has the ETag of the first")
+	}
+}
+
+// check compares a value with a schema.
+func check(where string, schema, schemas object, value any) error {
+	if ref, ok := schema["$ref"].(string); ok {
+		return check(where, schemas[strings.TrimPrefix(ref, "#/components/schemas/")].(object), schemas, value)
+	}
+	if any, ok := schema["anyOf"].([]any); ok {
+		if value == nil {
+			return nil
+		}
+		return check(where, any[0].(object), schemas, value)
+	}
+	var ok bool
+	switch v := value.(type) {
+	case string:
+		ok = schema["type"] == "string"
+	case bool:
+		ok = schema["type"] == "boolean"
+	case float64:
+		ok = schema["type"] == "integer" && v == math.Trunc(v) && (schema["minimum"] == nil || v >= 0)
+	case []any:
+		ok = schema["type"] == "array"
+		for i := 0; ok && i < len(v); i++ {
+			if err := check(fmt.Sprint(where, "[", i, "]"), schema["items"].(object), schemas, v[i]); err != nil {
+				return err
+			}
+		}
+	case map[string]any:
+		ok = schema["type"] == "object"
+		properties, _ := schema["properties"].(object)
+		required, _ := schema["required"].([]any)
+		for _, name := range required {
+			if _, has := v[name.(string)]; !has {
+				return fmt.Errorf("%s lacks %s", where, name)
+			}
+		}
+		for name, one := range v {
+			property, known := properties[name].(object)
+			if !known {
+				property, known = schema["additionalProperties"].(object)
+			}
+			if !known {
+				return fmt.Errorf("%s has %s, which the schema lacks", where, name)
+			}
+			if err := check(where+"."+name, property, schemas, one); err != nil {
+				return err
+			}
+		}
+	}
+	if !ok {
+		return fmt.Errorf("%s is %T %v; the schema has %v", where, value, value, schema["type"])
+	}
+	return nil
+}
+
+func TestOpenAPIIsWhatIsServed(t *testing.T) {
+	const file = "../../../../docs/openapi.json"
+	if *update {
+		if err := os.WriteFile(file, OpenAPI(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || !bytes.Equal(text, OpenAPI()) {
+		t.Errorf("docs/openapi.json is not what the API serves (%v); write it by: go test ./cmd/penstock/internal/adminapi -run OpenAPI -update", err)
+	}
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:abc", 14)
+	if served := f.get("openapi.json"); !bytes.Equal(served.Body.Bytes(), text) {
+		t.Error("another document is served")
+	}
+	var doc struct {
+		OpenAPI    string
+		Paths      map[string]struct{ Get object }
+		Components struct{ Schemas object }
+	}
+	if err := json.Unmarshal(text, &doc); err != nil || !strings.HasPrefix(doc.OpenAPI, "3.1.") {
+		t.Fatalf("version %q, %v", doc.OpenAPI, err)
+	}
+	checked := 0
+	for path, at := range doc.Paths {
+		if strings.HasSuffix(path, "/events") || strings.HasSuffix(path, "/openapi.json") {
+			continue
+		}
+		query := url.Values{}
+		parameters, _ := at.Get["parameters"].([]any)
+		for _, p := range parameters {
+			if p := p.(object); p["required"] == true {
+				query.Set(p["name"].(string), "/")
+			}
+		}
+		if strings.HasSuffix(path, "/key") {
+			query.Set("key", "key:abc")
+		}
+		w := f.get(strings.TrimPrefix(path, Prefix) + "?" + query.Encode())
+		var body any
+		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != 200 {
+			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+		}
+		response := at.Get["responses"].(object)["200"].(object)["content"].(object)["application/json"].(object)
+		if err := check(path, response["schema"].(object), doc.Components.Schemas, body); err != nil {
+			t.Error(err)
+		}
+		checked++
+	}
+	if checked != len(routes) {
+		t.Errorf("%d paths of the document; there are %d routes", checked, len(routes))
+	}
+	for name, schema := range doc.Components.Schemas {
+		if properties := schema.(object)["properties"]; reflect.ValueOf(properties).Len() == 0 {
+			t.Errorf("the schema %s is empty", name)
+		}
+	}
+	t.Logf("counted: %d paths, %d schemas", len(doc.Paths), len(doc.Components.Schemas))
+}
+
+func FuzzRequests(f *testing.F) {
+	x := newFixture(f, nil)
+	x.spend("api.hour", "key:abc", 14)
+	for _, r := range routes {
+		f.Add(r.path + "?key=a&url=/&last=1")
+	}
+	f.Add("key?key=%00%ff&all=true")
+	f.Add("explain?url=//x&header=a:b&method=%20")
+	f.Fuzz(func(t *testing.T, path string) {
+		q := httptest.NewRequest("GET", "http://127.0.0.1"+Prefix, nil)
+		path, q.URL.RawQuery, _ = strings.Cut(path, "?")
+		if strings.HasPrefix(path, "events") {
+			return
+		}
+		q.URL.Path = Prefix + path
+		w := httptest.NewRecorder()
+		x.ServeHTTP(w, q)
+		if w.Code >= 500 {
+			t.Errorf("%q: %d %s", path, w.Code, w.Body)
+		}
+	})
+}

@@ -1,0 +1,187 @@
+package adminapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A pipes is a listener in memory. Its connections have no buffers, so a reader that does not read
+// stops its writer at once.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
+func (p *pipes) Addr() net.Addr { return pipeAddr{} }
+
+type pipeAddr struct{}
+
+func (pipeAddr) Network() string { return "pipe" }
+func (pipeAddr) String() string  { return "pipe" }
+
+// A liveServer serves a fixture by pipes, with the timeouts of the admin server.
+type liveServer struct {
+	*fixture
+	*pipes
+}
+
+func startLive(t *testing.T, f *fixture) *liveServer {
+	s := &liveServer{f, &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}}
+	server := &http.Server{Handler: f, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Serve(s.pipes)
+	}()
+	t.Cleanup(func() {
+		server.Close()
+		<-ended
+	})
+	return s
+}
+
+// open sends a request and reads the head of its response.
+func (s *liveServer) open(t *testing.T, path string) (net.Conn, *http.Response) {
+	t.Helper()
+	client, server := net.Pipe()
+	s.conns <- server
+	if _, err := fmt.Fprintf(client, "GET %s%s HTTP/1.1\r\nHost: localhost\r\n\r\n", Prefix, path); err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(client), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, response
+}
+
+func TestEventsAreTheStateEverySecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startLive(t, newFixture(t, nil))
+		conn, response := s.open(t, "events")
+		defer conn.Close()
+		if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
+			t.Fatalf("%d %v", response.StatusCode, response.Header)
+		}
+		start, snapshots, comments := time.Now(), 0, 0
+		for lines := bufio.NewScanner(response.Body); snapshots < 60 && lines.Scan(); { // longer than the timeouts of the server
+			line := lines.Text()
+			if strings.HasPrefix(line, ":") {
+				comments++
+			}
+			data, ok := strings.CutPrefix(line, "data: ")
+			if !ok {
+				continue
+			}
+			snapshots++
+			var state State
+			if err := json.Unmarshal([]byte(data), &state); err != nil || state.Health.Status != "ok" {
+				t.Fatalf("%s: %v", data, err)
+			}
+		}
+		if took := time.Since(start); snapshots != 60 || took < 58*time.Second || took > 61*time.Second || comments < 3 {
+			t.Errorf("%d snapshots and %d comments in %v", snapshots, comments, took)
+		}
+		conn.Close()
+		time.Sleep(2 * time.Second)
+		s.live.mu.Lock()
+		defer s.live.mu.Unlock()
+		if len(s.live.readers) != 0 || s.live.stop != nil {
+			t.Error("after the last reader has left, snapshots are still made")
+		}
+	})
+}
+
+func TestSlowReadersHarmNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startLive(t, newFixture(t, nil))
+		fast, response := s.open(t, "events")
+		defer fast.Close()
+		got, body := make(chan struct{}, 1000), response.Body
+		go func() {
+			for lines := bufio.NewScanner(body); lines.Scan(); {
+				if strings.HasPrefix(lines.Text(), "data: ") {
+					got <- struct{}{}
+				}
+			}
+		}()
+		for range maxReaders - 1 {
+			slow, _ := s.open(t, "events") // it reads the head, and then no more
+			defer slow.Close()
+		}
+		full, response := s.open(t, "events")
+		defer full.Close()
+		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
+			t.Errorf("one more reader gets %d", response.StatusCode)
+		}
+		time.Sleep(4500 * time.Millisecond)
+		if n := len(got); n < 4 {
+			t.Errorf("beside %d slow readers, a fast one got %d snapshots in 4.5 s", maxReaders-1, n)
+		}
+		began := time.Now()
+		other, response := s.open(t, "state")
+		defer other.Close()
+		if took := time.Since(began); response.StatusCode != 200 || took != 0 {
+			t.Errorf("beside slow readers, /state took %v: %d", took, response.StatusCode)
+		}
+		time.Sleep(4 * time.Second)
+		s.live.mu.Lock()
+		n := len(s.live.readers)
+		s.live.mu.Unlock()
+		if n != 1 {
+			t.Errorf("%d readers are left; want the fast one", n)
+		}
+		if n := len(got); n < 8 {
+			t.Errorf("the fast reader got %d snapshots in 8.5 s", n)
+		}
+		after, response := s.open(t, "events")
+		defer after.Close()
+		if response.StatusCode != 200 {
+			t.Errorf("after slow readers were dropped, a new one gets %d", response.StatusCode)
+		}
+	})
+}
+
+// Snapshots are made once for all readers.
+func TestReadersShareSnapshots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		made := 0
+		f := newFixture(t, func(o *Options) {
+			o.StoreInfo = func(context.Context) StoreState { made++; return StoreState{Breakers: map[string]string{}} }
+		})
+		s := startLive(t, f)
+		for range 10 {
+			conn, response := s.open(t, "events")
+			defer conn.Close()
+			go func() {
+				for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+				}
+			}()
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if made < 9 || made > 12 {
+			t.Errorf("10 readers took %d looks at the store in 10 s", made)
+		}
+	})
+}

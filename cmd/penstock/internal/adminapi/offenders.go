@@ -1,0 +1,60 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"net/url"
+	"slices"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+)
+
+// maxOffenders is how many offenders a response has at most.
+const maxOffenders = 100
+
+func (h *Handler) makeOffenders(ctx context.Context, v viewer, q url.Values) (any, error) {
+	n, err := number(q, "limit", 20, maxOffenders)
+	if err != nil {
+		return nil, err
+	}
+	found := Offenders{Kind: q.Get("kind"), Window: q.Get("window"), Scope: q.Get("scope"), Identities: h.shown(v), Offenders: []Offender{}, Instances: 1}
+	window := slices.IndexFunc(activity.Windows(), func(w activity.Window) bool { return w.Name == found.Window })
+	kind := slices.IndexFunc(activity.Kinds(), func(k activity.Kind) bool { return k.String() == found.Kind })
+	var a *activity.Activity
+	if found.Scope == "instance" {
+		a = h.Recorder.Activity(activity.Windows()[window])
+	} else {
+		fleet := h.Fleet(ctx)
+		a, found.Instances, found.Problem = fleet.Activity[window], len(fleet.Instances), fleet.Problem
+	}
+	top := *a.Tops[kind]
+	for _, item := range top.Items[:min(n, len(top.Items))] {
+		least, most := item.Bounds()
+		found.Offenders = append(found.Offenders, Offender{item.Rule, item.Limit, h.identity(v, item.Name), h.ref(item.Name), item.Weight, least, most, item.Largest == 0})
+	}
+	found.Total, found.OthersAtMost, found.Missed = top.Total, top.Floor, top.Missed
+	if found.Kind == activity.Denied.String() {
+		found.Distinct = distinct(a.Denied)
+	}
+	return found, nil
+}
+
+// shown tells how a viewer sees identities.
+func (h *Handler) shown(v viewer) string {
+	if h.Identities == ShowFull && !v.isOperator {
+		return ShowMasked
+	}
+	return h.Identities
+}
+
+func distinct(d *activity.Distinct) *Distinct {
+	n, deviation := d.Count()
+	found := &Distinct{uint64(n), uint64(deviation), []DistinctLimit{}}
+	d.ByLimit(func(rule, limit string, n, deviation float64) {
+		found.ByLimit = append(found.ByLimit, DistinctLimit{rule, limit, uint64(n), uint64(deviation)})
+	})
+	slices.SortFunc(found.ByLimit, func(a, b DistinctLimit) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Limit, b.Limit))
+	})
+	return found
+}

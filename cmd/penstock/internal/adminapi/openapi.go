@@ -1,0 +1,122 @@
+package adminapi
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+)
+
+// OpenAPI returns the description of the API in the form of OpenAPI 3.1. It is made of the routes
+// and of the types of their bodies.
+var OpenAPI = sync.OnceValue(func() []byte {
+	d := document{schemas: object{}}
+	paths := object{}
+	problem := d.schemaOf(reflect.TypeFor[Problem]())
+	failure := func(text string) object {
+		return object{"description": text, "content": object{"application/problem+json": object{"schema": problem}}}
+	}
+	add := func(path, summary string, parameters []any, contents object) {
+		get := object{
+			"operationId": strings.ReplaceAll(path, ".", "_"), "summary": summary, "security": []any{object{}, object{"operatorToken": []any{}}},
+			"responses": object{
+				"200": object{"description": "OK", "content": contents},
+				"400": failure("a parameter is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"),
+				"404": failure("there is no such thing"), "409": failure("the question cannot be answered"), "503": failure("the store, or a place for a reader, is not there"),
+			},
+		}
+		if parameters != nil {
+			get["parameters"] = parameters
+		}
+		paths[Prefix+path] = object{"get": get}
+	}
+	for _, r := range routes {
+		var parameters []any
+		for _, p := range r.parameters {
+			schema := object{"type": "string"}
+			if p.choices != nil {
+				schema["enum"], schema["default"] = p.choices, p.choices[0]
+			}
+			if p.isRepeated {
+				schema = object{"type": "array", "items": schema}
+			}
+			parameters = append(parameters, object{"name": p.name, "in": "query", "required": p.isRequired, "description": p.doc, "schema": schema})
+		}
+		add(r.path, r.summary, parameters, object{"application/json": object{"schema": d.schemaOf(reflect.TypeOf(r.body))}})
+	}
+	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
+	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})
+	text, err := json.MarshalIndent(object{
+		"openapi": "3.1.0",
+		"info": object{"title": "Penstock admin API", "version": "1", "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
+			"description": "What operators ask about a running instance. Fields may be added; readers must ignore those that they do not know."},
+		"servers": []any{object{"url": "http://127.0.0.1:9180"}},
+		"paths":   paths,
+		"components": object{"schemas": d.schemas,
+			"securitySchemes": object{"operatorToken": object{"type": "http", "scheme": "bearer", "description": "operator_token. Needed if other machines can reach the address."}}},
+	}, "", "  ")
+	if err != nil {
+		panic(err) // maps of texts can always be written
+	}
+	return append(text, '\n')
+})
+
+type object = map[string]any
+
+// A document collects the schemas of types.
+type document struct{ schemas object }
+
+// schemaOf returns the schema of a type, as a reference if it is a struct.
+func (d *document) schemaOf(t reflect.Type) object {
+	switch {
+	case t == reflect.TypeFor[time.Time]():
+		return object{"type": "string", "format": "date-time"}
+	case t.Kind() == reflect.Pointer:
+		return d.schemaOf(t.Elem())
+	case t.Kind() == reflect.Slice:
+		return object{"type": "array", "items": d.schemaOf(t.Elem())}
+	case t.Kind() == reflect.Map:
+		return object{"type": "object", "additionalProperties": d.schemaOf(t.Elem())}
+	case t.Kind() == reflect.String:
+		return object{"type": "string"}
+	case t.Kind() == reflect.Bool:
+		return object{"type": "boolean"}
+	case t.Kind() != reflect.Struct:
+		schema := object{"type": "integer"}
+		if t.Kind() >= reflect.Uint && t.Kind() <= reflect.Uint64 {
+			schema["minimum"] = 0
+		}
+		return schema
+	}
+	name := t.Name()
+	if path := t.PkgPath(); !strings.HasSuffix(path, "/adminapi") {
+		name = strings.ToUpper(path[strings.LastIndexByte(path, '/')+1:][:1]) + path[strings.LastIndexByte(path, '/')+2:] + name
+	}
+	ref := object{"$ref": "#/components/schemas/" + name}
+	if d.schemas[name] != nil {
+		return ref
+	}
+	properties, required := object{}, []string{}
+	d.schemas[name] = object{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if tag == "" || tag == "-" {
+			continue
+		}
+		schema := d.schemaOf(f.Type)
+		if options == "" && f.Type.Kind() == reflect.Pointer {
+			schema = object{"anyOf": []any{schema, object{"type": "null"}}}
+		}
+		if doc := f.Tag.Get("doc"); doc != "" {
+			schema["description"] = doc
+		}
+		properties[tag] = schema
+		if options == "" {
+			required = append(required, tag)
+		}
+	}
+	d.schemas[name] = object{"type": "object", "properties": properties, "required": required}
+	return ref
+}

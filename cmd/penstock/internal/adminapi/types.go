@@ -1,0 +1,217 @@
+package adminapi
+
+import "time"
+
+// The bodies of responses. The tag doc describes a field in the OpenAPI document.
+
+// A Health is the readiness of the instance, and why.
+type Health struct {
+	Status string  `json:"status" doc:"ok, degraded (the fallback decides) or down"`
+	Checks []Check `json:"checks"`
+}
+
+// A Check is a part of readiness.
+type Check struct {
+	Name   string `json:"name"`
+	Status string `json:"status" doc:"ok, degraded or down"`
+	Detail string `json:"detail,omitempty" doc:"why, if it is known"`
+}
+
+// A State is what is live.
+type State struct {
+	Time     time.Time  `json:"time"`
+	Health   Health     `json:"health"`
+	Store    StoreState `json:"store"`
+	Fleet    FleetState `json:"fleet"`
+	Counts   []Count    `json:"counts" doc:"of this instance"`
+	AllTotal []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
+}
+
+// A FleetState tells how many instances there are.
+type FleetState struct {
+	Shown      int    `json:"shown" doc:"instances whose numbers are in fleet_counts"`
+	Registered int    `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
+	Problem    string `json:"problem,omitempty" doc:"why only this instance is shown"`
+}
+
+// A Count is how often something has happened lately.
+type Count struct {
+	Rule   string `json:"rule,omitempty" doc:"empty: of the whole instance"`
+	Limit  string `json:"limit,omitempty"`
+	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; source:NAME, who decided; error:REASON, why the store failed"`
+	Last10 uint64 `json:"last_10s" doc:"in the last 10 seconds"`
+	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
+}
+
+// A StoreState is what this instance knows of its store.
+type StoreState struct {
+	Name      string            `json:"name" doc:"the URL without its password and options, or memory"`
+	IsFailing bool              `json:"failing" doc:"it gives no answer, or gave none within the last 10 s"`
+	Reason    string            `json:"reason,omitempty" doc:"why it fails, as rate_limiter_errors_total names it"`
+	Breakers  map[string]string `json:"breakers" doc:"state by node: closed, open or half_open"`
+	Memory    *Memory           `json:"memory,omitempty" doc:"if the user has the right to INFO; up to a minute old"`
+	Instances int               `json:"instances" doc:"how many instances share the limits if the store fails"`
+}
+
+// A Memory is that of a server.
+type Memory struct {
+	Used   int64  `json:"used_bytes"`
+	Max    int64  `json:"max_bytes" doc:"0: no bound"`
+	Policy string `json:"policy" doc:"maxmemory-policy"`
+	Server string `json:"server,omitempty" doc:"on a Cluster: its address"`
+	Evicts bool   `json:"evicts" doc:"it may delete counters, and so admit again what was used"`
+}
+
+// Rules are the rules in force.
+type Rules struct {
+	Digest string `json:"digest" doc:"of the policy's files; instances with one digest have one policy"`
+	Rules  []Rule `json:"rules"`
+}
+
+// A Rule of the policy.
+type Rule struct {
+	Name      string  `json:"name"`
+	Always    bool    `json:"always,omitempty"`
+	Shadow    bool    `json:"shadow,omitempty"`
+	Unlimited bool    `json:"unlimited,omitempty"`
+	Limits    []Limit `json:"limits"`
+}
+
+// A Limit of a rule.
+type Limit struct {
+	Name      string   `json:"name"`
+	Kind      string   `json:"kind" doc:"enforced, shadow or candidate"`
+	Identity  string   `json:"identity" doc:"whose limit it is"`
+	Algorithm string   `json:"algorithm"`
+	Rates     []string `json:"rates" doc:"one for each tier, or one if they do not differ"`
+	OnFailure string   `json:"on_failure" doc:"open, closed or local"`
+	Bounds    []Bound  `json:"bounds" doc:"of the first rate"`
+	Counts    []Count  `json:"counts" doc:"of this instance"`
+	Candidate *Limit   `json:"candidate,omitempty" doc:"a form of the limit that counts beside it"`
+}
+
+// A Bound is how much a limit admits at most in one situation.
+type Bound struct {
+	When string `json:"when"`
+	Over *int64 `json:"over" doc:"units beyond the limit itself; null: any number"`
+	Text string `json:"text"`
+}
+
+// Offenders are the keys that were most active.
+type Offenders struct {
+	Kind         string     `json:"kind" doc:"denied: requests; near_limit: requests; units: units"`
+	Window       string     `json:"window" doc:"5m or 1h"`
+	Scope        string     `json:"scope" doc:"fleet or instance"`
+	Identities   string     `json:"identities" doc:"how identities are shown: off, masked or full"`
+	Offenders    []Offender `json:"offenders" doc:"the most active first"`
+	Total        uint64     `json:"total" doc:"of all keys"`
+	OthersAtMost uint64     `json:"others_at_most" doc:"each key that the instances do not list has at most this"`
+	Missed       uint64     `json:"missed" doc:"what was not counted, because two events came at once; any key may have this many more"`
+	Distinct     *Distinct  `json:"distinct,omitempty" doc:"with kind denied: how many different keys were denied, once for each limit"`
+	Instances    int        `json:"instances"`
+	Problem      string     `json:"problem,omitempty" doc:"why only this instance is shown"`
+}
+
+// An Offender is a key with a limit that it met.
+type Offender struct {
+	Rule     string `json:"rule"`
+	Limit    string `json:"limit"`
+	Identity string `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
+	Ref      string `json:"ref" doc:"stands for the key in /api/v1/key"`
+	Count    uint64 `json:"count" doc:"an estimate, never below what was counted"`
+	AtLeast  uint64 `json:"at_least"`
+	AtMost   uint64 `json:"at_most"`
+	IsExact  bool   `json:"exact" doc:"at_least and at_most are certain; otherwise events were sampled, and the bounds hold for all but one of three million keys"`
+}
+
+// A Distinct is how many different keys there were.
+type Distinct struct {
+	Count     uint64          `json:"count"`
+	Deviation uint64          `json:"standard_error" doc:"0: the count is exact"`
+	ByLimit   []DistinctLimit `json:"by_limit"`
+}
+
+// A DistinctLimit is the part of one limit.
+type DistinctLimit struct {
+	Rule      string `json:"rule"`
+	Limit     string `json:"limit"`
+	Count     uint64 `json:"count"`
+	Deviation uint64 `json:"standard_error"`
+}
+
+// A Key is what all limits know of one key.
+type Key struct {
+	Identity string     `json:"identity,omitempty"`
+	Ref      string     `json:"ref"`
+	Stored   string     `json:"stored,omitempty" doc:"the name of the key in the store"`
+	Source   string     `json:"source" doc:"who answered: store, deny_cache, lease, fallback, open or closed"`
+	DeniedBy []string   `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
+	Limits   []KeyLimit `json:"limits"`
+	Skipped  int        `json:"skipped" doc:"limits that were not asked, because there are too many; name a rule"`
+}
+
+// A KeyLimit is what a limit knows of a key.
+type KeyLimit struct {
+	Rule      string `json:"rule"`
+	Limit     string `json:"limit"`
+	Kind      string `json:"kind" doc:"enforced, shadow or candidate"`
+	Tier      string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
+	Rate      string `json:"rate"`
+	Algorithm string `json:"algorithm"`
+	Used      int64  `json:"used" doc:"units"`
+	Left      int64  `json:"left" doc:"units"`
+	ResetMS   int64  `json:"reset_after_ms" doc:"until nothing is used any more"`
+	RetryMS   int64  `json:"retry_after_ms" doc:"until one unit is left; 0: now; -1: never"`
+	Denies    bool   `json:"denies" doc:"it would deny a request of one unit now"`
+}
+
+// Instances are those that share the store.
+type Instances struct {
+	Instances  []Instance `json:"instances" doc:"this one first"`
+	Registered int        `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
+	Problem    string     `json:"problem,omitempty" doc:"why only this instance is shown"`
+	Ignored    Ignored    `json:"ignored" doc:"summaries of other instances that could not be used, since the start"`
+}
+
+// Ignored counts summaries of other instances.
+type Ignored struct {
+	OtherVersion int64 `json:"other_version" doc:"of another version of Penstock"`
+	Corrupt      int64 `json:"corrupt"`
+	OtherSecret  int64 `json:"other_secret" doc:"of an instance with another key_hash_secret or caller_token"`
+}
+
+// An Instance is one process.
+type Instance struct {
+	Name    string    `json:"name" doc:"random; empty if it is not registered"`
+	IsSelf  bool      `json:"self" doc:"it has answered this request"`
+	Version string    `json:"version"`
+	Host    string    `json:"host"`
+	Digest  string    `json:"digest" doc:"of its policy"`
+	Started time.Time `json:"started"`
+	Written time.Time `json:"written" doc:"by its own clock"`
+	Reason  string    `json:"store_reason,omitempty" doc:"why the store fails for it"`
+	Counts  []Count   `json:"counts"`
+}
+
+// A History is how much counters have grown.
+type History struct {
+	Span  string    `json:"span" doc:"seconds or minutes"`
+	End   time.Time `json:"end" doc:"of the last number"`
+	Lines []Line    `json:"lines"`
+	Cut   bool      `json:"cut" doc:"there are more lines; name a rule"`
+}
+
+// A Line is how much one counter has grown.
+type Line struct {
+	Rule   string   `json:"rule,omitempty"`
+	Limit  string   `json:"limit,omitempty"`
+	Name   string   `json:"name"`
+	Counts []uint32 `json:"counts" doc:"the oldest first"`
+}
+
+// A Problem is the body of an error, application/problem+json.
+type Problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail" doc:"what is wrong, and how to fix it"`
+}

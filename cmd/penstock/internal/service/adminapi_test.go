@@ -1,0 +1,132 @@
+package service
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}]"
+
+// askAdmin reads an answer of the admin API.
+func askAdmin[T any](r *running, path string) (body T) {
+	r.Helper()
+	text := r.mustGet("http://"+r.Admin+adminapi.Prefix+path, 200)
+	if err := json.Unmarshal([]byte(text), &body); err != nil {
+		r.Fatalf("%s: %v in %s", path, err, text)
+	}
+	return body
+}
+
+func TestEitherInstanceShowsWhoIsDeniedAtAnother(t *testing.T) {
+	redis := redistest.Start(t)
+	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL()})
+	a := start(t, hello, flags)
+	b := startBeside(t, hello, flags)
+	for range 5 {
+		a.mustSend("GET", "/", "X-Key: customer-4711")
+	}
+	b.mustSend("GET", "/", "X-Key: customer-4711")
+	var got adminapi.Offenders
+	await(t, "each instance to show both", func() bool {
+		got = askAdmin[adminapi.Offenders](b, "offenders")
+		return got.Instances == 2 && len(got.Offenders) == 1 && got.Offenders[0].Count == 4 && len(askAdmin[adminapi.Instances](a, "instances").Instances) == 2
+	})
+	one := got.Offenders[0]
+	if one.Rule != "api" || one.Limit != "day" || !one.IsExact || !strings.HasPrefix(one.Identity, "key:cu…11#") {
+		t.Errorf("the offender is %+v", one)
+	}
+	key := askAdmin[adminapi.Key](b, "key?ref="+one.Ref)
+	if len(key.DeniedBy) != 1 || key.DeniedBy[0] != "api.day" || key.Limits[0].Used != 2 || key.Limits[0].RetryMS < 1000 || key.Source == "" {
+		t.Errorf("the key is %+v", key)
+	}
+	if state := askAdmin[adminapi.State](a, "state"); state.Health.Status != "ok" || state.Store.Name != redis.URL() || state.Fleet.Registered != 2 {
+		t.Errorf("the state is %+v", state)
+	}
+	if report := askAdmin[struct{ Allowed *bool }](a, "explain?url=/&header=X-Key:%20customer-4711"); report.Allowed == nil || *report.Allowed {
+		t.Errorf("the explanation is %+v", report)
+	}
+	redis.Kill()
+	await(t, "the state to say that the store is away", func() bool {
+		a.mustSend("GET", "/", "X-Key: another")
+		state := askAdmin[adminapi.State](a, "state")
+		return state.Store.IsFailing && state.Store.Reason != "" && state.Store.Breakers["default"] != "closed" && state.Health.Status == "degraded" && state.Fleet.Problem != ""
+	})
+	if got := askAdmin[adminapi.Offenders](a, "offenders"); len(got.Offenders) == 0 || got.Instances != 1 {
+		t.Errorf("without the store, the instance shows %+v", got)
+	}
+}
+
+func TestAdminAPINeedsATokenWhereOthersCanReachIt(t *testing.T) {
+	const token = "0123456789abcdef"
+	for _, c := range []struct {
+		flags  map[string]string
+		header string
+		status int
+	}{
+		{nil, "", 200},
+		{map[string]string{"admin-listen": "0.0.0.0:0"}, "", 403},
+		{map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, "", 401},
+		{map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, "Authorization: Bearer " + token, 200},
+		{map[string]string{"operator-token": token}, "Authorization: Bearer wrong-wrong-wrong", 401},
+	} {
+		t.Run("", func(t *testing.T) {
+			r := start(t, hello, c.flags)
+			_, port, _ := net.SplitHostPort(r.Admin)
+			for path, status := range map[string]int{"/api/v1/state": c.status, "/livez": 200, "/metrics": 200} {
+				res, err := send("GET", "http://127.0.0.1:"+port+path, c.header)
+				if err != nil || res.StatusCode != status {
+					t.Errorf("%v with %q: %s: %v, %v; want %d", c.flags, c.header, path, res, err, status)
+				}
+			}
+			if strings.Contains(r.log.String(), token) {
+				t.Error("the log has the token")
+			}
+		})
+	}
+}
+
+func TestAdminAddressMayBeASocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "admin.sock")
+	start(t, hello, map[string]string{"admin-listen": "unix:" + socket})
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	for _, path := range []string{"/livez", "/api/v1/state"} {
+		res, err := client.Get("http://localhost" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != 200 {
+			t.Errorf("%s: %d", path, res.StatusCode)
+		}
+	}
+}
+
+// A reader of events does not keep the service from ending, and sees one snapshot a second.
+func TestEventsEndWithTheService(t *testing.T) {
+	r := start(t, hello, nil)
+	res, err := http.Get("http://" + r.Admin + "/api/v1/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for snapshots := 0; snapshots < 2 && lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "data: ") {
+			snapshots++
+		}
+	}
+	r.wait()
+	for lines.Scan() {
+	}
+}
