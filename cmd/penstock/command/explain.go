@@ -59,19 +59,6 @@ type explanation struct {
 	algorithms                                             []*algorithm.Algorithm
 }
 
-// entries reads the entries of a descriptor.
-func entries(list []string) (map[string][]string, error) {
-	all := make(map[string][]string)
-	for _, text := range list {
-		key, value, ok := strings.Cut(text, "=")
-		if !ok || key == "" {
-			return nil, fmt.Errorf("--descriptor %q has no key; write KEY=VALUE, as in remote_address=192.0.2.7", text)
-		}
-		all[key] = append(all[key], value)
-	}
-	return all, nil
-}
-
 func (e *explanation) run(c *cobra.Command, target string) error {
 	if err := checkOutput(e.output, "text", "json"); err != nil {
 		return err
@@ -88,9 +75,9 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	p.Start(nil)
 	rules := p.Rules
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
-	descriptor, err := entries(e.descriptor)
+	descriptor, err := explain.ReadDescriptor(e.descriptor)
 	if err != nil {
-		return coded(exitUsage, err)
+		return coded(exitUsage, fmt.Errorf("--%w", err))
 	}
 	report, charges, err := explain.Explain(rules, request, descriptor, keys, int(s.MinInstances))
 	if err != nil {

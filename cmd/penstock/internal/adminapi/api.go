@@ -47,7 +47,7 @@ type Options struct {
 	Fleet     func(context.Context) *activity.Fleet
 	Health    func(context.Context) Health
 	StoreInfo func(context.Context) StoreState
-	Explain   func(context.Context, *http.Request) (*explain.Report, error)
+	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
 	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
 	// hash.
@@ -141,6 +141,7 @@ var routes = []route{
 		{name: "url", doc: "a path or a URL", isRequired: true},
 		{name: "method", doc: "default GET"},
 		{name: "header", doc: "Name: value", isRepeated: true},
+		{name: "descriptor", doc: "KEY=VALUE: an entry of a descriptor that Envoy sends", isRepeated: true},
 		{name: "from", doc: "the address of the client; default 192.0.2.1"},
 		{name: "size", doc: "of the body in bytes; default 0; -1: unknown"},
 	}, explain.Report{}, (*Handler).makeExplain},

@@ -80,8 +80,8 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 		StoreInfo: func(context.Context) StoreState {
 			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
 		},
-		Explain: func(ctx context.Context, r *http.Request) (*explain.Report, error) {
-			report, charges, err := explain.Explain(p.Rules, r, names, 1)
+		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
+			report, charges, err := explain.Explain(p.Rules, r, descriptor, names, 1)
 			if err != nil {
 				return nil, err
 			}
@@ -217,6 +217,7 @@ func TestBadParametersAreExplained(t *testing.T) {
 		"explain?url=x":                              "neither a path nor a URL",
 		"explain?url=/&size=x":                       "size is no number of bytes",
 		"explain?url=/&from=x":                       "is not an address",
+		"explain?url=/&descriptor=x":                 "descriptor",
 		"explain?url=/&header=x":                     "has no colon",
 		"state?x=1":                                  "there are none",
 		"state?a;b":                                  "the query cannot be read",

@@ -213,7 +213,11 @@ func (h *Handler) makeExplain(ctx context.Context, _ viewer, q url.Values) (any,
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "%s", strings.TrimSpace(err.Error()))
 	}
-	report, err := h.Explain(ctx, r)
+	descriptor, err := explain.ReadDescriptor(q["descriptor"])
+	if err != nil {
+		return nil, refuse(http.StatusBadRequest, "%s", err)
+	}
+	report, err := h.Explain(ctx, r, descriptor)
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "%s", err)
 	}

@@ -47,3 +47,16 @@ func NewRequest(method, target string, headers []string, from string, size int64
 	r.RemoteAddr = netip.AddrPortFrom(address, 1024).String()
 	return r, nil
 }
+
+// ReadDescriptor reads the entries of a descriptor, which are written KEY=VALUE.
+func ReadDescriptor(list []string) (map[string][]string, error) {
+	all := make(map[string][]string)
+	for _, text := range list {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("descriptor %q has no key; write KEY=VALUE, as in remote_address=192.0.2.7", text)
+		}
+		all[key] = append(all[key], value)
+	}
+	return all, nil
+}

@@ -46,8 +46,8 @@ func (s *service) newAdminAPI() http.Handler {
 		Fleet:      s.core.Fleet,
 		Health:     s.health,
 		StoreInfo:  s.storeInfo,
-		Explain: func(ctx context.Context, r *http.Request) (*explain.Report, error) {
-			report, charges, err := explain.Explain(s.core.Rules(), r, keys, s.core.StoreState().Instances)
+		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
+			report, charges, err := explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
 			if err != nil {
 				return nil, err
 			}
