@@ -38,7 +38,7 @@ type Options struct {
 	IsLocal bool
 
 	Identities string // ShowOff, ShowMasked or ShowFull
-	MaskSecret []byte // with which masked identities are told apart
+	MaskSecret []byte // makes masked identities differ
 
 	Store     penstock.Store // with its guards
 	Rules     func() *policy.Rules
