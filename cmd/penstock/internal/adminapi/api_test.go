@@ -48,7 +48,6 @@ type fixture struct {
 	*Handler
 	t       testing.TB
 	options Options
-	events  []*admission.Event
 }
 
 func newFixture(t testing.TB, change func(*Options)) *fixture {
