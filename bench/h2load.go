@@ -150,9 +150,9 @@ func (l *h2Load) call(now time.Time) {
 	l.out = binary.BigEndian.AppendUint32(append(l.out, 0), uint32(len(l.message)))
 	start := len(l.out)
 	l.out = append(l.out, l.message...)
-	l.nextKey = (l.nextKey + 7919) % loadKeys // an order without a pattern
-	for i, k := start+l.digits+keyDigits-1, l.nextKey; l.digits >= 0 && k > 0; i, k = i-1, k/10 {
-		l.out[i] = byte('0' + k%10)
+	if l.digits >= 0 {
+		l.nextKey = nextKey(l.nextKey)
+		putKey(l.out[start+l.digits:], l.nextKey)
 	}
 }
 

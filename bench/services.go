@@ -1,8 +1,8 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -73,7 +73,13 @@ func servicesSection(r *report) error {
 	} else {
 		fmt.Println("There is one core only, so the load takes time of the servers.")
 	}
-	return b.rateLimitService(r)
+	fmt.Println("limitador is not measured: its server is not in the registry of Rust packages.")
+	for _, part := range []func(*report) error{b.rateLimitService, b.jsonAPI, b.throttle} {
+		if err := part(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A servicesBench is what the parts of the section share.
@@ -89,8 +95,8 @@ func (b *servicesBench) stop() {
 	}
 }
 
-// start starts a server with one core, and waits until it listens. The environment can have
-// {address} and {port}, which stand for its own.
+// start starts a server with one core, and waits until it listens. In args and
+// environment, {address} and {port} stand for its own.
 func (b *servicesBench) start(name string, environment []string, program string, args ...string) (*serving, error) {
 	address, err := freeAddress()
 	if err != nil {
@@ -98,14 +104,13 @@ func (b *servicesBench) start(name string, environment []string, program string,
 	}
 	s := &serving{name: name, address: address}
 	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "{address}", address)
+		args[i] = strings.ReplaceAll(strings.ReplaceAll(args[i], "{address}", address), "{port}", portOf(address))
 	}
 	s.command = exec.Command(program, args...)
 	s.command.Dir = b.dir
 	s.command.Env = append(os.Environ(), "GOMAXPROCS=1", "PENSTOCK_LISTEN="+address)
 	for _, e := range environment {
-		_, port, _ := net.SplitHostPort(address)
-		s.command.Env = append(s.command.Env, strings.ReplaceAll(strings.ReplaceAll(e, "{address}", address), "{port}", port))
+		s.command.Env = append(s.command.Env, strings.ReplaceAll(e, "{port}", portOf(address)))
 	}
 	s.command.Stderr = &s.stderr
 	s.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -143,6 +148,11 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
+func portOf(address string) string {
+	_, port, _ := net.SplitHostPort(address)
+	return port
+}
+
 // measure measures the services in turn.
 func measure(services []*serving) error {
 	for round := range serviceRounds + 1 {
@@ -174,8 +184,10 @@ func (s *serving) run() error {
 	}
 	wait.Wait()
 	elapsed := time.Since(begin)
-	if err := errors.Join(errs...); err != nil {
-		return err
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
 	}
 	after, err := cpuTime(s.command.Process.Pid)
 	if err != nil {
@@ -216,11 +228,32 @@ func cpuTime(pid int) (total time.Duration, err error) {
 func printServices(r *report, services []*serving) {
 	r.row("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
 	for _, s := range services {
-		rates := slices.Sorted(slices.Values(s.rates))
 		low := func(list []float64) float64 { return slices.Sorted(slices.Values(list))[len(list)/5] }
-		r.row(s.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(s.rates, services[0].rates))), number(low(s.cpu)),
+		rates := slices.Sorted(slices.Values(s.rates))
+		r.row(s.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(s.ratio(services[0])), number(low(s.cpu)),
 			strconv.Itoa(int(low(s.p50))), strconv.Itoa(int(low(s.p99))))
 	}
+}
+
+// ratio is the median of the rates in windows side by side.
+func (s *serving) ratio(to *serving) float64 { return median(ratios(s.rates, to.rates)) }
+
+const zeros = "000000" // stand for a key
+
+// callsOf has a service asked for a descriptor on one connection.
+func (s *serving) callsOf(key, value string) error {
+	message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
+		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+	}})
+	if err != nil {
+		return err
+	}
+	l, err := dialH2(s.address, rlsMethod, message, bytes.Index(message, []byte(zeros)), serviceStreams)
+	if err != nil {
+		return err
+	}
+	s.loads = []loader{l}
+	return nil
 }
 
 // rateLimits are the limits of the services, in the format of envoyproxy/ratelimit: one that admits
@@ -231,14 +264,8 @@ descriptors:
   - key: client
     rate_limit: {unit: hour, requests_per_unit: 1000000}
   - key: busy
-    rate_limit: {unit: hour, requests_per_unit: 10}
+    rate_limit: {unit: day, requests_per_unit: 10}
 `
-
-func rlsRequest(key, value string) ([]byte, error) {
-	return proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
-		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
-	}})
-}
 
 func (b *servicesBench) rateLimitService(r *report) error {
 	configs := filepath.Join(b.dir, "config")
@@ -248,7 +275,11 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err := os.WriteFile(filepath.Join(configs, "bench.yaml"), []byte(rateLimits), 0o600); err != nil {
 		return err
 	}
-	peer, err := b.envoyRateLimit(configs)
+	peer, err := b.envoyRateLimit("envoyproxy/ratelimit", configs)
+	if err != nil {
+		return err
+	}
+	cached, err := b.envoyRateLimit("envoyproxy/ratelimit, local cache", configs, "LOCAL_CACHE_SIZE_IN_BYTES=10000000")
 	if err != nil {
 		return err
 	}
@@ -256,40 +287,72 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err != nil {
 		return err
 	}
-	fast, err := b.start("constant handler, fastgrpc", nil, b.self, "-bare", "fastgrpc")
+	fastBare, err := b.start("constant handler, fast", nil, b.self, "-bare", "fastgrpc")
 	if err != nil {
 		return err
 	}
-	services := []*serving{peer, bare, fast}
-	const zeros = "000000"
-	message, err := rlsRequest("client", zeros)
+	standard, err := b.penstockServe("penstock, grpc-go", "--envoy-config", configs, "--grpc", "{address}", "--grpc-server", "standard")
 	if err != nil {
 		return err
 	}
+	fast, err := b.penstockServe("penstock, fast", "--envoy-config", configs, "--grpc", "{address}")
+	if err != nil {
+		return err
+	}
+
+	services := []*serving{peer, bare, standard, fastBare, fast}
 	for _, s := range services {
-		l, err := dialH2(s.address, rlsMethod, message, bytes.Index(message, []byte(zeros)), serviceStreams)
-		if err != nil {
+		if err := s.callsOf("client", zeros); err != nil {
 			return err
 		}
-		s.loads = []loader{l}
 	}
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.title("RLS: ShouldRateLimit of 100,000 keys, one connection with %d streams, one core (80th percentile of %d windows; ratio: median of windows side by side)", serviceStreams, serviceRounds)
+	r.title("Envoy's rate limit service: 100,000 keys, one connection with %d streams, a server with one core\n(80th percentile of %d windows; ratio: median of windows side by side)",
+		serviceStreams, serviceRounds)
 	printServices(r, services)
+	r.atLeast("services: RLS per second by grpc-go's server / envoyproxy/ratelimit", standard.ratio(peer), 3)
+	r.atLeast("services: RLS per second by the fast server / envoyproxy/ratelimit", fast.ratio(peer), 8)
+
+	services = []*serving{cached, standard, fast}
+	for _, s := range services {
+		if err := s.callsOf("busy", "one"); err != nil {
+			return err
+		}
+	}
+	if err := measure(services); err != nil {
+		return err
+	}
+	r.title("The same for one key that is over its limit")
+	printServices(r, services)
+	r.atLeast("services: RLS per second over limit by the fast server / envoyproxy/ratelimit with its local cache", fast.ratio(cached), 3)
 	return nil
 }
 
-// envoyRateLimit builds and starts envoyproxy/ratelimit. Its version is that of the conformance
-// program.
-func (b *servicesBench) envoyRateLimit(configs string) (*serving, error) {
+// penstockServe starts the service, with Redis as its store.
+func (b *servicesBench) penstockServe(name string, args ...string) (*serving, error) {
+	program := filepath.Join(b.dir, "penstock")
+	if _, err := os.Stat(program); err != nil {
+		build := exec.Command("go", "build", "-o", program, ".")
+		build.Dir, build.Stderr = filepath.Join("..", "cmd", "penstock"), os.Stderr
+		if err := build.Run(); err != nil {
+			return nil, fmt.Errorf("build penstock: %w", err)
+		}
+	}
+	return b.start(name, nil, program, append([]string{"serve", "--store", b.redis.URL(), "--admin-listen", "off"}, args...)...)
+}
+
+// envoyRateLimit starts envoyproxy/ratelimit. Its version is that of the conformance program.
+func (b *servicesBench) envoyRateLimit(name, configs string, environment ...string) (*serving, error) {
 	program := filepath.Join(b.dir, "ratelimit")
-	build := exec.Command("go", "build", "-o", program, "github.com/envoyproxy/ratelimit/src/service_cmd")
-	build.Dir, build.Stderr = filepath.Join("..", "conformance", "testdata", "ratelimit"), os.Stderr
-	build.Env = append(os.Environ(), "GOWORK=off")
-	if err := build.Run(); err != nil {
-		return nil, fmt.Errorf("build envoyproxy/ratelimit: %w", err)
+	if _, err := os.Stat(program); err != nil {
+		build := exec.Command("go", "build", "-o", program, "github.com/envoyproxy/ratelimit/src/service_cmd")
+		build.Dir, build.Stderr = filepath.Join("..", "conformance", "testdata", "ratelimit"), os.Stderr
+		build.Env = append(os.Environ(), "GOWORK=off")
+		if err := build.Run(); err != nil {
+			return nil, fmt.Errorf("build envoyproxy/ratelimit: %w", err)
+		}
 	}
 	var ports []string
 	for range 2 {
@@ -297,13 +360,154 @@ func (b *servicesBench) envoyRateLimit(configs string) (*serving, error) {
 		if err != nil {
 			return nil, err
 		}
-		_, port, _ := net.SplitHostPort(address)
-		ports = append(ports, port)
+		ports = append(ports, portOf(address))
 	}
-	return b.start("envoyproxy/ratelimit", []string{
+	return b.start(name, append([]string{
 		"GRPC_HOST=127.0.0.1", "GRPC_PORT={port}", "HOST=127.0.0.1", "PORT=" + ports[0], "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + ports[1],
 		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
 		"RUNTIME_ROOT=" + filepath.Dir(configs), "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + filepath.Base(configs), "RUNTIME_WATCH_ROOT=false",
 		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + b.redis.Addr,
-	}, program)
+	}, environment...), program)
+}
+
+// The JSON API is asked on as many connections as gRPC has streams. CL.THROTTLE is asked in
+// pipelines, on few.
+const respConnections = 4
+
+// apiPolicy limits the measured requests, and admits all of them.
+const apiPolicy = `
+rules:
+  - name: api
+    match: {path: /api/**}
+    per: {first_of: [{key: header X-API-Key}, ip]}
+    limits:
+      - {rate: 1M/h}
+`
+
+func (b *servicesBench) jsonAPI(r *report) error {
+	policy := filepath.Join(b.dir, "policy.yaml")
+	if err := os.WriteFile(policy, []byte(apiPolicy), 0o600); err != nil {
+		return err
+	}
+	bare, err := b.start("constant handler, net/http", nil, b.self, "-bare", "http")
+	if err != nil {
+		return err
+	}
+	api, err := b.penstockServe("penstock, /v1/check", "--config", policy, "--api", "{address}")
+	if err != nil {
+		return err
+	}
+	services := []*serving{bare, api}
+	const body = `{"rule": "api", "key": "key:` + zeros + `"}`
+	request := fmt.Sprintf("POST /v1/check HTTP/1.1\r\nHost: limits.example\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	for _, s := range services {
+		if err := s.lines(request, serviceStreams, 1, httpAnswer); err != nil {
+			return err
+		}
+	}
+	if err := measure(services); err != nil {
+		return err
+	}
+	r.title("JSON API: 100,000 keys, %d connections, a server with one core", serviceStreams)
+	printServices(r, services)
+	return nil
+}
+
+func (b *servicesBench) throttle(r *report) error {
+	bare, err := b.start("constant answers", nil, b.self, "-bare", "resp")
+	if err != nil {
+		return err
+	}
+	redis, err := b.penstockServe("penstock", "--resp", "{address}")
+	if err != nil {
+		return err
+	}
+	memory, err := b.penstockServe("penstock, memory", "--store", "memory", "--resp", "{address}")
+	if err != nil {
+		return err
+	}
+	services := []*serving{bare, redis, memory}
+	command := func(name string) string {
+		const key = "client:" + zeros
+		return fmt.Sprintf("*5\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n$7\r\n1000000\r\n$7\r\n1000000\r\n$4\r\n3600\r\n", len(name), name, len(key), key)
+	}
+	for _, s := range services {
+		if err := s.lines(command("CL.THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+			return err
+		}
+	}
+	crab, err := b.throttlecrab()
+	if err != nil {
+		return err
+	}
+	if crab != nil {
+		if err := crab.lines(command("THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+			return err
+		}
+		services = append(services, crab)
+	}
+	cell, err := b.redisCell()
+	if err != nil {
+		return err
+	}
+	if cell != nil {
+		if err := cell.lines(command("CL.THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+			return err
+		}
+		services = append(services, cell)
+	}
+	if err := measure(services); err != nil {
+		return err
+	}
+	r.title("CL.THROTTLE: 100,000 keys, %d connections with %d commands in a pipeline, a server with one core", respConnections, serviceStreams)
+	printServices(r, services)
+	rates := slices.Sorted(slices.Values(redis.rates))
+	r.atLeast("services: CL.THROTTLE per second through Redis, in pipelines", rates[len(rates)*4/5], 300_000)
+	return nil
+}
+
+// lines has a service asked by lines, on several connections.
+func (s *serving) lines(request string, connections, depth int, answer func(*bufio.Reader) error) error {
+	s.loads = nil
+	for i := range connections {
+		l, err := dialLines(s.address, request, strings.Index(request, zeros), depth, i*loadKeys/connections, answer)
+		if err != nil {
+			return err
+		}
+		s.loads = append(s.loads, l)
+	}
+	return nil
+}
+
+// throttlecrabVersion is that of its server in the registry of Rust packages.
+const throttlecrabVersion = "0.4.40"
+
+// throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is its
+// program; otherwise cargo builds it. It returns nil if there is neither.
+func (b *servicesBench) throttlecrab() (*serving, error) {
+	program := os.Getenv("PENSTOCK_THROTTLECRAB")
+	if program == "" {
+		program = filepath.Join(b.dir, "bin", "throttlecrab-server")
+		install := exec.Command("cargo", "install", "--quiet", "--locked", "--root", b.dir, "--version", throttlecrabVersion, "throttlecrab-server")
+		install.Stderr = os.Stderr
+		if err := install.Run(); err != nil {
+			fmt.Printf("throttlecrab is not measured: cargo cannot install it: %v\n", err)
+			return nil, nil
+		}
+	}
+	return b.start("throttlecrab "+throttlecrabVersion+", memory", nil, program, "--redis", "--redis-host", "127.0.0.1", "--redis-port", "{port}", "--log-level", "error")
+}
+
+// redisCell starts a Redis with the module that PENSTOCK_REDIS_CELL names. It returns nil without.
+func (b *servicesBench) redisCell() (*serving, error) {
+	module := os.Getenv("PENSTOCK_REDIS_CELL")
+	if module == "" {
+		fmt.Println("redis-cell is not measured: PENSTOCK_REDIS_CELL is not set to the file of its module.")
+		return nil, nil
+	}
+	server := "redis-server"
+	if other := os.Getenv("PENSTOCK_TEST_SERVER"); other != "" {
+		server = other
+	}
+	return b.start("redis-cell in Redis", nil, server, "--port", "{port}", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--loadmodule", module)
 }

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+)
+
+// A lineLoad makes calls by a protocol of lines on one connection, many at once: HTTP/1.1, or
+// commands of Redis.
+type lineLoad struct {
+	conn    net.Conn
+	request []byte
+	digits  int // where the key's digits begin in request; negative: it has none
+	depth   int // calls that are written at once
+	answer  func(*bufio.Reader) error
+
+	answers *bufio.Reader
+	out     []byte
+	nextKey int
+	times   []float64
+}
+
+func dialLines(address, request string, digits, depth, first int, answer func(*bufio.Reader) error) (*lineLoad, error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return &lineLoad{conn: conn, request: []byte(request), digits: digits, depth: depth, answer: answer, answers: bufio.NewReaderSize(conn, 16<<10), nextKey: first}, nil
+}
+
+func (l *lineLoad) took() []float64 { return l.times }
+
+func (l *lineLoad) run(until time.Time) error {
+	l.times = l.times[:0]
+	for {
+		begun := time.Now()
+		if !begun.Before(until) {
+			return nil
+		}
+		l.out = l.out[:0]
+		for range l.depth {
+			start := len(l.out)
+			l.out = append(l.out, l.request...)
+			if l.digits >= 0 {
+				l.nextKey = nextKey(l.nextKey)
+				putKey(l.out[start+l.digits:], l.nextKey)
+			}
+		}
+		if _, err := l.conn.Write(l.out); err != nil {
+			return err
+		}
+		for range l.depth {
+			if err := l.answer(l.answers); err != nil {
+				return err
+			}
+		}
+		took := float64(time.Since(begun).Nanoseconds()) / 1e3
+		for range l.depth {
+			l.times = append(l.times, took)
+		}
+	}
+}
+
+// nextKey walks through all keys in an order without a pattern.
+func nextKey(key int) int { return (key + 7919) % loadKeys }
+
+// putKey writes the digits of a key.
+func putKey(to []byte, key int) {
+	for i := keyDigits - 1; i >= 0; i-- {
+		to[i] = byte('0' + key%10)
+		key /= 10
+	}
+}
+
+// httpAnswer reads an answer with status 200.
+func httpAnswer(r *bufio.Reader) error {
+	line, err := r.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200 ")) {
+		rest, _ := r.Peek(min(r.Buffered(), 500))
+		return fmt.Errorf("the answer is %q %q", line, rest)
+	}
+	length := -1
+	for len(line) > 2 {
+		if line, err = r.ReadSlice('\n'); err != nil {
+			return err
+		}
+		if name, value, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Content-Length")) {
+			length, _ = strconv.Atoi(string(bytes.TrimSpace(value)))
+		}
+	}
+	if length < 0 {
+		return fmt.Errorf("the answer has no length")
+	}
+	_, err = io.CopyN(io.Discard, r, int64(length))
+	return err
+}
+
+// fiveIntegers reads an answer to CL.THROTTLE.
+func fiveIntegers(r *bufio.Reader) error {
+	line, err := r.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	if string(line) != "*5\r\n" {
+		return fmt.Errorf("the answer is %q", line)
+	}
+	for range 5 {
+		if line, err = r.ReadSlice('\n'); err != nil {
+			return err
+		}
+	}
+	return nil
+}
