@@ -482,8 +482,8 @@ func (s *serving) lines(request string, connections, depth int, answer func(*buf
 // throttlecrabVersion is that of its server in the registry of Rust packages.
 const throttlecrabVersion = "0.4.40"
 
-// throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is its
-// program; otherwise cargo builds it. It returns nil if there is neither.
+// throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is
+// its program; otherwise cargo builds it. It returns nil if there is neither.
 func (b *servicesBench) throttlecrab() (*serving, error) {
 	program := os.Getenv("PENSTOCK_THROTTLECRAB")
 	if program == "" {
