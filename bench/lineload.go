@@ -113,7 +113,7 @@ func fiveIntegers(r *bufio.Reader) error {
 		return fmt.Errorf("the answer is %q", line)
 	}
 	for range 5 {
-		if line, err = r.ReadSlice('\n'); err != nil {
+		if _, err = r.ReadSlice('\n'); err != nil {
 			return err
 		}
 	}
