@@ -45,6 +45,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
-	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newACL(), newDoctor(algorithms), newHealthcheck(), newSchema(), newVersion())
+	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newStatus(algorithms), newReset(algorithms),
+		newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())
 	return root
 }

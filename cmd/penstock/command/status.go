@@ -1,0 +1,229 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// storeTimeout is how long one call of the store may take: the connection is made first.
+const storeTimeout = 5 * time.Second
+
+// newStatus makes the command that shows all limits of a key.
+func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var rule, output string
+	given := storeFlags{algorithms: algorithms}
+	c := &cobra.Command{
+		Use:   "status [flags] KEY",
+		Short: "Show what a client has used of its limits",
+		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
+			"deny a request of one unit now. It asks the store and charges nothing. The key is that of penstock explain and of the\n" +
+			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together.\n\n" +
+			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve.\n\n" +
+			"Exit status: 0 no limit would deny it, 3 one would, 5 the store gives no answer.",
+		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
+		Args:              needsArgument(1, 1, "one key, as in: penstock status ip:192.0.2.1"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkOutput(output, "text", "json"); err != nil {
+				return err
+			}
+			k, err := openKey(c, &given, args[0], rule)
+			if err != nil {
+				return err
+			}
+			defer k.close()
+			report, err := k.read(c.Context())
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				err = writeJSON(c.OutOrStdout(), report)
+			} else {
+				err = report.print(c.OutOrStdout())
+			}
+			if err == nil && len(report.DeniedBy) > 0 {
+				return silent(exitDenied)
+			}
+			return err
+		},
+	}
+	given.add(c)
+	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+// A keyStore is the store and the policy, for one key.
+type keyStore struct {
+	key    string
+	limits []*keylimits.Limit // at least one
+	global []*keylimits.Limit // of the same rules
+	store  penstock.Store
+	secret []byte
+	redis  *redisstore.Store
+	policy *policyfile.Policy
+}
+
+// openKey opens the store, and finds the limits of a key.
+func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
+	s, p, err := given.load(c)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return nil, coded(exitUsage, errors.New("no policy is named; write --config rules.yaml, or set PENSTOCK_CONFIG"))
+	}
+	k, err := newKeyStore(s, p, key, rule)
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return k, nil
+}
+
+func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*keyStore, error) {
+	rules := p.Rules
+	if rule != "" && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
+		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
+	}
+	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
+	stored := func(c penstock.Charge) (string, error) { return redisstore.KeyOf(c, keys) }
+	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, secret: s.KeyHashSecret}
+	var err error
+	if k.limits, err = keylimits.Find(rules, k.key, rule, stored); err != nil {
+		return nil, err
+	}
+	if len(k.limits) == 0 {
+		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
+	}
+	if k.global, err = keylimits.Globals(rules, k.limits, stored); err != nil {
+		return nil, err
+	}
+	if k.redis, err = redisstore.Open(s.Store, keys); err != nil {
+		return nil, coded(exitUsage, err)
+	}
+	k.store = penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+	return k, nil
+}
+
+// exampleKeys returns a key for each identity of the rules.
+func exampleKeys(rules *policy.Rules, rule string) (examples []string) {
+	for _, r := range rules.Rules() {
+		for _, l := range r.Limits {
+			if example := l.Key.ExampleKey("…"); (rule == "" || r.Name == rule) && !slices.Contains(examples, example) {
+				examples = append(examples, example)
+			}
+		}
+	}
+	return examples
+}
+
+func (k *keyStore) close() {
+	k.redis.Close()
+	k.policy.Close()
+}
+
+// A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
+type keyReport struct {
+	Identity string             `json:"identity"`
+	DeniedBy []string           `json:"denied_by"` // enforced limits, as RULE.LIMIT
+	Limits   []*keylimits.Limit `json:"limits"`
+	Global   []*keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
+}
+
+// read asks the store about all limits.
+func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
+	report := &keyReport{Identity: k.key, DeniedBy: []string{}, Limits: k.limits}
+	if k.key != "global" {
+		report.Global = k.global
+	}
+	for _, l := range slices.Concat(report.Limits, report.Global) {
+		if err := k.call(ctx, func(ctx context.Context) error { return l.Read(ctx, k.store) }); err != nil {
+			return nil, fmt.Errorf("%s, key %s: %w", l.Name(), l.Stored, err)
+		}
+		if l.IsDenied && l.Kind == keylimits.Enforced && !slices.Contains(report.DeniedBy, l.Name()) {
+			report.DeniedBy = append(report.DeniedBy, l.Name())
+		}
+	}
+	return report, nil
+}
+
+// call calls the store with a timeout.
+func (*keyStore) call(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	return call(ctx)
+}
+
+func (r *keyReport) print(out io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "key %s\n\n", r.Identity)
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "limit\tadmits\tused\tleft\tunused in\ta request now")
+	for _, l := range r.Limits {
+		printLimit(w, l, "")
+	}
+	for _, l := range r.Global {
+		printLimit(w, l, "all clients")
+	}
+	_ = w.Flush()
+	if len(r.DeniedBy) == 0 {
+		b.WriteString("\nNo limit would deny a request of one unit now.\n")
+	} else {
+		var names []string
+		for _, l := range slices.Concat(r.Limits, r.Global) {
+			if l.IsDenied && l.Kind == keylimits.Enforced {
+				names = append(names, strings.TrimSuffix(l.Name()+" ("+l.Tier+")", " ()"))
+			}
+		}
+		fmt.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func printLimit(w io.Writer, l *keylimits.Limit, whose string) {
+	name := l.Name()
+	var notes []string
+	for _, note := range []string{l.Tier, whose} {
+		if note != "" {
+			notes = append(notes, note)
+		}
+	}
+	if l.Kind != keylimits.Enforced {
+		notes = append(notes, l.Kind)
+	}
+	if len(notes) > 0 {
+		name += " (" + strings.Join(notes, ", ") + ")"
+	}
+	answer := "allowed"
+	switch {
+	case l.RetryMS < 0:
+		answer = "denied for ever"
+	case l.IsDenied:
+		answer = "denied for " + (time.Duration(l.RetryMS) * time.Millisecond).String()
+	}
+	unused := "-"
+	if l.Used > 0 {
+		unused = (time.Duration(l.ResetMS) * time.Millisecond).String()
+	}
+	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", name, l.Rate, l.Used, l.Left, unused, answer)
+}

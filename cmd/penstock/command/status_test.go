@@ -1,0 +1,255 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+const statusPolicy = `
+tiers: {premium: {header X-Plan: premium}, free: default}
+rules:
+  - name: login
+    match: {path: /login}
+    per: {key: header X-Key}
+    limits:
+      - {name: hour, rate: {premium: 30/h, free: 3/h}, algorithm: fixed-window}
+      - {name: day, rate: 1000/d, algorithm: sliding-log, candidate: {rate: 2/d}}
+      - {name: everyone, rate: 5000/h, algorithm: fixed-window, per: global}
+  - name: busy
+    match: {path: /busy}
+    per: {key: header X-Key}
+    limits: [{name: minute, rate: 60/h, algorithm: fixed-window, split_into: 4}]
+  - name: near
+    match: {path: /near}
+    per: ip
+    limits: [{rate: 10/h}]
+`
+
+// statusFixture is a service with the policy, on a server of its own.
+type statusFixture struct {
+	*process
+	redis *redistest.Server
+	args  []string // that name the store and the policy
+}
+
+func startStatus(t *testing.T, more ...string) *statusFixture {
+	t.Helper()
+	f := &statusFixture{redis: redistest.Start(t)}
+	f.args = append([]string{"--store", "redis://:hunter2@" + f.redis.Addr, "--config", writeFile(t, "rules.yaml", statusPolicy)}, more...)
+	if _, err := f.redis.Do("CONFIG", "SET", "requirepass", "hunter2"); err != nil {
+		t.Fatal(err)
+	}
+	f.process = startProcess(t, f.args...)
+	return f
+}
+
+// request sends a request to the service, and returns whether it is allowed.
+func (f *statusFixture) request(t *testing.T, path, key string) bool {
+	t.Helper()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+f.listen+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("X-Key", key)
+	res, err := http.DefaultClient.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	return res.StatusCode != http.StatusTooManyRequests
+}
+
+func (f *statusFixture) run(args ...string) (code int, out, err string) {
+	return command(append(args, f.args...)...)
+}
+
+// status returns the used units of each limit, and which limits deny.
+func (f *statusFixture) status(t *testing.T, key string, args ...string) (code int, used, denied string) {
+	t.Helper()
+	code, out, errors := f.run(append([]string{"status", "-o", "json", key}, args...)...)
+	var r struct {
+		DeniedBy       []string `json:"denied_by"`
+		Limits, Global []struct {
+			Rule, Limit, Kind, Tier string
+			Used, Left              int64
+			Reset                   int64 `json:"reset_after_ms"`
+			Retry                   int64 `json:"retry_after_ms"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %q, %s", err, out, errors)
+	}
+	var all []string
+	for _, l := range append(r.Limits, r.Global...) {
+		all = append(all, fmt.Sprintf("%s.%s%s %d+%d", l.Rule, l.Limit, strings.TrimSuffix(" "+l.Tier, " "), l.Used, l.Left))
+		if (l.Used > 0) != (l.Reset > 0) {
+			t.Errorf("%s.%s: %d used, unused in %d ms", l.Rule, l.Limit, l.Used, l.Reset)
+		}
+	}
+	return code, strings.Join(all, ", "), strings.Join(r.DeniedBy, " ")
+}
+
+func TestStatusAndResetOfAKey(t *testing.T) {
+	f := startStatus(t)
+	const none = "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, busy.minute 0+60, login.everyone 0+5000"
+	code, used, denied := f.status(t, "key:abc")
+	if code != exitOK || used != none || denied != "" {
+		t.Errorf("an unknown key: exit code %d, %s, denied by %q", code, used, denied)
+	}
+	if code, out, _ := f.run("reset", "key:abc", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
+		t.Errorf("reset of an unused key: exit code %d, %s", code, out)
+	}
+
+	var allowed []bool
+	for range 4 {
+		allowed = append(allowed, f.request(t, "/login", "abc"))
+	}
+	for range 7 {
+		f.request(t, "/busy", "abc")
+	}
+	f.request(t, "/login", "other")
+	if fmt.Sprint(allowed) != "[true true true false]" {
+		t.Fatalf("the service allowed %v", allowed)
+	}
+	code, used, denied = f.status(t, "key:abc")
+	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; used != want || denied != "login.hour" || code != exitDenied {
+		t.Errorf("exit code %d, denied by %q\n%s; want\n%s", code, denied, used, want)
+	}
+	if code, out, errors := f.run("status", "key:abc"); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free).") || strings.Contains(out+errors, "hunter2") {
+		t.Errorf("as text: exit code %d, %s\n%s", code, errors, out)
+	}
+
+	if code, out, errors := f.run("reset", "key:abc", "--reason", "r"); code != exitUsage || out != "" || !strings.Contains(errors, "write --yes") {
+		t.Errorf("without a terminal: exit code %d, %s%s", code, out, errors)
+	}
+	code, out, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
+	if code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before") || !strings.Contains(out, "for up to 1s more") || strings.Contains(out, "busy") {
+		t.Errorf("reset: exit code %d, %s\n%s", code, out, audit)
+	}
+	checkAudit(t, audit, "login.hour 3 0", "login.day 3 0", "login.day.candidate 2 0")
+	for _, secret := range []string{"abc\"", "key:abc", "hunter2"} {
+		if strings.Contains(audit, secret) {
+			t.Errorf("the audit lines show %q:\n%s", secret, audit)
+		}
+	}
+	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); used != "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, login.everyone 4+4996" {
+		t.Errorf("after the reset: %s", used)
+	}
+	if _, used, _ := f.status(t, "key:other", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
+		t.Errorf("the other key: %s", used)
+	}
+	// The cached denial ends within a second. Then the client is admitted again.
+	isAllowed := false
+	for end := time.Now().Add(patience); !isAllowed && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		isAllowed = f.request(t, "/login", "abc")
+	}
+	if !isAllowed {
+		t.Error("after the reset the service still denies")
+	}
+	// All parts of a split limit.
+	if code, out, _ := f.run("reset", "key:abc", "--rule", "busy", "--reason", "r", "--yes", "-o", "json"); code != exitOK || !strings.Contains(out, `"used": 7`) {
+		t.Errorf("a split limit: exit code %d, %s", code, out)
+	}
+	if _, used, _ := f.status(t, "key:abc", "--rule", "busy"); used != "busy.minute 0+60" {
+		t.Errorf("a split limit after the reset: %s", used)
+	}
+	if code, out, _ := f.run("reset", "global", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.everyone was reset: ") {
+		t.Errorf("the global key: exit code %d, %s", code, out)
+	}
+}
+
+// checkAudit checks the audit lines: for each limit its name, and the used units before and after.
+func checkAudit(t *testing.T, text string, want ...string) {
+	t.Helper()
+	var got []string
+	for line := range strings.Lines(text) {
+		var a auditLine
+		if err := json.Unmarshal([]byte(line), &a); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		if !a.Audit || time.Since(a.Time) > time.Minute || a.ID == "" || a.Actor.Kind != "cli" || a.Action != "reset" || a.Target.Key != "key:…" || len(a.Target.Hash) < 32 ||
+			a.Reason != "support-4711" || a.Result != "ok" {
+			t.Errorf("audit line %s", line)
+		}
+		got = append(got, fmt.Sprintf("%s.%s %d %d", a.Target.Rule, a.Target.Limit, a.Before.Used, a.After.Used))
+	}
+	if strings.Join(got, ", ") != strings.Join(want, ", ") {
+		t.Errorf("audit lines for %v; want %v", got, want)
+	}
+}
+
+// With a secret, the keys in Redis are hashes, and status finds them by the same secret.
+func TestStatusWithHashedKeys(t *testing.T) {
+	f := &statusFixture{redis: redistest.Start(t)}
+	t.Setenv("PENSTOCK_KEY_HASH_SECRET", "pepper")
+	policy := statusPolicy + "server: {key_hash_secret: pepper}\n"
+	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", policy)}
+	f.process = startProcess(t, f.args...)
+	f.request(t, "/login", "abc")
+	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
+		t.Errorf("with the secret: %s", used)
+	}
+	_, _, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
+	if !strings.Contains(audit, `"hash":"%#`) || strings.Contains(audit, "abc") || strings.Contains(audit, "pepper") {
+		t.Errorf("audit lines\n%s", audit)
+	}
+}
+
+func TestStatusOfAnAddress(t *testing.T) {
+	f := startStatus(t)
+	f.request(t, "/near", "")
+	for key, want := range map[string]string{"ip:127.0.0.1": "near.limit 1+9", "ip:2001:db8::1": "near.limit 0+10", "ip:2001:db8::/64": "near.limit 0+10"} {
+		_, used, _ := f.status(t, key)
+		if fields := strings.Fields(used); len(fields) != 2 || fields[1] != strings.Fields(want)[1] {
+			t.Errorf("%s: %s; want %s", key, used, want)
+		}
+	}
+	_, out, _ := f.run("status", "ip:2001:db8::1")
+	if !strings.Contains(out, "key ip:2001:db8::\n") && !strings.Contains(out, "key ip:2001:db8::/64\n") {
+		t.Errorf("an address of IPv6 stands for its network; printed\n%s", out)
+	}
+}
+
+func TestStatusAndResetExplainTheirErrors(t *testing.T) {
+	s := redistest.Start(t)
+	policy := writeFile(t, "rules.yaml", statusPolicy)
+	t.Setenv("PENSTOCK_CONFIG", "")
+	up, down := " --config "+policy+" --store "+s.URL(), " --config "+policy+" --store redis://u:hunter2@127.0.0.1:1"
+	if _, err := s.Do("SET", "ps1{key:foreign}login", "x"); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"status":                                   {exitUsage, "one key, as in: penstock status ip:192.0.2.1"},
+		"status a b":                               {exitUsage, "there are 2 arguments"},
+		"status key:abc --store redis://h":         {exitUsage, "write --config rules.yaml"},
+		"status key:abc --config " + policy:        {exitUsage, "no store is named"},
+		"status user:7" + up:                       {exitUsage, "write one of: key:…, global, ip:…"},
+		"status key:a --rule none" + up:            {exitUsage, `no rule "none"`},
+		"status ip:192.0.2.1 --rule login" + up:    {exitUsage, "write one of: key:…, global"},
+		"status key:abc -o xml" + up:               {exitUsage, `unknown output "xml"`},
+		"status key:abc" + down:                    {exitUnreachable, "connection refused"},
+		"status key:foreign" + up:                  {exitUnreachable, "ps1{key:foreign}login"},
+		"status key:a --config /none --store x://": {exitInvalid, "/none"},
+		"reset key:abc --yes" + up:                 {exitUsage, "write --reason TEXT"},
+		"reset key:abc --yes --reason " + strings.Repeat("x", 201) + up: {exitUsage, "at most 200 letters"},
+		"reset key:abc --yes --reason r" + down:                         {exitUnreachable, "connection refused"},
+		"reset --reason r" + up:                                         {exitUsage, "one key, as in: penstock reset"},
+	} {
+		code, out, errors := command(strings.Fields(args)...)
+		if code != want.code || out != "" || !strings.Contains(errors, want.text) || strings.Contains(errors, "hunter2") {
+			t.Errorf("penstock %s: exit code %d, %q, %s\nwant %d, … %s", args, code, out, errors, want.code, want.text)
+		}
+	}
+	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "one line") {
+		t.Errorf("a reason of two lines: %d, %s", code, errors)
+	}
+}
