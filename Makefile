@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways conformance openapi bench lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -100,6 +100,10 @@ conformance: tools
 ## openapi: the JSON API against its OpenAPI file, by schemathesis of PyPI and a client that is generated
 openapi: tools
 	@scripts/run-openapi
+
+## grpc-clients: @grpc/grpc-js and grpcurl against a server with the interceptors, and against penstock serve
+grpc-clients:
+	cd scripts && go run ./grpcclients ../bin/grpc-clients
 
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools

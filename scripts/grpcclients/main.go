@@ -1,0 +1,230 @@
+// Command grpcclients calls servers with clients of others: @grpc/grpc-js on Node, and grpcurl. It
+// calls a server with the interceptors of grpclimit, and penstock serve. Its argument is a folder
+// for what it installs. What cannot be installed is left out.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+const (
+	grpcurlModule = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
+	grpcJS        = "@grpc/grpc-js@1.14.7"
+	protoLoader   = "@grpc/proto-loader@0.8.1"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("grpcclients: ")
+	if len(os.Args) != 2 {
+		log.Fatal("usage: grpcclients FOLDER")
+	}
+	folder, err := filepath.Abs(os.Args[1])
+	if err == nil {
+		err = run(folder)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(withNode(folder), withGrpcurl(folder))
+}
+
+// The rule grants one short call, and another after half a second. A long call costs more than the
+// limit.
+const rules = `rules: [{name: echo, match: {path: /penstock.test.Echo/*}, per: {key: header X-Key}, limits: [{name: calls, rate: 2/s, burst: 1, cost: {body: 10B}, headers: true}]}]`
+
+// A server is the service of echo.proto with the interceptors of grpclimit.
+type server struct {
+	address string
+	grpc    *grpc.Server
+
+	mu       sync.Mutex
+	outcomes map[string][]string // of calls, by key
+}
+
+func startServer() (*server, error) {
+	config, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{})
+	if err != nil {
+		return nil, err
+	}
+	p, err := config.Compile()
+	if err != nil {
+		return nil, err
+	}
+	s := &server{outcomes: make(map[string][]string)}
+	gate, err := grpclimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return p.Rules }, grpclimit.Options{Observe: s.observe})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s.address, s.grpc = listener.Addr().String(), grpc.NewServer(grpc.ChainUnaryInterceptor(gate.Unary))
+	say := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		request := new(wrapperspb.StringValue) // it has the form of Text
+		if err := decode(request); err != nil {
+			return nil, err
+		}
+		return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: "/penstock.test.Echo/Say"}, func(_ context.Context, request any) (any, error) { return request, nil })
+	}
+	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: "penstock.test.Echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: say}}}, s)
+	go s.grpc.Serve(listener)
+	return s, nil
+}
+
+func (s *server) observe(e *admission.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := strings.TrimPrefix(e.Key, "key:")
+	s.outcomes[key] = append(s.outcomes[key], e.Outcome.String())
+}
+
+func (s *server) of(key string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.outcomes[key], " ")
+}
+
+// withNode calls with @grpc/grpc-js.
+func withNode(folder string) error {
+	if _, err := exec.LookPath("npm"); err != nil {
+		fmt.Println("@grpc/grpc-js: skipped, because there is no npm here")
+		return nil
+	}
+	install := exec.Command("npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, grpcJS, protoLoader)
+	if out, err := install.CombinedOutput(); err != nil {
+		fmt.Printf("@grpc/grpc-js: skipped, because npm cannot install it: %v\n%s", err, out)
+		return nil
+	}
+	s, err := startServer()
+	if err != nil {
+		return err
+	}
+	defer s.grpc.Stop()
+	out, err := exec.Command("node", "grpcclients/client.cjs", s.address, "grpcclients/echo.proto", filepath.Join(folder, "node_modules")).Output()
+	if err != nil {
+		return fmt.Errorf("node: %w\n%s", err, out)
+	}
+	type reply struct {
+		Key, Code, Text, Ratelimit string
+		Details                    bool
+		Pushback                   []string
+	}
+	var replies []reply
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
+		var r reply
+		if err := decoder.Decode(&r); err != nil {
+			return fmt.Errorf("node printed %s: %w", out, err)
+		}
+		replies = append(replies, r)
+	}
+	var failures []error
+	expect := func(holds bool, format string, args ...any) {
+		if !holds {
+			failures = append(failures, fmt.Errorf("@grpc/grpc-js: "+format, args...))
+		}
+	}
+	if expect(len(replies) == 5, "node printed %s", out); len(replies) == 5 {
+		expect(replies[0].Code == "OK" && replies[0].Text == "a" && strings.HasPrefix(replies[0].Ratelimit, `"echo.calls";r=0`), "the first call got %+v", replies[0])
+		expect(replies[1].Code == "RESOURCE_EXHAUSTED" && replies[1].Details && len(replies[1].Pushback) == 1, "a denied call got %+v", replies[1])
+		expect(replies[3].Code == "OK" && s.of("again") == "allowed denied allowed", "a call that is retried after its pushback got %+v in the attempts %q", replies[3], s.of("again"))
+		expect(replies[4].Code == "RESOURCE_EXHAUSTED" && slices.Equal(replies[4].Pushback, []string{"-1"}) && s.of("never") == "denied", "a call that never fits got %+v in the attempts %q", replies[4], s.of("never"))
+	}
+	if failures == nil {
+		fmt.Println("@grpc/grpc-js: limits in the header, denials with details, one retry after the pushback, and none if a call never fits")
+	}
+	return errors.Join(failures...)
+}
+
+// withGrpcurl calls penstock serve by its reflection.
+func withGrpcurl(folder string) error {
+	install := exec.Command("go", "install", grpcurlModule)
+	install.Env = append(os.Environ(), "GOBIN="+folder, "GOWORK=off", "GOFLAGS=")
+	install.Dir = folder
+	if out, err := install.CombinedOutput(); err != nil {
+		fmt.Printf("grpcurl: skipped, because it cannot be installed: %v\n%s", err, out)
+		return nil
+	}
+	program := filepath.Join(folder, "penstock")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = filepath.Join("..", "cmd", "penstock")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	service := exec.Command(program, "serve", "--envoy-config", filepath.Join("..", "examples", "envoy"), "--grpc", address, "--admin-listen", "off")
+	if err := service.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		service.Process.Signal(os.Interrupt)
+		service.Wait()
+	}()
+	grpcurl := func(args ...string) (string, error) {
+		out, err := exec.Command(filepath.Join(folder, "grpcurl"), append([]string{"-plaintext"}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if out, err := grpcurl(address, "grpc.health.v1.Health/Check"); err == nil && strings.Contains(out, "SERVING") {
+			break
+		} else if time.Now().After(end) {
+			return fmt.Errorf("grpcurl: the service is not healthy: %s", out)
+		}
+	}
+	var failures []error
+	expect := func(holds bool, format string, args ...any) {
+		if !holds {
+			failures = append(failures, fmt.Errorf("grpcurl: "+format, args...))
+		}
+	}
+	listed, err := grpcurl(address, "list")
+	for _, name := range []string{"envoy.service.auth.v3.Authorization", "envoy.service.ratelimit.v3.RateLimitService", "penstock.v1.", "grpc.health.v1.Health"} {
+		expect(err == nil && strings.Contains(listed, name), "the list of services lacks %s: %s", name, listed)
+	}
+	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 20*time.Second {
+		time.Sleep(left) // all calls must be in one window, which is a minute of the clock
+	}
+	const question = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
+	for i := range 6 {
+		want := map[bool]string{true: `"overallCode": "OK"`, false: `"overallCode": "OVER_LIMIT"`}[i < 5]
+		out, err := grpcurl("-d", question, address, "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+		expect(err == nil && strings.Contains(out, want), "call %d got %v %s; want %s", i+1, err, out, want)
+	}
+	if failures == nil {
+		fmt.Println("grpcurl: health, reflection, five calls of the rate limit service OK, and the sixth OVER_LIMIT")
+	}
+	return errors.Join(failures...)
+}
