@@ -127,7 +127,7 @@ func newServiceOf(t testing.TB, text string, store penstock.Store) *tested {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service, err := New(store, controller, Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowStatedLimits: true})
+	service, err := New(store, controller, Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowStatedLimits: true, Secret: []byte("secret of all instances")})
 	if err != nil {
 		t.Fatal(err)
 	}

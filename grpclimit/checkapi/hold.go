@@ -24,6 +24,9 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 	if err != nil {
 		return nil, err
 	}
+	if r.GetCheck().Cost != nil && r.GetCheck().GetCost() == 0 {
+		return nil, conflict("check.cost", "it is the number of slots; write at least 1")
+	}
 	request := q.request()
 	if request.Holder = r.GetHolder(); request.Holder == "" {
 		request.Holder = randomName()

@@ -257,6 +257,7 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 		`{"check":{"rule":"search","key":"user:1"}}`:                                           "no in_flight limit applies",
 		`{"check":{"rule":"jobs","key":"user:1","request_id":"a"}}`:                            "check.request_id: write a holder instead",
 		`{"check":{"rule":"jobs","key":"user:1"},"holder":"` + strings.Repeat("a", 129) + `"}`: "holder: it is longer than 128 characters",
+		`{"check":{"rule":"jobs","key":"user:1","cost":0}}`:                                    "check.cost: it is the number of slots",
 		`{"check":{"attributes":{"path":"/free"}}}`:                                            "no in_flight limit applies",
 	} {
 		if w := s.send(callerToken, "/v1/acquire", body); w.Code != 400 && w.Code != 409 || !strings.Contains(w.Body.String(), want) {
@@ -330,5 +331,44 @@ func TestExplainSaysWhatWouldBeCharged(t *testing.T) {
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.day"); n != 10 || len(s.events) != 0 {
 		t.Errorf("%d units are left, and %d events; want 10 and none", n, len(s.events))
+	}
+}
+
+// On a Cluster, the keys of a reservation are in several slots. Each is corrected once.
+func TestAReservationOfSeveralKeysIsCorrectedOnce(t *testing.T) {
+	const text = `
+rules:
+- name: tokens
+  per: {user: header X-User}
+  limits: [{name: mine, rate: 1000/h, cost: {units: 500, actual: X-Cost}}, {name: all, per: ip, rate: 9000/h, cost: {units: 500, actual: X-Cost}}]
+`
+	stores := map[string]string{"single": redistest.Start(t).URL()}
+	if !testing.Short() {
+		stores["cluster"] = "redis+cluster://" + strings.Join(redistest.StartCluster(t).Addrs(), ",")
+	}
+	for name, url := range stores {
+		t.Run(name, func(t *testing.T) {
+			var two [2]*tested
+			for i := range two {
+				store, err := redisstore.Open(url, redisstore.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { store.Close() })
+				two[i] = newServiceOf(t, text, store)
+			}
+			const check = `{"attributes":{"address":"192.0.2.7","headers":{"X-User":"1"}}}`
+			reserve := `{"check":` + strings.TrimSuffix(check, "}") + `,"request_id":"a"}}`
+			id := two[0].reserve(reserve)
+			two[0].reserve(reserve) // a repeat
+			var all sync.WaitGroup
+			for i := range 50 {
+				all.Go(func() { two[i%2].ask("/v1/settle", `{"id":"`+id+`","actual":300}`) })
+			}
+			all.Wait()
+			if mine, global := two[1].left(check, "tokens.mine"), two[1].left(check, "tokens.all"); mine != 700 || global != 8700 {
+				t.Errorf("%d and %d units are left; want 700 and 8700", mine, global)
+			}
+		})
 	}
 }

@@ -1,0 +1,53 @@
+package checkapi
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// BenchmarkCheck is a decision in JSON, in memory. BenchmarkBareHandler is the floor: the same body
+// is read, and an answer of the same length is written.
+func BenchmarkCheck(b *testing.B) {
+	compiled := rulesOf(b, "rules: [{name: search, per: {user: header X-User}, limits: [{name: second, rate: 1000000/s}]}]")
+	store := memstore.New(memstore.Options{})
+	controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{HasFallback: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := New(store, controller, Options{CallerToken: []byte(callerToken)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	bench(b, s)
+}
+
+func BenchmarkBareHandler(b *testing.B) {
+	text := []byte(strings.Repeat("a", 240))
+	bench(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, _, err := readBody(w, r); err != nil {
+			b.Error(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(text)
+	}))
+}
+
+func bench(b *testing.B, h http.Handler) {
+	b.ReportAllocs()
+	for b.Loop() {
+		r := httptest.NewRequest("POST", "/v1/check", strings.NewReader(`{"rule":"search","key":"user:42"}`))
+		r.Header["Content-Type"] = []string{"application/json"}
+		r.Header["Authorization"] = []string{"Bearer " + callerToken}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != 200 {
+			b.Fatal(w.Code, w.Body)
+		}
+	}
+}
