@@ -1,5 +1,5 @@
 // Package adminapi answers what operators ask about a running instance, in JSON: what is limited,
-// who is, and why. Nothing that it does delays a request.
+// who is, and why. It resets keys. Nothing that it does delays a request.
 package adminapi
 
 import (
@@ -49,6 +49,9 @@ type Options struct {
 	StoreInfo func(context.Context) StoreState
 	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
+	// Audit records a write, and each attempt that was refused.
+	Audit func(Audit)
+
 	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
 	// hash.
 	Name func(key string) string
@@ -62,10 +65,15 @@ type Handler struct {
 	token  [sha256.Size]byte
 	live   live
 	states states
+
+	origins http.CrossOriginProtection // of writes
 }
 
 // Prefix begins all paths.
 const Prefix = "/api/v1/"
+
+// resetPath is the only path that writes.
+const resetPath = "key/reset"
 
 // timeout bounds how long a response takes to be made.
 const timeout = 5 * time.Second
@@ -82,10 +90,16 @@ func New(o Options) *Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(OpenAPI())
 	})
+	h.mux.HandleFunc("POST "+Prefix+resetPath, h.serveReset)
 	h.mux.HandleFunc(Prefix, func(w http.ResponseWriter, q *http.Request) {
-		if q.Method != http.MethodGet && q.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			fail(w, http.StatusMethodNotAllowed, "the API only reads; use GET")
+		isReset := q.URL.Path == Prefix+resetPath
+		if isRead := q.Method == http.MethodGet || q.Method == http.MethodHead; isReset || !isRead {
+			method := "GET"
+			if isReset {
+				method = "POST"
+			}
+			w.Header().Set("Allow", method)
+			fail(w, http.StatusMethodNotAllowed, "this path cannot be asked in this way; use "+method)
 			return
 		}
 		fail(w, http.StatusNotFound, "there is nothing here; "+Prefix+"openapi.json lists the paths")
@@ -161,15 +175,12 @@ func refuse(status int, format string, args ...any) error {
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	if isForeign(q) {
+	if isForeign(q) || h.origins.Check(q) != nil {
 		fail(w, http.StatusForbidden, "a page of another origin has sent this request; pages cannot use the API")
 		return
 	}
-	if _, err := h.viewerOf(q); err != nil {
-		if err.status == http.StatusUnauthorized {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
-		}
-		fail(w, err.status, err.text)
+	if _, refused := h.viewerOf(q); refused != nil && q.URL.Path != Prefix+resetPath { // a refused write is recorded
+		failWith(w, *refused)
 		return
 	}
 	h.mux.ServeHTTP(w, q)
@@ -217,11 +228,7 @@ func (h *Handler) answer(w http.ResponseWriter, q *http.Request, r route) {
 		body, err = r.respond(h, ctx, v, values)
 	}
 	if err != nil {
-		status, text := http.StatusInternalServerError, err.Error()
-		if r, ok := err.(refusal); ok {
-			status, text = r.status, r.text
-		}
-		fail(w, status, text)
+		failWith(w, err)
 		return
 	}
 	if raw, ok := body.(encoded); ok {

@@ -47,6 +47,15 @@ var OpenAPI = sync.OnceValue(func() []byte {
 	}
 	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})
+	paths[Prefix+resetPath] = object{"post": object{
+		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}},
+		"requestBody": object{"required": true, "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[ResetRequest]())}}},
+		"responses": object{
+			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[Reset]())}}},
+			"400": failure("the body is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"), "404": failure("there is no such limit"),
+			"409": failure("the key or its limits must be named in another way"), "415": failure("the body is not JSON"), "503": failure("the store is not there; a part may have been reset"),
+		},
+	}}
 	text, err := json.MarshalIndent(object{
 		"openapi": "3.1.0",
 		"info": object{"title": "Penstock admin API", "version": "1", "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},

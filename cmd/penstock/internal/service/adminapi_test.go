@@ -130,3 +130,52 @@ func TestEventsEndWithTheService(t *testing.T) {
 	for lines.Scan() {
 	}
 }
+
+// A client that was denied at one instance is admitted again after a reset at another.
+func TestResetAdmitsAgain(t *testing.T) {
+	const token = "0123456789abcdef"
+	redis := redistest.Start(t)
+	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
+	a := start(t, hello, flags)
+	b := startBeside(t, hello, flags)
+	ask := func(want int) {
+		t.Helper()
+		await(t, "the status to change", func() bool { // the other instance may cache the denial for a second
+			return a.mustSend("GET", "/", "X-Key: customer-4711").StatusCode == want
+		})
+	}
+	ask(200)
+	ask(429)
+	reset := func(header string) int {
+		q, err := http.NewRequest("POST", "http://"+b.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Content-Type", "application/json")
+		q.Header.Set("Authorization", header)
+		res, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return res.StatusCode
+	}
+	for range 3 {
+		if status := reset("Bearer wrong-wrong-wrong"); status != 401 {
+			t.Errorf("with a wrong token: %d", status)
+		}
+	}
+	if status := reset("Bearer " + token); status != 200 {
+		t.Errorf("with the token: %d", status)
+	}
+	ask(200)
+	log := b.log.String()
+	for _, want := range []string{"a key was reset by the admin API", "audit=true", "support-99", "api.day 2->0", "key:cu", "a reset by the admin API was refused"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %q: %s", want, log)
+		}
+	}
+	if strings.Contains(log, "customer-4711") || strings.Contains(log, token) || strings.Count(log, "was refused or has failed") > 2 {
+		t.Errorf("the log has a client, the token or a line for each attempt: %s", log)
+	}
+}

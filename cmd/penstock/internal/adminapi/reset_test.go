@@ -1,0 +1,182 @@
+package adminapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// post sends a body to the path that resets.
+func (f *fixture) post(body string, headers ...string) *httptest.ResponseRecorder {
+	q := httptest.NewRequest("POST", "http://127.0.0.1:9180"+Prefix+resetPath, strings.NewReader(body))
+	q.Header.Set("Content-Type", "application/json")
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		q.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	f.ServeHTTP(w, q)
+	return w
+}
+
+const resetAll = `{"key": "key:customer-4711", "reason": "support-4711"}`
+
+func (f *fixture) used(limit string) int64 {
+	f.t.Helper()
+	header := ""
+	if !f.options.IsLocal {
+		header = operator
+	}
+	for _, l := range read[Key](f, "key?all=true&key=key:customer-4711", header).Limits {
+		if l.Limit == limit && l.Tier != "premium" {
+			return l.Used
+		}
+	}
+	f.t.Fatalf("there is no limit %s", limit)
+	return 0
+}
+
+func TestResetForgetsAKeyOrOneLimitOfIt(t *testing.T) {
+	for _, c := range []struct {
+		body      string
+		reset     []string
+		hour, day int64
+	}{
+		{resetAll, []string{"api.hour", "api.day"}, 0, 0},
+		{`{"key": "key:customer-4711", "rule": "api", "reason": "r"}`, []string{"api.hour", "api.day"}, 0, 0},
+		{`{"key": "key:customer-4711", "rule": "api", "limit": "hour", "reason": "r"}`, []string{"api.hour"}, 0, 3},
+		{`{"key": "key:customer-4711", "rule": "api", "limit": "day", "reason": "r"}`, []string{"api.day"}, 10, 0},
+		{`{"key": "key:another", "reason": "r"}`, []string{}, 10, 3},
+	} {
+		f := newFixture(t, nil)
+		f.spend("api.hour", "key:customer-4711", 12)
+		f.spend("api.day", "key:customer-4711", 3)
+		w := f.post(c.body, operator)
+		var done Reset
+		if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil || w.Code != 200 {
+			t.Fatalf("%s: %d %s", c.body, w.Code, w.Body)
+		}
+		slices.Sort(done.Reset)
+		slices.Sort(c.reset)
+		if !slices.Equal(done.Reset, c.reset) || len(done.Before) != len(done.After) {
+			t.Errorf("%s: %+v; want %v reset", c.body, done, c.reset)
+		}
+		for _, l := range done.After {
+			if l.Used != 0 || l.Denies {
+				t.Errorf("%s: after it, %+v", c.body, l)
+			}
+		}
+		if hour, day := f.used("hour"), f.used("day"); hour != c.hour || day != c.day {
+			t.Errorf("%s: %d and %d are used; want %d and %d", c.body, hour, day, c.hour, c.day)
+		}
+		if len(f.audits) != 1 || f.audits[0].Problem != "" || len(f.audits[0].Limits) != len(c.reset) || f.audits[0].Actor == "" {
+			t.Errorf("%s: the audit is %+v", c.body, f.audits)
+		}
+	}
+}
+
+func TestResetOfARef(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:customer-4711", 12)
+	ref := read[Offenders](f, "offenders").Offenders[0].Ref
+	w := f.post(fmt.Sprintf(`{"ref": %q, "reason": "support-4711"}`, ref), operator)
+	if w.Code != 200 || f.used("hour") != 0 || strings.Contains(w.Body.String(), "customer") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	a := f.audits[0]
+	if a.Ref != ref || a.Reason != "support-4711" || !slices.Contains(a.Limits, "api.hour 10->0") {
+		t.Errorf("the audit is %+v", a)
+	}
+	if text := fmt.Sprintf("%+v", a); strings.Contains(text, "customer") || strings.Contains(text, token) {
+		t.Errorf("the audit names the client or has the token: %s", text)
+	}
+}
+
+// Whatever a request looks like, nothing is written without the token or for a page of another
+// origin.
+func TestNothingIsResetWithoutTheToken(t *testing.T) {
+	tried := 0
+	for _, c := range []struct {
+		change  func(*Options)
+		headers []string
+		status  int
+	}{
+		{nil, nil, 401}, {nil, []string{operator + "x"}, 401}, {nil, []string{"Authorization: Bearer "}, 401}, {nil, []string{"Cookie: token=" + token}, 401},
+		{func(o *Options) { o.IsLocal = false }, nil, 401}, {func(o *Options) { o.Token = nil }, nil, 403}, {func(o *Options) { o.Token = nil }, []string{"Authorization: Bearer "}, 401},
+		{nil, []string{operator, "Origin: http://evil.example"}, 403}, {nil, []string{operator, "Sec-Fetch-Site: cross-site"}, 403}, {nil, []string{operator, "Origin: null"}, 403},
+		{nil, []string{operator, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"}, 403}, {nil, []string{operator, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, 403},
+		{nil, []string{operator, "Content-Type: text/plain"}, 415}, {nil, []string{operator, "Content-Type: application/x-www-form-urlencoded"}, 415}, {nil, []string{operator, "Content-Type: "}, 415},
+	} {
+		f := newFixture(t, c.change)
+		f.spend("api.hour", "key:customer-4711", 5)
+		w := f.post(resetAll, c.headers...)
+		if w.Code != c.status || f.used("hour") != 5 {
+			t.Errorf("%v: %d %s, %d used; want %d", c.headers, w.Code, w.Body, f.used("hour"), c.status)
+		}
+		tried++
+		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
+			if w := f.send(method, resetPath, operator); w.Code != 405 && w.Code != 401 || f.used("hour") != 5 {
+				t.Errorf("%s: %d %s", method, w.Code, w.Body)
+			}
+			tried++
+		}
+		for _, a := range f.audits {
+			if a.Problem == "" || strings.Contains(fmt.Sprintf("%+v", a), "customer") {
+				t.Errorf("%v: the audit is %+v", c.headers, a)
+			}
+		}
+	}
+	t.Logf("counted: %d requests that reset nothing", tried)
+}
+
+func TestBadResetsAreExplained(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:customer-4711", 5)
+	for body, want := range map[string]string{
+		"":                                       "400 the body is not of the form",
+		"[]":                                     "400 the body is not of the form",
+		resetAll + resetAll:                      "400 the body is not of the form",
+		`{"key": "key:a", "reason": "r", "x":1}`: "400 the body is not of the form",
+		`{"key": "key:a"}`:                       "400 reason must have",
+		`{"key": "key:a", "reason": " "}`:        "400 reason must have",
+		`{"key": "key:a", "reason": "a\nb"}`:     "400 reason must have",
+		`{"key": "key:a", "reason": "` + strings.Repeat("x", maxReason+1) + `"}`: "400 reason must have",
+		`{"reason": "r"}`: "400 name one key",
+		`{"key": "key:a", "ref": "b", "reason": "r"}`:                      "400 name one key",
+		`{"key": "key:a", "limit": "hour", "reason": "r"}`:                 "400 limit is given without its rule",
+		`{"key": "key:a", "rule": "x", "reason": "r"}`:                     "404 no such limit",
+		`{"key": "key:a", "rule": "api", "limit": "x", "reason": "r"}`:     "404 no such limit",
+		`{"ref": "0123456789abcdef", "reason": "r"}`:                       "404 no offender",
+		`{"key": "` + strings.Repeat("x", 2*maxBody) + `", "reason": "r"}`: "400 the body",
+	} {
+		w := f.post(body, operator)
+		status, text, _ := strings.Cut(want, " ")
+		if fmt.Sprint(w.Code) != status || !strings.Contains(w.Body.String(), text) {
+			t.Errorf("%.60s: %d %s; want %s", body, w.Code, w.Body, want)
+		}
+	}
+	if f.used("hour") != 5 {
+		t.Error("something was reset")
+	}
+}
+
+// While the store gives no answer, a fallback would only reset what this instance counts.
+func TestResetNeedsTheStore(t *testing.T) {
+	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer"))
+	})
+	local := penstock.Wrap(away, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailLocal, Instances: func() int { return 1 }}))
+	for _, store := range []penstock.Store{away, local} {
+		f := newFixture(t, func(o *Options) { o.Store = store })
+		if w := f.post(resetAll, operator); w.Code != 503 || len(f.audits) != 1 || f.audits[0].Problem == "" {
+			t.Errorf("%d %s, %+v", w.Code, w.Body, f.audits)
+		}
+	}
+}
