@@ -78,6 +78,7 @@ func hostileCases() []hostileCase {
 		{"64 descriptors", inDomain("d", many(64)...), codes.OK, codes.OK},
 		{"1,000 descriptors", inDomain("d", many(1000)...), codes.OK, codes.InvalidArgument},
 		{"a value of 10 KB", inDomain("d", entries("k", strings.Repeat("x", 10_000))), codes.OK, codes.OK},
+		{"a value of 500 KB", inDomain("d", entries("k", strings.Repeat("x", 500_000))), codes.OK, codes.InvalidArgument},
 		{"a value of 1 MB without a limit", inDomain("d", entries("none", strings.Repeat("x", 1<<20))), codes.OK, codes.ResourceExhausted},
 		{"a value of 5 MB", inDomain("d", entries("k", strings.Repeat("x", 5<<20))), codes.ResourceExhausted, codes.ResourceExhausted},
 		{"a value with zero bytes and newlines", inDomain("d", entries("k", "\x00\n|=~")), codes.OK, codes.OK},
@@ -102,49 +103,49 @@ func withConfigs(text string, run func(*generation) error) error {
 }
 
 // hostile sends messages that few clients send. Penstock refuses what it cannot count, and serves
-// on.
+// on, by both of its gRPC servers.
 func (p *program) hostile() error {
 	return withConfigs(bodiesConfig, func(g *generation) error {
-		ours, err := p.startAlone(g, "penstock", p.penstock("exact"))
-		if err != nil {
-			return err
-		}
-		defer ours.stop()
-		var theirs *alone
+		var services []*alone
 		defer func() {
-			if theirs != nil {
-				theirs.stop()
+			for _, s := range services {
+				s.stop()
 			}
 		}()
+		for _, server := range []string{"fast", "standard"} {
+			s, err := p.startAlone(g, "penstock-"+server, p.penstock("exact", server))
+			if err != nil {
+				return err
+			}
+			services = append(services, s)
+		}
 		var failed error
+		var theirs *alone
 		for _, c := range hostileCases() {
 			if theirs == nil || theirs.hasEnded() { // the last message ended it
-				if theirs != nil {
-					theirs.stop()
-				}
+				var err error
 				if theirs, err = p.startAlone(g, "ratelimit", p.oracle.start); err != nil {
 					return err
 				}
+				services = append(services, theirs)
 			}
-			for _, side := range []struct {
-				*alone
-				want codes.Code
-			}{{theirs, c.theirs}, {ours, c.ours}} {
-				got := side.ask(c.request).code()
-				if side.want == ends && side.awaitEnd() {
-					got = ends
-				}
-				if got != side.want {
-					failed = errors.Join(failed, fmt.Errorf("%s: %s answers %s, not %s", c.name, side.name, nameOf(got), nameOf(side.want)))
-				}
-			}
-			if ours.hasEnded() {
-				return errors.Join(failed, fmt.Errorf("%s: penstock has ended", c.name))
-			}
+			failed = errors.Join(failed, theirs.check(c, c.theirs), services[0].check(c, c.ours), services[1].check(c, c.ours))
 			fmt.Printf("  %-50s envoyproxy/ratelimit: %-18s penstock: %s\n", c.name, nameOf(c.theirs), nameOf(c.ours))
 		}
 		return failed
 	})
+}
+
+// check sends a message, and returns an error if the answer is another one.
+func (s *service) check(c hostileCase, want codes.Code) error {
+	got := s.ask(c.request).code()
+	if want == ends && s.awaitEnd() || s.hasEnded() {
+		got = ends
+	}
+	if got != want {
+		return fmt.Errorf("%s: %s answers %s, not %s", c.name, s.name, nameOf(got), nameOf(want))
+	}
+	return nil
 }
 
 func nameOf(c codes.Code) string {
@@ -190,7 +191,7 @@ func (s *service) awaitEnd() bool {
 // its checker reads the files in examples.
 func (p *program) tools() error {
 	return withConfigs(bodiesConfig, func(g *generation) error {
-		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact"))
+		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
 		if err != nil {
 			return err
 		}

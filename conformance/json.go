@@ -100,11 +100,11 @@ func differencesOfPages(a, b *page) (fields []string) {
 // json compares POST /json: first random requests, then bodies that are hard to read.
 func (p *program) json() error {
 	c := &comparison{right: exactRules, through: newJSONAsker}
-	if err := p.compare(c, p.penstock("exact")); err != nil {
+	if err := p.compare(c, p.penstock("exact", "fast")); err != nil {
 		return err
 	}
 	return withConfigs(bodiesConfig, func(g *generation) error {
-		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact"))
+		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
 		if err != nil {
 			return err
 		}

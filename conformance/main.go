@@ -12,7 +12,8 @@
 //   - self-clocked: the same, built with a clock that is set before each request, often to the end
 //     of a window
 //   - exact: penstock serve in mode exact
-//   - exact-clocked: the same with a clock that is set
+//   - exact-standard: mode exact by grpc-go's server in place of the fast one
+//   - exact-clocked: mode exact with a clock that is set
 //   - atomic: penstock serve in its default mode, whose differences are predicted
 //   - json: POST /json in mode exact
 //   - hostile: messages that few clients send, one of which ends envoyproxy/ratelimit
@@ -66,6 +67,7 @@ var sections = []section{
 	{"self", (*program).self},
 	{"self-clocked", (*program).selfClocked},
 	{"exact", (*program).exact},
+	{"exact-standard", (*program).exactStandard},
 	{"exact-clocked", (*program).exactClocked},
 	{"atomic", (*program).atomic},
 	{"json", (*program).json},

@@ -22,8 +22,9 @@ func (p *program) buildPenstock() error {
 	return nil
 }
 
-// penstock returns how penstock serve is started in a mode.
-func (p *program) penstock(mode string) starter {
+// penstock returns how penstock serve is started in a mode, with one of its gRPC servers: fast, which
+// is the default, or standard.
+func (p *program) penstock(mode, server string) starter {
 	return func(name string, g *generation, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
 			return nil, err
@@ -33,7 +34,7 @@ func (p *program) penstock(mode string) starter {
 			return nil, err
 		}
 		args := []string{
-			"serve", "--envoy-config", g.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--api", addresses[1], "--admin-listen", "off",
+			"serve", "--envoy-config", g.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
 			"--store", "redis://" + redis, "--store-timeout", answerLimit.String(), // a busy machine must not decide for the store
 		}
 		for _, flag := range []struct {
@@ -56,15 +57,20 @@ func (p *program) penstock(mode string) starter {
 
 // exact compares mode exact: all answers are equal but for documented differences.
 func (p *program) exact() error {
-	return p.compare(&comparison{right: exactRules}, p.penstock("exact"))
+	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "fast"))
+}
+
+// exactStandard is exact with grpc-go's server.
+func (p *program) exactStandard() error {
+	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "standard"))
 }
 
 // exactClocked is exact while the clock is set.
 func (p *program) exactClocked() error {
-	return p.compareClocked(&comparison{right: exactRules, ownClock: true}, p.penstock("exact"))
+	return p.compareClocked(&comparison{right: exactRules, ownClock: true}, p.penstock("exact", "fast"))
 }
 
 // atomic compares the default mode: the differences are those that the mode is for.
 func (p *program) atomic() error {
-	return p.compare(&comparison{right: atomicRules}, p.penstock("atomic"))
+	return p.compare(&comparison{right: atomicRules}, p.penstock("atomic", "fast"))
 }
