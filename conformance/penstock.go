@@ -22,8 +22,8 @@ func (p *program) buildPenstock() error {
 	return nil
 }
 
-// penstock returns how penstock serve is started in a mode, with one of its gRPC servers: fast, which
-// is the default, or standard.
+// penstock returns how penstock serve is started in a mode, with one of its gRPC servers: fast,
+// which is the default, or standard.
 func (p *program) penstock(mode, server string) starter {
 	return func(name string, g *generation, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
