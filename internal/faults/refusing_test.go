@@ -97,7 +97,7 @@ func rights(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	line := regexp.MustCompile(`(?m)^ACL SETUSER limiter on .*$`).FindString(string(text))
+	line := regexp.MustCompile(`(?m)^ACL SETUSER limiter reset on .*$`).FindString(string(text))
 	found := regexp.MustCompile(`\+[a-z|]+`).FindAllString(line, -1)
 	if len(found) < 10 {
 		t.Fatalf("docs/operations.md lists %d rights: %v", len(found), found)
