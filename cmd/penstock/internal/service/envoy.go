@@ -177,9 +177,6 @@ func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 
 // fanOut returns two channels that get each value.
 func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-chan os.Signal) {
-	if from == nil {
-		return nil, nil
-	}
 	both := [2]chan os.Signal{make(chan os.Signal, 1), make(chan os.Signal, 1)}
 	ended := make(chan struct{})
 	go func() {

@@ -138,7 +138,10 @@ func (s *service) open(runCtx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
 	}
-	reloadPolicy, reloadEnvoy := s.fanOut(runCtx, s.Reload)
+	reloadPolicy, reloadEnvoy := s.Reload, (<-chan os.Signal)(nil)
+	if s.Settings.EnvoyConfig != "" && s.Reload != nil {
+		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
+	}
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
 		DirectSettings: forEnvoy.Settings,
