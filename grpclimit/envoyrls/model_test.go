@@ -1,0 +1,133 @@
+package envoyrls_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A model is envoyproxy/ratelimit as its documentation says: a counter for each window, which each
+// hit increments, and which is over when it is above the limit.
+type model map[string]uint64
+
+// modelLimits are the limits of the test by their key: requests and seconds.
+var modelLimits = map[string]struct{ count, period uint64 }{"second": {3, 1}, "minute": {10, 60}, "zero": {0, 3600}, "big": {50, 86400}}
+
+func (m model) ask(r *envoyrls.Request) string {
+	now := uint64(time.Now().Unix())
+	var all []string
+	isOver := false
+	for _, d := range r.Descriptors {
+		e := d.Entries[0]
+		l, ok := modelLimits[e.Key]
+		if !ok {
+			all = append(all, "none")
+			continue
+		}
+		hits := uint64(max(r.Hits, 1))
+		if d.HasHits {
+			hits = d.Hits
+		}
+		key := fmt.Sprint(e.Key, e.Value, now/l.period)
+		m[key] += hits
+		reset := l.period - now%l.period
+		if m[key] > l.count {
+			isOver = true
+			all = append(all, fmt.Sprintf("over %d 0 left %ds", l.count, reset))
+		} else {
+			all = append(all, fmt.Sprintf("ok %d %d left %ds", l.count, l.count-m[key], reset))
+		}
+	}
+	return map[bool]string{true: "over: ", false: "ok: "}[isOver] + strings.Join(all, ", ")
+}
+
+// PENSTOCK_SEED repeats a run.
+func TestModeExactEqualsTheModel(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
+		seed, _ = strconv.ParseUint(text, 10, 64)
+	}
+	const yaml = `
+domain: d
+descriptors:
+- {key: second, rate_limit: {unit: second, requests_per_unit: 3}}
+- {key: minute, rate_limit: {unit: minute, requests_per_unit: 10}}
+- {key: zero, rate_limit: {unit: hour, requests_per_unit: 0}}
+- {key: big, rate_limit: {unit: day, requests_per_unit: 50}}
+`
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, memstore.New(memstore.Options{}), yaml, envoyrls.Options{Mode: envoyrls.Exact})
+		m := make(model)
+		random := rand.New(rand.NewPCG(seed, 0))
+		keys := []string{"second", "minute", "zero", "big", "other"}
+		for i := range 5000 {
+			r := &envoyrls.Request{Domain: "d", Hits: uint32(max(random.IntN(6)-3, 0))}
+			for range 1 + random.IntN(4) {
+				d := envoyrls.Descriptor{Entries: []envoyconfig.Entry{{Key: keys[random.IntN(len(keys))], Value: strconv.Itoa(random.IntN(3))}}}
+				if random.IntN(4) == 0 {
+					d.HasHits, d.Hits = true, uint64(random.IntN(5))
+				}
+				r.Descriptors = append(r.Descriptors, d)
+			}
+			want := m.ask(r)
+			var to envoyrls.Response
+			if err := f.Decide(t.Context(), r, &to); err != nil {
+				t.Fatal(err)
+			}
+			got := strings.NewReplacer("/second", "", "/minute", "", "/hour", "", "/day", "").Replace(write(&to))
+			if got != want {
+				t.Fatalf("PENSTOCK_SEED=%d: request %d, %+v,\n got %s\nwant %s", seed, i, r, got, want)
+			}
+			if random.IntN(3) == 0 {
+				time.Sleep(time.Duration(random.IntN(900)) * time.Millisecond)
+			}
+			if random.IntN(500) == 0 {
+				time.Sleep(time.Duration(random.IntN(7)) * time.Hour)
+			}
+		}
+	})
+}
+
+// Whatever requests come together, no more passes than the limits allow, and each unit that is
+// counted passed.
+func TestModeAtomicCountsWhatPasses(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 100}}, {key: b, rate_limit: {unit: year, requests_per_unit: 70}}]", envoyrls.Options{})
+	passed := make(chan string, 4000)
+	ended := make(chan struct{})
+	for worker := range 8 {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			for i := range 100 {
+				text := []string{"a", "b", "a,b", "b,a,other"}[(worker+i)%4]
+				if strings.HasPrefix(f.ask(text), "ok") {
+					passed <- text
+				}
+			}
+		}()
+	}
+	for range 8 {
+		<-ended
+	}
+	close(passed)
+	counts := make(map[string]int)
+	for text := range passed {
+		for part := range strings.SplitSeq(text, ",") {
+			counts[part]++
+		}
+	}
+	for key, limit := range map[string]int{"a": 100, "b": 70} {
+		left := strings.Fields(f.ask(key + " +0"))
+		if counts[key] > limit || left[3] != strconv.Itoa(limit-counts[key]) {
+			t.Errorf("%d of %s passed, and %v; want at most %d, and the rest left", counts[key], key, left, limit)
+		}
+	}
+}
