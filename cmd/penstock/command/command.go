@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,11 @@ import (
 func Main(algorithms ...*algorithm.Algorithm) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the first signal drains, the second one ends the process
-	os.Exit(Run(ctx, os.Args[1:], os.Stdout, os.Stderr, algorithms...))
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == ratelimitName {
+		args = append([]string{ratelimitName}, args...)
+	}
+	os.Exit(Run(ctx, args, os.Stdout, os.Stderr, algorithms...))
 }
 
 // Run runs a command line and returns the exit status. See Main.
@@ -45,7 +50,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
-	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newStatus(algorithms), newReset(algorithms),
+	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())
 	return root
 }

@@ -62,28 +62,36 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 				given[name] = value.text
 			}
 		}
-		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: show})
-		if err != nil {
-			return err
-		}
-		if show {
-			_, err := c.OutOrStdout().Write([]byte(s.String()))
-			return err
-		}
-		signal.Ignore(syscall.SIGPIPE) // otherwise the process ends with the reader of its log
-		sink := logsink.New(c.ErrOrStderr())
-		defer sink.Close()
-		logger := newLog(s, sink, c.ErrOrStderr() == os.Stderr)
-		log.SetFlags(0)
-		log.SetOutput(service.StandardLog(logger))
-		hangup := make(chan os.Signal, 1)
-		signal.Notify(hangup, syscall.SIGHUP)
-		defer signal.Stop(hangup)
-		return service.Run(c.Context(), service.Options{
-			Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms,
-		})
+		return serve(c, given, nil, show, algorithms)
 	}
 	return c
+}
+
+// serve runs the service with the given flags, or prints its settings. It logs the notes.
+func serve(c *cobra.Command, given map[string]string, notes []string, show bool, algorithms []*algorithm.Algorithm) error {
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: show})
+	if err != nil {
+		return err
+	}
+	if show {
+		_, err := c.OutOrStdout().Write([]byte(s.String()))
+		return err
+	}
+	signal.Ignore(syscall.SIGPIPE) // otherwise the process ends with the reader of its log
+	sink := logsink.New(c.ErrOrStderr())
+	defer sink.Close()
+	logger := newLog(s, sink, c.ErrOrStderr() == os.Stderr)
+	log.SetFlags(0)
+	log.SetOutput(service.StandardLog(logger))
+	for _, note := range notes {
+		logger.Warn(note)
+	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	return service.Run(c.Context(), service.Options{
+		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms,
+	})
 }
 
 // A flagValue is the text of a flag. Help shows the form of its values. Package settings checks it.

@@ -61,6 +61,9 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	case "grpc":
 		return s.newGRPC(l, config)
 	}
+	if s.Settings.APIWithoutTLS {
+		config = nil
+	}
 	handler, err := s.newAPI(l)
 	if err != nil {
 		return nil, err

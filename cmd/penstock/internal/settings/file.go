@@ -42,6 +42,7 @@ type Section struct {
 	AllowOpenCallers       *bool  `yaml:"allow_open_callers" jsonschema:"Answer callers in JSON, gRPC and RESP without credentials at addresses that other machines can reach; default false."`
 	CallerTLSCert          string `yaml:"caller_tls_cert" jsonschema:"PEM file of the certificate chain for callers; default none, no TLS."`
 	CallerTLSKey           string `yaml:"caller_tls_key" jsonschema:"PEM file of that private key."`
+	APIWithoutTLS          *bool  `yaml:"api_without_tls" jsonschema:"No TLS at api although caller_tls_cert is set; default false."`
 	CallerClientCA         string `yaml:"caller_client_ca" jsonschema:"PEM file of the authorities of callers' certificates; default none."`
 	AdminListen            string `yaml:"admin_listen" jsonschema:"Host:port, or unix:/path, of metrics, health checks and the admin API, or off; default 127.0.0.1:9180."`
 	ShownIdentities        string `yaml:"shown_identities" jsonschema:"How the admin API shows who is limited: off, masked, or full with the operator token; default masked."`

@@ -47,6 +47,8 @@ type Settings struct {
 
 	GRPCServer string // GRPCFast or GRPCStandard
 
+	APIWithoutTLS bool
+
 	EnvoyConfig                                                       string // a folder; "" is off
 	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
 	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool

@@ -34,6 +34,7 @@ var samples = map[string][3]string{
 	"grpc":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"grpc-server":         {"standard", "fast", "standard"},
 	"resp":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
+	"api-without-tls":     {"true", "true", "true"},
 	"envoy-config":        {"a", "b/c", "/d"},
 	"envoy-mode":          {"exact", "atomic", "exact"},
 	"envoy-algorithm":     {"token-bucket", "sliding-window", "sliding-log"},

@@ -108,6 +108,8 @@ var Table = []Row{
 		Help: "certificate chain in PEM form, for TLS at api, grpc and resp; a changed file is reloaded"},
 	{Name: "caller-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.CallerTLSKey }),
 		Help: "private key of that certificate"},
+	{Name: "api-without-tls", Default: "false", set: toggle(func(s *Settings) *bool { return &s.APIWithoutTLS }),
+		Help: "no TLS at api although caller-tls-cert is set, for probes that speak none; all that api answers is then readable on the way"},
 	{Name: "caller-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.CallerClientCA }),
 		Help: "if set, callers at api, grpc and resp need a certificate signed by one of these authorities"},
 

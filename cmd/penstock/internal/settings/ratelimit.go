@@ -1,0 +1,189 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// FromRatelimit makes flags of the environment variables of envoyproxy/ratelimit. A variable of
+// Penstock for the same setting takes precedence. The notes are about variables that are set and
+// have no effect. The error lists all variables that cannot be followed, and wraps ErrInvalid.
+func FromRatelimit(environ []string) (flags map[string]string, notes []string, err error) {
+	r := &ratelimitEnv{env: environment(environ), flags: make(map[string]string)}
+	r.listeners()
+	r.files()
+	r.redis()
+	r.behaviour()
+	for _, row := range Table {
+		if r.env[row.Env()] != "" {
+			delete(r.flags, row.Name)
+		}
+	}
+	for _, name := range ratelimitIgnored {
+		if r.env[name] != "" {
+			notes = append(notes, name+" has no effect")
+		}
+	}
+	if err := errors.Join(r.errs...); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return r.flags, notes, nil
+}
+
+// ratelimitIgnored are variables without an equivalent that change no decision.
+var ratelimitIgnored = []string{
+	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "NEAR_LIMIT_RATIO", "LOCAL_CACHE_SIZE_IN_BYTES",
+	"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
+	"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+}
+
+type ratelimitEnv struct {
+	env   map[string]string
+	flags map[string]string
+	errs  []error
+}
+
+func (r *ratelimitEnv) fail(name, format string, args ...any) {
+	r.errs = append(r.errs, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
+}
+
+// get returns a variable, or its default there.
+func (r *ratelimitEnv) get(name, standard string) string {
+	if text := r.env[name]; text != "" {
+		return text
+	}
+	return standard
+}
+
+func (r *ratelimitEnv) isTrue(name string) bool {
+	text := r.get(name, "false")
+	is, err := strconv.ParseBool(text)
+	if err != nil {
+		r.fail(name, "%q is neither true nor false; write one of them", text)
+	}
+	return is
+}
+
+// listeners sets the addresses. As there, callers need no token.
+func (r *ratelimitEnv) listeners() {
+	r.flags["api"] = net.JoinHostPort(r.get("HOST", "0.0.0.0"), r.get("PORT", "8080"))
+	r.flags["grpc"] = net.JoinHostPort(r.get("GRPC_HOST", "0.0.0.0"), r.get("GRPC_PORT", "8081"))
+	if path := r.get("GRPC_UDS", ""); path != "" {
+		r.flags["grpc"] = "unix:" + path
+	}
+	r.flags["allow-open-callers"] = "true"
+	r.flags["admin-listen"] = net.JoinHostPort(r.get("DEBUG_HOST", "0.0.0.0"), r.get("DEBUG_PORT", "6070"))
+	if r.isTrue("USE_PROMETHEUS") {
+		address := r.get("PROMETHEUS_ADDR", ":9090")
+		if host, port, err := net.SplitHostPort(address); err == nil && host == "" {
+			address = net.JoinHostPort("0.0.0.0", port)
+		}
+		r.flags["admin-listen"] = address
+	}
+	if r.isTrue("GRPC_SERVER_USE_TLS") {
+		r.flags["caller-tls-cert"], r.flags["caller-tls-key"] = r.get("GRPC_SERVER_TLS_CERT", ""), r.get("GRPC_SERVER_TLS_KEY", "")
+		r.flags["api-without-tls"] = "true" // only gRPC has TLS there
+		if ca := r.get("GRPC_CLIENT_TLS_CACERT", ""); ca != "" {
+			r.flags["caller-client-ca"] = ca
+		}
+	}
+}
+
+func (r *ratelimitEnv) files() {
+	if kind := r.get("CONFIG_TYPE", "FILE"); kind != "FILE" {
+		r.fail("CONFIG_TYPE", "%q is not supported; write FILE, or omit it", kind)
+	}
+	r.flags["envoy-config"] = filepath.Join(r.get("RUNTIME_ROOT", "/srv/runtime_data/current"), r.get("RUNTIME_SUBDIRECTORY", ""), r.get("RUNTIME_APPDIRECTORY", "config"))
+	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
+}
+
+// redis makes a URL of the variables for Redis.
+func (r *ratelimitEnv) redis() {
+	if kind := r.get("BACKEND_TYPE", "redis"); kind != "redis" {
+		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)
+		return
+	}
+	if r.isTrue("REDIS_PERSECOND") {
+		r.fail("REDIS_PERSECOND", "one store keeps all limits; omit it")
+	}
+	for _, name := range []string{"REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"} {
+		if text := r.get(name, ""); text != "" && text != "false" {
+			r.fail(name, "it is not supported; trust the authority of the server by SSL_CERT_FILE, and omit it")
+		}
+	}
+	text := r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
+	scheme := "redis"
+	if r.isTrue("REDIS_TLS") {
+		scheme = "rediss"
+	}
+	if _, rest, ok := strings.Cut(text, "://"); ok {
+		if strings.HasPrefix(text, "rediss://") {
+			scheme = "rediss"
+		}
+		text = rest
+	}
+	var user *url.Userinfo
+	if before, after, ok := strings.Cut(text, "@"); ok {
+		user, text = userinfo(before), after
+	}
+	if auth := r.get("REDIS_AUTH", ""); auth != "" {
+		user = userinfo(auth)
+	}
+	if r.get("REDIS_SENTINEL_AUTH", "") != "" {
+		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
+	}
+	u := url.URL{Scheme: scheme, User: user, Host: text}
+	switch kind, socket := r.get("REDIS_TYPE", "SINGLE"), r.get("REDIS_SOCKET_TYPE", "unix"); strings.ToUpper(kind) {
+	case "SINGLE":
+		if socket == "unix" && !strings.Contains(r.get("REDIS_URL", ""), "://") {
+			u.Scheme, u.Host, u.Path = "unix", "", text
+		}
+	case "CLUSTER":
+		u.Scheme += "+cluster"
+	case "SENTINEL":
+		name, hosts, _ := strings.Cut(text, ",")
+		u.Scheme, u.Host, u.Path = scheme+"+sentinel", hosts, "/"+name
+	default:
+		r.fail("REDIS_TYPE", "%q is unknown; write SINGLE, CLUSTER or SENTINEL", kind)
+	}
+	r.flags["store"] = u.String()
+	if r.env["REDIS_TIMEOUT"] != "" {
+		r.flags["store-timeout"] = r.env["REDIS_TIMEOUT"]
+	}
+}
+
+// userinfo reads a password, or a user and a password.
+func userinfo(text string) *url.Userinfo {
+	name, password, ok := strings.Cut(text, ":")
+	if !ok {
+		return url.UserPassword("", text)
+	}
+	return url.UserPassword(name, password)
+}
+
+func (r *ratelimitEnv) behaviour() {
+	for name, flag := range map[string]string{"SHADOW_MODE": "envoy-shadow-mode", "QUOTA_MODE": "envoy-quota-mode", "RESPONSE_DYNAMIC_METADATA": "envoy-metadata"} {
+		r.flags[flag] = strconv.FormatBool(r.isTrue(name))
+	}
+	if r.isTrue("LIMIT_RESPONSE_HEADERS_ENABLED") {
+		r.flags["envoy-headers"] = "plain"
+	}
+	if prefix := r.get("CACHE_KEY_PREFIX", ""); prefix != "" {
+		r.flags["prefix"] = prefix
+	}
+	level := strings.ToLower(r.get("LOG_LEVEL", "warn"))
+	levels := map[string]string{"warning": "warn", "trace": "debug", "fatal": "error", "panic": "error"}
+	if other, ok := levels[level]; ok {
+		level = other
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, level) {
+		r.fail("LOG_LEVEL", "%q is unknown; write debug, info, warn or error", level)
+	}
+	r.flags["log-level"], r.flags["log-format"] = level, r.get("LOG_FORMAT", "text")
+}

@@ -1,0 +1,68 @@
+package settings
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
+	standard := map[string]string{
+		"api": "0.0.0.0:8080", "grpc": "0.0.0.0:8081", "admin-listen": "0.0.0.0:6070", "allow-open-callers": "true",
+		"store": "unix:///var/run/nutcracker/ratelimit.sock", "envoy-config": "/srv/runtime_data/current/config", "envoy-merge-domains": "false",
+		"envoy-shadow-mode": "false", "envoy-quota-mode": "false", "envoy-metadata": "false", "log-level": "warn", "log-format": "text",
+	}
+	for _, row := range []struct {
+		environ string // separated by blanks
+		want    map[string]string
+	}{
+		{"", nil},
+		{"HOST=127.0.0.1 PORT=1 GRPC_HOST=::1 GRPC_PORT=2 DEBUG_HOST=127.0.0.1 DEBUG_PORT=3", map[string]string{"api": "127.0.0.1:1", "grpc": "[::1]:2", "admin-listen": "127.0.0.1:3"}},
+		{"GRPC_UDS=/run/rls.sock", map[string]string{"grpc": "unix:/run/rls.sock"}},
+		{"USE_PROMETHEUS=true PROMETHEUS_ADDR=:19001", map[string]string{"admin-listen": "0.0.0.0:19001"}},
+		{"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit RUNTIME_APPDIRECTORY=x MERGE_DOMAIN_CONFIG=true", map[string]string{"envoy-config": "/data/ratelimit/x", "envoy-merge-domains": "true"}},
+		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379", map[string]string{"store": "redis://redis:6379"}},
+		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 REDIS_AUTH=pass REDIS_TLS=true", map[string]string{"store": "rediss://:pass@redis:6379"}},
+		{"REDIS_URL=redis://redis:6379 REDIS_AUTH=me:p@ss", map[string]string{"store": "redis://me:p%40ss@redis:6379"}},
+		{"REDIS_URL=redis://old:x@redis:6379", map[string]string{"store": "redis://old:x@redis:6379"}},
+		{"REDIS_TYPE=CLUSTER REDIS_SOCKET_TYPE=tcp REDIS_URL=a:1,b:2", map[string]string{"store": "redis+cluster://a:1,b:2"}},
+		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1,b:2 REDIS_TIMEOUT=1s", map[string]string{"store": "redis+sentinel://a:1,b:2/main", "store-timeout": "1s"}},
+		{"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=a GRPC_SERVER_TLS_KEY=b GRPC_CLIENT_TLS_CACERT=c", map[string]string{"caller-tls-cert": "a", "caller-tls-key": "b", "caller-client-ca": "c", "api-without-tls": "true"}},
+		{"SHADOW_MODE=true QUOTA_MODE=1 RESPONSE_DYNAMIC_METADATA=true LIMIT_RESPONSE_HEADERS_ENABLED=true", map[string]string{"envoy-shadow-mode": "true", "envoy-quota-mode": "true", "envoy-metadata": "true", "envoy-headers": "plain"}},
+		{"CACHE_KEY_PREFIX=x LOG_LEVEL=WARNING LOG_FORMAT=json", map[string]string{"prefix": "x", "log-format": "json"}},
+	} {
+		want := maps.Clone(standard)
+		maps.Copy(want, row.want)
+		flags, notes, err := FromRatelimit(strings.Fields(row.environ))
+		if err != nil || !maps.Equal(flags, want) || len(notes) > 0 {
+			t.Errorf("%s makes\n%v, %v, %v\nwant\n%v", row.environ, flags, notes, err, want)
+		}
+		if _, err := Load(Sources{Flags: flags}); err != nil {
+			t.Errorf("%s makes settings that are refused: %v", row.environ, err)
+		}
+	}
+	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
+	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
+		t.Errorf("flags %v, notes %v, %v; want that a variable of Penstock takes precedence, and a note", flags, notes, err)
+	}
+}
+
+func TestVariablesThatCannotBeFollowedAreRefused(t *testing.T) {
+	for environ, want := range map[string]string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW":                 "CONFIG_TYPE: \"GRPC_XDS_SOTW\" is not supported",
+		"BACKEND_TYPE=memcache":                     "BACKEND_TYPE",
+		"REDIS_PERSECOND=true":                      "REDIS_PERSECOND",
+		"REDIS_TYPE=x":                              "REDIS_TYPE",
+		"SHADOW_MODE=maybe":                         "SHADOW_MODE: \"maybe\" is neither true nor false",
+		"LOG_LEVEL=loud":                            "LOG_LEVEL",
+		"REDIS_TLS_CACERT=/a":                       "REDIS_TLS_CACERT",
+		"REDIS_SENTINEL_AUTH=a":                     "REDIS_SENTINEL_AUTH",
+		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+	} {
+		if _, _, err := FromRatelimit([]string{environ}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is %v; want an error with %s", environ, err, want)
+		}
+	}
+}
