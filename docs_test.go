@@ -99,7 +99,7 @@ func TestDocsQuoteCodeAsItIs(t *testing.T) {
 
 var (
 	shell   = regexp.MustCompile("(?s)```sh\n(.*?)```\n")
-	command = regexp.MustCompile(`^(?:[A-Z_]+=\S+ )*(?:make ([a-z]+)|go run (\./\S+))$`)
+	command = regexp.MustCompile(`^(?:[A-Z_]+=\S+ )*(?:make ([a-z-]+)|go run (\./\S+))$`)
 )
 
 // Docs tell readers to run only what CI runs: targets of the Makefile, examples, and lines of
@@ -136,13 +136,14 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard)\.([A-Z]\w*)`)
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
 		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "forwardauth": exports(t, "httplimit/forwardauth"), "resplimit": exports(t, "resplimit"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
+		"grpclimit": exports(t, "grpclimit"), "connectlimit": exports(t, "grpclimit/connectlimit"), "extauthz": exports(t, "grpclimit/extauthz"),
 	}
 	for page, text := range pages(t) {
 		for _, m := range mention.FindAllStringSubmatch(text, -1) {
