@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -60,55 +57,14 @@ func askReady(ctx context.Context, address string, timeout time.Duration) (strin
 		}
 		address = s.AdminListen
 	}
-	network, target, err := adminTarget(address)
-	if err != nil {
-		return "", err
-	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	host := target
-	if network == "unix" {
-		host = "localhost"
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+"/readyz", nil)
-	if err != nil {
-		return "", fmt.Errorf("--admin %q is no address; write host:port or unix:/path/of.sock", address)
-	}
-	transport := &http.Transport{DisableKeepAlives: true, Proxy: nil, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, target)
-	}}
-	res, err := transport.RoundTrip(request)
-	if err != nil {
-		return "", fmt.Errorf("%s does not answer: %w; check that the service runs, and that --admin is its admin-listen", address, err)
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 4<<10))
-	text := strings.TrimSpace(string(body))
+	status, text, err := askAdmin(ctx, address, "/readyz", "")
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("%s did not answer in full: %w", address, err)
-	case res.StatusCode != http.StatusOK:
-		return "", fmt.Errorf("not ready: status %d, %.200q", res.StatusCode, text)
+		return "", err
+	case status != http.StatusOK:
+		return "", fmt.Errorf("not ready: status %d, %.200q", status, strings.TrimSpace(text))
 	}
-	return text, nil
-}
-
-// adminTarget returns where to connect. An address for listening on all addresses is reached by
-// loopback.
-func adminTarget(address string) (network, target string, err error) {
-	if path, ok := strings.CutPrefix(address, "unix:"); ok && path != "" {
-		return "unix", strings.TrimPrefix(path, "//"), nil
-	}
-	host, port, err := net.SplitHostPort(strings.TrimPrefix(address, "http://"))
-	if err != nil || port == "" {
-		return "", "", fmt.Errorf("%q is no address; write host:port or unix:/path/of.sock", address)
-	}
-	ip, err := netip.ParseAddr(host)
-	switch {
-	case host == "", err == nil && ip.Is4() && ip.IsUnspecified():
-		host = "127.0.0.1"
-	case err == nil && ip.IsUnspecified():
-		host = "::1"
-	}
-	return "tcp", net.JoinHostPort(host, port), nil
+	return strings.TrimSpace(text), nil
 }

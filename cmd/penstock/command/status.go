@@ -2,9 +2,13 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -14,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
@@ -27,7 +32,7 @@ const storeTimeout = 5 * time.Second
 
 // newStatus makes the command that shows all limits of a key.
 func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var rule, output string
+	var rule, output, admin string
 	given := storeFlags{algorithms: algorithms}
 	c := &cobra.Command{
 		Use:   "status [flags] KEY",
@@ -35,7 +40,9 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
 			"deny a request of one unit now. It asks the store and charges nothing. The key is that of penstock explain and of the\n" +
 			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together.\n\n" +
-			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve.\n\n" +
+			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
+			"asks a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
+			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases.\n\n" +
 			"Exit status: 0 no limit would deny it, 3 one would, 5 the store gives no answer.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
 		Args:              needsArgument(1, 1, "one key, as in: penstock status ip:192.0.2.1"),
@@ -44,12 +51,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			k, err := openKey(c, &given, args[0], rule)
-			if err != nil {
-				return err
-			}
-			defer k.close()
-			report, err := k.read(c.Context())
+			report, err := readKey(c, &given, admin, args[0], rule)
 			if err != nil {
 				return err
 			}
@@ -66,9 +68,71 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	given.add(c)
 	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
+	c.Flags().StringVar(&admin, "admin", "", "ask the instance with this admin address: host:port or unix:/path/of.sock")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
+}
+
+// readKey asks a running instance if admin is its address, and the store otherwise.
+func readKey(c *cobra.Command, given *storeFlags, admin, key, rule string) (*keyReport, error) {
+	if admin == "" {
+		k, err := openKey(c, given, key, rule)
+		if err != nil {
+			return nil, err
+		}
+		defer k.close()
+		return k.read(c.Context())
+	}
+	for name := range given.texts {
+		if c.Flags().Changed(name) {
+			return nil, coded(exitUsage, fmt.Errorf("--admin asks a running instance, which has its own --%s; omit one of them", name))
+		}
+	}
+	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
+	if err != nil {
+		return nil, err
+	}
+	return askKey(c.Context(), admin, key, rule, string(s.OperatorToken))
+}
+
+// askKey asks a running instance about a key.
+func askKey(ctx context.Context, admin, key, rule, token string) (*keyReport, error) {
+	query := url.Values{"key": {key}, "all": {"true"}}
+	if rule != "" {
+		query.Set("rule", rule)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
+	defer cancel()
+	status, text, err := askAdmin(ctx, admin, adminapi.Prefix+"key?"+query.Encode(), token)
+	if err != nil {
+		return nil, coded(exitUnreachable, err)
+	}
+	var found adminapi.Key
+	const noAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"
+	if status != http.StatusOK {
+		var problem adminapi.Problem
+		if err := json.Unmarshal([]byte(text), &problem); err != nil || problem.Detail == "" {
+			problem.Detail = noAPI
+		}
+		code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
+		if !known {
+			code = exitUsage
+		}
+		return nil, coded(code, fmt.Errorf("%s answers with status %d: %s", admin, status, problem.Detail))
+	}
+	if err := json.Unmarshal([]byte(text), &found); err != nil || found.Source == "" {
+		return nil, coded(exitUsage, fmt.Errorf("%s: %s", admin, noAPI))
+	}
+	if len(found.Limits) == 0 {
+		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", key, adminapi.Prefix))
+	}
+	report := &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy}
+	for _, l := range found.Limits {
+		report.Limits = append(report.Limits, &keylimits.Limit{Rule: l.Rule, Limit: l.Limit, Kind: l.Kind, Tier: l.Tier, Rate: l.Rate, Algorithm: l.Algorithm,
+			Used: l.Used, Left: l.Left, ResetMS: l.ResetMS, RetryMS: l.RetryMS, IsDenied: l.Denies})
+	}
+	return report, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -144,6 +208,7 @@ func (k *keyStore) close() {
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
 	Identity string             `json:"identity"`
+	Source   string             `json:"source"`    // who answered: the store, or a guard of the instance
 	DeniedBy []string           `json:"denied_by"` // enforced limits, as RULE.LIMIT
 	Limits   []*keylimits.Limit `json:"limits"`
 	Global   []*keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
@@ -151,7 +216,7 @@ type keyReport struct {
 
 // read asks the store about all limits.
 func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
-	report := &keyReport{Identity: k.key, DeniedBy: []string{}, Limits: k.limits}
+	report := &keyReport{Identity: k.key, Source: penstock.FromStore.String(), DeniedBy: []string{}, Limits: k.limits}
 	if k.key != "global" {
 		report.Global = k.global
 	}
@@ -175,7 +240,11 @@ func (*keyStore) call(ctx context.Context, call func(context.Context) error) err
 
 func (r *keyReport) print(out io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "key %s\n\n", r.Identity)
+	fmt.Fprintf(&b, "key %s\n", r.Identity)
+	if r.Source != penstock.FromStore.String() {
+		fmt.Fprintf(&b, "the store did not answer; this is what the instance knows (%s)\n", r.Source)
+	}
+	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limit\tadmits\tused\tleft\tunused in\ta request now")
 	for _, l := range r.Limits {

@@ -3,6 +3,7 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -251,5 +252,55 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 	}
 	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "one line") {
 		t.Errorf("a reason of two lines: %d, %s", code, errors)
+	}
+}
+
+// A running instance gives the same answer as its store, and needs no policy here.
+func TestStatusAsksARunningInstance(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	f := startStatus(t)
+	const token = "a-token-of-operators"
+	guarded := startProcess(t, append(f.args, "--admin-listen=0.0.0.0:0", "--operator-token="+token)...)
+	local := startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	for range 4 {
+		f.request(t, "/login", "abc")
+	}
+	_, want, _ := f.status(t, "key:abc", "--rule", "login")
+	want = strings.TrimSuffix(want, ", login.everyone 4+4996") // the API shows the limits of the key only
+	want = strings.TrimSuffix(want, ", login.everyone 3+4997")
+	_, port, _ := net.SplitHostPort(guarded.admin)
+	instance := &statusFixture{args: []string{"--admin", local.admin}}
+	code, used, denied := instance.status(t, "key:abc", "--rule", "login")
+	for tier := range strings.SplitSeq(want, ", ") {
+		if !strings.Contains(used, tier) {
+			t.Errorf("the instance says %s; the store %s", used, want)
+		}
+	}
+	if code != exitDenied || denied != "login.hour" {
+		t.Errorf("exit code %d, denied by %q", code, denied)
+	}
+	for args, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"status key:abc --admin 127.0.0.1:" + port:                  {exitInvalid, "send the operator token"},
+		"status key:abc --admin 127.0.0.1:1":                        {exitUnreachable, "does not answer"},
+		"status key:abc --admin " + f.listen:                        {exitUsage, "check that --admin is its admin-listen"},
+		"status user:7 --admin " + local.admin:                      {exitUsage, "no limit counts"},
+		"status key:abc --rule none --admin " + local.admin:         {exitUsage, "no limit of a rule of this name"},
+		"status key:abc --store redis://h:1 --admin " + local.admin: {exitUsage, "omit one of them"},
+	} {
+		if code, out, errors := command(strings.Fields(args)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
+			t.Errorf("penstock %s: exit code %d, %q, %s", args, code, out, errors)
+		}
+	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitDenied || !strings.Contains(out, "login.hour (free)") {
+		t.Errorf("with the token: exit code %d, %s%s", code, out, errors)
+	}
+	f.redis.Kill()
+	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
+	if !strings.Contains(out, "the store did not answer") && code != exitUnreachable {
+		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
 	}
 }

@@ -22,12 +22,12 @@ type Limit struct {
 	Tier      string `json:"tier,omitempty"` // the numbers are for clients of this tier
 	Rate      string `json:"rate"`
 	Algorithm string `json:"algorithm"`
-	Stored    string `json:"stored"`         // the key in Redis
-	Used      int64  `json:"used"`           // units
-	Left      int64  `json:"left"`           // units
-	ResetMS   int64  `json:"reset_after_ms"` // until nothing is used any more
-	RetryMS   int64  `json:"retry_after_ms"` // until one unit is left; 0: now; -1: never
-	IsDenied  bool   `json:"denies"`         // it would deny a request of one unit now
+	Stored    string `json:"stored,omitempty"` // the key in Redis
+	Used      int64  `json:"used"`             // units
+	Left      int64  `json:"left"`             // units
+	ResetMS   int64  `json:"reset_after_ms"`   // until nothing is used any more
+	RetryMS   int64  `json:"retry_after_ms"`   // until one unit is left; 0: now; -1: never
+	IsDenied  bool   `json:"denies"`           // it would deny a request of one unit now
 
 	key    string
 	plan   *penstock.Plan
