@@ -260,10 +260,7 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 	for i := range names {
 		names[i] = string(fields.Get(i).Name())
 	}
-	if near := nearest(name, names); near != "" {
-		return invalid(placeOf(path), "there is no field %s; did you mean %s?", wording.Plain(wording.Clip(name)), near)
-	}
-	return invalid(placeOf(path), "there is no field %s; write %s", wording.Plain(wording.Clip(name)), wording.List(names, "or"))
+	return invalid(placeOf(path), "there is no field %s; %s", wording.Plain(wording.Clip(name)), wording.Suggest(name, names))
 }
 
 // loneSurrogate returns where an escape has half of a surrogate pair, or -1. encoding/json replaces

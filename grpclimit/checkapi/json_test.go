@@ -74,3 +74,28 @@ func TestAnswersAreJSON(t *testing.T) {
 		t.Errorf("protojson reads %v, %v", &read, err)
 	}
 }
+
+// Whatever the body is, the answer is one that the OpenAPI file describes, and no mistake of ours.
+func FuzzCalls(f *testing.F) {
+	for i, body := range []string{
+		`{"rule":"search","key":"user:1","cost":1}`, `{"attributes":{"path":"/tokens","headers":{"X-User":"1"}}}`,
+		`{"checks":[{"rule":"search","key":"user:1"},{"key":"a","limits":[{"rate":"1/s","burst":3}]}],"all_or_nothing":true,"request_id":"a"}`,
+		`{"check":{"key":"a","limits":[{"in_flight":3,"ttl_ms":1000},{"name":"x","rate":"5/7s","algorithm":"sliding-log"}]},"holder":"a"}`,
+		`{"check":{"attributes":{"path":"/login","address":"::1"}},"ttl_ms":1000}`, `{"id":"AAAA","actual":3}`, `{"id":"","cancel":true}`,
+	} {
+		f.Add(uint8(i), []byte(body))
+	}
+	s := newService(f)
+	f.Fuzz(func(t *testing.T, n uint8, body []byte) {
+		m := methods[int(n)%len(methods)]
+		w := (&tested{TB: t, Service: s.Service}).send(operatorToken, m.path+"?status=429", string(body))
+		switch w.Code {
+		case 200, 400, 403, 404, 409, 429:
+		default:
+			t.Errorf("%s: %d %s", m.path, w.Code, w.Body)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.events = s.events[:0]
+	})
+}

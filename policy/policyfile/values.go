@@ -122,7 +122,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		d.unread(c)
 		switch {
 		case d.broken[&text]:
-		case distance(text, "default") < 3:
+		case wording.Distance(text, "default") < 3:
 			d.fail(node, "%q is not a condition; did you mean default?", wording.Clip(text))
 		default:
 			d.fail(node, "%q is not a condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
