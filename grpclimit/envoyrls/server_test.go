@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/penstock/penstock"
@@ -239,5 +240,43 @@ func BenchmarkDecide(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// The messages ask without counting, so each can be asked twice.
+func TestMessagesAreAnsweredAsByTheService(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain}, HasMetadata: true})
+	client := dial(t, f.Engine)
+	override := message("new")
+	override.Descriptors[0].Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 7, Unit: typev3.RateLimitUnit_HOUR, UnitMultiplier: wrapperspb.UInt32(5)}
+	for name, m := range map[string]*rlsv3.RateLimitRequest{
+		"limits": message("better", "free", "other"), "override": override, "no domain": {}, "no descriptors": {Domain: "d"}, "unknown domain": {Domain: "x"},
+		"too many": message(strings.Split(strings.Repeat("a,", envoyrls.MaxDescriptors+1), ",")...),
+	} {
+		for _, d := range m.Descriptors {
+			d.HitsAddend = wrapperspb.UInt64(0)
+		}
+		want, wantErr := client.ShouldRateLimit(t.Context(), m)
+		encoded, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := f.Engine.DecideMessage(t.Context(), encoded, []byte("before"))
+		if status.Convert(err).Proto().String() != status.Convert(wantErr).Proto().String() {
+			t.Errorf("%s: the error is %v; that of the service is %v", name, err, wantErr)
+		}
+		got := new(rlsv3.RateLimitResponse)
+		if err != nil {
+			continue
+		}
+		if err := proto.Unmarshal(answer[len("before"):], got); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !proto.Equal(got, want) {
+			t.Errorf("%s is answered by\n%v; by the service\n%v", name, got, want)
+		}
+	}
+	if _, err := f.Engine.DecideMessage(t.Context(), []byte{0xff}, nil); status.Code(err) != codes.Internal {
+		t.Errorf("what is no message is refused with %v; want INTERNAL as by grpc-go", err)
 	}
 }
