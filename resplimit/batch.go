@@ -110,15 +110,16 @@ func (s *Server) decideTogether(b *batch) {
 			}
 		}
 	}
+	help := func() {
+		defer helpers.Done()
+		work()
+	}
 	for range min(len(b.heads), s.options.Parallel) - 1 {
-		if s.parallel.Add(1) > int64(s.options.MaxParallel) {
-			s.parallel.Add(-1)
+		helpers.Add(1)
+		if !s.workers.Start(help) {
+			helpers.Done()
 			break
 		}
-		helpers.Go(func() {
-			defer s.parallel.Add(-1)
-			work()
-		})
 	}
 	work()
 	helpers.Wait()

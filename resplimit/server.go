@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/workers"
 )
 
 // Options configure a Server. Either Credentials or AllowAnonymous must be set.
@@ -103,8 +104,8 @@ type Server struct {
 	ctx    context.Context // of decisions; Close cancels it
 	cancel context.CancelFunc
 
-	lastID   atomic.Int64
-	parallel atomic.Int64 // goroutines that decide for connections
+	lastID  atomic.Int64
+	workers *workers.Pool[func()] // decide for connections
 
 	isClosing atomic.Bool // set with mu held
 
@@ -138,6 +139,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.workers = workers.New(o.MaxParallel, func(help func()) { help() })
 	return s, nil
 }
 
@@ -261,6 +263,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	select {
 	case <-idle:
 		s.cancel()
+		s.workers.Stop()
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -276,6 +279,7 @@ func (s *Server) Close() error {
 	s.stop(func(c *client) { c.conn.Close() })
 	s.cancel()
 	s.goroutines.Wait()
+	s.workers.Stop()
 	return nil
 }
 

@@ -164,7 +164,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 	}
 	w.send(pipeline.String())
 	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
-	if n := s.parallel.Load(); n != 4 {
+	if n := s.workers.Running(); n != 4 {
 		t.Errorf("%d goroutines decide besides that of the connection; want 4", n)
 	}
 	store.once.Do(func() { close(store.release) })

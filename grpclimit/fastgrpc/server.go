@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/workers"
 )
 
 // A Handler answers one call: it appends the response message to call.Response, or returns an error
@@ -134,7 +135,7 @@ func (o *Options) setDefaults() {
 // A Server answers gRPC clients. Make one with New. Many goroutines may use it at once.
 type Server struct {
 	options Options
-	workers workers
+	workers *workers.Pool[*stream]
 
 	ctx    context.Context // of calls; Close cancels it
 	cancel context.CancelFunc
@@ -161,6 +162,10 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{options: o, closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*conn]struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.workers = workers.New(o.MaxParallel, func(one *stream) {
+		defer s.goroutines.Done()
+		one.handle()
+	})
 	return s, nil
 }
 
@@ -273,7 +278,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	select {
 	case <-idle:
 		s.cancel()
-		s.workers.stop()
+		s.workers.Stop()
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -285,7 +290,7 @@ func (s *Server) Close() error {
 	s.stop((*conn).close)
 	s.cancel()
 	s.goroutines.Wait()
-	s.workers.stop()
+	s.workers.Stop()
 	return nil
 }
 

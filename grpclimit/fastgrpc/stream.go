@@ -422,7 +422,7 @@ func (c *conn) start(s *stream) bool {
 	c.running++
 	c.mu.Unlock()
 	c.server.goroutines.Add(1) // the reader is one of them
-	if !c.server.workers.start(s, c.server.options.MaxParallel) {
+	if !c.server.workers.Start(s) {
 		c.server.goroutines.Done()
 		c.mu.Lock()
 		c.running--

@@ -1,0 +1,96 @@
+// Package workers keeps goroutines for further tasks. Their stacks have grown already: in a new
+// goroutine, growing the stack takes longer than a decision.
+package workers
+
+import "sync"
+
+// A Pool has goroutines that do tasks of one kind. Make one with New.
+type Pool[T any] struct {
+	do    func(T)
+	limit int
+	all   sync.WaitGroup
+
+	mu        sync.Mutex
+	idle      []chan task[T] // of each idle goroutine; the one that worked last is used first
+	running   int
+	isStopped bool
+}
+
+type task[T any] struct {
+	of    T
+	isEnd bool // the goroutine ends instead
+}
+
+// maxIdle is how many goroutines are kept.
+const maxIdle = 1024
+
+// New returns a Pool that does at most limit tasks at once.
+func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, limit: limit} }
+
+// Start begins a task in a goroutine of the pool. It returns false if as many are running as may, or
+// the pool was stopped.
+func (p *Pool[T]) Start(of T) bool {
+	p.mu.Lock()
+	if p.isStopped || p.running >= p.limit {
+		p.mu.Unlock()
+		return false
+	}
+	p.running++
+	if last := len(p.idle) - 1; last >= 0 {
+		next := p.idle[last]
+		p.idle = p.idle[:last]
+		p.mu.Unlock()
+		next <- task[T]{of: of}
+		return true
+	}
+	p.all.Add(1) // with mu held, so that Stop waits for it
+	p.mu.Unlock()
+	go p.work(make(chan task[T], 1), of)
+	return true
+}
+
+func (p *Pool[T]) work(next chan task[T], of T) {
+	defer p.all.Done()
+	for {
+		p.do(of)
+		if !p.rest(next) {
+			return
+		}
+		t := <-next
+		if t.isEnd {
+			return
+		}
+		of = t.of
+	}
+}
+
+// rest makes a goroutine idle. It returns false if the goroutine must end.
+func (p *Pool[T]) rest(next chan task[T]) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	if p.isStopped || len(p.idle) >= maxIdle {
+		return false
+	}
+	p.idle = append(p.idle, next)
+	return true
+}
+
+// Running returns how many tasks are running.
+func (p *Pool[T]) Running() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.running
+}
+
+// Stop ends the goroutines after their tasks, and waits for them. Nothing is started afterwards.
+func (p *Pool[T]) Stop() {
+	p.mu.Lock()
+	p.isStopped = true
+	for _, next := range p.idle {
+		next <- task[T]{isEnd: true}
+	}
+	p.idle = nil
+	p.mu.Unlock()
+	p.all.Wait()
+}
