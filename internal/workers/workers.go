@@ -27,8 +27,8 @@ const maxIdle = 1024
 // New returns a Pool that does at most limit tasks at once.
 func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, limit: limit} }
 
-// Start begins a task in a goroutine of the pool. It returns false if as many are running as may, or
-// the pool was stopped.
+// Start begins a task in a goroutine of the pool. It returns false if as many are running as may,
+// or the pool was stopped.
 func (p *Pool[T]) Start(of T) bool {
 	p.mu.Lock()
 	if p.isStopped || p.running >= p.limit {
