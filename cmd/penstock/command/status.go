@@ -242,7 +242,7 @@ func (r *keyReport) print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "key %s\n", r.Identity)
 	if r.Source != penstock.FromStore.String() {
-		fmt.Fprintf(&b, "the store did not answer; this is what the instance knows (%s)\n", r.Source)
+		fmt.Fprintf(&b, "answered by the instance itself, not by the store: %s\n", r.Source)
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

@@ -300,7 +300,7 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 	}
 	f.redis.Kill()
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
-	if !strings.Contains(out, "the store did not answer") && code != exitUnreachable {
+	if !strings.Contains(out, "answered by the instance itself") && code != exitUnreachable {
 		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
 	}
 }

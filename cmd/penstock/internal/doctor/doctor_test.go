@@ -132,6 +132,18 @@ func TestGoodServerIsFoundGood(t *testing.T) {
 	}
 }
 
+// With TLS, each server is reached by its own certificate.
+func TestTLSOfClustersAndSentinels(t *testing.T) {
+	t.Parallel()
+	ofCluster, ofGroup := &redistest.TLS{Lifetime: 1000 * time.Hour, RequireClientCert: true}, &redistest.TLS{Lifetime: 1000 * time.Hour}
+	c, s := redistest.StartTLSCluster(t, ofCluster), redistest.StartTLSSentinel(t, ofGroup)
+	wantGood(t, examined(t, "rediss+cluster://"+strings.Join(c.Addrs(), ",")+"?"+ofCluster.Options().Encode()), "cluster")
+	if err := s.Replica.CatchUp(s.Primary); err != nil {
+		t.Fatal(err)
+	}
+	wantGood(t, examined(t, strings.Replace(sentinelURL(s, ""), "redis+", "rediss+", 1)+"?"+ofGroup.Options().Encode()), "sentinel")
+}
+
 func sentinelURL(s *redistest.SentinelGroup, user string) string {
 	return "redis+sentinel://" + user + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
 }
@@ -269,6 +281,12 @@ func TestEachFaultIsFound(t *testing.T) {
 func evict(t *testing.T, s *redistest.Server) {
 	do(t, s, "CONFIG SET maxmemory 3mb", "CONFIG SET maxmemory-policy allkeys-lru")
 	background(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
+	eventually(t, func() error {
+		if text, _ := s.Do("INFO", "stats"); strings.Contains(fmt.Sprint(text), "evicted_keys:0\r") {
+			return errors.New("nothing was evicted yet")
+		}
+		return nil
+	})
 }
 
 // slow makes the server stop for 20 ms again and again.
