@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -91,7 +94,7 @@ func twoInstances(t *testing.T) (all [2]*tested) {
 func TestASettleIsMadeOnceHoweverOftenItIsSent(t *testing.T) {
 	two := twoInstances(t)
 	for round := range 5 {
-		check := fmt.Sprintf(`{"key":"user:%d","limits":[{"rate":"1000/h"},{"rate":"9000/d"}],"cost":500}`, round)
+		check := fmt.Sprintf(`{"key":"user:%d","limits":[{"name":"one","rate":"1000/w"},{"name":"two","rate":"9000/w"}],"cost":500}`, round)
 		id := two[0].reserve(`{"check":` + check + `}`)
 		var all sync.WaitGroup
 		var mu sync.Mutex
@@ -107,8 +110,8 @@ func TestASettleIsMadeOnceHoweverOftenItIsSent(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if hour, day := two[1].left(check, "hour"), two[1].left(check, "day"); first != 1 || hour != 700 || day != 8700 {
-			t.Errorf("%d calls say that they were the first, and %d and %d units are left; want 1, 700 and 8700", first, hour, day)
+		if one, other := two[1].left(check, "one"), two[1].left(check, "two"); first != 1 || one != 700 || other != 8700 {
+			t.Errorf("%d calls say that they were the first, and %d and %d units are left; want 1, 700 and 8700", first, one, other)
 		}
 	}
 }
@@ -340,7 +343,7 @@ func TestAReservationOfSeveralKeysIsCorrectedOnce(t *testing.T) {
 rules:
 - name: tokens
   per: {user: header X-User}
-  limits: [{name: mine, rate: 1000/h, cost: {units: 500, actual: X-Cost}}, {name: all, per: ip, rate: 9000/h, cost: {units: 500, actual: X-Cost}}]
+  limits: [{name: mine, rate: 1000/w, cost: {units: 500, actual: X-Cost}}, {name: all, per: ip, rate: 9000/w, cost: {units: 500, actual: X-Cost}}]
 `
 	stores := map[string]string{"single": redistest.Start(t).URL()}
 	if !testing.Short() {
@@ -370,5 +373,45 @@ rules:
 				t.Errorf("%d and %d units are left; want 700 and 8700", mine, global)
 			}
 		})
+	}
+}
+
+// The guards of penstock serve change nothing about it: leases, split counters and the deny cache.
+func TestASettleIsMadeOnceThroughGuards(t *testing.T) {
+	for _, more := range []string{"", ", lease: 50", ", split_into: 4"} {
+		compiled := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: hour, rate: 1000/h`+more+`}]}]`)
+		store, err := guard.Standard(memstore.New(memstore.Options{Now: newClock().Now}), guard.Options{Limits: compiled.Settings, Instances: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{HasFallback: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		service, err := New(store, controller, Options{OperatorToken: []byte(operatorToken)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &tested{TB: t, Service: service}
+		const check = `{"rule":"tokens","key":"user:1","cost":200}`
+		id := s.reserve(`{"check":` + check + `}`)
+		s.ask("/v1/check", `{"rule":"tokens","key":"user:1","cost":2000}`) // a denial that the deny cache remembers
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() { s.ask("/v1/settle", `{"id":"`+id+`","actual":150}`) })
+		}
+		all.Wait()
+		if n := s.left(check, "tokens.hour"); n != 850 {
+			t.Errorf("with %q, %d units are left; want 850", more, n)
+		}
+		for i, want := range []bool{false, true, true} {
+			if answer := s.ask("/v1/check", `{"rule":"tokens","key":"user:1","cost":50,"request_id":"a"}`); answer["is_repeat"] != want {
+				t.Errorf("with %q, call %d: %v; want repeat %t", more, i, answer, want)
+			}
+		}
+		if n := s.left(check, "tokens.hour"); n != 800 {
+			t.Errorf("with %q, %d units are left after repeats; want 800", more, n)
+		}
 	}
 }

@@ -25,9 +25,9 @@ const (
 // checked has rules that programs ask for.
 const checked = `
 rules:
-- {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: hour, rate: 3/h}]}
+- {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: hour, rate: 3/w}]}
 - {name: jobs, match: {path: /jobs}, per: {user: header X-User}, limits: [{in_flight: 2, ttl: 1h}]}
-- {name: tokens, match: {path: /tokens}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h}]}
+- {name: tokens, match: {path: /tokens}, per: {user: header X-User}, limits: [{name: hour, rate: 100/w}]}
 `
 
 // A checkAnswer is the answer to a call in JSON.
