@@ -228,6 +228,30 @@ func TestRecorderSamplesWhatIsTooMuch(t *testing.T) {
 	}
 }
 
+// A request that finds another one at a sketch does not wait for it.
+func TestObserveWaitsForNothing(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	for i := range f.streams {
+		f.streams[i].mu.Lock()
+	}
+	f.denied.mu.Lock()
+	f.mu.Lock()
+	f.history.mu.Lock()
+	for range 14 { // it would not return
+		f.ask("a")
+	}
+	f.history.mu.Unlock()
+	f.mu.Unlock()
+	f.denied.mu.Unlock()
+	for i := range f.streams {
+		f.streams[i].mu.Unlock()
+	}
+	a := f.Activity(FiveMinutes)
+	if top := a.Tops[Denied]; len(top.Items) != 0 || top.Missed != 4 || a.Denied.Missed != 4 || a.Tops[Units].Missed != 20 {
+		t.Errorf("what was missed is not counted: %+v, %+v", top, a.Denied)
+	}
+}
+
 func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	plan := f.rules.Plans()[0]

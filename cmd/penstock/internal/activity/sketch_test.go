@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -139,6 +140,33 @@ func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 			if least, most := item.Bounds(); exact[item.Name] < least || exact[item.Name] > most {
 				t.Errorf("%s: %s has %d to %d; it was %d", stream.name, item.Name, least, most, exact[item.Name])
 			}
+		}
+	}
+}
+
+// The true weight of an item is out of its bounds for less than one of three million. If one event
+// of gap is sampled, the number of samples is about a Poisson variable.
+func TestBoundsOfSamplesHold(t *testing.T) {
+	const gap, rare = 64, 1.0 / 3e6
+	atMost := func(n int, mean float64) (p float64) { // the probability of at most n samples
+		for i, term := 0, math.Exp(-mean); i <= n; i++ {
+			p += term
+			term *= mean / float64(i+1)
+		}
+		return p
+	}
+	for n := 1; n <= 200; n++ {
+		weight := uint64(n * gap)
+		item := Item{Weight: weight, Variance: float64(weight) * gap, Largest: gap}
+		least, most := item.Bounds()
+		if p := atMost(n, float64(most)/gap); p > rare {
+			t.Errorf("%d samples: an item of %d has so few with probability %g", n, most, p)
+		}
+		if p := 1 - atMost(n-1, float64(least)/gap); p > rare {
+			t.Errorf("%d samples: an item of %d has so many with probability %g", n, least, p)
+		}
+		if float64(most) > 3*float64(weight)+40*gap {
+			t.Errorf("%d samples: the bound %d says nothing", n, most)
 		}
 	}
 }

@@ -103,8 +103,11 @@ func TestBadSummariesAreRejected(t *testing.T) {
 	if _, err := ParseSummary(forge(windows(tops, none))); err != nil {
 		t.Fatalf("the forged summary without faults: %v", err)
 	}
+	wrong := []byte(forge(windows(tops, none)))
+	wrong[2] ^= 1
 	bad := map[string]string{
-		"cut off": good[:len(good)-10], "changed": good[:100] + "x" + good[101:], "too long": good + strings.Repeat("x", MaxSummary),
+		"a wrong checksum": string(wrong),
+		"cut off":          good[:len(good)-10], "changed": good[:100] + "x" + good[101:], "too long": good + strings.Repeat("x", MaxSummary),
 		"a bomb": forge(`{"version":"` + strings.Repeat("x", 8*maxUnpacked) + `"}`), "no JSON": forge("x"), "null": forge("null"), "an array": forge("[]"), "no windows": forge("{}"),
 		"a long version":  forge(strings.Replace(windows(tops, none), "{", `{"version":"`+strings.Repeat("x", maxText+1)+`",`, 1)),
 		"a key with HTML": forge(windows(`{"items":[{"r":"a","l":"b","k":"<b> x","w":1}]}`, none)),

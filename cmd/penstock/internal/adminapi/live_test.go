@@ -180,6 +180,13 @@ func TestReadersShareSnapshots(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
+		before := made
+		for range 5 {
+			f.get("state")
+		}
+		if made > before+1 {
+			t.Errorf("5 readers at once took %d looks at the store", made-before)
+		}
 		if made < 9 || made > 12 {
 			t.Errorf("10 readers took %d looks at the store in 10 s", made)
 		}
