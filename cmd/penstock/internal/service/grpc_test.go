@@ -3,11 +3,15 @@ package service
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,6 +22,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock/internal/effort"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
@@ -361,4 +367,61 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 	await(t, "the fourth to be served", func() bool { return r.metric(series) == "3" })
 	conns[1].Close()
 	await(t, "2 clients to be left", func() bool { return r.metric(series) == "2" })
+}
+
+// Connections that do not speak gRPC end after the header timeout, and disturb nobody.
+func TestHostileGRPCConnections(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, serving(loud))
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	settings := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	var conns []net.Conn
+	for name, sent := range map[string]string{
+		"nothing":              "",
+		"HTTP/1.1":             "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"RESP":                 "*1\r\n$4\r\nPING\r\n",
+		"half a preface":       preface[:10],
+		"no settings":          preface,
+		"a huge frame":         preface + "\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+		"data on no stream":    preface + settings + "\x00\x00\x01\x00\x00\x00\x00\x00\x01x",
+		"an even stream":       preface + settings + "\x00\x00\x01\x01\x05\x00\x00\x00\x02\x82",
+		"broken HPACK":         preface + settings + "\x00\x00\x04\x01\x05\x00\x00\x00\x01\xff\xff\xff\xff",
+		"endless CONTINUATION": preface + settings + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82" + strings.Repeat("\x00\x00\x01\x09\x00\x00\x00\x00\x01\x82", 20_000),
+		"a TLS hello":          "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+	} {
+		conn, err := net.Dial("tcp", r.GRPC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(patience))
+		io.WriteString(conn, sent) // it may fail: the service has closed the connection
+		conns = append(conns, conn)
+		if answer, err := say(patient(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
+			t.Errorf("beside %s: %q, %v", name, answer, err)
+		}
+	}
+	for _, conn := range conns {
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a connection stays open: %v", conn.LocalAddr())
+		}
+	}
+}
+
+// Idle clients cost little memory, and keep none of the others out.
+func TestManyIdleGRPCClients(t *testing.T) {
+	n := effort.Of(100, 8_000)
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(2 * n)}, serving(loud))
+	var clients []*grpc.ClientConn
+	for range n {
+		conn := r.grpcClient(nil)
+		conn.Connect()
+		clients = append(clients, conn)
+	}
+	await(t, "all clients to connect", func() bool { return r.metric("rate_limiter_grpc_connections") == strconv.Itoa(n) })
+	for _, conn := range []*grpc.ClientConn{clients[0], clients[n-1], r.grpcClient(nil)} {
+		if answer, err := say(patient(t), conn, "x"); answer != "X" {
+			t.Error(err)
+		}
+	}
+	t.Logf("counted: %d idle gRPC clients", n)
 }
