@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -23,6 +26,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/grpclimit/envoyxds"
 )
 
 // envoyAlgorithms are those that can enforce Envoy's limits, by the values of envoy-algorithm.
@@ -71,6 +75,9 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)
 	}
 	s.envoy = e
+	if s.Settings.EnvoyXDS != "" {
+		return e.followControlPlane(ctx)
+	}
 	if e.dir == "" {
 		none, err := envoyconfig.Load(nil, envoyconfig.Options{})
 		if err != nil {
@@ -98,6 +105,65 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 	return nil
 }
 
+// from is where the limits come from.
+func (e *envoy) from() string {
+	if e.dir != "" {
+		return e.dir
+	}
+	return e.service.Settings.EnvoyXDS
+}
+
+// followControlPlane uses the limits that a control plane sends. Until the first ones, calls are
+// answered with an error.
+func (e *envoy) followControlPlane(ctx context.Context) error {
+	s := e.service
+	o := envoyxds.Options{
+		Target: s.Settings.EnvoyXDS, NodeID: s.Settings.EnvoyXDSNode, MergeDomains: s.Settings.EnvoyMergeDomains,
+		Use: func(c *envoyconfig.Config) error { return e.use(ctx, c) }, Report: e.reloaded,
+	}
+	var err error
+	if o.NodeMetadata, err = s.Settings.XDSMetadata(); err != nil {
+		return err
+	}
+	if s.Settings.EnvoyXDSCA != "" {
+		config, err := xdsTLS(&s.Settings)
+		if err != nil {
+			return fmt.Errorf("%w: envoy-xds-ca: %w", settings.ErrInvalid, err)
+		}
+		o.Credentials = credentials.NewTLS(config)
+	}
+	client, err := envoyxds.Follow(o)
+	if err != nil {
+		return err
+	}
+	s.onClose(func() { client.Close() })
+	return nil
+}
+
+// xdsTLS makes the TLS configuration for the control plane. It reads the certificate for each
+// connection anew, because such certificates are short-lived.
+func xdsTLS(s *settings.Settings) (*tls.Config, error) {
+	authorities, err := settings.ReadFile(s.EnvoyXDSCA)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: s.EnvoyXDSServerName}
+	if !config.RootCAs.AppendCertsFromPEM(authorities) {
+		return nil, fmt.Errorf("%s has no certificate in PEM form", s.EnvoyXDSCA)
+	}
+	if s.EnvoyXDSCert != "" {
+		read := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(s.EnvoyXDSCert, s.EnvoyXDSKey)
+			return &pair, err
+		}
+		if _, err := read(); err != nil {
+			return nil, err
+		}
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	}
+	return config, nil
+}
+
 // use makes a configuration that in force.
 func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	if err := e.engine.SetConfig(c); err != nil {
@@ -112,7 +178,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
 	}
 	s.metrics.SetRulesOf("envoy", e.names)
-	s.Log.Info("Envoy's rate limits loaded", "folder", e.dir, "domains", len(c.Domains()), "limits", len(c.Limits()))
+	s.Log.Info("Envoy's rate limits loaded", "from", e.from(), "domains", len(c.Domains()), "limits", len(c.Limits()))
 	e.logWarningsLocked(c.Warnings())
 	return nil
 }
@@ -154,10 +220,10 @@ func (e *envoy) reloaded(err error) {
 	log := e.service.Log
 	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
 	if !ok {
-		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "folder", e.dir, "err", err)
+		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.from(), "err", err)
 		return
 	}
-	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "folder", e.dir, "mistakes", len(mistakes))
+	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.from(), "mistakes", len(mistakes))
 	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
 		log.Error(m.Error())
 	}

@@ -94,7 +94,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL
 	}
-	if all["config"] == "" && all["demo"] == "" && all["envoy-config"] == "" && (all["resp"] == "" || all["grpc"] != "") {
+	if all["config"] == "" && all["demo"] == "" && all["envoy-config"] == "" && all["envoy-xds"] == "" && (all["resp"] == "" || all["grpc"] != "") {
 		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
 		replaceFile(t, all["config"], noLimits)
 	}

@@ -28,6 +28,13 @@ type Section struct {
 	GRPCServer             string `yaml:"grpc_server" jsonschema:"Fast or standard; default fast."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, where Redis clients ask; default none."`
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
+	EnvoyXDS               string `yaml:"envoy_xds" jsonschema:"Host:port of a control plane that sends Envoy's limits; default none."`
+	EnvoyXDSNode           string `yaml:"envoy_xds_node" jsonschema:"Id for the control plane; default default."`
+	EnvoyXDSMetadata       string `yaml:"envoy_xds_metadata" jsonschema:"Metadata for the control plane, as name=value, separated by commas; default none."`
+	EnvoyXDSCA             string `yaml:"envoy_xds_ca" jsonschema:"PEM file of the authorities of the control plane; default none, no TLS."`
+	EnvoyXDSCert           string `yaml:"envoy_xds_cert" jsonschema:"PEM file of the certificate chain for the control plane; default none."`
+	EnvoyXDSKey            string `yaml:"envoy_xds_key" jsonschema:"PEM file of that private key."`
+	EnvoyXDSServerName     string `yaml:"envoy_xds_server_name" jsonschema:"Name in the control plane's certificate; default the host in envoy_xds."`
 	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`
 	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"What enforces Envoy's limits; default fixed-window."`
 	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default: local in mode atomic, error in mode exact."`

@@ -40,7 +40,7 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 var ratelimitIgnored = []string{
 	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "NEAR_LIMIT_RATIO", "LOCAL_CACHE_SIZE_IN_BYTES",
 	"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
-	"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+	"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
 }
 
 type ratelimitEnv struct {
@@ -96,11 +96,37 @@ func (r *ratelimitEnv) listeners() {
 }
 
 func (r *ratelimitEnv) files() {
-	if kind := r.get("CONFIG_TYPE", "FILE"); kind != "FILE" {
-		r.fail("CONFIG_TYPE", "%q is not supported; write FILE, or omit it", kind)
+	switch kind := r.get("CONFIG_TYPE", "FILE"); kind {
+	case "FILE":
+	case "GRPC_XDS_SOTW":
+		r.controlPlane()
+		return
+	default:
+		r.fail("CONFIG_TYPE", "%q is unknown; write FILE or GRPC_XDS_SOTW", kind)
 	}
 	r.flags["envoy-config"] = filepath.Join(r.get("RUNTIME_ROOT", "/srv/runtime_data/current"), r.get("RUNTIME_SUBDIRECTORY", ""), r.get("RUNTIME_APPDIRECTORY", "config"))
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
+}
+
+// controlPlane sets where the limits come from, if not from files.
+func (r *ratelimitEnv) controlPlane() {
+	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
+	r.flags["envoy-xds-node"], r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default"), r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
+	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
+	if !r.isTrue("CONFIG_GRPC_XDS_SERVER_USE_TLS") {
+		return
+	}
+	for flag, name := range map[string]string{
+		"envoy-xds-ca": "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "envoy-xds-cert": "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "envoy-xds-key": "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",
+		"envoy-xds-server-name": "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+	} {
+		if text := r.get(name, ""); text != "" {
+			r.flags[flag] = text
+		}
+	}
+	if r.flags["envoy-xds-ca"] == "" {
+		r.fail("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "it is not set; name the file with the authorities of the control plane")
+	}
 }
 
 // redis makes a URL of the variables for Redis.

@@ -43,6 +43,19 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 			t.Errorf("%s makes settings that are refused: %v", row.environ, err)
 		}
 	}
+	gateway := strings.Fields("CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001 CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit CONFIG_GRPC_XDS_NODE_METADATA=a=b " +
+		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt CONFIG_GRPC_XDS_CLIENT_TLS_KEY=/certs/tls.key CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/certs/ca.crt " +
+		"FORCE_START_WITHOUT_INITIAL_CONFIG=true")
+	s, _, err := FromRatelimit(gateway)
+	if err != nil || s["envoy-xds"] != "envoy-gateway:18001" || s["envoy-xds-node"] != "envoy-ratelimit" || s["envoy-xds-ca"] != "/certs/ca.crt" || s["envoy-xds-key"] != "/certs/tls.key" || s["envoy-config"] != "" {
+		t.Errorf("what Envoy Gateway sets makes %v, %v", s, err)
+	}
+	if _, err := Load(Sources{Flags: s}); err != nil {
+		t.Errorf("what Envoy Gateway sets is refused: %v", err)
+	}
+	if _, _, err := FromRatelimit([]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("TLS without an authority is %v; want an error", err)
+	}
 	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
 	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
 		t.Errorf("flags %v, notes %v, %v; want that a variable of Penstock takes precedence, and a note", flags, notes, err)
@@ -51,7 +64,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 
 func TestVariablesThatCannotBeFollowedAreRefused(t *testing.T) {
 	for environ, want := range map[string]string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW":                 "CONFIG_TYPE: \"GRPC_XDS_SOTW\" is not supported",
+		"CONFIG_TYPE=X":                             "CONFIG_TYPE: \"X\" is unknown",
 		"BACKEND_TYPE=memcache":                     "BACKEND_TYPE",
 		"REDIS_PERSECOND=true":                      "REDIS_PERSECOND",
 		"REDIS_TYPE=x":                              "REDIS_TYPE",

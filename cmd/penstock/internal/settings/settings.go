@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ type Settings struct {
 	GRPCServer string // GRPCFast or GRPCStandard
 
 	APIWithoutTLS bool
+
+	EnvoyXDS, EnvoyXDSNode, EnvoyXDSMetadata, EnvoyXDSServerName string // EnvoyXDS: "" is off
+	EnvoyXDSCA, EnvoyXDSCert, EnvoyXDSKey                        string // files
 
 	EnvoyConfig                                                       string // a folder; "" is off
 	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
@@ -163,11 +167,50 @@ func (s *Settings) check() error {
 	if s.EnvoyConfig != "" && s.API == "" && s.GRPC == "" {
 		wrong("envoy-config", "nobody can ask; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
 	}
+	if s.EnvoyXDS != "" {
+		s.checkXDS(wrong)
+	}
 	if s.EnvoyMode == "exact" && s.EnvoyAlgorithm != "fixed-window" {
 		wrong("envoy-algorithm", "mode exact has fixed windows only; omit --envoy-algorithm, or write --envoy-mode atomic")
 	}
 	s.checkListeners(wrong)
 	return errors.Join(errs...)
+}
+
+// checkXDS finds what is missing for a control plane.
+func (s *Settings) checkXDS(wrong func(name, format string, args ...any)) {
+	_, _, err := net.SplitHostPort(s.EnvoyXDS)
+	switch {
+	case err != nil:
+		wrong("envoy-xds", "it is not an address; write host:port, such as envoy-gateway:18001")
+	case s.EnvoyConfig != "":
+		wrong("envoy-xds", "the limits come from --envoy-config (%s) already; omit one of them", s.Source("envoy-config"))
+	case s.API == "" && s.GRPC == "":
+		wrong("envoy-xds", "nobody can ask; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+	case (s.EnvoyXDSCert == "") != (s.EnvoyXDSKey == ""):
+		wrong("envoy-xds-cert", "--envoy-xds-cert and --envoy-xds-key belong together; write both or neither")
+	case s.EnvoyXDSCA == "" && s.EnvoyXDSCert != "":
+		wrong("envoy-xds-ca", "a certificate works only with TLS; write --envoy-xds-ca")
+	}
+	if _, err := s.XDSMetadata(); err != nil {
+		wrong("envoy-xds-metadata", "%v", err)
+	}
+}
+
+// XDSMetadata returns the metadata for the control plane.
+func (s *Settings) XDSMetadata() (map[string]string, error) {
+	all := make(map[string]string)
+	for part := range strings.SplitSeq(s.EnvoyXDSMetadata, ",") {
+		name, value, ok := strings.Cut(part, "=")
+		if part == "" {
+			continue
+		}
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%q is not of the form name=value; write zone=a,rack=b", part)
+		}
+		all[name] = value
+	}
+	return all, nil
 }
 
 // HasProxy tells whether the service is a proxy in front of an upstream.
@@ -176,7 +219,7 @@ func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 // NeedsPolicy tells whether the service has nothing to decide without a policy. Redis clients can
 // send limits of their own, and Envoy's limits have files of their own.
 func (s *Settings) NeedsPolicy() bool {
-	return s.HasProxy() || (s.API != "" || s.GRPC != "") && s.EnvoyConfig == "" || s.RESP == "" && s.EnvoyConfig == ""
+	return s.HasProxy() || (s.API != "" || s.GRPC != "" || s.RESP == "") && s.EnvoyConfig == "" && s.EnvoyXDS == ""
 }
 
 // A Listener is a setting that has an address, and its value.

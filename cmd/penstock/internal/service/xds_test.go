@@ -1,0 +1,96 @@
+package service
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/penstock/penstock/grpclimit/envoyxds"
+)
+
+// A plane is a control plane that sends its configurations to each client, and keeps the answers.
+type plane struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	configs chan *configv3.RateLimitConfig
+	answers chan *discoveryv3.DiscoveryRequest
+}
+
+func (p *plane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if r.ResponseNonce != "" {
+			p.answers <- r
+		}
+		select {
+		case config := <-p.configs:
+			resource, err := anypb.New(config)
+			if err != nil {
+				return err
+			}
+			if err := stream.Send(&discoveryv3.DiscoveryResponse{VersionInfo: config.Name, Nonce: config.Name, TypeUrl: envoyxds.TypeURL, Resources: []*anypb.Any{resource}}); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3.RateLimitConfig {
+	return &configv3.RateLimitConfig{Name: name, Domain: "web", Descriptors: []*configv3.RateLimitDescriptor{
+		{Key: "remote_address", RateLimit: &configv3.RateLimitPolicy{Unit: unit, RequestsPerUnit: count}},
+	}}
+}
+
+func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
+	p := &plane{configs: make(chan *configv3.RateLimitConfig), answers: make(chan *discoveryv3.DiscoveryRequest, 10)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, p)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		server.Serve(l)
+	}()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+	})
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": l.Addr().String()})
+	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("before the first configuration it is %v", err)
+	}
+	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
+	if a := <-p.answers; a.VersionInfo != "1" || a.ErrorDetail != nil {
+		t.Errorf("the answer is %v; want an ACK", a)
+	}
+	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a"))
+	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
+		t.Errorf("it is %v, %v; want 4 left", answer, err)
+	}
+	p.configs <- xdsConfig("2", configv3.RateLimitUnit_UNKNOWN, 9)
+	if a := <-p.answers; a.VersionInfo != "1" || !strings.Contains(a.GetErrorDetail().GetMessage(), "invalid rate limit unit") {
+		t.Errorf("the answer is %v; want a NACK with the mistake", a)
+	}
+	await(t, "the refusal in the log", func() bool {
+		return strings.Contains(r.log.String(), "reload of Envoy's rate limits failed") && strings.Contains(r.log.String(), "invalid rate limit unit")
+	})
+	if answer, err = client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
+		t.Errorf("it is %v, %v; want the old limits", answer, err)
+	}
+}

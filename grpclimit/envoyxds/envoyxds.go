@@ -1,0 +1,237 @@
+// Package envoyxds follows the rate limits that a control plane sends, as Envoy Gateway does for
+// envoyproxy/ratelimit (CONFIG_TYPE=GRPC_XDS_SOTW).
+package envoyxds
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// TypeURL is the type of the resources.
+const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
+
+// Options configure Follow. Target and Use must be set.
+type Options struct {
+	Target       string                           // address of the control plane, as for grpc.NewClient
+	Credentials  credentials.TransportCredentials // default: none, without TLS
+	NodeID       string                           // default: "default"
+	NodeMetadata map[string]string
+
+	MergeDomains bool // see envoyconfig.Options
+
+	// Use makes a configuration that in force. If it returns an error, the control plane gets it, and
+	// the old configuration stays. The calls do not overlap.
+	Use func(*envoyconfig.Config) error
+
+	// Report is called with each result: nil for a configuration that is in force, else why one was
+	// refused or the connection ended. The calls do not overlap. Default: none.
+	Report func(error)
+
+	// MinPause and MaxPause bound the pause before a new connection. Default: 1 s and 60 s.
+	MinPause, MaxPause time.Duration
+
+	// MaxMessage is the size of the largest message, in bytes. Default: 64 MiB.
+	MaxMessage int
+}
+
+// The defaults of Options.
+const (
+	defaultMinPause   = time.Second
+	defaultMaxPause   = time.Minute
+	defaultMaxMessage = 64 << 20
+
+	// pingAfter is after what silence the connection is checked. Servers of grpc-go close connections
+	// that are checked more often than every five minutes.
+	pingAfter = 6 * time.Minute
+)
+
+// A Client follows a control plane.
+type Client struct {
+	options Options
+	conn    *grpc.ClientConn
+	cancel  context.CancelFunc
+	ended   chan struct{}
+	version string // of the configuration in force
+}
+
+// Follow connects to a control plane and uses the configurations that it sends, until Close. It
+// returns at once. If the connection ends, it connects anew, and the configuration stays. An error
+// wraps penstock.ErrInvalid.
+func Follow(o Options) (*Client, error) {
+	if o.Target == "" || o.Use == nil {
+		return nil, fmt.Errorf("%w: envoyxds: Options needs a Target and Use", penstock.ErrInvalid)
+	}
+	if o.Credentials == nil {
+		o.Credentials = insecure.NewCredentials()
+	}
+	if o.Report == nil {
+		o.Report = func(error) {}
+	}
+	o.NodeID = cmp.Or(o.NodeID, "default")
+	o.MinPause, o.MaxPause = cmp.Or(o.MinPause, defaultMinPause), cmp.Or(o.MaxPause, defaultMaxPause)
+	o.MaxMessage = cmp.Or(o.MaxMessage, defaultMaxMessage)
+	conn, err := grpc.NewClient(o.Target, grpc.WithTransportCredentials(o.Credentials),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.MaxMessage)), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter}))
+	if err != nil {
+		return nil, fmt.Errorf("%w: envoyxds: target %q: %w", penstock.ErrInvalid, o.Target, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Client{options: o, conn: conn, cancel: cancel, ended: make(chan struct{})}
+	go c.run(ctx)
+	return c, nil
+}
+
+// Close ends the connection, and returns when nothing of it is left.
+func (c *Client) Close() error {
+	c.cancel()
+	<-c.ended
+	return c.conn.Close()
+}
+
+func (c *Client) run(ctx context.Context) {
+	defer close(c.ended)
+	pause := c.options.MinPause
+	for {
+		hasUsed, err := c.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		c.report(fmt.Errorf("the connection to the control plane %s ended: %w", c.options.Target, err))
+		if hasUsed {
+			pause = c.options.MinPause
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause)) // so that instances do not come together
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		pause = min(2*pause, c.options.MaxPause)
+	}
+}
+
+func (c *Client) report(err error) {
+	defer panicked.Recover("the result of a control plane is reported")
+	c.options.Report(err)
+}
+
+// follow uses the configurations of one stream. hasUsed tells whether there was one.
+func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(c.conn).StreamAggregatedResources(ctx)
+	if err != nil {
+		return false, err
+	}
+	metadata := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
+	for name, value := range c.options.NodeMetadata {
+		metadata.Fields[name] = structpb.NewStringValue(value)
+	}
+	first := &discoveryv3.DiscoveryRequest{VersionInfo: c.version, Node: &corev3.Node{Id: c.options.NodeID, Metadata: metadata}, TypeUrl: TypeURL}
+	if err := stream.Send(first); err != nil {
+		return false, err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return hasUsed, err
+		}
+		if m.GetTypeUrl() != TypeURL {
+			continue
+		}
+		answer := &discoveryv3.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: m.GetNonce()}
+		refused := c.use(m.GetResources())
+		if refused == nil {
+			c.version, hasUsed = m.GetVersionInfo(), true
+		} else {
+			answer.ErrorDetail = &statuspb.Status{Code: int32(codes.InvalidArgument), Message: refused.Error()}
+		}
+		answer.VersionInfo = c.version
+		c.report(refused)
+		if err := stream.Send(answer); err != nil {
+			return hasUsed, err
+		}
+	}
+}
+
+// use makes a set of resources that in force.
+func (c *Client) use(resources []*anypb.Any) error {
+	_, err := panicked.Try("use what a control plane sends", func() (struct{}, error) {
+		config, err := load(resources, c.options.MergeDomains)
+		if err == nil {
+			err = c.options.Use(config)
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+var errKind = errors.New("it is no RateLimitConfig")
+
+// load reads resources as if they were files.
+func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error) {
+	files := make([]envoyconfig.File, 0, len(resources))
+	for i, r := range resources {
+		var m configv3.RateLimitConfig
+		if err := r.UnmarshalTo(&m); err != nil {
+			return nil, fmt.Errorf("resource %d: %w: %w", i, errKind, err)
+		}
+		content, err := json.Marshal(map[string]any{"domain": m.GetDomain(), "descriptors": descriptors(m.GetDescriptors())})
+		if err != nil {
+			return nil, fmt.Errorf("resource %d: %w", i, err)
+		}
+		files = append(files, envoyconfig.File{Name: cmp.Or(m.GetName(), fmt.Sprintf("resource %d", i)), Content: content})
+	}
+	return envoyconfig.Load(files, envoyconfig.Options{MergeDomains: mergeDomains})
+}
+
+// descriptors writes descriptors in the form of the files, which JSON is a part of.
+func descriptors(list []*configv3.RateLimitDescriptor) []any {
+	all := make([]any, 0, len(list))
+	for _, d := range list {
+		one := map[string]any{
+			"key": d.GetKey(), "value": d.GetValue(), "shadow_mode": d.GetShadowMode(), "detailed_metric": d.GetDetailedMetric(),
+			"descriptors": descriptors(d.GetDescriptors()),
+		}
+		if l := d.GetRateLimit(); l != nil {
+			one["rate_limit"] = rateLimit(l)
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func rateLimit(l *configv3.RateLimitPolicy) map[string]any {
+	limit := map[string]any{"requests_per_unit": l.GetRequestsPerUnit(), "unlimited": l.GetUnlimited(), "name": l.GetName()}
+	if l.GetUnit() != configv3.RateLimitUnit_UNKNOWN {
+		limit["unit"] = l.GetUnit().String()
+	}
+	var replaces []any
+	for _, r := range l.GetReplaces() {
+		replaces = append(replaces, map[string]any{"name": r.GetName()})
+	}
+	limit["replaces"] = replaces
+	return limit
+}

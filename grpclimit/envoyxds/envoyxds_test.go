@@ -1,0 +1,196 @@
+package envoyxds_test
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyxds"
+)
+
+const patience = 20 * time.Second
+
+// A plane is a control plane: the test answers what comes over its channels.
+type plane struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	requests  chan *discoveryv3.DiscoveryRequest
+	responses chan *discoveryv3.DiscoveryResponse // nil ends the stream
+	ended     chan struct{}
+}
+
+func (p *plane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			select {
+			case p.requests <- r:
+			case <-p.ended:
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case r := <-p.responses:
+			if r == nil {
+				return errors.New("the control plane restarts")
+			}
+			if err := stream.Send(r); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+func (p *plane) next(t *testing.T) *discoveryv3.DiscoveryRequest {
+	t.Helper()
+	select {
+	case r := <-p.requests:
+		return r
+	case <-time.After(patience):
+		t.Fatal("the client sends nothing")
+		return nil
+	}
+}
+
+func (p *plane) send(t *testing.T, version string, configs ...*configv3.RateLimitConfig) {
+	t.Helper()
+	r := &discoveryv3.DiscoveryResponse{VersionInfo: version, Nonce: "nonce-" + version, TypeUrl: envoyxds.TypeURL}
+	for _, c := range configs {
+		resource, err := anypb.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Resources = append(r.Resources, resource)
+	}
+	p.responses <- r
+}
+
+func start(t *testing.T) (*plane, string) {
+	t.Helper()
+	p := &plane{requests: make(chan *discoveryv3.DiscoveryRequest), responses: make(chan *discoveryv3.DiscoveryResponse), ended: make(chan struct{})}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, p)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		s.Serve(l)
+	}()
+	t.Cleanup(func() {
+		close(p.ended)
+		s.Stop()
+		<-served
+	})
+	return p, l.Addr().String()
+}
+
+func limit(domain, key string, count uint32) *configv3.RateLimitConfig {
+	return &configv3.RateLimitConfig{Name: "config of " + domain, Domain: domain, Descriptors: []*configv3.RateLimitDescriptor{{
+		Key: key, Value: "1.5", ShadowMode: true,
+		RateLimit:   &configv3.RateLimitPolicy{Unit: configv3.RateLimitUnit_WEEK, RequestsPerUnit: count, Name: "n", Replaces: []*configv3.RateLimitReplace{{Name: "m"}}},
+		Descriptors: []*configv3.RateLimitDescriptor{{Key: "free", RateLimit: &configv3.RateLimitPolicy{Unlimited: true}}},
+	}}}
+}
+
+func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
+	p, target := start(t)
+	used, reports := make(chan *envoyconfig.Config, 10), make(chan error, 100)
+	client, err := envoyxds.Follow(envoyxds.Options{
+		Target: target, NodeID: "envoy-ratelimit", NodeMetadata: map[string]string{"zone": "a"}, MinPause: time.Millisecond,
+		Use: func(c *envoyconfig.Config) error { used <- c; return nil }, Report: func(err error) { reports <- err },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if r := p.next(t); r.GetNode().GetId() != "envoy-ratelimit" || r.GetNode().GetMetadata().GetFields()["zone"].GetStringValue() != "a" || r.TypeUrl != envoyxds.TypeURL || r.VersionInfo != "" {
+		t.Errorf("the first request is %v", r)
+	}
+	p.send(t, "1", limit("a", "k", 4), limit("b", "k", 5))
+	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-1" || r.ErrorDetail != nil {
+		t.Errorf("the answer is %v; want an ACK of version 1", r)
+	}
+	c := <-used
+	want := "a.k_1.5: unit=WEEK requests_per_unit=4, shadow_mode: true, quota_mode: false\na.k_1.5.free: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false\n"
+	if text := c.String(); !strings.HasPrefix(text, want) || len(c.Limits()) != 4 || c.Limits()[0].Replaces[0] != "m" {
+		t.Errorf("the configuration is\n%swant\n%sand the same of domain b", text, want)
+	}
+
+	p.send(t, "2", limit("a", "k", 4), limit("a", "k", 5))
+	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-2" || !strings.Contains(r.GetErrorDetail().GetMessage(), "domain 'a' is in config of a already") {
+		t.Errorf("the answer is %v; want a NACK of version 2 with the mistake", r)
+	}
+	p.responses <- &discoveryv3.DiscoveryResponse{VersionInfo: "3", Nonce: "nonce-3", TypeUrl: envoyxds.TypeURL, Resources: []*anypb.Any{{TypeUrl: "x", Value: []byte("y")}}}
+	if r := p.next(t); r.VersionInfo != "1" || r.GetErrorDetail() == nil {
+		t.Errorf("the answer is %v; want a NACK of a resource of another type", r)
+	}
+
+	p.responses <- nil
+	if r := p.next(t); r.VersionInfo != "1" || r.GetNode() == nil {
+		t.Errorf("after a new connection the request is %v; want one with the version in force", r)
+	}
+	p.send(t, "4")
+	if r := p.next(t); r.VersionInfo != "4" || r.ErrorDetail != nil {
+		t.Errorf("the answer is %v; want an ACK of an empty set", r)
+	}
+	if c := <-used; len(c.Limits()) != 0 {
+		t.Errorf("the configuration is\n%swant none", c)
+	}
+	var failures int
+	for range 5 { // two that were used, two that were refused, and the end of the connection
+		if err := <-reports; err != nil {
+			failures++
+		}
+	}
+	if failures != 3 || len(used) != 0 {
+		t.Errorf("%d failures were reported; want two refused configurations and the end of the connection", failures)
+	}
+}
+
+func TestAControlPlaneThatIsAwayIsAskedAgain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close() // nobody listens
+	reports := make(chan error, 100)
+	client, err := envoyxds.Follow(envoyxds.Options{
+		Target: l.Addr().String(), MinPause: time.Millisecond, MaxPause: 2 * time.Millisecond,
+		Use: func(*envoyconfig.Config) error { return nil }, Report: func(err error) {
+			select {
+			case reports <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := <-reports; err == nil {
+			t.Error("a connection that cannot be is reported as a success")
+		}
+	}
+	client.Close()
+	if _, err := envoyxds.Follow(envoyxds.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("without a target it is %v", err)
+	}
+}
