@@ -185,8 +185,8 @@ func (c *comparison) episode(number int, g *generation, i int, text string, r *r
 		case len(fields) == 0 || c.ownClock && slices.Contains(m.right.unused, true) && len(differences(a, x.expected[1])) == 0:
 			c.tally.add("equal in every field", 1)
 		case slices.Contains(m.right.aged, true) && len(differences(b, x.expected[1])) > 0:
-			c.tally.add("documented difference: a repeated denial has the numbers of the first", 1)
-		case x.cause != "":
+			c.tally.add("documented difference: "+agedDenial, 1)
+		case documented[x.cause] != "":
 			c.tally.add("documented difference: "+x.cause, 1)
 		default:
 			c.report("an undocumented difference", number, n, text, x, fields)
@@ -239,6 +239,30 @@ func both(left, right asker, request *rls.RateLimitRequest) (a, b answer) {
 	return a, b
 }
 
+// The documented differences, as the output names them.
+const (
+	ownCounters    = "counters with equal names"
+	anyAsterisk    = "* elsewhere than at the end"
+	quotaDenies    = "quota_mode denies if all its limits are over"
+	deniedIsFree   = "a denied request charges nothing"
+	repeatedAtOnce = "a descriptor that is repeated is charged at once"
+	agedDenial     = "a repeated denial has the numbers of the first"
+	namedWeek      = "metadata name the unit WEEK"
+	fullHeaders    = "headers for 4294967295 remaining"
+)
+
+// documented are the words that docs/envoy-ratelimit.md has about each difference.
+var documented = map[string]string{
+	ownCounters:    "has a counter of its own",
+	anyAsterisk:    "an asterisk anywhere in a value",
+	quotaDenies:    "denies if all quotas of a request are over",
+	deniedIsFree:   "a denied request",
+	repeatedAtOnce: "both are charged at once",
+	agedDenial:     "Its statuses are those of the first answer",
+	namedWeek:      "names the unit of an override `WEEK`",
+	fullHeaders:    "is sent even if 4294967295 is left",
+}
+
 // models predict the answers of both services.
 type models struct {
 	left, right *model
@@ -256,19 +280,19 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 	expected[0].response, expected[1].response = m.left.decide(request, now), m.right.decide(request, now)
 	switch rules := m.right.rules; {
 	case rules.ownNames && slices.Contains(shared, true):
-		cause = "counters with equal names"
+		cause = ownCounters
 	case rules.anyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
-		cause = "* elsewhere than at the end"
+		cause = anyAsterisk
 	case rules.quotaCanDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.quota || m.right.settings.quota) }):
-		cause = "quota_mode denies if all its limits are over"
+		cause = quotaDenies
 	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
-		cause = "a denied request charges nothing"
+		cause = deniedIsFree
 	case rules.isAtomic && m.right.repeats(rights, request, now):
-		cause = "a descriptor that is repeated is charged at once"
+		cause = repeatedAtOnce
 	case rules.namesWeeks && m.right.settings.metadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
-		cause = "metadata name the unit WEEK"
+		cause = namedWeek
 	case rules.anyRemaining && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:
-		cause = "headers for 4294967295 remaining"
+		cause = fullHeaders
 	}
 	for i := range rights { // both may count in counters of different entries
 		m.note(rights[i], request, i, now, cause)

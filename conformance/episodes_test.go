@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -245,5 +246,19 @@ func TestSeedReplays(t *testing.T) {
 	again, others := run()
 	if text != again || !slices.EqualFunc(requests, others, func(a, b *rls.RateLimitRequest) bool { return proto.Equal(a, b) }) {
 		t.Errorf("seed %d makes different requests", seed)
+	}
+}
+
+func TestDifferencesAreDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/envoy-ratelimit.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(page)), " ")
+	for name, words := range documented {
+		if !strings.Contains(text, words) {
+			t.Errorf("docs/envoy-ratelimit.md does not say of %q: %q", name, words)
+		}
 	}
 }
