@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// The guards of the service change no answer: a cached denial of a charge says nothing about a check.
+// The guards of the service change no answer: a cached denial of a charge says nothing about a
+// check.
 func TestGuardsChangeNoAnswer(t *testing.T) {
 	for _, a := range []*algorithm.Algorithm{penstock.FixedWindow, penstock.TokenBucket, penstock.SlidingWindow, penstock.SlidingLog} {
 		for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
