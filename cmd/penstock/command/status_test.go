@@ -145,6 +145,8 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	if _, used, _ := f.status(t, "key:other", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
 		t.Errorf("the other key: %s", used)
 	}
+	_, _, audit = f.run("reset", "key:other", "--reason", "support-4711", "--yes")
+	checkAudit(t, audit, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0") // what is not used is not reset
 	// The cached denial ends within a second. Then the client is admitted again.
 	isAllowed := false
 	for end := time.Now().Add(patience); !isAllowed && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {

@@ -88,6 +88,8 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the user or the password is wrong", "correct the URL; " + d.cli(s, "ACL LIST") + " lists the users"
 	case strings.Contains(text, "max number of clients"):
 		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")
+	case strings.Contains(text, "protected mode"):
+		return "the server has no password, so it accepts only connections from its own machine", "on that machine: penstock acl prints a user for it; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):
 		return "the user may not do what a connection begins with", "grant the rights that penstock acl prints"
 	case strings.Contains(text, "reset by peer") && d.option.TLSConfig == nil, strings.Contains(text, "EOF") && d.option.TLSConfig == nil:

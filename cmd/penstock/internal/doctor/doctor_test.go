@@ -233,7 +233,8 @@ var faults = []fault{
 	{name: "a replica, decisions", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "decisions", status: Failed, says: "READONLY"},
 	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, says: "no replica is in sync", fix: "min-replicas-to-write 0"},
 	{name: "a changing script", prepare: changingScripts, check: "scripts", status: Warning, says: "scripts in the cache", fix: "SCRIPT FLUSH"},
-	{name: "many connections", prepare: connections, check: "connections", status: Warning, says: "connections of 10", fix: "maxclients 20"},
+	{name: "many connections", prepare: connections(8), check: "connections", status: Warning, says: "connections of 10", fix: "maxclients 20"},
+	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, says: "max number of clients", fix: "maxclients"},
 	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, says: `1 key of limits will never expire: "ps1{key:…}rule"`, fix: "PTTL"},
 	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
 	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
@@ -337,15 +338,22 @@ func changingScripts(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// connections opens 8 of 10 connections.
-func connections(t *testing.T, s *redistest.Server) {
-	do(t, s, "CONFIG SET maxclients 10")
-	for range 8 {
-		conn, err := net.Dial("tcp", s.Addr)
-		if err != nil {
-			t.Fatal(err)
+// connections opens n of 10 connections.
+func connections(n int) func(t *testing.T, s *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) {
+		t.Helper()
+		do(t, s, "CONFIG SET maxclients 10")
+		for range n {
+			conn, err := net.Dial("tcp", s.Addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+			fmt.Fprint(conn, "PING\r\n")
+			if _, err := conn.Read(make([]byte, 64)); err != nil {
+				t.Fatal(err)
+			}
 		}
-		t.Cleanup(func() { conn.Close() })
 	}
 }
 
@@ -486,6 +494,9 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	}
 	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
 	want("keys", Warning, "as many keys as the primaries have on average")
+	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
+	want("topology", Failed, "2 of 16384 slots have no primary")
+	do(t, c.Nodes[0], "CLUSTER ADDSLOTS 7 8")
 	c.Nodes[3].Kill() // the replica of node 0
 	eventually(t, func() error {
 		if text, _ := c.Nodes[0].Do("INFO", "replication"); !strings.Contains(fmt.Sprint(text), "connected_slaves:0") {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"strconv"
 	"strings"
@@ -61,6 +62,9 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	s.client, s.disconnect, s.err = redisstore.Connect(ctx, option)
 	if s.err != nil {
 		s.client = nil
+		if greeting := greetingOf(ctx, &option, dial, address); greeting != "" {
+			s.err = errors.New(greeting)
+		}
 		return s
 	}
 	s.hello, s.err = d.hello(ctx, s)
@@ -68,6 +72,28 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 		s.client = nil
 	}
 	return s
+}
+
+// greetingOf returns the error that a server sends before any command: that it is full, or that it
+// is protected. A client that writes first may lose it.
+func greetingOf(ctx context.Context, option *rueidis.ClientOption, dial dialFunc, address string) string {
+	const patience = 300 * time.Millisecond
+	conn, err := dialWith(ctx, dial, address, &option.Dialer, option.TLSConfig)
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	text := make([]byte, 200)
+	if conn.SetReadDeadline(time.Now().Add(patience)) != nil {
+		return ""
+	}
+	n, _ := conn.Read(text)
+	line, _, _ := strings.Cut(string(text[:n]), "\r\n")
+	greeting, isError := strings.CutPrefix(line, "-")
+	if !isError {
+		return ""
+	}
+	return strings.TrimPrefix(greeting, "ERR ")
 }
 
 type dialFunc = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error)
