@@ -7,8 +7,9 @@ import (
 // A charge is what one or more descriptors of an atomic request cost together: those with one
 // counter that are charged alike.
 type charge struct {
-	members []int // descriptors
-	name    string
+	members []int  // descriptors
+	name    string // of the counter in this window
+	limit   string // the same in all windows: a denial may be repeated in the next one
 	cost    uint64
 	forced  bool // made even if it does not fit: the descriptor states its hits
 	isAlone bool // shadow_mode or quota_mode: it is decided by itself
@@ -53,9 +54,9 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 	key := ""
 	for _, c := range charges {
 		if c.isAlone {
-			together[c.name] = []*charge{c}
+			together[c.limit] = []*charge{c}
 		} else {
-			key += c.name + "\n"
+			key += c.limit + "\n"
 		}
 	}
 	for _, c := range charges {
@@ -88,7 +89,7 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	for _, i := range pending {
 		v := &results[i]
 		cost, own := hits(request, i)
-		c := &charge{[]int{i}, m.name(v.match, request, i, now), cost, own && cost > 0, v.shadow || v.quota}
+		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, own && cost > 0, v.shadow || v.quota}
 		other := byName[c.name]
 		if other == nil {
 			byName[c.name] = c
