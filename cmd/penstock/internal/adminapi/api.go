@@ -209,10 +209,10 @@ func (h *Handler) viewerOf(q *http.Request) (viewer, *refusal) {
 		return viewer{isOperator: true}, nil
 	case q.Header.Get("Authorization") != "":
 		return viewer{}, &refusal{http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer"}
-	case h.IsLocal:
+	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // an authority of operators has signed the certificate
 		return viewer{}, nil
 	case len(h.Token) == 0:
-		return viewer{}, &refusal{http.StatusForbidden, "other machines can reach this address, so the API needs a token; set operator_token, or let admin_listen be 127.0.0.1 or a Unix socket"}
+		return viewer{}, &refusal{http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket"}
 	}
 	return viewer{}, &refusal{http.StatusUnauthorized, "send the operator token as Authorization: Bearer"}
 }

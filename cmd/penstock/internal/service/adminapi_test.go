@@ -3,6 +3,7 @@ package service
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -177,5 +178,46 @@ func TestResetAdmitsAgain(t *testing.T) {
 	}
 	if strings.Contains(log, "customer-4711") || strings.Contains(log, token) || strings.Count(log, "was refused or has failed") > 2 {
 		t.Errorf("the log has a client, the token or a line for each attempt: %s", log)
+	}
+}
+
+// With a client certificate of the right authority, the API can be read without a token, and nothing
+// can be written. Probes need no certificate.
+func TestCertificatesLetOperatorsRead(t *testing.T) {
+	a, stranger := newAuthority(t), newAuthority(t)
+	operator, foreign := a.issue(3), stranger.issue(4)
+	a.issue(2)
+	r := start(t, hello, map[string]string{"admin-listen": "0.0.0.0:0", "admin-tls-cert": a.path("cert.pem"), "admin-tls-key": a.path("key.pem"), "admin-client-ca": a.path("ca.pem")})
+	_, port, _ := net.SplitHostPort(r.Admin)
+	for name, c := range map[string]struct {
+		certificates []tls.Certificate
+		want         map[string]int // status by method and path; 0: the connection fails
+	}{
+		"none":     {nil, map[string]int{"GET /livez": 200, "GET /metrics": 200, "GET /api/v1/state": 403}},
+		"operator": {[]tls.Certificate{operator}, map[string]int{"GET /livez": 200, "GET /api/v1/state": 200, "POST /api/v1/key/reset": 403}},
+		"foreign":  {[]tls.Certificate{foreign}, map[string]int{"GET /api/v1/state": 0}},
+	} {
+		config := &tls.Config{RootCAs: a.pool, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if c.certificates == nil {
+				return new(tls.Certificate), nil
+			}
+			return &c.certificates[0], nil
+		}}
+		client := http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, Timeout: patience}
+		for line, status := range c.want {
+			method, path, _ := strings.Cut(line, " ")
+			q, err := http.NewRequest(method, "https://127.0.0.1:"+port+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := 0
+			if res, err := client.Do(q); err == nil {
+				got = res.StatusCode
+				res.Body.Close()
+			}
+			if got != status {
+				t.Errorf("certificate %s: %s answers %d; want %d", name, line, got, status)
+			}
+		}
 	}
 }

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"net/http"
 	"strings"
 	"time"
@@ -16,9 +17,17 @@ import (
 )
 
 // newAdmin makes the server for health checks, metrics and the admin API.
-func (s *service) newAdmin() *server {
+func (s *service) newAdmin() (*server, error) {
+	config, err := tlsConfig(s.Settings, adminFiles(s.Settings), s.Log)
+	if err != nil {
+		return nil, err
+	}
+	if config != nil && config.ClientCAs != nil {
+		config.ClientAuth = tls.VerifyClientCertIfGiven // probes and scrapers need none
+	}
 	http1 := &http.Server{
 		Handler:           admin.New(admin.Options{Checks: s.checks(), Metrics: s.metrics.Handler(), API: s.newAdminAPI(), Pprof: s.Settings.Pprof}),
+		TLSConfig:         config,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
@@ -29,7 +38,7 @@ func (s *service) newAdmin() *server {
 	if s.Settings.Pprof {
 		http1.WriteTimeout = 0 // the caller chooses how long a profile takes
 	}
-	return newServer("admin-listen", http1)
+	return newServer("admin-listen", http1), nil
 }
 
 // newAdminAPI makes the handler of the admin API.

@@ -24,6 +24,10 @@ func callerFiles(s settings.Settings) tlsFiles {
 	return tlsFiles{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"}
 }
 
+func adminFiles(s settings.Settings) tlsFiles {
+	return tlsFiles{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"}
+}
+
 // tlsConfig is the TLS configuration for a listener, or nil without a certificate.
 func tlsConfig(s settings.Settings, files tlsFiles, log *slog.Logger) (*tls.Config, error) {
 	if files.cert == "" {

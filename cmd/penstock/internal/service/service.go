@@ -179,7 +179,11 @@ func (s *service) open(runCtx context.Context) error {
 	if s.Settings.AdminListen == "" {
 		return nil
 	}
-	return s.listen(runCtx, s.newAdmin(), s.Settings.AdminListen, budget.admin)
+	server, err := s.newAdmin()
+	if err != nil {
+		return err
+	}
+	return s.listen(runCtx, server, s.Settings.AdminListen, budget.admin)
 }
 
 // listen opens the listener of a server. It accepts at most limit connections at once.

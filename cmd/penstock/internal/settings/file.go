@@ -52,6 +52,9 @@ type Section struct {
 	APIWithoutTLS          *bool  `yaml:"api_without_tls" jsonschema:"No TLS at api although caller_tls_cert is set; default false."`
 	CallerClientCA         string `yaml:"caller_client_ca" jsonschema:"PEM file of the authorities of callers' certificates; default none."`
 	AdminListen            string `yaml:"admin_listen" jsonschema:"Host:port, or unix:/path, of metrics, health checks and the admin API, or off; default 127.0.0.1:9180."`
+	AdminTLSCert           string `yaml:"admin_tls_cert" jsonschema:"PEM file of the certificate chain for admin_listen; default none, no TLS."`
+	AdminTLSKey            string `yaml:"admin_tls_key" jsonschema:"PEM file of that private key."`
+	AdminClientCA          string `yaml:"admin_client_ca" jsonschema:"PEM file of the authorities of operators' certificates; default none."`
 	ShownIdentities        string `yaml:"shown_identities" jsonschema:"How the admin API shows who is limited: off, masked, or full with the operator token; default masked."`
 	NearLimit              *int64 `yaml:"near_limit" jsonschema:"From which percentage of a limit a request is counted as near it, 50 to 100; default 80."`
 	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof on the admin address; default false."`

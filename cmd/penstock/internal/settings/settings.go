@@ -57,10 +57,11 @@ type Settings struct {
 	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
 	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
 
-	AdminListen     string // "" is off
-	ShownIdentities string // off, masked or full
-	NearLimit       int64  // percent
-	Pprof           bool
+	AdminListen                              string // "" is off
+	AdminTLSCert, AdminTLSKey, AdminClientCA string // files
+	ShownIdentities                          string // off, masked or full
+	NearLimit                                int64  // percent
+	Pprof                                    bool
 
 	TLSCert, TLSKey, TLSClientCA string // files
 
@@ -150,6 +151,7 @@ func (s *Settings) check() error {
 	for _, files := range []struct{ cert, key, ca, prefix, caName string }{
 		{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"},
 		{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"},
+		{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"},
 	} {
 		if (files.cert == "") != (files.key == "") {
 			wrong(files.prefix+"-cert", "--%s-cert and --%s-key belong together; write both or neither", files.prefix, files.prefix)

@@ -59,6 +59,9 @@ var samples = map[string][3]string{
 	"caller-tls-key":        {"a.pem", "b.pem", "c.pem"},
 	"caller-client-ca":      {"a.pem", "b.pem", "c.pem"},
 
+	"admin-tls-cert":   {"a.pem", "b.pem", "c.pem"},
+	"admin-tls-key":    {"a.pem", "b.pem", "c.pem"},
+	"admin-client-ca":  {"a.pem", "b.pem", "c.pem"},
 	"shown-identities": {"off", "full", "off"},
 	"near-limit":       {"50", "90", "100"},
 

@@ -129,6 +129,12 @@ var Table = []Row{
 
 	{Name: "admin-listen", Default: "127.0.0.1:9180", Value: "host:port", set: setAdmin,
 		Help: "address for /metrics, /livez, /readyz and the admin API; host:port, unix:/path/of.sock, or off. Use 0.0.0.0:9180 for Kubernetes or remote scraping"},
+	{Name: "admin-tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSCert }),
+		Help: "certificate chain in PEM form, for TLS at admin-listen; a changed file is reloaded"},
+	{Name: "admin-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSKey }),
+		Help: "private key of that certificate"},
+	{Name: "admin-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.AdminClientCA }),
+		Help: "if set, the admin API also lets clients read that have a certificate signed by one of these authorities"},
 	{Name: "shown-identities", Default: "masked", Value: "off|masked|full",
 		set:  choice(func(s *Settings) *string { return &s.ShownIdentities }, "off", "masked", "full"),
 		Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
