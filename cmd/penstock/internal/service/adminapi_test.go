@@ -181,8 +181,8 @@ func TestResetAdmitsAgain(t *testing.T) {
 	}
 }
 
-// With a client certificate of the right authority, the API can be read without a token, and nothing
-// can be written. Probes need no certificate.
+// With a client certificate of the right authority, the API can be read without a token, and
+// nothing can be written. Probes need no certificate.
 func TestCertificatesLetOperatorsRead(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	operator, foreign := a.issue(3), stranger.issue(4)
