@@ -316,6 +316,12 @@ rules:
 			t.Errorf("%v; want %s", answer, want)
 		}
 	}
+	for _, name := range []string{"x-context-plan", "X-Context-Plan", "X-CONTEXT-PLAN"} {
+		forged := from("192.0.2.9", question("GET", "/api/a", name, "gold"))
+		if answer := check(t, client, forged); strings.Contains(header(answer, "RateLimit"), "gold") || header(answer, "RateLimit") == "" {
+			t.Errorf("a client that writes %s: %v; want the rule others", name, answer)
+		}
+	}
 }
 
 func TestOnlyTrustedPeersAreAnswered(t *testing.T) {
