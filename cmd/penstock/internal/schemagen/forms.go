@@ -119,6 +119,7 @@ func forms() map[string]*schema {
 		"server.grpc_server":      words("fast", "standard"),
 		"server.envoy_mode":       words("atomic", "exact"),
 		"server.envoy_algorithm":  words("fixed-window", "token-bucket", "sliding-window", "sliding-log"),
+		"server.envoy_reports":    words("force", "spend"),
 		"server.envoy_on_failure": words("default", "local", "open", "closed", "error"),
 		"server.envoy_headers":    words("none", "plain", "draft-03", "draft-11"),
 		"server.shown_identities": words("off", "masked", "full"),

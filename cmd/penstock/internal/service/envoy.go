@@ -39,6 +39,7 @@ func envoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	o := envoyrls.Options{
 		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
 	}
+	o.SpendsReports = s.EnvoyReports == "spend"
 	var errs [2]error
 	o.Mode, errs[0] = envoyrls.ParseMode(s.EnvoyMode)
 	o.OnFailure, errs[1] = envoyrls.ParseFailure(s.EnvoyOnFailure)

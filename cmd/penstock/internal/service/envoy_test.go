@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/penstock/penstock/internal/redistest"
 )
@@ -203,4 +204,23 @@ func TestThePolicyDecidesWhatEnvoyAsks(t *testing.T) {
 	}
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
 	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not say when a request ends") })
+}
+
+// Hits of a descriptor may be a report of what was used. By default they are charged in any case.
+func TestReportsOfEnvoyAreChargedAsTheSettingSays(t *testing.T) {
+	for setting, want := range map[string]uint32{"force": 0, "spend": 2} {
+		t.Run(setting, func(t *testing.T) {
+			r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits), "envoy-reports": setting})
+			client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+			report := envoyRequest("a")
+			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(50)
+			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
+				t.Errorf("a report of 50 is %v, %v; want OVER_LIMIT", answer, err)
+			}
+			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
+			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.Statuses[0].LimitRemaining != want {
+				t.Errorf("after it %v, %v; want %d left", answer, err, want)
+			}
+		})
+	}
 }

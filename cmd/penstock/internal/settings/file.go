@@ -37,6 +37,7 @@ type Section struct {
 	EnvoyXDSServerName     string `yaml:"envoy_xds_server_name" jsonschema:"Name in the control plane's certificate; default the host in envoy_xds."`
 	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`
 	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"What enforces Envoy's limits; default fixed-window."`
+	EnvoyReports           string `yaml:"envoy_reports" jsonschema:"How hits_addend of a descriptor is charged, force or spend; default force."`
 	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default: local in mode atomic, error in mode exact."`
 	EnvoyHeaders           string `yaml:"envoy_headers" jsonschema:"None, plain, draft-03 or draft-11; default none."`
 	EnvoyMetadata          *bool  `yaml:"envoy_metadata" jsonschema:"Send dynamic metadata to Envoy; default false."`

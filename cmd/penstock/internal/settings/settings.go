@@ -53,9 +53,9 @@ type Settings struct {
 	EnvoyXDS, EnvoyXDSNode, EnvoyXDSMetadata, EnvoyXDSServerName string // EnvoyXDS: "" is off
 	EnvoyXDSCA, EnvoyXDSCert, EnvoyXDSKey                        string // files
 
-	EnvoyConfig                                                       string // a folder; "" is off
-	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
-	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
+	EnvoyConfig                                                           string // a folder; "" is off
+	EnvoyMode, EnvoyAlgorithm, EnvoyReports, EnvoyOnFailure, EnvoyHeaders string
+	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains     bool
 
 	AdminListen                              string // "" is off
 	AdminTLSCert, AdminTLSKey, AdminClientCA string // files

@@ -45,6 +45,7 @@ var samples = map[string][3]string{
 	"envoy-xds-server-name": {"a", "b", "c"},
 	"envoy-mode":            {"exact", "atomic", "exact"},
 	"envoy-algorithm":       {"token-bucket", "sliding-window", "sliding-log"},
+	"envoy-reports":         {"spend", "force", "spend"},
 	"envoy-on-failure":      {"local", "open", "error"},
 	"envoy-headers":         {"plain", "draft-03", "draft-11"},
 	"envoy-metadata":        {"true", "true", "true"},

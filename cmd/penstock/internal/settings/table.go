@@ -95,6 +95,8 @@ var Table = []Row{
 	{Name: "envoy-algorithm", Default: "fixed-window", Value: "fixed-window|token-bucket|sliding-window|sliding-log",
 		set:  choice(func(s *Settings) *string { return &s.EnvoyAlgorithm }, "fixed-window", "token-bucket", "sliding-window", "sliding-log"),
 		Help: "what enforces Envoy's limits in mode atomic"},
+	{Name: "envoy-reports", Default: "force", Value: "force|spend", set: choice(func(s *Settings) *string { return &s.EnvoyReports }, "force", "spend"),
+		Help: "how hits_addend of a descriptor is charged in mode atomic: force charges it in any case, because it may report what was used; spend only if it fits"},
 	{Name: "envoy-on-failure", Default: "default", Value: "default|local|open|closed|error",
 		set: choice(func(s *Settings) *string { return &s.EnvoyOnFailure }, "default", "local", "open", "closed", "error"),
 		Help: "what Envoy gets while the store gives no answer: local decides by this instance's share, open is OK, closed is OVER_LIMIT, error leaves it to " +
