@@ -495,7 +495,12 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
 	want("keys", Warning, "as many keys as the primaries have on average")
 	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
-	want("topology", Failed, "2 of 16384 slots have no primary")
+	eventually(t, func() error { // a node may answer with the layout that it had just before
+		if c := examined(t, url).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "2 of 16384 slots have no primary") {
+			return fmt.Errorf("two slots without a primary: %+v", c)
+		}
+		return nil
+	})
 	do(t, c.Nodes[0], "CLUSTER ADDSLOTS 7 8")
 	c.Nodes[3].Kill() // the replica of node 0
 	eventually(t, func() error {

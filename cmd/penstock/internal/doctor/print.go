@@ -76,9 +76,9 @@ func conclusion(counts map[Status]int) string {
 	for _, s := range []struct {
 		status Status
 		noun   string
-	}{{Failed, "problem"}, {Warning, "warning"}, {Unknown, "unknown"}} {
+	}{{Failed, "problem"}, {Warning, "warning"}, {Unknown, ""}} {
 		if n := counts[s.status]; n > 0 && s.status == Unknown {
-			parts = append(parts, fmt.Sprintf("%d unknown for lack of a right", n))
+			parts = append(parts, fmt.Sprintf("%d unknown", n))
 		} else if n > 0 {
 			parts = append(parts, count(int64(n), s.noun))
 		}

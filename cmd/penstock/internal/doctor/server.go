@@ -89,6 +89,7 @@ func greetingOf(ctx context.Context, option *rueidis.ClientOption, dial dialFunc
 	}
 	n, _ := conn.Read(text)
 	line, _, _ := strings.Cut(string(text[:n]), "\r\n")
+	line, _, _ = strings.Cut(line, ". ")
 	greeting, isError := strings.CutPrefix(line, "-")
 	if !isError {
 		return ""
