@@ -5,6 +5,7 @@ package activity
 
 import (
 	"hash/maphash"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -70,6 +71,7 @@ type Recorder struct {
 	seed    maphash.Seed
 	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
 	other   limit                             // all that are not in limits
+	setting sync.Mutex                        // held while limits change
 	kept    []*penstock.Plan                  // those that SetLimits does not remove
 	streams [kinds]stream
 	denied  *distinctCounter
@@ -115,12 +117,22 @@ func New(o Options) *Recorder {
 	return r
 }
 
-// Keep adds a limit that is not of the policy. It is called before SetLimits.
-func (r *Recorder) Keep(plan *penstock.Plan) { r.kept = append(r.kept, plan) }
+// Keep adds a limit that is not of the policy, so SetLimits does not remove it. All plans with its
+// names and its algorithm count as that limit.
+func (r *Recorder) Keep(plan *penstock.Plan) {
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	r.kept = append(r.kept, plan)
+	all := maps.Clone(*r.limits.Load())
+	all[plan.ID()[0]] = &limit{Rule: plan.Group(), Name: plan.Name()}
+	r.limits.Store(&all)
+}
 
 // SetLimits sets the limits of the current policy, by their plans. Limits that stay keep their
-// counts. What other limits do is counted under Overflow. One goroutine at a time calls it.
+// counts. What other limits do is counted under Overflow.
 func (r *Recorder) SetLimits(plans []*penstock.Plan) {
+	r.setting.Lock()
+	defer r.setting.Unlock()
 	old := r.limits.Load()
 	all := make(map[uint64]*limit, len(plans))
 	for _, p := range slices.Concat(plans, r.kept) {

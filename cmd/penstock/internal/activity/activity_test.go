@@ -125,6 +125,21 @@ func TestRecorderCountsWhoIsDeniedAndNearTheLimit(t *testing.T) {
 	}
 }
 
+// A limit that callers bring along, with numbers of their own, is one limit. It stays after a reload.
+func TestKeptLimitsHaveTheirNames(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	f.Keep(penstock.PerSecond(1).WithName("brought").MustCompile())
+	for i := range 3 {
+		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("brought").MustCompile(), "k", rand.Uint32())
+		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("unknown").MustCompile(), "k", rand.Uint32())
+		f.SetLimits(f.rules.Plans())
+	}
+	want := []Item{{Rule: "brought", Limit: "brought", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
+	if got := f.Activity(FiveMinutes).Tops[Denied].Items; !slices.Equal(got, want) {
+		t.Errorf("denied are %+v, want %+v", got, want)
+	}
+}
+
 func TestGlobalLimitsAreNobodysAndNoKeyIsKeptWithoutNames(t *testing.T) {
 	f := newFixture(t, "rules: [{name: all, per: global, limits: [{rate: 2/h}]}]", Options{Names: plainNames})
 	for range 5 {

@@ -96,6 +96,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	if err != nil {
 		return nil, err
 	}
+	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
 	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
 	s.metrics.RESP(resp.Connections)
 	return &server{
