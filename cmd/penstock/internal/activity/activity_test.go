@@ -125,7 +125,8 @@ func TestRecorderCountsWhoIsDeniedAndNearTheLimit(t *testing.T) {
 	}
 }
 
-// A limit that callers bring along, with numbers of their own, is one limit. It stays after a reload.
+// A limit that callers bring along, with numbers of their own, is one limit. It stays after a
+// reload.
 func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	f.Keep(penstock.PerSecond(1).WithName("brought").MustCompile())
