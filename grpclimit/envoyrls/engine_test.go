@@ -297,6 +297,10 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 		{"one counter, charged in two ways", `
 			small,small +1 -> ok: ok 3/minute 2 left 60s, ok 3/minute 1 left 60s
 			2: small,small +1 -> over: over 3/minute 1 left 60s, ok 3/minute 0 left 60s`},
+		{"one counter, charged in two ways, and another descriptor is over", `
+			10: large -> ok: ok 10/hour 0 left 3600s
+			small +1,small,large -> over: ok 3/minute 2 left 60s, ok 3/minute 3 left 60s, over 10/hour 0 left 3600s
+			small +0 -> ok: ok 3/minute 2 left 60s`},
 		{"a limit of 0 denies all", `
 			zero,small -> over: over 0/day 0 left 86400s, ok 3/minute 3 left 60s
 			zero +0,small -> ok: ok 0/day 0 left 86400s, ok 3/minute 2 left 60s`},
@@ -412,6 +416,13 @@ func TestNoTwoDescriptorsShareACounter(t *testing.T) {
 		}
 		if got := f.ask(text); !strings.HasPrefix(got, "over") {
 			t.Errorf("the second %s is %s; want over", text, got)
+		}
+	}
+	for _, e := range []envoyconfig.Entry{{Key: "k=1", Value: "2"}, {Key: "k", Value: "1=2"}, {Key: "k|l", Value: ""}, {Key: "k~2", Value: "1"}} {
+		var to envoyrls.Response
+		r := &envoyrls.Request{Domain: "d", Descriptors: []envoyrls.Descriptor{{Entries: []envoyconfig.Entry{e}}}}
+		if err := f.Decide(context.Background(), r, &to); err != nil || to.IsOver {
+			t.Errorf("the first %q is %v, %v; want ok", e, write(&to), err)
 		}
 	}
 }
