@@ -34,6 +34,8 @@ const (
 	maxMistakes = 100       // that are reported
 	maxDepth    = 100       // of descriptors in descriptors
 	maxLimits   = 1_000_000 // in all files; each takes about 1 KB
+	maxPaths    = 128 << 20 // bytes of the paths of all descriptors
+	maxWarnings = 1000      // that are kept
 )
 
 // Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. What
@@ -55,6 +57,7 @@ type loader struct {
 	config   *Config
 	domainOf map[string]string // the first file of each domain
 	mistakes Errors
+	paths    int // bytes of the paths of all descriptors so far
 
 	file      string
 	positions position
@@ -67,7 +70,9 @@ func (l *loader) fail(at path, remedy, format string, args ...any) {
 }
 
 func (l *loader) warn(at path, format string, args ...any) {
-	l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.positions.line(at), Text: fmt.Sprintf(format, args...)})
+	if len(l.config.warnings) < maxWarnings {
+		l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.positions.line(at), Text: fmt.Sprintf(format, args...)})
+	}
 }
 
 // The form of a file, as its decoder needs it.
@@ -304,6 +309,15 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 		l.fail(at, "write key: NAME, with the key that Envoy sends", "a descriptor has no key")
 		return
 	}
+	// Aliases, and long keys above many others, make paths far larger than the files.
+	const perLevel = 40 // bytes of keys, values and isShared
+	isOver := l.paths > maxPaths
+	if l.paths += len(above.path) + len(y.Key) + len(y.Value) + perLevel*(len(above.keys)+1); l.paths > maxPaths {
+		if !isOver {
+			l.fail(at, "use shorter keys and values, or fewer descriptors", "the names of all descriptors together have more than %d MB", maxPaths>>20)
+		}
+		return
+	}
 	composite := compositeOf(y.Key, y.Value)
 	full := above.path + "." + composite
 	if other := to.exact[composite]; other != nil {
@@ -378,13 +392,20 @@ func (l *loader) limit(y *yamlDescriptor, at path, of parents) *Limit {
 // warnOfCollisions finds descriptors that also match the entries of a neighbour, because key and
 // value are joined by an underscore: a=b_c is matched like a_b=c.
 func (l *loader) warnOfCollisions(n *node) {
+	const longest = 256 // bytes of the descriptors that are compared
 	keys := make(map[string]bool, len(n.children))
 	for _, c := range n.children {
 		keys[c.key] = true
 	}
 	for _, c := range n.children {
 		composite := compositeOf(c.key, c.value)
+		if len(composite) > longest {
+			continue
+		}
 		for i := range len(composite) {
+			if len(l.config.warnings) == maxWarnings {
+				return
+			}
 			if key := composite[:i]; composite[i] == '_' && key != c.key && keys[key] {
 				l.config.warnings = append(l.config.warnings, Warning{File: c.file, Line: c.line, Text: fmt.Sprintf(
 					"the descriptor '%s' also matches requests with key '%s' and value '%s', because key and value are matched as one text", composite, key, composite[i+1:])})

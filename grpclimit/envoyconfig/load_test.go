@@ -157,6 +157,31 @@ func TestWhatHasNoEffectIsWarnedOf(t *testing.T) {
 	}
 }
 
+// Small files that would need many gigabytes are refused, or have few warnings.
+func TestHostileFilesNeedLittleMemory(t *testing.T) {
+	children, aliases, nested := new(strings.Builder), new(strings.Builder), new(strings.Builder)
+	fmt.Fprintf(children, "domain: d\ndescriptors:\n- key: %s\n  descriptors:\n", strings.Repeat("k", 500_000))
+	fmt.Fprintf(aliases, "domain: d\ndescriptors:\n- key: a\n  value: &v %s\n", strings.Repeat("v", 500_000))
+	for i := range 1000 {
+		fmt.Fprintf(children, "  - {key: c%d, rate_limit: {unit: day, requests_per_unit: 1}}\n", i)
+		fmt.Fprintf(aliases, "- {key: c%d, value: *v}\n", i)
+	}
+	for name, file := range map[string]string{"a long key above many": children.String(), "aliases of a long value": aliases.String()} {
+		if _, err := envoyconfig.Load(files(file), envoyconfig.Options{}); !errors.Is(err, envoyconfig.ErrInvalid) || !strings.Contains(err.Error(), "have more than 128 MB") {
+			t.Errorf("the error for %s is %.200v; want that the paths are too long", name, err)
+		}
+	}
+	nested.WriteString("domain: d\ndescriptors:\n")
+	for i := range 120 {
+		fmt.Fprintf(nested, "- {key: k%s}\n", strings.Repeat("_a", i))
+	}
+	fmt.Fprintf(nested, "- {key: x, value: %s}\n", strings.Repeat("_", 1_000_000))
+	warnings := load(t, nested.String()).Warnings()
+	if len(warnings) != 1000 {
+		t.Errorf("there are %d warnings; want the first 1000", len(warnings))
+	}
+}
+
 func TestMetadataIsFree(t *testing.T) {
 	c := load(t, "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}, metadata: {owner: {team: web}, list: [1, {a: b}], ratio: 1.5}}]")
 	m := c.Limits()[0].Metadata
