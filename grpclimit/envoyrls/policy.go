@@ -134,7 +134,8 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}
-			if it.cost *= v.Charges[j].Cost; it.cost < 0 || it.cost > penstock.MaxCost {
+			var ok bool
+			if it.cost, ok = product(it.cost, v.Charges[j].Cost); !ok {
 				return invalid("the cost is out of range; the largest is %d", int64(penstock.MaxCost))
 			}
 			c.items = append(c.items, it)
@@ -144,6 +145,14 @@ func (c *call) matchPolicy(s *ruleset) error {
 		}
 	}
 	return nil
+}
+
+// product multiplies two costs. If that is above penstock.MaxCost, it returns MaxCost and false.
+func product(a, b int64) (cost int64, ok bool) {
+	if a > 0 && b > penstock.MaxCost/a {
+		return penstock.MaxCost, false
+	}
+	return a * b, true
 }
 
 // addShadows adds the shadows of the policy for a descriptor. The answer does not tell of them.
@@ -160,7 +169,8 @@ func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
 		shadow.Charges = slices.Clone(shadow.Charges)
 		for i := range shadow.Charges {
 			one := &shadow.Charges[i]
-			one.Cost, one.Patience = min(one.Cost*it.cost, penstock.MaxCost), 0
+			one.Cost, _ = product(one.Cost, it.cost)
+			one.Patience = 0
 			if it.kind == force {
 				one.Mode = penstock.Force
 			}

@@ -97,6 +97,20 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 	}
 }
 
+// A product of hits and the cost of a rule that does not fit into 64 bits is refused: it must not
+// wrap to a smaller cost.
+func TestTheCostOfARuleTimesTheHitsDoesNotWrap(t *testing.T) {
+	rules := loadRules(t, "rules: [{name: a, match: {descriptor user: '*'}, per: {user: descriptor user}, limits: [{rate: 100000/day, cost: 8192}]}]")
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Rules: func() *policy.Rules { return rules }})
+	for _, hits := range []string{"2251799813685248", "2251799813685247", "274877906945"} {
+		r := request("user=a +" + hits)
+		r.Domain = "other"
+		if err := f.Decide(t.Context(), r, new(envoyrls.Response)); err == nil || !strings.Contains(err.Error(), "the cost is out of range") {
+			t.Errorf("the error for %s hits is %v; want that the cost is out of range", hits, err)
+		}
+	}
+}
+
 func TestRulesThatEnvoyCannotFollowAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules: [{name: a, match: {descriptor x: y}, per: global, limits: [{in_flight: 2}]}]":                                      "in_flight",
