@@ -1,0 +1,62 @@
+package fastgrpc_test
+
+import (
+	"net"
+	"runtime"
+	"testing"
+
+	"golang.org/x/net/http2"
+
+	"github.com/penstock/penstock/grpclimit/fastgrpc"
+)
+
+// Options.MaxConnections says how much an idle connection takes.
+func TestIdleConnectionsAreSmall(t *testing.T) {
+	const n, bound = 1000, 20 << 10
+	server, address := startFast(t, fastgrpc.Options{})
+	warm := dialRaw(t, address)
+	warm.call(1, "x")
+	if got := warm.outcome(1); got != good {
+		t.Fatal(got)
+	}
+	hello := append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0)
+	connections := make([]net.Conn, n)
+	before := inUse()
+	for i := range connections {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write(hello); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, 9+12+13+9) // SETTINGS, WINDOW_UPDATE, and the acknowledgement
+		for read := 0; read < len(answer); {
+			got, err := conn.Read(answer[read:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			read += got
+		}
+		connections[i] = conn
+	}
+	if got := server.Connections(); got != n+1 {
+		t.Errorf("%d clients are connected, want %d", got, n+1)
+	}
+	each := (inUse() - before) / n
+	t.Logf("an idle connection takes %d bytes, with the client's part", each)
+	if each > bound {
+		t.Errorf("an idle connection takes %d bytes; want at most %d", each, bound)
+	}
+	runtime.KeepAlive(connections)
+}
+
+// inUse returns the bytes of heap and stacks.
+func inUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}
