@@ -176,10 +176,11 @@ const good = "200/0 answered"
 // says what it is: these are all known differences.
 var frameCases = []struct {
 	name     string
-	send     func(r *raw) // stream 1 is looked at
+	send     func(r *raw)
 	want     string
 	standard string // "": as want; "ignored": the next call is answered; "undefined": it varies
 	isOver   bool   // the connection cannot be used afterwards
+	stream   uint32 // that is looked at; 0: stream 1
 }{
 	{name: "a good request", send: func(r *raw) { r.call(1, "x") }, want: good},
 	{name: "content type with codec", send: func(r *raw) { r.call(1, "x", "content-type", "application/grpc+proto") }, want: good},
@@ -225,6 +226,23 @@ var frameCases = []struct {
 		r.check(r.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0}))
 		r.call(1, "x")
 	}},
+	{name: "the same block twice, with entries of both", want: good, send: func(r *raw) {
+		block := bytes.Clone(r.encode(fields())) // adds four fields to the header table, te last
+		for _, id := range []uint32{1, 3} {
+			r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true}))
+			r.check(r.WriteData(id, true, message("x")))
+		}
+		const first = 62 // index of te, of the second block; that of the first block's path is 7 more
+		indexed := []byte{0x83, 0x86, 0x80 | (first + 7), 0x80 | (first + 2), 0x80 | (first + 1), 0x80 | first}
+		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: indexed, EndHeaders: true}))
+		r.check(r.WriteData(5, true, message("x")))
+		if got := r.outcome(5); got != good {
+			r.Errorf("the call of indices: %s", got)
+		}
+		r.encoder = hpack.NewEncoder(&r.block)
+		r.encoder.SetMaxDynamicTableSize(0) // it does not know the entries of the second block
+		r.call(7, "x")
+	}, stream: 7},
 	{name: "empty message", want: good, send: func(r *raw) { r.call(1, "") }},
 	{name: "error", want: "200/3", send: func(r *raw) { r.call(1, "fail") }},
 	{name: "panic", want: "200/13", send: func(r *raw) { r.call(1, "panic") }},
@@ -408,7 +426,7 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 					}
 					return
 				}
-				if got := r.outcome(1); !slices.Contains(strings.Split(want, " or "), got) {
+				if got := r.outcome(max(c.stream, 1)); !slices.Contains(strings.Split(want, " or "), got) {
 					t.Errorf("got %s, want %s", got, want)
 				}
 				if c.isOver || name == "grpc-go" {
@@ -419,6 +437,30 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 					t.Errorf("the next call: %s, want %s", got, good)
 				}
 			})
+		}
+	}
+}
+
+// A client that has no header table is told once that none is used: nghttp2 insists.
+func TestSmallerHeaderTableIsAcknowledgedInABlock(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{})
+	r := dialRaw(t, address, http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
+	r.ReadMetaHeaders = nil
+	r.call(1, "x")
+	r.call(3, "x")
+	var blocks [][]byte
+	for len(blocks) < 4 { // headers and trailers of both
+		f, err := r.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, ok := f.(*http2.HeadersFrame); ok {
+			blocks = append(blocks, bytes.Clone(h.HeaderBlockFragment()))
+		}
+	}
+	for i, block := range blocks {
+		if isUpdate := block[0]>>5 == 1; isUpdate != (i == 0) {
+			t.Errorf("block %d begins with %#x; want an update of the table's size in the first block only", i, block[0])
 		}
 	}
 }
