@@ -441,7 +441,7 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 	}
 }
 
-// A client that has no header table is told once that none is used: nghttp2 insists.
+// A client that has no header table gets one update of its size: nghttp2 insists.
 func TestSmallerHeaderTableIsAcknowledgedInABlock(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
