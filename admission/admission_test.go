@@ -463,7 +463,7 @@ rules:
 					time.Sleep(2 * time.Second) // the breaker probes the store
 				}
 				for _, e := range seen.take() {
-					e.Latency, e.Random = 0, 0
+					e.Latency = 0
 					trace = append(trace, fmt.Sprint(e.Event, e.decision, e.costs))
 				}
 			})

@@ -42,15 +42,6 @@ type scratch struct {
 	evaluation policy.Evaluation
 	event      Event
 	rejection  Rejection
-	random     uint32 // of the latest event; never 0
-}
-
-// nextRandom returns the next number of an xorshift generator: quick, and good enough to sample by.
-func (s *scratch) nextRandom() uint32 {
-	s.random ^= s.random << 13
-	s.random ^= s.random >> 17
-	s.random ^= s.random << 5
-	return s.random
 }
 
 // A Rejection says why a request was rejected.
@@ -390,7 +381,6 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
 	if !a.request.Peek {
-		a.event.Random = a.nextRandom()
 		a.controller.options.Observe(&a.event)
 	}
 	a.event = Event{}

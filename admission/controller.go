@@ -3,7 +3,6 @@ package admission
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,7 +75,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules().Settings(plan) }
 	}
 	c := &Controller{rules: rules, options: o, identities: newIdentities()}
-	c.scratches.New = func() any { return &scratch{random: rand.Uint32() | 1} }
+	c.scratches.New = func() any { return new(scratch) }
 	c.store = c.withFallback(store)
 	return c, nil
 }

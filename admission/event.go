@@ -26,10 +26,6 @@ type Event struct {
 
 	Latency time.Duration // of the decision, without the wait that follows it
 
-	// Random is a random number, for observers that read only some of the events. It is 0 if the
-	// transport makes its own events.
-	Random uint32
-
 	// Err is why the store gave no answer. A store that has its own fallback reports that itself, as
 	// to guard.Options.OnStoreError.
 	Err error

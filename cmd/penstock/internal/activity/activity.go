@@ -167,23 +167,16 @@ func (r *Recorder) Observe(e *admission.Event) {
 		}
 	case admission.Denied:
 		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
-			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, randomOf(e))
+			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, rand.Uint32())
 		}
 	case admission.DeniedNewIdentity:
-		r.observeDenied(nil, e.Key, randomOf(e))
+		r.observeDenied(nil, e.Key, rand.Uint32())
 	}
-}
-
-func randomOf(e *admission.Event) uint32 {
-	if e.Random == 0 {
-		return rand.Uint32()
-	}
-	return e.Random
 }
 
 // observeAllowed looks at each charge of a request: any of them may be near its limit.
 func (r *Recorder) observeAllowed(e *admission.Event) {
-	random := randomOf(e)
+	random := rand.Uint32()
 	if e.Source == penstock.FromStore { // only the store knows how much is left of the whole limit
 		for i := range e.Charges {
 			if c := &e.Charges[i]; r.isNear(c, e.Decision.Status(i).Remaining) {

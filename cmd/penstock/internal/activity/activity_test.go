@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -341,63 +338,6 @@ func TestObserveAllocatesNothing(t *testing.T) {
 			}
 			if a, b := runs(without), runs(with); b > a {
 				t.Errorf("%s: a decision takes %v allocations, and %v with a recorder", load.name, a, b)
-			}
-		}
-	}
-}
-
-// quickest returns the least time of many short rounds of decisions without and with a recorder.
-// Those rounds are compared because nothing else has disturbed them.
-func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
-	const round, rounds = 200, 3000
-	least = [2]time.Duration{1 << 62, 1 << 62}
-	for i := range rounds {
-		*isOn = i%2 == 1
-		start := time.Now()
-		for n := range round {
-			decide(n)
-		}
-		least[i%2] = min(least[i%2], time.Since(start)/round)
-	}
-	return least
-}
-
-// A request costs at most 3 % more, on the quickest way that there is: HTTP headers and memory,
-// without a connection. Without HTTP, which no server does, it is at most 10 %.
-func TestObserveCostsLittle(t *testing.T) {
-	effort.WithoutRace(t)
-	for _, load := range loads {
-		r, isOn := New(Options{Names: plainNames}), false
-		rules := rulesOf(t, load.policy)
-		r.SetLimits(rules.Plans())
-		observe := func(e *admission.Event) {
-			if isOn {
-				r.Observe(e)
-			}
-		}
-		gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: observe})
-		if err != nil {
-			t.Fatal(err)
-		}
-		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		requests := make([]*http.Request, 1000)
-		for i := range requests {
-			requests[i] = httptest.NewRequest("GET", "/", nil)
-			requests[i].Header.Set("X-Key", fmt.Sprint("client-", i))
-		}
-		for _, way := range []struct {
-			name   string
-			decide func(i int)
-			most   float64
-		}{
-			{"in memory", decisions(t, load.policy, observe), 0.10},
-			{"by HTTP", func(i int) { handler.ServeHTTP(httptest.NewRecorder(), requests[i%len(requests)]) }, 0.03},
-		} {
-			least := quickest(way.decide, &isOn)
-			more := float64(least[1]-least[0]) / float64(least[0])
-			t.Logf("counted: %s, %s: %d ns for a decision, %+.1f %% with a recorder", load.name, way.name, least[0].Nanoseconds(), 100*more)
-			if more > way.most {
-				t.Errorf("%s, %s: a decision costs %.1f %% more with a recorder; at most %.0f %% are allowed", load.name, way.name, 100*more, 100*way.most)
 			}
 		}
 	}
