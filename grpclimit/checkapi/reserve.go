@@ -2,6 +2,8 @@ package checkapi
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -36,7 +38,11 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	a, decision, err := s.admit(ctx, q.request())
+	request := q.request()
+	if q.id != "" {
+		request.ID = idOfReservation(q.id, ttl)
+	}
+	a, decision, err := s.admit(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +59,13 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	answer.ExpiresInMs = max(inMS(ttl-a.Age()), 0)
 	answer.Id, err = s.sealer.seal(reservationKind, t)
 	return answer, err
+}
+
+// idOfReservation is the id by which repeats of a Reserve are noticed. All ids of one reservation
+// must have the same ttl: a Settle is remembered for a time that depends on it, and could be made
+// again with an id that lasts longer.
+func idOfReservation(id string, ttl time.Duration) string {
+	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
 
 // Settle implements the service, for callers that have been authenticated.

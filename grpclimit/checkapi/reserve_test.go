@@ -136,6 +136,30 @@ func TestAReservationOutlivesItsProcess(t *testing.T) {
 	}
 }
 
+// A Settle is remembered for as long as its id may be used, and not for as long as an id with
+// another ttl. So a call with another ttl is no repeat, and makes a reservation of its own.
+func TestARepeatOfAReservationHasItsTTL(t *testing.T) {
+	s := newService(t)
+	reserve := func(ttl string) object {
+		return s.ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","request_id":"a"},"ttl_ms":`+ttl+`}`)
+	}
+	long := reserve("86400000")
+	for i, row := range []struct {
+		ttl      string
+		isRepeat bool
+	}{{"86400000", true}, {"2000", false}, {"2000", true}} {
+		if d := reserve(row.ttl).object("decision"); d["is_repeat"] != row.isRepeat {
+			t.Errorf("reservation %d with ttl_ms %s: %v; want repeat %t", i, row.ttl, d, row.isRepeat)
+		}
+	}
+	if answer := s.ask("/v1/settle", `{"id":"`+long["id"].(string)+`","cancel":true}`); answer["is_repeat"] != false {
+		t.Errorf("the first settle: %v", answer)
+	}
+	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
+		t.Errorf("%d left; want 2, as one of two reservations was cancelled", n)
+	}
+}
+
 func TestWhatIsNotAReservationIsRefused(t *testing.T) {
 	s := newService(t)
 	id := s.reserve(`{"check":{"rule":"search","key":"user:secret","cost":2}}`)
