@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+	"unicode/utf8"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -202,9 +203,23 @@ func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error
 		if err != nil {
 			return nil, fmt.Errorf("resource %d: %w", i, err)
 		}
-		files = append(files, envoyconfig.File{Name: cmp.Or(m.GetName(), fmt.Sprintf("resource %d", i)), Content: content})
+		files = append(files, envoyconfig.File{Name: cmp.Or(m.GetName(), fmt.Sprintf("resource %d", i)), Content: escaped(content)})
 	}
 	return envoyconfig.Load(files, envoyconfig.Options{MergeDomains: mergeDomains})
+}
+
+// escaped writes characters outside ASCII as escapes. Some that JSON may have as they are, YAML
+// refuses or reads as the end of a line, such as U+0085.
+func escaped(content []byte) []byte {
+	to := make([]byte, 0, len(content))
+	for _, r := range string(content) {
+		if r >= 0x7f && r <= 0xffff {
+			to = fmt.Appendf(to, `\u%04x`, r)
+		} else {
+			to = utf8.AppendRune(to, r)
+		}
+	}
+	return to
 }
 
 // descriptors writes descriptors in the form of the files, which JSON is a part of.

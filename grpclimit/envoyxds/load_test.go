@@ -1,0 +1,25 @@
+package envoyxds
+
+import (
+	"testing"
+
+	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+func TestTextsOfResourcesAreReadAsTheyAre(t *testing.T) {
+	for _, text := range []string{"true", "1.5", "~", "a: b", "'\"\\", "\x00\t\n\x7f", "\u0085x\u009f", "\u2028", "\ufeffx", "é😀"} {
+		resource, err := anypb.New(&configv3.RateLimitConfig{Domain: "d", Descriptors: []*configv3.RateLimitDescriptor{
+			{Key: text, RateLimit: &configv3.RateLimitPolicy{Unit: configv3.RateLimitUnit_DAY, RequestsPerUnit: 1}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := load([]*anypb.Any{resource}, false)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		} else if got := config.Limits()[0].Path; got != "d."+text {
+			t.Errorf("%q is read as %q", "d."+text, got)
+		}
+	}
+}
