@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -159,17 +160,32 @@ func TestConfigurationPageHasTheDefaults(t *testing.T) {
 	t.Logf("counted: %d defaults compared with the docs", n)
 }
 
-func TestExamplesOfConfigurationPageCompile(t *testing.T) {
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```\n").FindAllStringSubmatch(page(t), -1)
-	for _, block := range blocks {
-		text := block[1]
-		if !regexp.MustCompile(`(?m)^rules:`).MatchString(text) {
-			text += aRule
+func TestPoliciesOfDocsCompile(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	policies := 0
+	for _, name := range pages {
+		page, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err := compiles(text); err != nil {
-			t.Errorf("docs/configuration.md: %v\nin\n%s", err, text)
+		for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1) {
+			policies++
+			text := block[1]
+			if !regexp.MustCompile(`(?m)^rules:`).MatchString(text) {
+				text += aRule
+			}
+			if err := compiles(text); err != nil {
+				t.Errorf("docs/%s: %v\nin\n%s", filepath.Base(name), err, text)
+			}
 		}
 	}
+	t.Logf("counted: %d policies of the docs", policies)
+}
+
+func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 	tables := tablesOf(page(t))
 	n := 0
 	for _, s := range structsOfPage {
@@ -200,7 +216,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 			n++
 		}
 	}
-	t.Logf("counted: %d policies of the docs and %d examples of fields", len(blocks), n)
+	t.Logf("counted: %d examples of fields", n)
 }
 
 // compiles returns the error of a policy. Its folder is that of the example policies, and no
