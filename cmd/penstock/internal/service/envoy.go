@@ -274,14 +274,15 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// handler serves /json, /healthcheck and /rlconfig. All but the health check need the token.
+// handler serves /json, /healthcheck and /rlconfig. All but the health check need the token. Where
+// callers need none, web pages do: a browser on this machine could call for them, and sends Origin.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxQuestion})
 	isOpen, want := s.Settings.AdmitsOpenCallers(l), sha256.Sum256(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: 10 * time.Second}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthcheck" || isOpen || isBearer(r, want) && len(s.Settings.CallerToken) > 0 {
+		if r.URL.Path == "/healthcheck" || isOpen && r.Header["Origin"] == nil || isBearer(r, want) && len(s.Settings.CallerToken) > 0 {
 			inner.ServeHTTP(w, r)
 			return
 		}

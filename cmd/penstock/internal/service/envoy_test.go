@@ -88,6 +88,18 @@ func envoyAsks(t *testing.T, more map[string]string) {
 		t.Errorf("/json is %d %s; want 400", code, text)
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
+	for _, path := range []string{"/json", "/rlconfig"} { // as a web page in a browser on this machine
+		request, _ := http.NewRequestWithContext(patient(t), "GET", "http://"+r.API+path, nil)
+		request.Header.Set("Origin", "http://example.com")
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.Body.Close(); response.StatusCode != 401 {
+			t.Errorf("%s answers a web page with %d; want 401", path, response.StatusCode)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
 	if text := r.mustGet("http://"+r.API+"/rlconfig", 200); text != "web.remote_address: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n" {
 		t.Errorf("/rlconfig is %s", text)
 	}
