@@ -40,6 +40,7 @@ type conn struct {
 	changed      sync.Cond // out was written, a window was opened, or the connection was closed
 	streams      map[uint32]*stream
 	open         int       // streams that count for MaxStreams: also those cancelled whose handler runs
+	public       int       // those of open that need no token
 	incomplete   int       // requests that have not arrived
 	running      int       // handlers
 	buffered     int       // bytes of incomplete messages
@@ -84,6 +85,7 @@ const (
 	maxOut        = 256 << 10   // bytes that wait to be written before nothing more is read
 	maxSpare      = 64 << 10    // bytes of out that are kept
 	maxBatch      = 256         // requests that are gathered
+	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
 	drainPause    = time.Second // how long an answer to the ping of a drain is waited for
 	lingerTime    = time.Second // how long the client may take to read the last frames

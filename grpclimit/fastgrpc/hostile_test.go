@@ -377,6 +377,41 @@ func TestNoCallWithoutAuthorization(t *testing.T) {
 	}
 }
 
+// Each open call takes some 20 KB, and a client that needs no token may leave all of them open.
+func TestFewCallsThatNeedNoTokenAreOpen(t *testing.T) {
+	const most = 16
+	_, address := startFast(t, fastgrpc.Options{
+		Methods:  map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error { return nil }},
+		IsPublic: func(name string) bool { return name == method },
+	})
+	r := dialRaw(t, address)
+	id := uint32(1)
+	for range most {
+		r.headers(id, false, fields())
+		id += 2
+	}
+	r.headers(id, false, fields())
+	if got := r.outcome(id); got != "reset REFUSED_STREAM" {
+		t.Errorf("call %d: %s; want that it is refused", most+1, got)
+	}
+	r.headers(id+2, false, fields(":path", "/other/Method"))
+	if got := r.outcome(id + 2); got != "200/12" {
+		t.Errorf("a call of another method: %s; want 200/12", got)
+	}
+	r.check(r.WriteRSTStream(1, http2.ErrCodeCancel))
+	r.check(r.WriteData(3, true, message("x")))
+	if got := r.outcome(3); !strings.HasPrefix(got, "200/0") {
+		t.Errorf("a call that was open: %s; want that it is answered", got)
+	}
+	for i := range uint32(2) { // as many as have ended
+		r.headers(id+4+2*i, false, fields())
+	}
+	r.check(r.WriteData(id+6, true, message("x")))
+	if got := r.outcome(id + 6); !strings.HasPrefix(got, "200/0") {
+		t.Errorf("a call after others have ended: %s; want that it is answered", got)
+	}
+}
+
 func TestTLSNeedsH2(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

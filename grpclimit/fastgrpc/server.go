@@ -54,6 +54,10 @@ type Options struct {
 	// status to refuse the call. It must be quick. Many goroutines call it at once. Default: none.
 	Authorize func(Caller) error
 
+	// IsPublic tells whether a method needs no token. A connection may have 16 such calls open, so
+	// that clients without a token cannot fill the memory. Default: no method is bounded in this way.
+	IsPublic func(method string) bool
+
 	// Parallel is how many calls of one connection are handled at once. 1 is best for handlers that
 	// never wait, as those over a memstore: each connection's goroutine then calls them in turn.
 	// Default: 256.

@@ -30,6 +30,7 @@ type stream struct {
 	state        streamState
 	isRemoved    bool // from conn.streams: the response is dropped
 	isRunning    bool
+	isPublic     bool      // conn.public counts it
 	hasEnded     bool      // the client has sent all
 	since        time.Time // when the request began to arrive, or the response to wait
 	window       int64     // bytes of DATA that the client accepts
@@ -99,7 +100,8 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 		return c.spend(costOfMistake)
 	}
 	refused := r.check()
-	if refused == nil && c.open >= c.server.options.MaxStreams {
+	isPublic := c.server.options.IsPublic != nil && c.server.options.IsPublic(r.path)
+	if refused == nil && (c.open >= c.server.options.MaxStreams || isPublic && c.public >= maxPublic) {
 		c.out = appendReset(c.out, id, http2.ErrCodeRefusedStream)
 		return c.spend(1)
 	}
@@ -130,6 +132,9 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 	}
 	c.streams[id] = s
 	c.open++
+	if s.isPublic = isPublic; isPublic {
+		c.public++
+	}
 	if isFallback {
 		c.exchangeLocked(s, r, isEnd)
 		return nil
@@ -374,6 +379,9 @@ func (c *conn) removeLocked(s *stream) {
 
 // releaseLocked is called when nobody uses a stream any more.
 func (c *conn) releaseLocked(s *stream) {
+	if s.isPublic {
+		c.public--
+	}
 	if c.open--; c.open == 0 {
 		c.idleSince = time.Now()
 	}

@@ -28,6 +28,7 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 		o.Parallel = 1 // there are no round trips to save
 	}
 	if authenticate != nil {
+		o.IsPublic = func(method string) bool { return serviceName(method) == healthService }
 		o.Authorize = func(c fastgrpc.Caller) error { return authenticate(c.Method, c.Authorization, c.Addr) }
 	}
 	if s.envoy != nil {
