@@ -91,7 +91,11 @@ func (t *tokens) authorize(headers []string, needed permission) error {
 		if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken {
 			return failf(codes.Unauthenticated, "the Authorization header is not of the form: Bearer TOKEN")
 		}
-		if has = t.permission(token); has == nobody {
+		has = t.permission(token)
+		if has == nobody && !t.hasCaller && !t.hasOperator {
+			return failf(codes.Unauthenticated, "the token is wrong: this service has no tokens; set caller-token there, or send no Authorization header if you call from its machine")
+		}
+		if has == nobody {
 			return failf(codes.Unauthenticated, "the token is wrong; send the caller token or the operator token of this service")
 		}
 	case t.isOpen:

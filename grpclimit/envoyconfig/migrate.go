@@ -39,6 +39,17 @@ func (c *Config) Policy() string {
 	return p.b.String()
 }
 
+// LeftOut returns a line for each limit that Policy leaves out: where it is, and why no policy can
+// express it.
+func (c *Config) LeftOut() (lines []string) {
+	for _, l := range c.limits {
+		if why := l.obstacle(); why != "" {
+			lines = append(lines, place(l.File, l.Line)+": "+clean(l.Path)+" is left out: "+why)
+		}
+	}
+	return lines
+}
+
 const policyHead = `# Made by penstock migrate envoy-ratelimit.
 #
 # Envoy's requests of a domain that --envoy-config does not have are decided by these rules.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -67,12 +68,13 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 		http.Error(w, "the body is too large", http.StatusRequestEntityTooLarge)
 		return
 	}
-	var m rlsv3.RateLimitRequest
-	if err == nil {
-		err = protojson.Unmarshal(body, &m)
-	}
 	if err != nil {
-		http.Error(w, "Bad Request: the body is no RateLimitRequest in JSON, or has a field that is not known", http.StatusBadRequest)
+		http.Error(w, "Bad Request: the body ended early", http.StatusBadRequest)
+		return
+	}
+	var m rlsv3.RateLimitRequest
+	if err := protojson.Unmarshal(body, &m); err != nil {
+		http.Error(w, "Bad Request: the body is no RateLimitRequest in JSON: "+mistakeOf(err), http.StatusBadRequest)
 		return
 	}
 	answer, err := e.decideProto(r.Context(), &m)
@@ -90,4 +92,15 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	w.Write(text)
+}
+
+// maxMistake is the longest text of a mistake in bytes: it repeats a part of the body.
+const maxMistake = 200
+
+// mistakeOf returns what protojson says of a body, such as: (line 1:19): unknown field "foo". Its
+// white space differs between builds.
+func mistakeOf(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	text = strings.TrimPrefix(text, "proto: ")
+	return strings.ToValidUTF8(text[:min(len(text), maxMistake)], "")
 }

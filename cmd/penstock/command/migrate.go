@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -14,19 +15,26 @@ func newMigrate() *cobra.Command {
 		Use:   "migrate",
 		Short: "Write a policy for the limits of another limiter",
 		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return coded(exitUsage, errors.New("no limiter is named; write penstock migrate envoy-ratelimit FOLDER"))
+		},
 	}
 	var merge bool
 	envoy := &cobra.Command{
 		Use:   "envoy-ratelimit FOLDER",
 		Short: "Write a policy for the files of envoyproxy/ratelimit",
 		Long: "envoy-ratelimit reads the files of envoyproxy/ratelimit in a folder, and prints a policy with their limits. Its comments\n" +
-			"say what a policy cannot express. To keep the files as they are, use penstock serve --envoy-config.",
+			"say what a policy cannot express, and standard error names each limit that is left out. To keep the files as they are,\n" +
+			"use penstock serve --envoy-config.",
 		Example: "  penstock migrate envoy-ratelimit examples/envoy > rules.yaml\n  penstock validate rules.yaml",
 		Args:    needsArgument(1, 1, "one folder, as in: penstock migrate envoy-ratelimit examples/envoy"),
 		RunE: func(c *cobra.Command, args []string) error {
 			config, err := envoyconfig.LoadDir(args[0], envoyconfig.Options{MergeDomains: merge})
 			if err != nil {
 				return coded(exitInvalid, err)
+			}
+			for _, line := range config.LeftOut() {
+				c.PrintErrln("penstock: " + line)
 			}
 			_, err = io.WriteString(c.OutOrStdout(), config.Policy())
 			return err

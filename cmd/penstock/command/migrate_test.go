@@ -10,7 +10,7 @@ import (
 // The policy that migrate prints is one that validate accepts.
 func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 	code, out, err := command("migrate", "envoy-ratelimit", "../../../examples/envoy")
-	if code != exitOK || err != "" || !strings.Contains(out, "- name: rides.remote_address\n") || !strings.Contains(out, "It is left out: a policy has no wildcards") {
+	if code != exitOK || strings.Count(err, "\n") != 1 || !strings.Contains(err, ": rides.model_large-* is left out: ") || !strings.Contains(out, "- name: rides.remote_address\n") || !strings.Contains(out, "It is left out: a policy has no wildcards") {
 		t.Fatalf("exit status %d, %s; want a policy with a comment on what it lacks:\n%s", code, err, out)
 	}
 	rules := writeFile(t, "rules.yaml", out)
@@ -26,6 +26,12 @@ func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 	}
 	if code, out, err := command("migrate", "envoy-ratelimit", broken); code != exitInvalid || out != "" || !strings.Contains(err, "a.yaml:2: unknown key 'foo'") {
 		t.Errorf("broken files: exit status %d, %s%s; want %d and the mistake", code, out, err, exitInvalid)
+	}
+	if code, _, err := command("migrate", "envoyratelimit"); code != exitUsage || !strings.Contains(err, `unknown command "envoyratelimit"`) {
+		t.Errorf("an unknown limiter: exit status %d, %s; want %d", code, err, exitUsage)
+	}
+	if code, _, err := command("migrate"); code != exitUsage || !strings.Contains(err, "no limiter is named") {
+		t.Errorf("no limiter: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 	if code, _, _ := command("migrate", "envoy-ratelimit"); code != exitUsage {
 		t.Errorf("without a folder: exit status %d; want %d", code, exitUsage)

@@ -180,6 +180,9 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	}
 	s.metrics.SetRulesOf("envoy", e.names)
 	s.Log.Info("Envoy's rate limits loaded", "from", e.from(), "domains", len(c.Domains()), "limits", len(c.Limits()))
+	if e.dir != "" && len(c.Limits()) == 0 { // a control plane may have none
+		s.Log.Warn("the folder of envoy-config has no limits, so its files deny nothing", "from", e.dir)
+	}
 	e.logWarningsLocked(c.Warnings())
 	return nil
 }

@@ -136,6 +136,11 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
 		t.Errorf("after a change it is %v, %v; want the new limits", answer, err)
 	}
+	if strings.Contains(r.log.String(), "has no limits") {
+		t.Errorf("a folder with limits is said to have none:\n%s", r.log.String())
+	}
+	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\n")
+	logged("the folder of envoy-config has no limits")
 }
 
 func TestEnvoyNeedsTheToken(t *testing.T) { withBothGRPCServers(t, testEnvoyNeedsTheToken) }
