@@ -188,12 +188,21 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	return k, nil
 }
 
-// exampleKeys returns a key for each identity of the rules.
+// exampleKeys returns a key for each kind of identity of the rules.
 func exampleKeys(rules *policy.Rules, rule string) (examples []string) {
 	for _, r := range rules.Rules() {
+		if rule != "" && r.Name != rule {
+			continue
+		}
 		for _, l := range r.Limits {
-			if example := l.Key.ExampleKey("…"); (rule == "" || r.Name == rule) && !slices.Contains(examples, example) {
-				examples = append(examples, example)
+			kinds := l.Key.FirstOf
+			if kinds == nil {
+				kinds = []*policy.Identity{l.Key}
+			}
+			for _, kind := range kinds {
+				if example := kind.ExampleKey("…"); !slices.Contains(examples, example) {
+					examples = append(examples, example)
+				}
 			}
 		}
 	}

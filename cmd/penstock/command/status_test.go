@@ -224,6 +224,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 	policy := writeFile(t, "rules.yaml", statusPolicy)
 	t.Setenv("PENSTOCK_CONFIG", "")
 	up, down := " --config "+policy+" --store "+s.URL(), " --config "+policy+" --store redis://u:hunter2@127.0.0.1:1"
+	several := " --store " + s.URL() + " --config " + writeFile(t, "several.yaml", "rules:\n- {name: a, per: {first_of: [{key: header X-API-Key}, {user: header X-User-Id}, ip]}, limits: [{rate: 9/s}]}\n")
 	if _, err := s.Do("SET", "ps1{key:foreign}login", "x"); err != nil {
 		t.Fatal(err)
 	}
@@ -236,6 +237,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		"status key:abc --store redis://h":         {exitUsage, "write --config rules.yaml"},
 		"status key:abc --config " + policy:        {exitUsage, "no store is named"},
 		"status user:7" + up:                       {exitUsage, "write one of: key:…, global, ip:…"},
+		"status bob" + several:                     {exitUsage, "write one of: key:…, user:…, ip:…"},
 		"status key:a --rule none" + up:            {exitUsage, `no rule "none"`},
 		"status ip:192.0.2.1 --rule login" + up:    {exitUsage, "write one of: key:…, global"},
 		"status key:abc -o xml" + up:               {exitUsage, `unknown output "xml"`},

@@ -234,15 +234,21 @@ func (d *doctor) checkMemory(s *server) {
 		}
 	case share >= 100:
 		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(most))
-		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", max(2*used, 2*most)))
+		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, setMaxMemory(s))
 	default:
 		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(most))
 		if share >= maxMemoryShare {
 			m.Status, m.Why = Warning, "a full server rejects decisions, and limits use on_failure"
-			m.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", 2*most))
+			m.Remedy = d.cli(s, setMaxMemory(s))
 		}
 	}
 	d.add(m)
+}
+
+// setMaxMemory is the command that at least doubles a server's memory. All checks of a run name
+// the same number.
+func setMaxMemory(s *server) string {
+	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), 64<<20))
 }
 
 func percent(part, whole int64) int64 {

@@ -124,7 +124,7 @@ func (d *doctor) failedDecision(s *server, err error) {
 		case penstock.ReasonPermissionDenied:
 			c.Needs, c.Remedy = e.Hint, d.cli(s, "ACL SETUSER "+d.user()+" "+e.Hint)
 		case penstock.ReasonOutOfMemory:
-			c.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 64<<20)))
+			c.Remedy = d.cli(s, setMaxMemory(s))
 		case penstock.ReasonBusy:
 			c.Why, c.Remedy = "another script blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:

@@ -214,8 +214,8 @@ var faults = []fault{
 	{name: "no INFO", prepare: rightsWithout("info"), user: limiter, check: "rights", status: Warning, says: "+info", fix: "ACL SETUSER limiter +info"},
 	{name: "no EVAL", prepare: rightsWithout("eval"), user: limiter, check: "rights", status: Failed, says: "eval", fix: "ACL SETUSER limiter +eval"},
 	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, says: "~ps1*", fix: "~ps1*"},
-	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, says: "full", fix: "CONFIG SET maxmemory"},
-	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, says: "OOM", fix: "CONFIG SET maxmemory"},
+	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, says: "full", fix: "CONFIG SET maxmemory 67108864"},
+	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, says: "OOM", fix: "CONFIG SET maxmemory 67108864"},
 	{name: "nearly full", prepare: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "DEBUG POPULATE 50000 other")
 		used, err := s.UsedMemory()
