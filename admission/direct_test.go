@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -102,9 +103,14 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 // A call may have shadows. They are counted for every request, and it can read what they say.
 func TestADirectCallReadsItsShadows(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	var mu sync.Mutex
 	outcomes := make(map[admission.Outcome]int)
 	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { outcomes[e.Outcome]++ },
+		HasFallback: true, Observe: func(e *admission.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			outcomes[e.Outcome]++
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -146,9 +152,14 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 // A transport may deny by the state of charges that are made in any case.
 func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	var mu sync.Mutex
 	var outcomes []admission.Outcome
 	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
+		HasFallback: true, Observe: func(e *admission.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			outcomes = append(outcomes, e.Outcome)
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
