@@ -3,7 +3,6 @@ package command
 import (
 	"bufio"
 	"cmp"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -26,8 +24,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-const maxReason = 200 // letters of --reason
-
 // newReset makes the command that resets limits of a key.
 func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var r reset
@@ -35,8 +31,9 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset [flags] --reason TEXT KEY",
 		Short: "Let a client use its limits again from the beginning",
-		Long: "reset clears the counters of one key: all limits, or those of one rule. Shadows and candidates are cleared too, so that\n" +
-			"they stay comparable. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
+		Long: "reset clears the counters of one key: all limits, those of one rule, or one. Shadows and candidates are cleared too, so that\n" +
+			"they stay comparable. A limit of requests in flight is reset only by its name (--limit), because its slots may still be in\n" +
+			"use. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
 			"It asks first; --yes answers for you, and is needed if the input is no terminal.\n\n" +
 			"For each limit it writes an audit line in JSON to standard error: when, who, what, before, after, and why. The key is\n" +
 			"masked there, with a hash that tells whether two lines are about one key.\n\n" +
@@ -50,7 +47,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(r.output, "text", "json"); err != nil {
 				return err
 			}
-			if err := checkReason(r.reason); err != nil {
+			if err := r.check(); err != nil {
 				return coded(exitUsage, err)
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
@@ -63,6 +60,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	given.add(c)
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
+	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
 	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not ask")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
@@ -70,103 +68,109 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-func checkReason(reason string) error {
+// check checks the flags.
+func (r *reset) check() error {
 	switch {
-	case strings.TrimSpace(reason) == "":
+	case r.reason == "":
 		return errors.New("the reason is missing; write --reason TEXT, such as the number of a ticket")
-	case len([]rune(reason)) > maxReason || strings.ContainsFunc(reason, unicode.IsControl):
-		return fmt.Errorf("the reason must have at most %d letters, and be one line", maxReason)
+	case r.limit != "" && r.rule == "":
+		return errors.New("--limit is given without its rule; write --rule too")
 	}
-	return nil
+	return keylimits.CheckReason(r.reason)
 }
 
 type reset struct {
-	rule, reason, output string
-	isConfirmed          bool
+	rule, limit, reason, output string
+	isConfirmed                 bool
 }
 
-// A resetLimit is a limit that was reset, or not.
-type resetLimit struct {
-	Rule   string `json:"rule"`
-	Limit  string `json:"limit"`
-	Kind   string `json:"kind"`
-	Before usage  `json:"before"`
-	After  usage  `json:"after"`
-}
-
-type usage struct {
-	Used int64 `json:"used"`
-	Left int64 `json:"left"`
+// A resetReport is what penstock reset prints. As JSON it has the names of /api/v1/key/reset.
+type resetReport struct {
+	Identity string `json:"identity"`
+	*keylimits.Reset
 }
 
 func (r *reset) run(c *cobra.Command, k *keyStore) error {
-	if _, err := k.read(c.Context()); err != nil {
+	if k.skipped > 0 {
+		return coded(exitUsage, fmt.Errorf("there are more than %d limits of such a key; name a rule by --rule", keylimits.MaxLimits))
+	}
+	limits := keylimits.Resettable(k.limits, r.limit)
+	if len(limits) == 0 {
+		return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits, and --limit names one of requests in flight", k.key))
+	}
+	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
+	if err != nil {
 		return err
 	}
-	limits := k.ownLimits()
-	done := []resetLimit{}
-	if slices.ContainsFunc(limits, func(l *keylimits.Limit) bool { return l.Used > 0 }) {
-		if err := r.confirm(c, k, limits); err != nil {
-			return err
-		}
-		for _, l := range limits {
-			if l.Used == 0 {
-				continue
-			}
-			one, err := r.resetOne(c, k, l)
-			if err != nil {
-				return err
-			}
-			done = append(done, one)
+	if err := r.confirm(c, k.key, before); err != nil {
+		return err
+	}
+	var unwritten error
+	done, err := keylimits.Clear(c.Context(), k.store, before, func(change keylimits.Change) {
+		unwritten = cmp.Or(unwritten, r.audit(c, k, change))
+	})
+	if err = cmp.Or(err, unwritten); err != nil {
+		return err
+	}
+	return r.print(c.OutOrStdout(), &resetReport{k.key, done}, cachesOf(limits))
+}
+
+// print prints what was reset. caches is what a reset does not concern.
+func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
+	var text strings.Builder
+	for i, l := range report.Before {
+		if slices.Contains(report.Reset.Reset, l.Name()) {
+			fmt.Fprintf(&text, "%s was reset: %d used before, %d left now\n", l.Name(), l.Used, report.After[i].Left)
 		}
 	}
+	text.WriteString(caches)
+	if len(report.Reset.Reset) == 0 {
+		text.Reset()
+		fmt.Fprintf(&text, "%s has used nothing; nothing was reset.\n", report.Identity)
+	}
+	var err error
 	if r.output == "json" {
-		if err := writeJSON(c.OutOrStdout(), struct {
-			Identity string       `json:"identity"`
-			Reset    []resetLimit `json:"reset"`
-		}{k.key, done}); err != nil {
-			return err
-		}
+		err = writeJSON(out, report)
 	} else {
-		r.print(c.OutOrStdout(), k, done)
+		_, err = io.WriteString(out, text.String())
 	}
-	if len(done) == 0 {
-		return silent(exitDenied)
+	if err == nil && len(report.Reset.Reset) == 0 {
+		err = silent(exitDenied)
 	}
-	return nil
+	return err
 }
 
-// ownLimits returns the limits of the key, each once: tiers share a counter. The one of the tier
-// with the most units is in it.
-func (k *keyStore) ownLimits() (limits []*keylimits.Limit) {
-	for _, l := range k.limits {
-		i := slices.IndexFunc(limits, func(other *keylimits.Limit) bool { return other.Name() == l.Name() })
-		switch {
-		case i < 0:
-			limits = append(limits, l)
-		case l.Used > limits[i].Used:
-			limits[i] = l
+// cachesOf says what instances still hold of limits after a reset.
+func cachesOf(limits []keylimits.Limit) (text string) {
+	denyFor, hasLease := time.Duration(0), false
+	for _, l := range limits {
+		denyFor, hasLease = max(denyFor, l.DenyFor()), hasLease || l.HasLease()
+	}
+	if denyFor > 0 {
+		text = fmt.Sprintf("Running instances may deny from their caches for up to %v more.\n", denyFor)
+	}
+	if hasLease {
+		text += "Units that instances have leased stay with them.\n"
+	}
+	return text
+}
+
+// confirm asks the operator, unless --yes is given or nothing is used.
+func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) error {
+	var names []string
+	for _, l := range limits {
+		if l.IsInUse() {
+			names = append(names, fmt.Sprintf("%s (%d used)", l.Name(), l.Used))
 		}
 	}
-	return limits
-}
-
-// confirm asks the operator, unless --yes is given.
-func (r *reset) confirm(c *cobra.Command, k *keyStore, limits []*keylimits.Limit) error {
-	if r.isConfirmed {
+	if r.isConfirmed || len(names) == 0 {
 		return nil
 	}
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
 		return coded(exitUsage, errors.New("the input is no terminal, so nothing was asked or reset; write --yes"))
 	}
-	var names []string
-	for _, l := range limits {
-		if l.Used > 0 {
-			names = append(names, fmt.Sprintf("%s (%d used)", l.Name(), l.Used))
-		}
-	}
-	fmt.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), k.key)
+	fmt.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
 	line, err := bufio.NewReader(io.LimitReader(in, 1<<10)).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil || answer != "y" && answer != "yes" {
 		return coded(exitUsage, errors.New("nothing was reset"))
@@ -174,30 +178,24 @@ func (r *reset) confirm(c *cobra.Command, k *keyStore, limits []*keylimits.Limit
 	return nil
 }
 
-// resetOne resets a limit and writes its audit line. It writes the line also if the reset fails,
-// because the counter may be cleared.
-func (r *reset) resetOne(c *cobra.Command, k *keyStore, l *keylimits.Limit) (done resetLimit, err error) {
-	done = resetLimit{Rule: l.Rule, Limit: l.Limit, Kind: l.Kind, Before: usage{l.Used, l.Left}}
-	err = k.call(c.Context(), func(ctx context.Context) error {
-		if err := l.Reset(ctx, k.store); err != nil {
-			return err
-		}
-		return l.Read(ctx, k.store)
-	})
+// audit writes the audit line of a limit.
+func (r *reset) audit(c *cobra.Command, k *keyStore, change keylimits.Change) error {
+	l := change.Before
 	line := auditLine{
 		Audit: true, Time: time.Now().UTC(), ID: rand.Text(), Actor: actorOfCommandLine(), Action: "reset",
-		Target: auditTarget{l.Rule, l.Limit, keylimits.Masked(k.key), hashOfKey(k.key, k.secret)}, Before: done.Before, Reason: r.reason, Result: "ok",
+		Target: auditTarget{l.Rule, l.Limit, keylimits.Masked(k.key), hashOfKey(k.key, k.secret)}, Before: usage{l.Used, l.Left}, Reason: r.reason, Result: "unknown",
 	}
-	if err != nil {
-		line.Result = "unknown"
-		err = fmt.Errorf("reset %s: %w", l.Name(), err)
-	} else {
-		done.After = usage{l.Used, l.Left}
-		line.After = &done.After
+	if change.After != nil {
+		line.After, line.Result = &usage{change.After.Used, change.After.Left}, "ok"
 	}
 	encoder := json.NewEncoder(c.ErrOrStderr())
 	encoder.SetEscapeHTML(false)
-	return done, cmp.Or(encoder.Encode(line), err)
+	return encoder.Encode(line)
+}
+
+type usage struct {
+	Used int64 `json:"used"`
+	Left int64 `json:"left"`
 }
 
 // An auditLine says who has changed what, and why.
@@ -243,24 +241,4 @@ func hashOfKey(key string, secret []byte) string {
 	}
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:16])
-}
-
-func (r *reset) print(out io.Writer, k *keyStore, done []resetLimit) {
-	if len(done) == 0 {
-		fmt.Fprintf(out, "%s has used nothing; nothing was reset.\n", k.key)
-		return
-	}
-	denyFor, hasLease := time.Duration(0), false
-	for _, l := range k.limits {
-		denyFor, hasLease = max(denyFor, l.DenyFor()), hasLease || l.HasLease()
-	}
-	for _, one := range done {
-		fmt.Fprintf(out, "%s.%s was reset: %d used before, %d left now\n", one.Rule, one.Limit, one.Before.Used, one.After.Left)
-	}
-	if denyFor > 0 {
-		fmt.Fprintf(out, "Running instances may deny from their caches for up to %v more.\n", denyFor)
-	}
-	if hasLease {
-		fmt.Fprintln(out, "Units that instances have leased stay with them.")
-	}
 }

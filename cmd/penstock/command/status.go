@@ -127,23 +127,19 @@ func askKey(ctx context.Context, admin, key, rule, token string) (*keyReport, er
 	if len(found.Limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", key, adminapi.Prefix))
 	}
-	report := &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy}
-	for _, l := range found.Limits {
-		report.Limits = append(report.Limits, &keylimits.Limit{Rule: l.Rule, Limit: l.Limit, Kind: l.Kind, Tier: l.Tier, Rate: l.Rate, Algorithm: l.Algorithm,
-			Used: l.Used, Left: l.Left, ResetMS: l.ResetMS, RetryMS: l.RetryMS, IsDenied: l.Denies})
-	}
-	return report, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
 type keyStore struct {
-	key    string
-	limits []*keylimits.Limit // at least one
-	global []*keylimits.Limit // of the same rules
-	store  penstock.Store
-	secret []byte
-	redis  *redisstore.Store
-	policy *policyfile.Policy
+	key     string
+	limits  []keylimits.Limit // at least one
+	global  []keylimits.Limit // of the same rules
+	skipped int               // limits that are not in limits or global, because there are too many
+	store   penstock.Store    // each call has storeTimeout
+	secret  []byte
+	redis   *redisstore.Store
+	policy  *policyfile.Policy
 }
 
 // openKey opens the store, and finds the limits of a key.
@@ -169,22 +165,31 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
-	stored := func(c penstock.Charge) (string, error) { return redisstore.KeyOf(c, keys) }
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, secret: s.KeyHashSecret}
-	var err error
-	if k.limits, err = keylimits.Find(rules, k.key, rule, stored); err != nil {
-		return nil, err
-	}
-	if len(k.limits) == 0 {
+	if k.limits, k.skipped = keylimits.Find(rules, k.key, rule); len(k.limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
 	}
-	if k.global, err = keylimits.Globals(rules, k.limits, stored); err != nil {
-		return nil, err
+	if k.key != "global" {
+		global, skipped := keylimits.Globals(rules, k.limits)
+		k.global, k.skipped = global, k.skipped+skipped
+	}
+	var err error
+	for _, limits := range [][]keylimits.Limit{k.limits, k.global} {
+		for i := range limits {
+			if limits[i].Stored, err = redisstore.KeyOf(limits[i].Charge(), keys); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if k.redis, err = redisstore.Open(s.Store, keys); err != nil {
 		return nil, coded(exitUsage, err)
 	}
-	k.store = penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+	split := penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+	k.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
+		return split.Decide(ctx, charges)
+	})
 	return k, nil
 }
 
@@ -216,35 +221,22 @@ func (k *keyStore) close() {
 
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
-	Identity string             `json:"identity"`
-	Source   string             `json:"source"`    // who answered: the store, or a guard of the instance
-	DeniedBy []string           `json:"denied_by"` // enforced limits, as RULE.LIMIT
-	Limits   []*keylimits.Limit `json:"limits"`
-	Global   []*keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
+	Identity string            `json:"identity"`
+	Source   string            `json:"source"`    // who answered: the store, or a guard of the instance
+	DeniedBy []string          `json:"denied_by"` // enforced limits, as RULE.LIMIT
+	Limits   []keylimits.Limit `json:"limits"`
+	Global   []keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
+	Skipped  int               `json:"skipped"`          // limits that were not read, because there are too many
 }
 
 // read asks the store about all limits.
 func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
-	report := &keyReport{Identity: k.key, Source: penstock.FromStore.String(), DeniedBy: []string{}, Limits: k.limits}
-	if k.key != "global" {
-		report.Global = k.global
+	all := slices.Concat(k.limits, k.global)
+	source, err := keylimits.Read(ctx, k.store, all)
+	if err != nil {
+		return nil, err
 	}
-	for _, l := range slices.Concat(report.Limits, report.Global) {
-		if err := k.call(ctx, func(ctx context.Context) error { return l.Read(ctx, k.store) }); err != nil {
-			return nil, fmt.Errorf("%s, key %s: %w", l.Name(), l.Stored, err)
-		}
-		if l.IsDenied && l.Kind == keylimits.Enforced && !slices.Contains(report.DeniedBy, l.Name()) {
-			report.DeniedBy = append(report.DeniedBy, l.Name())
-		}
-	}
-	return report, nil
-}
-
-// call calls the store with a timeout.
-func (*keyStore) call(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	return call(ctx)
+	return &keyReport{Identity: k.key, Source: source.String(), DeniedBy: keylimits.DeniedBy(all), Limits: all[:len(k.limits)], Global: all[len(k.limits):], Skipped: k.skipped}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -257,12 +249,15 @@ func (r *keyReport) print(out io.Writer) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limit\tadmits\tused\tleft\tunused in\ta request now")
 	for _, l := range r.Limits {
-		printLimit(w, l, "")
+		printLimit(w, &l, "")
 	}
 	for _, l := range r.Global {
-		printLimit(w, l, "all clients")
+		printLimit(w, &l, "all clients")
 	}
 	_ = w.Flush()
+	if r.Skipped > 0 {
+		fmt.Fprintf(&b, "\n%d more limits were not read; name a rule by --rule.\n", r.Skipped)
+	}
 	if len(r.DeniedBy) == 0 {
 		b.WriteString("\nNo limit would deny a request of one unit now.\n")
 	} else {

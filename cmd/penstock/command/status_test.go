@@ -245,7 +245,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		"status key:foreign" + up:                  {exitUnreachable, "ps1{key:foreign}login"},
 		"status key:a --config /none --store x://": {exitInvalid, "/none"},
 		"reset key:abc --yes" + up:                 {exitUsage, "write --reason TEXT"},
-		"reset key:abc --yes --reason " + strings.Repeat("x", 201) + up: {exitUsage, "at most 200 letters"},
+		"reset key:abc --yes --reason " + strings.Repeat("x", 201) + up: {exitUsage, "1 to 200 letters"},
 		"reset key:abc --yes --reason r" + down:                         {exitUnreachable, "connection refused"},
 		"reset --reason r" + up:                                         {exitUsage, "one key, as in: penstock reset"},
 	} {
@@ -254,7 +254,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 			t.Errorf("penstock %s: exit code %d, %q, %s\nwant %d, … %s", args, code, out, errors, want.code, want.text)
 		}
 	}
-	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "one line") {
+	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "on one line") {
 		t.Errorf("a reason of two lines: %d, %s", code, errors)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -303,18 +304,18 @@ func TestKeyHasAllItsLimitsAndNothingIsWritten(t *testing.T) {
 		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "key:abc" || !slices.Equal(got.DeniedBy, []string{"api.hour"}) || got.Skipped != 0 {
 			t.Fatalf("%+v", got)
 		}
-		byTier := make(map[string]KeyLimit)
+		byTier := make(map[string]keylimits.Limit)
 		for _, l := range got.Limits {
 			byTier[l.Limit+l.Tier] = l
 		}
 		hour, day := byTier["hourfree"], byTier["day"]
-		if hour.Used != 10 || hour.Left != 0 || !hour.Denies || hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.Rate == "" || hour.Kind != "enforced" || hour.ResetMS <= hour.RetryMS {
+		if hour.Used != 10 || hour.Left != 0 || !hour.IsDenied || hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.Rate == "" || hour.Kind != "enforced" || hour.ResetMS <= hour.RetryMS {
 			t.Errorf("hour: %+v", hour)
 		}
-		if day.Used != 3 || day.Left != 997 || day.Denies || day.RetryMS != 0 {
+		if day.Used != 3 || day.Left != 997 || day.IsDenied || day.RetryMS != 0 {
 			t.Errorf("day: %+v", day)
 		}
-		if premium := byTier["hourpremium"]; premium.Denies || premium.Left == 0 {
+		if premium := byTier["hourpremium"]; premium.IsDenied || premium.Left == 0 {
 			t.Errorf("premium: %+v", premium)
 		}
 	}
@@ -323,12 +324,15 @@ func TestKeyHasAllItsLimitsAndNothingIsWritten(t *testing.T) {
 	for _, l := range all.Limits {
 		names = append(names, strings.TrimSpace(l.Rule+"."+l.Limit+" "+l.Kind+" "+l.Tier))
 	}
-	want := []string{"api.hour enforced premium", "api.hour.candidate candidate premium", "api.day enforced", "api.hour enforced free", "api.hour.candidate candidate free"}
+	want := []string{"api.hour enforced premium", "api.hour enforced free", "api.hour.candidate candidate premium", "api.hour.candidate candidate free", "api.day enforced"}
 	if !slices.Equal(names, want) {
 		t.Errorf("the limits are %q, want %q", names, want)
 	}
 	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true"); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
 		t.Errorf("an address has the limits %+v", got.Limits)
+	}
+	if got := read[Key](f, "key?key=ip:2001:db8::1"); got.Identity != "ip:2001:db8::/64" && got.Identity != "ip:2001:db8::" {
+		t.Errorf("an address of IPv6 stands for %s, not for its network", got.Identity)
 	}
 	if got := read[Key](f, "key?key=key:fresh"); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
 		t.Errorf("a key that has used nothing: %+v", got)

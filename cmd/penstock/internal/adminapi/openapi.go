@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
 // OpenAPI returns the description of the API in the form of OpenAPI 3.1. It is made of the routes
@@ -51,7 +53,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}},
 		"requestBody": object{"required": true, "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[ResetRequest]())}}},
 		"responses": object{
-			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[Reset]())}}},
+			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[keylimits.Reset]())}}},
 			"400": failure("the body is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"), "404": failure("there is no such limit"),
 			"409": failure("the key or its limits must be named in another way"), "415": failure("the body is not JSON"), "503": failure("the store is not there; a part may have been reset"),
 		},

@@ -8,10 +8,8 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
-	"strings"
-	"unicode"
 
-	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
 // A ResetRequest says what to forget.
@@ -21,13 +19,6 @@ type ResetRequest struct {
 	Rule   string `json:"rule,omitempty" doc:"only the limits of this rule; default: all limits that count under such a key"`
 	Limit  string `json:"limit,omitempty" doc:"only this limit of the rule; in_flight limits are reset only by their names"`
 	Reason string `json:"reason" doc:"for the audit, 1 to 200 letters"`
-}
-
-// A Reset is what has been forgotten.
-type Reset struct {
-	Reset  []string   `json:"reset" doc:"limits, as RULE.LIMIT, that counted something before"`
-	Before []KeyLimit `json:"before"`
-	After  []KeyLimit `json:"after"`
 }
 
 // An Audit describes a write. It has no identity and no secret.
@@ -41,10 +32,7 @@ type Audit struct {
 	Problem string // why the write was refused or failed; "" if it succeeded
 }
 
-const (
-	maxBody   = 16 << 10 // bytes
-	maxReason = 200      // letters
-)
+const maxBody = 16 << 10 // bytes
 
 // serveReset answers POST /api/v1/key/reset.
 func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
@@ -64,7 +52,7 @@ func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-func (h *Handler) reset(ctx context.Context, w http.ResponseWriter, q *http.Request, a *Audit) (*Reset, error) {
+func (h *Handler) reset(ctx context.Context, w http.ResponseWriter, q *http.Request, a *Audit) (*keylimits.Reset, error) {
 	v, refused := h.viewerOf(q)
 	switch {
 	case refused != nil:
@@ -89,28 +77,19 @@ func (h *Handler) reset(ctx context.Context, w http.ResponseWriter, q *http.Requ
 	if err != nil {
 		return nil, err
 	}
-	done := &Reset{Reset: []string{}}
-	if done.Before, err = h.peek(ctx, key, limits); err != nil {
-		return nil, err
+	before, err := keylimits.ReadStates(ctx, h.Store, limits)
+	if err != nil {
+		return nil, storeFailed(err)
 	}
-	for _, l := range limits { // one at a time: a missing right must not hide what was reset
-		charge := []penstock.Charge{{Key: key, Plan: l.plan, Mode: penstock.Reset}}
-		d, err := h.Store.Decide(ctx, charge)
-		if err == nil && !isOfStore(d.Source) {
-			err = penstock.ErrUnavailable
+	done, err := keylimits.Clear(ctx, h.Store, before, func(c keylimits.Change) {
+		after := "?"
+		if c.After != nil {
+			after = fmt.Sprint(c.After.Used)
 		}
-		if err != nil {
-			return nil, storeFailed(err)
-		}
-	}
-	if done.After, err = h.peek(ctx, key, limits); err != nil {
-		return nil, err
-	}
-	for i, l := range done.Before {
-		if l.Used > 0 || l.Denies {
-			done.Reset = append(done.Reset, l.Rule+"."+l.Limit)
-			a.Limits = append(a.Limits, fmt.Sprintf("%s.%s %d->%d", l.Rule, l.Limit, l.Used, done.After[i].Used))
-		}
+		a.Limits = append(a.Limits, fmt.Sprintf("%s %d->%s", c.Before.Name(), c.Before.Used, after))
+	})
+	if err != nil {
+		return nil, storeFailed(err)
 	}
 	return done, nil
 }
@@ -125,10 +104,10 @@ func readReset(w http.ResponseWriter, q *http.Request) (asked ResetRequest, err 
 	if err := decoder.Decode(&asked); err != nil || decoder.More() {
 		return asked, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
 	}
-	letters := []rune(asked.Reason)
-	switch isHidden := func(r rune) bool { return !unicode.IsPrint(r) }; {
-	case strings.TrimSpace(asked.Reason) == "" || len(letters) > maxReason || strings.ContainsFunc(asked.Reason, isHidden):
-		return asked, refuse(http.StatusBadRequest, "reason must have 1 to %d letters; it is for the audit", maxReason)
+	reason := keylimits.CheckReason(asked.Reason)
+	switch {
+	case reason != nil:
+		return asked, refuse(http.StatusBadRequest, "%v", reason)
 	case asked.Limit != "" && asked.Rule == "":
 		return asked, refuse(http.StatusBadRequest, "limit is given without its rule")
 	case len(asked.Key) > maxValue:
@@ -137,46 +116,17 @@ func readReset(w http.ResponseWriter, q *http.Request) (asked ResetRequest, err 
 	return asked, nil
 }
 
-// toReset returns the limits to reset, each once: all tiers have one state.
-func (h *Handler) toReset(key string, asked ResetRequest) (limits []keyLimit, err error) {
-	all, skipped := h.limitsOf(h.Rules(), key, asked.Rule)
+// toReset returns the limits to reset.
+func (h *Handler) toReset(key string, asked ResetRequest) ([]keylimits.Limit, error) {
+	all, skipped := keylimits.Find(h.Rules(), key, asked.Rule)
 	if skipped > 0 {
-		return nil, refuse(http.StatusConflict, "there are more than %d limits of such a key; name a rule", maxKeyLimits)
+		return nil, refuse(http.StatusConflict, "there are more than %d limits of such a key; name a rule", keylimits.MaxLimits)
 	}
-	seen := make(map[[2]uint64]bool)
-	for _, l := range all {
-		isNamed := l.limit.Name == asked.Limit
-		if asked.Limit != "" && !isNamed || !isNamed && l.plan.Algorithm().NeedsHolder() || seen[l.plan.ID()] {
-			continue
-		}
-		seen[l.plan.ID()] = true
-		limits = append(limits, l)
-	}
+	limits := keylimits.Resettable(all, asked.Limit)
 	if len(limits) == 0 {
 		return nil, refuse(http.StatusNotFound, "no such limit counts under such a key; %srules lists them", Prefix)
 	}
 	return limits, nil
-}
-
-// peek returns what limits know of a key. It fails unless the store answers.
-func (h *Handler) peek(ctx context.Context, key string, limits []keyLimit) (found []KeyLimit, err error) {
-	found = []KeyLimit{}
-	for _, l := range limits {
-		d, err := h.Store.Decide(ctx, []penstock.Charge{{Key: key, Plan: l.plan, Cost: 1, Mode: penstock.Peek}})
-		if err == nil && !isOfStore(d.Source) {
-			err = penstock.ErrUnavailable
-		}
-		if err != nil {
-			return nil, storeFailed(err)
-		}
-		found = append(found, l.status(d.Status(0)))
-	}
-	return found, nil
-}
-
-// isOfStore tells whether a decision is what the store says, now or a moment ago.
-func isOfStore(s penstock.Source) bool {
-	return s == penstock.FromStore || s == penstock.FromDenyCache || s == penstock.FromLease
 }
 
 // failWith answers with an error.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/guard"
 )
 
@@ -59,7 +60,7 @@ func TestResetForgetsAKeyOrOneLimitOfIt(t *testing.T) {
 		f.spend("api.hour", "key:customer-4711", 12)
 		f.spend("api.day", "key:customer-4711", 3)
 		w := f.post(c.body, operator)
-		var done Reset
+		var done keylimits.Reset
 		if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil || w.Code != 200 {
 			t.Fatalf("%s: %d %s", c.body, w.Code, w.Body)
 		}
@@ -69,7 +70,7 @@ func TestResetForgetsAKeyOrOneLimitOfIt(t *testing.T) {
 			t.Errorf("%s: %+v; want %v reset", c.body, done, c.reset)
 		}
 		for _, l := range done.After {
-			if l.Used != 0 || l.Denies {
+			if l.Used != 0 || l.IsDenied {
 				t.Errorf("%s: after it, %+v", c.body, l)
 			}
 		}
@@ -144,10 +145,10 @@ func TestBadResetsAreExplained(t *testing.T) {
 		"[]":                                     "400 the body is not of the form",
 		resetAll + resetAll:                      "400 the body is not of the form",
 		`{"key": "key:a", "reason": "r", "x":1}`: "400 the body is not of the form",
-		`{"key": "key:a"}`:                       "400 reason must have",
-		`{"key": "key:a", "reason": " "}`:        "400 reason must have",
-		`{"key": "key:a", "reason": "a\nb"}`:     "400 reason must have",
-		`{"key": "key:a", "reason": "` + strings.Repeat("x", maxReason+1) + `"}`: "400 reason must have",
+		`{"key": "key:a"}`:                       "400 the reason must have",
+		`{"key": "key:a", "reason": " "}`:        "400 the reason must have",
+		`{"key": "key:a", "reason": "a\nb"}`:     "400 the reason must have",
+		`{"key": "key:a", "reason": "` + strings.Repeat("x", 201) + `"}`: "400 the reason must have",
 		`{"reason": "r"}`: "400 name one key",
 		`{"key": "key:a", "ref": "b", "reason": "r"}`:                      "400 name one key",
 		`{"key": "key:a", "limit": "hour", "reason": "r"}`:                 "400 limit is given without its rule",

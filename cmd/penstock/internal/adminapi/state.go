@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/describe"
 )
@@ -128,7 +129,7 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 		for _, plan := range l.Variants {
 			one.Rates = append(one.Rates, describe.Rate(plan))
 		}
-		if kind == kindEnforced && len(l.Variants) > 0 {
+		if kind == keylimits.Enforced && len(l.Variants) > 0 {
 			one.Bounds = boundsOf(rules, l.Variants[0], instances)
 		}
 		return one
@@ -137,9 +138,9 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 	for _, r := range rules.Rules() {
 		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, Limits: []Limit{}}
 		for _, l := range r.Limits {
-			one := describeLimit(l, kindOf(l))
+			one := describeLimit(l, keylimits.KindOf(l))
 			if l.Candidate != nil {
-				candidate := describeLimit(l.Candidate, kindCandidate)
+				candidate := describeLimit(l.Candidate, keylimits.Candidate)
 				one.Candidate = &candidate
 			}
 			rule.Limits = append(rule.Limits, one)
@@ -147,20 +148,6 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 		all.Rules = append(all.Rules, rule)
 	}
 	return all, nil
-}
-
-// The kinds of limits.
-const (
-	kindEnforced  = "enforced"
-	kindShadow    = "shadow"
-	kindCandidate = "candidate"
-)
-
-func kindOf(l *policy.Limit) string {
-	if l.Shadow || l.Rule.Shadow {
-		return kindShadow
-	}
-	return kindEnforced
 }
 
 // maxLines is how many lines a history has at most.

@@ -1,6 +1,10 @@
 package adminapi
 
-import "time"
+import (
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+)
 
 // The bodies of responses. The tag doc describes a field in the OpenAPI document.
 
@@ -141,28 +145,13 @@ type DistinctLimit struct {
 
 // A Key is what all limits know of one key.
 type Key struct {
-	Identity string     `json:"identity,omitempty"`
-	Ref      string     `json:"ref"`
-	Stored   string     `json:"stored,omitempty" doc:"the name of the key in the store"`
-	Source   string     `json:"source" doc:"who answered: store, deny_cache, lease, fallback, open or closed"`
-	DeniedBy []string   `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
-	Limits   []KeyLimit `json:"limits"`
-	Skipped  int        `json:"skipped" doc:"limits that were not asked, because there are too many; name a rule"`
-}
-
-// A KeyLimit is what a limit knows of a key.
-type KeyLimit struct {
-	Rule      string `json:"rule"`
-	Limit     string `json:"limit"`
-	Kind      string `json:"kind" doc:"enforced, shadow or candidate"`
-	Tier      string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
-	Rate      string `json:"rate"`
-	Algorithm string `json:"algorithm"`
-	Used      int64  `json:"used" doc:"units"`
-	Left      int64  `json:"left" doc:"units"`
-	ResetMS   int64  `json:"reset_after_ms" doc:"until nothing is used any more"`
-	RetryMS   int64  `json:"retry_after_ms" doc:"until one unit is left; 0: now; -1: never"`
-	Denies    bool   `json:"denies" doc:"it would deny a request of one unit now"`
+	Identity string            `json:"identity,omitempty"`
+	Ref      string            `json:"ref"`
+	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store"`
+	Source   string            `json:"source" doc:"who answered: store, deny_cache, lease, fallback, open or closed"`
+	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
+	Limits   []keylimits.Limit `json:"limits"`
+	Skipped  int               `json:"skipped" doc:"limits that were not asked, because there are too many; name a rule"`
 }
 
 // Instances are those that share the store.

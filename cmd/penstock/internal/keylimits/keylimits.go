@@ -1,9 +1,11 @@
-// Package keylimits reads and resets all limits of one key.
+// Package keylimits reads and resets all limits of one key. The admin API and the commands status
+// and reset share it, so all three give the same answer.
 package keylimits
 
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,20 +16,23 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
+// MaxLimits is how many limits of a key are read at most. They fill four batches.
+const MaxLimits = 4 * penstock.MaxCharges
+
 // A Limit is one limit of a key, with the numbers of one tier.
 type Limit struct {
 	Rule      string `json:"rule"`
 	Limit     string `json:"limit"`
-	Kind      string `json:"kind"`           // enforced, shadow or candidate
-	Tier      string `json:"tier,omitempty"` // the numbers are for clients of this tier
+	Kind      string `json:"kind" doc:"enforced, shadow or candidate"`
+	Tier      string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
 	Rate      string `json:"rate"`
 	Algorithm string `json:"algorithm"`
-	Stored    string `json:"stored,omitempty"` // the key in Redis
-	Used      int64  `json:"used"`             // units
-	Left      int64  `json:"left"`             // units
-	ResetMS   int64  `json:"reset_after_ms"`   // until nothing is used any more
-	RetryMS   int64  `json:"retry_after_ms"`   // until one unit is left; 0: now; -1: never
-	IsDenied  bool   `json:"denies"`           // it would deny a request of one unit now
+	Stored    string `json:"stored,omitempty" doc:"the name of its state in Redis, if penstock status has read the store itself"`
+	Used      int64  `json:"used" doc:"units"`
+	Left      int64  `json:"left" doc:"units"`
+	ResetMS   int64  `json:"reset_after_ms" doc:"until nothing is used any more"`
+	RetryMS   int64  `json:"retry_after_ms" doc:"until one unit is left; 0: now; -1: never"`
+	IsDenied  bool   `json:"denies" doc:"it would deny a request of one unit now"`
 
 	key    string
 	plan   *penstock.Plan
@@ -44,6 +49,14 @@ const (
 // globalKey is the key of limits for all clients together.
 const globalKey = "global"
 
+// KindOf returns the kind of a limit that is no candidate.
+func KindOf(l *policy.Limit) string {
+	if l.Shadow || l.Rule.Shadow {
+		return Shadow
+	}
+	return Enforced
+}
+
 // Normalize returns the key under which a policy counts: of an address, only the network that is
 // limited as one client.
 func Normalize(rules *policy.Rules, key string) string {
@@ -57,8 +70,8 @@ func Normalize(rules *policy.Rules, key string) string {
 }
 
 // Find returns the limits that count under a key, in the order of the policy: those of one rule if
-// rule is not "". stored names the key of a charge in Redis.
-func Find(rules *policy.Rules, key, rule string, stored func(penstock.Charge) (string, error)) (found []*Limit, err error) {
+// rule is not "". It returns at most MaxLimits, and how many others it skipped.
+func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 	tiers := rules.Spec().Tiers
 	for _, r := range rules.Rules() {
 		if rule != "" && r.Name != rule {
@@ -69,62 +82,110 @@ func Find(rules *policy.Rules, key, rule string, stored func(penstock.Charge) (s
 				if one == nil || !one.Key.CanBe(key) {
 					continue
 				}
-				kind := Enforced
-				switch {
-				case one != l:
-					kind = Candidate
-				case l.Shadow || r.Shadow:
-					kind = Shadow
+				kind := Candidate
+				if one == l {
+					kind = KindOf(l)
 				}
 				for tier, plan := range one.Variants {
-					limit := &Limit{Rule: r.Name, Limit: one.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: one.Algorithm, key: key, plan: plan, policy: one}
+					if len(found) == MaxLimits {
+						skipped++
+						continue
+					}
+					limit := Limit{Rule: r.Name, Limit: one.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: one.Algorithm, key: key, plan: plan, policy: one}
 					if len(one.Variants) > 1 {
 						limit.Tier = tiers[tier].Name
-					}
-					if limit.Stored, err = stored(limit.charge(penstock.Peek)); err != nil {
-						return nil, err
 					}
 					found = append(found, limit)
 				}
 			}
 		}
 	}
-	return found, nil
+	return found, skipped
 }
 
 // Globals returns the limits for all clients together in the rules of some limits. They may deny
 // requests of the key too.
-func Globals(rules *policy.Rules, of []*Limit, stored func(penstock.Charge) (string, error)) ([]*Limit, error) {
-	all, err := Find(rules, globalKey, "", stored)
-	return slices.DeleteFunc(all, func(l *Limit) bool {
-		return !l.policy.Key.Global || !slices.ContainsFunc(of, func(other *Limit) bool { return other.Rule == l.Rule })
-	}), err
+func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
+	all, skipped := Find(rules, globalKey, "")
+	return slices.DeleteFunc(all, func(l Limit) bool {
+		return !l.policy.Key.Global || !slices.ContainsFunc(of, func(other Limit) bool { return other.Rule == l.Rule })
+	}), skipped
 }
 
-func (l *Limit) charge(mode penstock.Mode) penstock.Charge {
-	c := penstock.Charge{Key: l.key, Plan: l.plan, Mode: mode}
-	if mode == penstock.Peek {
-		c.Cost = 1
+// Read asks the store for the numbers of limits. It charges nothing. It returns who answered: the
+// one of all answers that is farthest from the store.
+func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.Source, error) {
+	source := penstock.FromStore
+	for _, batch := range batches(limits) {
+		charges := make([]penstock.Charge, len(batch))
+		for i, l := range batch {
+			charges[i] = l.Charge()
+		}
+		d, err := store.Decide(ctx, charges)
+		if err != nil {
+			return source, fmt.Errorf("read %s: %w", names(batch), err)
+		}
+		source = max(source, d.Source)
+		for i, l := range batch {
+			l.fill(d.Status(i))
+		}
 	}
-	return c
+	return source, nil
 }
 
-// Read asks the store about the limit. It charges nothing.
-func (l *Limit) Read(ctx context.Context, store penstock.Store) error {
-	d, err := store.Decide(ctx, []penstock.Charge{l.charge(penstock.Peek)})
-	if err != nil {
-		return err
+// batches puts limits into as few batches as possible. Tiers share a state, and a batch must not
+// have a state twice.
+func batches(limits []Limit) (all [][]*Limit) {
+	for i := range limits {
+		l := &limits[i]
+		isFree := func(batch []*Limit) bool {
+			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, func(other *Limit) bool { return other.plan.ID() == l.plan.ID() && other.key == l.key })
+		}
+		at := slices.IndexFunc(all, isFree)
+		if at < 0 {
+			at, all = len(all), append(all, nil)
+		}
+		all[at] = append(all[at], l)
 	}
-	s := d.Status(0)
+	return all
+}
+
+// names lists limits for an error, with their states in Redis if these are known.
+func names(batch []*Limit) string {
+	var all []string
+	for _, l := range batch {
+		name := l.Name()
+		if l.Stored != "" {
+			name += " (key " + l.Stored + ")"
+		}
+		all = append(all, name)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Charge returns a charge that peeks at the limit.
+func (l *Limit) Charge() penstock.Charge {
+	return penstock.Charge{Key: l.key, Plan: l.plan, Cost: 1, Mode: penstock.Peek}
+}
+
+func (l *Limit) fill(s penstock.Status) {
 	l.Used, l.Left = max(l.plan.Capacity()-s.Remaining, 0), s.Remaining
 	l.ResetMS, l.RetryMS, l.IsDenied = milliseconds(s.ResetAfter), milliseconds(s.RetryAfter), s.RetryAfter > 0
-	return nil
 }
 
-// Reset clears the counter of the limit. All tiers share it.
-func (l *Limit) Reset(ctx context.Context, store penstock.Store) error {
-	_, err := store.Decide(ctx, []penstock.Charge{l.charge(penstock.Reset)})
-	return err
+// IsInUse tells whether the limit, as it was read, has counted something or denies.
+func (l *Limit) IsInUse() bool { return l.Used > 0 || l.IsDenied }
+
+// DeniedBy returns the names of the enforced limits, as they were read, that would deny a request
+// of one unit.
+func DeniedBy(limits []Limit) []string {
+	denied := []string{}
+	for _, l := range limits {
+		if l.IsDenied && l.Kind == Enforced && !slices.Contains(denied, l.Name()) {
+			denied = append(denied, l.Name())
+		}
+	}
+	return denied
 }
 
 // Name is the limit's name in the policy, RULE.LIMIT.

@@ -1,0 +1,174 @@
+package keylimits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+const testPolicy = `
+tiers: {premium: {header X-Plan: premium}, free: default}
+rules:
+  - name: api
+    per: {key: header X-Key}
+    limits:
+      - {rate: {premium: 100/h, free: 10/h}, candidate: {rate: 5/h}}
+      - {name: day, rate: 1000/d, shadow: true}
+      - {name: slots, in_flight: 4}
+      - {name: all, rate: 9000/h, per: global}
+  - {name: near, always: true, per: ip, limits: [{rate: 20/h}]}
+`
+
+func rulesOf(t *testing.T, text string) *policy.Rules {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := policyfile.Load(file, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p.Rules
+}
+
+// manyLimits is a policy of n limits of a key, with two tiers each.
+func manyLimits(n int) string {
+	var b strings.Builder
+	b.WriteString("tiers: {premium: {header X-Plan: premium}, free: default}\nrules:\n")
+	for i := range n {
+		fmt.Fprintf(&b, "  - {name: r%d, match: {path: /%[1]d}, per: {key: header X-Key}, limits: [{rate: {premium: 20/h, free: 10/h}}]}\n", i)
+	}
+	return b.String()
+}
+
+// spend charges units of the limits with a name.
+func spend(t *testing.T, store penstock.Store, limits []Limit, name string, units int64) {
+	t.Helper()
+	i := slices.IndexFunc(limits, func(l Limit) bool { return l.Name() == name })
+	if i < 0 {
+		t.Fatalf("there is no limit %s", name)
+	}
+	c := limits[i].Charge()
+	c.Cost, c.Mode = units, penstock.Spend
+	if d, err := store.Decide(t.Context(), []penstock.Charge{c}); err != nil || !d.Allowed {
+		t.Fatalf("%s: %+v, %v", name, d, err)
+	}
+}
+
+func summary(limits []Limit) string {
+	var all []string
+	for _, l := range limits {
+		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s %d+%d %s", l.Name(), l.Kind, l.Used, l.Left, l.Tier)))
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestLimitsOfAKey(t *testing.T) {
+	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
+	limits, skipped := Find(rules, "key:a", "")
+	global, _ := Globals(rules, limits)
+	spend(t, store, limits, "api.hour", 7)
+	spend(t, store, global, "api.all", 5)
+	all := slices.Concat(limits, global)
+	source, err := Read(t.Context(), store, all)
+	const want = "api.hour enforced 7+93 premium, api.hour enforced 7+3 free, api.hour.candidate candidate 0+5, api.day shadow 0+1000, api.slots enforced 0+4, api.all enforced 5+8995"
+	if got := summary(all); err != nil || got != want || source != penstock.FromStore || skipped != 0 {
+		t.Errorf("%s\nwant %s; %v, %v, %d skipped", got, want, source, err, skipped)
+	}
+	if got, _ := Find(rules, "key:a", "near"); len(got) != 0 {
+		t.Errorf("under a key counts %s", summary(got))
+	}
+	if got, _ := Find(rules, Normalize(rules, "ip:2001:db8::1"), ""); len(got) != 1 || got[0].Name() != "near.hour" {
+		t.Errorf("under an address counts %s", summary(got))
+	}
+}
+
+// However many limits a key has, a bounded number of them is read, in full batches.
+func TestLimitsAreReadInFewBatches(t *testing.T) {
+	rules := rulesOf(t, manyLimits(MaxLimits))
+	limits, skipped := Find(rules, "key:a", "")
+	if len(limits) != MaxLimits || skipped != MaxLimits {
+		t.Fatalf("%d limits, %d skipped", len(limits), skipped)
+	}
+	calls, memory := 0, memstore.New(memstore.Options{})
+	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		calls++
+		return memory.Decide(ctx, charges)
+	})
+	if _, err := Read(t.Context(), counting, limits); err != nil || calls != MaxLimits/penstock.MaxCharges {
+		t.Errorf("%d calls of the store, %v", calls, err)
+	}
+}
+
+func TestClearForgetsWhatIsInUse(t *testing.T) {
+	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
+	all, _ := Find(rules, "key:a", "")
+	spend(t, store, all, "api.hour", 10)
+	spend(t, store, all, "api.day", 3)
+	before, err := ReadStates(t.Context(), store, Resettable(all, ""))
+	const want = "api.hour enforced 10+90 premium, api.hour.candidate candidate 0+5, api.day shadow 3+997"
+	if got := summary(before); err != nil || got != want {
+		t.Fatalf("%s, %v; want %s", got, err, want)
+	}
+	var changes []string
+	done, err := Clear(t.Context(), store, before, func(c Change) {
+		changes = append(changes, fmt.Sprintf("%s %d->%d", c.Before.Name(), c.Before.Used, c.After.Used))
+	})
+	if err != nil || fmt.Sprint(changes) != "[api.hour 10->0 api.day 3->0]" || fmt.Sprint(done.Reset) != "[api.hour api.day]" {
+		t.Errorf("reset %v: %v, %v", changes, done, err)
+	}
+	if got := summary(done.After); got != "api.hour enforced 0+100 premium, api.hour.candidate candidate 0+5, api.day shadow 0+1000" {
+		t.Errorf("after it, %s", got)
+	}
+	if named := Resettable(all, "slots"); len(named) != 1 || named[0].Limit != "slots" {
+		t.Errorf("by its name, %s", summary(named))
+	}
+}
+
+// A reset whose answer is lost is reported: the limit may be cleared. The next is not tried.
+func TestClearReportsALostAnswer(t *testing.T) {
+	rules, memory := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
+	all, _ := Find(rules, "key:a", "")
+	spend(t, memory, all, "api.hour", 10)
+	spend(t, memory, all, "api.day", 3)
+	before, err := ReadStates(t.Context(), memory, Resettable(all, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, answer := range map[string]func() (penstock.Decision, error){
+		"an error":   func() (penstock.Decision, error) { return penstock.Decision{}, errors.New("lost") },
+		"a fallback": func() (penstock.Decision, error) { return penstock.Decision{Source: penstock.FromFallback}, nil },
+	} {
+		var changes []Change
+		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Reset {
+				return answer()
+			}
+			return memory.Decide(ctx, charges)
+		})
+		done, err := Clear(t.Context(), store, before, func(c Change) { changes = append(changes, c) })
+		if err == nil || !strings.Contains(err.Error(), "api.hour") || len(changes) != 1 || changes[0].After != nil || len(done.Reset) != 0 {
+			t.Errorf("%s: %v, %+v", name, err, changes)
+		}
+	}
+}
+
+func TestReasonsAreOneShortLine(t *testing.T) {
+	for reason, isGood := range map[string]bool{"support-4711": true, "ünï": true, strings.Repeat("x", maxReason): true, "": false, " ": false, "a\nb": false, "a\x1b[2J": false, strings.Repeat("x", maxReason+1): false} {
+		if err := CheckReason(reason); (err == nil) != isGood {
+			t.Errorf("%.20q: %v", reason, err)
+		}
+	}
+}

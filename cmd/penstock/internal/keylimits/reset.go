@@ -1,0 +1,111 @@
+package keylimits
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/penstock/penstock"
+)
+
+// A Reset is what has been forgotten of a key.
+type Reset struct {
+	Reset  []string `json:"reset" doc:"limits, as RULE.LIMIT, that counted something before"`
+	Before []Limit  `json:"before"`
+	After  []Limit  `json:"after"`
+}
+
+// A Change is the reset of one limit.
+type Change struct {
+	Before Limit
+	After  *Limit // nil: the store has not answered, so the limit may be reset or not
+}
+
+const maxReason = 200 // letters
+
+// CheckReason checks why a key is reset.
+func CheckReason(reason string) error {
+	isHidden := func(r rune) bool { return !unicode.IsPrint(r) }
+	if strings.TrimSpace(reason) == "" || len([]rune(reason)) > maxReason || strings.ContainsFunc(reason, isHidden) {
+		return fmt.Errorf("the reason must have 1 to %d letters, on one line; it is for the audit", maxReason)
+	}
+	return nil
+}
+
+// Resettable returns the limits of a name, or all if it is "". Those of requests in flight are
+// reset by their names only, because their slots may still be in use.
+func Resettable(limits []Limit, name string) (found []Limit) {
+	for _, l := range limits {
+		if l.Limit == name || name == "" && !l.plan.Algorithm().NeedsHolder() {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
+// ReadStates reads limits as Read does, and returns each state once: of several tiers, the one with
+// the most used units. It fails unless the store itself answers.
+func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (states []Limit, err error) {
+	if err := readStored(ctx, store, limits); err != nil {
+		return nil, err
+	}
+	for _, l := range limits {
+		i := slices.IndexFunc(states, func(other Limit) bool { return other.plan.ID() == l.plan.ID() })
+		switch {
+		case i < 0:
+			states = append(states, l)
+		case l.Used > states[i].Used:
+			states[i] = l
+		}
+	}
+	return states, nil
+}
+
+// Clear resets those of the states that are in use, one at a time: a missing right must not hide
+// what was reset. It reports each reset, also a failed one, and ends after the first that fails.
+func Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
+	done := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
+	for i := range done.After {
+		before, after := states[i], done.After[i:i+1]
+		if !before.IsInUse() {
+			continue
+		}
+		err := clearOne(ctx, store, &before)
+		if err == nil {
+			err = readStored(ctx, store, after)
+		}
+		if err != nil {
+			report(Change{Before: before})
+			return done, fmt.Errorf("reset %s: %w", before.Name(), err)
+		}
+		report(Change{before, &after[0]})
+		done.Reset = append(done.Reset, before.Name())
+	}
+	return done, nil
+}
+
+func clearOne(ctx context.Context, store penstock.Store, l *Limit) error {
+	d, err := store.Decide(ctx, []penstock.Charge{{Key: l.key, Plan: l.plan, Mode: penstock.Reset}})
+	if err != nil {
+		return err
+	}
+	return notStored(d.Source)
+}
+
+func readStored(ctx context.Context, store penstock.Store, limits []Limit) error {
+	source, err := Read(ctx, store, limits)
+	if err != nil {
+		return err
+	}
+	return notStored(source)
+}
+
+// notStored returns an error unless a decision is what the store says, now or a moment ago.
+func notStored(s penstock.Source) error {
+	if s == penstock.FromStore || s == penstock.FromDenyCache || s == penstock.FromLease {
+		return nil
+	}
+	return fmt.Errorf("%w: the answer is not that of the store, but of %s", penstock.ErrUnavailable, s)
+}
