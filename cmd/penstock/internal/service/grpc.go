@@ -94,10 +94,14 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	var authenticate authenticator
 	if len(s.Settings.CallerToken) > 0 {
 		authenticate = calls.authenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+		probes := &openProbes{byConnection: make(map[net.Addr]int)}
 		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
 			var address net.Addr
 			if p, ok := peer.FromContext(ctx); ok {
 				address = p.Addr
+			}
+			if serviceName(info.FullMethodName) == healthService && !probes.add(ctx, address) {
+				return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks open; end one of them first", maxProbes)
 			}
 			return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
 		}))
@@ -162,6 +166,34 @@ type grpcCalls struct {
 	service *service
 	counts  *metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
+}
+
+// maxProbes is how many health checks a connection may have open. They need no token, so clients
+// without one could fill the memory otherwise. Package fastgrpc has a bound of its own.
+const maxProbes = 16
+
+// openProbes counts the open health checks of each connection, by the address of its client.
+type openProbes struct {
+	mu           sync.Mutex
+	byConnection map[net.Addr]int
+}
+
+// add counts a call until ctx, its context, ends. It is false if the connection has too many.
+func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byConnection[connection] >= maxProbes {
+		return false
+	}
+	p.byConnection[connection]++
+	context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.byConnection[connection]--; p.byConnection[connection] == 0 {
+			delete(p.byConnection, connection)
+		}
+	})
+	return true
 }
 
 // An authenticator refuses a call of a method, by the values of its header authorization. It is

@@ -125,6 +125,37 @@ func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
 	}
 }
 
+// Health checks need no token. A client without one may keep 16 open, and no more.
+func TestOpenHealthChecksAreBounded(t *testing.T) {
+	withBothGRPCServers(t, testOpenHealthChecksAreBounded)
+}
+
+func testOpenHealthChecksAreBounded(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": "some-token-of-callers"}, serving(loud))
+	client := healthpb.NewHealthClient(r.grpcClient(nil))
+	watch := func(ctx context.Context) error {
+		stream, err := client.Watch(ctx, new(healthpb.HealthCheckRequest))
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	first, end := context.WithCancel(patient(t))
+	if err := watch(first); err != nil {
+		t.Fatal(err)
+	}
+	for range maxProbes - 1 {
+		if err := watch(patient(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := watch(patient(t)); err == nil {
+		t.Errorf("a connection has more than %d health checks open", maxProbes)
+	}
+	end()
+	await(t, "room for another health check", func() bool { return watch(patient(t)) == nil })
+}
+
 func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
 
 func testGRPCOverUnixSocket(t *testing.T, server string) {
