@@ -190,6 +190,8 @@ func TestMistakesAreRefused(t *testing.T) {
 		`{"key":"a","limits":[{"rate":"1/s, burst 3","burst":2}]}`:              "limits[0].burst: the rate has another one",
 		`{"key":"a","limits":[{"rate":"1/s","algorithm":"x"}]}`:                 "limits[0].algorithm: it is unknown; write one of token-bucket, fixed-window",
 		`{"key":"a","limits":[{"rate":"1/s","ttl_ms":5}]}`:                      "limits[0].ttl_ms: only in_flight has it",
+		`{"key":"a","limits":[{"rate":"10001/d","algorithm":"sliding-log"}]}`:   "limits[0]: it keeps an entry for each of 10001 units",
+		`{"key":"a","limits":[{"in_flight":10001}]}`:                            "limits[0].in_flight: write 1 to 10000",
 		`{"key":"a","limits":[{"in_flight":1}]}`:                                "its slot must be returned",
 		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has a rate and in_flight",
 		`{"key":"` + strings.Repeat("a", 4097) + `","limits":[{"rate":"1/s"}]}`: "key: it is longer than 1024 characters",

@@ -24,6 +24,7 @@ const (
 	maxStated     = 16 // of one request
 	maxRate       = 64 // bytes
 	maxUnits      = 1_000_000_000_000
+	maxEntries    = 10_000 // units of a limit that keeps an entry for each: its calls take time by their number
 	minSlotTTL    = time.Second
 	maxSlotTTL    = 24 * time.Hour
 	defaultTTL    = time.Minute
@@ -99,6 +100,9 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, conflict(field, "%s", withoutKind(err))
 	}
 	a := plan.Algorithm()
+	if a.IsCollection() && plan.Capacity() > maxEntries {
+		return nil, conflict(field, "it keeps an entry for each of %d units; at most %d are allowed, so choose another algorithm", plan.Capacity(), maxEntries)
+	}
 	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{
 		Rule: s.rule, Name: policy.StatedGroup, Policy: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
 		Guard: guard.Settings{OnFailure: guard.FailLocal}, Variants: []*penstock.Plan{plan},
@@ -116,8 +120,8 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 		return limit, invalid(field+".rate", "it is longer than %d bytes; write one such as 100/s", maxRate)
 	case s.Burst < 0 || s.Burst > maxUnits:
 		return limit, invalid(field+".burst", "write 1 to %d", int64(maxUnits))
-	case s.InFlight < 0 || s.InFlight > maxUnits:
-		return limit, invalid(field+".in_flight", "write 1 to %d", int64(maxUnits))
+	case s.InFlight < 0 || s.InFlight > maxEntries:
+		return limit, invalid(field+".in_flight", "write 1 to %d", maxEntries)
 	}
 	if s.InFlight > 0 {
 		limit, err = s.slots(field)
