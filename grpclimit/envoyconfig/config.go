@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Config has the limits of a set of files. It never changes, and many goroutines may use it at
-// once. Load makes one.
+// A Config has the limits of a set of files. Load makes one. It never changes, and many goroutines
+// may use it at once.
 type Config struct {
 	domains  map[string]*Domain
 	limits   []*Limit // in the order of the files
@@ -31,7 +31,7 @@ func (c *Config) Domains() []string {
 // Limits returns all limits in the order of the files. The Index of each is its place in the list.
 func (c *Config) Limits() []*Limit { return c.limits }
 
-// Warnings returns what envoyproxy/ratelimit accepts, and what is probably not meant.
+// Warnings returns probable mistakes that envoyproxy/ratelimit accepts.
 func (c *Config) Warnings() []Warning { return c.warnings }
 
 // String lists the limits as envoyproxy/ratelimit lists them at /rlconfig, one in a line.
@@ -52,7 +52,7 @@ type Domain struct {
 
 // A node is a descriptor of the configuration, or the root of a domain.
 type node struct {
-	key, value string // as they are written
+	key, value string // as in the file
 	children   []*node
 	limit      *Limit // nil: none
 
@@ -60,12 +60,12 @@ type node struct {
 	wildcards []wildcard       // children with an asterisk in their composite key, in the order of the file
 
 	isValueInMetric bool   // value_to_metric
-	shared          string // the value that stands for all values in the counter's key; "": each value has a counter
+	shared          string // with share_threshold: the value in the key of the one counter of all values; else ""
 	line            int
 	file            string
 }
 
-// compositeOf is the string that a descriptor is matched by.
+// compositeOf returns the composite key, which descriptors are matched by.
 func compositeOf(key, value string) string {
 	if value == "" {
 		return key
@@ -90,17 +90,17 @@ type Limit struct {
 	ValueToMetric  bool // of the descriptor or of one above it
 	Metadata       map[string]any
 
-	File string // where it is written
+	File string // where the rate_limit is
 	Line int
 
 	domain      string
 	domainIndex int      // in the order of the files
 	keys        []string // of the descriptors from the domain down to this one
-	values      []string // of the same; "": any
-	isShared    []bool   // of the same: share_threshold
+	values      []string // of the same descriptors; "": any
+	isShared    []bool   // of the same descriptors: share_threshold
 }
 
-// valueAt is the value that the configuration has for an entry, or "".
+// valueAt returns the configured value of entry i, or "".
 func (l *Limit) valueAt(i int) string {
 	if i < len(l.values) {
 		return l.values[i]
@@ -140,7 +140,7 @@ var units = [...]struct {
 // IsValid tells whether a limit can have the unit.
 func (u Unit) IsValid() bool { return u > UnitUnknown && int(u) < len(units) }
 
-// Period is how long the unit is. It is 0 unless IsValid.
+// Period returns the length of the unit, or 0 if the unit is not valid.
 func (u Unit) Period() time.Duration {
 	if !u.IsValid() {
 		return 0
@@ -155,7 +155,8 @@ func (u Unit) String() string {
 	return fmt.Sprintf("Unit(%d)", int32(u))
 }
 
-// parseUnit reads a unit in any case.
+// parseUnit reads the name of a unit in upper or lower case. It returns UnitUnknown for other
+// texts.
 func parseUnit(text string) Unit {
 	text = strings.ToUpper(text)
 	for u := Second; u.IsValid(); u++ {

@@ -34,7 +34,7 @@ func (e Errors) Error() string {
 
 func (e Errors) Unwrap() error { return ErrInvalid }
 
-// A Warning is about something that envoyproxy/ratelimit accepts.
+// A Warning is about a probable mistake that envoyproxy/ratelimit accepts.
 type Warning struct {
 	File string
 	Line int

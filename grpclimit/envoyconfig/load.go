@@ -23,8 +23,8 @@ type File struct {
 
 // Options of Load. The zero value is useful.
 type Options struct {
-	// MergeDomains lets several files have one domain, as MERGE_DOMAIN_CONFIG does. Default: that is
-	// an error.
+	// MergeDomains allows several files for one domain, as MERGE_DOMAIN_CONFIG does. By default, a
+	// domain in two files is an error.
 	MergeDomains bool
 }
 
@@ -38,9 +38,9 @@ const (
 	maxWarnings = 1000      // that are kept
 )
 
-// Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. What
-// envoyproxy/ratelimit refuses is refused, and every mistake is reported: the error is of type
-// Errors and wraps ErrInvalid.
+// Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. Load refuses
+// what envoyproxy/ratelimit refuses. It reports every mistake: the error is of type Errors and
+// wraps ErrInvalid.
 func Load(files []File, o Options) (*Config, error) {
 	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, domainOf: make(map[string]string)}
 	for _, f := range files {
@@ -75,7 +75,7 @@ func (l *loader) warn(at path, format string, args ...any) {
 	}
 }
 
-// The form of a file, as its decoder needs it.
+// The structure of a file, for the YAML decoder.
 type (
 	yamlRoot struct {
 		Domain      string
@@ -129,8 +129,8 @@ func (l *loader) load(f File) {
 	}
 }
 
-// decode reads the content twice: freely, to check all keys, and then in the form of a
-// configuration. It returns nil if the keys are wrong, and that has been reported.
+// decode reads the content twice: first into a generic map to check all keys, and then into a
+// yamlRoot. If a key is wrong, it reports that and returns nil without an error.
 func (l *loader) decode(content []byte) (*yamlRoot, error) {
 	free := make(map[any]any)
 	if err := yaml1.Unmarshal(content, &free); err != nil {
@@ -150,7 +150,7 @@ func (l *loader) decode(content []byte) (*yamlRoot, error) {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// failYAML reports what the decoder says, with the lines that it names.
+// failYAML reports the errors of the decoder with their lines.
 func (l *loader) failYAML(err error) {
 	const remedy = "correct the file"
 	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
@@ -170,7 +170,7 @@ func (l *loader) failYAML(err error) {
 	}
 }
 
-// countDocuments returns 1 or 2, for "more".
+// countDocuments returns the number of documents, but at most 2.
 func countDocuments(content []byte) int {
 	d := yaml1.NewDecoder(bytes.NewReader(content))
 	for n := 0; n < 2; n++ {
@@ -182,8 +182,8 @@ func countDocuments(content []byte) int {
 	return 2
 }
 
-// The places of keys. Their files may have any known key at any place, but one at another place has
-// no effect.
+// The places of keys. envoyproxy/ratelimit accepts a known key at any place, but at a wrong place
+// it has no effect.
 const (
 	inRoot       = "the file"
 	inDescriptor = "a descriptor"
@@ -214,13 +214,13 @@ var keyPlaces = map[string][]string{
 const keyList = "write one of domain, descriptors, key, value, rate_limit, unit, requests_per_unit, unlimited, name, replaces, shadow_mode, quota_mode, " +
 	"detailed_metric, value_to_metric, share_threshold and metadata"
 
-// checkKeys checks the keys and the kinds of values of a map.
+// checkKeys checks the keys of a map and the types of its values.
 func (l *loader) checkKeys(m map[any]any, at path, place string) {
 	var keys []string
 	for k := range m {
 		name, ok := k.(string)
 		if !ok {
-			l.fail(at, "put it in quotes if it is meant to be one", "the key %v is not a string", k)
+			l.fail(at, "put it in quotes to make it a string", "the key %v is not a string", k)
 			continue
 		}
 		keys = append(keys, name)
@@ -258,11 +258,11 @@ func (l *loader) checkValue(key string, value any, at path) {
 		l.checkKeys(v, at, inner)
 	case string, int, bool, nil:
 	default:
-		l.fail(at, "put it in quotes if it is a text, or write a whole number", "%v has a kind that no key takes", v)
+		l.fail(at, "put it in quotes if it is a string, or write a whole number", "%v has a type that no key takes", v)
 	}
 }
 
-// addDomain adds what a file says.
+// addDomain adds the limits of a file to its domain.
 func (l *loader) addDomain(root *yamlRoot) {
 	if root.Domain == "" {
 		l.fail(path{"domain"}, "write domain: NAME, with the domain of Envoy's rate limit filter", "the file has no domain")
@@ -281,7 +281,7 @@ func (l *loader) addDomain(root *yamlRoot) {
 	l.addDescriptors(&d.node, root.Descriptors, path{"descriptors"}, parents{domain: d, path: root.Domain})
 }
 
-// parents are the descriptors above some others.
+// parents describe the levels above a list of descriptors.
 type parents struct {
 	domain          *Domain
 	path            string // domain and composite keys
@@ -309,7 +309,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 		l.fail(at, "write key: NAME, with the key that Envoy sends", "a descriptor has no key")
 		return
 	}
-	// Aliases, and long keys above many others, make paths far larger than the files.
+	// With aliases, or with long keys above many others, paths are far larger than the files.
 	const perLevel = 40 // bytes of keys, values and isShared
 	isOver := l.paths > maxPaths
 	if l.paths += len(above.path) + len(y.Key) + len(y.Value) + perLevel*(len(above.keys)+1); l.paths > maxPaths {
@@ -321,7 +321,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	composite := compositeOf(y.Key, y.Value)
 	full := above.path + "." + composite
 	if other := to.exact[composite]; other != nil {
-		l.fail(at, "remove or rename one: a key and a value are matched as one text, key_value",
+		l.fail(at, "remove or rename one: key and value are matched as one text, key_value",
 			"duplicate descriptor composite key '%s' (the other one is at %s)", full, place(other.file, other.line))
 		return
 	}
@@ -341,7 +341,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 		isShared: append(slices.Clip(above.isShared), y.ShareThreshold), isValueInMetric: above.isValueInMetric || y.ValueToMetric,
 	}
 	if y.RateLimit != nil {
-		n.limit = l.limit(y, at, below)
+		n.limit = l.addLimit(y, at, below)
 	}
 	to.exact[composite] = n
 	to.children = append(to.children, n)
@@ -351,8 +351,9 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	l.addDescriptors(n, y.Descriptors, at.to("descriptors"), below)
 }
 
-// limit reads a rate_limit. It returns nil if it is wrong.
-func (l *loader) limit(y *yamlDescriptor, at path, of parents) *Limit {
+// addLimit adds the rate_limit of a descriptor to the configuration. If it is wrong, addLimit
+// reports the mistakes and returns nil.
+func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 	before := len(l.mistakes)
 	r, at := y.RateLimit, at.to("rate_limit")
 	unit := parseUnit(r.Unit)
@@ -389,8 +390,8 @@ func (l *loader) limit(y *yamlDescriptor, at path, of parents) *Limit {
 	return limit
 }
 
-// warnOfCollisions finds descriptors that also match the entries of a neighbour, because key and
-// value are joined by an underscore: a=b_c is matched like a_b=c.
+// warnOfCollisions warns of descriptors that also match entries with the key of a sibling. Key and
+// value are joined by an underscore, so a=b_c is matched like a_b=c.
 func (l *loader) warnOfCollisions(n *node) {
 	const longest = 256 // bytes of the descriptors that are compared
 	keys := make(map[string]bool, len(n.children))
@@ -414,7 +415,7 @@ func (l *loader) warnOfCollisions(n *node) {
 	}
 }
 
-// plainMap turns the maps inside metadata into those that JSON has.
+// plainMap converts the maps inside metadata to maps with string keys, as JSON needs them.
 func plainMap(m map[string]any) map[string]any {
 	if m == nil {
 		return nil

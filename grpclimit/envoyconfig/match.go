@@ -5,22 +5,23 @@ import "strings"
 // An Entry is a part of a descriptor in a request.
 type Entry struct{ Key, Value string }
 
-// A Match is what Domain.Match has found. It can be used for one descriptor after another.
+// A Match is the result of Domain.Match. It can be reused.
 type Match struct {
 	Limit *Limit // nil: no limit applies
 
-	// Shared has the text that stands in for the value of each entry in the counter's key, because of
-	// share_threshold. An empty text means the entry's own value. It is empty if no text does.
+	// Shared has, for each entry, the text that replaces its value in the key of the counter, because
+	// of share_threshold. An empty text keeps the value. Shared may be shorter than the entries: the
+	// values of the others are kept.
 	Shared []string
 
 	isInMetric []bool // by entry: value_to_metric
 	composite  []byte
 }
 
-// Match finds the limit of a descriptor. In each level it takes the child with this key and value,
-// else the first wildcard of the file that fits, else the child with this key and no value. It does
-// not go back: if that child has no match for the next entry, no limit applies. A limit applies
-// only at the last entry.
+// Match finds the limit of a descriptor. At each level it takes the child with the entry's key and
+// value, else the first matching wildcard in the file, else the child with the key and no value.
+// It does not backtrack: if that child has no match for the next entry, no limit applies. A limit
+// applies only at the last entry.
 func (d *Domain) Match(entries []Entry, m *Match) {
 	m.Limit, m.Shared, m.isInMetric = nil, m.Shared[:0], m.isInMetric[:0]
 	at := &d.node
@@ -61,9 +62,9 @@ func (n *node) child(composite []byte, key string) (next *node, isWildcard bool)
 	return n.exact[key], false
 }
 
-// AppendMetricPath appends the name of the matched limit for metrics: with the values of all
-// entries for detailed_metric, with those of descriptors with value_to_metric otherwise. Such names
-// are as many as clients like.
+// AppendMetricPath appends the name of the matched limit for metrics. With detailed_metric it has
+// the values of all entries, otherwise those of descriptors with value_to_metric. Clients can
+// create any number of such names.
 func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []byte {
 	if m.Limit == nil {
 		return to

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Policy writes the limits as a policy file of Penstock. What a policy cannot express is a comment
-// in it. The result is a start: the comments at its head say what differs.
+// Policy writes the limits as a policy file of Penstock. It lists what a policy cannot express in
+// comments. The policy is a draft: the comments at its head say how its behaviour differs.
 func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}
 	p.b.WriteString(policyHead)
@@ -34,7 +34,7 @@ func (c *Config) Policy() string {
 		p.rule(l)
 	}
 	if p.rules == 0 {
-		p.b.WriteString("# There is no limit that a policy can express. This rule keeps the file valid.\n- {name: none, match: {descriptor domain: none}, unlimited: true}\n")
+		p.b.WriteString("# A policy can express none of the limits. This rule keeps the file valid.\n- {name: none, match: {descriptor domain: none}, unlimited: true}\n")
 	}
 	return p.b.String()
 }
@@ -58,7 +58,7 @@ const policyHead = `# Made by penstock migrate envoy-ratelimit.
 #   - Of the rules that match a descriptor, the one with the most conditions applies, then the first.
 #     It also applies to descriptors with further entries, unless a rule matches those too.
 #   - Without a match at a deeper level, a rule for another value of the level above can apply.
-#   - What is in deny is denied whatever rules match it, also with further entries.
+#   - A descriptor in deny is always denied, also with further entries.
 `
 
 // A policyWriter writes a policy file.
@@ -79,11 +79,11 @@ func (p *policyWriter) rule(l *Limit) {
 	p.b.WriteString("\n")
 	p.comment("", place(l.File, l.Line)+": "+clean(l.Path))
 	if why := l.obstacle(); why != "" {
-		p.comment("", "It is left out: "+why)
+		p.comment("", "Left out: "+why)
 		return
 	}
 	if slices.Contains(p.denied, l) {
-		p.comment("", "It is in deny.")
+		p.comment("", "See deny above.")
 		return
 	}
 	for _, note := range l.notes() {
@@ -107,7 +107,7 @@ var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", W
 // maxName leaves room for a number after a rule's name.
 const maxName = 56
 
-// name makes a name for a rule of the path of its limit.
+// name returns a unique rule name, made from the path of the limit.
 func (p *policyWriter) name(l *Limit) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(l.Path) {
@@ -147,7 +147,7 @@ func (l *Limit) obstacle() string {
 	return ""
 }
 
-// notes say what of the limit the rule does not have.
+// notes lists the settings of the limit that the rule does not have.
 func (l *Limit) notes() (notes []string) {
 	if l.QuotaMode {
 		notes = append(notes, "quota_mode is left out: the limit denies by itself.")
@@ -164,7 +164,7 @@ func (l *Limit) notes() (notes []string) {
 	return notes
 }
 
-// conditions are those of a match: the domain, and each entry.
+// conditions returns the conditions of a match: the domain and each entry.
 func (l *Limit) conditions() string {
 	all := []string{quote("descriptor domain") + ": " + quote(l.domain)}
 	for i, key := range l.keys {
@@ -177,7 +177,7 @@ func (l *Limit) conditions() string {
 	return strings.Join(all, ", ")
 }
 
-// identity is what the limit counts by: the entries without a value.
+// identity returns the value of per: the entries without a value.
 func (l *Limit) identity() string {
 	var parts []string
 	for i, key := range l.keys {
@@ -194,7 +194,7 @@ func (l *Limit) identity() string {
 	return "{all_of: [" + strings.Join(parts, ", ") + "]}"
 }
 
-// kindOf makes the kind of an identity of a key.
+// kindOf makes the kind of an identity from a key.
 func kindOf(key string, n int) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(key) {
@@ -213,8 +213,8 @@ func kindOf(key string, n int) string {
 	return kind
 }
 
-// compareLimits puts the exact values of each level before wildcards, and those before other
-// values, as the files are matched. Domains keep their order.
+// compareLimits sorts by domain, and then in the order of matching: at each level exact values,
+// then wildcards, then descriptors without a value.
 func compareLimits(a, b *Limit) int {
 	if a.domainIndex != b.domainIndex {
 		return cmp.Compare(a.domainIndex, b.domainIndex)
@@ -246,7 +246,7 @@ func quote(text string) string {
 	return strings.ReplaceAll(string(quoted), "$", "$$")
 }
 
-// clean is a text for a comment.
+// clean escapes a text for a comment.
 func clean(text string) string {
 	quoted := quote(text)
 	return quoted[1 : len(quoted)-1]

@@ -11,11 +11,11 @@ type path []any
 
 func (p path) to(step ...any) path { return append(slices.Clip(p), step...) }
 
-// A position finds the lines of values. The values themselves come from a parser of YAML 1.1, which
-// tells no lines.
+// A position finds the lines of values. The values themselves come from a YAML 1.1 parser that
+// does not report lines.
 type position struct{ root *yaml.Node }
 
-// positionsIn reads the lines of a file. If it cannot, no line is known.
+// positionsIn reads the positions of a file. If that fails, all lines are unknown.
 func positionsIn(content []byte) position {
 	var document yaml.Node
 	if err := yaml.Unmarshal(content, &document); err != nil || len(document.Content) == 0 {
@@ -24,7 +24,7 @@ func positionsIn(content []byte) position {
 	return position{document.Content[0]}
 }
 
-// line returns the line of a value, or of the nearest one around it that is known.
+// line returns the line of a value, or of the nearest enclosing value that it finds.
 func (p position) line(at path) int {
 	node, line := p.root, 0
 	for i := 0; node != nil; i++ {
@@ -47,7 +47,7 @@ func (p position) line(at path) int {
 	return line
 }
 
-// maxMerges bounds how many maps are searched for a key, with those that are merged into it.
+// maxMerges bounds how many maps are searched for a key, including merged ones.
 const maxMerges = 100
 
 // step returns a value of a map or a list, and its key if it is in a map.

@@ -87,27 +87,28 @@ type WatchOptions struct {
 	// report. Default: 30s.
 	Poll time.Duration
 
-	// Settle is how long no change must happen before the files are read. After 20 times as long they
-	// are read anyway. Default: 50ms.
+	// Settle is the quiet time after a change before the files are read. If changes continue, the
+	// files are read after 20 times Settle. Default: 50ms.
 	Settle time.Duration
 
 	// Ready is called with each configuration before it takes effect. If it returns an error, the old
 	// one stays. Default: none.
 	Ready func(*Config) error
 
-	// Notify is called after every load except the first, with its error or nil, and once for each
-	// error. The calls do not overlap. It must not call Reload or Close. Default: none.
+	// Notify is called after every load except the first, with its error or nil. An error that is
+	// found again by polling is reported once. The calls do not overlap. It must not call Reload or
+	// Close. Default: none.
 	Notify func(error)
 }
 
 const (
 	defaultPoll   = 30 * time.Second
 	defaultSettle = 50 * time.Millisecond
-	settleMost    = 20 // times Settle
+	maxSettle     = 20 // times Settle
 )
 
-// A Watcher keeps a configuration up to date with its folder. A mistake in any file changes
-// nothing: the old configuration stays. Many goroutines may call its methods.
+// A Watcher keeps a configuration up to date with its folder. If any file has a mistake, the old
+// configuration stays in force. Many goroutines may call its methods.
 type Watcher struct {
 	dir     string
 	options WatchOptions
@@ -164,17 +165,18 @@ func Watch(dir string, o WatchOptions) (*Watcher, error) {
 // Config returns the configuration in force.
 func (w *Watcher) Config() *Config { return w.config.Load() }
 
-// Reload loads the files now, even if none has changed. After an error the old ones stay in force.
+// Reload loads the files now, even if none has changed. After an error the old configuration stays
+// in force.
 func (w *Watcher) Reload() error {
 	select {
 	case <-w.stop:
 		return errClosed
 	default:
 	}
-	return w.look(true)
+	return w.reload(true)
 }
 
-// Close stops watching, and returns when that has ended. The configuration keeps working.
+// Close stops watching and waits until the watcher has ended. The configuration remains usable.
 func (w *Watcher) Close() error {
 	w.close.Do(func() { close(w.stop) })
 	<-w.ended
@@ -199,24 +201,24 @@ func (w *Watcher) run() {
 		case <-w.stop:
 			return
 		case <-changed:
-		case <-missed: // there were more changes than fit
+		case <-missed: // the queue of changes was full
 		case <-quiet.C:
 			since = time.Time{}
-			w.look(false)
+			w.reload(false)
 			continue
 		case <-poll.C:
-			w.look(false)
+			w.reload(false)
 			continue
 		}
 		if since.IsZero() {
 			since = time.Now()
 		}
-		quiet.Reset(max(0, min(w.options.Settle, settleMost*w.options.Settle-time.Since(since))))
+		quiet.Reset(max(0, min(w.options.Settle, maxSettle*w.options.Settle-time.Since(since))))
 	}
 }
 
-// look loads the files if one has changed, or in any case.
-func (w *Watcher) look(always bool) error {
+// reload loads the files if one has changed, or if always is set.
+func (w *Watcher) reload(always bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.follow()
@@ -259,7 +261,8 @@ func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 	return true, err
 }
 
-// follow watches every folder on the way to the files, as far as the system allows.
+// follow watches every folder on the path to the files. It ignores errors, because polling finds
+// the changes.
 func (w *Watcher) follow() {
 	if w.notices == nil {
 		return

@@ -21,7 +21,7 @@ func isBeyond(c *penstock.Charge, s penstock.Status) bool {
 	return (c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0) && s.Remaining == 0
 }
 
-// read takes an item's answer from a decision.
+// read sets an item's answer from a decision.
 func (c *call) read(it *item, d *penstock.Decision, ok bool) {
 	if !ok || d.Source == penstock.FromOpen || d.Len() <= it.at {
 		it.answer = opened
@@ -50,8 +50,8 @@ func (c *call) read(it *item, d *penstock.Decision, ok bool) {
 	it.reset = c.reset(it, s)
 }
 
-// reset returns after how many seconds the limit has room again, or is as new: at least 1, because
-// Envoy shows whole seconds.
+// reset returns the seconds until an exceeded limit has room again, or until another limit is
+// unused again. It is at least 1, because Envoy shows whole seconds.
 func (c *call) reset(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
@@ -64,7 +64,7 @@ func (c *call) reset(it *item, s penstock.Status) int64 {
 	return max(int64((after+time.Second-1)/time.Second), 1)
 }
 
-// closedReset is how soon a client should ask again while the store gives no answer, in seconds.
+// closedReset is how soon a client should retry while the store does not answer, in seconds.
 const closedReset = 1
 
 // answer writes the response.
@@ -78,10 +78,10 @@ func (c *call) answer(to *Response) {
 		case none:
 			continue
 		case unlimited:
-			to.Statuses[it.of].Remaining = math.MaxUint32
+			to.Statuses[it.descriptor].Remaining = math.MaxUint32
 			continue
 		case refuse:
-			to.Statuses[it.of].IsOver, to.IsOver = true, true
+			to.Statuses[it.descriptor].IsOver, to.IsOver = true, true
 			continue
 		}
 		status := Status{Limit: &it.limit.current}
@@ -97,8 +97,8 @@ func (c *call) answer(to *Response) {
 			status.IsOver, status.Reset = false, 0
 		}
 		to.IsOver = to.IsOver || status.IsOver
-		if known := &to.Statuses[it.of]; known.Limit == nil || status.isStricter(known) {
-			*known, c.resets[it.of] = status, it.reset
+		if known := &to.Statuses[it.descriptor]; known.Limit == nil || status.isStricter(known) {
+			*known, c.resets[it.descriptor] = status, it.reset
 		}
 	}
 	if len(o.Headers) > 0 {
@@ -118,8 +118,8 @@ func (s *Status) isStricter(than *Status) bool {
 	return s.Remaining < than.Remaining
 }
 
-// isQuotaSpent tells whether all limits with quota_mode are over. One that is not lets the request
-// pass.
+// isQuotaSpent tells whether all limits with quota_mode are over. If one is not over, the request
+// passes.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false

@@ -10,22 +10,22 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A call is one request while it is decided. It is used for one request after another.
+// A call is the state of one request while it is decided. Calls are pooled and reused.
 type call struct {
 	engine  *Engine
 	state   *state
 	request *Request
 
-	items    []item
-	resets   []int64       // by descriptor, in seconds
-	rules    *policy.Rules // of a request that the policy decides; else nil
-	beside   []policy.Shadow
-	match1   envoyconfig.Match
-	buffer   []byte
-	pending  []int // items to be decided in this round
-	later    []int // and in the next one
-	isDenied bool  // the request is denied already: nothing more may be spent
-	isQuota  bool  // a limit with quota_mode has applied
+	items         []item
+	resets        []int64       // by descriptor, in seconds
+	rules         *policy.Rules // of a request that the policy decides; else nil
+	policyShadows []policy.Shadow
+	configMatch   envoyconfig.Match
+	buffer        []byte
+	pending       []int // indexes of items to be decided in this round
+	nextRound     []int // indexes of items to be decided in the next round
+	isDenied      bool  // the request is denied already: nothing more may be spent
+	isQuota       bool  // a limit with quota_mode has applied
 
 	direct   policy.DirectCall
 	shadows  []policy.Shadow
@@ -38,12 +38,12 @@ type call struct {
 
 // An item is a limit that applies to a descriptor.
 type item struct {
-	of    int // the descriptor
-	kind  kind
-	limit *limit
-	event *policy.Limit
-	key   string
-	cost  int64
+	descriptor int // its index
+	kind       kind
+	limit      *limit
+	event      *policy.Limit
+	key        string
+	cost       int64
 
 	isShadow, isQuota bool
 
@@ -63,44 +63,44 @@ const (
 	unlimited             // the limit is unlimited
 	refuse                // the policy denies it without a limit
 	spend                 // charged if it fits
-	force                 // charged in any case
-	check                 // asked whether the limit is exceeded, without a charge
+	force                 // always charged
+	check                 // reads whether the limit is exceeded, without a charge
 	refund                // units are returned
-	forbid                // the limit allows nothing
+	forbid                // the limit is 0, so it always denies
 )
 
-// An answer is how an item's status came about.
+// An answer is the origin of an item's status.
 type answer uint8
 
 const (
 	undecided answer = iota
-	decided          // by a status
-	opened           // nobody has counted: OK
-	closed           // nobody has counted: over
+	decided          // by the store or its fallback
+	opened           // not counted, allowed
+	closed           // not counted, denied
 )
 
-// release makes the call ready for another request.
+// release clears the call and returns it to the pool.
 func (c *call) release() {
 	e := c.engine
 	clear(c.items)
-	clear(c.beside)
+	clear(c.policyShadows)
 	clear(c.shadows[:cap(c.shadows)])
 	clear(c.charges[:cap(c.charges)])
 	clear(c.limits[:cap(c.limits)])
 	clear(c.direct.Charges[:cap(c.direct.Charges)])
 	*c = call{
-		items: c.items[:0], resets: c.resets[:0], beside: c.beside[:0], evaluation: c.evaluation, match1: c.match1, buffer: c.buffer[:0], pending: c.pending[:0], later: c.later[:0], shadows: c.shadows[:0],
+		items: c.items[:0], resets: c.resets[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch, buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0], shadows: c.shadows[:0],
 		charges: c.charges[:0], limits: c.limits[:0], direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
 	}
 	e.calls.Put(c)
 }
 
-// match finds the limits of all descriptors, and what is charged.
+// match finds the limits of all descriptors and their costs.
 func (c *call) match() error {
 	r := c.request
 	if domain := c.state.config.Domain(r.Domain); domain != nil {
 		for i := range r.Descriptors {
-			c.items = append(c.items, item{of: i})
+			c.items = append(c.items, item{descriptor: i})
 			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
 				return err
 			}
@@ -123,7 +123,7 @@ func (c *call) match() error {
 }
 
 func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) error {
-	e, m := c.engine, &c.match1
+	e, m := c.engine, &c.configMatch
 	m.Limit, m.Shared = nil, m.Shared[:0]
 	if d.Override != nil {
 		l, err := e.override(c.state, *d.Override)
@@ -150,11 +150,12 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 	return c.setCost(it, d)
 }
 
-// isExact tells whether each descriptor is counted for itself. Limits of a policy never are.
+// isExact tells whether each descriptor is counted separately. Limits of a policy are always
+// charged together.
 func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
 
-// appendKey appends the key of a counter: the domain and the entries of the request. No two
-// descriptors have one key.
+// appendKey appends the key of a counter: the domain and the entries of the request. Different
+// descriptors have different keys.
 func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []string) []byte {
 	to = appendEscaped(to, domain)
 	for i := range entries {
@@ -168,7 +169,7 @@ func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []s
 	return to
 }
 
-// appendEscaped writes what separates the parts of a key in another way.
+// appendEscaped appends text, and escapes the characters that separate the parts of a key.
 func appendEscaped(to []byte, text string) []byte {
 	for i := range len(text) {
 		switch b := text[i]; b {
@@ -228,11 +229,11 @@ func (c *call) replace() {
 	}
 }
 
-// decide decides the items in rounds. Nearly always there is one. Another one is needed if two
-// descriptors have one counter and cannot be charged together, or if a round with charges that are
-// made in any case was denied.
+// decide decides the items in rounds. Nearly always one round is enough. Another round is needed
+// if two descriptors share a counter and cannot be charged together. It is also needed if a round
+// was denied that had charges of kind force or refund.
 func (c *call) decide(ctx context.Context) error {
-	if len(c.pending) == 0 && len(c.beside) == 0 {
+	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
 		outcome := admission.Unlimited
 		if slices.ContainsFunc(c.items, func(it item) bool { return it.kind == refuse }) {
 			outcome = admission.Refused
@@ -247,7 +248,7 @@ func (c *call) decide(ctx context.Context) error {
 		if err := c.decideRound(ctx); err != nil {
 			return err
 		}
-		c.pending, c.later = c.later, c.pending[:0]
+		c.pending, c.nextRound = c.nextRound, c.pending[:0]
 	}
 	return nil
 }
@@ -281,7 +282,7 @@ func (c *call) decideRound(ctx context.Context) error {
 		default:
 			c.read(it, &d, true)
 			if !d.Allowed && (it.kind == force || it.kind == refund) {
-				c.later = append(c.later, i)
+				c.nextRound = append(c.nextRound, i)
 				it.answer = undecided
 			}
 		}
@@ -290,7 +291,7 @@ func (c *call) decideRound(ctx context.Context) error {
 	return nil
 }
 
-// compose makes the charges of a round. Items that cannot be in it are left for the next one.
+// compose collects the charges of a round. Items that cannot be in it wait for the next round.
 func (c *call) compose() {
 	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
 	c.shadows, c.charges, c.limits = c.shadows[:0], slices.Grow(c.charges[:0], len(c.items)), slices.Grow(c.limits[:0], len(c.items))
@@ -298,7 +299,7 @@ func (c *call) compose() {
 		it := &c.items[i]
 		it.batch = -1
 		charge := c.charge(it)
-		if other := c.twin(it, c.pending[:n]); other != nil {
+		if other := c.findTwin(it, c.pending[:n]); other != nil {
 			c.join(i, it, other, &charge)
 			continue
 		}
@@ -320,8 +321,8 @@ func (c *call) compose() {
 			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.event)
 		}
 	}
-	c.shadows = append(c.shadows, c.beside...)
-	c.beside = c.beside[:0]
+	c.shadows = append(c.shadows, c.policyShadows...)
+	c.policyShadows = c.policyShadows[:0]
 	c.direct.Shadows = c.shadows
 }
 
@@ -348,8 +349,8 @@ func (c *call) charge(it *item) penstock.Charge {
 	return charge
 }
 
-// twin returns an item of the round that has the same counter, or nil.
-func (c *call) twin(it *item, before []int) *item {
+// findTwin returns an item of the round that has the same counter, or nil.
+func (c *call) findTwin(it *item, before []int) *item {
 	for _, i := range before {
 		other := &c.items[i]
 		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() && other.limit.probe.Group() == it.limit.probe.Group() {
@@ -359,12 +360,12 @@ func (c *call) twin(it *item, before []int) *item {
 	return nil
 }
 
-// join charges two items with one counter together, if they are charged alike and their order does
-// not matter. Otherwise the second waits for the next round.
+// join merges the charges of two items that share a counter, if both have the same kind and their
+// order does not matter. Otherwise the second waits for the next round.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
 	if !isAlike || c.isExact() && (it.kind != check || c.isAwaited(it)) {
-		c.later = append(c.later, i)
+		c.nextRound = append(c.nextRound, i)
 		return
 	}
 	it.batch, it.at = other.batch, other.at
@@ -383,7 +384,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 
 // isAwaited tells whether an item with the same counter waits for the next round.
 func (c *call) isAwaited(it *item) bool {
-	return slices.ContainsFunc(c.later, func(i int) bool {
+	return slices.ContainsFunc(c.nextRound, func(i int) bool {
 		other := &c.items[i]
 		return other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name()
 	})

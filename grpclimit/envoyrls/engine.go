@@ -20,13 +20,13 @@ type Engine struct {
 	controller *admission.Controller
 	options    Options
 	state      atomic.Pointer[state]
-	ruleset    atomic.Pointer[ruleset] // of the rules that were used last
+	ruleset    atomic.Pointer[ruleset] // of the policy that was used last
 	calls      sync.Pool               // of *call
 }
 
 // New makes an Engine without a configuration. The controller decides and emits the events. Its
-// Options.Settings, and those of the guards around its store, must include Options.Settings. An
-// error wraps penstock.ErrInvalid.
+// admission.Options.Settings, and guard.Options.Limits of its store, must return o.Settings for
+// the limits of the engine. An error wraps penstock.ErrInvalid.
 func New(controller *admission.Controller, o Options) (*Engine, error) {
 	if controller == nil {
 		return nil, fmt.Errorf("%w: envoyrls: the controller is nil; admission.New makes one", penstock.ErrInvalid)
@@ -39,8 +39,8 @@ func New(controller *admission.Controller, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// SetConfig makes a configuration that in force. Requests in flight are decided by the old one. An
-// error wraps penstock.ErrInvalid; then the old one stays.
+// SetConfig replaces the configuration. Requests in flight keep the old one. If SetConfig fails,
+// the old one stays in force, and the error wraps penstock.ErrInvalid.
 func (e *Engine) SetConfig(c *envoyconfig.Config) error {
 	s, err := e.newState(c)
 	if err != nil {
@@ -61,8 +61,8 @@ func (e *Engine) Config() *envoyconfig.Config {
 // MaxDescriptors is how many descriptors a request may have.
 const MaxDescriptors = penstock.MaxCharges
 
-// Decide decides a request. If ctx has a deadline, the store must answer some milliseconds earlier,
-// so that the answer of OnFailure is in time.
+// Decide decides a request. If ctx has a deadline, the store must answer up to 5 ms earlier. That
+// leaves time for the fallback of Options.OnFailure.
 //
 // The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
 // response is complete.
@@ -93,8 +93,8 @@ func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
 	return nil
 }
 
-// withEarlierAnswer returns a context whose decisions leave time for the way back: a fifth of what
-// is left, at most 5 ms.
+// withEarlierAnswer returns a context in which the store must answer before the deadline of ctx.
+// The margin is for sending the response: a fifth of the time left, at most 5 ms.
 func withEarlierAnswer(ctx context.Context) context.Context {
 	at, ok := ctx.Deadline()
 	if !ok {
@@ -111,7 +111,7 @@ func failed(outcome admission.Outcome, err error) error {
 	case outcome == admission.Malformed:
 		return invalid("the request cannot be decided: %v", err)
 	case err != nil:
-		return err // the caller has left
+		return err // the call was canceled
 	}
 	return errors.New("envoyrls: the request has no decision")
 }

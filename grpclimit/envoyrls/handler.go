@@ -12,7 +12,7 @@ import (
 
 // HandlerOptions configure NewHandler. The zero value is useful.
 type HandlerOptions struct {
-	// IsHealthy is what /healthcheck answers. Default: always.
+	// IsHealthy tells /healthcheck whether the service is healthy. Default: always healthy.
 	IsHealthy func() bool
 
 	// MaxBody is the largest body of /json, in bytes. Default: 1 MiB.
@@ -34,8 +34,8 @@ func IsEndpoint(path string) bool {
 // NewHandler serves the HTTP endpoints of envoyproxy/ratelimit:
 //
 //   - /json decides a RateLimitRequest in proto3 JSON, with any method. The status is 200 if the
-//     answer is OK, 429 if it is OVER_LIMIT, and 400 if there is no answer.
-//   - /healthcheck is 200, or 500 if the service is not healthy.
+//     overall code is OK, 429 if it is OVER_LIMIT, and 400 if the request fails.
+//   - /healthcheck returns 200, or 500 if the service is not healthy.
 //   - /rlconfig lists the limits.
 func NewHandler(e *Engine, o HandlerOptions) http.Handler {
 	if o.IsHealthy == nil {
@@ -74,7 +74,7 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 	}
 	var m rlsv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &m); err != nil {
-		http.Error(w, "Bad Request: the body is no RateLimitRequest in JSON: "+mistakeOf(err), http.StatusBadRequest)
+		http.Error(w, "Bad Request: the body is not a RateLimitRequest in JSON: "+mistakeOf(err), http.StatusBadRequest)
 		return
 	}
 	answer, err := e.decideProto(r.Context(), &m)

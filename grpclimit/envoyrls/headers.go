@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
-// A Dialect is a form of header fields about limits.
+// A Dialect is a format of rate limit headers.
 type Dialect string
 
 // The dialects.
@@ -29,7 +29,7 @@ const (
 	// DialectDraft11 is draft-ietf-httpapi-ratelimit-headers-11, about all limits:
 	//	RateLimit-Policy: "second";q=10;w=1, "1";q=1000;w=3600
 	//	RateLimit: "second";r=9;t=1, "1";r=980;t=1200
-	// A limit without a name has the place of its descriptor.
+	// A limit without a name gets the position of its descriptor as its name, from 1.
 	DialectDraft11 Dialect = "draft-11"
 )
 
@@ -78,8 +78,8 @@ func (c *call) appendHeaders(to *Response) {
 	}
 }
 
-// strictest returns the index of the status with the least remaining, the first of equals, or of
-// the last one that denies. It is -1 if no limit applied.
+// strictest returns the index of the last status that denies, or else of the first one with the
+// least remaining. It is -1 if no limit applied.
 func (c *call) strictest(to *Response) int {
 	found, isOver := -1, false
 	for i := range to.Statuses {
@@ -137,7 +137,8 @@ func (c *call) draft11(to *Response) (policies, states string) {
 	return p.String(), s.String()
 }
 
-// quoted is a string of a structured field. It leaves out what such a string cannot have.
+// quoted returns text as a string of a structured field. It omits characters that such a string
+// cannot contain.
 func quoted(text string) string {
 	b := []byte{'"'}
 	for _, ch := range []byte(text) {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A state is a configuration that is in force. It never changes, but for the names that are made.
+// A state is a configuration in compiled form. Only its caches, named and tables, change.
 type state struct {
 	config *envoyconfig.Config
 	limits []*limit // by their Index
@@ -24,31 +24,30 @@ type state struct {
 	tables tables
 }
 
-// tables are the limits that come with requests.
+// tables cache the limits that requests carry.
 type tables struct {
 	mu        sync.RWMutex
 	overrides map[Override]*limit
 	domains   map[string]*policy.Limit // for events of overrides
 }
 
-// The bounds of what requests can add. A limit that is dropped is compiled again, in some
-// microseconds.
+// The bounds of what requests can add. A dropped limit is compiled again in a few microseconds.
 const (
 	maxNamed     = 1000
 	maxOverrides = 1024
 )
 
-// A limit is a limit with its compiled forms.
+// A limit is a limit of the configuration, of a request or of a policy in compiled form.
 type limit struct {
-	config  *envoyconfig.Limit // nil: it came with the request
+	config  *envoyconfig.Limit // nil for a limit of a request or of a policy
 	policy  *policy.Limit      // names it in events; nil if config is nil
 	current CurrentLimit
 	period  time.Duration
 
 	plan *penstock.Plan // nil if the limit allows nothing
 
-	// probe is the same counter with room for one unit more. A charge beyond the limit leaves no room
-	// in it, and a charge up to the limit leaves one unit.
+	// probe reads the same counter with a capacity that is one unit larger. Usage up to the limit
+	// leaves at least one unit in it. Usage above the limit leaves none.
 	probe *penstock.Plan
 }
 
@@ -93,8 +92,8 @@ func normalized(l CurrentLimit) CurrentLimit {
 	return l
 }
 
-// counterName tells the windows of different lengths apart, so that each has a counter. Limits that
-// differ by their count only share one.
+// counterName returns one name for each window length, so that windows of different lengths have
+// different counters. Limits that differ only in their count share a counter.
 func counterName(l CurrentLimit) string {
 	name := strings.ToLower(l.Unit.String())
 	if l.UnitMultiplier > 1 {
@@ -133,7 +132,7 @@ func (e *Engine) newState(c *envoyconfig.Config) (*state, error) {
 	return s, nil
 }
 
-// eventLimit names a limit in events.
+// eventLimit returns the limit that events name.
 func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	l := &policy.Limit{
 		Rule: &policy.Rule{Name: path}, Name: plan.Name(), Policy: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
@@ -142,8 +141,8 @@ func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	return l
 }
 
-// overrideName is the limit's name in events about limits that come with requests. Their numbers
-// are as many as clients like.
+// overrideName names all overrides in events. It does not contain their numbers, because clients
+// choose them without bound.
 const overrideName = "override"
 
 func (e *Engine) overrideLimit(domain string) *policy.Limit {
@@ -205,8 +204,8 @@ func (e *Engine) override(s *state, o Override) (*limit, error) {
 }
 
 // eventLimitOf returns the name of a matched limit in events. For detailed_metric and
-// value_to_metric it depends on the request, so there are at most maxNamed of them. The others have
-// the name of the configuration.
+// value_to_metric it depends on the request. After maxNamed such names, further requests get the
+// name in the configuration.
 func (e *Engine) eventLimitOf(s *state, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
 		return l.policy, buffer

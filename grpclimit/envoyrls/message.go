@@ -10,7 +10,7 @@ import (
 type Request struct {
 	Domain      string
 	Descriptors []Descriptor
-	Hits        uint32 // of descriptors without hits of their own; 0: 1
+	Hits        uint32 // of descriptors without HasHits; 0 means 1
 }
 
 // A Descriptor is one descriptor of a request.
@@ -20,16 +20,16 @@ type Descriptor struct {
 	// Override replaces the configured limit, if it is set.
 	Override *Override
 
-	HasHits    bool   // Hits is set; 0 asks without counting
+	HasHits    bool   // Hits is set; 0 checks the limit without a charge
 	Hits       uint64 // of this descriptor
-	IsNegative bool   // the hits are returned
+	IsNegative bool   // the hits are refunded
 }
 
 // An Override is a limit that comes with a request.
 type Override struct {
 	RequestsPerUnit uint32
 	Unit            envoyconfig.Unit
-	UnitMultiplier  uint32 // 0: 1
+	UnitMultiplier  uint32 // 0 means 1
 }
 
 // A Response is a RateLimitResponse.

@@ -5,7 +5,7 @@ import (
 	"maps"
 )
 
-// metadata returns what Envoy's filter can pass on about the request.
+// metadata returns the dynamic metadata of the response.
 func (c *call) metadata() map[string]any {
 	r := c.request
 	descriptors := make([]any, len(r.Descriptors))
@@ -27,7 +27,7 @@ func (c *call) metadata() map[string]any {
 		hasQuota = hasQuota || it.limit.config != nil && it.limit.config.QuotaMode
 		switch {
 		case it.isOver && it.isQuota && !it.isShadow:
-			violations = append(violations, float64(it.of))
+			violations = append(violations, float64(it.descriptor))
 		case !it.isOver && it.limit.config != nil:
 			maps.Copy(passed, it.limit.config.Metadata)
 		}

@@ -19,8 +19,8 @@ const (
 	// charged, and the statuses of the others show what is left. It is the default.
 	Atomic Mode = iota
 
-	// Exact does as envoyproxy/ratelimit does: each descriptor is counted for itself, hits beyond the
-	// limit too.
+	// Exact counts as envoyproxy/ratelimit does: it counts each descriptor separately, and hits above
+	// the limit too.
 	Exact
 )
 
@@ -38,7 +38,7 @@ func ParseMode(text string) (Mode, error) {
 			return m, nil
 		}
 	}
-	return Atomic, fmt.Errorf("%q is no mode; write atomic or exact", text)
+	return Atomic, fmt.Errorf("%q is not a mode; write atomic or exact", text)
 }
 
 // A Failure is what happens to a request while the store gives no answer.
@@ -68,7 +68,7 @@ func ParseFailure(text string) (Failure, error) {
 			return Failure(f), nil
 		}
 	}
-	return FailDefault, fmt.Errorf("%q is no way to fail; write local, open, closed, error or default", text)
+	return FailDefault, fmt.Errorf("%q is not a failure mode; write local, open, closed, error or default", text)
 }
 
 func (f Failure) mode() guard.FailureMode {
@@ -85,25 +85,27 @@ func (f Failure) mode() guard.FailureMode {
 type Options struct {
 	Mode Mode
 
-	// Algorithm enforces all limits. Mode Exact has fixed windows only. Algorithms with slots cannot
-	// be used, because nobody returns them. Default: penstock.FixedWindow, with windows that begin
-	// when those of envoyproxy/ratelimit do.
+	// Algorithm enforces all limits. Mode Exact supports only fixed windows. Algorithms with slots
+	// cannot be used, because Envoy returns no slots. Default: penstock.FixedWindow, with windows
+	// that begin when those of envoyproxy/ratelimit do.
 	Algorithm *algorithm.Algorithm
 
 	// OnFailure is what happens while the store gives no answer. Default: see FailDefault.
 	OnFailure Failure
 
-	// SpendsReports charges hits of a descriptor like those of a request: only if they fit. By
-	// default they are charged in any case, because they may report what has been used already.
+	// SpendsReports charges the hits_addend of a descriptor only if it fits, like the hits_addend of
+	// a request. Default: it is always charged, because it may report usage that has already
+	// happened.
 	SpendsReports bool
 
-	// ShadowMode answers OK to every request (SHADOW_MODE). The statuses tell what would be.
+	// ShadowMode answers OK to every request (SHADOW_MODE). The statuses show what would have been
+	// enforced.
 	ShadowMode bool
 
 	// QuotaMode treats all limits as if they had quota_mode (QUOTA_MODE).
 	QuotaMode bool
 
-	// Headers are the dialects of header fields about limits in responses. Default: none.
+	// Headers are the formats of rate limit headers in responses. Default: none.
 	Headers []Dialect
 
 	// HeaderNames are the names of the fields of DialectPlain. Default: RateLimit-Limit,
@@ -113,14 +115,14 @@ type Options struct {
 	// HasMetadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
 	HasMetadata bool
 
-	// NewLimit is called for each name that detailed_metric and value_to_metric make of requests,
-	// before the first event with it. There are at most 1,000 for a configuration. It must be quick.
-	// Default: none.
+	// NewLimit is called with each name that detailed_metric or value_to_metric creates from a
+	// request, before the first event with that name. A configuration creates at most 1,000 names. It
+	// must be quick. Default: none.
 	NewLimit func(EventName)
 
-	// Rules returns the policy that decides requests of domains that the configuration does not have.
-	// Only rules with a descriptor apply to them; see NeedsDescriptor and CheckRules. The allow and
-	// deny lists apply too. Default: no limit applies to such requests.
+	// Rules returns the policy that decides requests whose domain is not in the configuration. Only
+	// rules with a descriptor apply to them; see NeedsDescriptor and CheckRules. The allow and deny
+	// lists apply too. Default: no limit applies to such requests.
 	Rules func() *policy.Rules
 
 	// Observe is called with the event of each request that no limit applies to. The controller
@@ -128,7 +130,8 @@ type Options struct {
 	// event. Default: none.
 	Observe func(*admission.Event)
 
-	// Now tells the time, for windows in which nothing is used yet. Default: time.Now.
+	// Now returns the time. It is used for the reset time of windows without usage. Default:
+	// time.Now.
 	Now func() time.Time
 }
 
@@ -153,29 +156,28 @@ func (o *Options) setDefaults() error {
 	o.HeaderNames.setDefaults()
 	switch {
 	case o.Mode == Exact && o.Algorithm != penstock.FixedWindow:
-		return fmt.Errorf("%w: mode exact has fixed windows only, and the algorithm is %s; omit one of them", penstock.ErrInvalid, o.Algorithm.Title())
+		return fmt.Errorf("%w: mode exact supports only fixed windows, and the algorithm is %s; omit one of them", penstock.ErrInvalid, o.Algorithm.Title())
 	case o.Algorithm.NeedsHolder() || o.Algorithm.OwnsRefunds() || o.Algorithm.IsCalendar():
 		return fmt.Errorf("%w: the algorithm %s cannot enforce Envoy's limits; write fixed-window, token-bucket, sliding-window or sliding-log",
 			penstock.ErrInvalid, o.Algorithm.Title())
 	}
 	for _, d := range o.Headers {
 		if !d.isValid() {
-			return fmt.Errorf("%w: %q is no dialect of headers; write %s", penstock.ErrInvalid, d, dialectList())
+			return fmt.Errorf("%w: %q is not a header dialect; write %s", penstock.ErrInvalid, d, dialectList())
 		}
 	}
 	return nil
 }
 
-// group is the Group of all limits of an engine, and so a part of the names of their counters. No
-// rule of a policy may have this name.
+// group is the Group of all limits of an engine. The names of their counters contain it.
 const group = "envoy.rls"
 
-// Group returns the name that counters of Envoy's limits are kept under. No rule of a policy may
-// have it.
+// Group returns the penstock.Limit.Group of Envoy's limits. No rule of a policy may have this
+// name.
 func Group() string { return group }
 
-// Settings returns how guards treat the engine's limits, for guard.Options and admission.Options.
-// Other limits have none.
+// Settings returns the guard settings of the engine's limits, for guard.Options and
+// admission.Options. For other limits it returns the zero value.
 func (o Options) Settings(plan *penstock.Plan) guard.Settings {
 	if plan.Group() != group {
 		return guard.Settings{}

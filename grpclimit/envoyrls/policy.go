@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A ruleset is a policy with the compiled forms of the limits that requests have used.
+// A ruleset is a policy with a cache of the limits that requests have used, in compiled form.
 type ruleset struct {
 	rules *policy.Rules
 	mu    sync.RWMutex
@@ -40,8 +40,8 @@ func NeedsDescriptor(r *policy.Rule) bool {
 		slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.Key.Needs(policy.KindDescriptor) })
 }
 
-// CheckRules refuses rules for Envoy's requests with limits that must know how a request ends:
-// nobody reports that. The error wraps penstock.ErrInvalid.
+// CheckRules returns an error if a rule for Envoy's requests has a limit that depends on how a
+// request ends, because Envoy does not report that. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
 	for _, r := range rules.Rules() {
 		if !NeedsDescriptor(r) {
@@ -91,8 +91,8 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 	return made, nil
 }
 
-// unitOf writes a period as a number of the largest units that it has. The unit is unknown if there
-// is none; Envoy then shows the limit without its window.
+// unitOf expresses a period as a multiple of the largest unit that divides it. If no unit does, it
+// returns UnitUnknown, and Envoy shows the limit without its window.
 func unitOf(period time.Duration) (envoyconfig.Unit, uint32) {
 	for _, u := range []envoyconfig.Unit{envoyconfig.Year, envoyconfig.Month, envoyconfig.Week, envoyconfig.Day, envoyconfig.Hour, envoyconfig.Minute, envoyconfig.Second} {
 		if n := period / u.Period(); n > 0 && period%u.Period() == 0 {
@@ -105,8 +105,8 @@ func unitOf(period time.Duration) (envoyconfig.Unit, uint32) {
 	return envoyconfig.UnitUnknown, 0
 }
 
-// matchPolicy finds the limits of the policy for each descriptor. Each is read as a request of its
-// own, and all are charged together.
+// matchPolicy finds the limits of the policy for each descriptor. Each descriptor is evaluated as
+// a separate request. All limits are charged together.
 func (c *call) matchPolicy(s *ruleset) error {
 	c.rules = s.rules
 	for i := range c.request.Descriptors {
@@ -118,7 +118,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 		case v.Unclear != "":
 			return invalid("%s", v.Unclear)
 		case v.ListMatch == policy.DenyListed:
-			c.items = append(c.items, item{of: i, kind: refuse})
+			c.items = append(c.items, item{descriptor: i, kind: refuse})
 		case v.ListMatch == policy.AllowListed:
 			continue
 		}
@@ -130,7 +130,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
 			}
-			it := item{of: i, limit: compiled, event: l, key: v.Charges[j].Key}
+			it := item{descriptor: i, limit: compiled, event: l, key: v.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func product(a, b int64) (cost int64, ok bool) {
 	return a * b, true
 }
 
-// addShadows adds the shadows of the policy for a descriptor. The answer does not tell of them.
+// addShadows adds the shadows of the policy for a descriptor. The response does not show them.
 func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
 	var it item
 	it.limit = noPlan
@@ -175,12 +175,12 @@ func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
 				one.Mode = penstock.Force
 			}
 		}
-		c.beside = append(c.beside, shadow)
+		c.policyShadows = append(c.policyShadows, shadow)
 	}
 	return nil
 }
 
-// noPlan is for costs that no limit of the answer has.
+// noPlan is the limit of an item that is used only to compute a cost.
 var noPlan = new(limit)
 
 // descriptorAttributes are the entries of a descriptor, as rules read them.

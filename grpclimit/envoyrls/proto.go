@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
-// fromProto reads a message into *r, whose memory is used again. It keeps the texts of the message.
+// fromProto reads a message into *r and reuses the memory of *r. It keeps references to the
+// strings of the message.
 func (r *Request) fromProto(m *rlsv3.RateLimitRequest) {
 	r.Domain, r.Hits = m.GetDomain(), m.GetHitsAddend()
 	old := r.Descriptors[:cap(r.Descriptors)]
@@ -38,7 +39,7 @@ func descriptorOf(m *ratelimitv3.RateLimitDescriptor, entries []envoyconfig.Entr
 	return d
 }
 
-// toProto makes a message of a response.
+// toProto converts a response to a message.
 func (r *Response) toProto() (*rlsv3.RateLimitResponse, error) {
 	m := &rlsv3.RateLimitResponse{OverallCode: codeOf(r.IsOver), Statuses: make([]*rlsv3.RateLimitResponse_DescriptorStatus, len(r.Statuses))}
 	statuses := make([]rlsv3.RateLimitResponse_DescriptorStatus, len(r.Statuses))

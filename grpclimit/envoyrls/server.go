@@ -14,7 +14,7 @@ import (
 // ServiceName is the name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 
-// Register registers the service of an engine at a server of grpc-go. The server should bound the
+// Register registers the service of an engine with a grpc-go server. The server should bound the
 // size of messages: MaxRecvMsgSize of 64 KiB is ample for Envoy.
 func Register(to grpc.ServiceRegistrar, e *Engine) {
 	rlsv3.RegisterRateLimitServiceServer(to, &server{engine: e})
@@ -25,7 +25,7 @@ type server struct {
 	engine *Engine
 }
 
-// exchanges are the messages of one call after another.
+// exchanges pools the messages of calls.
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
 type exchange struct {
@@ -33,10 +33,10 @@ type exchange struct {
 	response Response
 }
 
-// maxEntriesKept is how many entries a descriptor may have whose memory is used again.
+// maxEntriesKept is how many entries a descriptor may have for its memory to be reused.
 const maxEntriesKept = 32
 
-// release drops the texts of a request.
+// release clears the strings of a request. It returns x to the pool unless x is too large.
 func (x *exchange) release() {
 	x.request.Domain = ""
 	for i := range x.request.Descriptors {
@@ -72,8 +72,8 @@ func (e *Engine) decideProto(ctx context.Context, m *rlsv3.RateLimitRequest) (*r
 	return x.response.toProto()
 }
 
-// grpcError is the status of a call without a response. Envoy treats all of them alike: its
-// failure_mode_deny decides.
+// grpcError returns the gRPC status for an error of Decide. Envoy treats all codes alike: its
+// failure_mode_deny decides whether the request passes.
 func grpcError(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return status.Error(codes.Code(e.Code), e.Text)

@@ -20,7 +20,7 @@ const Method = "/" + ServiceName + "/ShouldRateLimit"
 
 // DecideMessage decides an encoded RateLimitRequest, and appends the encoded RateLimitResponse to
 // response. It answers as the service of [Register] does, but decodes and encodes without the
-// generated messages, which take most of its time. An error is of package status.
+// generated messages, which would take most of the time. An error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([]byte, error) {
 	x := exchanges.Get().(*exchange)
 	defer x.release()
@@ -78,18 +78,18 @@ const (
 	headerValue = 2
 )
 
-// A reading reads one message after another. All texts are parts of one string.
-type reading struct {
+// A decoder reads an encoded message. All strings that it returns are parts of text.
+type decoder struct {
 	text  string
-	bytes []byte // those of text
+	bytes []byte // the bytes of text
 }
 
-var errNoMessage = errors.New("grpc: error unmarshalling request: it is no RateLimitRequest")
+var errNoMessage = errors.New("grpc: error unmarshalling request: it is not a RateLimitRequest")
 
-// unmarshal reads an encoded message into *r, whose memory is used again. It accepts what the
+// unmarshal reads an encoded message into *r and reuses the memory of *r. It accepts what the
 // generated code accepts.
 func (r *Request) unmarshal(message []byte) error {
-	in := reading{string(message), message}
+	in := decoder{string(message), message}
 	r.Domain, r.Hits, r.Descriptors = "", 0, r.Descriptors[:0]
 	n := 0 // descriptors
 	err := in.each(0, len(message), func(number protowire.Number, f field) (err error) {
@@ -113,8 +113,8 @@ func (r *Request) unmarshal(message []byte) error {
 	return nil
 }
 
-// nextDescriptor returns the n-th descriptor, emptied. All beyond MaxDescriptors share one: the
-// request is refused, but first the rest of it is checked.
+// nextDescriptor empties the n-th descriptor and returns it. Descriptors beyond MaxDescriptors
+// share one, because unmarshal refuses the request after it has checked the rest.
 func (r *Request) nextDescriptor(n int) *Descriptor {
 	if n > MaxDescriptors {
 		r.Descriptors = r.Descriptors[:MaxDescriptors-1]
@@ -129,7 +129,7 @@ func (r *Request) nextDescriptor(n int) *Descriptor {
 	return d
 }
 
-func (d *Descriptor) unmarshal(in *reading, f field) error {
+func (d *Descriptor) unmarshal(in *decoder, f field) error {
 	return in.each(f.start, f.end, func(number protowire.Number, f field) error {
 		switch {
 		case number == descriptorEntries && f.isBytes():
@@ -150,7 +150,7 @@ func (d *Descriptor) unmarshal(in *reading, f field) error {
 	})
 }
 
-func unmarshalEntry(e *envoyconfig.Entry, in *reading, f field) error {
+func unmarshalEntry(e *envoyconfig.Entry, in *decoder, f field) error {
 	return in.each(f.start, f.end, func(number protowire.Number, f field) (err error) {
 		switch {
 		case number == entryKey && f.isBytes():
@@ -162,7 +162,7 @@ func unmarshalEntry(e *envoyconfig.Entry, in *reading, f field) error {
 	})
 }
 
-func (o *Override) unmarshal(in *reading, f field) error {
+func (o *Override) unmarshal(in *decoder, f field) error {
 	return in.each(f.start, f.end, func(number protowire.Number, f field) error {
 		switch {
 		case number == limitRequestsPerUnit && f.isVarint():
@@ -192,7 +192,7 @@ func (f *field) isVarint() bool { return f.kind == protowire.VarintType }
 
 // each calls do with each field of the message from start to end. A field of an unknown number or
 // type is skipped.
-func (in *reading) each(start, end int, do func(protowire.Number, field) error) error {
+func (in *decoder) each(start, end int, do func(protowire.Number, field) error) error {
 	for start < end {
 		number, kind, n := protowire.ConsumeTag(in.bytes[start:end])
 		if n < 0 || number > protowire.MaxValidNumber {
@@ -223,7 +223,7 @@ func (in *reading) each(start, end int, do func(protowire.Number, field) error) 
 }
 
 // wrapped reads the value of a wrapper such as UInt64Value.
-func (in *reading) wrapped(f field, value *uint64) error {
+func (in *decoder) wrapped(f field, value *uint64) error {
 	return in.each(f.start, f.end, func(number protowire.Number, f field) error {
 		if number == wrapperValue && f.isVarint() {
 			*value = f.varint
@@ -232,7 +232,7 @@ func (in *reading) wrapped(f field, value *uint64) error {
 	})
 }
 
-func (in *reading) string(f field) (string, error) {
+func (in *decoder) string(f field) (string, error) {
 	text := in.text[f.start:f.end]
 	if !utf8.ValidString(text) {
 		return "", errNoMessage
@@ -249,12 +249,12 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 		b = protowire.AppendVarint(b, uint64(s.size()))
 		b = s.appendTo(b)
 		if s.Limit != nil && !utf8.ValidString(s.Limit.Name) {
-			return b, errors.New("the name of a limit is no UTF-8")
+			return b, errors.New("the name of a limit is not UTF-8")
 		}
 	}
 	for _, h := range r.Headers {
 		if !utf8.ValidString(h.Name) || !utf8.ValidString(h.Value) {
-			return b, errors.New("a header about limits is no UTF-8")
+			return b, errors.New("a header about limits is not UTF-8")
 		}
 		b = protowire.AppendTag(b, responseHeaders, protowire.BytesType)
 		b = protowire.AppendVarint(b, uint64(sizeOfString(headerName, h.Name)+sizeOfString(headerValue, h.Value)))
