@@ -199,7 +199,7 @@ func TestJSONIsAnsweredLikeByEnvoysService(t *testing.T) {
 		{"snake_case, and a number as a text", "GET", `{"domain": "d", "hits_addend": 1, "descriptors": [{"entries": [{"key": "large"}], "hits_addend": "2"}]}`, 200, `"limitRemaining":7`},
 		{"a unit by its name", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3, "unit": "HOUR"}}]}`, 200, `"unit":"HOUR"`},
 		{"over", "PUT", `{"domain": "d", "hitsAddend": 8, "descriptors": [{"entries": [{"key": "large"}]}]}`, 429, `"overallCode":"OVER_LIMIT"`},
-		{"an unknown field", "POST", `{"domain": "d", "foo": 1}`, 400, `Bad Request: the body is no RateLimitRequest in JSON: (line 1:17): unknown field "foo"`},
+		{"an unknown field", "POST", `{"domain": "d", "foo": 1}`, 400, `Bad Request: the body is not a RateLimitRequest in JSON: (line 1:17): unknown field "foo"`},
 		{"a long field", "POST", `{"` + strings.Repeat("ü", 300) + `": 1}`, 400, "unknown field"},
 		{"no JSON", "POST", `x`, 400, "(line 1:1): invalid value x"},
 		{"nothing", "POST", ``, 400, "unexpected token"},
