@@ -30,7 +30,7 @@ func inMS(d time.Duration) int64 {
 // randomName returns a random name of 26 characters, 130 bits.
 func randomName() string { return strings.ToLower(rand.Text()) }
 
-// admit decides a question. If the error is nil, the caller must call Done of the Admission.
+// admit decides a request. If the error is nil, the caller must call Done of the Admission.
 func (s *Service) admit(ctx context.Context, r admission.Request) (*admission.Admission, *penstockv1.CheckResponse, error) {
 	a, outcome, err := s.controller.Admit(ctx, r)
 	if err != nil {
@@ -39,12 +39,12 @@ func (s *Service) admit(ctx context.Context, r admission.Request) (*admission.Ad
 		if outcome == admission.Malformed {
 			return nil, nil, failf(codes.FailedPrecondition, "%s", why.Detail)
 		}
-		return nil, nil, unanswered(err)
+		return nil, nil, asFailure(err)
 	}
 	return a, decisionOf(a, outcome), nil
 }
 
-// decisionOf is the answer about an Admission.
+// decisionOf returns the response for an Admission.
 func decisionOf(a *admission.Admission, outcome admission.Outcome) *penstockv1.CheckResponse {
 	why := a.Rejection()
 	r := &penstockv1.CheckResponse{Allowed: outcome.IsAdmitted(), Outcome: outcome.String(), DeniedBy: why.Policies, IsRepeat: a.IsRepeat()}
@@ -81,16 +81,16 @@ func (s *Service) Peek(ctx context.Context, r *penstockv1.CheckRequest) (*pensto
 }
 
 func (s *Service) check(ctx context.Context, r *penstockv1.CheckRequest, p purpose) (*penstockv1.CheckResponse, error) {
-	q, err := s.read(r, "", p)
+	check, err := s.read(r, "", p)
 	if err != nil {
 		return nil, err
 	}
-	return s.decide(ctx, q)
+	return s.decide(ctx, check)
 }
 
-// decide decides a question whose caller does nothing about it afterwards.
-func (s *Service) decide(ctx context.Context, q *question) (*penstockv1.CheckResponse, error) {
-	a, answer, err := s.admit(ctx, q.request())
+// decide decides a check that needs no later Settle or Release.
+func (s *Service) decide(ctx context.Context, check *validCheck) (*penstockv1.CheckResponse, error) {
+	a, answer, err := s.admit(ctx, check.request())
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ const (
 	maxDescriptorValue = 1024
 )
 
-// attributes are those that a request states.
+// attributes are the attributes of a request.
 type attributes struct {
 	values   [policy.KindRawQuery + 1]string // of kinds that have one
 	headers  map[string][]string             // by canonical name
@@ -56,7 +56,7 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 func (a *attributes) Address() netip.Addr { return a.address }
 func (a *attributes) BodySize() int64     { return max(a.bodySize, 0) }
 
-// readAttributes checks attributes and brings them into the form that rules read.
+// readAttributes validates attributes and converts them to the form that rules read.
 func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, error) {
 	a := &attributes{bodySize: -1}
 	if err := a.readMethod(m.GetMethod()); err != nil {
@@ -64,7 +64,7 @@ func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, 
 	}
 	host, ok := policy.CleanHost(m.GetHost())
 	if !ok || len(m.GetHost()) > maxHost {
-		return nil, invalid("attributes.host", "it is malformed; write a name or an address, and a port if need be")
+		return nil, invalid("attributes.host", "it is malformed; write a name or an address, with an optional port")
 	}
 	a.values[policy.KindHost] = host
 	path := m.GetPath()

@@ -12,9 +12,9 @@ import (
 type permission uint8
 
 const (
-	nobody   permission = iota
-	caller              // everything but what needs an operator
-	operator            // Peek, Reset, Explain
+	nobody   permission = iota // no call
+	caller                     // everything but what needs an operator
+	operator                   // Peek, Reset, Explain
 )
 
 // An AuthFailure is why a call over HTTP was refused for its token.
@@ -67,7 +67,8 @@ func newTokens(o Options) tokens {
 	}
 }
 
-// permission returns what the sender of a token may do. It compares all tokens, whatever it finds.
+// permission returns what the sender of a token may do. It always compares both tokens, so that
+// its duration does not depend on the result.
 func (t *tokens) permission(token string) permission {
 	sum := sha256.Sum256([]byte(token))
 	isCaller, isOperator := subtle.ConstantTimeCompare(sum[:], t.caller[:]), subtle.ConstantTimeCompare(sum[:], t.operator[:])

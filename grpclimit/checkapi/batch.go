@@ -29,22 +29,22 @@ func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchReques
 	case r.GetAllOrNothing():
 		return s.checkTogether(ctx, r)
 	case r.GetRequestId() != "":
-		return nil, invalid("request_id", "requests that are decided each for itself have their own; write it into each of checks")
+		return nil, invalid("request_id", "requests that are decided separately have ids of their own; write one into each of checks")
 	}
-	questions := make([]*question, n)
+	checks := make([]*validCheck, n)
 	for i, one := range r.GetChecks() {
-		q, err := s.read(one, fmt.Sprintf("checks[%d].", i), deciding)
-		if f := unanswered(err); err != nil && f.code == codes.InvalidArgument && !f.isConflict {
+		check, err := s.read(one, fmt.Sprintf("checks[%d].", i), deciding)
+		if f := asFailure(err); err != nil && f.code == codes.InvalidArgument && !f.isConflict {
 			return nil, err // a mistake of the program; nothing has been charged
 		}
-		questions[i] = q
+		checks[i] = check
 	}
-	return s.checkEach(ctx, r, questions), nil
+	return s.checkEach(ctx, r, checks), nil
 }
 
-// checkEach decides each request for itself. Several are decided at once, in any order. A question
-// is nil if it cannot be decided.
-func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest, questions []*question) *penstockv1.CheckBatchResponse {
+// checkEach decides each request separately, several at once and in any order. A check is nil
+// if its request is invalid.
+func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest, checks []*validCheck) *penstockv1.CheckBatchResponse {
 	answers := make([]*penstockv1.CheckBatchAnswer, len(r.Checks))
 	var next atomic.Int64
 	work := func() {
@@ -53,22 +53,22 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 			if i >= len(answers) {
 				return
 			}
-			answers[i] = s.checkOne(ctx, r.Checks[i], questions[i], fmt.Sprintf("checks[%d].", i))
+			answers[i] = s.checkOne(ctx, r.Checks[i], checks[i], fmt.Sprintf("checks[%d].", i))
 		}
 	}
-	var helpers sync.WaitGroup
+	var workers sync.WaitGroup
 	for range min(len(answers), s.options.Parallel) - 1 {
 		if s.parallel.Add(1) > int64(s.options.MaxParallel) {
 			s.parallel.Add(-1)
 			break
 		}
-		helpers.Go(func() {
+		workers.Go(func() {
 			defer s.parallel.Add(-1)
 			work()
 		})
 	}
 	work()
-	helpers.Wait()
+	workers.Wait()
 	all := &penstockv1.CheckBatchResponse{Allowed: true, Answers: answers}
 	for _, a := range answers {
 		all.Allowed = all.Allowed && a.GetDecision().GetAllowed()
@@ -77,18 +77,18 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 }
 
 // checkOne decides one request of a batch. A panic becomes an error of this request.
-func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, q *question, field string) (answer *penstockv1.CheckBatchAnswer) {
+func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, check *validCheck, field string) (answer *penstockv1.CheckBatchAnswer) {
 	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: "the service made a mistake; its log has more", MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
 	var decision *penstockv1.CheckResponse
 	var err error
-	if q == nil {
-		_, err = s.read(r, field, deciding) // it says why
+	if check == nil {
+		_, err = s.read(r, field, deciding) // only for its error
 	} else {
-		decision, err = s.decide(ctx, q)
+		decision, err = s.decide(ctx, check)
 	}
 	if err != nil {
-		f := unanswered(err)
+		f := asFailure(err)
 		return &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[f.code], Message: f.text, MayBeCharged: f.mayBeCharged}}
 	}
 	return &penstockv1.CheckBatchAnswer{Decision: decision}
@@ -104,19 +104,19 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	var rules *policy.Rules
 	for i, one := range r.Checks {
 		field := fmt.Sprintf("checks[%d].", i)
-		q, err := s.read(one, field, deciding)
+		check, err := s.read(one, field, deciding)
 		switch {
 		case err != nil:
 			return nil, err
-		case q.id != "":
+		case check.id != "":
 			return nil, invalid(field+"request_id", "the batch is repeated as a whole; write it beside checks")
-		case q.attributes != nil:
+		case check.attributes != nil:
 			return nil, invalid(field+"attributes", "with all_or_nothing, write a rule and a key, or a key and limits")
 		}
 		if rules == nil {
-			rules = q.rules
+			rules = check.rules
 		}
-		if err := q.appendTo(together, rules); err != nil {
+		if err := check.appendTo(together, rules); err != nil {
 			return nil, failf(codes.FailedPrecondition, "%s: %v", fieldName(field), err)
 		}
 		ends[i] = len(together.Charges)
@@ -156,18 +156,18 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	return all, nil
 }
 
-// appendTo adds the charges of a question without attributes.
-func (q *question) appendTo(c *policy.DirectCall, rules *policy.Rules) error {
-	if q.direct != nil {
-		c.Charges, c.Limits = append(c.Charges, q.direct.Charges...), append(c.Limits, q.direct.Limits...)
+// appendTo adds the charges of a check without attributes.
+func (check *validCheck) appendTo(c *policy.DirectCall, rules *policy.Rules) error {
+	if check.direct != nil {
+		c.Charges, c.Limits = append(c.Charges, check.direct.Charges...), append(c.Limits, check.direct.Limits...)
 		return nil
 	}
 	var v policy.Evaluation
-	if err := rules.EvaluateNamed(*q.named, &v); err != nil {
+	if err := rules.EvaluateNamed(*check.named, &v); err != nil {
 		return err
 	}
 	for _, l := range v.Limits {
-		if err := q.refuses(l); err != nil {
+		if err := check.checkLimit(l); err != nil {
 			return err
 		}
 	}

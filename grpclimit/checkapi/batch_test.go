@@ -68,7 +68,7 @@ func TestMistakesInBatchesAreRefused(t *testing.T) {
 		`{"checks":[` + one + `,{"key":"a","limits":[{"rate":"x"}]}]}`: "checks[1].limits[0].rate: ",
 		`{}`: "checks: there are 0; write 1 to 1000",
 		`{"checks":[` + strings.Repeat(one+",", 1000) + one + `]}`:                     "checks: it has more than 1000 elements",
-		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided each for itself",
+		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided separately",
 		`{"all_or_nothing":true,"checks":[` + one + `,` + one + `]}`:                   "are for one limit",
 		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 64) + one + `]}`: "checks: there are 65; with all_or_nothing, write at most 64",
 		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 32) + one + `]}`: "checks: they have 66 charges together; the most is 64",
@@ -76,7 +76,7 @@ func TestMistakesInBatchesAreRefused(t *testing.T) {
 		`{"all_or_nothing":true,"checks":[{"rule":"jobs","key":"user:1"}]}`:            "checks[0]: limit jobs.in-flight",
 		`{"all_or_nothing":true,"checks":[{"rule":"search"}]}`:                         "checks[0]: ",
 		`{"all_or_nothing":true,"checks":[{"rule":"search","request_id":"a"}]}`:        "checks[0].request_id: the batch is repeated as a whole",
-		`{"all_or_nothing":true,"checks":[{}]}`:                                        "checks[0]: it asks nothing",
+		`{"all_or_nothing":true,"checks":[{}]}`:                                        "checks[0]: it has nothing to check",
 	} {
 		w := s.send(callerToken, "/v1/check-batch", body)
 		if w.Code != 400 && w.Code != 409 || !strings.Contains(w.Body.String(), want) {

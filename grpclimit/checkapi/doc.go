@@ -1,5 +1,5 @@
-// Package checkapi implements the service of package penstockv1: programs ask it for limits, over
-// gRPC and as JSON over HTTP. Both are one implementation, [Service].
+// Package checkapi implements the service of package penstockv1: programs check limits over gRPC,
+// or over HTTP as JSON. [Service] implements both.
 //
-// The page docs/check-api.md describes the API for those who ask.
+// The page docs/check-api.md describes the API for client programs.
 package checkapi

@@ -15,13 +15,13 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A failure is why a call has no answer. Its text repeats nothing of the store, and no key.
+// A failure is the error of a call. Its text contains no key and no text of the store.
 type failure struct {
 	code         codes.Code
 	text         string
 	mayBeCharged bool          // the charge may have been made nevertheless
 	retryAfter   time.Duration // 0: do not retry
-	isConflict   bool          // parts of the call contradict each other, as no schema can say; status 409
+	isConflict   bool          // parts of the call contradict each other, which a schema cannot check; status 409
 }
 
 func (f *failure) Error() string { return f.text }
@@ -30,21 +30,21 @@ func failf(code codes.Code, format string, args ...any) error {
 	return &failure{code: code, text: fmt.Sprintf(format, args...)}
 }
 
-// invalid says that a field of a request is wrong.
+// invalid returns the failure for a wrong field of a request.
 func invalid(field, format string, args ...any) error {
 	return failf(codes.InvalidArgument, "%s: %s", field, fmt.Sprintf(format, args...))
 }
 
-// conflict says that a field contradicts another one.
+// conflict returns the failure for a field that contradicts another one.
 func conflict(field, format string, args ...any) error {
 	return &failure{code: codes.InvalidArgument, text: field + ": " + fmt.Sprintf(format, args...), isConflict: true}
 }
 
-// unavailableRetry is how soon a caller should ask again while the store gives no answer.
+// unavailableRetry is how soon a caller should retry while the store does not answer.
 const unavailableRetry = time.Second
 
-// unanswered is the failure for an error of a store, or of a context.
-func unanswered(err error) *failure {
+// asFailure returns the failure for an error of a store or of a context.
+func asFailure(err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
 	}
@@ -71,7 +71,7 @@ func chargedText(mayBe bool) string {
 	return "nothing was charged"
 }
 
-// GRPCStatus is for package status of gRPC.
+// GRPCStatus returns the gRPC status. Package status calls it.
 func (f *failure) GRPCStatus() *status.Status {
 	s := status.New(f.code, f.text)
 	if f.code != codes.Unavailable && f.code != codes.DeadlineExceeded {

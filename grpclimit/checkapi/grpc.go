@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Register makes a gRPC server answer the calls of the service. It checks the tokens by itself:
-// they are in the metadata authorization, as "Bearer TOKEN".
+// Register registers the service with a gRPC server. The service checks the tokens itself, in the
+// metadata authorization: "Bearer TOKEN".
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	penstockv1.RegisterLimitServiceServer(r, grpcServer{service: s})
 }
@@ -23,12 +23,12 @@ type grpcServer struct {
 	service *Service
 }
 
-// answerBefore is how long before the deadline of a call the store must have answered. Then there
-// is time left for the fallback, and for the answer.
+// answerBefore is how long before the deadline of a call the store must answer. It leaves time for
+// the fallback and the response.
 const answerBefore = 5 * time.Millisecond
 
-// answer authenticates the caller, and calls a function of the service.
-func answer[Request, Response any](ctx context.Context, g grpcServer, needs permission, call func(context.Context, *Request) (*Response, error), r *Request) (*Response, error) {
+// invoke authenticates the caller, and calls a function of the service.
+func invoke[Request, Response any](ctx context.Context, g grpcServer, needs permission, call func(context.Context, *Request) (*Response, error), r *Request) (*Response, error) {
 	values := metadata.ValueFromIncomingContext(ctx, "authorization")
 	if err := g.service.tokens.authorize(values, needs); err != nil {
 		return nil, err
@@ -38,47 +38,47 @@ func answer[Request, Response any](ctx context.Context, g grpcServer, needs perm
 	}
 	response, err := call(ctx, r)
 	if err != nil {
-		return nil, unanswered(err)
+		return nil, asFailure(err)
 	}
 	return response, nil
 }
 
 func (g grpcServer) Check(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
-	return answer(ctx, g, caller, g.service.Check, r)
+	return invoke(ctx, g, caller, g.service.Check, r)
 }
 
 func (g grpcServer) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
-	return answer(ctx, g, caller, g.service.CheckBatch, r)
+	return invoke(ctx, g, caller, g.service.CheckBatch, r)
 }
 
 func (g grpcServer) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*penstockv1.ReserveResponse, error) {
-	return answer(ctx, g, caller, g.service.Reserve, r)
+	return invoke(ctx, g, caller, g.service.Reserve, r)
 }
 
 func (g grpcServer) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
-	return answer(ctx, g, caller, g.service.Settle, r)
+	return invoke(ctx, g, caller, g.service.Settle, r)
 }
 
 func (g grpcServer) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*penstockv1.AcquireResponse, error) {
-	return answer(ctx, g, caller, g.service.Acquire, r)
+	return invoke(ctx, g, caller, g.service.Acquire, r)
 }
 
 func (g grpcServer) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penstockv1.RenewResponse, error) {
-	return answer(ctx, g, caller, g.service.Renew, r)
+	return invoke(ctx, g, caller, g.service.Renew, r)
 }
 
 func (g grpcServer) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*penstockv1.ReleaseResponse, error) {
-	return answer(ctx, g, caller, g.service.Release, r)
+	return invoke(ctx, g, caller, g.service.Release, r)
 }
 
 func (g grpcServer) Peek(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
-	return answer(ctx, g, operator, g.service.Peek, r)
+	return invoke(ctx, g, operator, g.service.Peek, r)
 }
 
 func (g grpcServer) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.ResetResponse, error) {
-	return answer(ctx, g, operator, g.service.Reset, r)
+	return invoke(ctx, g, operator, g.service.Reset, r)
 }
 
 func (g grpcServer) Explain(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.ExplainResponse, error) {
-	return answer(ctx, g, operator, g.service.Explain, r)
+	return invoke(ctx, g, operator, g.service.Explain, r)
 }

@@ -20,14 +20,14 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 	case r.GetCheck().GetRequestId() != "":
 		return nil, invalid("check.request_id", "write a holder instead: a call with the same holder takes no other slots")
 	}
-	q, err := s.read(r.GetCheck(), "check.", acquiring)
+	check, err := s.read(r.GetCheck(), "check.", acquiring)
 	if err != nil {
 		return nil, err
 	}
 	if r.GetCheck().Cost != nil && r.GetCheck().GetCost() == 0 {
 		return nil, conflict("check.cost", "it is the number of slots; write at least 1")
 	}
-	request := q.request()
+	request := check.request()
 	if request.Holder = r.GetHolder(); request.Holder == "" {
 		request.Holder = randomName()
 	}
@@ -41,7 +41,7 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 		return answer, nil
 	}
 	grants := slices.DeleteFunc(a.TakeGrants(), func(g admission.Grant) bool { return !g.Charge.Plan.Algorithm().NeedsHolder() })
-	t := s.ticketOf(q, grants)
+	t := s.ticketOf(check, grants)
 	if answer.Id, err = s.sealer.seal(holdKind, t); err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penst
 	d, err := s.store.Decide(ctx, held)
 	switch {
 	case err != nil:
-		return nil, notCorrected(unanswered(err))
+		return nil, notCorrected(asFailure(err))
 	case d.Source == penstock.FromClosed, d.Source == penstock.FromOpen:
 		return nil, notCorrected(&failure{code: codes.Unavailable})
 	case !d.Allowed:
@@ -89,7 +89,7 @@ func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*p
 	d, err := s.store.Decide(ctx, held)
 	switch {
 	case err != nil:
-		return nil, notCorrected(unanswered(err))
+		return nil, notCorrected(asFailure(err))
 	case d.Source != penstock.FromStore:
 		return nil, notCorrected(&failure{code: codes.Unavailable})
 	}
@@ -101,7 +101,7 @@ var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the l
 // slots are the charges that hold slots.
 type slots []penstock.Charge
 
-// slots returns the slots of a hold that the policy still has.
+// slots returns the slots of a hold whose limits the policy still has.
 func (s *Service) slots(t *ticket) (held slots) {
 	rules := s.controller.Rules()
 	for i := range t.Charges {
@@ -112,7 +112,7 @@ func (s *Service) slots(t *ticket) (held slots) {
 	return held
 }
 
-// life returns how long the slots are held after they were renewed.
+// life returns how long the slots are held after a renewal.
 func (held slots) life() (life time.Duration) {
 	for i := range held {
 		if period := held[i].Plan.Limit().Period; life == 0 || period < life {

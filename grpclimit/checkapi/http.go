@@ -20,7 +20,7 @@ import (
 // MaxBody is the largest body of a request over HTTP, in bytes.
 const MaxBody = 1 << 20
 
-// statuses are the statuses of HTTP for failures.
+// statuses are the HTTP statuses of failures.
 var statuses = map[codes.Code]int{
 	codes.InvalidArgument: http.StatusBadRequest, codes.Unauthenticated: http.StatusUnauthorized, codes.PermissionDenied: http.StatusForbidden,
 	codes.NotFound: http.StatusNotFound, codes.FailedPrecondition: http.StatusConflict, codes.Unavailable: http.StatusServiceUnavailable,
@@ -28,7 +28,7 @@ var statuses = map[codes.Code]int{
 }
 
 // ServeHTTP answers calls in JSON. A decision has status 200, whether the request is allowed or
-// not, unless the query says status=429. Other paths than those of IsEndpoint get 404.
+// not, unless the query is status=429. A path that is not an IsEndpoint gets 404.
 //
 // The server must bound the time in which a body arrives.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +53,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := s.authorize(r, m.needs); err != nil {
-		f := unanswered(err)
+		f := asFailure(err)
 		if f.code == codes.Unauthenticated {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		}
@@ -76,7 +76,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	if err := idempotencyKey(r.Header["Idempotency-Key"], request); err != nil {
+	if err := setRequestID(r.Header["Idempotency-Key"], request); err != nil {
 		fail(w, err)
 		return
 	}
@@ -96,8 +96,9 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(text)
 }
 
-// authorize checks that the caller may call a method. A web page that a browser shows on this
-// machine could call a service that needs no token: browsers send Origin then.
+// authorize checks that the caller may call a method. Without a token, it refuses requests with
+// Origin, which browsers send. Otherwise any web page in a browser on this machine could call a
+// service that needs no token.
 func (s *Service) authorize(r *http.Request, needs permission) error {
 	tokens := r.Header["Authorization"]
 	if len(tokens) == 0 && r.Header["Origin"] != nil {
@@ -117,7 +118,7 @@ func readQuery(u *url.URL) (withStatus bool, err error) {
 	return false, invalid("the query", "it may only be status=429")
 }
 
-// readBody reads the body of a call, or says with which status it is refused.
+// readBody reads the body of a call. If it fails, it returns the status of the response.
 func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
 	kind, parameters := "", map[string]string(nil)
@@ -141,9 +142,9 @@ func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, 
 	return body, 0, nil
 }
 
-// idempotencyKey makes the header the request_id of a message. Its value may be a string of
-// structured fields (RFC 9651), which is in quotes.
-func idempotencyKey(values []string, m proto.Message) error {
+// setRequestID sets the request_id of a message from the values of the header Idempotency-Key. A
+// value may have quotes, as a string of structured fields (RFC 9651) has.
+func setRequestID(values []string, m proto.Message) error {
 	if len(values) == 0 {
 		return nil
 	}
@@ -163,22 +164,22 @@ func idempotencyKey(values []string, m proto.Message) error {
 		id = &m.RequestId
 	case *penstockv1.ReserveRequest:
 		if m.Check == nil {
-			return nil // that is a mistake of its own
+			return nil // the call refuses that by itself
 		}
 		id = &m.Check.RequestId
 	case *penstockv1.AcquireRequest:
 		return invalid(name, "state a holder instead: a call with the same holder takes no other slots")
 	default:
-		return nil // the call may be repeated without one
+		return nil // the call has no request_id; it may be repeated
 	}
 	if *id != "" && *id != key {
-		return conflict(name, "request_id says something else; send one of them")
+		return conflict(name, "request_id has another value; send one of them")
 	}
 	*id = key
 	return nil
 }
 
-// statusFor returns the status for a decision, and adds the headers that clients of HTTP know.
+// statusFor returns the HTTP status for a decision and sets the rate limit headers.
 func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 	if len(d.Limits) > 0 {
 		var policies, states []string
@@ -212,7 +213,7 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 const maxField = 999_999_999_999_999
 
 func fail(w http.ResponseWriter, err error) {
-	f := unanswered(err)
+	f := asFailure(err)
 	status := statuses[f.code]
 	if f.isConflict {
 		status = http.StatusConflict
@@ -222,7 +223,7 @@ func fail(w http.ResponseWriter, err error) {
 
 // problem answers with a problem document (RFC 9457).
 func problem(w http.ResponseWriter, status int, err error) {
-	f := unanswered(err)
+	f := asFailure(err)
 	if status == 0 {
 		status = http.StatusInternalServerError
 	}

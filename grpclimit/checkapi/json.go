@@ -20,10 +20,9 @@ import (
 // of the proto file, 64-bit integers are numbers, and null is refused. All numbers of the API are
 // below 2^53, so every program reads them exactly.
 
-// unmarshal reads one JSON object into a message. It refuses fields that the message does not have,
-// fields that are there twice, and empty values that mean the same as no field. The message must be
-// empty, and may have booleans, 32- and 64-bit integers, strings, messages, lists, and maps of
-// strings.
+// unmarshal reads one JSON object into a message. It refuses unknown fields, duplicate fields, and
+// empty values that mean the same as no field. The message must be empty, and may have booleans,
+// 32- and 64-bit integers, strings, messages, lists, and maps of strings.
 func unmarshal(text []byte, m proto.Message) error {
 	if !utf8.Valid(text) {
 		return invalid("the body", "it is not UTF-8")
@@ -59,7 +58,8 @@ func (d decoder) next(at string) (json.Token, error) {
 	return token, nil
 }
 
-// message reads an object whose first token has been read. path is where it is.
+// message reads an object whose first token has been read. path is the path of the object, for
+// errors.
 func (d decoder) message(first json.Token, m protoreflect.Message, path string) error {
 	if first != json.Delim('{') {
 		return invalid(placeOf(path), "it must be an object")
@@ -224,8 +224,8 @@ func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (va
 // maxInteger is the largest integer that every JSON parser reads exactly.
 const maxInteger = 1<<53 - 1
 
-// wholeNumber reads a number of JSON that is whole: 3, 3.0 or 3e0. One that is not below 2^53 is
-// read as any other such number.
+// wholeNumber reads a number of JSON that is whole: 3, 3.0 or 3e0. A number outside of ±maxInteger
+// becomes maxInteger + 1.
 func wholeNumber(text string) (n int64, ok bool) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return n, true
@@ -254,7 +254,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// unknownField refuses a field, and names the one that may be meant.
+// unknownField returns the error for an unknown field. It suggests a field with a similar name.
 func unknownField(fields protoreflect.FieldDescriptors, name, path string) error {
 	names := make([]string, fields.Len())
 	for i := range names {
@@ -294,8 +294,8 @@ func loneSurrogate(text []byte) int {
 	return -1
 }
 
-// marshal appends the JSON of a message. Fields without presence are always written, so that
-// programs find every number where they expect it.
+// marshal appends the JSON of a message. It always writes fields without presence, so that
+// programs need no default for a missing number.
 func marshal(b []byte, m protoreflect.Message) []byte {
 	b = append(b, '{')
 	fields := m.Descriptor().Fields()

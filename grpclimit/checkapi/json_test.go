@@ -23,7 +23,7 @@ func FuzzUnmarshal(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var read, same penstockv1.CheckRequest
 		if err := unmarshal(text, &read); err != nil {
-			if unanswered(err).code == 0 || err.Error() == "" {
+			if asFailure(err).code == 0 || err.Error() == "" {
 				t.Fatalf("an error without a text or a code: %v", err)
 			}
 			return

@@ -19,7 +19,7 @@ type method struct {
 	call   func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 
-// define makes a method of a function of the service.
+// define makes a method that calls a function of the service.
 func define[Request, Response proto.Message](name, path string, needs permission, call func(*Service, context.Context, Request) (Response, error)) *method {
 	return &method{
 		name: name, path: path, needs: needs,
@@ -75,7 +75,7 @@ func decisionIn(m proto.Message) *penstockv1.CheckResponse {
 	return nil
 }
 
-// seconds rounds up.
+// seconds converts milliseconds to seconds and rounds up.
 func seconds(ms int64) int64 {
 	whole := int64(time.Second / time.Millisecond)
 	return ms/whole + min(ms%whole, 1)

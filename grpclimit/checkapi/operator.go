@@ -29,41 +29,41 @@ func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penst
 	d, err := s.store.Decide(ctx, v.Charges)
 	switch {
 	case err != nil:
-		return nil, notCorrected(unanswered(err))
+		return nil, notCorrected(asFailure(err))
 	case d.Source != penstock.FromStore:
 		return nil, notCorrected(&failure{code: codes.Unavailable})
 	}
 	return &penstockv1.ResetResponse{}, nil
 }
 
-// evaluate finds the charges of a request of an operator.
-func (s *Service) evaluate(r *penstockv1.CheckRequest) (*question, *policy.Evaluation, error) {
-	q, err := s.read(r, "", operating)
+// evaluate returns the limits that apply to an operator's request, without a charge.
+func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Evaluation, error) {
+	check, err := s.read(r, "", operating)
 	if err != nil {
 		return nil, nil, err
 	}
 	v := new(policy.Evaluation)
 	switch {
-	case q.attributes != nil:
-		q.rules.Evaluate(q.attributes, v)
+	case check.attributes != nil:
+		check.rules.Evaluate(check.attributes, v)
 		if v.Unclear != "" {
 			return nil, nil, failf(codes.FailedPrecondition, "%s", v.Unclear)
 		}
-		return q, v, nil
-	case q.named != nil:
-		err = q.rules.EvaluateNamed(*q.named, v)
+		return check, v, nil
+	case check.named != nil:
+		err = check.rules.EvaluateNamed(*check.named, v)
 	default:
-		err = q.rules.EvaluateDirect(*q.direct, v)
+		err = check.rules.EvaluateDirect(*check.direct, v)
 	}
 	if err != nil {
 		return nil, nil, failf(codes.FailedPrecondition, "%s", withoutKind(err))
 	}
-	return q, v, nil
+	return check, v, nil
 }
 
 // Explain implements the service, for operators.
 func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penstockv1.ExplainResponse, error) {
-	q, v, err := s.evaluate(r)
+	check, v, err := s.evaluate(r)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penst
 	case policy.DenyListed:
 		answer.List = "deny"
 	}
-	answer.Rules = explainRules(q, v)
+	answer.Rules = explainRules(check, v)
 	add := func(charges []penstock.Charge, limits []*policy.Limit, isShadow bool) {
 		for i := range charges {
 			c, l := &charges[i], limits[i]
@@ -91,10 +91,10 @@ func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penst
 }
 
 // explainRules lists the rules that match, the most specific first.
-func explainRules(q *question, v *policy.Evaluation) (all []*penstockv1.ExplainedRule) {
+func explainRules(check *validCheck, v *policy.Evaluation) (all []*penstockv1.ExplainedRule) {
 	matching := v.Matched
-	if q.attributes != nil {
-		matching = q.rules.Matching(q.attributes)
+	if check.attributes != nil {
+		matching = check.rules.Matching(check.attributes)
 	}
 	for _, rule := range matching {
 		all = append(all, &penstockv1.ExplainedRule{Name: rule.Name, Applies: slices.Contains(v.Matched, rule)})

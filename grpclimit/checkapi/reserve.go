@@ -34,13 +34,13 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if ttl < minReservation || ttl > maxReservation {
 		return nil, invalid("ttl_ms", "write %d to %d", minReservation.Milliseconds(), maxReservation.Milliseconds())
 	}
-	q, err := s.read(r.GetCheck(), "check.", reserving)
+	check, err := s.read(r.GetCheck(), "check.", reserving)
 	if err != nil {
 		return nil, err
 	}
-	request := q.request()
-	if q.id != "" {
-		request.ID = idOfReservation(q.id, ttl)
+	request := check.request()
+	if check.id != "" {
+		request.ID = idOfReservation(check.id, ttl)
 	}
 	a, decision, err := s.admit(ctx, request)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if !decision.Allowed {
 		return answer, nil
 	}
-	t := s.ticketOf(q, a.TakeGrants())
+	t := s.ticketOf(check, a.TakeGrants())
 	if name := a.OnceName(); name != "" {
 		t.Name = name // a repeat gets the same reservation
 	}
@@ -61,17 +61,17 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	return answer, err
 }
 
-// idOfReservation is the id by which repeats of a Reserve are noticed. All ids of one reservation
-// must have the same ttl: a Settle is remembered for a time that depends on it, and could be made
-// again with an id that lasts longer.
+// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl: a Settle
+// is remembered for a time that depends on the ttl, so a repeat with a longer ttl would get an id
+// that can be settled a second time.
 func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
 
 // Settle implements the service, for callers that have been authenticated.
 //
-// For each key it sends one batch: the corrections, and a charge that can be made only once. So the
-// corrections are made once, however often and wherever the call is repeated.
+// For each key it sends one batch: the corrections, and a charge that can be made only once. So
+// the corrections are made once, even if the call is repeated at another process.
 func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
 	t, err := s.sealer.open(reservationKind, r.GetId())
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 		return nil, err
 	}
 	now := time.Now()
-	if t.isOver(now) {
+	if t.isExpired(now) {
 		return nil, errExpired
 	}
 	batches, err := s.corrections(t, end, now)
@@ -131,7 +131,7 @@ func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]pens
 	}
 	rules := s.controller.Rules()
 	var all []made
-	hasActual := false // a limit of the policy says that its true cost is known afterwards
+	hasActual := false // a limit has an actual cost that is known afterwards (Adjustable)
 	for i := range t.Charges {
 		if c, l, ok := s.charge(rules, &t.Charges[i]); ok {
 			all = append(all, made{c, l, t.Charges[i].RefundableUntil})
@@ -157,7 +157,7 @@ func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]pens
 	return batches, nil
 }
 
-// onlyOnce is the charge that only the first Settle can make.
+// onlyOnce returns a charge that only the first Settle can make.
 func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 	life := time.Duration(t.TTL)*time.Millisecond + 2*maxClockDifference
 	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: life, Burst: 1}.Compile()
@@ -188,16 +188,16 @@ func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundab
 	return c, false
 }
 
-// correctTimeout bounds a correction, which must not end with its caller.
+// correctTimeout bounds a correction, which continues when its caller cancels.
 const correctTimeout = 2 * time.Second
 
-// correct sends a batch that can be made only once. It returns false if that was done before.
+// correct sends a batch that can be made only once. isDone is false if it was made before.
 func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
 	defer cancel()
 	d, err := s.store.Decide(ctx, batch)
 	if err != nil {
-		return false, notCorrected(unanswered(err))
+		return false, notCorrected(asFailure(err))
 	}
 	switch d.Source {
 	case penstock.FromStore, penstock.FromDenyCache, penstock.FromLease:
@@ -206,7 +206,8 @@ func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone 
 	return false, notCorrected(&failure{code: codes.Unavailable})
 }
 
-// notCorrected says that a call may be repeated, because it has an effect only once.
+// notCorrected returns the failure of a call that may be repeated, because it has an effect only
+// once.
 func notCorrected(f *failure) *failure {
 	return &failure{code: f.code, text: "the store gave no answer; send the call again: it has an effect only once", retryAfter: unavailableRetry, mayBeCharged: f.mayBeCharged}
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A ticket is what the id of a reservation or of a hold says. The id is the ticket itself,
-// encrypted and authenticated. Any process with the same secret can read or write one, and no
-// other program can.
+// A ticket is the content of the id of a reservation or of a hold. The id is the encrypted and
+// authenticated ticket. Only processes with the same secret can read or write one.
 type ticket struct {
 	Name    string         `json:"n"` // unique
 	Expires int64          `json:"e"` // Unix ms
@@ -85,7 +84,7 @@ func (s *sealer) open(kind, id string) (*ticket, error) {
 	}
 	text, err := s.aead.Open(nil, nil, sealed, []byte(kind))
 	if err != nil {
-		return nil, wrong("it is not of this service, or the service has other tokens now")
+		return nil, wrong("it is not of this service, or the tokens of the service have changed")
 	}
 	t := new(ticket)
 	if err := json.Unmarshal(text, t); err != nil {
@@ -94,8 +93,8 @@ func (s *sealer) open(kind, id string) (*ticket, error) {
 	return t, nil
 }
 
-// ticketOf makes a ticket of what was granted to a question.
-func (s *Service) ticketOf(q *question, grants []admission.Grant) *ticket {
+// ticketOf makes a ticket with the granted charges of a check.
+func (s *Service) ticketOf(check *validCheck, grants []admission.Grant) *ticket {
 	t := &ticket{Name: randomName()}
 	for i := range grants {
 		g := &grants[i]
@@ -103,7 +102,7 @@ func (s *Service) ticketOf(q *question, grants []admission.Grant) *ticket {
 		if !g.RefundableUntil.IsZero() {
 			c.RefundableUntil = g.RefundableUntil.UnixMilli()
 		}
-		if at := q.specOf(&g.Charge); at != nil {
+		if at := check.specOf(&g.Charge); at != nil {
 			c.Spec = at
 		} else {
 			c.Rule, c.Limit = g.Limit.Rule.Name, g.Limit.Name
@@ -119,20 +118,20 @@ func (s *Service) ticketOf(q *question, grants []admission.Grant) *ticket {
 }
 
 // specOf returns the spec of a charge, or nil if its limit is one of the policy.
-func (q *question) specOf(c *penstock.Charge) *spec {
-	if q.direct == nil {
+func (check *validCheck) specOf(c *penstock.Charge) *spec {
+	if check.direct == nil {
 		return nil
 	}
-	for i := range q.direct.Charges {
-		if q.direct.Charges[i].Plan == c.Plan {
-			return &q.specs[i]
+	for i := range check.direct.Charges {
+		if check.direct.Charges[i].Plan == c.Plan {
+			return &check.specs[i]
 		}
 	}
 	return nil
 }
 
-// charge returns the charge that a ticket names, and its limit. It is false if the policy does not
-// have the limit any more: then nothing is left to correct.
+// charge returns the charge that a ticket names, and its limit. ok is false if the policy does not
+// have the limit any more. Then there is nothing to correct.
 func (s *Service) charge(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
 	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
 	if c.Spec != nil {
@@ -151,7 +150,7 @@ func (s *Service) charge(rules *policy.Rules, c *ticketCharge) (charge penstock.
 	return charge, limit, true
 }
 
-// isOver tells whether a ticket has expired.
-func (t *ticket) isOver(now time.Time) bool { return now.UnixMilli() >= t.Expires }
+// isExpired tells whether a ticket has expired.
+func (t *ticket) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

@@ -9,22 +9,22 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// Options configure a Service. Either CallerToken or AllowAnonymous must be set, or nobody is
-// answered.
+// Options configure a Service. If neither CallerToken nor AllowAnonymous is set, all calls without
+// the operator token are refused.
 type Options struct {
 	// CallerToken authenticates callers. Default: none.
 	CallerToken []byte
 
-	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Without one
-	// nobody may. Default: none.
+	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Default: none,
+	// and nobody may call these.
 	OperatorToken []byte
 
-	// AllowAnonymous answers callers without a token. It is for listeners that only trusted programs
-	// reach: on loopback, on a unix socket, or with client certificates. It does not open Peek, Reset
-	// and Explain.
+	// AllowAnonymous accepts calls without a token. It is for listeners that only trusted programs
+	// can reach: on loopback, on a unix socket, or with client certificates. Peek, Reset and Explain
+	// still need the operator token.
 	AllowAnonymous bool
 
-	// AllowStatedLimits lets callers state limits of their own. They count under
+	// AllowStatedLimits lets callers state limits of their own. Their counters have the group
 	// policy.StatedGroup. Default: only the policy has limits.
 	AllowStatedLimits bool
 
@@ -39,11 +39,11 @@ type Options struct {
 	Secret []byte
 
 	// Parallel is how many requests of a batch are decided at once. A redisstore decides them
-	// together in few scripts. 1 is best for a memstore without a network behind it. Default: 64.
+	// together in few scripts. 1 is best for a memstore. Default: 64.
 	Parallel int
 
-	// MaxParallel is how many requests of all batches are decided at once, besides one for each
-	// batch. Default: 1,024.
+	// MaxParallel is how many requests are decided at once in all batches together, in addition to
+	// one in each batch. Default: 1,024.
 	MaxParallel int
 }
 
@@ -52,7 +52,8 @@ const (
 	defaultMaxParallel = 1024
 )
 
-// A Service answers callers. Make one with New. Many goroutines may use it at once.
+// A Service implements the calls of the API. Make one with New. Many goroutines may use it at
+// once.
 type Service struct {
 	store      penstock.Store
 	controller *admission.Controller
@@ -64,8 +65,8 @@ type Service struct {
 	parallel atomic.Int64 // goroutines that decide requests of batches
 }
 
-// New makes a Service. The controller decides requests. The store is that of the controller, with
-// its guards: corrections go to it. An error wraps penstock.ErrInvalid.
+// New makes a Service. The controller decides requests. The store must be that of the controller,
+// with its guards. Corrections are sent to it. An error wraps penstock.ErrInvalid.
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Service, error) {
 	if store == nil || controller == nil {
 		return nil, fmt.Errorf("%w: checkapi: the store or the controller is nil; memstore.New and admission.New make them", penstock.ErrInvalid)

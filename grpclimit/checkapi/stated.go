@@ -49,8 +49,7 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches compiled limits. One that is dropped is compiled again, in some
-// microseconds.
+// statedLimits caches compiled limits. A dropped one is compiled again in a few microseconds.
 type statedLimits struct {
 	rule *policy.Rule
 
@@ -96,7 +95,7 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, err
 	}
 	plan, err := limit.Compile()
-	if err != nil { // its rate and its burst do not go together
+	if err != nil { // the rate and the burst contradict each other
 		return nil, conflict(field, "%s", withoutKind(err))
 	}
 	a := plan.Algorithm()
@@ -183,11 +182,11 @@ func withoutKind(err error) string {
 	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 }
 
-// milliseconds converts a number that a caller wrote. One that is too large becomes the longest
+// milliseconds converts a number of milliseconds. A number that is too large becomes the longest
 // duration.
 func milliseconds(n int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Millisecond)
 	return time.Duration(min(n, most)) * time.Millisecond
 }
 
-var errNoStated = failf(codes.PermissionDenied, "limits: this service lets nobody state limits; name a rule, or set allow-stated-limits there")
+var errNoStated = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or set allow-stated-limits there")

@@ -23,19 +23,18 @@ const (
 // isLonger tells whether a text has more than n characters.
 func isLonger(text string, n int) bool { return len(text) > n && utf8.RuneCountInString(text) > n }
 
-// A purpose is what a caller can do about a request after the decision.
+// A purpose is what a call does besides the decision.
 type purpose uint8
 
 const (
-	deciding  purpose = iota // nothing
-	reserving                // it settles the request
-	acquiring                // it returns slots
+	deciding  purpose = iota // nothing else
+	reserving                // a Settle corrects the charges later
+	acquiring                // a Release returns the slots later
 	operating                // Peek, Reset and Explain charge nothing
 )
 
-// A question is a request in the form in which it is decided. One of attributes, named and direct
-// is set.
-type question struct {
+// A validCheck is a validated CheckRequest. One of attributes, named and direct is set.
+type validCheck struct {
 	attributes *attributes
 	named      *policy.NamedCall
 	direct     *policy.DirectCall
@@ -45,26 +44,26 @@ type question struct {
 	purpose    purpose
 }
 
-// read checks a request. field is where it is, for errors: "" or "check.".
-func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*question, error) {
+// read validates a request. field is the prefix of its fields in errors, such as "" or "check.".
+func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*validCheck, error) {
 	if r == nil {
 		return nil, invalid(fieldName(field), "it is missing")
 	}
-	q := &question{rules: s.controller.Rules(), id: r.GetRequestId(), purpose: p}
+	check := &validCheck{rules: s.controller.Rules(), id: r.GetRequestId(), purpose: p}
 	cost := int64(1)
 	if r.Cost != nil {
 		cost = r.GetCost()
 	}
 	hasLimits := len(r.GetLimits()) > 0
 	switch {
-	case isLonger(q.id, maxID):
+	case isLonger(check.id, maxID):
 		return nil, invalid(field+"request_id", "it is longer than %d characters", maxID)
-	case q.id != "" && p == operating:
+	case check.id != "" && p == operating:
 		return nil, invalid(field+"request_id", "nothing is charged, so nothing is repeated; remove it")
 	case r.Attributes != nil && (r.GetRule() != "" || hasLimits || r.GetKey() != ""):
 		return nil, invalid(field+"attributes", "with attributes the policy decides; remove rule, key and limits, or the attributes")
 	case r.Attributes != nil && r.Cost != nil:
-		return nil, invalid(field+"cost", "with attributes the policy says the cost; remove it")
+		return nil, invalid(field+"cost", "with attributes the policy sets the cost; remove it")
 	case r.GetRule() != "" && hasLimits:
 		return nil, invalid(field+"limits", "the rule %q has its own; remove one of them", r.GetRule())
 	case cost < 0 || cost > penstock.MaxCost:
@@ -75,28 +74,28 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*qu
 	var err error
 	switch {
 	case r.Attributes != nil:
-		if q.attributes, err = readAttributes(r.Attributes, q.rules.Paths()); err != nil {
+		if check.attributes, err = readAttributes(r.Attributes, check.rules.Paths()); err != nil {
 			return nil, prefixed(field, err)
 		}
 	case r.GetRule() != "":
 		if !policy.IsName(r.GetRule()) {
 			return nil, invalid(field+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 		}
-		if q.rules.Rule(r.GetRule()) == nil {
+		if check.rules.Rule(r.GetRule()) == nil {
 			return nil, failf(codes.NotFound, "%srule: the policy has no rule of this name", field)
 		}
-		q.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
+		check.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
 	case hasLimits:
-		if err = s.readLimits(q, r, cost, field); err != nil {
+		if err = s.readLimits(check, r, cost, field); err != nil {
 			return nil, err
 		}
 	default:
-		return nil, invalid(fieldName(field), "it asks nothing; write attributes, or a rule and a key, or a key and limits")
+		return nil, invalid(fieldName(field), "it has nothing to check; write attributes, or a rule and a key, or a key and limits")
 	}
-	return q, nil
+	return check, nil
 }
 
-// fieldName names the message that has the fields with this prefix.
+// fieldName returns the name of the message whose fields have this prefix.
 func fieldName(prefix string) string {
 	if prefix == "" {
 		return "the request"
@@ -104,7 +103,7 @@ func fieldName(prefix string) string {
 	return prefix[:len(prefix)-1]
 }
 
-// prefixed says that the field of a failure is in a message.
+// prefixed puts a prefix before the field in the text of a failure.
 func prefixed(field string, err error) error {
 	if f, ok := errors.AsType[*failure](err); ok && field != "" {
 		return &failure{code: f.code, text: field + f.text}
@@ -113,7 +112,7 @@ func prefixed(field string, err error) error {
 }
 
 // readLimits reads the limits that a request states.
-func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64, field string) error {
+func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, field string) error {
 	switch {
 	case !s.options.AllowStatedLimits:
 		return errNoStated
@@ -122,28 +121,28 @@ func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64
 	case r.GetKey() == "":
 		return invalid(field+"key", "it is missing; write whose limits they are, such as user:42")
 	}
-	q.direct = new(policy.DirectCall)
+	check.direct = new(policy.DirectCall)
 	for i, l := range r.Limits {
 		at := fmt.Sprintf("%slimits[%d]", field, i)
 		stated, err := s.stated.of(specOf(l), at)
 		if err != nil {
 			return err
 		}
-		if why := q.needs(stated.limit); why != nil {
+		if why := check.needs(stated.limit); why != nil {
 			return failf(codes.FailedPrecondition, "%s: %v", at, why)
 		}
 		c := penstock.Charge{Key: r.GetKey(), Plan: stated.plan, Cost: cost}
 		if stated.plan.Algorithm().OwnsRefunds() {
 			c.Holder = randomName()
 		}
-		for _, other := range q.direct.Charges {
+		for _, other := range check.direct.Charges {
 			if other.Plan.Name() == stated.plan.Name() {
 				return conflict(at+".name", "two limits are called %q; give one another name", stated.plan.Name())
 			}
 		}
-		q.direct.Charges = append(q.direct.Charges, c)
-		q.direct.Limits = append(q.direct.Limits, stated.limit)
-		q.specs = append(q.specs, stated.spec)
+		check.direct.Charges = append(check.direct.Charges, c)
+		check.direct.Limits = append(check.direct.Limits, stated.limit)
+		check.specs = append(check.specs, stated.spec)
 	}
 	return nil
 }
@@ -151,62 +150,62 @@ func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64
 // The reasons why a limit cannot be enforced by a call.
 var (
 	errSlots  = errors.New("its slot must be returned, as it is an in_flight limit; call Acquire")
-	errStatus = errors.New("its on_status needs the status of the response; call Reserve, and state it to Settle")
-	errActual = errors.New("its cost.actual is known after the response; call Reserve, and state it to Settle")
+	errStatus = errors.New("its on_status needs the status of the response; call Reserve, and send it with Settle")
+	errActual = errors.New("its cost.actual is known after the response; call Reserve, and send it with Settle")
 	errNoSlot = errors.New("no in_flight limit applies to the request, so there is no slot to hold; call Check")
 
 	errManyLimits = errors.New("the request has so many limits that Settle could not add the one that it needs; call Check")
 	errBodySize   = errors.New("it charges by the size of the body; state attributes.body_size")
 )
 
-// refuses says why a limit cannot be enforced for the question, or returns nil.
-func (q *question) refuses(l *policy.Limit) error {
-	if why := q.needs(l); why != nil {
+// checkLimit returns an error if the call cannot enforce a limit.
+func (check *validCheck) checkLimit(l *policy.Limit) error {
+	if why := check.needs(l); why != nil {
 		return fmt.Errorf("limit %s: %w", l.Policy, why)
 	}
 	return nil
 }
 
-// needs says what a limit needs that the question cannot give, or returns nil.
-func (q *question) needs(l *policy.Limit) error {
-	switch canReturn := q.purpose == acquiring || q.purpose == reserving; {
-	case q.purpose == operating:
+// needs returns what a limit needs and the call does not give, or nil.
+func (check *validCheck) needs(l *policy.Limit) error {
+	switch canReturn := check.purpose == acquiring || check.purpose == reserving; {
+	case check.purpose == operating:
 		return nil
 	case l.Variants[0].Algorithm().NeedsHolder() && !canReturn:
 		return errSlots
-	case l.Status != nil && q.purpose != reserving:
+	case l.Status != nil && check.purpose != reserving:
 		return errStatus
-	case l.CostHeader != "" && q.attributes != nil && q.purpose != reserving:
+	case l.CostHeader != "" && check.attributes != nil && check.purpose != reserving:
 		return errActual
-	case l.Cost.Body > 0 && q.attributes != nil && q.attributes.bodySize < 0:
+	case l.Cost.Body > 0 && check.attributes != nil && check.attributes.bodySize < 0:
 		return errBodySize
 	}
 	return nil
 }
 
-// checkLimits says why the limits that apply cannot be enforced, or returns nil.
-func (q *question) checkLimits(limits []*policy.Limit) error {
+// checkLimits returns an error if the call cannot enforce the limits that apply.
+func (check *validCheck) checkLimits(limits []*policy.Limit) error {
 	hasSlot := false
 	for _, l := range limits {
-		if err := q.refuses(l); err != nil {
+		if err := check.checkLimit(l); err != nil {
 			return err
 		}
 		hasSlot = hasSlot || l.Variants[0].Algorithm().NeedsHolder()
 	}
 	switch {
-	case q.purpose == acquiring && !hasSlot:
+	case check.purpose == acquiring && !hasSlot:
 		return errNoSlot
-	case q.purpose == reserving && len(limits) == penstock.MaxCharges:
+	case check.purpose == reserving && len(limits) == penstock.MaxCharges:
 		return errManyLimits
 	}
 	return nil
 }
 
-// request returns the question for package admission.
-func (q *question) request() admission.Request {
-	r := admission.Request{Named: q.named, Direct: q.direct, Rules: q.rules, ID: q.id, CheckLimits: q.checkLimits, Peek: q.purpose == operating, RenewsHolds: true}
-	if q.attributes != nil {
-		r.Attributes = q.attributes
+// request returns the request for package admission.
+func (check *validCheck) request() admission.Request {
+	r := admission.Request{Named: check.named, Direct: check.direct, Rules: check.rules, ID: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating, RenewsHolds: true}
+	if check.attributes != nil {
+		r.Attributes = check.attributes
 	}
 	return r
 }
