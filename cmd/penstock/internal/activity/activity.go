@@ -128,8 +128,8 @@ func (r *Recorder) Keep(plan *penstock.Plan) {
 	r.limits.Store(&all)
 }
 
-// SetLimits sets the limits of the current policy, by their plans. Limits that stay keep their
-// counts. What other limits do is counted under Overflow.
+// SetLimits sets the limits whose activity is kept apart, by their plans. Limits that stay keep
+// their counts. What other limits do is counted under Overflow.
 func (r *Recorder) SetLimits(plans []*penstock.Plan) {
 	r.setting.Lock()
 	defer r.setting.Unlock()

@@ -138,12 +138,9 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	return c.DirectSettings(plan)
 }
 
-// LoadScripts loads the scripts of the limits that an owner has from now on, beside those of other
-// owners. If the store is down, they are loaded later.
-func (c *Core) LoadScripts(ctx context.Context, owner string, plans []*penstock.Plan) {
-	if c.scripts == nil { // the store is memory
-		return
-	}
+// SetPlans states which limits an owner has from now on, beside those of other owners. Their scripts
+// are loaded, later if the store is down.
+func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.plans[owner] = plans
@@ -151,7 +148,10 @@ func (c *Core) LoadScripts(ctx context.Context, owner string, plans []*penstock.
 	for _, owner := range slices.Sorted(maps.Keys(c.plans)) {
 		all = append(all, c.plans[owner]...)
 	}
-	c.scripts.load(ctx, all)
+	c.Activity.SetLimits(all)
+	if c.scripts != nil { // the store is Redis
+		c.scripts.load(ctx, all)
+	}
 }
 
 // Close ends the core and all of its background work.

@@ -46,8 +46,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	options.Check = c.Check
 	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
-		c.Activity.SetLimits(next.Rules.Plans())
-		c.LoadScripts(ctx, "policy", next.Rules.Plans())
+		c.SetPlans(ctx, "policy", next.Rules.Plans())
 	}
 	switch {
 	case c.Settings.Config != "":

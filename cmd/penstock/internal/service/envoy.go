@@ -171,7 +171,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		return err
 	}
 	s := e.service
-	s.core.LoadScripts(ctx, "envoy", e.engine.Plans())
+	s.core.SetPlans(ctx, "envoy", e.engine.Plans())
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.names = e.names[:0]

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -201,6 +203,10 @@ func TestEnvoyExampleOfTheDocs(t *testing.T) {
 		}
 		break
 	}
+	await(t, "the denied descriptor among the offenders", func() bool {
+		got := askAdmin[adminapi.Offenders](r, "offenders").Offenders
+		return len(got) > 0 && got[0].Rule == envoyrls.Group()
+	})
 	if text := r.log.String(); strings.Contains(text, "level=WARN") {
 		t.Errorf("the example is warned of: %s", text)
 	}
