@@ -30,7 +30,7 @@ type Options struct {
 
 // The bounds of a configuration.
 const (
-	maxFileSize = 8 << 20   // bytes
+	maxFileSize = 2 << 20   // bytes; the parsers may take 400 times as much memory
 	maxMistakes = 100       // that are reported
 	maxDepth    = 100       // of descriptors in descriptors
 	maxLimits   = 1_000_000 // in all files; each takes about 1 KB

@@ -1,8 +1,11 @@
 package envoyconfig_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -154,6 +157,29 @@ func TestWhatHasNoEffectIsWarnedOf(t *testing.T) {
 	}
 	if w := load(t, "domain: a\ndescriptors: [{key: user_id, value: x_y}, {key: path, value: a_b, metadata: {owner: {team: web, n: 1.5}}}]").Warnings(); len(w) > 0 {
 		t.Errorf("a good file has warnings: %v", w)
+	}
+}
+
+func TestLargeFilesAndFoldersAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	const file, folder = 2 << 20, 64 << 20
+	comment := func(size int) []byte { return append([]byte("domain: a #"), bytes.Repeat([]byte("-"), size)...) }
+	write := func(name string, content []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.yaml", comment(file))
+	if _, err := envoyconfig.LoadDir(dir, envoyconfig.Options{}); err == nil || !strings.Contains(err.Error(), "a.yaml") || !strings.Contains(err.Error(), "longer than 2097152 bytes") {
+		t.Errorf("the error for a large file is %v", err)
+	}
+	for i := range folder/(file-100) + 1 {
+		write(fmt.Sprint(i, ".yaml"), comment(file-100))
+	}
+	write("a.yaml", comment(0))
+	if _, err := envoyconfig.ReadDir(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MB together") {
+		t.Errorf("the error for a large folder is %v", err)
 	}
 }
 

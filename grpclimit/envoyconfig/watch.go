@@ -20,8 +20,11 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// maxFiles is how many files a folder may have.
-const maxFiles = 10_000
+// The bounds of a folder.
+const (
+	maxFiles      = 10_000
+	maxFolderSize = 64 << 20 // bytes of all files
+)
 
 // ReadDir reads the files of a folder and of the folders in it, sorted by name. It omits names that
 // begin with a dot. Kubernetes keeps the versions of a ConfigMap under such names.
@@ -41,6 +44,7 @@ func readDir(dir string) (files []File, folders []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	size := 0
 	err = filepath.WalkDir(real, func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -63,6 +67,9 @@ func readDir(dir string) (files []File, folders []string, err error) {
 		content, err := boundedfile.Read(name, maxFileSize)
 		if err != nil {
 			return err
+		}
+		if size += len(content); size > maxFolderSize {
+			return fmt.Errorf("the files of %s have more than %d MB together; use fewer", dir, maxFolderSize>>20)
 		}
 		files = append(files, File{filepath.Join(dir, strings.TrimPrefix(name, real)), content})
 		return nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // ErrTooLong is wrapped by the error for a file with more bytes than allowed.
@@ -23,18 +24,28 @@ func Read(path string, max int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s is a folder; name a file", path)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file; write the name of one", path)
+		return nil, notRegular(path)
 	}
-	file, err := os.Open(path)
+	// The name may be that of a pipe by now. Without O_NONBLOCK, Open would wait for its writer.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
+	if info, err = file.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, notRegular(path)
+	}
 	text, err := io.ReadAll(io.LimitReader(file, max+1))
 	if err == nil && int64(len(text)) > max {
 		err = fmt.Errorf("%s %w than %d bytes; split it", path, ErrTooLong, max)
 	}
 	return text, err
+}
+
+func notRegular(path string) error {
+	return fmt.Errorf("%s is not a regular file; write the name of one", path)
 }
 
 // Join returns name, or if it is relative, name within the folder dir.

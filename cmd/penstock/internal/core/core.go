@@ -138,8 +138,8 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	return c.DirectSettings(plan)
 }
 
-// SetPlans states which limits an owner has from now on, beside those of other owners. Their scripts
-// are loaded, later if the store is down.
+// SetPlans states which limits an owner has from now on, beside those of other owners. Their
+// scripts are loaded; if the store is down, they are loaded later.
 func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
