@@ -59,7 +59,7 @@ func askReady(ctx context.Context, address string, timeout time.Duration) (strin
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	status, text, err := askAdmin(ctx, address, "/readyz", "")
+	status, text, err := askAdmin(ctx, adminRequest{address: address, path: "/readyz"})
 	switch {
 	case err != nil:
 		return "", err

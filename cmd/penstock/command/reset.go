@@ -19,7 +19,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -37,6 +39,8 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"It asks first; --yes answers for you, and is needed if the input is no terminal.\n\n" +
 			"For each limit it writes an audit line in JSON to standard error: when, who, what, before, after, and why. The key is\n" +
 			"masked there, with a hash that tells whether two lines are about one key.\n\n" +
+			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
+			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 5 the store gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
@@ -50,6 +54,9 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := r.check(); err != nil {
 				return coded(exitUsage, err)
 			}
+			if r.admin != "" {
+				return r.askInstance(c, &given, args[0])
+			}
 			k, err := openKey(c, &given, args[0], r.rule)
 			if err != nil {
 				return err
@@ -61,6 +68,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	given.add(c)
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
+	c.Flags().StringVar(&r.admin, "admin", "", "let the instance with this admin address reset: host:port or unix:/path/of.sock")
 	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not ask")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
@@ -81,6 +89,7 @@ func (r *reset) check() error {
 
 type reset struct {
 	rule, limit, reason, output string
+	admin                       string // address; "": the command asks the store itself
 	isConfirmed                 bool
 }
 
@@ -96,7 +105,7 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	}
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
-		return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits, and --limit names one of requests in flight", k.key))
+		return noSuchLimit(k.key)
 	}
 	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
 	if err != nil {
@@ -113,6 +122,55 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 		return err
 	}
 	return r.print(c.OutOrStdout(), &resetReport{k.key, done}, cachesOf(limits))
+}
+
+// askInstance lets a running instance reset the key.
+func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) error {
+	token, err := adminToken(c, given)
+	if err != nil {
+		return err
+	}
+	if token == "" {
+		return coded(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
+	}
+	found, err := askKey(c.Context(), r.admin, key, r.rule, token)
+	if err != nil {
+		return err
+	}
+	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
+		return coded(exitUnreachable, fmt.Errorf("%s answers without its store (%s), so nothing was reset", r.admin, found.Source))
+	}
+	// The numbers are for the question only. The instance reads them again.
+	limits := keylimits.Resettable(found.Limits, r.limit)
+	if len(limits) == 0 {
+		return noSuchLimit(found.Identity)
+	}
+	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
+		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}}, "")
+	}
+	if err := r.confirm(c, found.Identity, limits); err != nil {
+		return err
+	}
+	body, err := json.Marshal(adminapi.ResetRequest{Key: key, Rule: r.rule, Limit: r.limit, Reason: r.reason})
+	if err != nil {
+		return err
+	}
+	done := new(keylimits.Reset)
+	if err := askAPI(c.Context(), adminRequest{address: r.admin, path: adminapi.Prefix + "key/reset", token: token, body: body}, done); err != nil {
+		if known, ok := errors.AsType[*codedError](err); ok && known.status == exitUnreachable {
+			return coded(exitUnreachable, fmt.Errorf("%w; the key may be reset or not, and penstock status shows it", known.cause))
+		}
+		return err
+	}
+	if len(done.Before) == 0 || len(done.Before) != len(done.After) {
+		return errNotTheAPI(r.admin)
+	}
+	const caches = "Other instances may deny from their caches for deny_cache_ttl (1s by default) more. Leased units stay with the instances.\n"
+	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done}, caches)
+}
+
+func noSuchLimit(key string) error {
+	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits, and --limit names one of requests in flight", key))
 }
 
 // print prints what was reset. caches is what a reset does not concern.
@@ -159,8 +217,8 @@ func cachesOf(limits []keylimits.Limit) (text string) {
 func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) error {
 	var names []string
 	for _, l := range limits {
-		if l.IsInUse() {
-			names = append(names, fmt.Sprintf("%s (%d used)", l.Name(), l.Used))
+		if name := fmt.Sprintf("%s (%d used)", l.Name(), l.Used); l.IsInUse() && !slices.Contains(names, name) { // tiers share a counter
+			names = append(names, name)
 		}
 	}
 	if r.isConfirmed || len(names) == 0 {

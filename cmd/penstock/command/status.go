@@ -2,13 +2,10 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -84,16 +81,11 @@ func readKey(c *cobra.Command, given *storeFlags, admin, key, rule string) (*key
 		defer k.close()
 		return k.read(c.Context())
 	}
-	for name := range given.texts {
-		if c.Flags().Changed(name) {
-			return nil, coded(exitUsage, fmt.Errorf("--admin asks a running instance, which has its own --%s; omit one of them", name))
-		}
-	}
-	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
+	token, err := adminToken(c, given)
 	if err != nil {
 		return nil, err
 	}
-	return askKey(c.Context(), admin, key, rule, string(s.OperatorToken))
+	return askKey(c.Context(), admin, key, rule, token)
 }
 
 // askKey asks a running instance about a key.
@@ -102,27 +94,12 @@ func askKey(ctx context.Context, admin, key, rule, token string) (*keyReport, er
 	if rule != "" {
 		query.Set("rule", rule)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
-	defer cancel()
-	status, text, err := askAdmin(ctx, admin, adminapi.Prefix+"key?"+query.Encode(), token)
-	if err != nil {
-		return nil, coded(exitUnreachable, err)
-	}
 	var found adminapi.Key
-	const noAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"
-	if status != http.StatusOK {
-		var problem adminapi.Problem
-		if err := json.Unmarshal([]byte(text), &problem); err != nil || problem.Detail == "" {
-			problem.Detail = noAPI
-		}
-		code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
-		if !known {
-			code = exitUsage
-		}
-		return nil, coded(code, fmt.Errorf("%s answers with status %d: %s", admin, status, problem.Detail))
+	if err := askAPI(ctx, adminRequest{address: admin, path: adminapi.Prefix + "key?" + query.Encode(), token: token}, &found); err != nil {
+		return nil, err
 	}
-	if err := json.Unmarshal([]byte(text), &found); err != nil || found.Source == "" {
-		return nil, coded(exitUsage, fmt.Errorf("%s: %s", admin, noAPI))
+	if found.Source == "" {
+		return nil, errNotTheAPI(admin)
 	}
 	if len(found.Limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", key, adminapi.Prefix))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -306,5 +307,99 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
 	if !strings.Contains(out, "answered by the instance itself") && code != exitUnreachable {
 		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
+	}
+}
+
+// A running instance resets a key for operators, writes the audit, and needs no policy here.
+func TestResetByARunningInstance(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	f := startStatus(t)
+	guarded := startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	for range 4 {
+		f.request(t, "/login", "abc")
+	}
+	f.request(t, "/busy", "abc")
+	reset := func(args string) (int, string, string) {
+		return command(append([]string{"reset", "key:abc", "--reason", "support-4711", "--admin", guarded.admin}, strings.Fields(args)...)...)
+	}
+	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "set PENSTOCK_OPERATOR_TOKEN") {
+		t.Errorf("without the token: exit code %d, %s%s", code, out, errors)
+	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "another-token-of-operators")
+	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong") {
+		t.Errorf("with a wrong token: exit code %d, %s%s", code, out, errors)
+	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	for args, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"":                             {exitUsage, "write --yes"},
+		"--yes --rule none":            {exitUsage, "no limit of a rule of this name"},
+		"--yes --limit hour":           {exitUsage, "write --rule too"},
+		"--yes --rule login --limit x": {exitUsage, "no such limit counts under key:abc"},
+		"--yes --store redis://h:1":    {exitUsage, "omit one of them"},
+	} {
+		if code, out, errors := reset(args); code != want.code || out != "" || !strings.Contains(errors, want.text) {
+			t.Errorf("reset %s: exit code %d, %q, %s", args, code, out, errors)
+		}
+	}
+	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 3+27") {
+		t.Errorf("after resets that were refused: %s", used)
+	}
+
+	code, out, errors := reset("--yes --rule login --limit hour -o json")
+	var done resetReport
+	if err := json.Unmarshal([]byte(out), &done); err != nil || code != exitOK || errors != "" || done.Identity != "key:abc" {
+		t.Fatalf("exit code %d, %v, %s%s", code, err, out, errors)
+	}
+	if len(done.Before) != 1 || len(done.After) != 1 || done.Before[0].Used != 3 || done.After[0].Used != 0 || fmt.Sprint(done.Reset.Reset) != "[login.hour]" {
+		t.Errorf("one limit: %s", out)
+	}
+	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 0+30, login.hour free 0+3, login.day 3+997") {
+		t.Errorf("after it: %s", used)
+	}
+	if code, out, errors := reset("--yes"); code != exitOK || !strings.Contains(out, "login.day was reset: 3 used before") || !strings.Contains(out, "busy.minute was reset: 1 used") {
+		t.Errorf("all limits: exit code %d, %s%s", code, out, errors)
+	}
+	if code, out, _ := reset("--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
+		t.Errorf("nothing is used: exit code %d, %s", code, out)
+	}
+	f.request(t, "/busy", "abc")
+	f.redis.Kill()
+	if code, out, errors := reset("--yes --rule busy"); code != exitUnreachable || out != "" {
+		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
+	}
+}
+
+// Nothing is reset by an instance without its store, and odd answers are explained.
+func TestResetOfOddAnswers(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
+	const limit = `{"rule": "a", "limit": "b", "used": 3}`
+	for _, c := range []struct {
+		key, reset string
+		code       int
+		text       string
+	}{
+		{`{"source": "fallback", "limits": [` + limit + `]}`, `{}`, exitUnreachable, "answers without its store (fallback)"},
+		{`{}`, `{}`, exitUsage, "not that of the admin API"},
+		{`[]`, `{}`, exitUsage, "not that of the admin API"},
+		{`{"source": "store", "limits": [` + limit + `]}`, `{}`, exitUsage, "not that of the admin API"},
+		{`{"source": "store", "limits": [` + limit + `]}`, `{"reset": ["a.b"], "before": [` + limit + `]}`, exitUsage, "not that of the admin API"},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			answer := c.key
+			if q.Method == http.MethodPost {
+				answer = c.reset
+			}
+			_, _ = w.Write([]byte(answer))
+		}))
+		code, out, errors := command("reset", "key:a", "--reason", "r", "--yes", "--admin", server.Listener.Addr().String())
+		server.Close()
+		if code != c.code || out != "" || !strings.Contains(errors, c.text) {
+			t.Errorf("%s, %s: exit code %d, %q, %s", c.key, c.reset, code, out, errors)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package keylimits
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -131,6 +132,10 @@ func TestClearForgetsWhatIsInUse(t *testing.T) {
 	}
 	if got := summary(done.After); got != "api.hour enforced 0+100 premium, api.hour.candidate candidate 0+5, api.day shadow 0+1000" {
 		t.Errorf("after it, %s", got)
+	}
+	var sent []Limit // by an instance
+	if text, err := json.Marshal(all); err != nil || json.Unmarshal(text, &sent) != nil || len(Resettable(sent, "")) != len(Resettable(all, "")) {
+		t.Errorf("of limits in JSON, %s can be reset", summary(Resettable(sent, "")))
 	}
 	if named := Resettable(all, "slots"); len(named) != 1 || named[0].Limit != "slots" {
 		t.Errorf("by its name, %s", summary(named))

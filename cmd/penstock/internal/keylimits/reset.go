@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 )
 
 // A Reset is what has been forgotten of a key.
@@ -38,11 +39,20 @@ func CheckReason(reason string) error {
 // reset by their names only, because their slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
-		if l.Limit == name || name == "" && !l.plan.Algorithm().NeedsHolder() {
+		if l.Limit == name || name == "" && !l.needsHolder() {
 			found = append(found, l)
 		}
 	}
 	return found
+}
+
+// needsHolder tells whether the limit counts requests in flight. A limit from JSON has only the
+// name of its algorithm.
+func (l *Limit) needsHolder() bool {
+	if l.plan == nil {
+		return l.Algorithm == algorithm.Concurrency.Title()
+	}
+	return l.plan.Algorithm().NeedsHolder()
 }
 
 // ReadStates reads limits as Read does, and returns each state once: of several tiers, the one with
