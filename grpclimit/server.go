@@ -28,8 +28,8 @@ type Options struct {
 	// a single address. Default: X-Forwarded-For.
 	AddressHeader string
 
-	// Dialects are the forms of the metadata about limits: draft-11, draft-07, draft-06, x-ratelimit,
-	// or none alone. Default: draft-11.
+	// Dialects are the formats of the metadata about limits: draft-11, draft-07, draft-06,
+	// x-ratelimit, or none alone. Default: draft-11.
 	Dialects []string
 
 	// Domain is that of the detail ErrorInfo. Default: penstock.
@@ -228,7 +228,7 @@ func (s *serverStream) RecvMsg(message any) error {
 			a.Done(admission.Result{})
 			return nil
 		}
-		// Limits that cannot be booked, such as windows, are asked again.
+		// Limits without reservations, such as windows, are checked again.
 		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
 			return s.call.refuse(refusal, s.ServerStream.SetTrailer)
 		}
@@ -250,7 +250,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A serverCall is what all Gates of one call share.
+// A serverCall is the state that all Gates of one call share.
 type serverCall struct {
 	hasPushback atomic.Bool // a client that gets two values does not retry at all
 }

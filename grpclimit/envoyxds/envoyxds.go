@@ -1,5 +1,5 @@
-// Package envoyxds follows the rate limits that a control plane sends, as Envoy Gateway does for
-// envoyproxy/ratelimit (CONFIG_TYPE=GRPC_XDS_SOTW).
+// Package envoyxds receives rate limits from a control plane such as Envoy Gateway, as
+// envoyproxy/ratelimit does with CONFIG_TYPE=GRPC_XDS_SOTW.
 package envoyxds
 
 import (
@@ -41,8 +41,8 @@ type Options struct {
 
 	MergeDomains bool // see envoyconfig.Options
 
-	// Use makes a configuration that in force. If it returns an error, the control plane gets it, and
-	// the old configuration stays. The calls do not overlap.
+	// Use applies a configuration. If it returns an error, the client sends the error to the control
+	// plane, and the old configuration stays in force. The calls do not overlap.
 	Use func(*envoyconfig.Config) error
 
 	// Report is called with each result: nil for a configuration that is in force, else why one was
@@ -62,8 +62,8 @@ const (
 	defaultMaxPause   = time.Minute
 	defaultMaxMessage = 64 << 20
 
-	// pingAfter is after what silence the connection is checked. Servers of grpc-go close connections
-	// that are checked more often than every five minutes.
+	// pingAfter is the idle time after which the client pings the server. Servers of grpc-go close
+	// connections with more than one ping in five minutes.
 	pingAfter = 6 * time.Minute
 )
 
@@ -77,8 +77,8 @@ type Client struct {
 }
 
 // Follow connects to a control plane and uses the configurations that it sends, until Close. It
-// returns at once. If the connection ends, it connects anew, and the configuration stays. An error
-// wraps penstock.ErrInvalid.
+// returns at once. If the connection ends, it reconnects, and the configuration stays in force. An
+// error wraps penstock.ErrInvalid.
 func Follow(o Options) (*Client, error) {
 	if o.Target == "" || o.Use == nil {
 		return nil, fmt.Errorf("%w: envoyxds: Options needs a Target and Use", penstock.ErrInvalid)
@@ -103,7 +103,7 @@ func Follow(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection, and returns when nothing of it is left.
+// Close ends the connection and waits until the client has ended.
 func (c *Client) Close() error {
 	c.cancel()
 	<-c.ended
@@ -122,7 +122,7 @@ func (c *Client) run(ctx context.Context) {
 		if hasUsed {
 			pause = c.options.MinPause
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause)) // so that instances do not come together
+		timer := time.NewTimer(pause/2 + rand.N(pause)) // so that instances do not reconnect at once
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -177,7 +177,7 @@ func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	}
 }
 
-// use makes a set of resources that in force.
+// use applies a set of resources.
 func (c *Client) use(resources []*anypb.Any) error {
 	_, err := panicked.Try("use what a control plane sends", func() (struct{}, error) {
 		config, err := load(resources, c.options.MergeDomains)
@@ -189,7 +189,7 @@ func (c *Client) use(resources []*anypb.Any) error {
 	return err
 }
 
-var errKind = errors.New("it is no RateLimitConfig")
+var errKind = errors.New("it is not a RateLimitConfig")
 
 // load reads resources as if they were files.
 func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error) {
@@ -208,8 +208,8 @@ func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error
 	return envoyconfig.Load(files, envoyconfig.Options{MergeDomains: mergeDomains})
 }
 
-// escaped writes characters outside ASCII as escapes. Some that JSON may have as they are, YAML
-// refuses or reads as the end of a line, such as U+0085.
+// escaped replaces characters outside ASCII by escapes. JSON allows all of them, but YAML refuses
+// some, and reads others, such as U+0085, as the end of a line.
 func escaped(content []byte) []byte {
 	to := make([]byte, 0, len(content))
 	for _, r := range string(content) {
@@ -222,7 +222,8 @@ func escaped(content []byte) []byte {
 	return to
 }
 
-// descriptors writes descriptors in the form of the files, which JSON is a part of.
+// descriptors converts descriptors to the structure of the files. The files are YAML, which
+// includes JSON.
 func descriptors(list []*configv3.RateLimitDescriptor) []any {
 	all := make([]any, 0, len(list))
 	for _, d := range list {

@@ -24,11 +24,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// ContextPrefix begins the names of the headers under which rules find Envoy's context_extensions:
-// the extension plan is the header X-Context-Plan. Headers of clients with this prefix are removed.
+// ContextPrefix is the prefix of the headers in which rules find Envoy's context_extensions: the
+// extension plan is the header X-Context-Plan. Headers of clients with this prefix are removed.
 const ContextPrefix = "X-Context-"
 
-// A Server answers Envoy whether a request may pass. Make one with New.
+// A Server decides for Envoy whether a request may pass. Make one with New.
 type Server struct {
 	authv3.UnimplementedAuthorizationServer
 
@@ -42,9 +42,9 @@ type Server struct {
 }
 
 // New makes a Server that counts in the store, by rules, which are as in httplimit.New. While the
-// rules have limits that ext_authz cannot enforce (see forwardauth.Check), each question is
-// answered as an error, and Options.Misused is called with the reason. If rules change to such
-// ones, the rules of before stay in force.
+// rules have limits that ext_authz cannot enforce (see forwardauth.Check), the response to each
+// check is an error, and Options.Misused is called with the reason. If rules change to such rules,
+// the old ones stay in force.
 func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) (*Server, error) {
 	if store == nil || rules == nil {
 		return nil, fmt.Errorf("%w: extauthz: a store and rules are needed", penstock.ErrInvalid)
@@ -101,13 +101,13 @@ func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.Che
 	switch {
 	case answer.status == http.StatusOK:
 		return allowed(&answer, d.Header), nil
-	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil: // nobody has decided
-		return failed("the question ended before it was decided"), nil
+	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil: // there is no decision
+		return failed("the call ended before it was decided"), nil
 	}
 	return denied(&answer), nil
 }
 
-// describe reads a question. Missing parts stay empty: forwardauth answers them with 400.
+// describe converts a CheckRequest. Missing parts stay empty, and forwardauth responds with 400.
 func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Description {
 	attributes := q.GetAttributes()
 	r := attributes.GetRequest().GetHttp()
@@ -160,7 +160,7 @@ func addressOf(a *corev3.Address) string {
 	return ""
 }
 
-// A recorder keeps what forwardauth answers.
+// A recorder holds the response of forwardauth.
 type recorder struct {
 	status int
 	header http.Header
@@ -180,7 +180,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.body.Write(p)
 }
 
-// options are the headers of an answer, as Envoy sets them in place of others.
+// options returns the headers of the response. Each replaces other headers of its name.
 func (r *recorder) options() (all []*corev3.HeaderValueOption) {
 	for name, values := range r.header {
 		all = append(all, &corev3.HeaderValueOption{
@@ -233,7 +233,7 @@ func statusOf(status int) *typev3.HttpStatus {
 	return &typev3.HttpStatus{Code: code}
 }
 
-// failed is the answer if nobody has decided. Envoy does what failure_mode_allow says.
+// failed returns the response if there is no decision. Envoy's failure_mode_allow then decides.
 func failed(reason string) *authv3.CheckResponse {
 	return &authv3.CheckResponse{
 		Status: &rpcstatus.Status{Code: int32(codes.Unavailable), Message: reason},

@@ -25,7 +25,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Options are those that all servers of calls have. The packages that use them document them.
+// Options are the common options of all servers. Packages grpclimit and connectlimit document
+// them.
 type Options struct {
 	TrustedProxies []string
 	AddressHeader  string
@@ -42,7 +43,7 @@ type Options struct {
 // DefaultDomain is the domain of errors whose server names none.
 const DefaultDomain = "penstock"
 
-// CostHeader is the header under which rules find what Options.Cost returns.
+// CostHeader is the header in which rules find the result of Options.Cost.
 const CostHeader = "Call-Cost"
 
 // A Gate decides calls. Make one with New.
@@ -146,7 +147,7 @@ type Call struct {
 	Authority  string
 	Peer       clientaddress.Peer
 	Header     func(lower string) []string // metadata by its name in lower case
-	Message    any                         // nil: not known yet
+	Message    any                         // nil if it is not known yet
 
 	IsContinued bool          // another message of a stream that was admitted
 	Patience    time.Duration // how long the message may wait; 0: as the rules say

@@ -49,7 +49,7 @@ func (s *service) checkRules(rules *policy.Rules) error {
 	return forwardauth.Check(rules)
 }
 
-// newCallers makes the server of a listener where callers ask for decisions.
+// newCallers makes the server of a listener for callers, which get decisions there.
 func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
 	config, err := tlsConfig(s.Settings, callerFiles(s.Settings), s.Log)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// newCheck makes the service that decides what programs ask at a listener.
+// newCheck makes the check service of a listener.
 func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFailure)) (*checkapi.Service, error) {
 	if s.checking == nil {
 		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{

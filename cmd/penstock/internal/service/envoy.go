@@ -106,7 +106,7 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 	return nil
 }
 
-// from is where the limits come from.
+// from returns the source of the limits, for logs.
 func (e *envoy) from() string {
 	if e.dir != "" {
 		return e.dir
@@ -141,8 +141,8 @@ func (e *envoy) followControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// xdsTLS makes the TLS configuration for the control plane. It reads the certificate for each
-// connection anew, because such certificates are short-lived.
+// xdsTLS makes the TLS configuration for the control plane. It reads the certificate again for
+// each connection, because such certificates are short-lived.
 func xdsTLS(s *settings.Settings) (*tls.Config, error) {
 	authorities, err := settings.ReadFile(s.EnvoyXDSCA)
 	if err != nil {
@@ -165,7 +165,7 @@ func xdsTLS(s *settings.Settings) (*tls.Config, error) {
 	return config, nil
 }
 
-// use makes a configuration that in force.
+// use applies a configuration.
 func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	if err := e.engine.SetConfig(c); err != nil {
 		return err
@@ -297,7 +297,8 @@ func (e *envoy) handler(l settings.Listener) http.Handler {
 	})
 }
 
-// isBearer tells whether a request has the token with this hash. It takes one time for all tokens.
+// isBearer tells whether a request has the token with this hash. It takes the same time for all
+// tokens.
 func isBearer(r *http.Request, want [sha256.Size]byte) bool {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {

@@ -45,8 +45,8 @@ const (
 	// Envoy sends at once by default.
 	maxStreams = 2048
 
-	// maxConnectionAge is when clients connect anew, so that they spread over instances that came
-	// later. Calls may then continue for the grace.
+	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and spread over
+	// new instances. Calls in flight may continue for the grace.
 	maxConnectionAge      = 24 * time.Hour
 	maxConnectionAgeGrace = time.Hour
 
@@ -196,12 +196,12 @@ func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	return true
 }
 
-// An authenticator refuses a call of a method, by the values of its header authorization. It is
-// asked before the message is read.
+// An authenticator refuses a call of a method, by the values of its header authorization. It runs
+// before the message is read.
 type authenticator func(method string, authorization []string, client net.Addr) error
 
-// authenticator returns one that wants one of the tokens. An operator may call what callers may.
-// Empty tokens do not count.
+// authenticator returns an authenticator that accepts any of the tokens. An operator may call what
+// callers may. Empty tokens are ignored.
 func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	var wanted [][sha256.Size]byte // hashes have one length, so a comparison takes one time
 	for _, token := range tokens {
