@@ -81,6 +81,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 }
 
 func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
+	effort.WithoutRace(t)
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
