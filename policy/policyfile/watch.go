@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,7 +257,7 @@ func (w *Watcher) loadLocked() error {
 }
 
 // followLocked watches every folder on the way to the files, as far as the system allows. The way
-// may change meanwhile, so it looks again until it adds no folder.
+// may change meanwhile, so it looks again until it adds no folder, and none has vanished.
 func (w *Watcher) followLocked() {
 	if w.notices == nil {
 		return
@@ -269,13 +270,16 @@ func (w *Watcher) followLocked() {
 		}
 		slices.Sort(folders)
 		folders = slices.Compact(folders)
-		followed, added := w.notices.WatchList(), false
+		followed, hasChanged := w.notices.WatchList(), false
 		for _, name := range folders {
-			if !slices.Contains(followed, name) && w.notices.Add(name) == nil {
-				added = true
+			if slices.Contains(followed, name) {
+				continue
+			}
+			if err := w.notices.Add(name); err == nil || errors.Is(err, fs.ErrNotExist) {
+				hasChanged = true
 			}
 		}
-		if !added {
+		if !hasChanged {
 			break
 		}
 	}
