@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/penstock/penstock/internal/panicked"
@@ -31,10 +32,10 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	if err := os.WriteFile(path, []byte(version("first")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	broken := false
+	var broken atomic.Bool // the watcher's own goroutine loads too
 	var reports recorder
 	w, err := watch(path, WatchOptions{Poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
-		if broken {
+		if broken.Load() {
 			return panics(path)
 		}
 		return load(path, Options{})
@@ -43,13 +44,13 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	broken = true
+	broken.Store(true)
 	isPanic(t, w.Reload())
 	if versionOf(w) != "first" || len(reports.all()) != 1 {
 		t.Fatalf("rules %s are in force, and %d loads were reported", versionOf(w), len(reports.all()))
 	}
 	isPanic(t, reports.all()[0].Err)
-	broken = false
+	broken.Store(false)
 	if err := w.Reload(); err != nil {
 		t.Fatalf("the next reload fails: %v", err)
 	}
