@@ -30,16 +30,18 @@ func TestPartsDoNotImportEachOther(t *testing.T) {
 	}
 }
 
-// TestTimeZonesAreInTheBinaryOnly: the binary works in images without zone data, and programs that
-// import the library do not become larger.
-func TestTimeZonesAreInTheBinaryOnly(t *testing.T) {
+// TestZonesAndRootsAreInTheBinaryOnly: the binary works in images without zone data and CA roots,
+// and programs that import the library do not become larger.
+func TestZonesAndRootsAreInTheBinaryOnly(t *testing.T) {
 	for pkg, want := range map[string]bool{".": true, "./command": false, "github.com/penstock/penstock/httplimit": false} {
 		out, err := exec.Command("go", "list", "-deps", pkg).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := slices.Contains(strings.Fields(string(out)), "time/tzdata"); got != want {
-			t.Errorf("package %s links time/tzdata: %v; want %v", pkg, got, want)
+		for _, embedded := range []string{"time/tzdata", "golang.org/x/crypto/x509roots/fallback"} {
+			if got := slices.Contains(strings.Fields(string(out)), embedded); got != want {
+				t.Errorf("package %s links %s: %v; want %v", pkg, embedded, got, want)
+			}
 		}
 	}
 }

@@ -5,6 +5,8 @@ package main
 import (
 	_ "time/tzdata" // many images have no zone data, and policies name time zones
 
+	_ "golang.org/x/crypto/x509roots/fallback" // many images have no CA roots; those of the host come first
+
 	"github.com/penstock/penstock/cmd/penstock/command"
 )
 

@@ -48,7 +48,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetVersionTemplate(versionLine())
+	root.SetVersionTemplate(thisBuild().line())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())

@@ -101,9 +101,16 @@ func TestVersionAsTextAndJSON(t *testing.T) {
 	if _, out, _ := command("version"); !strings.HasPrefix(out, "penstock ") || strings.Count(out, "\n") != 1 {
 		t.Errorf("printed %q", out)
 	}
-	var b struct{ Version, Go, Platform string }
-	if _, out, _ := command("version", "--json"); json.Unmarshal([]byte(out), &b) != nil || b.Go == "" || b.Platform == "" {
+	var b map[string]string
+	if _, out, _ := command("version", "-o", "json"); json.Unmarshal([]byte(out), &b) != nil || b["version"] == "" || b["go"] == "" || b["platform"] == "" {
 		t.Errorf("printed %q", out)
+	}
+	if code, _, err := command("version", "-o", "xml"); code != exitUsage || !strings.Contains(err, "write text or json") {
+		t.Errorf("-o xml: exit status %d, %q", code, err)
+	}
+	released := build{Version: "v1.2.3", Commit: "0123456789abcdef0123456789abcdef01234567", Date: "2026-11-30T12:00:00Z", Go: "go1.26.8", Platform: "linux/arm64"}
+	if line := released.line(); line != "penstock v1.2.3 (commit 0123456789ab of 2026-11-30, go1.26.8, linux/arm64)\n" {
+		t.Errorf("a release prints %q", line)
 	}
 }
 

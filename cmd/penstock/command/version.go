@@ -2,39 +2,86 @@ package command
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
+// Releases set these by -ldflags=-X, because the module proxy does not know the commit.
+var (
+	commit string // all 40 digits
+	date   string // of the commit, as 2026-11-30T12:00:00Z
+)
+
+// A build is what runs here.
+type build struct {
+	Version  string `json:"version"`          // of the module, or devel
+	Commit   string `json:"commit,omitempty"` // "" if it is not known
+	Date     string `json:"date,omitempty"`   // of the commit; "" if it is not known
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
 func newVersion() *cobra.Command {
-	var asJSON bool
+	var output string
 	c := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version",
+		Short: "Print the version, the commit and its date",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if asJSON {
-				return writeJSON(c.OutOrStdout(), map[string]string{"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
+			if err := checkOutput(output, "text", "json"); err != nil {
+				return err
 			}
-			_, err := fmt.Fprint(c.OutOrStdout(), versionLine())
+			b := thisBuild()
+			if output == "json" {
+				return writeJSON(c.OutOrStdout(), b)
+			}
+			_, err := io.WriteString(c.OutOrStdout(), b.line())
 			return err
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
-func versionLine() string {
-	return fmt.Sprintf("penstock %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+// thisBuild is the build of this process. Commit and date come from -ldflags, or else from the
+// repository that the go command built it in.
+func thisBuild() build {
+	b := build{Version: "devel", Commit: commit, Date: date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		b.Version = v
+	}
+	if b.Commit != "" {
+		return b
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value
+		case "vcs.time":
+			b.Date = s.Value
+		}
+	}
+	return b
 }
 
-// version is the module's version, or the commit that it was built from.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "devel"
+// line is the build in one line, with the commit's first digits and the day.
+func (b build) line() string {
+	parts := []string{b.Go, b.Platform}
+	if b.Commit != "" {
+		day, _, _ := strings.Cut(b.Date, "T")
+		parts = append([]string{fmt.Sprintf("commit %.12s of %s", b.Commit, day)}, parts...)
 	}
-	return info.Main.Version
+	return fmt.Sprintf("penstock %s (%s)\n", b.Version, strings.Join(parts, ", "))
 }
+
+// version is the module's version, or devel.
+func version() string { return thisBuild().Version }
