@@ -17,7 +17,7 @@ packages = github.com/penstock/penstock/...
 # make test runs these under the race detector, and all others without it. Tests that begin with effort.WithoutRace
 # are skipped by the former and run by themselves. A package belongs to raced if a test of it starts goroutines that share state. The longest begin
 # first.
-raced = ./redisstore ./guard ./redisstore/goredis ./cmd/penstock/internal/service ./redisstore/internal/client ./redisstore/internal/coalesce \
+raced = ./redisstore ./guard ./redisguard ./redisstore/goredis ./cmd/penstock/internal/service ./redisstore/internal/client ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./policy/policyfile ./policy/jwt ./admission ./memstore . ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
 unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')

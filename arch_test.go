@@ -49,6 +49,7 @@ var mayImport = []struct {
 	{"guard/internal/split", []string{".", "guard/internal/divide"}},
 	{"guard/internal/lease", []string{".", "algorithm", "guard/internal/deadline", "internal/panicked"}},
 	{"guard", []string{".", "guard/internal/deadline", "guard/internal/divide", "guard/internal/lease", "guard/internal/split", "internal/panicked", "memstore"}},
+	{"redisguard", []string{".", "guard", "redisstore"}},
 	{"policy", []string{".", "guard"}},
 	{"policy/internal/jwttest", []string{"github.com/golang-jwt/jwt/v5"}},
 	{"policy/jwt", []string{"internal/boundedfile", "internal/panicked", "internal/wording", "policy", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset"}},

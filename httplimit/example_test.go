@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/redisguard"
 )
 
 // A gate over Redis with all guards. While Redis does not answer, each limit falls back as the
@@ -24,19 +24,14 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	rules := file.Rules
-	store, err := redisstore.Open("redis://localhost:6379", redisstore.Options{})
+	// With a policyfile.Watcher w:
+	// func(l *penstock.Plan) guard.Settings { return w.Rules().Settings(l) }
+	store, err := redisguard.Open("redis://localhost:6379", redisguard.Options{Guard: guard.Options{Limits: rules.Settings}})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	// With a policyfile.Watcher w:
-	// func(l *penstock.Plan) guard.Settings { return w.Rules().Settings(l) }
-	guarded, err := guard.Standard(store, guard.Options{Server: store, Limits: rules.Settings})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer guarded.Close()
-	gate, err := httplimit.New(guarded, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
+	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -51,7 +46,25 @@ func newGate() (*httplimit.Gate, error) {
 	return httplimit.NewSimple(store, "api", limits, httplimit.SimpleOptions{})
 }
 
-// The smallest middleware: one limit, counted in memory.
+// The smallest middleware: one limit for each client address, counted in memory.
+func ExamplePerKey() {
+	gate, err := httplimit.PerKey(memstore.New(memstore.Options{}), "api", penstock.PerMinute(100), httplimit.ByAddress)
+	if err != nil {
+		log.Fatal(err)
+	}
+	hello := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "hello") })
+	server := httptest.NewServer(gate.Middleware(hello))
+	defer server.Close()
+	res, err := http.Get(server.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer res.Body.Close()
+	fmt.Println(res.Status, res.Header["Ratelimit"])
+	// Output: 200 OK ["api.minute";r=99;t=1]
+}
+
+// Several limits: a client is charged to all of them, or to none.
 func ExampleNewSimple() {
 	gate, err := newGate()
 	if err != nil {

@@ -51,8 +51,8 @@ type SimpleOptions struct {
 	Observe     func(*admission.Event) // as in Options
 }
 
-// A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New or
-// NewSimple. Many goroutines may use it at once.
+// A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New,
+// PerKey or NewSimple. Many goroutines may use it at once.
 type Gate struct {
 	controller *admission.Controller
 	rules      func() *policy.Rules
@@ -88,6 +88,19 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, er
 		return nil, err
 	}
 	return g, nil
+}
+
+// PerKey makes a Gate that charges each request to one limit, under the key that the function
+// returns: gate.Middleware(handler) limits a handler. Requests with the key "" share one counter.
+// ByAddress is a function for clients without another key. The name distinguishes the counters of
+// limits on one store. An error wraps penstock.ErrInvalid.
+//
+// NewSimple takes several limits, and options.
+func PerKey(store penstock.Store, name string, limit penstock.Limit, key func(*http.Request) string) (*Gate, error) {
+	if key == nil {
+		return nil, fmt.Errorf("%w: httplimit: the function that returns the key is nil; httplimit.ByAddress is one", penstock.ErrInvalid)
+	}
+	return NewSimple(store, name, []penstock.Limit{limit}, SimpleOptions{Key: key})
 }
 
 // NewSimple makes a Gate with limits that every request is charged to. The name distinguishes their

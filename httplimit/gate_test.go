@@ -201,6 +201,20 @@ func TestLimitsInCode(t *testing.T) {
 	}
 }
 
+func TestEachKeyHasItsOwnCounter(t *testing.T) {
+	gate, err := httplimit.PerKey(memstore.New(memstore.Options{}), "api", penstock.PerHour(2), func(r *http.Request) string { return r.URL.Path })
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(respond(200))
+	for i, path := range []string{"/a", "/b", "/a", "/a", "/b"} {
+		want := []int{200, 200, 200, 429, 200}[i]
+		if w := send(h, "GET", path); w.Code != want {
+			t.Errorf("request %d, of %s: status %d, not %d", i+1, path, w.Code, want)
+		}
+	}
+}
+
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	limits := []penstock.Limit{penstock.PerSecond(1)}
@@ -209,6 +223,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		"no store": errorOf(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
 		"no rules": errorOf(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
 		"no func":  errorOf(httplimit.New(store, nil, httplimit.Options{})),
+		"no key":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)

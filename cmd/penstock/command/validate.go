@@ -20,15 +20,17 @@ import (
 // newValidate makes the command that checks policies.
 func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output string
-	var verbose bool
+	var verbose, isStrict bool
 	c := &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check policy files and list all errors",
 		Long: "validate reads policy files like serve does. It prints each error as file:line:column, what is wrong, and how to fix it.\n" +
 			"Warnings are about likely mistakes, and serve logs them too. Hints are about what a valid policy may miss.\n" +
+			"With --strict, warnings are errors. Hints never are.\n" +
 			"It replaces ${NAME} in the files by environment variables, like serve. The exit status is 0 if all files are valid, else 4.",
-		Example: "  penstock validate rules.yaml\n  penstock validate -v rules.yaml   # also describes the rules",
-		Args:    needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml"),
+		Example: "  penstock validate rules.yaml\n  penstock validate -v rules.yaml        # also describes the rules\n" +
+			"  penstock validate --strict rules.yaml  # in CI",
+		Args: needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml"),
 		RunE: func(c *cobra.Command, files []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
@@ -39,6 +41,9 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				found, p, err := validate(file, algorithms)
 				if crash := (*panicked.Error)(nil); errors.As(err, &crash) {
 					fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
+				}
+				if isStrict && makeErrors(found) > 0 {
+					p = nil
 				}
 				if p == nil {
 					invalid++
@@ -66,6 +71,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "also describe the rules of each policy")
+	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings as errors")
 	return c
 }
 
@@ -101,6 +107,17 @@ func validate(file string, algorithms []*algorithm.Algorithm) (found []finding, 
 		found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}
 	return found, p, err
+}
+
+// makeErrors turns warnings into errors, and returns how many there were.
+func makeErrors(found []finding) (warnings int) {
+	for i := range found {
+		if found[i].Severity == "warning" {
+			found[i].Severity = "error"
+			warnings++
+		}
+	}
+	return warnings
 }
 
 func printFindings(out io.Writer, file string, found []finding, p *policyfile.Policy, verbose bool) {

@@ -139,6 +139,9 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
 		{warned, exitOK, []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
 		{hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
+		{"--strict " + warned, exitInvalid, []string{warned + ":1:30: "}},
+		{"--strict " + hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
+		{"--strict " + good + " " + warned, exitInvalid, []string{valid, warned + ":1:30: "}},
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
