@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // pages are all Markdown files of the tree.
@@ -223,16 +224,104 @@ func TestWalksOpenFewFiles(t *testing.T) {
 	}
 }
 
+// The contents of docs/configuration.md name each section of the pages, except the settings.
 func TestConfigurationListsAllItsSections(t *testing.T) {
-	text := pages(t)[filepath.Join("docs", "configuration.md")]
-	contents, rest, ok := strings.Cut(text, "\n## ")
+	all := pages(t)
+	contents, _, ok := strings.Cut(all[filepath.Join("docs", "configuration.md")], "\n## ")
 	if !ok {
 		t.Fatal("docs/configuration.md has no sections")
 	}
 	fence := regexp.MustCompile("(?s)```.*?```")
-	for _, h := range heading.FindAllStringSubmatch(fence.ReplaceAllString("## "+rest, ""), -1) {
-		if !strings.Contains(contents, "["+h[1]+"](#") {
-			t.Errorf("the contents of docs/configuration.md lack %q", h[1])
+	sections := 0
+	for page, text := range all {
+		isPart := filepath.Dir(page) == filepath.Join("docs", "configuration")
+		if !isPart && page != filepath.Join("docs", "configuration.md") {
+			continue
+		}
+		text, _, _ = strings.Cut(text, "<!-- settings")
+		for _, h := range regexp.MustCompile(`(?m)^##+ (.*)$`).FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+			sections++
+			target := "#"
+			if isPart {
+				target = "configuration/" + filepath.Base(page) + "#"
+			}
+			if !strings.Contains(contents, "["+h[1]+"]("+target) {
+				t.Errorf("the contents of docs/configuration.md lack %q of %s", h[1], page)
+			}
+		}
+	}
+	if sections < 20 {
+		t.Errorf("only %d sections were found", sections)
+	}
+}
+
+// What does not fit into a short cell is a sentence with a heading, which can be linked to.
+func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
+	const most = 100
+	cells := 0
+	for page, text := range pages(t) {
+		if !strings.HasPrefix(page, filepath.Join("docs", "configuration")) {
+			continue
+		}
+		for line := range strings.Lines(text) {
+			if !strings.HasPrefix(line, "| ") {
+				continue
+			}
+			for _, cell := range strings.Split(line, " | ") {
+				cells++
+				cell = strings.Trim(cell, "| \n")
+				cell = regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(cell, "$1")
+				if n := utf8.RuneCountInString(cell); n > most {
+					t.Errorf("%s has a cell of %d characters; it should have %d at most: %s", page, n, most, cell)
+				}
+			}
+		}
+	}
+	if cells == 0 {
+		t.Error("docs/configuration has no tables")
+	}
+}
+
+// Words that people search for. The index has each of them, so that readers and the site's search
+// find the page.
+var searchedFor = []string{
+	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
+	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",
+	"GCRA", "concurrency", "fail open", "circuit breaker", "X-Forwarded-For", "IPv6", "allowlist", "blocklist", "tier", "Envoy", "gRPC", "hot key", "Prometheus",
+	"failover", "memory", "TLS", "ACL", "upgrade", "migrate",
+}
+
+func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
+	index := strings.ToLower(pages(t)[filepath.Join("docs", "README.md")])
+	for _, word := range searchedFor {
+		row := regexp.MustCompile(`(?m)^\| [^|\n]*\b` + regexp.QuoteMeta(strings.ToLower(word)) + `\b[^|\n]*\| [^|\n]*\]\([^|\n]*\|$`)
+		if !row.MatchString(index) {
+			t.Errorf("the index docs/README.md has no row with %q and a link", word)
+		}
+	}
+}
+
+// Each page can be reached from the index.
+func TestIndexLinksToEveryPage(t *testing.T) {
+	all := pages(t)
+	reached := map[string]bool{}
+	next := []string{filepath.Join("docs", "README.md")}
+	for len(next) > 0 {
+		page := next[0]
+		next = next[1:]
+		if reached[page] {
+			continue
+		}
+		reached[page] = true
+		for _, m := range link.FindAllStringSubmatch(all[page], -1) {
+			if target := filepath.Join(filepath.Dir(page), m[1]); strings.HasSuffix(target, ".md") {
+				next = append(next, target)
+			}
+		}
+	}
+	for page := range all {
+		if strings.HasPrefix(page, "docs"+string(filepath.Separator)) && filepath.Base(filepath.Dir(page)) != "decisions" && !reached[page] {
+			t.Errorf("no link leads from docs/README.md to %s", page)
 		}
 	}
 }

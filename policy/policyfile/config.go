@@ -8,7 +8,8 @@ import (
 
 // A Config is a policy as it is written. Parse reads one from YAML. Compile makes Rules from it.
 //
-// docs/configuration.md describes every field for those who write the file.
+// docs/configuration.md and the pages of docs/configuration describe every field for those who
+// write the file.
 type Config struct {
 	Version    int                   `yaml:"version" jsonschema:"The version of this format: 1, which is also the default."`
 	Apply      string                `yaml:"apply" jsonschema:"Which rules apply to a request: most-specific (default), which is the most specific rule and those with always, or all that match."`

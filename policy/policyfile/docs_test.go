@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,14 +17,23 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// page is docs/configuration.md.
+// page is docs/configuration.md with the pages of docs/configuration.
 func page(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
+	files, err := filepath.Glob("../../docs/configuration/*.md")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("docs/configuration has %d pages, %v", len(files), err)
 	}
-	return string(text)
+	var all strings.Builder
+	for _, name := range append(files, "../../docs/configuration.md") {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(text)
+		all.WriteString("\n")
+	}
+	return all.String()
 }
 
 // tablesOf returns the rows of a page's tables, each as its cells, by the first cell of
@@ -124,7 +134,7 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 			}
 		}
 		if slices.Sort(there); !slices.Equal(listed, there) {
-			t.Errorf("docs/configuration.md, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, there)
+			t.Errorf("docs/configuration, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, there)
 		}
 		n += len(listed)
 	}
@@ -149,7 +159,7 @@ func TestConfigurationPageHasTheDefaults(t *testing.T) {
 			n++
 			for _, row := range tables[s.head] {
 				if row[0] == "`"+name+"`" && !strings.Contains(row[2], want) {
-					t.Errorf("docs/configuration.md: %s has the default %q; the page has %q", name, want, row[2])
+					t.Errorf("docs/configuration: %s has the default %q; the page has %q", name, want, row[2])
 				}
 			}
 		}
@@ -161,15 +171,14 @@ func TestConfigurationPageHasTheDefaults(t *testing.T) {
 }
 
 func TestPoliciesOfDocsCompile(t *testing.T) {
-	pages, err := filepath.Glob("../../docs/*.md")
-	if err != nil || len(pages) == 0 {
-		t.Fatalf("%d pages, %v", len(pages), err)
-	}
 	policies := 0
-	for _, name := range pages {
+	err := filepath.WalkDir("../../docs", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".md" {
+			return err
+		}
 		page, err := os.ReadFile(name)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1) {
 			policies++
@@ -178,9 +187,13 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 				text += aRule
 			}
 			if err := compiles(text); err != nil {
-				t.Errorf("docs/%s: %v\nin\n%s", filepath.Base(name), err, text)
+				t.Errorf("%s: %v\nin\n%s", name, err, text)
 			}
 		}
+		return nil
+	})
+	if err != nil || policies == 0 {
+		t.Errorf("%d policies, %v", policies, err)
 	}
 	t.Logf("counted: %d policies of the docs", policies)
 }
@@ -195,7 +208,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 			}
 			example := strings.Trim(row[3], "`")
 			if name := strings.Trim(row[0], "`"); !strings.HasPrefix(example, name+": ") {
-				t.Errorf("docs/configuration.md: %q is not an example of %s", example, name)
+				t.Errorf("docs/configuration: %q is not an example of %s", example, name)
 			}
 			var errs []error
 			for _, in := range s.in {
@@ -211,7 +224,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 				errs = append(errs, fmt.Errorf("%w\nin %s", err, text))
 			}
 			for _, err := range errs {
-				t.Errorf("docs/configuration.md: %s: %v", example, err)
+				t.Errorf("docs/configuration: %s: %v", example, err)
 			}
 			n++
 		}
@@ -248,7 +261,7 @@ func TestConfigurationPageHasTheBounds(t *testing.T) {
 		"a token | " + size(policy.MaxTokenLength),
 	}
 	if !slices.Equal(rows, want) {
-		t.Errorf("docs/configuration.md: want the table of bounds\n| %s |", strings.Join(want, " |\n| "))
+		t.Errorf("docs/configuration: want the table of bounds\n| %s |", strings.Join(want, " |\n| "))
 	}
 }
 

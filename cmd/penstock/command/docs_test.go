@@ -1,6 +1,7 @@
 package command
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,36 +12,78 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// TestConfigurationPageHasTheSettings: the page has the table of the settings, with the bounds that
-// settings.Load enforces.
-func TestConfigurationPageHasTheSettings(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/configuration.md")
+var update = flag.Bool("update", false, "write the settings into docs/configuration/server.md")
+
+// settingGroups are the headings of the page, by the first setting below each. The order of the
+// settings is that of the help.
+var settingGroups = map[string]string{
+	"config":         "Policy and upstream",
+	"store":          "The store",
+	"api":            "Addresses for callers",
+	"envoy-config":   "Envoy's rate limit service",
+	"caller-token":   "Tokens and TLS for callers",
+	"admin-listen":   "Admin address",
+	"tls-cert":       "TLS for clients",
+	"header-timeout": "Timeouts",
+	"drain-delay":    "Shutdown",
+	"max-header":     "Sizes and connections",
+	"log-format":     "Log",
+}
+
+// TestSettingsPage: the page has every setting, with the bounds that settings.Load enforces.
+func TestSettingsPage(t *testing.T) {
+	const file = "../../../docs/configuration/server.md"
+	const begin, end = "-update -->\n", "<!-- end of settings -->"
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const head = "| in `server` | flag | variables | takes | default | bounds | |\n| --- | --- | --- | --- | --- | --- | --- |\n"
-	_, table, found := strings.Cut(string(text), head)
-	if !found {
-		t.Fatalf("docs/configuration.md has no table with the head\n%s", head)
+	before, rest, found := strings.Cut(string(text), begin)
+	have, after, ends := strings.Cut(rest, end)
+	if !found || !ends {
+		t.Fatalf("%s has no part between %q and %q", file, begin, end)
 	}
-	table, _, _ = strings.Cut(table, "\n\n")
-	rows := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
-
-	var want []string
-	bounds := 0
+	var want strings.Builder
+	bounds, groups := 0, 0
 	for _, row := range settings.Table {
-		cells := []string{"", "`--" + row.Name + "`", variables(row), takes(row), quoted(row.Default), boundsOf(t, row, &bounds), row.Help}
-		if row.NotFile {
-			want = append(want, "| not in the file | "+strings.Join(cells[1:], " | ")+" |")
-		} else {
-			cells[0] = quoted(row.Key())
-			want = append(want, "| "+strings.Join(cells, " | ")+" |")
+		if group := settingGroups[row.Name]; group != "" {
+			groups++
+			fmt.Fprintf(&want, "\n## %s\n", group)
+		}
+		section := settingText(row, boundsOf(t, row, &bounds))
+		want.WriteString(section)
+		if !strings.Contains(have, section) && !*update {
+			t.Errorf("%s should have%s(-update writes it)", file, section)
 		}
 	}
-	if strings.Join(rows, "\n") != strings.Join(want, "\n") {
-		t.Errorf("docs/configuration.md: the table of settings should be\n%s%s", head, strings.Join(want, "\n"))
+	want.WriteString("\n")
+	if groups != len(settingGroups) {
+		t.Errorf("%d groups begin with a setting; want %d", groups, len(settingGroups))
 	}
-	t.Logf("counted: %d settings of the docs, with %d bounds", len(want), bounds)
+	if *update {
+		if err := os.WriteFile(file, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if have != want.String() && !t.Failed() {
+		t.Errorf("%s has other text between the settings, or another order; -update writes it", file)
+	}
+	t.Logf("counted: %d settings of the docs, with %d bounds", len(settings.Table), bounds)
+}
+
+// settingText is the page's section about one setting.
+func settingText(row settings.Row, bounds string) string {
+	facts := []string{"`--" + row.Name + "`", variables(row), takes(row)}
+	if bounds != "" {
+		facts = append(facts, bounds)
+	}
+	if row.Default != "" {
+		facts = append(facts, "default "+quoted(row.Default))
+	}
+	if row.NotFile {
+		facts = append(facts, "not in the file")
+	}
+	help := strings.ToUpper(row.Help[:1]) + row.Help[1:]
+	return fmt.Sprintf("\n### %s\n\n%s\n\n%s.\n", row.Key(), strings.Join(facts, " · "), strings.TrimSuffix(help, "."))
 }
 
 func variables(row settings.Row) string {
