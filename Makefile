@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench dist dist-twice lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -109,6 +109,15 @@ grpc-clients:
 bench: tools
 	cd bench && go run .
 
+## dist: what a release ships, of the last commit, in bin/dist: binaries, archives, their components, checksums. VERSION=v0.1.0 sets the version;
+## the default is the tag of the commit, or a development version
+dist:
+	cd scripts && go run ./dist build -version "$(VERSION)" $(DIST)
+
+## dist-twice: builds it in two folders, without a cache in common, and compares every byte
+dist-twice:
+	@scripts/dist-twice $(DIST)
+
 ## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
@@ -126,7 +135,7 @@ format:
 	gofmt -w .
 
 # The modules that are tagged besides the root. They require a version of it that is not tagged yet.
-tagged = cmd/penstock grpclimit redisstore/goredis
+tagged = redisstore/goredis grpclimit cmd/penstock
 
 ## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root and grpclimit by this checkout
 tidy:

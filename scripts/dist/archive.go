@@ -1,0 +1,144 @@
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// A folder has files by their slash-separated names. Its archives have them in order, with one
+// time and without an owner, so that equal folders give equal bytes.
+type folder map[string]file
+
+// A file is a text, or the file at a path.
+type file struct {
+	text []byte
+	path string
+	mode os.FileMode // default: 0o644
+}
+
+func (f file) read() ([]byte, error) {
+	if f.path == "" {
+		return f.text, nil
+	}
+	return os.ReadFile(f.path)
+}
+
+func (f file) permissions() os.FileMode {
+	if f.mode == 0 {
+		return 0o644
+	}
+	return f.mode
+}
+
+// add adds the files of a folder on disk, which has no folders, below a name.
+func (c folder) add(name, dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		c[name+"/"+e.Name()] = file{path: filepath.Join(dir, e.Name())}
+	}
+	return err
+}
+
+// each calls do with each file, in the order of names.
+func (c folder) each(do func(name string, text []byte, mode os.FileMode) error) error {
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		text, err := c[name].read()
+		if err == nil {
+			err = do(name, text, c[name].permissions())
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// write writes the files below a folder on disk.
+func (c folder) write(dir string, date time.Time) error {
+	return c.each(func(name string, text []byte, mode os.FileMode) error {
+		path := filepath.Join(dir, filepath.FromSlash(name))
+		if err := writeFile(path, bytes.NewReader(text), mode); err != nil {
+			return err
+		}
+		return errors.Join(os.Chmod(path, mode), os.Chtimes(path, date, date)) // whatever the umask is
+	})
+}
+
+// tar writes the files below the folder top of a compressed archive.
+func (c folder) tar(path, top string, date time.Time) error {
+	var out bytes.Buffer
+	gz, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	w := tar.NewWriter(gz)
+	err = c.each(func(name string, text []byte, mode os.FileMode) error {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: top + "/" + name, Size: int64(len(text)), Mode: int64(mode), ModTime: date, Format: tar.FormatUSTAR}
+		if err := w.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err := w.Write(text)
+		return err
+	})
+	if err := errors.Join(err, w.Close(), gz.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// zip is tar for Windows.
+func (c folder) zip(path, top string, date time.Time) error {
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	err := c.each(func(name string, text []byte, mode os.FileMode) error {
+		h := &zip.FileHeader{Name: top + "/" + name, Method: zip.Deflate, Modified: date}
+		h.SetMode(mode)
+		to, err := w.CreateHeader(h)
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(text)
+		return err
+	})
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// writeChecksums writes checksums.txt of the files in a folder, for sha256sum --check.
+func writeChecksums(dir string) error {
+	const name = "checksums.txt"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var sums bytes.Buffer
+	for _, e := range entries {
+		if e.IsDir() || e.Name() == name {
+			continue
+		}
+		f, err := os.Open(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		hash := sha256.New()
+		_, err = io.Copy(hash, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", hash.Sum(nil), e.Name())
+	}
+	return os.WriteFile(filepath.Join(dir, name), sums.Bytes(), 0o644)
+}

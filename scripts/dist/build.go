@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A platform is what a binary runs on.
+type platform struct{ os, arch string }
+
+func (p platform) String() string { return p.os + "/" + p.arch }
+
+var platforms = []platform{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"}}
+
+// A builder builds a release for any platform.
+type builder struct {
+	release
+	work    string   // its own folder
+	environ []string // of the go command
+	pages   string   // folder of the man pages and completions
+}
+
+// newBuilder makes the module proxy that the builds use, and the man pages.
+func newBuilder(r release, work string) (*builder, error) {
+	b := &builder{release: r, work: work, pages: filepath.Join(work, "pages")}
+	proxy := filepath.Join(work, "proxy")
+	versions := moduleVersions(r.required)
+	if r.version != r.required {
+		versions["cmd/penstock"] = append(versions["cmd/penstock"], r.version)
+	}
+	if err := writeProxy(r.tree, proxy, versions, r.date); err != nil {
+		return nil, err
+	}
+	env, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY", "GOCACHE").Output()
+	if err != nil {
+		return nil, err
+	}
+	lines := strings.Split(string(env), "\n")
+	// Modules of others come from the local cache if possible. checkSums compares them with go.sum.
+	b.environ = append(withoutGo(os.Environ()),
+		"GOPROXY=file://"+proxy+",file://"+filepath.ToSlash(lines[0])+"/cache/download,"+lines[1], "GOCACHE="+lines[2],
+		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOENV=off",
+		"GOMODCACHE="+filepath.Join(work, "modules"), "GOPATH="+filepath.Join(work, "gopath"), "CGO_ENABLED=0")
+	pages := exec.Command("go", "-C", filepath.Join(r.tree, "scripts"), "run", "./manpages", b.pages, r.version, r.date.Format(time.RFC3339))
+	pages.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	if out, err := pages.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("man pages: %w: %s", err, out)
+	}
+	return b, nil
+}
+
+// withoutGo removes the settings of the go command, which could change the bytes of a build.
+func withoutGo(environ []string) []string {
+	return slices.DeleteFunc(environ, func(line string) bool { return strings.HasPrefix(line, "GO") || strings.HasPrefix(line, "CGO_") })
+}
+
+// install builds the binary as `go install …/cmd/penstock@VERSION` does, with the commit and its
+// date. It returns the binary's path.
+func (b *builder) install(p platform) (string, error) {
+	flags := fmt.Sprintf("-s -w -buildid= -X %s/command.commit=%s -X %[1]s/command.date=%[3]s", program, b.commit, b.date.Format(time.RFC3339))
+	c := exec.Command("go", "install", "-trimpath", "-ldflags", flags, program+"@"+b.version)
+	c.Dir = b.work
+	c.Env = append(slices.Clone(b.environ), "GOOS="+p.os, "GOARCH="+p.arch)
+	if out, err := c.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go install: %w: %s", err, out)
+	}
+	folder := filepath.Join(b.work, "gopath", "bin")
+	if p != (platform{runtime.GOOS, runtime.GOARCH}) {
+		folder = filepath.Join(folder, p.os+"_"+p.arch)
+	}
+	path := filepath.Join(folder, b.binary(p))
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	return path, checkSums(info, filepath.Join(b.tree, "cmd", "penstock", "go.sum"))
+}
+
+// binary is the name of the program's file.
+func (b *builder) binary(p platform) string {
+	if p.os == "windows" {
+		return "penstock.exe"
+	}
+	return "penstock"
+}
+
+// checkSums fails if a binary has a module of others whose files are not those of go.sum.
+func checkSums(info *buildinfo.BuildInfo, name string) error {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	for _, m := range info.Deps {
+		switch {
+		case m.Path == root || strings.HasPrefix(m.Path, root+"/"):
+		case m.Sum == "" || !bytes.Contains(text, []byte(m.Path+" "+m.Version+" "+m.Sum+"\n")):
+			return fmt.Errorf("%s does not have %s %s %s", name, m.Path, m.Version, m.Sum)
+		}
+	}
+	return nil
+}
+
+// ship makes the files of a platform: its archive and the list of its components.
+func (b *builder) ship(p platform, out string) error {
+	binary, err := b.install(p)
+	if err != nil {
+		return err
+	}
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return err
+	}
+	licenses, err := licensesOf(info, filepath.Join(b.work, "modules"))
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("penstock_%s_%s_%s", b.number(), p.os, p.arch)
+	components, err := componentsOf(info, b.version)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(out, name+".cdx.json"), components, 0o644); err != nil {
+		return err
+	}
+	content := folder{
+		b.binary(p):            {path: binary, mode: 0o755},
+		"LICENSE":              {path: filepath.Join(b.tree, "LICENSE")},
+		"THIRD_PARTY_LICENSES": {text: licenses},
+		"CHANGELOG.md":         {path: filepath.Join(b.tree, "CHANGELOG.md")},
+		"policy.yaml":          {path: filepath.Join(b.tree, "packaging", "policy.yaml")},
+		"penstock.service":     {path: filepath.Join(b.tree, "packaging", "penstock.service")},
+	}
+	if err := errors.Join(content.add("man", filepath.Join(b.pages, "man")), content.add("completions", filepath.Join(b.pages, "completions"))); err != nil {
+		return err
+	}
+	if p.os == "linux" { // for packages and images
+		if err := content.write(filepath.Join(b.stage(out), p.arch), b.date); err != nil {
+			return err
+		}
+	}
+	if p.os == "windows" {
+		return content.zip(filepath.Join(out, name+".zip"), name, b.date)
+	}
+	return content.tar(filepath.Join(out, name+".tar.gz"), name, b.date)
+}
+
+// stage is the folder with the unpacked files of Linux.
+func (b *builder) stage(out string) string { return filepath.Join(out, "linux") }

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"debug/buildinfo"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestProxyHasTheModulesThatTheMakefileTags also checks that their order is that of requirements.
+func TestProxyHasTheModulesThatTheMakefileTags(t *testing.T) {
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := strings.Fields(string(regexp.MustCompile(`(?m)^tagged = (.*)$`).FindSubmatch(makefile)[1]))
+	want := append([]string{"."}, listed...)
+	if !slices.Equal(tagged, want) {
+		t.Errorf("dist tags %q; the Makefile has %q", tagged, want)
+	}
+	for i, dir := range tagged {
+		mod, err := os.ReadFile(filepath.Join("../..", dir, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, later := range tagged[i:] {
+			if later != "." && strings.Contains(string(mod), "\t"+root+"/"+later+" v") {
+				t.Errorf("%s requires %s, which is tagged later", dir, later)
+			}
+		}
+	}
+}
+
+func TestProxyServesWhatGitWouldTag(t *testing.T) {
+	proxy := t.TempDir()
+	if err := writeProxy("../..", proxy, moduleVersions("v0.9.8"), time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range tagged {
+		prefix := strings.TrimSuffix(root+"/"+strings.TrimPrefix(dir, "."), "/")
+		archive, err := zip.OpenReader(filepath.Join(proxy, prefix, "@v", "v0.9.8.zip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer archive.Close()
+		var names []string
+		for _, f := range archive.File {
+			name, isInside := strings.CutPrefix(f.Name, prefix+"@v0.9.8/")
+			if !isInside {
+				t.Errorf("%s has the file %s", dir, f.Name)
+			}
+			names = append(names, name)
+		}
+		for _, want := range []string{"go.mod", "LICENSE"} {
+			if !slices.Contains(names, want) {
+				t.Errorf("%s has no %s", dir, want)
+			}
+		}
+		if dir == "." && slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "cmd/penstock/") }) {
+			t.Error("the root has files of cmd/penstock, which is another module")
+		}
+	}
+}
+
+func TestModulesWithReplaceAreNotTagged(t *testing.T) {
+	err := addModule("../..", "scripts", []string{"v0.9.8"}, t.TempDir(), time.Unix(0, 0))
+	if err == nil || !strings.Contains(err.Error(), "replace") {
+		t.Errorf("a module with replace: %v", err)
+	}
+}
+
+// TestVersionComesFromTheTag also checks that uncommitted changes are left out.
+func TestVersionComesFromTheTag(t *testing.T) {
+	repository := t.TempDir()
+	git := func(args ...string) {
+		t.Helper()
+		c := exec.Command("git", append([]string{"-C", repository, "-c", "user.name=t", "-c", "user.email=t@localhost"}, args...)...)
+		c.Env = append(os.Environ(), "GIT_COMMITTER_DATE=2026-11-30T12:00:00Z")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("git %s: %v: %s", args, err, out)
+		}
+	}
+	name := filepath.Join(repository, "cmd", "penstock", "go.mod")
+	if err := writeFile(name, strings.NewReader("module "+program+"\n\nrequire "+root+" v0.1.0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	git("init", "-q")
+	git("add", "-A")
+	git("commit", "-q", "-m", "one")
+	if err := writeFile(filepath.Join(repository, "uncommitted"), strings.NewReader(""), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ tag, given, want, fails string }{
+		{want: "v0.1.0-dev.g"},
+		{given: "v0.1.0-rc.1", want: "v0.1.0-rc.1"},
+		{given: "0.1.0", fails: "has not the form"},
+		{given: "v0.2.0", fails: "requires github.com/penstock/penstock v0.1.0"},
+		{tag: "v1", want: "v0.1.0-dev.g"},
+		{tag: "v0.1.0", want: "v0.1.0"},
+	} {
+		if c.tag != "" {
+			git("tag", c.tag)
+		}
+		tree := filepath.Join(t.TempDir(), "tree")
+		r, err := checkout(repository, c.given, tree)
+		switch {
+		case c.fails != "":
+			if err == nil || !strings.Contains(err.Error(), c.fails) {
+				t.Errorf("version %q: %v; want: %s", c.given, err, c.fails)
+			}
+		case err != nil:
+			t.Errorf("version %q, tag %q: %v", c.given, c.tag, err)
+		case !strings.HasPrefix(r.version, c.want), len(r.commit) != 40, r.date.Format(time.RFC3339) != "2026-11-30T12:00:00Z":
+			t.Errorf("version %q, tag %q: %+v", c.given, c.tag, r)
+		}
+		if _, err := os.Stat(filepath.Join(tree, "uncommitted")); err == nil {
+			t.Error("an uncommitted file is shipped")
+		}
+	}
+}
+
+func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
+	date := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	dir := t.TempDir()
+	program := filepath.Join(dir, "penstock")
+	if err := os.WriteFile(program, []byte("program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := folder{"penstock": {path: program, mode: 0o755}, "doc/a": {text: []byte("a")}}
+	pack := func(name string) []byte {
+		path := filepath.Join(dir, name)
+		err := files.tar(path, "top", date)
+		if strings.HasSuffix(name, ".zip") {
+			err = files.zip(path, "top", date)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	first, firstZip := pack("1.tar.gz"), pack("1.zip")
+	if err := os.Chtimes(program, date, date.AddDate(1, 0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(pack("2.tar.gz"), first) || !bytes.Equal(pack("2.zip"), firstZip) {
+		t.Error("an archive depends on the time of a file")
+	}
+	out, err := exec.Command("tar", "--numeric-owner", "-tvzf", filepath.Join(dir, "1.tar.gz")).Output()
+	if got := string(out); err != nil || !strings.Contains(got, "-rwxr-xr-x 0/0 ") || !strings.Contains(got, " top/penstock") || !strings.Contains(got, "-rw-r--r-- 0/0 ") {
+		t.Errorf("tar lists %q, %v", got, err)
+	}
+	if err := writeChecksums(dir); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sha256sum", "--check", "--strict", "checksums.txt")
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") != 5 {
+		t.Errorf("sha256sum: %v: %s", err, out)
+	}
+}
+
+func TestArchivesCannotLeaveTheirFolder(t *testing.T) {
+	for _, h := range []*tar.Header{{Name: "../x", Typeflag: tar.TypeReg}, {Name: "/x", Typeflag: tar.TypeReg}, {Name: "x", Linkname: "/", Typeflag: tar.TypeSymlink}} {
+		var text bytes.Buffer
+		w := tar.NewWriter(&text)
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if err := unpack(&text, t.TempDir()); err == nil {
+			t.Errorf("%s, type %c, is unpacked", h.Name, h.Typeflag)
+		}
+	}
+}
+
+func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
+	info := &buildinfo.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}}}
+	text, err := componentsOf(info, "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bom struct {
+		BOMFormat    string
+		SerialNumber string
+		Metadata     struct {
+			Timestamp string
+			Component struct{ PURL string }
+		}
+		Components []struct{ PURL string }
+	}
+	if err := json.Unmarshal(text, &bom); err != nil {
+		t.Fatal(err)
+	}
+	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 2 ||
+		bom.Components[0].PURL != "pkg:golang/stdlib@go1.26.8" || bom.Components[1].PURL != "pkg:golang/example.org/a@v1.2.3" {
+		t.Errorf("components: %s", text)
+	}
+	if bom.SerialNumber != "" || bom.Metadata.Timestamp != "" {
+		t.Error("the list differs in each build")
+	}
+}
+
+func TestSumsOfOthersMustBeThoseOfGoSum(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "go.sum")
+	if err := os.WriteFile(name, []byte("example.org/a v1.2.3 h1:abc=\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	module := debug.Module{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}
+	info := &buildinfo.BuildInfo{Deps: []*debug.Module{&module, {Path: root, Version: "v0.1.0", Sum: "h1:xyz="}}}
+	if err := checkSums(info, name); err != nil {
+		t.Error(err)
+	}
+	module.Sum = "h1:abd="
+	if checkSums(info, name) == nil {
+		t.Error("a module with other files is shipped")
+	}
+}

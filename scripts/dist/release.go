@@ -1,0 +1,152 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/semver"
+)
+
+// A release is a commit with the version that it gets.
+type release struct {
+	tree     string // the commit's files
+	version  string // of the binary, such as v0.1.0
+	required string // of the other modules: what cmd/penstock requires
+	commit   string // 40 digits
+	date     time.Time
+}
+
+// number is the version without its v, as in the names of files.
+func (r release) number() string { return strings.TrimPrefix(r.version, "v") }
+
+// checkout writes the files of the repository's HEAD to tree, and finds out its version: the given
+// one, or the tag of HEAD, or a development version of what cmd/penstock requires.
+func checkout(repository, version, tree string) (release, error) {
+	git := func(args ...string) ([]byte, error) {
+		out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).Output()
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			return nil, fmt.Errorf("git %s: %w: %s", args[0], err, bytes.TrimSpace(exit.Stderr))
+		}
+		return out, err
+	}
+	head, err := git("log", "-1", "--format=%H %ct")
+	if err != nil {
+		return release{}, err
+	}
+	commit, seconds, _ := strings.Cut(strings.TrimSpace(string(head)), " ")
+	unix, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return release{}, fmt.Errorf("git log printed %q", head)
+	}
+	r := release{tree: tree, version: version, commit: commit, date: time.Unix(unix, 0).UTC()}
+	files, err := git("archive", "--format=tar", "HEAD")
+	if err != nil {
+		return release{}, err
+	}
+	if err := unpack(bytes.NewReader(files), tree); err != nil {
+		return release{}, err
+	}
+	if r.required, err = requiredVersion(tree); err != nil {
+		return release{}, err
+	}
+	if r.version == "" {
+		tags, err := git("tag", "--points-at", "HEAD", "--list", "v*")
+		if err != nil {
+			return release{}, err
+		}
+		r.version = versionOf(strings.Fields(string(tags)), r.required, commit)
+	}
+	switch {
+	case semver.Canonical(r.version) != r.version:
+		return release{}, fmt.Errorf("the version %q has not the form v0.1.0", r.version)
+	case semver.Prerelease(r.version) == "" && r.version != r.required:
+		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; make prepare VERSION=%s", r.version, root, r.required, r.version)
+	}
+	return r, nil
+}
+
+// versionOf is the version among the tags, or a development version of the commit.
+func versionOf(tags []string, required, commit string) string {
+	for _, tag := range tags {
+		if semver.Canonical(tag) == tag {
+			return tag
+		}
+	}
+	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit) // a number must not begin with 0
+}
+
+// requiredVersion is the version of the root module that cmd/penstock requires.
+func requiredVersion(tree string) (string, error) {
+	name := filepath.Join(tree, "cmd", "penstock", "go.mod")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return "", err
+	}
+	mod, err := modfile.Parse(name, text, nil)
+	if err != nil {
+		return "", err
+	}
+	for _, r := range mod.Require {
+		if r.Mod.Path == root {
+			return r.Mod.Version, nil
+		}
+	}
+	return "", fmt.Errorf("%s does not require %s", name, root)
+}
+
+// unpack writes the files of an archive of git to a folder.
+func unpack(from io.Reader, folder string) error {
+	for r := tar.NewReader(from); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			continue // the commit
+		}
+		if !filepath.IsLocal(h.Name) {
+			return fmt.Errorf("the archive has the path %q", h.Name)
+		}
+		path := filepath.Join(folder, h.Name)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(path, 0o755)
+		case tar.TypeReg:
+			err = writeFile(path, r, h.FileInfo().Mode().Perm())
+		default:
+			err = errors.New("it is neither a file nor a folder")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", h.Name, err)
+		}
+	}
+}
+
+// writeFile makes a file and its folders.
+func writeFile(path string, from io.Reader, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(f, from); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}
