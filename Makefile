@@ -135,7 +135,7 @@ format:
 	gofmt -w .
 
 # The modules that are tagged besides the root. They require a version of it that is not tagged yet.
-tagged = redisstore/goredis grpclimit cmd/penstock
+tagged = redisstore/goredis httplimit/echolimit httplimit/fiberlimit httplimit/ginlimit grpclimit cmd/penstock
 
 ## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root and grpclimit by this checkout
 tidy:

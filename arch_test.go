@@ -67,12 +67,13 @@ var mayImport = []struct {
 	{"internal/effort", nil},
 	{"internal/flaky", []string{"."}},
 	{"internal/redistest", nil},
+	{"internal/gatetest", []string{"httplimit", "memstore", "policy", "policy/policyfile"}},
 	{"internal/simulation", nil},
 	{"redisstore/internal/clienttest", []string{".", "internal/effort", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.
-var mayTest = []string{"storetest", "internal/redistest", "redisstore/internal/clienttest"}
+var mayTest = []string{"storetest", "internal/redistest", "internal/gatetest", "redisstore/internal/clienttest"}
 
 // mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who
 // imports this module: a new one needs a reason in docs/decisions.

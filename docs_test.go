@@ -137,13 +137,14 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
 		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "forwardauth": exports(t, "httplimit/forwardauth"), "resplimit": exports(t, "resplimit"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
+		"redisguard": exports(t, "redisguard"), "ginlimit": exports(t, "httplimit/ginlimit"), "echolimit": exports(t, "httplimit/echolimit"), "fiberlimit": exports(t, "httplimit/fiberlimit"),
 		"grpclimit": exports(t, "grpclimit"), "connectlimit": exports(t, "grpclimit/connectlimit"), "extauthz": exports(t, "grpclimit/extauthz"),
 	}
 	for page, text := range pages(t) {

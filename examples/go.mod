@@ -18,6 +18,7 @@ require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2 // indirect
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0 // indirect
+	github.com/envoyproxy/go-control-plane/ratelimit v0.1.1-0.20250812085011-4cf7e8485428 // indirect
 	github.com/envoyproxy/protoc-gen-validate v1.3.3 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/lmittmann/tint v1.2.1 // indirect
@@ -65,6 +66,9 @@ require (
 	github.com/pelletier/go-toml/v2 v2.2.4 // indirect
 	github.com/penstock/penstock/cmd/penstock v0.0.0
 	github.com/penstock/penstock/grpclimit v0.1.0
+	github.com/penstock/penstock/httplimit/echolimit v0.1.0
+	github.com/penstock/penstock/httplimit/fiberlimit v0.1.0
+	github.com/penstock/penstock/httplimit/ginlimit v0.1.0
 	github.com/philhofer/fwd v1.2.0 // indirect
 	github.com/quic-go/qpack v0.6.0 // indirect
 	github.com/quic-go/quic-go v0.59.0 // indirect
@@ -90,3 +94,9 @@ replace github.com/penstock/penstock => ../
 replace github.com/penstock/penstock/cmd/penstock => ../cmd/penstock
 
 replace github.com/penstock/penstock/grpclimit => ../grpclimit
+
+replace github.com/penstock/penstock/httplimit/echolimit => ../httplimit/echolimit
+
+replace github.com/penstock/penstock/httplimit/fiberlimit => ../httplimit/fiberlimit
+
+replace github.com/penstock/penstock/httplimit/ginlimit => ../httplimit/ginlimit

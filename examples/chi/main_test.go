@@ -1,16 +1,17 @@
 package main
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"testing"
 
-	"github.com/penstock/penstock/examples/internal/demotest"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/gatetest"
 )
 
 func TestChi(t *testing.T) {
-	demotest.Run(t, func(gate *httplimit.Gate, wait func()) func(net.Listener) error {
+	gatetest.Run(t, func(gate *httplimit.Gate, wait func()) func(net.Listener) error {
 		router := service(gate)
 		router.Get("/fails", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusBadGateway) })
 		router.Get("/panics", func(w http.ResponseWriter, r *http.Request) { panic("as it should") })
@@ -21,6 +22,7 @@ func TestChi(t *testing.T) {
 				panic(err)
 			}
 		})
+		router.Post("/body", func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })
 		router.Get("/files/*", respond("a file"))
 		return (&http.Server{Handler: router}).Serve
 	})

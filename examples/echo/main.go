@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/httplimit/echolimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -31,30 +32,12 @@ func main() {
 
 func service(gate *httplimit.Gate) *echo.Echo {
 	e := echo.New()
-	e.Pre(middleware.Recover(), limit(gate)) // Pre: before routing, so that routing uses the path that the rules matched
+	e.Pre(middleware.Recover(), echolimit.Middleware(gate)) // Pre: before routing, so that routing uses the path that the rules matched
 	e.POST("/api/rides/request", respond("a car is on its way"))
 	e.GET("/api/fares/estimate", respond("about 12.50"))
 	e.GET("/api/drivers/nearby", respond("3 of them"))
 	e.GET("/api/trips/history", respond("none yet"))
 	return e
-}
-
-// limit makes Echo middleware of the gate.
-func limit(gate *httplimit.Gate) echo.MiddlewareFunc {
-	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c *echo.Context) error {
-			admission := gate.Admit(c.Response(), c.Request())
-			if admission == nil {
-				return nil
-			}
-			status := 0 // if the handler panics
-			defer func() { admission.Done(status) }()
-			c.SetRequest(admission.Request)
-			err := next(c)
-			_, status = echo.ResolveResponseStatus(c.Response(), err)
-			return err
-		}
-	}
 }
 
 func respond(what string) echo.HandlerFunc {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/httplimit/ginlimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -31,31 +32,12 @@ func main() {
 
 func service(gate *httplimit.Gate) *gin.Engine {
 	router := gin.New()
-	router.Use(gin.Recovery(), limit(gate))
+	router.Use(gin.Recovery(), ginlimit.Middleware(gate))
 	router.POST("/api/rides/request", respond("a car is on its way"))
 	router.GET("/api/fares/estimate", respond("about 12.50"))
 	router.GET("/api/drivers/nearby", respond("3 of them"))
 	router.GET("/api/trips/history", respond("none yet"))
 	return router
-}
-
-// limit makes a gin handler of the gate. To limit all routes, gate.Middleware(router) works too.
-func limit(gate *httplimit.Gate) gin.HandlerFunc {
-	return func(c *gin.Context) {
-		admission := gate.Admit(c.Writer, c.Request)
-		if admission == nil {
-			c.Abort()
-			return
-		}
-		status := 0 // if the handler panics
-		defer func() { admission.Done(status) }()
-		if admission.Request.URL.Path != c.Request.URL.Path {
-			c.AbortWithStatus(http.StatusNotFound) // gin has routed by another spelling of the path than the rules
-		}
-		c.Request = admission.Request
-		c.Next()
-		status = c.Writer.Status()
-	}
 }
 
 func respond(what string) gin.HandlerFunc {

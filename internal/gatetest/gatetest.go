@@ -1,5 +1,5 @@
-// Package demotest tests examples that use a gate with a web framework.
-package demotest
+// Package gatetest tests that a gate works in a web framework, against the framework's own server.
+package gatetest
 
 import (
 	"bufio"
@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -19,8 +18,8 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A Service makes the example's service with a gate. It has further routes for GET, which do common
-// things in the way of the framework:
+// A Service makes a service with a gate. POST /api/rides/request answers 200. POST /body answers
+// with its body. Its routes for GET do common things in the way of the framework:
 //
 //	/fails       answers 502
 //	/panics      panics
@@ -116,6 +115,27 @@ rules:
 			s.want(t, 1, path, http.StatusTooManyRequests)
 		})
 	}
+
+	t.Run("BodiesArriveWhole", func(t *testing.T) {
+		s := start(t, service, parse(t, `
+rules:
+  - name: bodies
+    match: {path: /body}
+    per: global
+    limits: [{rate: 10000/h, cost: {body: 1}, max_wait: 1s}]
+`))
+		for _, size := range []int{1, 100, 9000} {
+			body := strings.Repeat("b", size)
+			res := s.sendBody(t, "POST", "/body", nil, body)
+			got, err := io.ReadAll(res.Body)
+			if err != nil || res.StatusCode != http.StatusOK || string(got) != body {
+				t.Errorf("a body of %d bytes: %s with %d bytes, %v; want 200 with the same", size, res.Status, len(got), err)
+			}
+		}
+		if res := s.sendBody(t, "POST", "/body", nil, strings.Repeat("b", 9000)); res.StatusCode != http.StatusTooManyRequests {
+			t.Errorf("18,101 bytes got %s; the limit is 10,000", res.Status)
+		}
+	})
 
 	t.Run("NoSpellingOfAPathEvadesItsRule", func(t *testing.T) {
 		spelled := 0
@@ -216,6 +236,11 @@ func start(t *testing.T, service Service, rules *policy.Rules) *running {
 // "one".
 func (s *running) send(t *testing.T, method, target string, keys []string) *http.Response {
 	t.Helper()
+	return s.sendBody(t, method, target, keys, "")
+}
+
+func (s *running) sendBody(t *testing.T, method, target string, keys []string, body string) *http.Response {
+	t.Helper()
 	connection, err := net.Dial("tcp", s.address)
 	if err != nil {
 		t.Fatal(err)
@@ -225,22 +250,22 @@ func (s *running) send(t *testing.T, method, target string, keys []string) *http
 	if keys == nil {
 		keys = []string{"one"}
 	}
-	request := method + " " + target + " HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\nContent-Length: 0\r\n"
+	request := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\nContent-Length: %d\r\n", method, target, len(body))
 	for _, key := range keys {
 		request += "X-API-Key: " + key + "\r\n"
 	}
-	io.WriteString(connection, request+"\r\n")
+	io.WriteString(connection, request+"\r\n"+body)
 	res, err := http.ReadResponse(bufio.NewReader(connection), nil)
 	if err != nil {
 		t.Errorf("%s %s: %v", method, target, err)
 		return &http.Response{Status: "no answer"}
 	}
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
+	answer, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Errorf("%s %s: %v", method, target, err)
 	}
-	res.Body = io.NopCloser(strings.NewReader(string(body)))
+	res.Body = io.NopCloser(strings.NewReader(string(answer)))
 	return res
 }
 
@@ -261,14 +286,16 @@ func wantHeader(t *testing.T, res *http.Response, name, value string) {
 	}
 }
 
-// rides loads the rules that the examples use.
+// rides are the rules of a service for rides.
 func rides(t *testing.T) *policy.Rules {
 	t.Helper()
-	text, err := os.ReadFile("../rides.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return parse(t, string(text))
+	return parse(t, `
+rules:
+  - name: ride-request
+    match: {method: POST, path: /api/rides/request}
+    per: {first_of: [{key: header X-API-Key}, ip]}
+    limits: [{rate: 10/s, burst: 20}]
+`)
 }
 
 func parse(t *testing.T, text string) *policy.Rules {

@@ -1,0 +1,88 @@
+// Package fiberlimit puts limits in front of handlers of Fiber.
+package fiberlimit
+
+import (
+	"net/http"
+	"net/url"
+
+	"github.com/gofiber/fiber/v3"
+
+	"github.com/penstock/penstock/httplimit"
+)
+
+// Middleware returns a Fiber handler that serves the requests that the gate admits. Use it first,
+// after recover.New: then Fiber routes by the path that the rules matched. httplimit.SettleContext
+// works in the handlers, with c.Context().
+//
+// Rules distinguish /a from /A and /a/, unless the policy says otherwise. So set CaseSensitive and
+// StrictRouting in fiber.Config, or clients evade rules by another spelling.
+//
+// Fiber does not use the requests of net/http. The gate gets a copy of the request, without its
+// body. With StreamRequestBody, the size of a body counts only if Content-Length says it.
+func Middleware(gate *httplimit.Gate) fiber.Handler {
+	// Fiber's own adaptor for middleware does not work here: it ends the middleware before the next
+	// handler begins. Slots would be released at once, and every status would be 200.
+	return func(c fiber.Ctx) error {
+		r, err := request(c)
+		if err != nil {
+			return fiber.ErrBadRequest
+		}
+		w := response{c, make(http.Header)}
+		admission := gate.Admit(w, r)
+		for name, values := range w.header {
+			for _, value := range values {
+				c.Response().Header.Add(name, value)
+			}
+		}
+		if admission == nil { // the gate has rejected the request, and w has its response
+			return nil
+		}
+		status := 0 // if the handler panics
+		defer func() { admission.Done(status) }()
+		c.Path(admission.Request.URL.EscapedPath())
+		c.SetContext(admission.Request.Context())
+		if err := c.Next(); err != nil {
+			if err := c.App().ErrorHandler(c, err); err != nil { // handle it here, to know the status
+				c.Status(fiber.StatusInternalServerError)
+			}
+		}
+		status = c.Response().StatusCode()
+		for name, value := range c.Response().Header.All() {
+			w.header.Set(string(name), string(value)) // for policies with cost.actual
+		}
+		return nil
+	}
+}
+
+// request copies the request without its body. Fiber reuses the memory of the original, which a
+// store may still read.
+func request(c fiber.Ctx) (*http.Request, error) {
+	u, err := url.ParseRequestURI(string(c.Request().RequestURI()))
+	if err != nil {
+		return nil, err
+	}
+	r := &http.Request{Method: string(c.Request().Header.Method()), URL: u, Host: string(c.Request().Host()), Header: make(http.Header),
+		RemoteAddr: c.RequestCtx().RemoteAddr().String(), ContentLength: bodySize(c)}
+	for name, value := range c.Request().Header.All() {
+		r.Header.Add(string(name), string(value))
+	}
+	return r.WithContext(c.Context()), nil
+}
+
+// bodySize returns the size of the body, or -1 if it is not known yet.
+func bodySize(c fiber.Ctx) int64 {
+	if c.Request().IsBodyStream() {
+		return max(int64(c.Request().Header.ContentLength()), -1)
+	}
+	return int64(len(c.BodyRaw()))
+}
+
+// A response passes the gate's response to Fiber.
+type response struct {
+	c      fiber.Ctx
+	header http.Header
+}
+
+func (a response) Header() http.Header         { return a.header }
+func (a response) WriteHeader(status int)      { a.c.Status(status) }
+func (a response) Write(p []byte) (int, error) { return a.c.Write(p) }
