@@ -150,7 +150,8 @@ func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	for name, value := range c.options.NodeMetadata {
 		metadata.Fields[name] = structpb.NewStringValue(value)
 	}
-	first := &discoveryv3.DiscoveryRequest{VersionInfo: c.version, Node: &corev3.Node{Id: c.options.NodeID, Metadata: metadata}, TypeUrl: TypeURL}
+	// No version: a control plane that restarted may use the same versions for other configurations.
+	first := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: c.options.NodeID, Metadata: metadata}, TypeUrl: TypeURL}
 	if err := stream.Send(first); err != nil {
 		return false, err
 	}

@@ -144,8 +144,8 @@ func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
 	}
 
 	p.responses <- nil
-	if r := p.next(t); r.VersionInfo != "1" || r.GetNode() == nil {
-		t.Errorf("after a new connection the request is %v; want one with the version in force", r)
+	if r := p.next(t); r.VersionInfo != "" || r.GetNode() == nil {
+		t.Errorf("after a new connection the request is %v; want one without a version", r)
 	}
 	p.send(t, "4")
 	if r := p.next(t); r.VersionInfo != "4" || r.ErrorDetail != nil {

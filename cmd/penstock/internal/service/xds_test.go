@@ -1,6 +1,8 @@
 package service
 
 import (
+	"crypto/tls"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	configv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -53,13 +56,14 @@ func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3
 	}}
 }
 
-func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
+// startPlane starts a control plane, and returns its address.
+func startPlane(t *testing.T, options ...grpc.ServerOption) (*plane, string) {
 	p := &plane{configs: make(chan *configv3.RateLimitConfig), answers: make(chan *discoveryv3.DiscoveryRequest, 10)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, p)
 	served := make(chan struct{})
 	go func() {
@@ -70,7 +74,12 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 		server.Stop()
 		<-served
 	})
-	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": l.Addr().String()})
+	return p, l.Addr().String()
+}
+
+func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
+	p, address := startPlane(t)
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("before the first configuration it is %v", err)
@@ -93,4 +102,33 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	if answer, err = client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
 		t.Errorf("it is %v, %v; want the old limits", answer, err)
 	}
+}
+
+// Both sides present certificates, which the control plane renews.
+func TestTheConnectionToAControlPlaneUsesTLS(t *testing.T) {
+	a := newAuthority(t)
+	certificate := a.issue(1)
+	p, address := startPlane(t, grpc.Creds(credentials.NewTLS(&tls.Config{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil },
+		ClientAuth:     tls.RequireAnyClientCert,
+		VerifyConnection: func(s tls.ConnectionState) error {
+			if serial := s.PeerCertificates[0].SerialNumber; serial.Int64() != 2 {
+				return fmt.Errorf("the client's certificate has the serial number %v", serial)
+			}
+			return nil
+		},
+	})))
+	a.issue(2)
+	startBeside(t, nil, map[string]string{
+		"grpc": "127.0.0.1:0", "envoy-xds": address,
+		"envoy-xds-ca": a.path("ca.pem"), "envoy-xds-cert": a.path("cert.pem"), "envoy-xds-key": a.path("key.pem"),
+	})
+	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
+	if answer := <-p.answers; answer.VersionInfo != "1" || answer.ErrorDetail != nil {
+		t.Errorf("the answer is %v; want an ACK", answer)
+	}
+
+	stranger := newAuthority(t)
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-ca": stranger.path("ca.pem")})
+	await(t, "the refused certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
 }
