@@ -63,44 +63,27 @@ type Options struct {
 // A MessageMode says how the messages of streams are charged. The first message of a stream is
 // charged with the stream. Each further one is charged as a call of its own, except that it takes
 // no slots of in_flight limits.
-type MessageMode uint8
+type MessageMode = calls.MessageMode
 
 // The modes.
 const (
-	IgnoreMessages  MessageMode = iota // messages are not charged
-	FailMessages                       // RecvMsg returns RESOURCE_EXHAUSTED for a message over a limit
-	WaitForMessages                    // RecvMsg waits, so flow control slows the client down
+	IgnoreMessages  = calls.IgnoreMessages  // messages are not charged
+	FailMessages    = calls.FailMessages    // RecvMsg returns RESOURCE_EXHAUSTED for a message over a limit
+	WaitForMessages = calls.WaitForMessages // RecvMsg waits, so flow control slows the client down
 )
-
-const defaultMessageWait = time.Minute
 
 // A Gate admits calls within the limits of a policy. Make one with New. Many goroutines may use it
 // at once.
-type Gate struct {
-	calls    *calls.Gate
-	messages MessageMode
-	patience time.Duration
-}
+type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
 // as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
-	if o.Messages > WaitForMessages {
-		return nil, fmt.Errorf("%w: grpclimit: Messages is %d; use one of the modes", penstock.ErrInvalid, o.Messages)
-	}
-	g := &Gate{messages: o.Messages, patience: o.MaxMessageWait}
-	if g.patience <= 0 {
-		g.patience = defaultMessageWait
-	}
-	var err error
-	g.calls, err = calls.New("grpclimit", store, rules, calls.Options{
-		TrustedProxies: o.TrustedProxies, AddressHeader: o.AddressHeader, Dialects: o.Dialects, Domain: o.Domain, Exempt: o.Exempt, Cost: o.Cost,
-		MaxWaiting: o.MaxWaiting, HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected,
-	})
+	gate, err := calls.New("grpclimit", store, rules, calls.Options(o))
 	if err != nil {
 		return nil, err
 	}
-	return g, nil
+	return &Gate{gate}, nil
 }
 
 // Waiting returns how many calls and messages wait.
@@ -153,7 +136,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 			a.Done(admission.Result{})
 		}
 	}()
-	s := &serverStream{ServerStream: stream, gate: g, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
+	s := &serverStream{ServerStream: stream, gate: g.calls, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
 	s.ctx = context.WithValue(ctx, admissionKey{}, a)
 	err := handler(srv, s)
 	isDone = true
@@ -180,12 +163,12 @@ func callOf(ctx context.Context, method string, message any) *calls.Call {
 type serverStream struct {
 	grpc.ServerStream
 	ctx    context.Context
-	gate   *Gate
+	gate   *calls.Gate
 	call   *serverCall
 	method string
 	fields metadata.MD // to be sent; nil if there are none, or once they are sent
 
-	hasFirst bool // the message that was charged with the stream has come
+	messages calls.Messages
 }
 
 func (s *serverStream) Context() context.Context { return s.ctx }
@@ -210,44 +193,17 @@ func (s *serverStream) SendMsg(message any) error {
 }
 
 func (s *serverStream) RecvMsg(message any) error {
-	if err := s.ServerStream.RecvMsg(message); err != nil || s.gate.messages == IgnoreMessages {
+	if err := s.ServerStream.RecvMsg(message); err != nil || !s.gate.ChargesMessages() {
 		return err
 	}
-	if !s.hasFirst {
-		s.hasFirst = true
-		return nil
+	refusal, err := s.messages.Received(s.ctx, s.gate, callOf(s.ctx, s.method, message))
+	switch {
+	case refusal != nil:
+		return s.call.refuse(refusal, s.ServerStream.SetTrailer)
+	case err != nil:
+		return status.FromContextError(err).Err()
 	}
-	c := callOf(s.ctx, s.method, message)
-	c.IsContinued = true
-	if s.gate.messages == WaitForMessages {
-		c.Patience = s.gate.patience
-	}
-	for giveUp := time.Now().Add(s.gate.patience); ; {
-		a, refusal := s.gate.calls.Admit(s.ctx, c)
-		if refusal == nil {
-			a.Done(admission.Result{})
-			return nil
-		}
-		// Limits without reservations, such as windows, are checked again.
-		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
-			return s.call.refuse(refusal, s.ServerStream.SetTrailer)
-		}
-		if err := sleep(s.ctx, refusal.RetryAfter); err != nil {
-			return err
-		}
-	}
-}
-
-// sleep returns after d. If ctx ends before, it returns its status.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	}
+	return nil
 }
 
 // A serverCall is the state that all Gates of one call share.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
@@ -40,8 +41,16 @@ type Options struct {
 	Exempt func(procedure string) bool
 
 	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
-	// message is nil when a stream begins. Default: clients may send Call-Cost themselves.
+	// message is the request of a unary call, or a message of a stream. It is nil when a stream
+	// begins. Default: clients may send Call-Cost themselves.
 	Cost func(ctx context.Context, procedure string, message any) int64
+
+	// Messages says whether the messages that a client sends on a stream are charged. Default: only
+	// the stream is, once, when it begins.
+	Messages MessageMode
+
+	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
+	MaxMessageWait time.Duration
 
 	// MaxWaiting is how many calls may wait at once because their rules let them. Default: 1,000.
 	MaxWaiting int
@@ -51,6 +60,18 @@ type Options struct {
 	Observe       func(*admission.Event)
 	TokenRejected func(*policy.TokenError)
 }
+
+// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// charged with the stream. Each further one is charged as a call of its own, except that it takes
+// no slots of in_flight limits.
+type MessageMode = calls.MessageMode
+
+// The modes.
+const (
+	IgnoreMessages  = calls.IgnoreMessages  // messages are not charged
+	FailMessages    = calls.FailMessages    // Receive returns CodeResourceExhausted for a message over a limit
+	WaitForMessages = calls.WaitForMessages // Receive waits, so flow control slows the client down
+)
 
 // A Gate is a connect.Interceptor that admits calls within the limits of a policy. It does nothing
 // for clients. Make one with New. Many goroutines may use it at once.
@@ -107,8 +128,8 @@ func (g *Gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	return next
 }
 
-// WrapStreamingHandler implements connect.Interceptor. A stream is charged when it begins. Slots
-// are returned when the handler returns.
+// WrapStreamingHandler implements connect.Interceptor. A stream is charged when it begins, and its
+// messages if Options.Messages says so. Slots are returned when the handler returns.
 func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		if g.calls.Exempts(conn.Spec().Procedure) {
@@ -124,7 +145,7 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 				a.Done(admission.Result{})
 			}
 		}()
-		err := next(context.WithValue(ctx, admissionKey{}, a), &stream{StreamingHandlerConn: conn, fields: g.calls.Fields(a)})
+		err := next(context.WithValue(ctx, admissionKey{}, a), &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)})
 		isDone = true
 		a.Done(admission.Result{Status: statusOf(err)})
 		return err
@@ -132,10 +153,31 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 }
 
 // A stream sets the headers about limits with its first message: before, it can still fail without
-// any.
+// any. It charges the messages that it receives.
 type stream struct {
 	connect.StreamingHandlerConn
-	fields map[string][]string
+	ctx      context.Context
+	gate     *calls.Gate
+	fields   map[string][]string
+	messages calls.Messages
+}
+
+func (s *stream) Receive(message any) error {
+	if err := s.StreamingHandlerConn.Receive(message); err != nil || !s.gate.ChargesMessages() {
+		return err
+	}
+	c := callOf(s.Spec(), s.Peer(), s.RequestHeader())
+	c.Message = message
+	refusal, err := s.messages.Received(s.ctx, s.gate, c)
+	switch {
+	case refusal != nil:
+		return errorOf(refusal)
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.NewError(connect.CodeDeadlineExceeded, err)
+	case err != nil:
+		return connect.NewError(connect.CodeCanceled, err)
+	}
+	return nil
 }
 
 func (s *stream) Send(message any) error {

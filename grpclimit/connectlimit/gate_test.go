@@ -206,6 +206,48 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 	}
 }
 
+// The first message is charged with its stream. Each further one is a call of its own.
+func TestMessagesOfStreamsAreCharged(t *testing.T) {
+	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
+		gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
+		url, client := serve(t, gate, nil)
+		stream := connect.NewClient[text, text](client, url+streamProcedure).CallBidiStream(t.Context())
+		count := 0
+		var err error
+		for range 20 {
+			stream.Send(&text{Value: "a"}) // if it fails, Receive says why
+			if _, err = stream.Receive(); err != nil {
+				break
+			}
+			count++
+		}
+		if count != want || want < 20 && connect.CodeOf(err) != connect.CodeResourceExhausted {
+			t.Errorf("mode %d: %d messages came back, then %v; want %d", mode, count, err, want)
+		}
+		stream.CloseRequest()
+		stream.CloseResponse()
+	}
+}
+
+// A message waits until its limit lets it pass.
+func TestMessagesOfStreamsWait(t *testing.T) {
+	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 100/s, burst: 1}]}]`, connectlimit.Options{Messages: connectlimit.WaitForMessages})
+	url, client := serve(t, gate, nil)
+	stream := connect.NewClient[text, text](client, url+streamProcedure).CallBidiStream(t.Context())
+	begin := time.Now()
+	for range 5 {
+		stream.Send(&text{Value: "a"})
+		if _, err := stream.Receive(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if passed := time.Since(begin); passed < 40*time.Millisecond {
+		t.Errorf("five messages at 100/s took %v; want at least 40 ms", passed)
+	}
+	stream.CloseRequest()
+	stream.CloseResponse()
+}
+
 // unavailable is a store that gives no answer.
 type unavailable struct{}
 

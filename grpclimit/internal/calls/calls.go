@@ -34,6 +34,8 @@ type Options struct {
 	Domain         string
 	Exempt         func(method string) bool
 	Cost           func(ctx context.Context, method string, message any) int64
+	Messages       MessageMode
+	MaxMessageWait time.Duration
 	MaxWaiting     int
 	HasFallback    bool
 	Observe        func(*admission.Event)
@@ -77,6 +79,9 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 	} else if !policy.IsToken(o.AddressHeader) {
 		errs = append(errs, fmt.Errorf("AddressHeader: %.40q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", o.AddressHeader))
 	}
+	if o.Messages > WaitForMessages {
+		errs = append(errs, fmt.Errorf("Messages is %d; use one of the modes", o.Messages))
+	}
 	dialects, err := dialectsOf(o.Dialects)
 	errs = append(errs, err)
 	if err := errors.Join(errs...); err != nil {
@@ -84,6 +89,9 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 	}
 	if o.Domain == "" {
 		o.Domain = DefaultDomain
+	}
+	if o.MaxMessageWait <= 0 {
+		o.MaxMessageWait = defaultMessageWait
 	}
 	if o.Exempt == nil {
 		o.Exempt = IsInfrastructure

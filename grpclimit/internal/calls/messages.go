@@ -1,0 +1,70 @@
+package calls
+
+import (
+	"context"
+	"time"
+
+	"github.com/penstock/penstock/admission"
+)
+
+// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// charged with the stream. Each further one is charged as a call of its own, except that it takes
+// no slots of in_flight limits.
+type MessageMode uint8
+
+// The modes.
+const (
+	IgnoreMessages  MessageMode = iota // messages are not charged
+	FailMessages                       // a message over a limit is refused
+	WaitForMessages                    // a message over a limit waits, so flow control slows the client down
+)
+
+const defaultMessageWait = time.Minute
+
+// ChargesMessages tells whether the mode is another than IgnoreMessages.
+func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessages }
+
+// Messages charges the messages that a client sends on one stream. The zero value is for a stream
+// of which no message has come. Its method must not be called concurrently.
+type Messages struct {
+	hasFirst bool // the message that was charged with the stream has come
+}
+
+// Received decides a message that was received, and may wait. Call it if ChargesMessages. If there
+// is a Refusal or an error, which is that of ctx, the message must not be processed.
+func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, error) {
+	if !m.hasFirst {
+		m.hasFirst = true
+		return nil, nil
+	}
+	c.IsContinued = true
+	if g.options.Messages == WaitForMessages {
+		c.Patience = g.options.MaxMessageWait
+	}
+	for giveUp := time.Now().Add(c.Patience); ; {
+		a, refusal := g.Admit(ctx, c)
+		if refusal == nil {
+			a.Done(admission.Result{})
+			return nil, nil
+		}
+		// Limits without reservations, such as windows, are checked again.
+		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
+			return refusal, nil
+		}
+		if err := sleep(ctx, refusal.RetryAfter); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sleep returns after d. If ctx ends before, it returns its error.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
