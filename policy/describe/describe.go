@@ -119,23 +119,10 @@ func (p *printer) policy(s *policy.Spec) {
 // rule describes when a rule applies, to which identities, and what it limits.
 func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 	p.WriteByte('\n')
-	when := "if it is the most specific"
-	switch {
-	case rule.Shadow && !rule.Always:
-		when = "beside the rule that applies, unless that is more specific"
-	case rule.BeforeAuth:
-		when = "always, and in a separate call before a token is verified"
-	case rule.Always:
-		when = "always"
+	p.line("rule "+rule.Name, When(rule))
+	for _, c := range Conditions(rule) {
+		p.line("  "+c.Label, c.Text)
 	}
-	switch {
-	case rule.Unlimited:
-		when += ", and sets no limit"
-	case rule.Shadow:
-		when += ", as a shadow: counted, never enforced"
-	}
-	p.line("rule "+rule.Name, when)
-	p.match(rule)
 	identities := make(map[string]bool)
 	for _, l := range rule.Limits {
 		identities[Identity(l.Key)] = true
@@ -151,7 +138,34 @@ func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 	}
 }
 
-func (p *printer) match(rule *policy.Rule) {
+// When says when a rule applies that matches a request.
+func When(rule *policy.Rule) string {
+	when := "if it is the most specific"
+	switch {
+	case rule.Shadow && !rule.Always:
+		when = "beside the rule that applies, unless that is more specific"
+	case rule.BeforeAuth:
+		when = "always, and in a separate call before a token is verified"
+	case rule.Always:
+		when = "always"
+	}
+	switch {
+	case rule.Unlimited:
+		when += ", and sets no limit"
+	case rule.Shadow:
+		when += ", as a shadow: counted, never enforced"
+	}
+	return when
+}
+
+// A Condition is a part of a rule's match, such as path: /api/*.
+type Condition struct {
+	Label string `json:"label"`
+	Text  string `json:"text"`
+}
+
+// Conditions says which requests a rule matches: those that meet all of the conditions.
+func Conditions(rule *policy.Rule) (all []Condition) {
 	m := &rule.Match
 	var hosts, paths []string
 	for _, host := range m.Hosts {
@@ -165,24 +179,25 @@ func (p *printer) match(rule *policy.Rule) {
 		}
 	}
 	if m.IsAll() {
-		p.line("  matches", "every request")
+		all = append(all, Condition{"matches", "every request"})
 	}
 	if len(m.Methods) > 0 {
 		text := wording.ShortList(m.Methods, "or")
 		if slices.Contains(m.Methods, "GET") && !slices.Contains(m.Methods, "HEAD") {
 			text += "; HEAD as GET"
 		}
-		p.line("  method", text)
+		all = append(all, Condition{"method", text})
 	}
 	if len(hosts) > 0 && !slices.Contains(m.Hosts, "") {
-		p.line("  host", wording.ShortList(hosts, "or"))
+		all = append(all, Condition{"host", wording.ShortList(hosts, "or")})
 	}
 	if len(paths) > 0 && !slices.ContainsFunc(m.Paths, policy.Pattern.IsAll) {
-		p.line("  path", wording.ShortList(paths, "or"))
+		all = append(all, Condition{"path", wording.ShortList(paths, "or")})
 	}
 	if len(m.Where) > 0 {
-		p.line("  where", conditionText(m.Where))
+		all = append(all, Condition{"where", conditionText(m.Where)})
 	}
+	return all
 }
 
 // limit describes what one limit admits and charges. If showsIdentity is true, it names the

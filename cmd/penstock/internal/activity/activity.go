@@ -36,8 +36,12 @@ func (k Kind) String() string { return kindNames[k] }
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Denied, Near, Units} }
 
-// NearLimit is the name of the series of requests that were allowed near their limit.
-const NearLimit = "near_limit"
+// NearLimit is the name of the series of requests that were allowed near their limit, and Waited of
+// those that a limit let through later.
+const (
+	NearLimit = "near_limit"
+	Waited    = "waited"
+)
 
 // Options of a Recorder.
 type Options struct {
@@ -59,6 +63,7 @@ type Options struct {
 type limit struct {
 	Rule, Name string
 	near       atomic.Uint64 // requests that were allowed near it
+	waited     atomic.Uint64 // requests that had to wait for it
 }
 
 // A Recorder reads the events of one instance. Observe may be called by many goroutines at once.
@@ -75,6 +80,9 @@ type Recorder struct {
 	kept    []*penstock.Plan                  // those that SetLimits does not remove
 	streams [kinds]stream
 	denied  *distinctCounter
+
+	Store    Timing // decisions of the store
+	Upstream Timing // responses of the upstream, up to their headers
 
 	mu      sync.Mutex // held by readers and by Tick; not by Observe
 	history *History
@@ -105,6 +113,7 @@ func New(o Options) *Recorder {
 		o.NearPercent = 80
 	}
 	r := &Recorder{options: o, seed: maphash.MakeSeed(), denied: newDistinctCounter(), history: NewHistory()}
+	r.Store.history, r.Upstream.history = NewHistory(), NewHistory()
 	r.other.Rule, r.other.Name = Overflow, Overflow
 	for i := range r.streams {
 		r.streams[i].sketch = newSketch(sketchSize)
@@ -176,6 +185,13 @@ func (r *Recorder) Observe(e *admission.Event) {
 
 // observeAllowed looks at each charge of a request: any of them may be near its limit.
 func (r *Recorder) observeAllowed(e *admission.Event) {
+	if e.Decision.Wait() > 0 {
+		for i := range e.Charges {
+			if e.Decision.Status(i).Wait > 0 {
+				r.limitOf(e.Charges[i].Plan).waited.Add(1)
+			}
+		}
+	}
 	random := rand.Uint32()
 	if e.Source == penstock.FromStore { // only the store knows how much is left of the whole limit
 		for i := range e.Charges {
@@ -289,9 +305,13 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 		each(add)
 		for _, l := range *r.limits.Load() {
 			add(Series{l.Rule, l.Name, NearLimit}, l.near.Load())
+			add(Series{l.Rule, l.Name, Waited}, l.waited.Load())
 		}
 		add(Series{Overflow, Overflow, NearLimit}, r.other.near.Load())
+		add(Series{Overflow, Overflow, Waited}, r.other.waited.Load())
 	})
+	r.Store.tick(at)
+	r.Upstream.tick(at)
 	for i := range r.streams {
 		s := &r.streams[i]
 		if gap := s.gap.Load(); s.samples.Swap(0) < maxSamples/4 && gap > 1 {

@@ -145,6 +145,13 @@ type Line struct {
 	Counts []uint32
 }
 
+// Second returns the second of the latest sample, since the start.
+func (h *History) Second() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.second
+}
+
 // BySecond returns the growth in each of the last n seconds, up to the latest sample, of the series
 // that has is true for. n is at most Seconds.
 func (h *History) BySecond(n int, has func(Series) bool) []Line {

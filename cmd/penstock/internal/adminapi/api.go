@@ -47,6 +47,8 @@ type Options struct {
 	Fleet     func(context.Context) *activity.Fleet
 	Health    func(context.Context) Health
 	StoreInfo func(context.Context) StoreState
+	Waiting   func() int    // requests that wait now
+	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
 	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
 	// Audit records a write, and each attempt that was refused.
@@ -112,7 +114,7 @@ type route struct {
 	path, summary string
 	parameters    []parameter
 	body          any // of the type of the response
-	respond       func(h *Handler, ctx context.Context, v viewer, q url.Values) (any, error)
+	respond       func(h *Handler, ctx context.Context, v Viewer, q url.Values) (any, error)
 }
 
 // A parameter of the query.
@@ -123,8 +125,11 @@ type parameter struct {
 	isRepeated bool
 }
 
-// A viewer is who asks.
-type viewer struct{ isOperator bool }
+// A Viewer is who reads or writes. The zero Viewer may read where everyone may.
+type Viewer struct{ isOperator bool }
+
+// IsOperator tells whether the viewer has sent the token.
+func (v Viewer) IsOperator() bool { return v.isOperator }
 
 var routes = []route{
 	{"state", "What is live: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
@@ -139,6 +144,10 @@ var routes = []route{
 		{name: "limit", doc: "only of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
 	}, History{}, (*Handler).makeHistory},
+	{"timings", "How long the store and the upstream took, by the second or by the minute.", []parameter{
+		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
+		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
+	}, Timings{}, (*Handler).makeTimings},
 	{"offenders", "The keys that were denied, were near their limit, or used most.", []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "near_limit", "units"}},
 		{name: "window", doc: "how far it reaches back", choices: []string{"5m", "1h"}},
@@ -179,8 +188,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		fail(w, http.StatusForbidden, "a page of another origin has sent this request; pages cannot use the API")
 		return
 	}
-	if _, refused := h.viewerOf(q); refused != nil && q.URL.Path != Prefix+resetPath { // a refused write is recorded
-		failWith(w, *refused)
+	if _, refused := h.ViewerOf(q); refused != nil && q.URL.Path != Prefix+resetPath { // a refused write is recorded
+		failWith(w, refused)
 		return
 	}
 	h.mux.ServeHTTP(w, q)
@@ -191,6 +200,8 @@ func isForeign(q *http.Request) bool {
 	switch q.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":
 		return q.Header.Get("Sec-Fetch-Mode") != "navigate"
+	case "same-origin", "none": // also if a proxy has changed the Host
+		return false
 	}
 	origin := q.Header.Get("Origin")
 	if origin == "" {
@@ -200,21 +211,34 @@ func isForeign(q *http.Request) bool {
 	return err != nil || u.Host != q.Host
 }
 
-// viewerOf returns who asks, or why it may not.
-func (h *Handler) viewerOf(q *http.Request) (viewer, *refusal) {
+// ViewerOf returns who sends a request, or why it may not read. An operator sends the token, or the
+// cookie of a session.
+func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	sent, hasToken := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
-	hash := sha256.Sum256([]byte(sent))
-	switch isRight := subtle.ConstantTimeCompare(hash[:], h.token[:]) == 1; {
-	case hasToken && len(h.Token) > 0 && isRight:
-		return viewer{isOperator: true}, nil
+	switch {
+	case hasToken:
+		return h.ViewerOfToken(sent)
 	case q.Header.Get("Authorization") != "":
-		return viewer{}, &refusal{http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer"}
+		return Viewer{}, errWrongToken
+	case h.hasSession(q):
+		return Viewer{isOperator: true}, nil
 	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // an authority of operators has signed the certificate
-		return viewer{}, nil
+		return Viewer{}, nil
 	case len(h.Token) == 0:
-		return viewer{}, &refusal{http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket"}
+		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
 	}
-	return viewer{}, &refusal{http.StatusUnauthorized, "send the operator token as Authorization: Bearer"}
+	return Viewer{}, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer")
+}
+
+var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer")
+
+// ViewerOfToken returns who sends a token, or an error if it is wrong.
+func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
+	hash := sha256.Sum256([]byte(token))
+	if subtle.ConstantTimeCompare(hash[:], h.token[:]) != 1 || len(h.Token) == 0 {
+		return Viewer{}, errWrongToken
+	}
+	return Viewer{isOperator: true}, nil
 }
 
 // answer makes a response in JSON.
@@ -224,7 +248,7 @@ func (h *Handler) answer(w http.ResponseWriter, q *http.Request, r route) {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(q.Context(), timeout)
 		defer cancel()
-		v, _ := h.viewerOf(q) // ServeHTTP has checked it
+		v, _ := h.ViewerOf(q) // ServeHTTP has checked it
 		body, err = r.respond(h, ctx, v, values)
 	}
 	if err != nil {

@@ -77,6 +77,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 			}
 			return f
 		},
+		Waiting: func() int { return 3 }, Upstream: func() string { return "http://127.0.0.1:3000" },
 		Health: func(context.Context) Health { return Health{"ok", []Check{{"store", "ok", ""}}} },
 		StoreInfo: func(context.Context) StoreState {
 			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
@@ -177,7 +178,7 @@ func TestWhoMayRead(t *testing.T) {
 		{local, "Origin: http://127.0.0.1:9180", 200}, {local, "Origin: http://evil.example", 403}, {local, "Origin: null", 403}, {local, "Origin: http://127.0.0.1:8080", 403},
 		{local, "Sec-Fetch-Site: same-origin", 200}, {local, "Sec-Fetch-Site: none", 200}, {local, "Sec-Fetch-Site: cross-site", 403}, {local, "Sec-Fetch-Site: same-site", 403},
 	} {
-		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "offenders", "key?key=a", "explain?url=/", "openapi.json"} {
+		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "key?key=a", "explain?url=/", "openapi.json"} {
 			tried++
 			w := c.f.get(path, c.header)
 			if w.Code != c.status {
@@ -285,12 +286,12 @@ func TestMasksHideWhoItIs(t *testing.T) {
 			return string(redisstore.NewNames(redisstore.Options{Secret: []byte("s")}).Append(nil, key))
 		}
 	})
-	a, b := f.identity(viewer{}, "key:0123456789ab"), f.identity(viewer{}, "key:01aaaaaaaaab")
-	if a == b || a != f.identity(viewer{}, "key:0123456789ab") {
+	a, b := f.identity(Viewer{}, "key:0123456789ab"), f.identity(Viewer{}, "key:01aaaaaaaaab")
+	if a == b || a != f.identity(Viewer{}, "key:0123456789ab") {
 		t.Errorf("masked identities are %s and %s", a, b)
 	}
 	name := hashed.Name("key:abc")
-	if got := hashed.identity(viewer{isOperator: true}, name); got != name {
+	if got := hashed.identity(Viewer{isOperator: true}, name); got != name {
 		t.Errorf("a hashed key is shown as %s", got)
 	}
 }

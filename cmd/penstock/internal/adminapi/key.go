@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-func (h *Handler) makeKey(ctx context.Context, v viewer, q url.Values) (any, error) {
+func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, error) {
 	key, err := h.keyOf(ctx, q)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ func (h *Handler) hash(purpose, text string) string {
 }
 
 // identity returns what a viewer may see of the key with a name in the store.
-func (h *Handler) identity(v viewer, name string) string {
+func (h *Handler) identity(v Viewer, name string) string {
 	if h.Identities == ShowOff {
 		return ""
 	}

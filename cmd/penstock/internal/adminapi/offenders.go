@@ -12,7 +12,7 @@ import (
 // maxOffenders is how many offenders a response has at most.
 const maxOffenders = 100
 
-func (h *Handler) makeOffenders(ctx context.Context, v viewer, q url.Values) (any, error) {
+func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (any, error) {
 	n, err := number(q, "limit", 20, maxOffenders)
 	if err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func (h *Handler) makeOffenders(ctx context.Context, v viewer, q url.Values) (an
 }
 
 // shown tells how a viewer sees identities.
-func (h *Handler) shown(v viewer) string {
+func (h *Handler) shown(v Viewer) string {
 	if h.Identities == ShowFull && !v.isOperator {
 		return ShowMasked
 	}

@@ -39,7 +39,7 @@ func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
 	a := Audit{Action: "reset", Actor: q.RemoteAddr}
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
-	body, err := h.reset(ctx, w, q, &a)
+	body, err := h.receiveReset(ctx, w, q, &a)
 	if err != nil {
 		a.Problem = err.Error()
 	}
@@ -52,20 +52,34 @@ func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-func (h *Handler) reset(ctx context.Context, w http.ResponseWriter, q *http.Request, a *Audit) (*keylimits.Reset, error) {
-	v, refused := h.viewerOf(q)
-	switch {
-	case refused != nil:
-		return nil, *refused
-	case !v.isOperator && len(h.Token) == 0:
-		return nil, refuse(http.StatusForbidden, "nobody may write, because this service has no operator_token; set it")
-	case !v.isOperator:
-		return nil, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
+func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, q *http.Request, a *Audit) (*keylimits.Reset, error) {
+	v, err := h.ViewerOf(q)
+	if err == nil {
+		err = h.mayWrite(v)
+	}
+	if err != nil {
+		return nil, err
 	}
 	asked, err := readReset(w, q)
 	if err != nil {
 		return nil, err
 	}
+	return h.reset(ctx, asked, a)
+}
+
+// mayWrite returns why a viewer may not write.
+func (h *Handler) mayWrite(v Viewer) error {
+	switch {
+	case v.isOperator:
+		return nil
+	case len(h.Token) == 0:
+		return refuse(http.StatusForbidden, "nobody may write, because this service has no operator_token; set it")
+	}
+	return refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
+}
+
+// reset resets a key that an operator has named. It describes what it does in a.
+func (h *Handler) reset(ctx context.Context, asked ResetRequest, a *Audit) (*keylimits.Reset, error) {
 	a.Reason = asked.Reason
 	key, err := h.keyOf(ctx, url.Values{"key": {asked.Key}, "ref": {asked.Ref}})
 	if err != nil {
@@ -104,16 +118,20 @@ func readReset(w http.ResponseWriter, q *http.Request) (asked ResetRequest, err 
 	if err := decoder.Decode(&asked); err != nil || decoder.More() {
 		return asked, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
 	}
+	return asked, asked.check()
+}
+
+func (asked *ResetRequest) check() error {
 	reason := keylimits.CheckReason(asked.Reason)
 	switch {
 	case reason != nil:
-		return asked, refuse(http.StatusBadRequest, "%v", reason)
+		return refuse(http.StatusBadRequest, "%v", reason)
 	case asked.Limit != "" && asked.Rule == "":
-		return asked, refuse(http.StatusBadRequest, "limit is given without its rule")
+		return refuse(http.StatusBadRequest, "limit is given without its rule")
 	case len(asked.Key) > maxValue:
-		return asked, refuse(http.StatusBadRequest, "key is longer than %d bytes", maxValue)
+		return refuse(http.StatusBadRequest, "key is longer than %d bytes", maxValue)
 	}
-	return asked, nil
+	return nil
 }
 
 // toReset returns the limits to reset.

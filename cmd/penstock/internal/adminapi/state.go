@@ -26,9 +26,10 @@ type states struct {
 	mu     sync.Mutex
 	at     time.Time
 	latest encoded
+	state  *State
 }
 
-func (h *Handler) makeState(ctx context.Context, _ viewer, _ url.Values) (any, error) {
+func (h *Handler) makeState(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
 	return h.state(ctx), nil
 }
 
@@ -43,14 +44,61 @@ func (h *Handler) state(ctx context.Context) encoded {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	fleet := h.Fleet(ctx)
-	now := State{Health: h.Health(ctx), Store: h.StoreInfo(ctx), Counts: h.counts(), AllTotal: totals(fleet),
+	now := &State{Health: h.Health(ctx), Store: h.storeState(ctx), Counts: h.counts(), AllTotal: totals(fleet), Waiting: h.Waiting(),
 		Fleet: FleetState{Shown: len(fleet.Instances), Registered: fleet.Registered, Problem: fleet.Problem}}
+	if name := h.Upstream(); name != "" {
+		now.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
+	}
 	same, _ := json.Marshal(now) // without the time
 	sum := sha256.Sum256(same)
 	now.Time = time.Now().UTC()
+	now.Recent, now.Times = h.history("seconds", recent, nil), h.timings("seconds", recent)
+	s.state = now
 	text, _ := json.Marshal(now)
 	s.latest, s.at = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}, time.Now()
 	return s.latest
+}
+
+// recent is how many seconds the state has one by one.
+const recent = 10
+
+// storeState returns what is known of the store.
+func (h *Handler) storeState(ctx context.Context) StoreState {
+	now := h.StoreInfo(ctx)
+	now.Latency = latencyOf(&h.Recorder.Store)
+	isFailing := now.IsFailing
+	for _, state := range now.Breakers {
+		isFailing = isFailing || state != "closed"
+	}
+	if isFailing {
+		now.Over = h.overAdmission(max(now.Instances, 1))
+	}
+	return now
+}
+
+func latencyOf(t *activity.Timing) Latency {
+	times := t.Since(recent)
+	return Latency{times.Calls, times.Failed, times.P50.Microseconds(), times.P95.Microseconds(), times.P99.Microseconds()}
+}
+
+// overAdmission returns what the limits may admit beyond themselves while the store fails.
+func (h *Handler) overAdmission(instances int) *OverAdmission {
+	const most = 50
+	rules, all := h.Rules(), &OverAdmission{Limits: []LimitBound{}}
+	for _, r := range rules.Rules() {
+		for _, l := range r.Limits {
+			switch {
+			case keylimits.KindOf(l) != keylimits.Enforced || len(l.Variants) == 0:
+				continue
+			case len(all.Limits) == most:
+				all.Skipped++
+				continue
+			}
+			bounds := slices.DeleteFunc(boundsOf(rules, l.Variants[0], instances), func(b Bound) bool { return b.When != "store fails" && b.When != "store returns" })
+			all.Limits = append(all.Limits, LimitBound{r.Name, l.Name, l.Guard.OnFailure.String(), bounds})
+		}
+	}
+	return all
 }
 
 // counts returns those of this instance, sorted.
@@ -88,15 +136,15 @@ func totals(fleet *activity.Fleet) []Count {
 	return counts
 }
 
-func (h *Handler) makeHealth(ctx context.Context, _ viewer, _ url.Values) (any, error) {
+func (h *Handler) makeHealth(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
 	return h.Health(ctx), nil
 }
 
-func (h *Handler) makeStore(ctx context.Context, _ viewer, _ url.Values) (any, error) {
-	return h.StoreInfo(ctx), nil
+func (h *Handler) makeStore(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
+	return h.storeState(ctx), nil
 }
 
-func (h *Handler) makeInstances(ctx context.Context, _ viewer, _ url.Values) (any, error) {
+func (h *Handler) makeInstances(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
 	fleet := h.Fleet(ctx)
 	all := Instances{Instances: []Instance{}, Registered: fleet.Registered, Problem: fleet.Problem,
 		Ignored: Ignored{fleet.Ignored.OtherVersion, fleet.Ignored.Corrupt, fleet.Ignored.OtherSecret}}
@@ -111,7 +159,7 @@ func (h *Handler) makeInstances(ctx context.Context, _ viewer, _ url.Values) (an
 	return all, nil
 }
 
-func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, error) {
+func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
 	rules := h.Rules()
 	type name struct{ rule, limit string }
 	counts := make(map[name][]Count)
@@ -122,7 +170,7 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 	instances := max(h.StoreInfo(ctx).Instances, 1)
 	describeLimit := func(l *policy.Limit, kind string) Limit {
 		one := Limit{Name: l.Name, Kind: kind, Identity: describe.Identity(l.Key), Algorithm: l.Algorithm, OnFailure: l.Guard.OnFailure.String(),
-			Rates: []string{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
+			Failure: describe.StoreFailure(&l.Guard), WaitMS: l.Patience.Milliseconds(), Rates: []string{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
 		if one.Counts == nil {
 			one.Counts = []Count{}
 		}
@@ -136,7 +184,7 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 	}
 	all := Rules{Digest: h.Digest(), Rules: []Rule{}}
 	for _, r := range rules.Rules() {
-		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, Limits: []Limit{}}
+		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, When: describe.When(r), Match: append([]describe.Condition{}, describe.Conditions(r)...), Limits: []Limit{}}
 		for _, l := range r.Limits {
 			one := describeLimit(l, keylimits.KindOf(l))
 			if l.Candidate != nil {
@@ -153,27 +201,92 @@ func (h *Handler) makeRules(ctx context.Context, _ viewer, _ url.Values) (any, e
 // maxLines is how many lines a history has at most.
 const maxLines = 200
 
-func (h *Handler) makeHistory(_ context.Context, _ viewer, q url.Values) (any, error) {
-	most := map[string]int{"seconds": activity.Seconds, "minutes": activity.Minutes}[q.Get("span")]
-	n, err := number(q, "last", 60, most)
+func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, error) {
+	span, n, err := spanOf(q)
 	if err != nil {
 		return nil, err
 	}
-	has := func(s activity.Series) bool {
+	return h.history(span, n, func(s activity.Series) bool {
 		return (!q.Has("rule") || s.Rule == q.Get("rule")) && (!q.Has("limit") || s.Limit == q.Get("limit")) && (!q.Has("name") || s.Name == q.Get("name"))
+	}), nil
+}
+
+func (h *Handler) makeTimings(_ context.Context, _ Viewer, q url.Values) (any, error) {
+	span, n, err := spanOf(q)
+	if err != nil {
+		return nil, err
 	}
-	read := h.Recorder.History().BySecond
-	if q.Get("span") == "minutes" {
-		read = h.Recorder.History().ByMinute
+	return h.timings(span, n), nil
+}
+
+// spanOf returns the span that a request names, and how many of its seconds or minutes.
+func spanOf(q url.Values) (span string, n int, err error) {
+	most := activity.Seconds
+	if span = q.Get("span"); span == "minutes" {
+		most = activity.Minutes
 	}
-	found := History{Span: q.Get("span"), End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
-	for _, line := range read(n, has) {
+	n, err = number(q, "last", 60, most)
+	return span, n, err
+}
+
+// history returns the last n counts of the series that has is true for; nil stands for all.
+func (h *Handler) history(span string, n int, has func(activity.Series) bool) History {
+	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
+	all, read, length := h.Recorder.History(), h.Recorder.History().BySecond, int64(1)
+	if span == "minutes" {
+		read, length = all.ByMinute, 60
+	}
+	var lines []activity.Line
+	found.Last = readAt(all.Second, func() { lines = read(n, has) }) / length
+	for _, line := range lines {
 		if found.Cut = len(found.Lines) == maxLines; found.Cut {
 			break
 		}
 		found.Lines = append(found.Lines, Line{line.Rule, line.Limit, line.Name, line.Counts})
 	}
-	return found, nil
+	return found
+}
+
+// timings returns how long the calls of the last n seconds or minutes took.
+func (h *Handler) timings(span string, n int) Timings {
+	found := Timings{Span: span, End: time.Now().UTC().Truncate(time.Second)}
+	length := int64(1)
+	if span == "minutes" {
+		length = 60
+	}
+	fill := func(t *activity.Timing) *Times {
+		read := t.BySecond
+		if span == "minutes" {
+			read = t.ByMinute
+		}
+		var all []activity.Times
+		found.Last = readAt(t.Second, func() { all = read(n) }) / length
+		return timesOf(all)
+	}
+	found.Store = *fill(&h.Recorder.Store)
+	if h.Upstream() != "" {
+		found.Upstream = fill(&h.Recorder.Upstream)
+	}
+	return found
+}
+
+func timesOf(all []activity.Times) *Times {
+	t := &Times{Calls: []uint64{}, Failed: []uint64{}, P50: []int64{}, P95: []int64{}, P99: []int64{}}
+	for _, one := range all {
+		t.Calls, t.Failed = append(t.Calls, one.Calls), append(t.Failed, one.Failed)
+		t.P50, t.P95, t.P99 = append(t.P50, one.P50.Microseconds()), append(t.P95, one.P95.Microseconds()), append(t.P99, one.P99.Microseconds())
+	}
+	return t
+}
+
+// readAt reads something that changes each second, and returns the second that it is of.
+func readAt(second func() int64, read func()) int64 {
+	for {
+		before := second()
+		if read(); second() == before {
+			return before
+		}
+	}
 }
 
 // number reads a parameter that is a number from 1 to most.
@@ -188,7 +301,7 @@ func number(q url.Values, name string, otherwise, most int) (int, error) {
 	return n, nil
 }
 
-func (h *Handler) makeExplain(ctx context.Context, _ viewer, q url.Values) (any, error) {
+func (h *Handler) makeExplain(ctx context.Context, _ Viewer, q url.Values) (any, error) {
 	size := int64(0)
 	if q.Has("size") {
 		var err error

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/policy/describe"
 )
 
 // The bodies of responses. The tag doc describes a field in the OpenAPI document.
@@ -29,6 +30,26 @@ type State struct {
 	Fleet    FleetState `json:"fleet"`
 	Counts   []Count    `json:"counts" doc:"of this instance"`
 	AllTotal []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
+	Waiting  int        `json:"waiting" doc:"requests that wait now at this instance"`
+	Upstream *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
+	Recent   History    `json:"recent" doc:"the last 10 seconds"`
+	Times    Timings    `json:"recent_timings" doc:"the last 10 seconds"`
+}
+
+// An Upstream is what this instance forwards requests to.
+type Upstream struct {
+	Name    string  `json:"name" doc:"its URL"`
+	Latency Latency `json:"latency" doc:"until the headers of a response; failed: no response, or a status of 500 or more"`
+}
+
+// A Latency is how long calls took in the last 10 seconds. The true quantile is at most the number,
+// and at least four fifths of it.
+type Latency struct {
+	Calls  uint64 `json:"calls_10s"`
+	Failed uint64 `json:"failed_10s"`
+	P50    int64  `json:"p50_us" doc:"microseconds, rounded up by at most a quarter; 0 without calls"`
+	P95    int64  `json:"p95_us"`
+	P99    int64  `json:"p99_us"`
 }
 
 // A FleetState tells how many instances there are.
@@ -42,7 +63,7 @@ type FleetState struct {
 type Count struct {
 	Rule   string `json:"rule,omitempty" doc:"empty: of the whole instance"`
 	Limit  string `json:"limit,omitempty"`
-	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; source:NAME, who decided; error:REASON, why the store failed"`
+	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; waited; source:NAME, who decided; error:REASON, why the store failed"`
 	Last10 uint64 `json:"last_10s" doc:"in the last 10 seconds"`
 	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
 }
@@ -55,6 +76,22 @@ type StoreState struct {
 	Breakers  map[string]string `json:"breakers" doc:"state by node: closed, open or half_open"`
 	Memory    *Memory           `json:"memory,omitempty" doc:"if the user has the right to INFO; up to a minute old"`
 	Instances int               `json:"instances" doc:"how many instances share the limits if the store fails"`
+	Latency   Latency           `json:"latency" doc:"of decisions of the store, as this instance sees it"`
+	Over      *OverAdmission    `json:"over_admission,omitempty" doc:"what limits may admit beyond themselves until the store answers again; only while it fails"`
+}
+
+// An OverAdmission is what limits may admit beyond themselves.
+type OverAdmission struct {
+	Limits  []LimitBound `json:"limits" doc:"at most 50"`
+	Skipped int          `json:"skipped" doc:"limits beyond that"`
+}
+
+// A LimitBound is how much one limit may admit beyond itself.
+type LimitBound struct {
+	Rule      string  `json:"rule"`
+	Limit     string  `json:"limit"`
+	OnFailure string  `json:"on_failure" doc:"open, closed or local"`
+	Bounds    []Bound `json:"bounds" doc:"while the store fails, and when it returns"`
 }
 
 // A Memory is that of a server.
@@ -74,11 +111,13 @@ type Rules struct {
 
 // A Rule of the policy.
 type Rule struct {
-	Name      string  `json:"name"`
-	Always    bool    `json:"always,omitempty"`
-	Shadow    bool    `json:"shadow,omitempty"`
-	Unlimited bool    `json:"unlimited,omitempty"`
-	Limits    []Limit `json:"limits"`
+	Name      string               `json:"name"`
+	Always    bool                 `json:"always,omitempty"`
+	Shadow    bool                 `json:"shadow,omitempty"`
+	Unlimited bool                 `json:"unlimited,omitempty"`
+	When      string               `json:"when" doc:"when it applies to a request that it matches"`
+	Match     []describe.Condition `json:"match" doc:"conditions that a request must meet"`
+	Limits    []Limit              `json:"limits"`
 }
 
 // A Limit of a rule.
@@ -89,6 +128,8 @@ type Limit struct {
 	Algorithm string   `json:"algorithm"`
 	Rates     []string `json:"rates" doc:"one for each tier, or one if they do not differ"`
 	OnFailure string   `json:"on_failure" doc:"open, closed or local"`
+	Failure   string   `json:"store_failure" doc:"what happens to requests while the store gives no answer"`
+	WaitMS    int64    `json:"max_wait_ms,omitempty" doc:"how long a request may wait"`
 	Bounds    []Bound  `json:"bounds" doc:"of the first rate"`
 	Counts    []Count  `json:"counts" doc:"of this instance"`
 	Candidate *Limit   `json:"candidate,omitempty" doc:"a form of the limit that counts beside it"`
@@ -186,6 +227,7 @@ type Instance struct {
 type History struct {
 	Span  string    `json:"span" doc:"seconds or minutes"`
 	End   time.Time `json:"end" doc:"of the last number"`
+	Last  int64     `json:"last" doc:"number of the last second or minute, counted from the start of the instance"`
 	Lines []Line    `json:"lines"`
 	Cut   bool      `json:"cut" doc:"there are more lines; name a rule"`
 }
@@ -196,6 +238,24 @@ type Line struct {
 	Limit  string   `json:"limit,omitempty"`
 	Name   string   `json:"name"`
 	Counts []uint32 `json:"counts" doc:"the oldest first"`
+}
+
+// Timings are how long calls took.
+type Timings struct {
+	Span     string    `json:"span" doc:"seconds or minutes"`
+	End      time.Time `json:"end" doc:"of the last number"`
+	Last     int64     `json:"last" doc:"number of the last second or minute, counted from the start of the instance"`
+	Store    Times     `json:"store"`
+	Upstream *Times    `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
+}
+
+// Times are how long calls took in each second or minute, the oldest first.
+type Times struct {
+	Calls  []uint64 `json:"calls"`
+	Failed []uint64 `json:"failed"`
+	P50    []int64  `json:"p50_us" doc:"microseconds, rounded up by at most a quarter; 0 without calls"`
+	P95    []int64  `json:"p95_us"`
+	P99    []int64  `json:"p99_us"`
 }
 
 // A Problem is the body of an error, application/problem+json.

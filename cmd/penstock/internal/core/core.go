@@ -250,6 +250,9 @@ func (c *Core) Observe(e *admission.Event) {
 	switch e.Source {
 	case penstock.FromStore:
 		c.health.answered()
+		if e.Latency > 0 {
+			c.Activity.Store.Observe(e.Latency)
+		}
 	case penstock.FromOpen:
 		c.failOpen.passed(e.Rule)
 	}

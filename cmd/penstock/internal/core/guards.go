@@ -41,6 +41,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 func (c *Core) storeFailed(err error) {
 	e := penstock.AsStoreError(err)
 	c.Metrics.Error(reasonOf(err), e != nil && e.MayBeCharged)
+	c.Activity.Store.Fail()
 	c.health.failed(err)
 }
 

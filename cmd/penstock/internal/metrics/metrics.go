@@ -162,7 +162,7 @@ func New(version string) *Metrics {
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "rate_limiter_requests_waiting",
 		Help: "Requests that wait until their limits allow them.",
-	}, m.allWaiting)
+	}, func() float64 { return float64(m.Waiting()) })
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "rate_limiter_build_info",
 		Help:        "Build information; always 1.",
@@ -311,11 +311,12 @@ func (m *Metrics) AddWaiting(now func() int) {
 	m.waiting = append(m.waiting, now)
 }
 
-func (m *Metrics) allWaiting() (sum float64) {
+// Waiting returns how many requests wait now.
+func (m *Metrics) Waiting() (sum int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, now := range m.waiting {
-		sum += float64(now())
+		sum += now()
 	}
 	return sum
 }

@@ -52,6 +52,11 @@ type Options struct {
 	// to. The proxy responds to them itself. Default: nothing is called.
 	NoResponse func(r *http.Request)
 
+	// Observe is called for each request that was sent to the upstream, with the time until the
+	// headers of its response. Status is 0 if there is no response. It is not called if the client
+	// has left before. Default: nothing is called.
+	Observe func(status int, took time.Duration)
+
 	// AddHeaders is called before the proxy responds by itself, to add headers to that response.
 	// Default: it adds none.
 	AddHeaders func(header http.Header, r *http.Request)
@@ -85,6 +90,9 @@ func New(o Options) *Handler {
 	if h.options.NoResponse == nil {
 		h.options.NoResponse = func(*http.Request) {}
 	}
+	if h.options.Observe == nil {
+		h.options.Observe = func(int, time.Duration) {}
+	}
 	if h.options.AddHeaders == nil {
 		h.options.AddHeaders = func(http.Header, *http.Request) {}
 	}
@@ -92,7 +100,7 @@ func New(o Options) *Handler {
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
 			Rewrite:        h.rewrite,
-			Transport:      tracked{h.transport},
+			Transport:      tracked{h.transport, h.options.Observe},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
 			ErrorLog:       slog.NewLogLogger(throttled{h.log.Handler(), &h.endedEarly}, slog.LevelWarn),

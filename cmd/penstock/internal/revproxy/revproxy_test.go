@@ -832,3 +832,31 @@ func TestEarlyResponseReachesAClientThatStillSends(t *testing.T) {
 		conn.Close()
 	}
 }
+
+func TestObserveSeesEachResponseOfTheUpstream(t *testing.T) {
+	statuses := make(chan int, 10)
+	o := revproxy.Options{Observe: func(status int, took time.Duration) {
+		if took <= 0 || took > patience {
+			t.Errorf("status %d took %v", status, took)
+		}
+		statuses <- status
+	}}
+	url := front(t, o, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/broken":
+			panic(http.ErrAbortHandler)
+		case "/busy":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	for path, want := range map[string]int{"/": 200, "/busy": 503, "/broken": 0} {
+		res, err := http.Get(url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if got := <-statuses; got != want {
+			t.Errorf("%s: Observe got the status %d, want %d", path, got, want)
+		}
+	}
+}

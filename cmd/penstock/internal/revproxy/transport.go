@@ -100,7 +100,10 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 //
 // It repeats a request once if an HTTP/2 upstream says that it has not processed it (GOAWAY,
 // REFUSED_STREAM). net/http treats PROTOCOL_ERROR like these, so such a request is repeated too.
-type tracked struct{ *http.Transport }
+type tracked struct {
+	*http.Transport
+	observe func(status int, took time.Duration)
+}
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
@@ -119,7 +122,14 @@ func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 		},
 		WroteHeaders: func() { progress.sent.Add(1) },
 	}
+	start := time.Now()
 	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	switch {
+	case err == nil:
+		t.observe(res.StatusCode, time.Since(start))
+	case r.Context().Err() == nil:
+		t.observe(0, time.Since(start))
+	}
 	if err != nil && !progress.isConnected.Load() {
 		err = &unreached{err}
 	}

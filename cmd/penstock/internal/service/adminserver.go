@@ -57,6 +57,8 @@ func (s *service) newAdminAPI() http.Handler {
 		Fleet:      s.core.Fleet,
 		Health:     s.health,
 		StoreInfo:  s.storeInfo,
+		Waiting:    s.metrics.Waiting,
+		Upstream:   func() string { return s.upstream },
 		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
 			report, charges, err := explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
 			if err != nil {

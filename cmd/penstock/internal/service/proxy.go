@@ -42,7 +42,13 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		MaxConnections: int(budget.upstream),
 		NoResponse:     httplimit.MarkStatusUnknown,
 		AddHeaders:     gate.AllowOrigin,
-		Log:            s.Log,
+		Observe: func(status int, took time.Duration) {
+			s.core.Activity.Upstream.Observe(took)
+			if status == 0 || status >= 500 {
+				s.core.Activity.Upstream.Fail()
+			}
+		},
+		Log: s.Log,
 	})
 	s.onClose(proxy.Close)
 	handler := gate.Middleware(proxy)

@@ -1,0 +1,128 @@
+package activity
+
+import (
+	"math/bits"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// A Timing counts how long calls took, and how many failed, by the second and by the minute.
+// Observe and Fail may be called by many goroutines at once. Each costs one atomic addition.
+//
+// Memory: at most 8 KB for each of its counters that is not 0, and 1 KB.
+type Timing struct {
+	counters [failures + 1]atomic.Uint64
+	history  *History
+}
+
+// The counters of a Timing are numbers of calls, by their duration in microseconds: one for each
+// below 16, then four for each power of two, up to 67 s. The last counter is that of failures. So
+// the upper end of a counter is at most a quarter larger than its lower end.
+const (
+	exact    = 16
+	octaves  = 22
+	failures = exact + 4*octaves
+)
+
+// Observe counts a call and how long it took.
+func (t *Timing) Observe(took time.Duration) { t.counters[counterOf(took)].Add(1) }
+
+// Fail counts a call that failed. If it took a time that matters, Observe counts that beside it.
+func (t *Timing) Fail() { t.counters[failures].Add(1) }
+
+func counterOf(took time.Duration) int {
+	us := uint64(max(took.Microseconds(), 0))
+	if us < exact {
+		return int(us)
+	}
+	octave := bits.Len64(us) - 1 // 4 is the first
+	return min(exact+4*(octave-4)+int(us>>(octave-2)&3), failures-1)
+}
+
+// endOf is where the durations of a counter end.
+func endOf(counter int) time.Duration {
+	if counter < exact {
+		return time.Duration(counter+1) * time.Microsecond
+	}
+	octave, quarter := 4+(counter-exact)/4, (counter-exact)%4
+	return time.Duration(5+quarter) << (octave - 2) * time.Microsecond
+}
+
+// timingNames are the names of the counters in the history.
+var timingNames = func() (names [failures + 1]string) {
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	return names
+}()
+
+// tick samples the counters.
+func (t *Timing) tick(at time.Duration) {
+	t.history.Sample(at, func(add func(Series, uint64)) {
+		for i := range t.counters {
+			if n := t.counters[i].Load(); n > 0 {
+				add(Series{Name: timingNames[i]}, n)
+			}
+		}
+	})
+}
+
+// Times are how long the calls of some time took. A quantile is the upper end of a counter: the
+// true one is at most that, and at least four fifths of it. Without calls, all are 0.
+type Times struct {
+	Calls, Failed uint64
+	P50, P95, P99 time.Duration
+}
+
+// Since returns the times of the last n seconds.
+func (t *Timing) Since(n int) Times {
+	var counts [failures + 1]uint64
+	for s, n := range t.history.Since(n) {
+		i, _ := strconv.Atoi(s.Name)
+		counts[i] = n
+	}
+	return timesOf(&counts)
+}
+
+// Second returns the second of the latest sample, since the start.
+func (t *Timing) Second() int64 { return t.history.Second() }
+
+// BySecond returns the times of each of the last n seconds, the oldest first. n is at most Seconds.
+func (t *Timing) BySecond(n int) []Times { return each(t.history.BySecond(n, nil), n) }
+
+// ByMinute is BySecond for minutes. n is at most Minutes.
+func (t *Timing) ByMinute(n int) []Times { return each(t.history.ByMinute(n, nil), n) }
+
+func each(lines []Line, n int) []Times {
+	all := make([]Times, n)
+	for at := range all {
+		var counts [failures + 1]uint64
+		for _, line := range lines {
+			i, _ := strconv.Atoi(line.Name)
+			counts[i] = uint64(line.Counts[at])
+		}
+		all[at] = timesOf(&counts)
+	}
+	return all
+}
+
+func timesOf(counts *[failures + 1]uint64) Times {
+	t := Times{Failed: counts[failures]}
+	for _, n := range counts[:failures] {
+		t.Calls += n
+	}
+	quantiles := []struct {
+		percent uint64
+		result  *time.Duration
+	}{{50, &t.P50}, {95, &t.P95}, {99, &t.P99}}
+	var sum uint64
+	for i, n := range counts[:failures] {
+		sum += n
+		for len(quantiles) > 0 && n > 0 && sum*100 >= quantiles[0].percent*t.Calls {
+			*quantiles[0].result = endOf(i)
+			quantiles = quantiles[1:]
+		}
+	}
+	return t
+}

@@ -1,0 +1,70 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+)
+
+// Read returns the body of the response to a GET of a path below Prefix, for pages of this process.
+// T is the type of the body. StatusOf has the status of an error.
+func Read[T any](ctx context.Context, h *Handler, v Viewer, path string, q url.Values) (body T, err error) {
+	i := slices.IndexFunc(routes, func(r route) bool { return r.path == path })
+	values, err := routes[i].values(q.Encode())
+	if err != nil {
+		return body, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	made, err := routes[i].respond(h, ctx, v, values)
+	if err != nil {
+		return body, err
+	}
+	switch made := made.(type) {
+	case T:
+		return made, nil
+	case *T:
+		return *made, nil
+	}
+	return body, refuse(http.StatusInternalServerError, "%s has no body of the type %T", path, body)
+}
+
+// ReadState returns the state, which may be up to a second old. The caller must not change it.
+func (h *Handler) ReadState(ctx context.Context) *State {
+	_ = h.state(ctx)
+	h.states.mu.Lock()
+	defer h.states.mu.Unlock()
+	return h.states.state
+}
+
+// Reset resets a key for a page of this process. The actor is the address of the client.
+func (h *Handler) Reset(ctx context.Context, v Viewer, asked ResetRequest, actor string) (*keylimits.Reset, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	a := Audit{Action: "reset", Actor: actor}
+	err := h.mayWrite(v)
+	if err == nil {
+		err = asked.check()
+	}
+	var done *keylimits.Reset
+	if err == nil {
+		done, err = h.reset(ctx, asked, &a)
+	}
+	if err != nil {
+		a.Problem = err.Error()
+	}
+	h.Audit(a)
+	return done, err
+}
+
+// StatusOf returns the HTTP status of an error of this package.
+func StatusOf(err error) int {
+	if r, ok := errors.AsType[refusal](err); ok {
+		return r.status
+	}
+	return http.StatusInternalServerError
+}

@@ -1,0 +1,66 @@
+package adminapi
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A session lets a browser read and write without sending the token each time. Its cookie has the
+// time of its end, and an HMAC of that with the token. So it does not reveal the token, every
+// instance with the same token accepts it, and a new token ends it.
+const (
+	sessionCookie = "penstock_session"
+	sessionLife   = 12 * time.Hour
+)
+
+// LogIn returns the cookie of a new session for an operator who has sent the token.
+//
+// The cookie has no path. A browser then sends it to the folder of the page that set it, so it
+// works under any prefix.
+func (h *Handler) LogIn(token string, q *http.Request) (*http.Cookie, error) {
+	if _, err := h.ViewerOfToken(token); err != nil {
+		return nil, err
+	}
+	end := strconv.FormatInt(time.Now().Add(sessionLife).Unix(), 10)
+	c := cookie(end+"."+h.signSession(end), q)
+	c.MaxAge = int(sessionLife / time.Second)
+	return c, nil
+}
+
+// LogOut returns the cookie that ends a session in a browser.
+func LogOut(q *http.Request) *http.Cookie {
+	c := cookie("", q)
+	c.MaxAge = -1
+	return c
+}
+
+func cookie(value string, q *http.Request) *http.Cookie {
+	isSecure := q.TLS != nil || strings.HasPrefix(q.Header.Get("Origin"), "https://") // a proxy has TLS
+	return &http.Cookie{Name: sessionCookie, Value: value, HttpOnly: true, Secure: isSecure, SameSite: http.SameSiteStrictMode}
+}
+
+// hasSession tells whether a request has the cookie of a session that has not ended.
+func (h *Handler) hasSession(q *http.Request) bool {
+	c, err := q.Cookie(sessionCookie)
+	if err != nil || len(h.Token) == 0 {
+		return false
+	}
+	end, signature, _ := strings.Cut(c.Value, ".")
+	if subtle.ConstantTimeCompare([]byte(signature), []byte(h.signSession(end))) != 1 {
+		return false
+	}
+	seconds, err := strconv.ParseInt(end, 10, 64)
+	return err == nil && time.Now().Before(time.Unix(seconds, 0))
+}
+
+func (h *Handler) signSession(end string) string {
+	mac := hmac.New(sha256.New, h.Token)
+	mac.Write([]byte("penstock session\x00" + end))
+	return hex.EncodeToString(mac.Sum(nil))
+}

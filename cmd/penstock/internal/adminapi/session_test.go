@@ -1,0 +1,107 @@
+package adminapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestSessionsStandForTheToken(t *testing.T) {
+	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
+	other := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, []byte("fedcba9876543210") })
+	none := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
+	q := httptest.NewRequest("POST", "http://127.0.0.1:9180/login", nil)
+	for _, f := range []*fixture{local, remote, none} {
+		for _, wrong := range []string{"", "0123456789abcdeF", token + "0"} {
+			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != 401 {
+				t.Errorf("the token %q makes a session: %v, %v", wrong, c, err)
+			}
+		}
+	}
+	c, err := remote.LogIn(token, q)
+	if err != nil || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Secure || c.Path != "" || c.MaxAge <= 0 || strings.Contains(c.Value, token) {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	q.Header.Set("Origin", "https://ops.example")
+	if c, _ := remote.LogIn(token, q); !c.Secure {
+		t.Error("with TLS, the cookie is sent without TLS too")
+	}
+	end, signature, _ := strings.Cut(c.Value, ".")
+	old := strconv.FormatInt(time.Now().Add(-time.Second).Unix(), 10)
+	later := strconv.FormatInt(time.Now().Add(20*time.Hour).Unix(), 10)
+	for _, at := range []struct {
+		f      *fixture
+		value  string
+		status int // of a read; of a write, 200 or 401 or 403
+		write  int
+	}{
+		{remote, c.Value, 200, 200}, {local, c.Value, 200, 200}, {other, c.Value, 401, 401}, {none, c.Value, 403, 403},
+		{remote, end + "." + signature[1:], 401, 401}, {remote, later + "." + signature, 401, 401}, {local, later + "." + signature, 200, 401},
+		{remote, old + "." + remote.signSession(old), 401, 401}, {remote, "x." + remote.signSession("x"), 401, 401}, {remote, "", 401, 401}, {none, end + "." + none.signSession(end), 403, 403},
+	} {
+		cookie := "Cookie: " + sessionCookie + "=" + at.value
+		if w := at.f.get("state", cookie); w.Code != at.status {
+			t.Errorf("with %s, a read is %d, want %d", cookie, w.Code, at.status)
+		}
+		if w := at.f.post(resetAll, cookie); w.Code != at.write {
+			t.Errorf("with %s, a write is %d, want %d", cookie, w.Code, at.write)
+		}
+	}
+	cookie := "Cookie: " + sessionCookie + "=" + c.Value
+	for _, header := range []string{"Origin: http://evil.example", "Origin: http://127.0.0.1:8080", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"} {
+		if w := remote.post(resetAll, cookie, header); w.Code != 403 {
+			t.Errorf("with %s, a page of another origin resets a key: %d", header, w.Code)
+		}
+		if w := remote.get("state", cookie, header); w.Code != 403 {
+			t.Errorf("with %s, a page of another origin reads: %d", header, w.Code)
+		}
+	}
+	if w := remote.get("state", cookie, "Authorization: Bearer wrong"); w.Code != 401 {
+		t.Errorf("a wrong token beside a session: %d", w.Code)
+	}
+	if c := LogOut(q); c.MaxAge >= 0 || c.Value != "" || c.Name != sessionCookie {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestPagesResetLikeTheAPI(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:customer-4711", 12)
+	asked := ResetRequest{Key: "key:customer-4711", Reason: "support-4711"}
+	if done, err := f.Reset(t.Context(), Viewer{}, asked, "192.0.2.9:1"); err == nil || done != nil || StatusOf(err) != 401 || f.used("hour") != 10 {
+		t.Errorf("without the token: %v, %v", done, err)
+	}
+	v, err := f.ViewerOfToken(token)
+	if err != nil || !v.IsOperator() {
+		t.Fatal(err)
+	}
+	if _, err := f.Reset(t.Context(), v, ResetRequest{Key: asked.Key}, ""); StatusOf(err) != 400 || f.used("hour") != 10 {
+		t.Errorf("without a reason: %v", err)
+	}
+	if done, err := f.Reset(t.Context(), v, asked, "192.0.2.9:1"); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if n := len(f.audits); n != 3 || f.audits[0].Problem == "" || f.audits[2].Problem != "" || f.audits[2].Actor != "192.0.2.9:1" || f.audits[2].Reason != asked.Reason || strings.Contains(f.audits[2].Masked, "4711-") {
+		t.Errorf("the audit has %d lines: %+v", n, f.audits)
+	}
+}
+
+func TestReadIsWhatTheAPIServes(t *testing.T) {
+	f := newFixture(t, nil)
+	f.spend("api.hour", "key:customer-4711", 12)
+	got, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", nil)
+	if err != nil || len(got.Offenders) != 1 || got.Offenders[0] != read[Offenders](f, "offenders").Offenders[0] {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", map[string][]string{"kind": {"x"}}); StatusOf(err) != 400 {
+		t.Errorf("a wrong parameter: %v", err)
+	}
+	text, _ := json.Marshal(f.ReadState(t.Context()))
+	if served := strings.TrimSpace(f.get("state").Body.String()); served != string(text) {
+		t.Errorf("the state is\n%s\nand is served as\n%s", text, served)
+	}
+}

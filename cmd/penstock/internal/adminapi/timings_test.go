@@ -1,0 +1,68 @@
+package adminapi
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+)
+
+func TestTimingsOfStoreAndUpstream(t *testing.T) {
+	f := newFixture(t, nil)
+	r := f.options.Recorder
+	tick := func(second int) { r.Tick(time.Duration(second)*time.Second, func(func(activity.Series, uint64)) {}) }
+	tick(0)
+	for range 99 {
+		r.Store.Observe(7 * time.Microsecond)
+	}
+	r.Store.Observe(2 * time.Millisecond)
+	r.Upstream.Observe(5 * time.Microsecond)
+	r.Upstream.Fail()
+	tick(3)
+	state := read[State](f, "state")
+	if want := (Latency{Calls: 100, P50: 8, P95: 8, P99: 8}); state.Store.Latency != want {
+		t.Errorf("the store is %+v, want %+v", state.Store.Latency, want)
+	}
+	if want := (Upstream{"http://127.0.0.1:3000", Latency{Calls: 1, Failed: 1, P50: 6, P95: 6, P99: 6}}); *state.Upstream != want {
+		t.Errorf("the upstream is %+v, want %+v", state.Upstream, want)
+	}
+	if state.Waiting != 3 || state.Times.Last != 3 || state.Recent.Last != 3 || len(state.Times.Store.Calls) != recent {
+		t.Errorf("%+v", state)
+	}
+	got := read[Timings](f, "timings?last=5")
+	if !slices.Equal(got.Store.Calls, []uint64{0, 0, 0, 0, 100}) || got.Store.P99[4] != 8 || got.Last != 3 || !slices.Equal(got.Upstream.Failed, []uint64{0, 0, 0, 0, 1}) {
+		t.Errorf("%+v", got)
+	}
+	tick(61)
+	if got := read[Timings](f, "timings?span=minutes&last=2"); got.Last != 1 || got.Store.Calls[0] != 100 || got.Store.Calls[1] != 0 {
+		t.Errorf("by the minute: %+v", got)
+	}
+	if got := read[History](f, "history?span=minutes&last=2"); got.Last != 1 {
+		t.Errorf("by the minute: %+v", got)
+	}
+	alone := newFixture(t, func(o *Options) { o.Upstream = func() string { return "" } })
+	if state, got := read[State](alone, "state"), read[Timings](alone, "timings"); state.Upstream != nil || got.Upstream != nil {
+		t.Errorf("without an upstream: %+v, %+v", state.Upstream, got.Upstream)
+	}
+}
+
+func TestStateSaysWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
+	store := StoreState{Breakers: map[string]string{"default": "closed"}, Instances: 2}
+	f := newFixture(t, func(o *Options) { o.StoreInfo = func(context.Context) StoreState { return store } })
+	if got := read[StoreState](f, "store"); got.Over != nil {
+		t.Errorf("while the store works: %+v", got.Over)
+	}
+	for _, change := range []func(){func() { store.Breakers["default"] = "open" }, func() { store.Breakers["default"], store.IsFailing = "closed", true }} {
+		change()
+		got := read[StoreState](f, "store")
+		if got.Over == nil || len(got.Over.Limits) != 3 || got.Over.Skipped != 0 { // a shadow admits nothing
+			t.Fatalf("while the store fails: %+v", got.Over)
+		}
+		one := got.Over.Limits[1]
+		if one.Rule != "api" || one.Limit != "day" || one.OnFailure != "local" || len(one.Bounds) != 2 || one.Bounds[0].When != "store fails" || one.Bounds[0].Over == nil || *one.Bounds[0].Over <= 0 || one.Bounds[0].Text == "" {
+			t.Errorf("%+v", one)
+		}
+	}
+}
