@@ -96,14 +96,14 @@ func (s *Store) hintFor(rejection error) string {
 }
 
 // deniedCommand returns the command that an error names, whether the server or a script wrote the
-// error.
+// error. A script may name several, as in "dbsize +scan".
 func deniedCommand(text string) (command string, found bool) {
 	if _, rest, ok := strings.Cut(text, "run the '"); ok {
 		command, _, found = strings.Cut(rest, "' command")
 		return command, found
 	}
 	_, rest, _ := strings.Cut(text, "needs the right +")
-	command = rest[:len(rest)-len(strings.TrimLeft(rest, "abcdefghijklmnopqrstuvwxyz|"))]
+	command = rest[:len(rest)-len(strings.TrimLeft(rest, "abcdefghijklmnopqrstuvwxyz| +"))]
 	return command, command != ""
 }
 

@@ -1,14 +1,5 @@
 package redisstore
 
-import (
-	"context"
-	"fmt"
-	"strconv"
-	"strings"
-
-	"github.com/penstock/penstock/redisstore/internal/luagen"
-)
-
 // Memory describes a server's memory.
 type Memory struct {
 	Used   int64  // bytes
@@ -21,33 +12,16 @@ type Memory struct {
 // the policy noeviction never does: then a full server rejects calls, and the guards decide.
 func (m Memory) Evicts() bool { return m.Max > 0 && m.Policy != "noeviction" }
 
-// memoryLua replies the numbers of memory in INFO.
-var memoryLua = luagen.CheckRights(`local call = redis.call
-RIGHTS
-local info = call('INFO', 'memory')
-local function field(name) return string.match(info, '\r\n' .. name .. ':(%S+)') or '' end
-return field('used_memory') .. ' ' .. field('maxmemory') .. ' ' .. field('maxmemory_policy')`)
-
-// Memory returns the state of the server's memory. On a Cluster it queries every primary, and
-// returns the worst: one that evicts, or else the fullest. It needs the right to INFO and, on a
-// Cluster, to CLUSTER SLOTS; Decide needs neither.
-func (s *Store) Memory(ctx context.Context) (Memory, error) {
-	keys, err := s.keyOfEachServer(ctx, "memory")
-	if err != nil {
-		return Memory{}, s.unavailable(ctx, err)
-	}
+// WorstMemory returns the memory of the server that is most of a problem: one that evicts, or else
+// the fullest. Without servers it returns the zero value.
+func WorstMemory(servers []Server) Memory {
 	var worst Memory
-	for server, key := range keys {
-		m, err := s.memoryOf(ctx, key)
-		if err != nil {
-			return Memory{}, s.unavailable(ctx, explain(memoryLua, err))
-		}
-		m.Server = server
-		if worst.Policy == "" || m.isWorse(worst) {
-			worst = m
+	for i, s := range servers {
+		if i == 0 || s.Memory.isWorse(worst) {
+			worst = s.Memory
 		}
 	}
-	return worst, nil
+	return worst
 }
 
 // isWorse tells whether m is more of a problem than another.
@@ -64,22 +38,4 @@ func (m Memory) utilization() float64 {
 		return 0
 	}
 	return float64(m.Used) / float64(m.Max)
-}
-
-// memoryOf queries the server that has a key.
-func (s *Store) memoryOf(ctx context.Context, key string) (Memory, error) {
-	text, err := s.client.Eval(ctx, memoryLua, []string{key}, nil)
-	if err != nil {
-		return Memory{}, err
-	}
-	words := strings.Split(text, " ")
-	if len(words) != 3 {
-		return Memory{}, fmt.Errorf("the script replied %q", text)
-	}
-	used, err1 := strconv.ParseInt(words[0], 10, 64)
-	most, err2 := strconv.ParseInt(words[1], 10, 64)
-	if err1 != nil || err2 != nil {
-		return Memory{}, fmt.Errorf("the script replied %q", text)
-	}
-	return Memory{Used: used, Max: most, Policy: words[2]}, nil
 }

@@ -22,7 +22,8 @@ const KeyOfExample = luagen.KeyOfExample
 
 // RightsOptions say how a Store is used.
 type RightsOptions struct {
-	DecideOnly bool // only Decide and Load: no Heartbeat, Memory, Ping or summaries
+	DecideOnly bool // only Decide and Load: no Heartbeat, Servers, Ping or summaries
+	SampleKeys bool // SampleKeys too
 
 	Cluster  bool // a Redis Cluster
 	Sentinel bool // a URL with redis+sentinel
@@ -47,12 +48,15 @@ func Rights(o RightsOptions) []Right {
 			right.Example = []string{command}
 		}
 		if command == "INFO" {
-			right.Without = "warn if the server may evict counters, or find the replicas behind Sentinel"
+			right.Without = "report the health of the server, warn if it may evict counters, or find the replicas behind Sentinel"
 		}
 		rights = append(rights, right)
 	}
 	if !o.DecideOnly {
 		rights = append(rights, Right{Command: "ping", Example: []string{"PING"}, Without: "answer Store.Ping"})
+	}
+	if o.SampleKeys {
+		rights = append(rights, sampleRights()...)
 	}
 	if o.Cluster {
 		rights = append(rights,
@@ -86,7 +90,7 @@ func commandsInScripts(o RightsOptions) []string {
 		}
 	}
 	if !o.DecideOnly {
-		scripts = append(scripts, heartbeatLua, memoryLua, writeSummaryLua, readSummariesLua)
+		scripts = append(scripts, heartbeatLua, infoLua, writeSummaryLua, readSummariesLua)
 	}
 	var commands []string
 	for _, script := range scripts {

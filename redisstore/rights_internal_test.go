@@ -193,8 +193,8 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		_, err := u.given.Heartbeat(ctx, "a", 0)
 		return err
 	})
-	add("memory", func(u stores) error {
-		_, err := u.given.Memory(ctx)
+	add("servers", func(u stores) error {
+		_, err := u.given.Servers(ctx)
 		return err
 	})
 	add("load", func(u stores) error {

@@ -19,7 +19,7 @@ func TestScriptsAreWritten(t *testing.T) {
 	if err := os.MkdirAll(*luaDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"heartbeat": heartbeatLua, "layout": layoutLua, "memory": memoryLua, "write_summary": writeSummaryLua, "read_summaries": readSummariesLua} {
+	for name, text := range map[string]string{"heartbeat": heartbeatLua, "layout": layoutLua, "info": infoLua, "sample": sampleLua, "write_summary": writeSummaryLua, "read_summaries": readSummariesLua} {
 		if err := os.WriteFile(filepath.Join(*luaDir, name+".lua"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

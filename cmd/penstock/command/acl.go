@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	aclRoles   = []string{"serve", "admin", "doctor", "read"}
+	aclRoles   = []string{"serve", "admin", "doctor", "metrics", "read"}
 	aclFormats = []string{"setuser", "acl", "k8s"}
 	aclClients = []string{"penstock", "go-redis"}
 )
@@ -28,7 +28,8 @@ func newACL() *cobra.Command {
 			"Replace SECRET by a password. It contacts no server.\n\n" +
 			"Roles: serve is for penstock serve and for Go programs. admin is for status and reset, read is for status and explain.\n" +
 			"Both run scripts, and a script checks that its user may run all of its commands, so both need the same rights.\n" +
-			"doctor is for penstock doctor: the rights of serve, and some to look around.\n\n" +
+			"doctor is for penstock doctor: the rights of serve, and some to look around.\n" +
+			"metrics is for penstock serve with metrics that estimate how many keys each rule has.\n\n" +
 			"Formats: setuser is a command for redis-cli, acl is a line of an ACL file, and k8s is a Secret with an ACL file.\n" +
 			"On a Cluster, and behind Sentinel, every server needs the user: Redis does not copy users to replicas.",
 		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl",
@@ -36,7 +37,7 @@ func newACL() *cobra.Command {
 		RunE:    func(c *cobra.Command, _ []string) error { return a.run(c) },
 	}
 	f := c.Flags()
-	f.StringVar(&a.role, "role", "serve", "what the user is for: serve, admin, doctor or read")
+	f.StringVar(&a.role, "role", "serve", "what the user is for: serve, admin, doctor, metrics or read")
 	f.StringVar(&a.user, "user", "limiter", "name of the user")
 	f.StringVar(&a.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX; default ps)")
 	f.BoolVar(&a.rights.Cluster, "cluster", false, "the store is a Cluster")
@@ -89,6 +90,7 @@ func (a *aclUser) rules(prefix string) (string, error) {
 	o := a.rights
 	o.GoRedis = a.client == "go-redis"
 	o.DecideOnly = a.role == "admin" || a.role == "read"
+	o.SampleKeys = a.role == "metrics"
 	rights := redisstore.Rights(o)
 	if a.role == "doctor" {
 		rights = doctor.Rights(o)

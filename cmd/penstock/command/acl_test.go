@@ -48,8 +48,8 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 			t.Errorf("docs/operations.md: %s adds %v; penstock acl adds %v", cells[1], want, added)
 		}
 	}
-	if rows != 5 {
-		t.Errorf("docs/operations.md has %d rows of options of penstock acl; want 5", rows)
+	if rows != 6 {
+		t.Errorf("docs/operations.md has %d rows of options of penstock acl; want 6", rows)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 
 func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
 	for args, want := range map[string]string{
-		"--role root": `unknown --role "root"; write serve or admin or doctor or read`, "--format xml": "write setuser or acl or k8s",
+		"--role root": `unknown --role "root"; write serve or admin or doctor or metrics or read`, "--format xml": "write setuser or acl or k8s",
 		"--client jedis": "write penstock or go-redis", "--user a,b": "is no name of a user", "extra": "unknown command",
 	} {
 		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/redistest"
 )
@@ -84,6 +85,28 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(found[name+" "+label])) }
 }
 
+// scrape reads the metrics of a process, once they have all series of its Redis.
+func scrape(t *testing.T, p *process) string {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		res, err := http.Get("http://" + p.admin + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(page), "\nrate_limiter_store_rule_keys{") {
+			return string(page)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the metrics never had the keys of rules:\n%s", page)
+		}
+	}
+}
+
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
 	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                                                   // a rule has a histogram once it has traffic
@@ -91,16 +114,7 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited.Body.Close()
-	res, err := http.Get("http://" + p.admin + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	page, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows, values := served(t, string(page))
+	rows, values := served(t, scrape(t, p))
 
 	tables := operations(t)
 	bare := func(cell string) string { return strings.ReplaceAll(cell, "`", "") }

@@ -229,7 +229,7 @@ func useTheRest(t *testing.T, store *redisstore.Store) {
 	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
 		t.Error(err)
 	}
-	if _, err := store.Memory(t.Context()); err != nil {
+	if _, err := store.Servers(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := store.Ping(t.Context()); err != nil {

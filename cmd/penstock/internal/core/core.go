@@ -62,7 +62,7 @@ type Core struct {
 
 	health   health
 	failOpen failOpenReporter
-	memory   memoryMonitor
+	servers  storeMonitor
 	tokens   logthrottle.Line // about rejected tokens
 
 	mu    sync.Mutex
@@ -111,15 +111,19 @@ func (c *Core) open(ctx context.Context) error {
 	}
 	c.onClose(c.store.close)
 	c.onClose(c.background.Wait)
-	if redis, ok := c.store.Store.(*redisstore.Store); ok {
+	if redis := c.store.redis; redis != nil {
 		c.scripts = &scriptLoader{Store: redis, log: c.Log, probe: c.probeNow}
 		c.background.Go(func() { c.scripts.retry(ctx) })
 	}
 	if err := c.probeAtStart(ctx); err != nil {
 		return err
 	}
-	c.memory.log, c.memory.read = c.Log, c.store.memory
 	c.background.Go(func() { c.poll(ctx) })
+	if redis := c.store.redis; redis != nil {
+		c.servers = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
+		c.background.Go(func() { c.servers.run(ctx) })
+		c.Metrics.Store(c.storeHealth)
+	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
 	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
 	if c.rules, err = c.openRules(ctx); err != nil {
@@ -207,10 +211,8 @@ func (c *Core) probeNow(ctx context.Context) error {
 
 // poll runs the periodic checks that work without requests, until ctx ends.
 func (c *Core) poll(ctx context.Context) {
-	second, memory := time.NewTicker(time.Second), time.NewTicker(memoryInterval)
+	second := time.NewTicker(time.Second)
 	defer second.Stop()
-	defer memory.Stop()
-	c.memory.check(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -218,8 +220,6 @@ func (c *Core) poll(ctx context.Context) {
 		case <-second.C:
 			c.selfTest(ctx)
 			c.failOpen.reportEnd()
-		case <-memory.C:
-			c.memory.check(ctx)
 		}
 	}
 }
@@ -227,7 +227,11 @@ func (c *Core) poll(ctx context.Context) {
 // selfTest sends the store a decision. Without requests, nothing else would notice an outage or its
 // end.
 func (c *Core) selfTest(ctx context.Context) {
+	begin := time.Now()
 	err := c.probe(ctx)
+	if err == nil {
+		c.Metrics.StoreProbed(time.Since(begin))
+	}
 	if ctx.Err() == nil && c.health.tested(err) {
 		c.storeFailed(err)
 	}
@@ -279,7 +283,11 @@ type StoreState struct {
 
 // StoreState returns what is known of the store. It does not ask the store.
 func (c *Core) StoreState() StoreState {
-	s := StoreState{Reason: c.health.currentReason(), Memory: c.memory.latest.Load(), Instances: 1}
+	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
+	if servers := c.servers.known().Servers; servers != nil {
+		worst := redisstore.WorstMemory(servers)
+		s.Memory = &worst
+	}
 	if c.guarded != nil {
 		s.Breakers, s.Instances = c.guarded.Stats().Breakers, c.guarded.Instances()
 	}

@@ -12,9 +12,9 @@ import (
 // A store holds the counters. The functions are what the core needs besides decisions.
 type store struct {
 	penstock.Store
-	probe  func(ctx context.Context) error                      // nil if the store makes decisions
-	memory func(ctx context.Context) (redisstore.Memory, error) // nil for the store in this process
-	close  func()
+	probe func(ctx context.Context) error // nil if the store makes decisions
+	redis *redisstore.Store               // nil for the store in this process
+	close func()
 }
 
 // openStore opens the store without connecting. Its error wraps penstock.ErrInvalid and shows no
@@ -35,7 +35,7 @@ func openStore(s settings.Settings) (store, error) {
 		_, err := redis.Decide(ctx, selfTest)
 		return err
 	}
-	return store{Store: redis, probe: probe, memory: redis.Memory, close: func() { redis.Close() }}, nil
+	return store{Store: redis, probe: probe, redis: redis, close: func() { redis.Close() }}, nil
 }
 
 // selfTest is a charge that only checks the store. A full server, a replica, or one that lacks a

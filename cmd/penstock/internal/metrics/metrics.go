@@ -80,6 +80,7 @@ type Metrics struct {
 	authFailures   *prometheus.CounterVec
 	decisions      []prometheus.Counter // by source
 	breakerChanges *prometheus.CounterVec
+	storeProbes    prometheus.Histogram
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
@@ -146,6 +147,7 @@ func New(version string) *Metrics {
 		m.tokensRejected.WithLabelValues(reason)
 	}
 	m.authFailures = newAuthFailures()
+	m.storeProbes = newStoreProbes()
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
 		Help: "1 if the last load of the policy succeeded, else 0.",

@@ -1,0 +1,137 @@
+package core
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A storeMonitor reads the state of the store's servers, for metrics and warnings. A server that
+// evicts counters forgets what clients have used. A full server makes no decision.
+type storeMonitor struct {
+	log     *slog.Logger
+	servers func(context.Context) ([]redisstore.Server, error)
+	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
+
+	canEvict, isScarce bool     // as last logged
+	logged             []string // missing rights that were logged
+	latest             atomic.Pointer[metrics.StoreHealth]
+}
+
+const (
+	// serversInterval is the mean time between two looks at the servers. All of them together take
+	// a server about 1 ms.
+	serversInterval = 15 * time.Second
+
+	// serversTimeout bounds one look, at all servers of a Cluster.
+	serversTimeout = 5 * time.Second
+
+	// keysSampled is how many keys of each server are looked at. If a rule has half of the keys, the
+	// standard deviation of its number is 2 %.
+	keysSampled = 500
+)
+
+// run looks at the servers until ctx ends. Random pauses keep the instances of a fleet apart.
+func (m *storeMonitor) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		m.check(ctx)
+		pause := time.NewTimer(serversInterval/2 + rand.N(serversInterval))
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
+		}
+		pause.Stop()
+	}
+}
+
+func (m *storeMonitor) check(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, serversTimeout)
+	defer cancel()
+	var now metrics.StoreHealth
+	servers, err := m.servers(ctx)
+	if err == nil {
+		now.Servers = servers
+		m.warn(redisstore.WorstMemory(servers))
+	}
+	now.Missing = missingRights(err)
+	if err == nil || now.Missing != nil { // otherwise the store is down, and health reports that
+		keys, err := m.sample(ctx, keysSampled)
+		if err == nil {
+			now.Keys = &keys
+		}
+		now.Missing = append(now.Missing, missingRights(err)...)
+	}
+	m.latest.Store(&now)
+	m.logMissing(now.Missing)
+}
+
+// missingRights returns the rights of metrics.StoreRights that an error names.
+func missingRights(err error) (missing []string) {
+	e := penstock.AsStoreError(err)
+	if e == nil || e.Reason != penstock.ReasonPermissionDenied {
+		return nil
+	}
+	for right := range strings.FieldsSeq(e.Hint) {
+		if right = strings.TrimPrefix(right, "+"); slices.Contains(metrics.StoreRights, right) {
+			missing = append(missing, right)
+		}
+	}
+	return missing
+}
+
+// logMissing logs each missing right once.
+func (m *storeMonitor) logMissing(missing []string) {
+	var more []string
+	for _, right := range missing {
+		if !slices.Contains(m.logged, right) {
+			m.logged = append(m.logged, right)
+			more = append(more, "+"+right)
+		}
+	}
+	if more != nil {
+		m.log.Info("some metrics of the store are missing; penstock acl --role metrics prints all rights", "needs", strings.Join(more, " "))
+	}
+}
+
+// warn logs when a server begins to evict counters, or is nearly full.
+func (m *storeMonitor) warn(now redisstore.Memory) {
+	canEvict, isScarce := now.Evicts(), now.Max > 0 && now.Used > now.Max/10*8
+	if canEvict && !m.canEvict {
+		m.log.Warn("the store may evict counters when its memory is full; set maxmemory-policy to noeviction", withServer(now, "maxmemory_policy", now.Policy)...)
+	}
+	if isScarce && !m.isScarce {
+		m.log.Warn("the store's memory is 80 % full", withServer(now, "used", now.Used, "maxmemory", now.Max)...)
+	}
+	m.canEvict, m.isScarce = canEvict, isScarce
+}
+
+// withServer adds the server's address to a log line about one server of a Cluster.
+func withServer(m redisstore.Memory, line ...any) []any {
+	if m.Server != "" {
+		line = append(line, "server", m.Server)
+	}
+	return line
+}
+
+// known returns what the latest look has found.
+func (m *storeMonitor) known() metrics.StoreHealth {
+	if now := m.latest.Load(); now != nil {
+		return *now
+	}
+	return metrics.StoreHealth{}
+}
+
+// storeHealth is what the metrics show of the store.
+func (c *Core) storeHealth() metrics.StoreHealth {
+	now := c.servers.known()
+	now.IsDegraded = c.health.currentReason() != ""
+	return now
+}

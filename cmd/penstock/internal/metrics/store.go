@@ -1,0 +1,141 @@
+package metrics
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock/penstock/redisstore"
+)
+
+// StoreHealth is what is known of the store's servers. Numbers that are not known have no series.
+type StoreHealth struct {
+	IsDegraded bool                  // the store makes no decisions, or made none a moment ago
+	Servers    []redisstore.Server   // nil: not known
+	Keys       *redisstore.KeySample // nil: not known
+	Missing    []string              // of StoreRights: those that the user lacks
+}
+
+// StoreRights are the rights that the metrics of the store need, besides those of decisions.
+var StoreRights = []string{"dbsize", "info", "scan"}
+
+// A storeCollector collects the series of the store's servers.
+type storeCollector struct {
+	metrics *Metrics
+	health  func() StoreHealth
+}
+
+// A serverSeries is a number of each server of the store.
+type serverSeries struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*redisstore.Server) float64
+}
+
+func ofServer(name string, kind prometheus.ValueType, help string, value func(*redisstore.Server) float64) serverSeries {
+	return serverSeries{prometheus.NewDesc("rate_limiter_store_"+name, help, []string{"node"}, nil), kind, value}
+}
+
+var (
+	storeDegraded = prometheus.NewDesc("rate_limiter_store_degraded", "1 if the store makes no decisions, or made none within the last 10 s, else 0.", nil, nil)
+	storeRights   = prometheus.NewDesc("rate_limiter_store_right_missing", "1 if the store's user lacks a right that some metrics need, else 0.", []string{"right"}, nil)
+	storeRuleKeys = prometheus.NewDesc("rate_limiter_store_rule_keys", "Keys of a rule in the store, estimated from a sample.", []string{"rule"}, nil)
+
+	serverSeriesOf = []serverSeries{
+		ofServer("memory_used_bytes", prometheus.GaugeValue, "Memory in use, by server.", func(s *redisstore.Server) float64 { return float64(s.Used) }),
+		ofServer("memory_max_bytes", prometheus.GaugeValue, "The server's maxmemory; 0 is no bound.", func(s *redisstore.Server) float64 { return float64(s.Max) }),
+		ofServer("can_evict", prometheus.GaugeValue, "1 if the server may delete counters when its memory is full, else 0.", func(s *redisstore.Server) float64 { return boolean(s.Evicts()) }),
+		ofServer("keys", prometheus.GaugeValue, "Keys in all databases of the server, of all programs.", func(s *redisstore.Server) float64 { return float64(s.Keys) }),
+		ofServer("evicted_keys_total", prometheus.CounterValue, "Keys that the server deleted because its memory was full.", func(s *redisstore.Server) float64 { return float64(s.Evicted) }),
+		ofServer("expired_keys_total", prometheus.CounterValue, "Keys whose TTL ended.", func(s *redisstore.Server) float64 { return float64(s.Expired) }),
+		ofServer("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisstore.Server) float64 { return s.CPU.Seconds() }),
+		ofServer("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisstore.Server) float64 { return float64(s.Scripts) }),
+		ofServer("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisstore.Server) float64 { return s.ScriptTime.Seconds() }),
+		ofServer("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisstore.Server) float64 { return float64(s.Cached) }),
+		ofServer("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Clients) }),
+		ofServer("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisstore.Server) float64 { return float64(s.MaxClients) }),
+		ofServer("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisstore.Server) float64 { return float64(s.Refused) }),
+		ofServer("replicas", prometheus.GaugeValue, "Replicas that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Replicas) }),
+		ofServer("replication_lag_bytes", prometheus.GaugeValue, "Bytes that the slowest replica of the server has not received.", func(s *redisstore.Server) float64 { return float64(s.Lag) }),
+	}
+)
+
+func boolean(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// Store registers the series of the store's servers. Each scrape calls health, which must not wait.
+// Store is called once.
+func (m *Metrics) Store(health func() StoreHealth) {
+	m.registry.MustRegister(storeCollector{m, health}, m.storeProbes)
+}
+
+func newStoreProbes() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "rate_limiter_store_probe_seconds",
+		Help:    "How long the self-tests of the store took that succeeded, once a second.",
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25},
+	})
+}
+
+// StoreProbed records how long a self-test of the store took.
+func (m *Metrics) StoreProbed(took time.Duration) { m.storeProbes.Observe(took.Seconds()) }
+
+// Describe implements prometheus.Collector.
+func (storeCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- storeDegraded
+	ch <- storeRights
+	ch <- storeRuleKeys
+	for _, s := range serverSeriesOf {
+		ch <- s.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, n float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, n, labels...)
+	}
+	health := c.health()
+	send(storeDegraded, prometheus.GaugeValue, boolean(health.IsDegraded))
+	for _, right := range StoreRights {
+		send(storeRights, prometheus.GaugeValue, boolean(slices.Contains(health.Missing, right)), right)
+	}
+	servers := slices.Clone(health.Servers)
+	slices.SortFunc(servers, func(a, b redisstore.Server) int { return strings.Compare(a.Server, b.Server) })
+	for _, s := range servers[:min(len(servers), maxNodes)] {
+		for _, series := range serverSeriesOf {
+			send(series.desc, series.kind, series.value(&s), Node(s.Server))
+		}
+	}
+	if health.Keys == nil {
+		return
+	}
+	for rule, n := range c.ruleKeys(health.Keys.Groups) {
+		send(storeRuleKeys, prometheus.GaugeValue, n, rule)
+	}
+}
+
+// ruleKeys returns the keys of each rule. Keys of the store itself and of deleted rules are under
+// other. If there are many rules, those without keys are left out.
+func (c storeCollector) ruleKeys(groups map[string]float64) map[string]float64 {
+	rules := *c.metrics.rules.Load()
+	all := map[string]float64{otherLabel: 0}
+	for rule := range rules {
+		if len(rules) <= manyRules || groups[rule.Name] > 0 {
+			all[rule.Name] = 0
+		}
+	}
+	for group, n := range groups {
+		if _, isRule := all[group]; !isRule {
+			group = otherLabel
+		}
+		all[group] += n
+	}
+	return all
+}

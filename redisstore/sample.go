@@ -1,0 +1,103 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+)
+
+// MaxSample is how many keys SampleKeys looks at, on each server, at most. It takes the server
+// about 0.2 ms.
+const MaxSample = 500
+
+// A KeySample is what SampleKeys has seen on all servers.
+type KeySample struct {
+	Seen   int64              // keys
+	Total  float64            // all keys of the database
+	Groups map[string]float64 // keys of each group, estimated from those seen; "" for the store's own
+}
+
+// sampleLua replies the number of keys in the database, and of the keys that it looked at; then
+// each group of this store among them, after the number of its keys. ARGV has a prefix, a number of
+// keys and a cursor. Any cursor is safe: an invalid one begins at some other key. SCAN may return a
+// key twice.
+//
+// Unlike other scripts, it names all rights that are missing.
+const sampleLua = `local call, may, missing = redis.call, redis.acl_check_cmd, {}
+for right, isThere in pairs({dbsize = may('DBSIZE'), scan = may('SCAN', '0')}) do
+  if not isThere then
+    missing[#missing + 1] = right
+  end
+end
+if #missing > 0 then
+  table.sort(missing)
+  return redis.error_reply('NOPERM the user needs the right +' .. table.concat(missing, ' +'))
+end
+local all, most = call('DBSIZE'), tonumber(ARGV[2])
+local known, groups, seen, cursor, turns = {}, {}, 0, ARGV[3], 0
+repeat
+  local page = call('SCAN', cursor, 'COUNT', ARGV[2])
+  cursor = page[1]
+  for _, name in ipairs(page[2]) do
+    if seen < most and not known[name] then
+      known[name] = true
+      seen = seen + 1
+      if string.sub(name, 1, #ARGV[1]) == ARGV[1] then
+        local isOfStore = string.sub(name, #ARGV[1] + 1, #ARGV[1] + 2) == '%@'
+        local group = not isOfStore and string.match(name, '}([^}:]*)[^}]*$') or ''
+        groups[group] = (groups[group] or 0) + 1
+      end
+    end
+  end
+  turns = turns + 1
+until seen >= math.min(all, most) or turns >= 4
+local lines = {all .. ' ' .. seen}
+for group, n in pairs(groups) do
+  lines[#lines + 1] = n .. ' ' .. group
+end
+return table.concat(lines, '\n')`
+
+// sampleRights are the rights that SampleKeys needs beside those of a Store.
+func sampleRights() []Right {
+	return []Right{
+		{Command: "dbsize", Example: []string{"DBSIZE"}, Without: "estimate the keys of each group"},
+		{Command: "scan", Example: []string{"SCAN", "0"}, Without: "estimate the keys of each group"},
+	}
+}
+
+// SampleKeys looks at some keys of the server, or of every primary of a Cluster, beginning at a
+// random one. It estimates how many keys each group has; a database with at most n keys is counted
+// exactly. n is at most MaxSample.
+//
+// It needs RightsOptions.SampleKeys.
+func (s *Store) SampleKeys(ctx context.Context, n int) (KeySample, error) {
+	all := KeySample{Groups: make(map[string]float64)}
+	args := []string{s.prefix + "{", strconv.Itoa(max(1, min(n, MaxSample))), strconv.FormatUint(rand.Uint64(), 10)}
+	err := s.evalOnEachServer(ctx, sampleLua, "sample", args, func(_, reply string) error { return all.add(reply) })
+	if err != nil {
+		return KeySample{}, err
+	}
+	return all, nil
+}
+
+// add adds the reply of one server.
+func (k *KeySample) add(reply string) error {
+	head, rest, _ := strings.Cut(reply, "\n")
+	var total, seen int64
+	if _, err := fmt.Sscanf(head, "%d %d", &total, &seen); err != nil || total < 0 || seen < 0 {
+		return fmt.Errorf("the script replied %.40q", reply)
+	}
+	k.Total += float64(total)
+	k.Seen += seen
+	for line := range strings.Lines(rest) {
+		number, group, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil || n < 0 || n > seen {
+			return fmt.Errorf("the script replied %.40q", reply)
+		}
+		k.Groups[group] += float64(total) * float64(n) / float64(seen)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/redisstore/internal/luagen"
+)
+
+// A Server describes a server of the store as its INFO does: the only one, or a primary of a
+// Cluster. Counts begin when the server starts. A number that the server does not report is 0.
+type Server struct {
+	Memory
+
+	Keys    int64 // in all databases
+	Evicted int64 // keys that were deleted because the memory was full
+	Expired int64 // keys whose TTL ended
+
+	CPU        time.Duration // of its main thread, which runs all scripts
+	Scripts    int64         // calls of EVALSHA and EVAL, by all clients
+	ScriptTime time.Duration // that they took
+	Cached     int64         // scripts in its cache
+
+	Clients    int64 // connected ones
+	MaxClients int64
+	Refused    int64 // connections that were closed because MaxClients were open
+
+	Replicas int64 // that are connected
+	Lag      int64 // bytes that the slowest of them has not received
+}
+
+// infoLua replies the parts of INFO that a Server is made of. It names one part in each call:
+// servers before Redis 7.0 take only one.
+var infoLua = luagen.CheckRights(`local call = redis.call
+RIGHTS
+local all = {}
+for i, section in ipairs({'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace'}) do
+  all[i] = call('INFO', section)
+end
+return table.concat(all)`)
+
+// Servers describes the server of the store, or every primary of a Cluster, in the order of their
+// addresses. It needs the right to INFO and, on a Cluster, to CLUSTER SLOTS; Decide needs neither.
+func (s *Store) Servers(ctx context.Context) ([]Server, error) {
+	var all []Server
+	err := s.evalOnEachServer(ctx, infoLua, "info", nil, func(address, reply string) error {
+		server, err := parseInfo(reply)
+		server.Server = address
+		all = append(all, server)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. The
+// script gets a key of the server that ends in name.
+func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, reply func(address, text string) error) error {
+	keys, err := s.keyOfEachServer(ctx, name)
+	if err != nil {
+		return s.unavailable(ctx, err)
+	}
+	for _, address := range slices.Sorted(maps.Keys(keys)) {
+		text, err := s.client.Eval(ctx, script, []string{keys[address]}, args)
+		if err != nil {
+			return s.unavailable(ctx, explain(script, err))
+		}
+		if err := reply(address, text); err != nil {
+			return s.unavailable(ctx, err)
+		}
+	}
+	return nil
+}
+
+func parseInfo(text string) (Server, error) {
+	fields := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
+			fields[name] = value
+		}
+	}
+	if fields["used_memory"] == "" {
+		return Server{}, fmt.Errorf("the script replied %.40q", text)
+	}
+	number := func(name string) int64 { return integer(fields[name]) }
+	s := Server{
+		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: fields["maxmemory_policy"]},
+		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
+		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
+		Cached:  number("number_of_cached_scripts"),
+		Clients: number("connected_clients"), MaxClients: number("maxclients"), Refused: number("rejected_connections"),
+		Replicas: number("connected_slaves"),
+	}
+	for name, value := range fields {
+		switch {
+		case name == "cmdstat_eval" || name == "cmdstat_evalsha": // calls=5,usec=76,…
+			s.Scripts += integer(part(value, "calls"))
+			s.ScriptTime += time.Duration(integer(part(value, "usec"))) * time.Microsecond
+		case isNumbered(name, "db"): // keys=1,expires=0,…
+			s.Keys += integer(part(value, "keys"))
+		case isNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
+			if offset := part(value, "offset"); offset != "" {
+				s.Lag = max(s.Lag, number("master_repl_offset")-integer(offset))
+			}
+		}
+	}
+	return s, nil
+}
+
+// isNumbered tells whether a name is the prefix and a number.
+func isNumbered(name, prefix string) bool {
+	digits, found := strings.CutPrefix(name, prefix)
+	return found && digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
+// part returns a field of a list such as "calls=1,usec=10".
+func part(list, name string) string {
+	for field := range strings.SplitSeq(list, ",") {
+		if n, value, _ := strings.Cut(field, "="); n == name {
+			return value
+		}
+	}
+	return ""
+}
+
+func integer(text string) int64 {
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}
+
+func seconds(text string) time.Duration {
+	n, _ := strconv.ParseFloat(text, 64)
+	return time.Duration(n * float64(time.Second))
+}

@@ -1,0 +1,41 @@
+package redisstore
+
+import (
+	"testing"
+	"time"
+)
+
+func TestInfoIsParsed(t *testing.T) {
+	const text = "# Memory\r\nused_memory:2000\r\nmaxmemory:4000\r\nmaxmemory_policy:noeviction\r\nnumber_of_cached_scripts:7\r\n# Stats\r\nevicted_keys:3\r\nexpired_keys:4\r\nrejected_connections:5\r\n" +
+		"# CPU\r\nused_cpu_sys:100.0\r\nused_cpu_sys_main_thread:1.500000\r\nused_cpu_user_main_thread:0.250000\r\n# Clients\r\nconnected_clients:6\r\nmaxclients:10000\r\n" +
+		"# Replication\r\nrole:master\r\nconnected_slaves:2\r\nslave0:ip=::1,port=1,state=online,offset=90,lag=0\r\nslave1:ip=10.0.0.2,port=1,state=online,offset=60,lag=1\r\nslave_repl_offset:1\r\nmaster_repl_offset:100\r\n" +
+		"# Commandstats\r\ncmdstat_eval:calls=2,usec=20,usec_per_call=10.00\r\ncmdstat_evalsha:calls=5,usec=76,usec_per_call=15.20\r\ncmdstat_evalsha_ro:calls=9,usec=9\r\n" +
+		"# Keyspace\r\ndb0:keys=8,expires=0,avg_ttl=0\r\ndb12:keys=3,expires=0,avg_ttl=0\r\n"
+	want := Server{Memory: Memory{Used: 2000, Max: 4000, Policy: "noeviction"}, Keys: 11, Evicted: 3, Expired: 4, CPU: 1750 * time.Millisecond, Scripts: 7, ScriptTime: 96 * time.Microsecond,
+		Cached: 7, Clients: 6, MaxClients: 10000, Refused: 5, Replicas: 2, Lag: 40}
+	if got, err := parseInfo(text); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	for _, hostile := range []string{"", "used_memory", "db0:keys=x\r\nslave0:offset=", ":::\n\n:"} {
+		if got, err := parseInfo(hostile); err == nil {
+			t.Errorf("%q is accepted: %+v", hostile, got)
+		}
+	}
+}
+
+func TestSampleIsParsed(t *testing.T) {
+	k := KeySample{Groups: make(map[string]float64)}
+	for _, reply := range []string{"1000 100\n20 search\n1 ", "0 0", "500 50\n5 search\n5 login"} {
+		if err := k.add(reply); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if k.Total != 1500 || k.Seen != 150 || k.Groups["search"] != 250 || k.Groups["login"] != 50 || k.Groups[""] != 10 || len(k.Groups) != 3 {
+		t.Errorf("%+v", k)
+	}
+	for _, hostile := range []string{"", "1", "x y", "-1 0", "10 5\n6 a", "10 5\n-1 a", "10 0\n1 a", "1 1\nsearch"} {
+		if err := k.add(hostile); err == nil {
+			t.Errorf("%q is accepted", hostile)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package redisstore_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/redisstore/internal/clienttest"
+)
+
+func serverOf(t *testing.T, store *redisstore.Store) redisstore.Server {
+	t.Helper()
+	servers, err := store.Servers(t.Context())
+	if err != nil || len(servers) != 1 {
+		t.Fatalf("%+v, %v; want one server", servers, err)
+	}
+	return servers[0]
+}
+
+func TestServersTellWhetherCountersMayBeEvicted(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	for _, c := range []struct {
+		max, policy string
+		evicts      bool
+	}{
+		{"0", "noeviction", false},
+		{"0", "allkeys-lru", false}, // never full
+		{"100mb", "noeviction", false},
+		{"100mb", "allkeys-lru", true},
+		{"100mb", "volatile-ttl", true}, // all counters have a TTL
+	} {
+		must(t, s, "CONFIG", "SET", "maxmemory", c.max, "maxmemory-policy", c.policy)
+		m := redisstore.WorstMemory([]redisstore.Server{serverOf(t, store)})
+		if m.Used < 100_000 || m.Policy != c.policy || m.Evicts() != c.evicts {
+			t.Errorf("maxmemory %s, %s: %+v evicts %v", c.max, c.policy, m, m.Evicts())
+		}
+	}
+	must(t, s, "SET", "large", strings.Repeat("x", 5_000_000))
+	must(t, s, "CONFIG", "SET", "maxmemory", "3mb")
+	must(t, s, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+	must(t, s, "SET", "one", "more")
+	if evicted := serverOf(t, store).Evicted; evicted != 1 {
+		t.Errorf("%d keys were evicted; want 1", evicted)
+	}
+}
+
+// Each number follows what happens on the server.
+func TestServersCountWhatHappens(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	before := serverOf(t, store)
+	const calls = 100
+	for i := range calls {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: fmt.Sprint(i), Plan: penstock.PerMinute(9).MustCompile(), Cost: 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, s, "EVAL", "redis.call('SELECT', 1) redis.call('SET', 'elsewhere', string.rep('x', 1000000))", "0")
+	must(t, s, "SET", "short", "1", "PX", "1")
+	redistest.Start(t, "--replicaof", strings.Replace(s.Addr, ":", " ", 1))
+	after := serverOf(t, store)
+	for deadline := time.Now().Add(10 * time.Second); (after.Expired == before.Expired || after.Replicas == 0) && time.Now().Before(deadline); after = serverOf(t, store) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if after.Keys-before.Keys != calls+1 || after.Expired-before.Expired != 1 || after.Replicas != 1 {
+		t.Errorf("%d keys, %d expired, %d replicas more; want %d, 1 and 1", after.Keys-before.Keys, after.Expired-before.Expired, after.Replicas, calls+1)
+	}
+	if after.Scripts-before.Scripts < calls || after.ScriptTime <= before.ScriptTime || after.CPU <= before.CPU || after.Cached <= before.Cached {
+		t.Errorf("from %+v\nto %+v", before, after)
+	}
+	if after.Clients < 2 || after.MaxClients < after.Clients || after.Used-before.Used < 1_000_000 {
+		t.Errorf("%+v", after)
+	}
+}
+
+func TestSampleEstimatesTheKeysOfEachGroup(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{Prefix: "limiter"})
+	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	// Lua writes them, since 30,000 decisions would take long.
+	fill := func(number int, format string) {
+		t.Helper()
+		must(t, s, "EVAL", "for i = 1, tonumber(ARGV[1]) do redis.call('SET', string.format(ARGV[2], i), '1') end", "0", fmt.Sprint(number), format)
+	}
+	sample := func() redisstore.KeySample {
+		t.Helper()
+		k, err := store.SampleKeys(t.Context(), redisstore.MaxSample)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	fill(60, "limiter1{%%}a%d}search")
+	fill(40, "limiter1{%d}log:in:slidinglog")
+	fill(20, "other%d")
+	if got, want := fmt.Sprint(sample()), "{121 121 map[:1 log:40 search:60]}"; got != want {
+		t.Errorf("a few keys: %s; want %s", got, want)
+	}
+	fill(20_000, "limiter1{user:%d}search")
+	fill(10_000, "limiter1x{user:%d}search") // another store's
+	total, mean := 0.0, 0.0
+	const samples = 100
+	for range samples {
+		k := sample()
+		if k.Seen < 400 || k.Seen > redisstore.MaxSample {
+			t.Fatalf("looked at %d keys", k.Seen)
+		}
+		total, mean = k.Total, mean+k.Groups["search"]/samples
+	}
+	// The standard deviation of the mean is below 30,121·√(⅔·⅓/400)/√100 = 71.
+	if total != 30_121 || mean < 20_060-7*71 || mean > 20_060+7*71 {
+		t.Errorf("%.0f keys in all, and about %.0f of search; want 30121 and 20060", total, mean)
+	}
+}
+
+func TestSampleNeedsItsRights(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret")...)
+	store := open(t, "redis://limiter:secret@"+s.Addr, redisstore.Options{Prefix: "limiter"})
+	allow := func(more string, o redisstore.RightsOptions) error {
+		must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+clienttest.RulesOf(t, o)+more)...)
+		_, err := store.SampleKeys(t.Context(), 10)
+		return err
+	}
+	if err := allow("", redisstore.RightsOptions{SampleKeys: true}); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		more, hint string
+	}{{"", "+dbsize +scan"}, {" +dbsize", "+scan"}, {" +scan", "+dbsize"}} {
+		err := allow(c.more, redisstore.RightsOptions{})
+		wantReason(t, "without "+c.hint, err, penstock.ReasonPermissionDenied)
+		if e := penstock.AsStoreError(err); e == nil || e.Hint != c.hint {
+			t.Errorf("without %s: %v", c.hint, err)
+		}
+	}
+}
