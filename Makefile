@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench dist dist-twice lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -117,6 +117,12 @@ dist:
 ## dist-twice: builds it in two folders, without a cache in common, and compares every byte
 dist-twice:
 	@scripts/dist-twice $(DIST)
+
+## packages: the .deb and the .rpm of the last commit: lintian, the unit's exposure, and installed, upgraded, run, removed and purged in a root of
+## their own
+packages:
+	cd scripts && go run ./dist build -only linux/amd64 -out ../bin/packages
+	@scripts/run-packages bin/packages
 
 ## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:

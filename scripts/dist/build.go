@@ -109,27 +109,26 @@ func checkSums(info *buildinfo.BuildInfo, name string) error {
 	return nil
 }
 
-// ship makes the files of a platform: its archive and the list of its components.
-func (b *builder) ship(p platform, out string) error {
+// contentOf builds the binary and returns the files of the platform's archive.
+func (b *builder) contentOf(p platform, out string) (folder, error) {
 	binary, err := b.install(p)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	licenses, err := licensesOf(info, filepath.Join(b.work, "modules"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	name := fmt.Sprintf("penstock_%s_%s_%s", b.number(), p.os, p.arch)
 	components, err := componentsOf(info, b.version)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(out, name+".cdx.json"), components, 0o644); err != nil {
-		return err
+	if err := os.WriteFile(filepath.Join(out, b.name(p)+".cdx.json"), components, 0o644); err != nil {
+		return nil, err
 	}
 	content := folder{
 		b.binary(p):            {path: binary, mode: 0o755},
@@ -139,19 +138,18 @@ func (b *builder) ship(p platform, out string) error {
 		"policy.yaml":          {path: filepath.Join(b.tree, "packaging", "policy.yaml")},
 		"penstock.service":     {path: filepath.Join(b.tree, "packaging", "penstock.service")},
 	}
-	if err := errors.Join(content.add("man", filepath.Join(b.pages, "man")), content.add("completions", filepath.Join(b.pages, "completions"))); err != nil {
-		return err
-	}
-	if p.os == "linux" { // for packages and images
-		if err := content.write(filepath.Join(b.stage(out), p.arch), b.date); err != nil {
-			return err
-		}
-	}
-	if p.os == "windows" {
-		return content.zip(filepath.Join(out, name+".zip"), name, b.date)
-	}
-	return content.tar(filepath.Join(out, name+".tar.gz"), name, b.date)
+	return content, errors.Join(content.add("man", filepath.Join(b.pages, "man")), content.add("completions", filepath.Join(b.pages, "completions")))
 }
 
-// stage is the folder with the unpacked files of Linux.
-func (b *builder) stage(out string) string { return filepath.Join(out, "linux") }
+// name is the first part of the names of a platform's files.
+func (b *builder) name(p platform) string {
+	return fmt.Sprintf("penstock_%s_%s_%s", b.number(), p.os, p.arch)
+}
+
+// archive packs the files of a platform.
+func (b *builder) archive(p platform, content folder, out string) error {
+	if p.os == "windows" {
+		return content.zip(filepath.Join(out, b.name(p)+".zip"), b.name(p), b.date)
+	}
+	return content.tar(filepath.Join(out, b.name(p)+".tar.gz"), b.name(p), b.date)
+}

@@ -1,7 +1,7 @@
 // Command dist makes what a release ships, of one commit of this repository and of nothing else.
 //
 //	dist proxy TREE VERSION FOLDER   a module proxy with all tagged modules of a tree
-//	dist build [flags]               binaries, archives, their components, and checksums
+//	dist build [flags]               archives, packages, lists of components, and checksums
 //
 // The same commit, version and Go give the same bytes in any folder.
 package main
@@ -75,13 +75,32 @@ func buildAll(args []string) error {
 	if err != nil {
 		return err
 	}
+	pack, err := newPackager(r, work)
+	if err != nil {
+		return err
+	}
 	for _, p := range platforms {
 		if *only != "" && *only != p.String() {
 			continue
 		}
-		if err := b.ship(p, *out); err != nil {
+		if err := ship(b, pack, p, *out); err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
 	return writeChecksums(*out)
+}
+
+// ship makes the files of a platform.
+func ship(b *builder, pack *packager, p platform, out string) error {
+	content, err := b.contentOf(p, out)
+	if err != nil {
+		return err
+	}
+	if err := b.archive(p, content, out); err != nil {
+		return err
+	}
+	if p.os != "linux" {
+		return nil
+	}
+	return pack.pack(content, p.arch, b.work, out)
 }
