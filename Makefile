@@ -105,9 +105,20 @@ openapi: tools
 grpc-clients:
 	cd scripts && go run ./grpcclients ../bin/grpc-clients
 
-## bench: measures, and prints the figures that docs/ quotes
+## bench: measures, and prints the figures that docs/ quotes; saves them for make pictures
 bench: tools
-	cd bench && go run .
+	cd bench && go run . -save ../docs/pictures/bench.json
+
+## The documentation
+.PHONY: pictures outage-data
+
+## pictures: draws docs/pictures of what was measured; a test compares them
+pictures:
+	cd scripts && go run ./pictures ../docs/pictures
+
+## outage-data: runs examples/outage, and saves its seconds for make pictures
+outage-data: tools
+	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
 ## dist: what a release ships, of the last commit, in bin/dist: binaries, archives, their components, checksums. VERSION=v0.1.0 sets the version;
 ## the default is the tag of the commit, or a development version

@@ -1,7 +1,7 @@
 // The bench program compares Penstock with alternatives on this machine. Most results are ratios,
 // so they hold on other machines too. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
 //
-//	go run . [-only SECTION,SECTION]
+//	go run . [-only SECTION,SECTION] [-save FILE]
 //
 // The sections:
 //
@@ -32,6 +32,7 @@ func main() {
 	only := flag.String("only", strings.Join(order, ","), "which sections to run")
 	bare := flag.String("bare-proxy", "", "run the plain proxy that penstock serve is compared with, in front of this upstream; the proxy section starts it")
 	bareServer := flag.String("bare", "", "run a server that decides nothing; the services section starts it")
+	save := flag.String("save", "", "write the tables of these sections to this `file`, as JSON; other sections in it stay")
 	flag.Parse()
 	if *bareServer != "" {
 		fmt.Fprintln(os.Stderr, "bench:", serveBare(*bareServer))
@@ -42,15 +43,23 @@ func main() {
 		os.Exit(2)
 	}
 	defer keepAwake()()
-	var r report
+	r := report{saved: make(map[string][]savedTable)}
 	for _, name := range strings.Split(*only, ",") {
 		section, ok := sections[name]
 		if !ok {
 			fmt.Fprintf(os.Stderr, "bench: unknown section %q; the sections are %s\n", name, strings.Join(order, ", "))
 			os.Exit(2)
 		}
+		r.section = name
 		if err := section(&r); err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", name, err)
+			os.Exit(2)
+		}
+		r.flush()
+	}
+	if *save != "" {
+		if err := r.save(*save); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
 			os.Exit(2)
 		}
 	}

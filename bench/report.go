@@ -1,16 +1,31 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
+	"runtime"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
 // A report prints tables as they come, and the goals at the end.
 type report struct {
-	table [][]string
-	goal  []goal
+	table   [][]string
+	goal    []goal
+	section string                  // that is running
+	heading string                  // of the table
+	saved   map[string][]savedTable // by section
+}
+
+// A savedTable is a table as a file has it. The first row has the names of the columns.
+type savedTable struct {
+	Title string
+	Rows  [][]string
 }
 
 // A goal is a ratio or a number that was measured and has a bound.
@@ -29,7 +44,8 @@ func (g goal) isMet() bool {
 
 func (r *report) title(format string, args ...any) {
 	r.flush()
-	fmt.Printf("\n"+format+"\n", args...)
+	r.heading = fmt.Sprintf(format, args...)
+	fmt.Printf("\n%s\n", r.heading)
 }
 
 func (r *report) row(cells ...string) { r.table = append(r.table, cells) }
@@ -57,7 +73,47 @@ func (r *report) flush() {
 		}
 		fmt.Fprintln(os.Stdout, strings.TrimRight(line.String(), " "))
 	}
+	if r.section != "" && len(r.table) > 0 {
+		r.saved[r.section] = append(r.saved[r.section], savedTable{r.heading, r.table})
+	}
 	r.table = nil
+}
+
+// save writes the tables of the sections that ran. The file's other sections stay as they are.
+func (r *report) save(file string) error {
+	var all struct {
+		Machine, Date string
+		Sections      map[string][]savedTable
+	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if all.Sections == nil {
+		all.Sections = make(map[string][]savedTable)
+	}
+	maps.Copy(all.Sections, r.saved)
+	all.Machine, all.Date = machine(), time.Now().UTC().Format(time.DateOnly)
+	if text, err = json.MarshalIndent(all, "", " "); err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+// machine describes this machine as far as its results depend on it.
+func machine() string {
+	model := runtime.GOARCH
+	info, _ := os.ReadFile("/proc/cpuinfo") // Linux only
+	for line := range strings.Lines(string(info)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			model = strings.TrimSpace(value)
+			break
+		}
+	}
+	return fmt.Sprintf("%d cores, %s, %s", runtime.NumCPU(), model, runtime.Version())
 }
 
 func (r *report) atMost(name string, measured, bound float64) {

@@ -21,6 +21,7 @@ type experiment struct {
 	mu       sync.Mutex
 	wasReset bool // Redis has just lost its data
 	seconds  []interval
+	record   record
 	totals   [len(failureModes)]int64 // admitted
 	faults   []string
 	err      error
@@ -160,11 +161,13 @@ func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m coun
 		before := s.seconds[n-2]
 		seen = interval{seen.store || before.store, seen.withoutRedis || before.withoutRedis, seen.wasReset || before.wasReset}
 	}
+	second := recordedSecond{At: round(to.Sub(s.start))}
 	at := fmt.Sprintf("second %.0f", to.Sub(s.start).Seconds())
 	row := fmt.Sprintf("%6.0f s ", to.Sub(s.start).Seconds())
 	for p, c := range counts {
 		s.totals[p] += c.admitted
 		bound := seen.boundOf(failureModes[p], c)
+		second.add(c.admitted, bound)
 		row += fmt.Sprintf("%6d ≤ %-6s", c.admitted, bound)
 		if c.admitted > bound.units && !bound.isUnlimited {
 			s.faults = append(s.faults, fmt.Sprintf("%s: %s let %d through; at most %v may pass", at, failureModes[p], c.admitted, bound))
@@ -173,6 +176,7 @@ func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m coun
 			s.faults = append(s.faults, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused", at, c.failed, failureModes[p], c.refused))
 		}
 	}
+	s.record.Seconds = append(s.record.Seconds, second)
 	p99 := m.p99()
 	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.sourceCounts(), p99*1000)
 	if s.checksTimes && p99 > (deadline+slack).Seconds() {
@@ -211,7 +215,11 @@ func (s *experiment) stopInstances() {
 }
 
 func (s *experiment) printEvent(what string) {
-	fmt.Printf("%6.1f s  — %s\n", time.Since(s.start).Seconds(), what)
+	at := time.Since(s.start)
+	s.mu.Lock()
+	s.record.Events = append(s.record.Events, recordedEvent{round(at), what})
+	s.mu.Unlock()
+	fmt.Printf("%6.1f s  — %s\n", at.Seconds(), what)
 }
 
 func (s *experiment) addFault(format string, args ...any) {

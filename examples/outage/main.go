@@ -26,8 +26,9 @@ func main() {
 	log.SetFlags(0)
 	binary := flag.String("penstock", "", "the penstock `program`; default: build it from cmd/penstock")
 	short := flag.Bool("short", false, "run for half as long, and do not check times")
+	save := flag.String("save", "", "write the seconds of the first experiment to this `file`, as JSON")
 	flag.Parse()
-	faults, err := run(*binary, *short)
+	faults, err := run(*binary, *short, *save)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func main() {
 }
 
 // run runs all outages, and returns what failed.
-func run(binary string, short bool) (faults []string, err error) {
+func run(binary string, short bool, save string) (faults []string, err error) {
 	dir, err := os.MkdirTemp("", "outage-")
 	if err != nil {
 		return nil, err
@@ -77,6 +78,11 @@ func run(binary string, short bool) (faults []string, err error) {
 	}
 	onSingle.wait(calm)
 	onSingle.end()
+	if save != "" {
+		if err := onSingle.record.save(save); err != nil {
+			return nil, err
+		}
+	}
 
 	sentinel, err := redistest.LaunchSentinel()
 	if err != nil {

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"time"
+)
+
+// A record is what an experiment saves, for a picture of it. Times are seconds since the start.
+type record struct {
+	Rate, Burst, Requested, Instances int
+	Policies                          []string
+	Seconds                           []recordedSecond
+	Events                            []recordedEvent
+}
+
+type recordedSecond struct {
+	At       float64 // its end
+	Admitted []int64
+	Bounds   []*int64 // null if any number may pass
+}
+
+type recordedEvent struct {
+	At   float64
+	What string
+}
+
+func (s *recordedSecond) add(admitted int64, b bound) {
+	s.Admitted = append(s.Admitted, admitted)
+	if b.isUnlimited {
+		s.Bounds = append(s.Bounds, nil)
+	} else {
+		s.Bounds = append(s.Bounds, &b.units)
+	}
+}
+
+func (r record) save(file string) error {
+	r.Rate, r.Burst, r.Requested, r.Instances, r.Policies = rate, burst, requested, instances, failureModes[:]
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+// round returns seconds with two decimals.
+func round(d time.Duration) float64 { return math.Round(d.Seconds()*100) / 100 }

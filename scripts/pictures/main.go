@@ -1,0 +1,39 @@
+// Command pictures draws the pictures of docs/pictures as SVG. They are readable in dark and in
+// light. Two of them show saved measurements: outage.json is written by examples/outage -save, and
+// bench.json by the bench program.
+//
+//	go run ./pictures ../docs/pictures
+package main
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+)
+
+// pictures are the drawings, by the names of their files. dir is the folder of the measurements.
+var pictures = map[string]func(dir string) (string, error){
+	"architecture.svg": func(string) (string, error) { return architecture(), nil },
+	"boundary.svg":     func(string) (string, error) { return boundary() },
+	"outage.svg":       outage,
+	"load.svg":         load,
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) != 2 {
+		log.Fatal("usage: pictures FOLDER")
+	}
+	dir := os.Args[1]
+	for name, draw := range pictures {
+		text, err := draw(dir)
+		if err != nil {
+			log.Fatalf("%s: %v", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(filepath.Join(dir, name))
+	}
+}

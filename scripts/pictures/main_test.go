@@ -1,0 +1,60 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const committed = "../../docs/pictures"
+
+// The committed pictures are what this program draws of the saved measurements.
+func TestPicturesAreCurrent(t *testing.T) {
+	for name, draw := range pictures {
+		want, err := draw(committed)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		have, err := os.ReadFile(filepath.Join(committed, name))
+		if err != nil || string(have) != want {
+			t.Errorf("docs/pictures/%s is not current (%v); draw it by: make pictures", name, err)
+		}
+		decoder := xml.NewDecoder(strings.NewReader(want))
+		for {
+			if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		if strings.Contains(want, "NaN") || strings.Contains(want, "%!") {
+			t.Errorf("%s has a value that is no number", name)
+		}
+	}
+}
+
+func TestABoundaryBurst(t *testing.T) {
+	text, err := boundary()
+	if err != nil || !strings.Contains(text, "at most 200 in 60 seconds") {
+		t.Errorf("a fixed window should admit 200 around a boundary: %v", err)
+	}
+}
+
+func TestMeasurementsThatLackRows(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"outage.json": "{}", "bench.json": "{}"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, draw := range []func(string) (string, error){outage, load} {
+		if _, err := draw(dir); err == nil {
+			t.Error("a picture is drawn without its measurements")
+		}
+	}
+}

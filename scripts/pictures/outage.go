@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// An outageRecord is what examples/outage -save writes: one experiment, second by second.
+type outageRecord struct {
+	Rate, Burst, Requested, Instances int
+	Policies                          []string
+	Seconds                           []struct {
+		At       float64
+		Admitted []int64
+		Bounds   []*int64 // nil if any number may pass
+	}
+	Events []struct {
+		At   float64
+		What string
+	}
+}
+
+// outage shows what each failure policy admits while Redis is killed, stopped and flushed.
+func outage(dir string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "outage.json"))
+	if err != nil {
+		return "", err
+	}
+	var r outageRecord
+	if err := json.Unmarshal(text, &r); err != nil {
+		return "", err
+	}
+	if len(r.Seconds) == 0 || len(r.Policies) == 0 {
+		return "", errors.New("outage.json has no seconds; write it by: make outage-data")
+	}
+	d := &drawing{width: 860, height: 560, title: "An outage of Redis, second by second",
+		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
+	d.text(24, 34, "h", fmt.Sprintf("An outage, second by second: %d requests/s, a limit of %d/s, %d instances", r.Requested, r.Rate, r.Instances))
+	d.text(24, 56, "s muted", "Measured by examples/outage. The red lines are the bounds that the documentation states.")
+	const left, width, height, gap, most = 88., 740., 110., 40., 480.
+	last := r.Seconds[len(r.Seconds)-1].At
+	x := func(at float64) float64 { return left + at*width/last }
+	notes := map[string]string{"open": "on_failure: open", "closed": "on_failure: closed", "local": "on_failure: local (default)"}
+	for p, policy := range r.Policies {
+		y0 := 104 + height + float64(p)*(height+gap)
+		y := func(n float64) float64 { return y0 - min(n, most)*height/most }
+		for i, e := range r.Events {
+			if !strings.Contains(e.What, "killed") && !strings.Contains(e.What, "stopped") || i+1 == len(r.Events) {
+				continue
+			}
+			d.rect(x(e.At), y0-height, x(r.Events[i+1].At)-x(e.At), height, "away")
+		}
+		d.text(left, y0-height-6, "b s", notes[policy])
+		for _, n := range []float64{0, 200, 400} {
+			d.line(left, y(n), left+width, y(n), "axis")
+			d.text(left-8, y(n)+4, "s end muted", num(n))
+		}
+		var bound [][2]float64
+		flush := func() {
+			if len(bound) > 0 {
+				d.path("bound", bound)
+			}
+			bound = nil
+		}
+		before := 0.
+		for _, s := range r.Seconds {
+			if s.Admitted[p] > 0 {
+				d.rect(x(before)+1, y(float64(s.Admitted[p])), x(s.At)-x(before)-2, y0-y(float64(s.Admitted[p])), "blue")
+			}
+			if b := s.Bounds[p]; b == nil {
+				flush()
+			} else {
+				bound = append(bound, [2]float64{x(before), y(float64(*b))}, [2]float64{x(s.At), y(float64(*b))})
+			}
+			before = s.At
+		}
+		flush()
+	}
+	for i, e := range r.Events {
+		what, _, _ := strings.Cut(strings.TrimPrefix(e.What, "Redis is "), ",")
+		if i%2 == 1 && what == "up" {
+			continue // the end of a shaded outage
+		}
+		d.text(x(e.At)+3, 84, "s", "Redis "+what)
+		d.line(x(e.At), 88, x(e.At), 104+3*height+2*gap, "edge")
+	}
+	bottom := 104 + 3*height + 2*gap
+	for s := 0.; s <= last; s += 4 {
+		d.text(x(s), bottom+18, "s mid muted", num(s)+" s")
+	}
+	d.rect(left, bottom+28, 12, 12, "blue")
+	d.text(left+18, bottom+39, "s", "requests admitted in this second")
+	d.line(left+230, bottom+34, left+250, bottom+34, "bound")
+	d.text(left+258, bottom+39, "s", "the bound; no line: any number may pass")
+	d.rect(left+520, bottom+28, 12, 12, "away")
+	d.text(left+538, bottom+39, "s", "Redis does not answer")
+	return d.String(), nil
+}
