@@ -30,6 +30,7 @@ var mayImport = []struct {
 	{".", []string{"algorithm"}},
 	{"internal/lazy", nil},
 	{"internal/boundedfile", nil},
+	{"internal/bearer", nil},
 	{"internal/linkedfolders", nil},
 	{"internal/wording", nil},
 	{"internal/workers", nil},

@@ -1,11 +1,9 @@
 package checkapi
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
-	"strings"
-
 	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock/internal/bearer"
 )
 
 // A permission is what a caller may do. Larger ones include smaller ones.
@@ -50,32 +48,24 @@ func failureOf(headers []string, f *failure) AuthFailure {
 	return WrongToken
 }
 
-// maxToken is the length of the longest token, in bytes.
-const maxToken = 4096
-
-// tokens are the hashes of tokens. A comparison of hashes takes a time that says nothing about a
-// token, not even its length.
+// tokens are those that callers and operators send.
 type tokens struct {
-	hasCaller, hasOperator, isOpen bool
-	caller, operator               [sha256.Size]byte
+	isOpen           bool
+	caller, operator bearer.Secret
 }
 
 func newTokens(o Options) tokens {
-	return tokens{
-		hasCaller: len(o.CallerToken) > 0, hasOperator: len(o.OperatorToken) > 0, isOpen: o.AllowAnonymous,
-		caller: sha256.Sum256(o.CallerToken), operator: sha256.Sum256(o.OperatorToken),
-	}
+	return tokens{isOpen: o.AllowAnonymous, caller: bearer.NewSecret(o.CallerToken), operator: bearer.NewSecret(o.OperatorToken)}
 }
 
 // permission returns what the sender of a token may do. It always compares both tokens, so that
 // its duration does not depend on the result.
 func (t *tokens) permission(token string) permission {
-	sum := sha256.Sum256([]byte(token))
-	isCaller, isOperator := subtle.ConstantTimeCompare(sum[:], t.caller[:]), subtle.ConstantTimeCompare(sum[:], t.operator[:])
+	isCaller, isOperator := t.caller.Matches(token), t.operator.Matches(token)
 	switch {
-	case t.hasOperator && isOperator == 1:
+	case isOperator:
 		return operator
-	case t.hasCaller && isCaller == 1:
+	case isCaller:
 		return caller
 	}
 	return nobody
@@ -88,12 +78,12 @@ func (t *tokens) authorize(headers []string, needed permission) error {
 	case len(headers) > 1:
 		return failf(codes.Unauthenticated, "there are several Authorization headers; send one")
 	case len(headers) == 1:
-		scheme, token, _ := strings.Cut(headers[0], " ")
-		if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken {
+		token, ok := bearer.Token(headers)
+		if !ok {
 			return failf(codes.Unauthenticated, "the Authorization header is not of the form: Bearer TOKEN")
 		}
 		has = t.permission(token)
-		if has == nobody && !t.hasCaller && !t.hasOperator {
+		if has == nobody && !t.caller.IsSet() && !t.operator.IsSet() {
 			return failf(codes.Unauthenticated, "the token is wrong: this service has no tokens; set caller-token there, or send no Authorization header if you call from its machine")
 		}
 		if has == nobody {
@@ -105,11 +95,11 @@ func (t *tokens) authorize(headers []string, needed permission) error {
 	switch {
 	case has >= needed:
 		return nil
-	case has == nobody && needed == caller && !t.hasCaller && !t.hasOperator:
+	case has == nobody && needed == caller && !t.caller.IsSet() && !t.operator.IsSet():
 		return failf(codes.Unauthenticated, "this service has no token for callers, so it answers none; set caller-token there, and send: Authorization: Bearer TOKEN")
 	case has == nobody:
 		return failf(codes.Unauthenticated, "a token is missing; send: Authorization: Bearer TOKEN")
-	case !t.hasOperator:
+	case !t.operator.IsSet():
 		return failf(codes.PermissionDenied, "only operators may call this, and this service has no operator token; set operator-token there")
 	}
 	return failf(codes.PermissionDenied, "only operators may call this; send the operator token")

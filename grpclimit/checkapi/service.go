@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/bearer"
 )
 
 // Options configure a Service. If neither CallerToken nor AllowAnonymous is set, all calls without
@@ -72,8 +73,8 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		return nil, fmt.Errorf("%w: checkapi: the store or the controller is nil; memstore.New and admission.New make them", penstock.ErrInvalid)
 	}
 	for name, token := range map[string][]byte{"CallerToken": o.CallerToken, "OperatorToken": o.OperatorToken} {
-		if len(token) > maxToken {
-			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; the longest has %d", penstock.ErrInvalid, name, len(token), maxToken)
+		if len(token) > bearer.MaxToken {
+			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; the longest has %d", penstock.ErrInvalid, name, len(token), bearer.MaxToken)
 		}
 	}
 	if o.Parallel <= 0 {

@@ -5,8 +5,6 @@ package adminapi
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -19,6 +17,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -64,7 +63,7 @@ type Options struct {
 type Handler struct {
 	Options
 	mux    http.ServeMux
-	token  [sha256.Size]byte
+	token  bearer.Secret
 	live   live
 	states states
 
@@ -82,7 +81,7 @@ const timeout = 5 * time.Second
 
 // New makes a Handler.
 func New(o Options) *Handler {
-	h := &Handler{Options: o, token: sha256.Sum256(o.Token)}
+	h := &Handler{Options: o, token: bearer.NewSecret(o.Token)}
 	h.live.handler = h
 	for _, r := range routes {
 		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.answer(w, q, r) })
@@ -214,17 +213,18 @@ func isForeign(q *http.Request) bool {
 // ViewerOf returns who sends a request, or why it may not read. An operator sends the token, or the
 // cookie of a session.
 func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
-	sent, hasToken := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
+	headers := q.Header.Values("Authorization")
+	token, hasToken := bearer.Token(headers)
 	switch {
 	case hasToken:
-		return h.ViewerOfToken(sent)
-	case q.Header.Get("Authorization") != "":
+		return h.ViewerOfToken(token)
+	case len(headers) > 0:
 		return Viewer{}, errWrongToken
 	case h.hasSession(q):
 		return Viewer{isOperator: true}, nil
 	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // an authority of operators has signed the certificate
 		return Viewer{}, nil
-	case len(h.Token) == 0:
+	case !h.token.IsSet():
 		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
 	}
 	return Viewer{}, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer")
@@ -234,8 +234,7 @@ var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send th
 
 // ViewerOfToken returns who sends a token, or an error if it is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
-	hash := sha256.Sum256([]byte(token))
-	if subtle.ConstantTimeCompare(hash[:], h.token[:]) != 1 || len(h.Token) == 0 {
+	if !h.token.Matches(token) {
 		return Viewer{}, errWrongToken
 	}
 	return Viewer{isOperator: true}, nil

@@ -2,8 +2,6 @@ package service
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +24,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/grpclimit/envoyxds"
+	"github.com/penstock/penstock/internal/bearer"
 )
 
 // envoyAlgorithms are those that can enforce Envoy's limits, by the values of envoy-algorithm.
@@ -282,10 +280,11 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxQuestion})
-	isOpen, want := s.Settings.AdmitsOpenCallers(l), sha256.Sum256(s.Settings.CallerToken)
+	isOpen, secret := s.Settings.AdmitsOpenCallers(l), bearer.NewSecret(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: 10 * time.Second}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthcheck" || isOpen && r.Header["Origin"] == nil || isBearer(r, want) && len(s.Settings.CallerToken) > 0 {
+		token, _ := bearer.Token(r.Header.Values("Authorization"))
+		if r.URL.Path == "/healthcheck" || isOpen && r.Header["Origin"] == nil || secret.Matches(token) {
 			inner.ServeHTTP(w, r)
 			return
 		}
@@ -295,16 +294,4 @@ func (e *envoy) handler(l settings.Listener) http.Handler {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		http.Error(w, "the token is missing or wrong; set caller_token, and send it as Authorization: Bearer TOKEN", http.StatusUnauthorized)
 	})
-}
-
-// isBearer tells whether a request has the token with this hash. It takes the same time for all
-// tokens.
-func isBearer(r *http.Request, want [sha256.Size]byte) bool {
-	values := r.Header.Values("Authorization")
-	if len(values) != 1 {
-		return false
-	}
-	scheme, token, _ := strings.Cut(values[0], " ")
-	got := sha256.Sum256([]byte(token))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }

@@ -2,8 +2,6 @@ package service
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"fmt"
 	"maps"
@@ -29,6 +27,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/bearer"
 )
 
 // grpcServices are the services of the gRPC listener. Each function makes one and registers it.
@@ -203,11 +202,9 @@ type authenticator func(method string, authorization []string, client net.Addr) 
 // authenticator returns an authenticator that accepts any of the tokens. An operator may call what
 // callers may. Empty tokens are ignored.
 func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
-	var wanted [][sha256.Size]byte // hashes have one length, so a comparison takes one time
+	var secrets []bearer.Secret
 	for _, token := range tokens {
-		if len(token) > 0 {
-			wanted = append(wanted, sha256.Sum256(token))
-		}
+		secrets = append(secrets, bearer.NewSecret(token))
 	}
 	refused := c.refused()
 	return func(method string, values []string, client net.Addr) error {
@@ -218,12 +215,12 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 			refused(client, "no_token")
 			return status.Error(codes.Unauthenticated, "there is no token; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
-		scheme, text, _ := strings.Cut(values[0], " ")
-		got, isRight := sha256.Sum256([]byte(text)), 0
-		for i := range wanted {
-			isRight |= subtle.ConstantTimeCompare(got[:], wanted[i][:])
+		token, _ := bearer.Token(values)
+		isRight := false
+		for _, secret := range secrets { // all of them, so that the duration does not depend on the result
+			isRight = secret.Matches(token) || isRight
 		}
-		if len(values) > 1 || !strings.EqualFold(scheme, "Bearer") || isRight == 0 {
+		if !isRight {
 			refused(client, "wrong_token")
 			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
