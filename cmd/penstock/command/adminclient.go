@@ -1,101 +1,107 @@
 package command
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// maxAnswer bounds what is read of an answer, in bytes.
-const maxAnswer = 1 << 20
+// adminFlags say how to reach the admin address of a running instance.
+type adminFlags struct{ adminclient.Options }
 
-// An adminRequest is a request to the admin address of a running service.
-type adminRequest struct {
-	address, path string
-	token         string // "": none
-	body          []byte // JSON to post; nil: the path is read
+// add adds the flags to a command. use says what --admin is for.
+func (f *adminFlags) add(c *cobra.Command, use string) {
+	c.Flags().StringVar(&f.Address, "admin", "", use+": host:port, https://host:port or unix:/path/of.sock")
+	c.Flags().StringVar(&f.CA, "admin-ca", "", "PEM file of the authorities of the admin address' certificate (default: those of the system)")
+	c.Flags().StringVar(&f.Cert, "admin-cert", "", "PEM file of a client certificate for the admin address")
+	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// askAdmin sends a request once.
-func askAdmin(ctx context.Context, a adminRequest) (status int, text string, err error) {
-	network, target, err := adminTarget(a.address)
+// setDefault sets the address, if no flag names one, to that of the environment, or else to the
+// default.
+func (f *adminFlags) setDefault() error {
+	if f.Address != "" {
+		return nil
+	}
+	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"admin-listen"}})
 	if err != nil {
-		return 0, "", err
+		return err
 	}
-	host := target
-	if network == "unix" {
-		host = "localhost"
+	if s.AdminListen == "" {
+		return errors.New("PENSTOCK_ADMIN_LISTEN is off, so no address answers; write --admin 127.0.0.1:9180")
 	}
-	method := http.MethodGet
-	if a.body != nil {
-		method = http.MethodPost
-	}
-	request, err := http.NewRequestWithContext(ctx, method, "http://"+host+a.path, bytes.NewReader(a.body))
-	if err != nil {
-		return 0, "", fmt.Errorf("--admin %q is no address; write host:port or unix:/path/of.sock", a.address)
-	}
-	if a.body != nil {
-		request.Header.Set("Content-Type", "application/json")
-	}
-	if a.token != "" {
-		request.Header.Set("Authorization", "Bearer "+a.token)
-	}
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, target)
-	}}
-	res, err := transport.RoundTrip(request)
-	if err != nil {
-		return 0, "", fmt.Errorf("%s does not answer: %w; check that the service runs, and that --admin is its admin-listen", a.address, err)
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
-	if err != nil {
-		return 0, "", fmt.Errorf("%s did not answer in full: %w", a.address, err)
-	}
-	return res.StatusCode, string(body), nil
+	f.Address = s.AdminListen
+	return nil
 }
 
-// askAPI sends a request to the admin API, and reads its answer into one of the API's types.
-func askAPI(ctx context.Context, a adminRequest, answer any) error {
+// open makes a client that sends the token.
+func (f *adminFlags) open(token string) (*admin, error) {
+	o := f.Options
+	o.Token = token
+	client, err := adminclient.New(o)
+	if err != nil {
+		return nil, coded(exitUsage, err)
+	}
+	return &admin{client, f.Address}, nil
+}
+
+// An admin is the admin API of a running instance.
+type admin struct {
+	*adminclient.Client
+	address string
+}
+
+// ask sends a request to the admin API, and reads its answer into one of the API's types. With a
+// body it posts it.
+func (a *admin) ask(ctx context.Context, path string, body []byte, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
 	defer cancel()
-	status, text, err := askAdmin(ctx, a)
+	status, text, err := a.Send(ctx, adminapi.Prefix+path, body)
 	if err != nil {
 		return coded(exitUnreachable, err)
 	}
 	if status != http.StatusOK {
-		var problem adminapi.Problem
-		if err := json.Unmarshal([]byte(text), &problem); err != nil || problem.Detail == "" {
-			problem.Detail = notTheAPI
-		}
-		code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
-		if !known {
-			code = exitUsage
-		}
-		return coded(code, fmt.Errorf("%s answers with status %d: %s", a.address, status, problem.Detail))
+		return a.refused(status, text)
 	}
-	if err := json.Unmarshal([]byte(text), answer); err != nil {
-		return errNotTheAPI(a.address)
+	if err := json.Unmarshal(text, answer); err != nil {
+		return a.errNotTheAPI()
 	}
 	return nil
 }
 
+// refused returns the error for an answer with another status than 200.
+func (a *admin) refused(status int, text []byte) error {
+	var problem adminapi.Problem
+	if err := json.Unmarshal(text, &problem); err != nil {
+		problem.Detail = ""
+	}
+	code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
+	if !known {
+		code = exitUsage
+	}
+	return coded(code, fmt.Errorf("%s answers with status %d: %s", a.address, status, cmp.Or(problem.Detail, notTheAPI)))
+}
+
 const notTheAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"
 
-func errNotTheAPI(address string) error {
-	return coded(exitUsage, fmt.Errorf("%s: %s", address, notTheAPI))
+func (a *admin) errNotTheAPI() error {
+	return coded(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
+}
+
+// operatorToken returns the token of operators, from the environment. It may be "".
+func operatorToken() (string, error) {
+	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
+	return string(s.OperatorToken), err
 }
 
 // adminToken returns the token of operators. It fails if a flag is given that only the store needs.
@@ -105,26 +111,5 @@ func adminToken(c *cobra.Command, given *storeFlags) (string, error) {
 			return "", coded(exitUsage, fmt.Errorf("--admin asks a running instance, which has its own --%s; omit one of them", name))
 		}
 	}
-	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
-	return string(s.OperatorToken), err
-}
-
-// adminTarget returns where to connect. An address for listening on all addresses is reached by
-// loopback.
-func adminTarget(address string) (network, target string, err error) {
-	if path, ok := strings.CutPrefix(address, "unix:"); ok && path != "" {
-		return "unix", strings.TrimPrefix(path, "//"), nil
-	}
-	host, port, err := net.SplitHostPort(strings.TrimPrefix(address, "http://"))
-	if err != nil || port == "" {
-		return "", "", fmt.Errorf("%q is no address; write host:port or unix:/path/of.sock", address)
-	}
-	ip, err := netip.ParseAddr(host)
-	switch {
-	case host == "", err == nil && ip.Is4() && ip.IsUnspecified():
-		host = "127.0.0.1"
-	case err == nil && ip.IsUnspecified():
-		host = "::1"
-	}
-	return "tcp", net.JoinHostPort(host, port), nil
+	return operatorToken()
 }

@@ -54,6 +54,6 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetVersionTemplate(thisBuild().line())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
-		newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())
+		newTop(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())
 	return root
 }

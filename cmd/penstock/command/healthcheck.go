@@ -2,21 +2,17 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
 // newHealthcheck makes the command that containers run to see whether the service is ready.
 func newHealthcheck() *cobra.Command {
-	var address string
+	var address adminFlags
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "healthcheck [flags]",
@@ -30,7 +26,7 @@ func newHealthcheck() *cobra.Command {
 			if len(args) > 0 {
 				return coded(exitInternal, fmt.Errorf("there is the argument %q; write --admin %s", args[0], args[0]))
 			}
-			text, err := askReady(c.Context(), address, timeout)
+			text, err := askReady(c.Context(), &address, timeout)
 			if err != nil {
 				return coded(exitInternal, err)
 			}
@@ -40,31 +36,29 @@ func newHealthcheck() *cobra.Command {
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitInternal, err) })
-	c.Flags().StringVar(&address, "admin", "", "admin address of the service: host:port or unix:/path/of.sock (PENSTOCK_ADMIN_LISTEN)")
+	address.add(c, "admin address of the service (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	return c
 }
 
 // askReady returns the answer of /readyz. It is an error if the service is not ready.
-func askReady(ctx context.Context, address string, timeout time.Duration) (string, error) {
-	if address == "" {
-		s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"admin-listen"}})
-		if err != nil {
-			return "", err
-		}
-		if s.AdminListen == "" {
-			return "", errors.New("PENSTOCK_ADMIN_LISTEN is off, so no address answers; write --admin 127.0.0.1:9180")
-		}
-		address = s.AdminListen
+func askReady(ctx context.Context, address *adminFlags, timeout time.Duration) (string, error) {
+	if err := address.setDefault(); err != nil {
+		return "", err
 	}
+	instance, err := address.open("")
+	if err != nil {
+		return "", err
+	}
+	defer instance.Close()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	status, text, err := askAdmin(ctx, adminRequest{address: address, path: "/readyz"})
+	status, text, err := instance.Send(ctx, "/readyz", nil)
 	switch {
 	case err != nil:
 		return "", err
 	case status != http.StatusOK:
-		return "", fmt.Errorf("not ready: status %d, %.200q", status, strings.TrimSpace(text))
+		return "", fmt.Errorf("not ready: status %d, %.200q", status, strings.TrimSpace(string(text)))
 	}
-	return strings.TrimSpace(text), nil
+	return strings.TrimSpace(string(text)), nil
 }

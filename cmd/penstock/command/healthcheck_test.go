@@ -80,8 +80,8 @@ func TestHealthcheckFailsWithOne(t *testing.T) {
 	for args, want := range map[string]string{
 		"--admin 127.0.0.1:1":     "does not answer",
 		"--admin unix:/none.sock": "no such file",
-		"--admin nowhere":         "write host:port or unix:/path/of.sock",
-		"--admin unix:":           "write host:port or unix:/path/of.sock",
+		"--admin nowhere":         "write host:port, https://host:port or unix:/path/of.sock",
+		"--admin unix:":           "write host:port, https://host:port or unix:/path/of.sock",
 		"--admin a/b:1":           "does not answer",
 		"--unknown":               "unknown flag",
 		"127.0.0.1:9180":          "write --admin 127.0.0.1:9180",

@@ -54,7 +54,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := r.check(); err != nil {
 				return coded(exitUsage, err)
 			}
-			if r.admin != "" {
+			if r.admin.Address != "" {
 				return r.askInstance(c, &given, args[0])
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
@@ -68,7 +68,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	given.add(c)
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
-	c.Flags().StringVar(&r.admin, "admin", "", "let the instance with this admin address reset: host:port or unix:/path/of.sock")
+	r.admin.add(c, "let the instance with this admin address reset")
 	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not ask")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
@@ -89,7 +89,7 @@ func (r *reset) check() error {
 
 type reset struct {
 	rule, limit, reason, output string
-	admin                       string // address; "": the command asks the store itself
+	admin                       adminFlags // without an address, the command asks the store itself
 	isConfirmed                 bool
 }
 
@@ -133,12 +133,17 @@ func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) err
 	if token == "" {
 		return coded(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
 	}
-	found, err := askKey(c.Context(), r.admin, key, r.rule, token)
+	instance, err := r.admin.open(token)
+	if err != nil {
+		return err
+	}
+	defer instance.Close()
+	found, err := instance.askKey(c.Context(), key, r.rule)
 	if err != nil {
 		return err
 	}
 	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
-		return coded(exitUnreachable, fmt.Errorf("%s answers without its store (%s), so nothing was reset", r.admin, found.Source))
+		return coded(exitUnreachable, fmt.Errorf("%s answers without its store (%s), so nothing was reset", instance.address, found.Source))
 	}
 	// The numbers are for the question only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
@@ -156,14 +161,14 @@ func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) err
 		return err
 	}
 	done := new(keylimits.Reset)
-	if err := askAPI(c.Context(), adminRequest{address: r.admin, path: adminapi.Prefix + "key/reset", token: token, body: body}, done); err != nil {
+	if err := instance.ask(c.Context(), "key/reset", body, done); err != nil {
 		if known, ok := errors.AsType[*codedError](err); ok && known.status == exitUnreachable {
 			return coded(exitUnreachable, fmt.Errorf("%w; the key may be reset or not, and penstock status shows it", known.cause))
 		}
 		return err
 	}
 	if len(done.Before) == 0 || len(done.Before) != len(done.After) {
-		return errNotTheAPI(r.admin)
+		return instance.errNotTheAPI()
 	}
 	const caches = "Other instances may deny from their caches for deny_cache_ttl (1s by default) more. Leased units stay with the instances.\n"
 	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done}, caches)

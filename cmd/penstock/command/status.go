@@ -29,7 +29,8 @@ const storeTimeout = 5 * time.Second
 
 // newStatus makes the command that shows all limits of a key.
 func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var rule, output, admin string
+	var rule, output string
+	var instance adminFlags
 	given := storeFlags{algorithms: algorithms}
 	c := &cobra.Command{
 		Use:   "status [flags] KEY",
@@ -48,7 +49,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			report, err := readKey(c, &given, admin, args[0], rule)
+			report, err := readKey(c, &given, &instance, args[0], rule)
 			if err != nil {
 				return err
 			}
@@ -65,15 +66,15 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	given.add(c)
 	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
-	c.Flags().StringVar(&admin, "admin", "", "ask the instance with this admin address: host:port or unix:/path/of.sock")
+	instance.add(c, "ask the instance with this admin address")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
-// readKey asks a running instance if admin is its address, and the store otherwise.
-func readKey(c *cobra.Command, given *storeFlags, admin, key, rule string) (*keyReport, error) {
-	if admin == "" {
+// readKey asks a running instance if its address is given, and the store otherwise.
+func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, key, rule string) (*keyReport, error) {
+	if instance.Address == "" {
 		k, err := openKey(c, given, key, rule)
 		if err != nil {
 			return nil, err
@@ -85,26 +86,31 @@ func readKey(c *cobra.Command, given *storeFlags, admin, key, rule string) (*key
 	if err != nil {
 		return nil, err
 	}
-	return askKey(c.Context(), admin, key, rule, token)
+	a, err := instance.open(token)
+	if err != nil {
+		return nil, err
+	}
+	defer a.Close()
+	return a.askKey(c.Context(), key, rule)
 }
 
 // askKey asks a running instance about a key.
-func askKey(ctx context.Context, admin, key, rule, token string) (*keyReport, error) {
+func (a *admin) askKey(ctx context.Context, key, rule string) (*keyReport, error) {
 	query := url.Values{"key": {key}, "all": {"true"}}
 	if rule != "" {
 		query.Set("rule", rule)
 	}
 	var found adminapi.Key
-	if err := askAPI(ctx, adminRequest{address: admin, path: adminapi.Prefix + "key?" + query.Encode(), token: token}, &found); err != nil {
+	if err := a.ask(ctx, "key?"+query.Encode(), nil, &found); err != nil {
 		return nil, err
 	}
 	if found.Source == "" {
-		return nil, errNotTheAPI(admin)
+		return nil, a.errNotTheAPI()
 	}
 	if len(found.Limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", key, adminapi.Prefix))
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Skipped: found.Skipped}, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Global: found.Global, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -146,7 +152,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if k.limits, k.skipped = keylimits.Find(rules, k.key, rule); len(k.limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
 	}
-	if k.key != "global" {
+	if k.key != keylimits.Global {
 		global, skipped := keylimits.Globals(rules, k.limits)
 		k.global, k.skipped = global, k.skipped+skipped
 	}

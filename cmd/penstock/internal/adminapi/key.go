@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
@@ -28,14 +29,22 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 			found.Stored = "" // without a secret, it has the key
 		}
 	}
-	source, err := keylimits.Read(ctx, h.Store, limits)
+	all := limits
+	if key != keylimits.Global {
+		global, skipped := keylimits.Globals(h.Rules(), limits)
+		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
+	}
+	source, err := keylimits.Read(ctx, h.Store, all)
 	if err != nil {
 		return nil, storeFailed(err)
 	}
-	found.Source, found.DeniedBy = source.String(), keylimits.DeniedBy(limits)
-	for _, l := range limits {
-		if l.IsInUse() || q.Get("all") == "true" {
+	found.Source, found.DeniedBy = source.String(), keylimits.DeniedBy(all)
+	for i, l := range all {
+		switch isShown := l.IsInUse() || q.Get("all") == "true"; {
+		case isShown && i < len(limits):
 			found.Limits = append(found.Limits, l)
+		case isShown:
+			found.Global = append(found.Global, l)
 		}
 	}
 	return found, nil

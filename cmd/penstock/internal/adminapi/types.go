@@ -192,6 +192,7 @@ type Key struct {
 	Source   string            `json:"source" doc:"who answered: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
 	Limits   []keylimits.Limit `json:"limits"`
+	Global   []keylimits.Limit `json:"global,omitempty" doc:"of all clients together, in the same rules; they may deny the key's requests too"`
 	Skipped  int               `json:"skipped" doc:"limits that were not asked, because there are too many; name a rule"`
 }
 

@@ -46,8 +46,8 @@ const (
 	Candidate = "candidate"
 )
 
-// globalKey is the key of limits for all clients together.
-const globalKey = "global"
+// Global is the key of limits for all clients together.
+const Global = "global"
 
 // KindOf returns the kind of a limit that is no candidate.
 func KindOf(l *policy.Limit) string {
@@ -106,7 +106,7 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 // Globals returns the limits for all clients together in the rules of some limits. They may deny
 // requests of the key too.
 func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
-	all, skipped := Find(rules, globalKey, "")
+	all, skipped := Find(rules, Global, "")
 	return slices.DeleteFunc(all, func(l Limit) bool {
 		return !l.policy.Key.Global || !slices.ContainsFunc(of, func(other Limit) bool { return other.Rule == l.Rule })
 	}), skipped
@@ -217,7 +217,7 @@ func Masked(key string) string {
 			parts[i] = "…"
 		}
 	}
-	if key == globalKey {
+	if key == Global {
 		return key
 	}
 	return strings.Join(parts, ",")

@@ -1,0 +1,158 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/top"
+)
+
+// newTop makes the command that shows a running instance in the terminal.
+func newTop() *cobra.Command {
+	var t topCommand
+	c := &cobra.Command{
+		Use:   "top [flags]",
+		Short: "Show live what is limited, who is denied, and whether the store answers",
+		Long: "top shows a running instance, and those that share its store: rules with their rates, the keys that are denied most, the\n" +
+			"instances, and the store. While the store fails, it shows who answers, and what the limits may admit then. It reads the\n" +
+			"admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is no terminal, it prints once.\n\n" +
+			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
+			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. Rates are those of the last 10 seconds, of all instances.\n\n" +
+			"Exit status: 0 ok, 5 the instance does not answer.",
+		Example:           "  penstock top\n  penstock top --admin https://gate-1:9180 --admin-ca ca.pem --rule login\n  penstock top --once -o json",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkOutput(t.output, "text", "json"); err != nil {
+				return err
+			}
+			return t.run(c)
+		},
+	}
+	t.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
+	c.Flags().StringVar(&t.rule, "rule", "", "only this rule")
+	c.Flags().BoolVar(&t.isOnce, "once", false, "print once, and exit")
+	c.Flags().StringVarP(&t.output, "output", "o", "text", "output format: text, or json, which prints once")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type topCommand struct {
+	admin        adminFlags
+	rule, output string
+	isOnce       bool
+
+	instance *admin
+}
+
+func (t *topCommand) run(c *cobra.Command) error {
+	if err := t.admin.setDefault(); err != nil {
+		return err
+	}
+	token, err := operatorToken()
+	if err != nil {
+		return err
+	}
+	if t.instance, err = t.admin.open(token); err != nil {
+		return err
+	}
+	defer t.instance.Close()
+	terminal, isFile := c.OutOrStdout().(*os.File)
+	if isFile && term.IsTerminal(int(terminal.Fd())) && !t.isOnce && t.output == "text" {
+		return t.follow(c.Context(), terminal)
+	}
+	s, err := t.read(c.Context())
+	if err != nil {
+		return err
+	}
+	if t.rule != "" && !s.HasRule(t.rule) {
+		return coded(exitUsage, fmt.Errorf("the policy of %s has no rule %q", t.admin.Address, t.rule))
+	}
+	if t.output == "json" {
+		return writeJSON(c.OutOrStdout(), s)
+	}
+	view := top.View{Width: 80}
+	if isFile {
+		if width, _, err := term.GetSize(int(terminal.Fd())); err == nil {
+			view.Width = width
+		}
+	}
+	_, err = io.WriteString(c.OutOrStdout(), strings.Join(s.Print(view), "\n")+"\n")
+	return err
+}
+
+func (t *topCommand) ask(ctx context.Context, path string, answer any) error {
+	return t.instance.ask(ctx, path, nil, answer)
+}
+
+const (
+	topInterval = 500 * time.Millisecond // between two looks at the state
+	topAll      = 2                      // looks between two at everything
+	topTimeout  = 3 * time.Second        // of a look
+)
+
+// follow shows the instance until ctx ends.
+func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
+	latest, err := t.next(ctx, nil, true)
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(terminal, "\x1b[?1049h\x1b[?25l")       // another screen, without a cursor
+	defer fmt.Fprint(terminal, "\x1b[?25h\x1b[?1049l") // the first one again
+	tick := time.NewTicker(topInterval)
+	defer tick.Stop()
+	since := time.Now() // of the latest answer
+	for i := 1; ; i++ {
+		view := top.View{Width: 80, Height: 24, Bold: os.Getenv("NO_COLOR") == ""}
+		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
+			view.Width, view.Height = width, height
+		}
+		if err != nil {
+			view.Notice = fmt.Sprintf("NO ANSWER for %v, trying again: %s", time.Since(since).Truncate(time.Second), textOf(err))
+		}
+		if err := draw(terminal, latest.Print(view)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		var next *top.Snapshot
+		if next, err = t.next(ctx, latest, i%topAll == 0); err == nil {
+			latest, since = next, time.Now()
+		}
+	}
+}
+
+// next reads everything, or only what changes first.
+func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isAll bool) (*top.Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, topTimeout)
+	defer cancel()
+	if isAll {
+		return t.read(ctx)
+	}
+	next := *latest
+	return &next, next.Refresh(ctx, t.ask)
+}
+
+func (t *topCommand) read(ctx context.Context) (*top.Snapshot, error) {
+	s, err := top.Read(ctx, t.ask, t.rule)
+	if err == nil && s.State.Time.IsZero() {
+		err = t.instance.errNotTheAPI()
+	}
+	return s, err
+}
+
+// draw overwrites the screen in one write, so that it does not flicker.
+func draw(to io.Writer, lines []string) error {
+	_, err := io.WriteString(to, "\x1b[H"+strings.Join(lines, "\x1b[K\r\n")+"\x1b[K\x1b[J")
+	return err
+}

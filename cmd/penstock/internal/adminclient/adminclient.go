@@ -1,0 +1,249 @@
+// Package adminclient sends requests to the admin address of a running instance: over TCP, TLS or a
+// Unix socket.
+package adminclient
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// Options of New.
+type Options struct {
+	// Address is host:port, http://host:port, https://host:port or unix:/path/of.sock. A URL may have
+	// a path, under which a proxy serves the admin address.
+	Address string
+
+	// Token is sent as Authorization: Bearer. Default: none.
+	Token string
+
+	// CA is a PEM file of the authorities of the instance's certificate. Default: those of the system.
+	// Cert and Key are PEM files of the client's own certificate. Default: none. Each of them switches
+	// TLS on.
+	CA, Cert, Key string
+}
+
+// maxAnswer bounds what is read of an answer, in bytes. The longest has all limits of a policy.
+const maxAnswer = 16 << 20
+
+// maxLine bounds a line of an event stream, in bytes.
+const maxLine = 1 << 20
+
+// A Client sends requests to one address. Many goroutines may use it at once.
+type Client struct {
+	address, base, token string
+	transport            *http.Transport
+}
+
+// New makes a Client. It does not connect.
+func New(o Options) (*Client, error) {
+	t, err := targetOf(o.Address)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{address: o.Address, token: o.Token, transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, t.network, t.address)
+		},
+		TLSHandshakeTimeout: 5 * time.Second,
+		MaxIdleConns:        4,
+		IdleConnTimeout:     time.Minute,
+	}}
+	if o.CA != "" || o.Cert != "" || o.Key != "" {
+		if t.scheme == "http" && strings.HasPrefix(o.Address, "http://") {
+			return nil, fmt.Errorf("--admin %s has no TLS, but a file for TLS is given; write https://", o.Address)
+		}
+		t.scheme = "https"
+	}
+	if t.scheme == "https" {
+		if c.transport.TLSClientConfig, err = tlsConfig(o); err != nil {
+			return nil, err
+		}
+	}
+	c.base = t.scheme + "://" + t.host + t.path
+	return c, nil
+}
+
+// Close closes connections that are not in use.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// Send sends a request and reads its answer. With a body it posts JSON, otherwise it reads the path.
+// Redirects are not followed, so the token reaches nobody else.
+func (c *Client) Send(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
+	res, err := c.open(ctx, path, body)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer res.Body.Close()
+	if answer, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer+1)); err != nil {
+		return 0, nil, fmt.Errorf("%s did not answer in full: %w", c.address, err)
+	}
+	if len(answer) > maxAnswer {
+		return 0, nil, fmt.Errorf("%s has sent more than %d bytes", c.address, maxAnswer)
+	}
+	if isPlainToTLS(res.StatusCode, answer) {
+		return 0, nil, fmt.Errorf("%s expects TLS; write --admin https://HOST:PORT", c.address)
+	}
+	return res.StatusCode, answer, nil
+}
+
+// Follow reads server-sent events until ctx ends, the stream ends or use fails. A status other
+// than 200 is returned with its answer.
+func (c *Client) Follow(ctx context.Context, path string, use func(event string, data []byte) error) (status int, answer []byte, err error) {
+	res, err := c.open(ctx, path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		answer, err = io.ReadAll(io.LimitReader(res.Body, maxLine))
+		return res.StatusCode, answer, err
+	}
+	if kind := res.Header.Get("Content-Type"); !strings.HasPrefix(kind, "text/event-stream") {
+		return res.StatusCode, nil, errors.New("its answer is no stream of events")
+	}
+	lines := bufio.NewScanner(res.Body)
+	lines.Buffer(nil, maxLine)
+	event := ""
+	for lines.Scan() {
+		name, value, _ := bytes.Cut(lines.Bytes(), []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(name) {
+		case "event":
+			event = string(value)
+		case "data": // the admin API sends each datum on one line
+			if err := use(event, value); err != nil {
+				return res.StatusCode, nil, err
+			}
+		}
+	}
+	if err = lines.Err(); err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return res.StatusCode, nil, fmt.Errorf("%s has ended the stream: %w", c.address, err)
+}
+
+func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Response, error) {
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, errAddress(c.address)
+	}
+	if body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	if c.token != "" {
+		request.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	res, err := c.transport.RoundTrip(request)
+	if err != nil {
+		return nil, fmt.Errorf("%s does not answer: %w; %s", c.address, err, hint(err))
+	}
+	return res, nil
+}
+
+// hint says how to mend an error of the connection.
+func hint(err error) string {
+	var unknown x509.UnknownAuthorityError
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(err, &unknown):
+		return "name its authority by --admin-ca"
+	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return "this address has no TLS; write http://"
+	case strings.Contains(err.Error(), "certificate"):
+		return "check --admin-ca, and that the certificate is for this host"
+	}
+	return "check that the service runs, and that --admin is its admin-listen"
+}
+
+// isPlainToTLS recognises the answer of Go's server to a request without TLS.
+func isPlainToTLS(status int, answer []byte) bool {
+	return status == http.StatusBadRequest && bytes.Contains(answer, []byte("HTTP request to an HTTPS server"))
+}
+
+func tlsConfig(o Options) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if o.CA != "" {
+		text, err := os.ReadFile(o.CA)
+		if err != nil {
+			return nil, fmt.Errorf("--admin-ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("--admin-ca %s has no certificate in PEM form", o.CA)
+		}
+	}
+	if (o.Cert == "") != (o.Key == "") {
+		return nil, errors.New("--admin-cert and --admin-key belong together; write both or neither")
+	}
+	if o.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(o.Cert, o.Key)
+		if err != nil {
+			return nil, fmt.Errorf("--admin-cert, --admin-key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
+
+// A target is where to connect.
+type target struct {
+	network, address   string // of the connection
+	scheme, host, path string // of requests; the path has no slash at its end
+}
+
+// targetOf reads an address. One for listening on all addresses is reached by loopback.
+func targetOf(text string) (t target, err error) {
+	if path, ok := strings.CutPrefix(text, "unix:"); ok {
+		if path = strings.TrimPrefix(path, "//"); path == "" {
+			return t, errAddress(text)
+		}
+		return target{network: "unix", address: path, scheme: "http", host: "localhost"}, nil
+	}
+	t = target{network: "tcp", scheme: "http"}
+	hostPort := text
+	if strings.Contains(text, "://") {
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			return t, errAddress(text)
+		}
+		t.scheme, t.path = u.Scheme, strings.TrimSuffix(u.EscapedPath(), "/")
+		if hostPort = u.Host; u.Port() == "" {
+			hostPort = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+		}
+	}
+	host, port, err := net.SplitHostPort(hostPort)
+	if err != nil || port == "" {
+		return t, errAddress(text)
+	}
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case host == "", err == nil && ip.Is4() && ip.IsUnspecified():
+		host = "127.0.0.1"
+	case err == nil && ip.IsUnspecified():
+		host = "::1"
+	}
+	t.address = net.JoinHostPort(host, port)
+	t.host = t.address
+	return t, nil
+}
+
+func errAddress(text string) error {
+	return fmt.Errorf("%q is no address; write host:port, https://host:port or unix:/path/of.sock", text)
+}

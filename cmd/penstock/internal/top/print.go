@@ -1,0 +1,415 @@
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
+)
+
+// A View says how a Snapshot is printed.
+type View struct {
+	Width  int    // columns; beyond it, lines are cut
+	Height int    // lines; 0: any number
+	Bold   bool   // the terminal obeys ANSI sequences
+	Notice string // a line above all, such as why the numbers are old
+}
+
+// minWidth is the smallest width, in columns, for which tables are made.
+const minWidth = 72
+
+// Print returns the snapshot as lines without a newline. None is wider than the view.
+func (s *Snapshot) Print(v View) []string {
+	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
+	p.Width = max(p.Width, minWidth)
+	if v.Notice != "" {
+		p.strong("%s", printable(v.Notice))
+	}
+	p.header()
+	p.store()
+	p.rules()
+	p.offenders()
+	p.instances()
+	if v.Height > 0 && len(p.lines) > v.Height {
+		p.lines = p.lines[:v.Height]
+	}
+	return p.lines
+}
+
+type printer struct {
+	View
+	snapshot *Snapshot
+	cut      int // columns of the view
+	lines    []string
+}
+
+func (p *printer) line(format string, args ...any) {
+	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.cut))
+}
+
+// strong is a line that nobody must miss.
+func (p *printer) strong(format string, args ...any) {
+	p.line(format, args...)
+	if last := &p.lines[len(p.lines)-1]; p.Bold {
+		*last = "\x1b[1m" + *last + "\x1b[0m"
+	}
+}
+
+func (p *printer) header() {
+	self, uptime := p.snapshot.self()
+	p.line("penstock %s on %s, up %s, policy %s, %s", printable(self.Version), printable(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
+		printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
+}
+
+// store says whether the store decides, who decides in its place, and what that may admit.
+func (p *printer) store() {
+	s := &p.snapshot.State
+	o := p.snapshot.outage()
+	switch {
+	case o.isFailing:
+		p.strong("store      %s FAILING: %s", printable(s.Store.Name), printable(o.reason))
+	case s.Store.IsFailing:
+		p.strong("store      %s answers again; it failed within the last 10 s: %s", printable(s.Store.Name), printable(o.reason))
+	default:
+		p.line("store      %s ok", printable(s.Store.Name))
+	}
+	for _, node := range slices.Sorted(maps.Keys(s.Store.Breakers)) {
+		switch state := s.Store.Breakers[node]; state {
+		case guard.StateClosed.String():
+			if len(s.Store.Breakers) == 1 {
+				p.line("breaker    closed")
+			}
+		case guard.StateOpen.String():
+			p.strong("breaker    %s open: no request waits for it", printable(node))
+		default:
+			p.strong("breaker    %s %s: a few requests test it", printable(node), strings.ReplaceAll(printable(state), "_", " "))
+		}
+	}
+	if m := s.Store.Memory; m != nil && m.Evicts {
+		p.strong("memory     the server may delete counters: maxmemory-policy is %s", printable(m.Policy))
+	}
+	p.line("answers    %s", p.snapshot.answers())
+	if s.Health.Status != "ok" {
+		for _, c := range s.Health.Checks {
+			if c.Status != "ok" {
+				p.line("health     %s: %s %s", printable(s.Health.Status), printable(c.Name), printable(c.Detail))
+			}
+		}
+	}
+	if o.isFailing {
+		p.excess(s.Store.Instances)
+	}
+}
+
+// maxExcess is how many limits the text about an outage names.
+const maxExcess = 8
+
+// excess says what the limits may admit while the store fails, and when it returns.
+func (p *printer) excess(instances int) {
+	p.line("")
+	p.strong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
+	named := 0
+	for _, r := range p.snapshot.Rules.Rules {
+		for _, l := range r.Limits {
+			if l.Kind != keylimits.Enforced {
+				continue
+			}
+			if named++; named > maxExcess {
+				continue
+			}
+			for _, b := range l.Bounds {
+				if b.When == storeFails || b.When == storeReturns {
+					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), printable(b.Text)))
+				}
+			}
+		}
+	}
+	if named > maxExcess {
+		p.line("  and %d more limits; penstock explain shows their bounds", named-maxExcess)
+	}
+}
+
+// The situations of bounds in an outage.
+const storeFails, storeReturns = "store fails", "store returns"
+
+// wrapped breaks a text between words. Further lines are indented.
+func (p *printer) wrapped(text string) {
+	const indent = "    "
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if len([]rune(line))+1+len([]rune(word)) > p.Width && line != "" {
+			p.line("%s", line)
+			line = indent + word
+			continue
+		}
+		if line == "" {
+			line = text[:len(text)-len(strings.TrimLeft(text, " "))] + word
+			continue
+		}
+		line += " " + word
+	}
+	p.line("%s", line)
+}
+
+// The widths of the columns after the name of a limit.
+const (
+	rateWidth   = 16
+	numberWidth = 10
+	failsWidth  = 12
+)
+
+func (p *printer) rules() {
+	name := p.Width - rateWidth - 3*numberWidth - failsWidth - 2
+	row := func(limit, rate, allowed, denied, near, fails string) {
+		p.line("%s %s%s%s%s  %s", padded(limit, name), padded(rate, rateWidth-1), left(allowed, numberWidth), left(denied, numberWidth), left(near, numberWidth), fails)
+	}
+	p.line("")
+	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
+	rates := p.snapshot.rates()
+	for _, r := range p.snapshot.Rules.Rules {
+		if len(r.Limits) == 0 {
+			row(printable(r.Name), "unlimited", "", "", "", "")
+		}
+		for _, l := range r.Limits {
+			for _, one := range []*adminapi.Limit{&l, l.Candidate} {
+				if one == nil {
+					continue
+				}
+				n := rates[[2]string{r.Name, one.Name}]
+				title := r.Name + "." + one.Name
+				if one.Kind == keylimits.Shadow {
+					title += " (shadow)"
+				}
+				row(printable(title), printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
+			}
+		}
+	}
+}
+
+// fails says briefly what becomes of a limit while the store fails.
+func fails(l *adminapi.Limit) string {
+	if l.Kind != keylimits.Enforced {
+		return "-"
+	}
+	for _, b := range l.Bounds {
+		switch {
+		case b.When != storeFails:
+		case b.Over == nil:
+			return l.OnFailure + " any"
+		default:
+			return fmt.Sprintf("%s +%d", l.OnFailure, *b.Over)
+		}
+	}
+	return l.OnFailure
+}
+
+func (p *printer) offenders() {
+	o := &p.snapshot.Offenders
+	p.line("")
+	p.line("DENIED MOST in %s, of %s", printable(o.Window), counted(max(o.Instances, 1), "instance"))
+	if o.Identities == adminapi.ShowOff {
+		p.line("shown_identities is off")
+		return
+	}
+	if len(o.Offenders) == 0 {
+		p.line("nobody")
+		return
+	}
+	const most = 10
+	name := (p.Width - 2*numberWidth - 2) / 2
+	p.line("%s %s%s%s", padded("KEY", p.Width-name-2*numberWidth-2), padded("LIMIT", name), left("AT LEAST", numberWidth), left("AT MOST", numberWidth))
+	for _, one := range o.Offenders[:min(len(o.Offenders), most)] {
+		p.line("%s %s%s%s", padded(printable(one.Identity), p.Width-name-2*numberWidth-2), padded(printable(one.Rule+"."+one.Limit), name),
+			left(fmt.Sprint(one.AtLeast), numberWidth), left(fmt.Sprint(one.AtMost), numberWidth))
+	}
+	if d := o.Distinct; d != nil && d.Count > most {
+		p.line("about %d different keys were denied", d.Count)
+	}
+}
+
+func (p *printer) instances() {
+	i := &p.snapshot.Instances
+	p.line("")
+	p.line("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
+	if i.Problem != "" {
+		p.line("only this one is shown: %s", printable(i.Problem))
+	}
+	const version, policy = 13, 14
+	host := p.Width - version - policy - 2*numberWidth - failsWidth - 3
+	p.line("%s %s%s%s%s  %s", padded("HOST", host), padded("VERSION", version), padded("POLICY", policy), left("UP", numberWidth), left("DENIED/s", numberWidth), "STORE")
+	for _, one := range i.Instances {
+		name := cmp.Or(one.Host, one.Name)
+		if one.IsSelf {
+			name = "*" + name
+		}
+		denied := rate(0)
+		for _, c := range one.Counts {
+			if isDenied(c.Name) {
+				denied += rate(c.Last10) / 10
+			}
+		}
+		p.line("%s %s%s%s%s  %s", padded(printable(name), host), padded(printable(one.Version), version), padded(printable(one.Digest), policy),
+			left(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), left(denied.String(), numberWidth), printable(cmp.Or(one.Reason, "ok")))
+	}
+}
+
+func uptimeOf(d time.Duration) string {
+	switch {
+	case d >= 48*time.Hour:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	case d >= time.Hour:
+		return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
+	}
+	return d.Truncate(time.Second).String()
+}
+
+// An outage is whether the store fails now, and why.
+type outage struct {
+	isFailing bool
+	reason    string
+}
+
+// outage reads the breakers and the health: the store counts as failing for ten seconds after its
+// return, but it decides again before.
+func (s *Snapshot) outage() (o outage) {
+	o.reason = s.State.Store.Reason
+	for _, state := range s.State.Store.Breakers {
+		o.isFailing = o.isFailing || state == guard.StateOpen.String()
+	}
+	local, exact := uint64(0), uint64(0)
+	for source, n := range s.sources() {
+		switch source {
+		case penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String():
+			local += n
+		case penstock.FromStore.String():
+			exact += n
+		}
+	}
+	isDegraded := slices.ContainsFunc(s.State.Health.Checks, func(c adminapi.Check) bool {
+		if c.Name != "store" || c.Status == "ok" {
+			return false
+		}
+		o.reason = cmp.Or(o.reason, strings.TrimPrefix(c.Detail, "degraded: "))
+		return true
+	})
+	o.isFailing = o.isFailing || isDegraded && (local > 0 || exact == 0)
+	o.reason = cmp.Or(o.reason, "it gives no answer")
+	return o
+}
+
+// sources returns how many requests each source has decided in the last seconds.
+func (s *Snapshot) sources() map[string]uint64 {
+	all := make(map[string]uint64)
+	for _, l := range s.Now.Lines {
+		if source, ok := strings.CutPrefix(l.Name, metrics.SourcePrefix); ok && l.Rule == "" {
+			for _, n := range l.Counts {
+				all[source] += uint64(n)
+			}
+		}
+	}
+	return all
+}
+
+// answers says who decides the requests of this instance.
+func (s *Snapshot) answers() string {
+	meanings := map[string]string{
+		penstock.FromFallback.String(): "local, by this instance's share", penstock.FromOpen.String(): "admitted uncounted", penstock.FromClosed.String(): "rejected",
+		penstock.FromDenyCache.String(): "deny cache",
+	}
+	var parts []string
+	sources := s.sources()
+	for _, source := range slices.Sorted(maps.Keys(sources)) {
+		if n := sources[source]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], printable(source)), rate(n)/nowSeconds))
+		}
+	}
+	if parts == nil {
+		return "no requests in the last seconds"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// limitRates are those of a limit, of all instances.
+type limitRates struct{ allowed, denied, near rate }
+
+// rates returns those of all limits, by rule and limit.
+func (s *Snapshot) rates() map[[2]string]limitRates {
+	all := make(map[[2]string]limitRates)
+	for _, c := range s.State.AllTotal {
+		n := all[[2]string{c.Rule, c.Limit}]
+		switch per := rate(c.Last10) / 10; {
+		case c.Name == "allowed", c.Name == "failed_open", c.Name == "shadow_allowed":
+			n.allowed += per
+		case isDenied(c.Name), c.Name == "shadow_denied":
+			n.denied += per
+		case c.Name == "near_limit":
+			n.near += per
+		}
+		all[[2]string{c.Rule, c.Limit}] = n
+	}
+	return all
+}
+
+func isDenied(outcome string) bool {
+	return outcome == "denied" || outcome == "failed_closed" || outcome == "denied_new_identity"
+}
+
+// A rate is a number of requests per second.
+type rate float64
+
+func (r rate) String() string {
+	switch {
+	case r == 0:
+		return "0"
+	case r < 100:
+		return fmt.Sprintf("%.1f", float64(r))
+	}
+	return fmt.Sprintf("%.0f", float64(r))
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// printable replaces what a terminal could obey: names and identities may be those of clients.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '�'
+		}
+		return r
+	}, text)
+}
+
+// fit cuts a text to a width. Letters of double width are rare here, and cut the same.
+func fit(text string, width int) string {
+	letters := []rune(text)
+	if len(letters) <= width {
+		return strings.TrimRight(text, " ")
+	}
+	return string(letters[:width-1]) + "…"
+}
+
+// padded cuts or fills a text to a width.
+func padded(text string, width int) string {
+	text = fit(text, width)
+	return text + strings.Repeat(" ", max(width-len([]rune(text)), 0))
+}
+
+// left puts a number at the right end of a column.
+func left(text string, width int) string {
+	text = fit(text, width-1)
+	return strings.Repeat(" ", max(width-len([]rune(text)), 0)) + text
+}

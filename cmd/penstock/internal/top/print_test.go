@@ -1,0 +1,117 @@
+package top
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+)
+
+var update = flag.Bool("update", false, "write testdata")
+
+func number(n int64) *int64 { return &n }
+
+// sample is an instance with a rule, while its store fails.
+func sample() *Snapshot {
+	at := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+	limit := adminapi.Limit{
+		Name: "hour", Kind: "enforced", Rates: []string{"3 per 1h"}, OnFailure: "local",
+		Bounds: []adminapi.Bound{
+			{When: "always", Over: number(0), Text: "3 units"},
+			{When: "store fails", Over: number(2), Text: "2 instances with a share each: 1 unit more by rounding, and up to 1 at the beginning if one of them had used the whole limit"},
+			{When: "store returns", Over: number(4), Text: "4 units more around the end"},
+		},
+		Candidate: &adminapi.Limit{Name: "hour.candidate", Kind: "candidate", Rates: []string{"2 per 1h"}},
+	}
+	open := adminapi.Limit{Name: "all", Kind: "enforced", Rates: []string{"5 per 1s"}, OnFailure: "open", Bounds: []adminapi.Bound{{When: "store fails", Text: "everything passes"}}}
+	s := &Snapshot{
+		State: adminapi.State{
+			Time: at, Health: adminapi.Health{Status: "degraded", Checks: []adminapi.Check{{Name: "service", Status: "ok"}, {Name: "store", Status: "degraded", Detail: "degraded: unreachable"}}},
+			Store: adminapi.StoreState{Name: "redis://localhost:6379", IsFailing: true, Reason: "unreachable", Breakers: map[string]string{"localhost:6379": "open"}, Instances: 2},
+			AllTotal: []adminapi.Count{
+				{Rule: "login", Limit: "hour", Name: "allowed", Last10: 1234, Last60: 5000}, {Rule: "login", Limit: "hour", Name: "denied", Last10: 25},
+				{Rule: "login", Limit: "hour", Name: "near_limit", Last10: 3}, {Rule: "login", Limit: "hour.candidate", Name: "shadow_denied", Last10: 7},
+			},
+		},
+		Rules: adminapi.Rules{Rules: []adminapi.Rule{
+			{Name: "login", Limits: []adminapi.Limit{limit, open}}, {Name: "health\x1b[2J", Unlimited: true},
+		}},
+		Offenders: adminapi.Offenders{Window: "5m", Identities: "masked", Instances: 2, Distinct: &adminapi.Distinct{Count: 1200}, Offenders: []adminapi.Offender{
+			{Rule: "login", Limit: "hour", Identity: "key:ab…\x1b]0;x\ayz#01234567", AtLeast: 1000, AtMost: 1004},
+			{Rule: "login", Limit: "hour", Identity: "ip:2001:db8:1234::/48#89abcdef" + strings.Repeat("x", 60), AtLeast: 7, AtMost: 7},
+		}},
+		Instances: adminapi.Instances{Registered: 2, Problem: "the store gives no answer: unreachable", Instances: []adminapi.Instance{
+			{IsSelf: true, Host: "web-1", Version: "0.9.1", Digest: "1a2b3c4d5e6f", Started: at.Add(-50 * time.Hour), Reason: "unreachable", Counts: []adminapi.Count{{Name: "denied", Last10: 25}}},
+			{Host: "web-2", Version: "0.9.1", Digest: "1a2b3c4d5e6f", Started: at.Add(-90 * time.Minute)},
+		}},
+		Now: adminapi.History{Lines: []adminapi.Line{{Name: "source:fallback", Counts: []uint32{100, 146}}, {Name: "source:deny_cache", Counts: []uint32{0, 5}}, {Name: "error:unreachable", Counts: []uint32{0, 5}}}},
+	}
+	return s
+}
+
+// The tables fit into 80 columns, and texts of clients cannot steer the terminal.
+func TestTablesOfAnOutage(t *testing.T) {
+	time.Local = time.UTC
+	lines := sample().Print(View{Width: 80, Notice: "NO ANSWER for 3s"})
+	text := strings.Join(lines, "\n") + "\n"
+	if *update {
+		if err := os.WriteFile("testdata/outage.txt", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/outage.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text != string(want) {
+		t.Errorf("-update writes this to testdata/outage.txt:\n%s", text)
+	}
+	for _, width := range []int{1, 40, 72, 80, 200} {
+		for _, line := range sample().Print(View{Width: width}) {
+			if len([]rune(line)) > width || strings.ContainsAny(line, "\x1b\a\n") {
+				t.Errorf("width %d: %q", width, line)
+			}
+		}
+	}
+	if got := sample().Print(View{Width: 80, Height: 5}); len(got) != 5 {
+		t.Errorf("height 5: %d lines", len(got))
+	}
+	_ = new(Snapshot).Print(View{}) // what a wrong answer leaves
+}
+
+// The store is shown as failing while nothing answers, and as back as soon as it decides.
+func TestStoreIsBackWhenItDecides(t *testing.T) {
+	const fails, answers = "FAILING: unreachable", "answers again"
+	for name, c := range map[string]struct {
+		change func(*Snapshot)
+		want   string
+	}{
+		"open":        {func(*Snapshot) {}, fails},
+		"no requests": {func(s *Snapshot) { s.State.Store.Breakers = nil; s.Now.Lines = nil }, fails},
+		"half open": {func(s *Snapshot) {
+			s.State.Store.Breakers["localhost:6379"] = "half_open"
+		}, "half open: a few requests test it"},
+		"local answers": {func(s *Snapshot) {
+			s.State.Store.Breakers["localhost:6379"] = "closed"
+			s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "source:store", Counts: []uint32{1}})
+		}, fails},
+		"back": {func(s *Snapshot) {
+			s.State.Store.Breakers["localhost:6379"] = "closed"
+			s.Now.Lines = []adminapi.Line{{Name: "source:store", Counts: []uint32{1}}}
+		}, answers},
+		"well": {func(s *Snapshot) {
+			s.State.Store = adminapi.StoreState{Name: "redis://localhost:6379"}
+			s.State.Health = adminapi.Health{Status: "ok"}
+		}, "6379 ok"},
+	} {
+		s := sample()
+		c.change(s)
+		text := strings.Join(s.Print(View{Width: 80}), "\n")
+		if !strings.Contains(text, c.want) || strings.Contains(text, "WITHOUT THE STORE") != (c.want != answers && c.want != "6379 ok") {
+			t.Errorf("%s: want %q in\n%s", name, c.want, text)
+		}
+	}
+}

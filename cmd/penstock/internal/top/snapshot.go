@@ -1,0 +1,98 @@
+// Package top shows what a running instance limits, as a table for a terminal.
+package top
+
+import (
+	"context"
+	"net/url"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+)
+
+// A Snapshot is what the admin API answered at one time. As JSON it has the API's names.
+type Snapshot struct {
+	State     adminapi.State     `json:"state"`
+	Rules     adminapi.Rules     `json:"rules"`
+	Offenders adminapi.Offenders `json:"offenders"`
+	Instances adminapi.Instances `json:"instances"`
+	Now       adminapi.History   `json:"now"` // who decided in the last seconds, and which errors occurred
+}
+
+// An Ask reads a path of the admin API, below its prefix, into answer.
+type Ask func(ctx context.Context, path string, answer any) error
+
+// nowSeconds is the time over which Now is added up: short enough to notice an outage within two
+// seconds.
+const nowSeconds = 2
+
+// Read reads all parts. rule chooses one rule; "" is all.
+func Read(ctx context.Context, ask Ask, rule string) (*Snapshot, error) {
+	s := new(Snapshot)
+	for _, part := range []struct {
+		path   string
+		answer any
+	}{
+		{"rules", &s.Rules},
+		{"offenders?limit=100", &s.Offenders},
+		{"instances", &s.Instances},
+	} {
+		if err := ask(ctx, part.path, part.answer); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.Refresh(ctx, ask); err != nil {
+		return nil, err
+	}
+	s.keep(rule)
+	return s, nil
+}
+
+// Refresh reads again what changes first when the store fails.
+func (s *Snapshot) Refresh(ctx context.Context, ask Ask) error {
+	s.State, s.Now = adminapi.State{}, adminapi.History{}
+	if err := ask(ctx, "state", &s.State); err != nil {
+		return err
+	}
+	return ask(ctx, "history?"+url.Values{"rule": {""}, "last": {"2"}}.Encode(), &s.Now)
+}
+
+// keep removes what is not of a rule.
+func (s *Snapshot) keep(rule string) {
+	if rule == "" {
+		return
+	}
+	rules := []adminapi.Rule{}
+	for _, r := range s.Rules.Rules {
+		if r.Name == rule {
+			rules = append(rules, r)
+		}
+	}
+	s.Rules.Rules = rules
+	offenders := []adminapi.Offender{}
+	for _, o := range s.Offenders.Offenders {
+		if o.Rule == rule {
+			offenders = append(offenders, o)
+		}
+	}
+	s.Offenders.Offenders = offenders
+}
+
+// HasRule tells whether there is a rule of this name.
+func (s *Snapshot) HasRule(name string) bool {
+	for _, r := range s.Rules.Rules {
+		if r.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// self is the instance that answered, and how long it has run.
+func (s *Snapshot) self() (self adminapi.Instance, uptime time.Duration) {
+	for _, i := range s.Instances.Instances {
+		if i.IsSelf {
+			return i, s.State.Time.Sub(i.Started)
+		}
+	}
+	return self, 0
+}
