@@ -79,7 +79,8 @@ func New(o Options) (*Client, error) {
 // Close closes connections that are not in use.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// Send sends a request and reads its answer. With a body it posts JSON, otherwise it reads the path.
+// Send sends a request and reads its answer. With a body it posts JSON, otherwise it reads the
+// path.
 // Redirects are not followed, so the token reaches nobody else.
 func (c *Client) Send(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
 	res, err := c.open(ctx, path, body)
