@@ -80,8 +80,7 @@ func New(o Options) (*Client, error) {
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
 // Send sends a request and reads its answer. With a body it posts JSON, otherwise it reads the
-// path.
-// Redirects are not followed, so the token reaches nobody else.
+// path. Redirects are not followed, so no other host gets the token.
 func (c *Client) Send(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
 	res, err := c.open(ctx, path, body)
 	if err != nil {
@@ -158,7 +157,7 @@ func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Resp
 	return res, nil
 }
 
-// hint says how to mend an error of the connection.
+// hint says how to fix an error of the connection.
 func hint(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var record tls.RecordHeaderError
