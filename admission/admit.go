@@ -380,6 +380,7 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
+	a.event.Context = a.call.Context
 	if !a.request.Peek {
 		a.controller.options.Observe(&a.event)
 	}

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -13,6 +14,10 @@ type Event struct {
 	// most: the one that denies for longest, or has the least left. They are empty if no limit
 	// applied. A Key may be a secret: it is the identity as the request named it.
 	Rule, Limit, Algorithm, Key string
+
+	// Context is that of the request, for observers that read its values, such as the span of a trace.
+	// It may be nil in events of transports that are not part of this module.
+	Context context.Context
 
 	Outcome Outcome
 

@@ -124,6 +124,7 @@ func (a *Admission) observeShadow(t *policy.Shadow, s *shadow) {
 	if e.Outcome = ShadowAllowed; !d.Allowed || a.request.IsOver != nil && a.request.IsOver(t.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
+	e.Context = a.call.Context
 	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, t.Charges
 	a.controller.options.Observe(e)
 }

@@ -10,6 +10,9 @@ import (
 
 // An Event is one decision, as Observe reports it.
 type Event struct {
+	// Context is that of the caller, for observers that read its values, such as the span of a trace.
+	Context context.Context
+
 	// Plan is the strictest limit of the decision. Without a decision it is the first charge's. It is
 	// nil for an empty batch and for a charge without a Plan.
 	Plan *penstock.Plan
@@ -58,7 +61,7 @@ type observer struct {
 func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	sent := time.Since(o.start)
 	d, err := o.next.Decide(ctx, charges)
-	e := Event{Charges: len(charges), Latency: time.Since(o.start) - sent}
+	e := Event{Context: ctx, Charges: len(charges), Latency: time.Since(o.start) - sent}
 	if err != nil {
 		e.Err, e.Reason = err, reasonOf(ctx, err)
 	} else {

@@ -165,14 +165,14 @@ func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail st
 }
 
 func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compiledRules, detail string) {
-	g.observe(&admission.Event{Outcome: admission.Malformed})
+	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Malformed})
 	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
 }
 
 // RejectPeer answers a request with 403. It is for handlers that serve trusted proxies only; see
 // IsTrustedProxy. The detail is for the peer: it must contain no secrets.
 func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
-	g.observe(&admission.Event{Outcome: admission.Refused})
+	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
 	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
 }
 

@@ -25,7 +25,8 @@ func (s *Server) observe(j *job, latency time.Duration) {
 	defer panicked.Recover("a decision is observed")
 	e := events.Get().(*admission.Event)
 	*e = admission.Event{
-		Rule: s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.one[0].Plan.Algorithm().Title(), Key: j.key,
+		Context: s.ctx,
+		Rule:    s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.one[0].Plan.Algorithm().Title(), Key: j.key,
 		Outcome: s.outcome(j), Latency: latency, Err: j.err,
 	}
 	if j.err == nil {

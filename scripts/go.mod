@@ -22,6 +22,7 @@ require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/lmittmann/tint v1.2.1 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/penstock/penstock/observe/prometheus v0.1.0 // indirect
 	github.com/planetscale/vtprotobuf v0.6.1-0.20240319094008-0393e58bdf10 // indirect
 	github.com/prometheus/client_golang v1.25.0 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
@@ -55,3 +56,5 @@ replace github.com/penstock/penstock => ../
 replace github.com/penstock/penstock/grpclimit => ../grpclimit
 
 replace github.com/penstock/penstock/cmd/penstock => ../cmd/penstock
+
+replace github.com/penstock/penstock/observe/prometheus => ../observe/prometheus

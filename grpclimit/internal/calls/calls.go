@@ -166,11 +166,11 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	rules := g.rules()
 	host, ok := policy.CleanHost(c.Authority)
 	if !ok {
-		return nil, g.malformed("the authority is malformed; send a name or an address, and a port if need be")
+		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, and a port if need be")
 	}
 	path, err := rules.Paths().Clean(c.Method)
 	if err != nil {
-		return nil, g.malformed("the method is malformed; send /package.Service/Method")
+		return nil, g.malformed(ctx, "the method is malformed; send /package.Service/Method")
 	}
 	a := &attributes{gate: g, call: c, ctx: ctx}
 	a.single[policy.KindMethod], a.single[policy.KindHost], a.single[policy.KindPath] = cmp.Or(c.HTTPMethod, http.MethodPost), host, path
@@ -185,9 +185,9 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 }
 
 // malformed refuses a call that cannot be read in one way.
-func (g *Gate) malformed(detail string) *Refusal {
+func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 	if g.options.Observe != nil {
-		g.options.Observe(&admission.Event{Outcome: admission.Malformed})
+		g.options.Observe(&admission.Event{Context: ctx, Outcome: admission.Malformed})
 	}
 	return &Refusal{Outcome: admission.Malformed, Message: detail}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -239,18 +240,17 @@ func (c *Core) selfTest(ctx context.Context) {
 
 // Observe counts and reports the event of one request.
 func (c *Core) Observe(e *admission.Event) {
-	c.Metrics.CountRequest(metrics.Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
+	c.Metrics.ObserveRequest(e)
 	c.Activity.Observe(e)
 	// The guards around Redis report its failures themselves. They do not report a charge that cannot
 	// be sent.
 	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
-		c.storeFailed(e.Err)
+		c.noteFailure(e.Err)
 	}
 	isUndecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
 	if isShadow := e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied; isShadow || isUndecided || e.Outcome == admission.DeniedNewIdentity {
 		return
 	}
-	c.Metrics.Decided(e.Source)
 	switch e.Source {
 	case penstock.FromStore:
 		c.health.answered()
@@ -264,7 +264,7 @@ func (c *Core) Observe(e *admission.Event) {
 
 // TokenRejected counts a request whose token is rejected. It logs one of many.
 func (c *Core) TokenRejected(e *policy.TokenError) {
-	c.Metrics.TokenRejected(e.Reason)
+	c.Metrics.TokenRejected(e)
 	if skipped, isDue := c.tokens.Due(); isDue {
 		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
 	}
@@ -302,7 +302,7 @@ func (c *Core) Checks() []admin.Check {
 				return admin.Degraded, "degraded: " + reason
 			}
 			if err := c.probe(ctx); err != nil {
-				return admin.Degraded, "degraded: " + reasonOf(err)
+				return admin.Degraded, "degraded: " + observe.Reason(err)
 			}
 			return admin.OK, ""
 		}},

@@ -6,8 +6,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
-	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
 )
 
 // guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
@@ -33,21 +33,25 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	c.guarded = g
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
-	c.Metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts})
+	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts})
 	return g, nil
 }
 
 // storeFailed counts and logs a call for which the store made no decision.
 func (c *Core) storeFailed(err error) {
-	e := penstock.AsStoreError(err)
-	c.Metrics.Error(reasonOf(err), e != nil && e.MayBeCharged)
+	c.Metrics.CountError(err)
+	c.noteFailure(err)
+}
+
+// noteFailure is storeFailed for a call that Metrics has counted already.
+func (c *Core) noteFailure(err error) {
 	c.Activity.Store.Fail()
 	c.health.failed(err)
 }
 
 func (c *Core) breakerChanged(node string, from, to guard.State) {
-	c.Metrics.BreakerChanged(to)
-	node = metrics.Node(node)
+	c.Metrics.BreakerChanged(node, from, to)
+	node = observe.Node(node)
 	switch {
 	case to == guard.StateClosed:
 		c.Log.Info("circuit breaker closed: the store is used again", "node", node)

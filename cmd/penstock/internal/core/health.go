@@ -1,13 +1,13 @@
 package core
 
 import (
-	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/observe"
 )
 
 // health logs the beginning, progress and end of a store outage: one line for each reason and
@@ -44,7 +44,7 @@ const (
 // failed records a call for which the store made no decision. An open breaker is not a reason of
 // its own: such a call counts for the failure that opened it.
 func (h *health) failed(err error) {
-	reason := reasonOf(err)
+	reason := observe.Reason(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
@@ -89,7 +89,7 @@ func (h *health) answered() {
 func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.reason, h.cause = reasonOf(err), err
+	h.reason, h.cause = observe.Reason(err), err
 	h.isFailing.Store(true)
 }
 
@@ -105,7 +105,7 @@ func (h *health) tested(err error) (isFirstSign bool) {
 	case err == nil:
 		h.missed = 0
 	case h.isFailing.Load():
-		h.reason, h.cause = reasonOf(err), err
+		h.reason, h.cause = observe.Reason(err), err
 	default:
 		h.missed++
 		return h.missed >= maxMissed
@@ -121,17 +121,6 @@ func (h *health) currentReason() string {
 		return ""
 	}
 	return h.reason
-}
-
-// reasonOf is the reason of an error, by its name in the metrics.
-func reasonOf(err error) string {
-	if e := penstock.AsStoreError(err); e != nil {
-		return e.Reason.String()
-	}
-	if errors.Is(err, penstock.ErrInvalid) {
-		return "invalid"
-	}
-	return "other"
 }
 
 // withHint adds to the attributes of a log line how to fix the error, if that is known.

@@ -79,7 +79,7 @@ func TestNewReasonIsLoggedAtOnce(t *testing.T) {
 // watched returns a core that only polls its store.
 func watched(t *testing.T, probe func(context.Context) error) (*Core, *logbuffer.Buffer) {
 	log := new(logbuffer.Buffer)
-	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("")})
+	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("", nil)})
 	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
 	c.store.probe = probe
 	ctx, stop := context.WithCancel(t.Context())

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -15,7 +15,7 @@ import (
 type Policy struct {
 	File      string
 	Digest    string         // as penstock validate prints it
-	Rules     []metrics.Rule // a row for each limit
+	Rules     []observe.Rule // a row for each limit
 	OnFailure string         // failure modes of the limits, for the log
 	Warnings  []string       // about likely mistakes
 	EmptyDeny []string       // files of the deny list without values
@@ -36,22 +36,8 @@ func (p Policy) LogWarnings(log *slog.Logger) { logWarnings(log, p.Warnings) }
 
 func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 	rules := file.Rules
-	p := Policy{File: file.Files[0], Digest: file.Digest, EmptyDeny: rules.EmptyDeny(), OnFailure: describe.FailureModes(rules.Rules())}
+	p := Policy{File: file.Files[0], Digest: file.Digest, Rules: observe.RulesOf(rules), EmptyDeny: rules.EmptyDeny(), OnFailure: describe.FailureModes(rules.Rules())}
 	p.server, _ = policy.SectionOf[*settings.Section](rules)
-	add := func(l *policy.Limit) {
-		p.Rules = append(p.Rules, metrics.Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
-	}
-	for _, rule := range rules.Rules() {
-		if limit := rule.NewIdentities; limit != nil {
-			p.Rules = append(p.Rules, metrics.Rule{Name: rule.Name, Limit: limit.Name(), Algorithm: limit.Algorithm().Title()})
-		}
-		for _, l := range rule.Limits {
-			add(l)
-			if l.Candidate != nil {
-				add(l.Candidate)
-			}
-		}
-	}
 	if names := rules.ByHost(); len(names) > 0 && !s.PreserveHost {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("rule %s matches the host, but the upstream gets its own name as Host, not the client's. "+
 			"A client can evade the rule with another host, unless the upstream reads X-Forwarded-Host; set preserve_host", names[0]))

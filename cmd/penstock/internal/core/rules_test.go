@@ -38,7 +38,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	}
 	write("one")
 	log := new(logbuffer.Buffer)
-	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New(""), log: log.Logger()}
+	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil), log: log.Logger()}
 	loads, release := make(chan string, 10), make(chan struct{})
 	first := true
 	if err := r.watch(func(next *policyfile.Policy) {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock/penstock/observe"
+	penstockprom "github.com/penstock/penstock/observe/prometheus"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -108,9 +110,9 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	servers := slices.Clone(health.Servers)
 	slices.SortFunc(servers, func(a, b redisstore.Server) int { return strings.Compare(a.Server, b.Server) })
-	for _, s := range servers[:min(len(servers), maxNodes)] {
+	for _, s := range servers[:min(len(servers), observe.MaxNodes)] {
 		for _, series := range serverSeriesOf {
-			send(series.desc, series.kind, series.value(&s), Node(s.Server))
+			send(series.desc, series.kind, series.value(&s), observe.Node(s.Server))
 		}
 	}
 	if health.Keys == nil {
@@ -124,16 +126,16 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 // ruleKeys returns the keys of each rule. Keys of the store itself and of deleted rules are under
 // other. If there are many rules, those without keys are left out.
 func (c storeCollector) ruleKeys(groups map[string]float64) map[string]float64 {
-	rules := *c.metrics.rules.Load()
-	all := map[string]float64{otherLabel: 0}
-	for rule := range rules {
-		if len(rules) <= manyRules || groups[rule.Name] > 0 {
+	rules := c.metrics.Rules()
+	all := map[string]float64{observe.Other.Name: 0}
+	for _, rule := range rules {
+		if len(rules) <= penstockprom.ManyRules || groups[rule.Name] > 0 {
 			all[rule.Name] = 0
 		}
 	}
 	for group, n := range groups {
 		if _, isRule := all[group]; !isRule {
-			group = otherLabel
+			group = observe.Other.Name
 		}
 		all[group] += n
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/penstock/penstock/observe"
+	penstockprom "github.com/penstock/penstock/observe/prometheus"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -22,8 +24,8 @@ func aStore() StoreHealth {
 }
 
 func TestStoreHasMetrics(t *testing.T) {
-	m := New("")
-	m.SetRules([]Rule{search, {"search", "day", "fixed-window"}, login})
+	m := New("", nil)
+	m.SetRules([]Rule{{Name: "search", Limit: "second"}, {Name: "search", Limit: "day"}, {Name: "login", Limit: "hour"}})
 	if strings.Contains(pageOf(m), "rate_limiter_store_") {
 		t.Error("without Redis there are series of it")
 	}
@@ -51,14 +53,14 @@ func TestStoreHasMetrics(t *testing.T) {
 }
 
 func TestSeriesOfTheStoreAreBounded(t *testing.T) {
-	m := New("")
+	m := New("", nil)
 	var rules []Rule
-	for i := range manyRules + 1 {
-		rules = append(rules, Rule{fmt.Sprint("rule", i), "a", "b"})
+	for i := range penstockprom.ManyRules + 1 {
+		rules = append(rules, Rule{Name: fmt.Sprint("rule", i), Limit: "a", Algorithm: "b"})
 	}
 	m.SetRules(rules)
 	health := StoreHealth{Keys: &redisstore.KeySample{Groups: map[string]float64{"rule7": 1}}}
-	for i := range maxNodes + 10 {
+	for i := range observe.MaxNodes + 10 {
 		health.Servers = append(health.Servers, redisstore.Server{Memory: redisstore.Memory{Server: fmt.Sprint("10.0.0.1:", i)}})
 	}
 	for i := range 10_000 {
@@ -66,8 +68,8 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 	}
 	m.Store(func() StoreHealth { return health })
 	page := pageOf(m)
-	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != maxNodes {
-		t.Errorf("%d nodes have series; want %d", n, maxNodes)
+	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != observe.MaxNodes {
+		t.Errorf("%d nodes have series; want %d", n, observe.MaxNodes)
 	}
 	if n := strings.Count(page, "\nrate_limiter_store_rule_keys{"); n != 2 || !strings.Contains(page, `rule_keys{rule="other"} 10000`) {
 		t.Errorf("%d rules have series; want 2", n)

@@ -27,3 +27,5 @@ replace (
 )
 
 replace github.com/penstock/penstock/grpclimit => ../../../../grpclimit
+
+replace github.com/penstock/penstock/observe/prometheus => ../../../../observe/prometheus

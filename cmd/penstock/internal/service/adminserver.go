@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
-	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -105,7 +105,7 @@ func (s *service) storeInfo(context.Context) adminapi.StoreState {
 	now := s.core.StoreState()
 	info := adminapi.StoreState{Name: s.Settings.StoreName(), IsFailing: now.Reason != "", Reason: now.Reason, Breakers: map[string]string{}, Instances: now.Instances}
 	for node, state := range now.Breakers {
-		info.Breakers[metrics.Node(node)] = state.String()
+		info.Breakers[observe.Node(node)] = state.String()
 	}
 	if m := now.Memory; m != nil {
 		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Server, Evicts: m.Evicts()}

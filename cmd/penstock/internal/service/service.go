@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version)}
+	s := &service{Options: o, metrics: metrics.New(o.Version, nil)}
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}

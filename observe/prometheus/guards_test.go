@@ -1,17 +1,17 @@
-package metrics
+package penstockprom
 
 import (
-	"fmt"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock"
+	"github.com/prometheus/common/expfmt"
+
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
 )
 
 // someGuards are guards with different numbers everywhere.
-var someGuards = Guards{
+var someGuards = observe.Guards{
 	Stats: func() guard.Stats {
 		return guard.Stats{
 			Deny:     guard.DenyStats{Entries: 12},
@@ -24,29 +24,27 @@ var someGuards = Guards{
 	Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 }
 
-func pageOf(m *Metrics) string {
-	recorder := httptest.NewRecorder()
-	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
-	return recorder.Body.String()
+// page is a scrape in text.
+func (s scraped) page(t *testing.T) string {
+	t.Helper()
+	var page strings.Builder
+	for _, family := range s.gather(t) {
+		if _, err := expfmt.MetricFamilyToText(&page, family); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return page.String()
 }
 
 func TestGuardsHaveMetrics(t *testing.T) {
-	m := New("")
-	for range 7 {
-		m.Decided(penstock.FromFallback)
-	}
-	m.Decided(penstock.FromClosed)
-	m.BreakerChanged(guard.StateOpen)
-	if page := pageOf(m); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
+	s := newScraped(Options{})
+	s.BreakerChanged("", guard.StateClosed, guard.StateOpen)
+	if page := s.page(t); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
 		t.Error("there are series of guards without guards")
 	}
-	m.Guards(someGuards)
-	page := pageOf(m)
+	s.SetGuards(someGuards)
+	page := s.page(t)
 	lines := []string{
-		`rate_limiter_decisions_total{source="store"} 0`,
-		`rate_limiter_decisions_total{source="fallback"} 7`,
-		`rate_limiter_decisions_total{source="open"} 0`,
-		`rate_limiter_decisions_total{source="closed"} 1`,
 		`rate_limiter_breaker_state{node="default"} 0`,
 		`rate_limiter_breaker_state{node="10.0.0.1:6379"} 2`,
 		`rate_limiter_breaker_state{node="10.0.0.2:6379"} 1`,
@@ -71,33 +69,9 @@ func TestGuardsHaveMetrics(t *testing.T) {
 			t.Errorf("the page lacks %s", line)
 		}
 	}
+	s.SetGuards(observe.Guards{})
+	if page := s.page(t); strings.Contains(page, "rate_limiter_instances") || strings.Contains(page, "rate_limiter_scripts") {
+		t.Error("functions that are not set have series")
+	}
 	t.Logf("counted: %d series of guards", len(lines))
-}
-
-func TestErrorsWithUnknownOutcomeAreCountedSeparately(t *testing.T) {
-	m := New("")
-	want := 0
-	for i, reason := range reasons {
-		for range i + 1 {
-			m.Error(reason, i%3 == 0)
-		}
-		if i%3 == 0 {
-			want += i + 1
-		}
-	}
-	if got, _ := sums(t, m); got["rate_limiter_decisions_unknown_outcome_total"] != float64(want) {
-		t.Errorf("counted %v; want %d", got["rate_limiter_decisions_unknown_outcome_total"], want)
-	}
-}
-
-func TestManyNodesMakeFewSeries(t *testing.T) {
-	breakers := map[string]guard.State{"": guard.StateClosed}
-	for i := range 1000 {
-		breakers[fmt.Sprintf("10.0.0.%04d:6379", i)] = guard.StateClosed
-	}
-	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
-	all := shown(breakers)
-	if len(all) != maxNodes+1 || all["other"] != guard.StateOpen || all["default"] != guard.StateClosed {
-		t.Errorf("%d nodes have %d series; the label other is %v", len(breakers), len(all), all["other"])
-	}
 }

@@ -1,0 +1,45 @@
+package admission_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+type requestKey struct{}
+
+// Every event has the context of its request: those of shadows and of requests without a limit too.
+func TestEventsHaveTheContextOfTheirRequest(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: a, match: {path: /a}, per: global, limits: [{name: x, rate: 1/h}, {name: y, rate: 1/h, shadow: true}]}
+`)
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if id, _ := e.Context.Value(requestKey{}).(string); id == "r1" {
+			seen[e.Outcome.String()]++
+		} else {
+			t.Errorf("an event with outcome %s has the context of request %q", e.Outcome, id)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.WithValue(t.Context(), requestKey{}, "r1")
+	for _, call := range []*policy.NamedCall{{Rule: "a", Key: "user:1", Cost: 1}, {Rule: "a", Key: "user:1", Cost: 1}, {Rule: "none", Key: "user:1", Cost: 1}} {
+		a, _, _ := c.Admit(ctx, admission.Request{Named: call})
+		a.Done(admission.Result{})
+	}
+	for _, outcome := range []string{"allowed", "denied", "shadow_allowed", "shadow_denied", "malformed"} {
+		if seen[outcome] != 1 {
+			t.Errorf("%d events with outcome %s; want 1 (%v)", seen[outcome], outcome, seen)
+		}
+	}
+}

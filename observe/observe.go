@@ -1,0 +1,264 @@
+// Package observe counts what package admission, the guards and the stores report. Modules
+// observe/prometheus and observe/otel export these counts; a program that uses one of them needs
+// this package only to name its rules.
+//
+// Traffic never makes a series: each Rule is set by the program, and no key is ever part of a
+// series.
+package observe
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Histogram records the latencies of one Rule. Many goroutines call it at once.
+type Histogram interface {
+	Observe(ctx context.Context, latency time.Duration)
+}
+
+// Options are for modules that export Counts. The zero value is useful.
+type Options struct {
+	// Histogram makes the histogram of a Rule, before its first latency. It must not call the Counts.
+	// Default: latencies are not recorded.
+	Histogram func(Rule) Histogram
+
+	// Removed is called with each Rule that ends and had a Histogram. It must not call the Counts.
+	// Default: nothing is called.
+	Removed func(Rule)
+}
+
+// Counts are those of one process. Make them with New. Many goroutines may use them at once.
+type Counts struct {
+	options Options
+	rules   atomic.Pointer[map[Rule]*series]
+
+	mu    sync.Mutex        // held while rules change, and while a rule gets its histogram
+	kept  []Rule            // those that are never removed
+	owned map[string][]Rule // by their owner
+
+	waiting atomic.Pointer[[]func() int]
+	guards  atomic.Pointer[Guards]
+
+	decisions      []atomic.Uint64 // by source
+	errors         []atomic.Uint64 // by the index of their reason
+	unknownOutcome atomic.Uint64
+	tokensRejected []atomic.Uint64 // by the index of their reason
+	breakerChanges []atomic.Uint64 // by the new state
+}
+
+// series are the numbers of one Rule.
+type series struct {
+	outcomes [numOutcomes]atomic.Uint64 // of each outcome
+	latency  atomic.Pointer[Histogram]  // nil until the first latency
+}
+
+// numOutcomes is at least the number of outcomes.
+const numOutcomes = 16 // a fixed number, so that a series is one block of memory
+
+// outcomes, sources, reasons, tokenReasons and states are all labels of their kind.
+var (
+	outcomes     = admission.Outcomes()
+	sources      = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
+	reasons      = append(storeReasons(), invalid, otherLabel) // unknown reasons are counted as "other"
+	tokenReasons = policy.TokenReasons()
+	states       = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
+)
+
+const invalid = "invalid"
+
+func storeReasons() (names []string) {
+	for _, r := range penstock.Reasons() {
+		names = append(names, r.String())
+	}
+	return names
+}
+
+// New makes Counts without rules.
+func New(o Options) *Counts {
+	if o.Removed == nil {
+		o.Removed = func(Rule) {}
+	}
+	c := &Counts{
+		options: o, kept: []Rule{Other}, owned: make(map[string][]Rule),
+		decisions: make([]atomic.Uint64, len(sources)), errors: make([]atomic.Uint64, len(reasons)),
+		tokensRejected: make([]atomic.Uint64, len(tokenReasons)), breakerChanges: make([]atomic.Uint64, len(states)),
+	}
+	c.SetRules(nil)
+	return c
+}
+
+// ObserveRequest counts a request. It is for the Observe of admission.Options and of all
+// transports. A latency of 0 means that no store was called.
+//
+// It counts Event.Err too, unless SetGuards was called: the guards report what the store did not
+// decide to ObserveStoreError.
+func (c *Counts) ObserveRequest(e *admission.Event) {
+	c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
+	if e.Outcome != admission.Abandoned {
+		c.countUnguarded(e.Err)
+	}
+	switch e.Outcome {
+	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
+		return
+	}
+	if isUndecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore; !isUndecided {
+		c.countSource(e.Source)
+	}
+}
+
+// ObserveDecision counts a decision as a request, for programs that call a Limiter or a store
+// without package admission. It is for guard.Options.Observe and guard.Observe. The Rule is the one
+// that RulesOfPlans makes of the limit. Do not use it beside ObserveRequest, which counts the same
+// decisions.
+func (c *Counts) ObserveDecision(e guard.Event) {
+	var rule Rule
+	if e.Plan != nil {
+		rule = ruleOf(e.Plan)
+	}
+	outcome := outcomeOf(&e)
+	c.count(e.Context, rule, outcome, e.Latency)
+	if e.Err == nil {
+		c.countSource(e.Source)
+	} else if outcome != admission.Abandoned {
+		c.countUnguarded(e.Err)
+	}
+}
+
+// outcomeOf is what became of a request that one decision was made for.
+func outcomeOf(e *guard.Event) admission.Outcome {
+	switch {
+	case e.Reason == "canceled":
+		return admission.Abandoned
+	case e.Reason == invalid:
+		return admission.Malformed
+	case e.Err != nil, e.Source == penstock.FromClosed && !e.Allowed:
+		return admission.FailedClosed
+	case !e.Allowed:
+		return admission.Denied
+	case e.Source == penstock.FromOpen:
+		return admission.FailedOpen
+	}
+	return admission.Allowed
+}
+
+// ObserveStoreError counts a call for which the store made no decision, unless the caller canceled
+// it. It is for guard.Options.OnStoreError.
+func (c *Counts) ObserveStoreError(e guard.Event) {
+	if e.Reason != "canceled" { // if canceled, no caller waits for the answer
+		c.CountError(e.Err)
+	}
+}
+
+// countUnguarded counts an error unless the guards report it. They do not report a charge that
+// cannot be sent.
+func (c *Counts) countUnguarded(err error) {
+	if err != nil && (c.guards.Load() == nil || Reason(err) == invalid) {
+		c.CountError(err)
+	}
+}
+
+// CountError counts a call of the store that failed, and whether it may have been charged anyway.
+func (c *Counts) CountError(err error) {
+	i := slices.Index(reasons, Reason(err))
+	if i < 0 {
+		i = len(reasons) - 1
+	}
+	c.errors[i].Add(1)
+	if e := penstock.AsStoreError(err); e != nil && e.MayBeCharged {
+		c.unknownOutcome.Add(1)
+	}
+}
+
+// TokenRejected counts a request whose token was rejected. It is for the TokenRejected of
+// admission.Options and of all transports.
+func (c *Counts) TokenRejected(e *policy.TokenError) {
+	if i := slices.Index(tokenReasons, e.Reason); i >= 0 {
+		c.tokensRejected[i].Add(1)
+	}
+}
+
+// BreakerChanged counts a change of a circuit breaker. It is for guard.BreakerOptions.Changed.
+func (c *Counts) BreakerChanged(_ string, _, to guard.State) {
+	if int(to) < len(c.breakerChanges) {
+		c.breakerChanges[to].Add(1)
+	}
+}
+
+// AddWaiting adds a function that counts waiting requests, such as (*admission.Controller).Waiting.
+// Each reading calls all of them.
+func (c *Counts) AddWaiting(now func() int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []func() int
+	if old := c.waiting.Load(); old != nil {
+		all = slices.Clone(*old)
+	}
+	all = append(all, now)
+	c.waiting.Store(&all)
+}
+
+// Guards are functions that read the state of guards and of their store. Each may be nil.
+type Guards struct {
+	Stats      func() guard.Stats                    // of a *guard.Guarded
+	Instances  func() int                            // of a *guard.Guarded
+	ClockSteps func() (back, forward int64)          // of a *redisstore.Store
+	Scripts    func() (missing, loaded, evals int64) // from the Scripts of a *redisstore.Store
+}
+
+// SetGuards adds the series of guards. From then on, the guards must report errors of the store to
+// ObserveStoreError, or the program to CountError.
+func (c *Counts) SetGuards(g Guards) { c.guards.Store(&g) }
+
+// count counts an outcome, under the rule Other if there is no such rule.
+func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome, latency time.Duration) {
+	rules := *c.rules.Load()
+	s := rules[rule]
+	if s == nil {
+		rule, s = Other, rules[Other]
+	}
+	if outcome >= numOutcomes {
+		return
+	}
+	s.outcomes[outcome].Add(1)
+	if latency <= 0 || c.options.Histogram == nil {
+		return
+	}
+	histogram := s.latency.Load()
+	if histogram == nil {
+		if histogram = c.histogram(rule, s); histogram == nil {
+			return
+		}
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	(*histogram).Observe(ctx, latency)
+}
+
+// histogram makes the histogram of a rule; nil if the rule is gone.
+func (c *Counts) histogram(rule Rule, s *series) *Histogram {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if (*c.rules.Load())[rule] != s {
+		return nil
+	}
+	if s.latency.Load() == nil {
+		histogram := c.options.Histogram(rule)
+		s.latency.Store(&histogram)
+	}
+	return s.latency.Load()
+}
+
+func (c *Counts) countSource(s penstock.Source) {
+	if int(s) < len(c.decisions) {
+		c.decisions[s].Add(1)
+	}
+}

@@ -1,0 +1,198 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
+
+// of returns the number of requests of a rule and an outcome, and how many rules there are.
+func (c *Counts) of(rule Rule, o admission.Outcome) (n uint64, rules int) {
+	c.Requests(func(r Rule, byOutcome []uint64) {
+		if rules++; r == rule {
+			n = byOutcome[o]
+		}
+	})
+	return n, rules
+}
+
+func (c *Counts) request(rule Rule, o admission.Outcome) {
+	c.ObserveRequest(&admission.Event{Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm, Outcome: o, Latency: time.Millisecond})
+}
+
+// numbers are the decisions by source, and the errors by reason.
+func (c *Counts) numbers() map[string]uint64 {
+	all := make(map[string]uint64)
+	add := func(name string, n uint64) {
+		if n > 0 {
+			all[name] = n
+		}
+	}
+	c.Decisions(func(s penstock.Source, n uint64) { add("source:"+s.String(), n) })
+	c.Errors(func(reason string, n uint64) { add("error:"+reason, n) })
+	c.TokensRejected(func(reason string, n uint64) { add("token:"+reason, n) })
+	c.BreakerChanges(func(to guard.State, n uint64) { add("breaker:"+to.String(), n) })
+	add("unknown outcome", c.UnknownOutcomes())
+	return all
+}
+
+func TestARuleBesideThePolicyStays(t *testing.T) {
+	c, call := New(Options{}), Rule{"call", "call", "token-bucket"}
+	c.SetRules([]Rule{search})
+	c.request(search, admission.Allowed)
+	c.AddRule(call)
+	for _, rules := range [][]Rule{{search}, {search, login}, {login}, nil, {search}} {
+		c.request(call, admission.Denied)
+		c.SetRules(rules)
+	}
+	if n, rules := c.of(call, admission.Denied); n != 5 || rules != 3 {
+		t.Errorf("%d calls and %d rules are counted; want 5 and 3", n, rules)
+	}
+	if n, _ := c.of(search, admission.Allowed); n != 0 {
+		t.Errorf("a rule that was removed and added has %d requests; want 0", n)
+	}
+	c.SetRules([]Rule{search})
+	c.request(search, admission.Allowed)
+	c.AddRule(login)
+	if n, _ := c.of(search, admission.Allowed); n != 1 {
+		t.Errorf("a rule of the policy has %d requests after another was added; want 1", n)
+	}
+}
+
+// recorded are latencies, by rule.
+type recorded struct {
+	name string
+	all  *[]string
+}
+
+func (r recorded) Observe(ctx context.Context, latency time.Duration) {
+	*r.all = append(*r.all, fmt.Sprint(r.name, " ", latency, " ", ctx != nil))
+}
+
+func TestHistogramsEndWithTheirRules(t *testing.T) {
+	var log []string
+	c := New(Options{
+		Histogram: func(r Rule) Histogram { log = append(log, "new "+r.Name); return recorded{r.Name, &log} },
+		Removed:   func(r Rule) { log = append(log, "removed "+r.Name) },
+	})
+	c.SetRules([]Rule{search, login})
+	c.request(search, admission.Allowed)
+	c.request(search, admission.Denied)
+	c.request(Rule{"unknown", "x", "y"}, admission.Denied)
+	c.ObserveRequest(&admission.Event{Outcome: admission.Unlimited}) // no store was called
+	c.SetRules(nil)
+	c.request(search, admission.Allowed)
+	want := []string{"new search", "search 1ms true", "search 1ms true", "new other", "other 1ms true", "removed search", "other 1ms true"}
+	if fmt.Sprint(log) != fmt.Sprint(want) {
+		t.Errorf("%q; want %q", log, want)
+	}
+}
+
+// Each error is counted once, whether the guards report it or admission does.
+func TestErrorsAreCountedOnce(t *testing.T) {
+	lost := penstock.NewStoreError(penstock.ReasonTimeout, nil)
+	request := func(c *Counts, o admission.Outcome, s penstock.Source, err error) {
+		c.ObserveRequest(&admission.Event{Rule: "search", Limit: "second", Algorithm: "token-bucket", Outcome: o, Source: s, Err: err})
+	}
+	for _, row := range []struct {
+		name   string
+		events func(*Counts)
+		want   string
+	}{
+		{"without guards", func(c *Counts) {
+			request(c, admission.FailedOpen, penstock.FromOpen, lost)
+			request(c, admission.FailedClosed, penstock.FromClosed, errors.New("?"))
+			request(c, admission.Allowed, penstock.FromFallback, lost)
+		}, "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 unknown outcome:2]"},
+		{"with guards", func(c *Counts) {
+			c.SetGuards(Guards{})
+			c.ObserveStoreError(guard.Event{Err: lost, Reason: "timeout"})
+			request(c, admission.Allowed, penstock.FromFallback, lost)
+			c.ObserveStoreError(guard.Event{Err: context.Canceled, Reason: "canceled"})
+			request(c, admission.FailedClosed, penstock.FromClosed, penstock.ErrInvalid)
+		}, "map[error:invalid:1 error:timeout:1 source:closed:1 source:fallback:1 unknown outcome:1]"},
+		{"abandoned", func(c *Counts) { request(c, admission.Abandoned, penstock.FromStore, context.Canceled) }, "map[]"},
+		{"shadows and new identities", func(c *Counts) {
+			request(c, admission.ShadowDenied, penstock.FromStore, nil)
+			request(c, admission.DeniedNewIdentity, penstock.FromStore, nil)
+		}, "map[]"},
+		{"decisions", func(c *Counts) {
+			plan := penstock.PerSecond(1).MustCompile()
+			c.ObserveDecision(guard.Event{Plan: plan, Allowed: true})
+			c.ObserveDecision(guard.Event{Plan: plan, Source: penstock.FromDenyCache})
+			c.ObserveDecision(guard.Event{Err: lost, Reason: "timeout"})
+			c.ObserveDecision(guard.Event{Err: context.Canceled, Reason: "canceled"})
+		}, "map[error:timeout:1 source:deny_cache:1 source:store:1 unknown outcome:1]"},
+		{"others", func(c *Counts) {
+			c.TokenRejected(&policy.TokenError{Reason: "expired"})
+			c.TokenRejected(&policy.TokenError{Reason: "?"})
+			c.BreakerChanged("a", guard.StateClosed, guard.StateOpen)
+			c.BreakerChanged("a", guard.StateClosed, 77)
+			request(c, 200, 200, nil) // an observer of a later version may see more
+		}, "map[breaker:open:1 token:expired:1]"},
+	} {
+		c := New(Options{})
+		c.SetRules([]Rule{search})
+		row.events(c)
+		if got := fmt.Sprint(c.numbers()); got != row.want {
+			t.Errorf("%s: counted %s; want %s", row.name, got, row.want)
+		}
+	}
+}
+
+func TestDecisionsHaveTheOutcomesOfRequests(t *testing.T) {
+	plan := penstock.PerSecond(1).WithName("second").MustCompile()
+	for _, row := range []struct {
+		event guard.Event
+		want  admission.Outcome
+	}{
+		{guard.Event{Allowed: true}, admission.Allowed},
+		{guard.Event{Allowed: true, Source: penstock.FromOpen}, admission.FailedOpen},
+		{guard.Event{}, admission.Denied},
+		{guard.Event{Source: penstock.FromClosed}, admission.FailedClosed},
+		{guard.Event{Err: penstock.ErrUnavailable, Reason: "timeout"}, admission.FailedClosed},
+		{guard.Event{Err: context.Canceled, Reason: "canceled"}, admission.Abandoned},
+		{guard.Event{Err: penstock.ErrInvalid, Reason: "invalid"}, admission.Malformed},
+	} {
+		c := New(Options{})
+		c.SetRules(RulesOfPlans(plan))
+		row.event.Plan = plan
+		c.ObserveDecision(row.event)
+		if n, _ := c.of(ruleOf(plan), row.want); n != 1 {
+			t.Errorf("%+v is not counted as %s", row.event, row.want)
+		}
+	}
+}
+
+func TestManyNodesMakeFewSeries(t *testing.T) {
+	breakers := map[string]guard.State{"": guard.StateClosed}
+	for i := range 1000 {
+		breakers[fmt.Sprintf("10.0.0.%04d:6379", i)] = guard.StateClosed
+	}
+	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
+	all := Breakers(breakers)
+	if len(all) != MaxNodes+1 || all["other"] != 2 || all["default"] != 0 {
+		t.Errorf("%d nodes have %d series; the label other is %v", len(breakers), len(all), all["other"])
+	}
+}
+
+func TestWaitingIsTheSum(t *testing.T) {
+	c := New(Options{})
+	if c.Waiting() != 0 {
+		t.Error("something waits already")
+	}
+	c.AddWaiting(func() int { return 2 })
+	c.AddWaiting(func() int { return 3 })
+	if n := c.Waiting(); n != 5 {
+		t.Errorf("%d wait; want 5", n)
+	}
+}

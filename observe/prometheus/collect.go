@@ -1,0 +1,155 @@
+package penstockprom
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/policy"
+)
+
+var ruleLabels = []string{"rule", "limit", "algorithm"}
+
+// Each request is counted once, by its outcome, and a scrape adds them up. So in every scrape
+// rate_limiter_requests_total is exactly the sum of rate_limiter_allowed_total and
+// rate_limiter_rejected_total. Allowed includes every request that passed, whatever the reason.
+var (
+	requests = newDesc("rate_limiter_requests_total", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.",
+		"rule", "limit", "algorithm", "outcome")
+	allowed        = newDesc("rate_limiter_allowed_total", "Requests that passed: within their limits, without a limit, exempt, or failed open.", ruleLabels...)
+	rejected       = newDesc("rate_limiter_rejected_total", "Requests that did not pass: over a limit, refused, malformed, failed closed, or abandoned by the client.", ruleLabels...)
+	shadowAllowed  = newDesc("rate_limiter_shadow_allowed_total", "Requests that shadows would have allowed.", ruleLabels...)
+	shadowRejected = newDesc("rate_limiter_shadow_rejected_total", "Requests that shadows would have rejected.", ruleLabels...)
+
+	decisions      = newDesc("rate_limiter_decisions_total", "Requests that limits applied to, by the source of the decision.", "source")
+	failures       = newDesc("rate_limiter_errors_total", "Store calls that failed, by reason.", "reason")
+	unknownOutcome = newDesc("rate_limiter_decisions_unknown_outcome_total", "Store calls that failed although their charges may have been made.")
+	tokensRejected = newDesc("rate_limiter_tokens_rejected_total", "Requests whose token was rejected, by reason; they are limited like requests without a token.", "reason")
+	waiting        = newDesc("rate_limiter_requests_waiting", "Requests that wait until their limits allow them.")
+
+	breakerState   = newDesc("rate_limiter_breaker_state", "State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open.", "node")
+	breakerChanges = newDesc("rate_limiter_breaker_changes_total", "Changes of circuit breakers, by their new state.", "to")
+	denials        = newDesc("rate_limiter_deny_cache_entries", "Entries in the denial cache.")
+	leaseUnits     = newDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", "fate")
+	instances      = newDesc("rate_limiter_instances", "Running instances that share this store.")
+	clockSteps     = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
+	scripts        = newDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", "event")
+)
+
+func newDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{
+		requests, allowed, rejected, shadowAllowed, shadowRejected, decisions, failures, unknownOutcome, tokensRejected, waiting,
+		breakerState, breakerChanges, denials, leaseUnits, instances, clockSteps, scripts,
+	} {
+		to <- desc
+	}
+	m.latency.Describe(to)
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(to chan<- prometheus.Metric) {
+	s := samples(to)
+	m.collectRequests(s)
+	m.latency.Collect(to)
+	m.Decisions(func(source penstock.Source, n uint64) { s.counter(decisions, n, source.String()) })
+	m.Errors(func(reason string, n uint64) { s.counter(failures, n, reason) })
+	s.counter(unknownOutcome, m.UnknownOutcomes())
+	m.TokensRejected(func(reason string, n uint64) { s.counter(tokensRejected, n, reason) })
+	s.gauge(waiting, m.Waiting())
+	if g := m.Guards(); g != nil {
+		m.BreakerChanges(func(to guard.State, n uint64) { s.counter(breakerChanges, n, to.String()) })
+		collectGuards(s, g)
+	}
+}
+
+// ManyRules is the number of limits above which a limit without traffic has no series, instead of
+// zeros.
+const ManyRules = 500
+
+func (m *Metrics) collectRequests(s samples) {
+	hasMany := len(m.Rules()) > ManyRules
+	m.Requests(func(rule observe.Rule, byOutcome []uint64) {
+		var sums [observe.NumSums]uint64
+		var total uint64
+		for o, n := range byOutcome {
+			sums[observe.SumOf(admission.Outcome(o))] += n
+			total += n
+		}
+		if hasMany && rule != observe.Other && total == 0 {
+			return
+		}
+		for i, n := range byOutcome {
+			o := admission.Outcome(i)
+			if sum := observe.SumOf(o); sum != observe.Passed && sum != observe.Rejected {
+				continue
+			}
+			if rule == observe.Other || n > 0 || !isWithoutRule(o) && (o == admission.DeniedNewIdentity) == (rule.Limit == policy.NewIdentities) {
+				s.counter(requests, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
+			}
+		}
+		for sum, desc := range [observe.NumSums]*prometheus.Desc{
+			observe.Passed: allowed, observe.Rejected: rejected, observe.ShadowPassed: shadowAllowed, observe.ShadowRejected: shadowRejected,
+		} {
+			s.counter(desc, sums[sum], rule.Name, rule.Limit, rule.Algorithm)
+		}
+	})
+}
+
+// isWithoutRule is true for outcomes that are decided before any rule is matched.
+func isWithoutRule(o admission.Outcome) bool {
+	return o == admission.Unlimited || o == admission.Exempt || o == admission.Refused || o == admission.Malformed
+}
+
+func collectGuards(s samples, g *observe.Guards) {
+	if g.Stats != nil {
+		stats := g.Stats()
+		for node, severity := range observe.Breakers(stats.Breakers) {
+			s.gauge(breakerState, severity, node)
+		}
+		s.gauge(denials, int(stats.Deny.Entries))
+		s.counter(leaseUnits, uint64(stats.Lease.Drawn), "drawn")
+		s.counter(leaseUnits, uint64(stats.Lease.Spent), "spent")
+		s.counter(leaseUnits, uint64(stats.Lease.Returned), "returned")
+		s.counter(leaseUnits, uint64(stats.Lease.Expired), "expired")
+		s.counter(leaseUnits, uint64(stats.Lease.Lost), "lost")
+	}
+	if g.Instances != nil {
+		s.gauge(instances, g.Instances())
+	}
+	if g.ClockSteps != nil {
+		back, forward := g.ClockSteps()
+		s.counter(clockSteps, uint64(back), "back")
+		s.counter(clockSteps, uint64(forward), "forward")
+	}
+	if g.Scripts != nil {
+		missing, loaded, evals := g.Scripts()
+		s.counter(scripts, uint64(missing), "noscript")
+		s.counter(scripts, uint64(loaded), "load")
+		s.counter(scripts, uint64(evals), "eval")
+	}
+}
+
+// samples are sent to a registry that collects them.
+type samples chan<- prometheus.Metric
+
+func (s samples) counter(desc *prometheus.Desc, n uint64, labels ...string) {
+	s.send(desc, prometheus.CounterValue, float64(n), labels)
+}
+
+func (s samples) gauge(desc *prometheus.Desc, n int, labels ...string) {
+	s.send(desc, prometheus.GaugeValue, float64(n), labels)
+}
+
+// send sends a sample, unless a label is not UTF-8: an error would end the whole scrape.
+func (s samples) send(desc *prometheus.Desc, kind prometheus.ValueType, n float64, labels []string) {
+	if metric, err := prometheus.NewConstMetric(desc, kind, n, labels...); err == nil {
+		s <- metric
+	}
+}

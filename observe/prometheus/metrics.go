@@ -1,0 +1,82 @@
+// Package penstockprom exports what package admission, the guards and the stores report to
+// Prometheus. The service penstock serve exports the same series, which docs/operations.md lists.
+//
+// Traffic never makes a series, and no key is ever a label.
+package penstockprom
+
+import (
+	"context"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock/penstock/observe"
+)
+
+// Options configure New. The zero value is useful.
+type Options struct {
+	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none. The
+	// histogram of latencies then has exemplars with it, as label trace_id. Return only ids of sampled
+	// traces, as (*penstockotel.Telemetry).SampledTraceID does. Default: there are no exemplars.
+	TraceID func(context.Context) string
+}
+
+// Metrics count what happens, and are a prometheus.Collector of it. Make them with New. The methods
+// of observe.Counts receive what is reported. Many goroutines may use them at once.
+type Metrics struct {
+	*observe.Counts
+	latency *prometheus.HistogramVec
+}
+
+// New makes Metrics. Register them at one registry.
+func New(o Options) *Metrics {
+	m := &Metrics{latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "rate_limiter_latency_seconds",
+		Help: "Time until a request was decided, or until its decision failed.",
+		// From a decision in memory to ten times the timeout of one in Redis, which is 250 ms.
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
+
+		NativeHistogramBucketFactor:     1.1,
+		NativeHistogramMaxBucketNumber:  160,
+		NativeHistogramMinResetDuration: time.Hour,
+	}, ruleLabels)}
+	m.Counts = observe.New(observe.Options{
+		Histogram: func(rule observe.Rule) observe.Histogram {
+			observer, err := m.latency.GetMetricWithLabelValues(rule.Name, rule.Limit, rule.Algorithm)
+			if err != nil { // a label is not UTF-8
+				return discard{}
+			}
+			return histogram{observer, o.TraceID}
+		},
+		Removed: func(rule observe.Rule) { m.latency.DeleteLabelValues(rule.Name, rule.Limit, rule.Algorithm) },
+	})
+	return m
+}
+
+// discard is the histogram of a rule without series.
+type discard struct{}
+
+func (discard) Observe(context.Context, time.Duration) {}
+
+// A histogram has the latencies of one rule.
+type histogram struct {
+	prometheus.Observer
+	traceID func(context.Context) string // nil: no exemplars
+}
+
+// Observe implements observe.Histogram.
+func (h histogram) Observe(ctx context.Context, latency time.Duration) {
+	if h.traceID != nil {
+		if id := h.traceID(ctx); isExemplar(id) {
+			h.Observer.(prometheus.ExemplarObserver).ObserveWithExemplar(latency.Seconds(), prometheus.Labels{"trace_id": id})
+			return
+		}
+	}
+	h.Observer.Observe(latency.Seconds())
+}
+
+// isExemplar tells whether an id is one that client_golang accepts. It panics for others.
+func isExemplar(id string) bool {
+	return id != "" && utf8.ValidString(id) && utf8.RuneCountInString("trace_id")+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
+}

@@ -1,0 +1,143 @@
+package observe
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+)
+
+// Requests calls f with each Rule and its number of requests of each outcome. f must not keep the
+// slice: its index is the outcome.
+func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
+	n := make([]uint64, len(outcomes))
+	for rule, s := range *c.rules.Load() {
+		for i := range n {
+			n[i] = s.outcomes[i].Load()
+		}
+		f(rule, n)
+	}
+}
+
+// Rules returns all Rules, with Other.
+func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.rules.Load())) }
+
+// A Sum is the total that the requests of an outcome belong to.
+type Sum uint8
+
+// The sums. Each request that is not a shadow's is in exactly one of Passed and Rejected.
+const (
+	Passed         Sum = iota // within its limits, without a limit, exempt, or failed open
+	Rejected                  // over a limit, refused, malformed, failed closed, or abandoned by the client
+	ShadowPassed              // a shadow would have allowed the request, which itself has another outcome
+	ShadowRejected            // a shadow would have denied the request, which itself has another outcome
+	NumSums
+)
+
+// SumOf returns the sum of an outcome.
+func SumOf(o admission.Outcome) Sum {
+	switch {
+	case o == admission.ShadowAllowed:
+		return ShadowPassed
+	case o == admission.ShadowDenied:
+		return ShadowRejected
+	case o.IsAdmitted():
+		return Passed
+	}
+	return Rejected
+}
+
+// Decisions calls f with the number of decisions of each source.
+func (c *Counts) Decisions(f func(source penstock.Source, n uint64)) {
+	for i, source := range sources {
+		f(source, c.decisions[i].Load())
+	}
+}
+
+// Errors calls f with the number of errors of each reason.
+func (c *Counts) Errors(f func(reason string, n uint64)) {
+	for i, reason := range reasons {
+		f(reason, c.errors[i].Load())
+	}
+}
+
+// UnknownOutcomes returns how many calls of the store failed although their charges may have been
+// made.
+func (c *Counts) UnknownOutcomes() uint64 { return c.unknownOutcome.Load() }
+
+// TokensRejected calls f with the number of rejected tokens of each reason.
+func (c *Counts) TokensRejected(f func(reason string, n uint64)) {
+	for i, reason := range tokenReasons {
+		f(reason, c.tokensRejected[i].Load())
+	}
+}
+
+// BreakerChanges calls f with the number of changes to each state.
+func (c *Counts) BreakerChanges(f func(to guard.State, n uint64)) {
+	for i, state := range states {
+		f(state, c.breakerChanges[i].Load())
+	}
+}
+
+// Waiting returns how many requests wait for their turn.
+func (c *Counts) Waiting() (sum int) {
+	if all := c.waiting.Load(); all != nil {
+		for _, now := range *all {
+			sum += now()
+		}
+	}
+	return sum
+}
+
+// Guards returns what SetGuards has set, or nil.
+func (c *Counts) Guards() *Guards { return c.guards.Load() }
+
+// Reason returns the kind of an error of a store, by its name in metrics.
+func Reason(err error) string {
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Reason.String()
+	}
+	if errors.Is(err, penstock.ErrInvalid) {
+		return invalid
+	}
+	return otherLabel
+}
+
+// MaxNodes is how many nodes have a series of their own. A Cluster has one node for each primary,
+// and one for each set of primaries that decide together.
+const MaxNodes = 64
+
+// Breakers returns the severities of breakers by the label of their node: 0 is closed, 1 half open,
+// 2 open. Beyond 64 nodes, the worst state of all others is under the label other.
+func Breakers(byNode map[string]guard.State) map[string]int {
+	all := make(map[string]int, min(len(byNode), MaxNodes+1))
+	for i, node := range slices.Sorted(maps.Keys(byNode)) {
+		label, severity := Node(node), severityOf(byNode[node])
+		if i >= MaxNodes {
+			label, severity = otherLabel, max(severity, all[otherLabel])
+		}
+		all[label] = severity
+	}
+	return all
+}
+
+// Node is the label of a node, or "default" for a store that is one node.
+func Node(name string) string {
+	if name == "" {
+		return "default"
+	}
+	return name
+}
+
+func severityOf(s guard.State) int {
+	switch s {
+	case guard.StateHalfOpen:
+		return 1
+	case guard.StateOpen:
+		return 2
+	}
+	return 0
+}

@@ -1,0 +1,90 @@
+package observe
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Rule has the labels of one limit of a rule.
+type Rule struct{ Name, Limit, Algorithm string }
+
+// Other counts requests that belong to no Rule that was set. A rule may also be named other; its
+// series differ, because no algorithm is named other.
+var Other = Rule{otherLabel, otherLabel, otherLabel}
+
+const otherLabel = "other"
+
+// RulesOf returns a Rule for each limit of a policy, with shadows and candidates.
+func RulesOf(rules *policy.Rules) (all []Rule) {
+	add := func(l *policy.Limit) {
+		all = append(all, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
+	}
+	for _, rule := range rules.Rules() {
+		if limit := rule.NewIdentities; limit != nil {
+			all = append(all, Rule{Name: rule.Name, Limit: limit.Name(), Algorithm: limit.Algorithm().Title()})
+		}
+		for _, l := range rule.Limits {
+			add(l)
+			if l.Candidate != nil {
+				add(l.Candidate)
+			}
+		}
+	}
+	return all
+}
+
+// RulesOfPlans returns a Rule for each limit, with its group as the Name. It is for programs that
+// call a Limiter: (*penstock.Limiter).Plans has its limits.
+func RulesOfPlans(plans ...*penstock.Plan) (all []Rule) {
+	for _, plan := range plans {
+		all = append(all, ruleOf(plan))
+	}
+	return all
+}
+
+func ruleOf(plan *penstock.Plan) Rule {
+	return Rule{Name: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title()}
+}
+
+// SetRules sets the rules that have series of their own, such as after a reload of the policy.
+// Rules that stay keep their counts; the series of removed rules end.
+func (c *Counts) SetRules(rules []Rule) { c.SetRulesOf("", rules) }
+
+// SetRulesOf is SetRules for one of several owners of rules. The owner of SetRules is "".
+func (c *Counts) SetRulesOf(owner string, rules []Rule) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owned[owner] = slices.Clone(rules)
+	c.updateRulesLocked()
+}
+
+// AddRule adds a rule that SetRules does not remove.
+func (c *Counts) AddRule(rule Rule) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kept = append(c.kept, rule)
+	c.updateRulesLocked()
+}
+
+func (c *Counts) updateRulesLocked() {
+	var old map[Rule]*series
+	if now := c.rules.Load(); now != nil {
+		old = *now
+	}
+	rules := slices.Concat(slices.Collect(maps.Values(c.owned))...)
+	all := make(map[Rule]*series, len(rules)+len(c.kept))
+	for _, rule := range slices.Concat(rules, c.kept) {
+		if all[rule] = old[rule]; all[rule] == nil {
+			all[rule] = new(series)
+		}
+	}
+	c.rules.Store(&all)
+	for rule, s := range old {
+		if all[rule] == nil && s.latency.Load() != nil {
+			c.options.Removed(rule)
+		}
+	}
+}
