@@ -3,13 +3,17 @@ package command
 import (
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 var update = flag.Bool("update", false, "write the settings into docs/configuration/server.md")
@@ -161,4 +165,89 @@ func inUnits(text string) int64 {
 	n, unit := int64(0), ""
 	fmt.Sscanf(text, "%d%s", &n, &unit)
 	return n * map[string]int64{"": 1, "MB": 1 << 20, "GB": 1 << 30}[unit]
+}
+
+// Each line of a code block in docs that runs penstock is a valid command line: the command and its
+// flags exist, and the number of arguments is right.
+func TestCommandLinesOfDocsAreValid(t *testing.T) {
+	block := regexp.MustCompile("(?s)```(?:sh|console)?\n(.*?)```")
+	lines := 0
+	for _, dir := range []string{"../../../docs", "../../../README.md"} {
+		err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(name) != ".md" {
+				return err
+			}
+			text, err := os.ReadFile(name)
+			if err != nil {
+				return err
+			}
+			for _, b := range block.FindAllStringSubmatch(string(text), -1) {
+				for line := range strings.Lines(b[1]) {
+					args := words(strings.TrimPrefix(line, "$ "))
+					if len(args) < 2 || args[0] != "penstock" || args[1][0] == '(' {
+						continue
+					}
+					lines++
+					found, rest, err := New().Find(args[1:])
+					if err == nil {
+						err = found.ParseFlags(rest)
+					}
+					if err == nil {
+						err = found.ValidateArgs(found.Flags().Args())
+					}
+					if err != nil {
+						t.Errorf("%s: %s: %v", name, strings.TrimSpace(line), err)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines < 10 {
+		t.Errorf("only %d command lines were found; is the pattern still right?", lines)
+	}
+	t.Logf("counted: %d command lines of the docs", lines)
+}
+
+// words splits the first command of a shell's line, up to "&", "|", ">", "2>" or "#".
+func words(line string) (list []string) {
+	for _, m := range regexp.MustCompile(`'([^']*)'|"([^"]*)"|[^\s'"]+`).FindAllStringSubmatch(line, -1) {
+		switch word := m[0]; {
+		case strings.ContainsAny(word[:1], "&|>#") || strings.HasPrefix(word, "2>"):
+			return list
+		case m[1] != "" || m[2] != "":
+			list = append(list, m[1]+m[2])
+		default:
+			list = append(list, word)
+		}
+	}
+	return list
+}
+
+// deploy/redis/redis.conf is what the docs recommend. A server accepts it, and doctor finds it fit.
+func TestRecommendedRedisIsFit(t *testing.T) {
+	text, err := os.ReadFile("../../../deploy/redis/redis.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var args []string
+	for line := range strings.Lines(string(text)) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if ok && !strings.HasPrefix(name, "#") {
+			args = append(args, "--"+name, strings.Trim(value, `"`))
+		}
+	}
+	if len(args) < 10 {
+		t.Fatalf("redis.conf has only %q", args)
+	}
+	server := redistest.Start(t, args...)
+	code, out, errors := command("doctor", "--store-timeout", "1m", "--store", server.URL())
+	for _, check := range []string{"eviction", "memory", "persistence"} {
+		if !regexp.MustCompile(`(?m)^ok +` + check + ` `).MatchString(out) {
+			t.Errorf("the check %s is not ok (exit code %d):\n%s%s", check, code, out, errors)
+		}
+	}
 }

@@ -1,0 +1,59 @@
+package client
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const docs = "../../../docs"
+
+// Every URL of a store that the docs show can be read.
+func TestURLsOfDocsAreValid(t *testing.T) {
+	url := regexp.MustCompile("[`' ]((?:rediss?|valkeys?|unix)(?:\\+[a-z]+)?://[^`' \\n]+)")
+	n := 0
+	err := filepath.WalkDir(docs, func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".md" {
+			return err
+		}
+		page, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, m := range url.FindAllStringSubmatch(string(page), -1) {
+			text := strings.TrimRight(m[1], ",.;")
+			if strings.ContainsAny(text, "…{") { // a form, or JSON
+				continue
+			}
+			n++
+			if _, err := ParseURL(text, nil); err != nil {
+				t.Errorf("%s: %s: %v", name, text, err)
+			}
+		}
+		return nil
+	})
+	if err != nil || n < 20 {
+		t.Errorf("%d URLs were found: %v", n, err)
+	}
+	t.Logf("counted: %d URLs of the docs", n)
+}
+
+func TestDocsListAllOptionsOfURLs(t *testing.T) {
+	page, err := os.ReadFile(docs + "/howto/connect-redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| option | takes | default |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var listed []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(table, -1) {
+		listed = append(listed, m[1])
+	}
+	if !slices.Equal(listed, urlOptions) {
+		t.Errorf("docs/howto/connect-redis.md lists %q; want %q", listed, urlOptions)
+	}
+}
