@@ -259,7 +259,7 @@ func (a *Admission) askStore() (d penstock.Decision, latency time.Duration, err 
 
 // decide has the store decide, and waits for the request's turn if it has one later.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
-	start := time.Now()
+	start := a.controller.now()
 	d, latency, err := a.askStore()
 	a.endPiggybacked(shadows)
 	switch {

@@ -34,6 +34,10 @@ type Options struct {
 	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
 
+	// Now is a clock in place of the wall clock, for tests, replay and simulation: that of the store's
+	// Options.Now. With it, Done returns only when all corrections are made. Default: the wall clock.
+	Now func() time.Time
+
 	// BeforeWait is called with the attributes of each request that has to wait, if it has any. It
 	// runs during the wait. An HTTP transport reads the body there, because net/http notices only
 	// after that that a client has left. Default: none.
@@ -46,6 +50,7 @@ type Controller struct {
 	store   penstock.Store
 	rules   func() *policy.Rules
 	options Options
+	now     func() time.Time
 
 	waiting         atomic.Int64 // requests that wait
 	refundsInFlight atomic.Int64 // rejected requests whose charges are being returned
@@ -74,7 +79,10 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 	if o.Settings == nil {
 		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules().Settings(plan) }
 	}
-	c := &Controller{rules: rules, options: o, identities: newIdentities()}
+	c := &Controller{rules: rules, options: o, identities: newIdentities(o.Now), now: time.Now}
+	if o.Now != nil {
+		c.now = o.Now
+	}
 	c.scratches.New = func() any { return new(scratch) }
 	c.store = c.withFallback(store)
 	return c, nil

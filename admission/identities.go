@@ -43,8 +43,8 @@ type identityStripe struct {
 	_          [64]byte // so that stripes do not share a cache line
 }
 
-func newIdentities() *identities {
-	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Locks: 16, MaxCounters: maxAddresses})}
+func newIdentities(now func() time.Time) *identities {
+	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
 }
 
 // admit tells whether an identity is known, or may be new now. If neither, it says when to retry.

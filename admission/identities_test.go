@@ -15,7 +15,7 @@ import (
 // Memory is bounded however many identities and addresses come. Identities in use stay known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
-	s := newIdentities()
+	s := newIdentities(nil)
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func countGenerations(s *identities) (young, old int) {
 // Concurrent requests are admitted exactly: an address gets no more new identities than it may,
 // each is counted once, and memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
-	s := newIdentities()
+	s := newIdentities(nil)
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 }
 
 func BenchmarkKnownIdentity(b *testing.B) {
-	s := newIdentities()
+	s := newIdentities(nil)
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		b.Fatal(err)

@@ -178,7 +178,7 @@ func refillTime(units int64, l penstock.Limit) time.Duration {
 // returnAll returns all that was charged by enforced limits and still counts.
 func (a *Admission) returnAll() {
 	var all corrections
-	now := time.Now()
+	now := a.controller.now()
 	for i, c := range a.evaluation.Charges {
 		if !isSlot(&c) &&
 			(isNotCounted(a.evaluation.Limits[i], a.decision.Source) || !now.Before(a.decidedAt.Add(countsFor(&c, a.decision.Status(i))))) {
@@ -217,7 +217,7 @@ func (a *Admission) correctInBackground(all corrections) {
 		return
 	}
 	c := a.controller
-	if c.refundsInFlight.Add(1) > maxRefundsInFlight {
+	if c.refundsInFlight.Add(1) > maxRefundsInFlight || c.options.Now != nil {
 		defer c.refundsInFlight.Add(-1)
 		a.correct(all)
 		return
@@ -270,7 +270,7 @@ func (a *Admission) correction(g *grant, r *Result) (penstock.Charge, bool) {
 		cost = 0
 	}
 	switch {
-	case cost < c.Cost && !time.Now().Before(g.refundableUntil):
+	case cost < c.Cost && !a.controller.now().Before(g.refundableUntil):
 		return c, false
 	case cost < c.Cost:
 		c.Mode, c.Cost = penstock.Refund, c.Cost-cost

@@ -40,7 +40,7 @@ func (a *Admission) beginShadows() *shadows {
 	ctx := a.call.Context
 	for i := range batches {
 		one := &s.list[i]
-		one.start = time.Now()
+		one.start = a.controller.now()
 		one.Charges = batches[i].Charges
 		one.DecideAlone = func() {
 			one.hasOwnCall = true

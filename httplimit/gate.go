@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -32,6 +33,9 @@ type Options struct {
 	// TokenRejected is called for each request whose token is rejected. Such a request is limited like
 	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
+
+	// Now is a clock for tests, replay and simulation; see admission.Options. Default: the wall clock.
+	Now func() time.Time
 }
 
 // SimpleOptions configure a Gate that NewSimple makes. The zero value is useful.
@@ -82,7 +86,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, er
 	}
 	g.compiled.Store(first)
 	g.controller, err = admission.New(store, func() *policy.Rules { return g.current().rules }, admission.Options{
-		HasFallback: o.HasFallback, Observe: g.observe, TokenRejected: o.TokenRejected, BeforeWait: readAhead,
+		HasFallback: o.HasFallback, Observe: g.observe, TokenRejected: o.TokenRejected, BeforeWait: readAhead, Now: o.Now,
 	})
 	if err != nil {
 		return nil, err

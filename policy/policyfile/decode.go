@@ -31,7 +31,7 @@ const (
 // and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil, it
 // replaces nothing. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
-	d := &decoder{source: newSource(name), env: env}
+	d := &decoder{source: newSource(name), env: env, begin: "the file has no policy; begin with rules:"}
 	d.text = text
 	c := &Config{source: d.source, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
@@ -96,6 +96,7 @@ func (s *source) err() error {
 type decoder struct {
 	*source
 	env    func(string) (string, bool)
+	begin  string // the mistake of an empty file
 	depth  int
 	secret bool // the field that is being read is a secret
 }
@@ -123,7 +124,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	if blank(text) {
-		d.fail(start, "the file has no policy; begin with rules:")
+		d.fail(start, "%s", d.begin)
 		return nil
 	}
 	var document yaml.Node
@@ -132,7 +133,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	if len(document.Content) == 0 {
-		d.fail(start, "the file has no policy; begin with rules:")
+		d.fail(start, "%s", d.begin)
 		return nil
 	}
 	return d.resolved(document.Content[0])
@@ -307,6 +308,10 @@ var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "
 // plain decodes a node into a value of a built-in kind.
 func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 	switch {
+	case v.Type() == reflect.TypeFor[map[string]any]():
+		if d.mapping(n, v.Addr().Interface(), "names with values, as in {sub: alice}") {
+			v.Set(reflect.ValueOf(d.anything(n)))
+		}
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		d.value(n, v.Interface())

@@ -181,8 +181,11 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 			return err
 		}
 		for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1) {
-			policies++
 			text := block[1]
+			if strings.HasPrefix(text, "cases:") { // for penstock test, which CI runs
+				continue
+			}
+			policies++
 			if !regexp.MustCompile(`(?m)^rules:`).MatchString(text) {
 				text += aRule
 			}

@@ -45,7 +45,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "penstock",
 		Short: "A rate limiter for HTTP APIs",
 		Long: "penstock limits requests to HTTP APIs. All instances share one set of counters in Redis or Valkey;\na single instance can count in memory.\n\n" +
-			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration, 5 store unreachable,\n6 doctor has found a problem.",
+			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration, 5 store unreachable,\n6 doctor has found a problem, or a case of test has failed.",
 		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
 		Version:       version(),
 		SilenceUsage:  true,
@@ -54,6 +54,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetVersionTemplate(thisBuild().line())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
-		newTop(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion())
+		newTop(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
+		newTest(algorithms))
 	return root
 }

@@ -20,7 +20,7 @@ const (
 	exitDenied      = 3
 	exitInvalid     = 4
 	exitUnreachable = 5
-	exitProblem     = 6 // doctor could look, and something is wrong
+	exitProblem     = 6 // doctor could look, and something is wrong; or a case of test has failed
 )
 
 // A codedError is an error with an exit status. If it has no cause, nothing is printed: the command

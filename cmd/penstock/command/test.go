@@ -1,0 +1,185 @@
+package command
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/cases"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// newTest makes the command that tests a policy by cases.
+func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "test [flags] POLICY CASES...",
+		Short: "Test a policy by cases",
+		Long: "test sends the requests of YAML files with cases through a policy, and compares what the policy decides with what the\n" +
+			"cases expect. It runs in memory, with a clock of its own: no server is needed, and no time passes. It also names the\n" +
+			"rules that no case reaches. The exit status is 0 if all cases pass, 6 if one fails, and 4 if a file is not valid.",
+		Example: "  penstock test rules.yaml cases.yaml\n  penstock test -o junit rules.yaml cases/*.yaml > report.xml",
+		Args:    needsArgument(2, math.MaxInt, "a policy and files with cases, as in: penstock test rules.yaml cases.yaml"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkOutput(output, "text", "json", "junit"); err != nil {
+				return err
+			}
+			report, err := runCases(args[0], args[1:], algorithms)
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "json":
+				err = writeJSON(c.OutOrStdout(), report)
+			case "junit":
+				err = report.writeJUnit(c.OutOrStdout())
+			default:
+				report.print(c.OutOrStdout())
+			}
+			if err == nil && report.Failed > 0 {
+				return silent(exitProblem)
+			}
+			return err
+		},
+		ValidArgsFunction: completeYAML,
+	}
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text, json or junit")
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "junit"}, cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// A caseReport is the result of penstock test. As JSON it is for programs.
+type caseReport struct {
+	Passed    int            `json:"passed"`
+	Failed    int            `json:"failed"`
+	Unreached []string       `json:"unreached_rules"` // with limits, and no case is decided by them
+	Cases     []cases.Result `json:"cases"`
+}
+
+func runCases(policyName string, names []string, algorithms []*algorithm.Algorithm) (*caseReport, error) {
+	p, err := policyfile.Load(policyName, settings.PolicyOptions(algorithms...))
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	report := &caseReport{Unreached: []string{}, Cases: []cases.Result{}}
+	var files []*cases.File
+	var mistakes policyfile.Errors
+	for _, name := range names {
+		text, err := boundedfile.Read(name, policyfile.MaxFile)
+		if err != nil {
+			return nil, coded(exitInvalid, fmt.Errorf("cannot read the cases: %w", err))
+		}
+		f, err := cases.Parse(name, text, p.Rules)
+		var some policyfile.Errors
+		switch {
+		case errors.As(err, &some):
+			mistakes = append(mistakes, some...)
+		case err != nil:
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	if len(mistakes) > 0 {
+		return nil, mistakes
+	}
+	reached := make(map[string]bool)
+	for _, f := range files {
+		results, err := f.Run()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range results {
+			for _, name := range r.Rules {
+				reached[name] = true
+			}
+			if len(r.Failures) == 0 {
+				report.Passed++
+			} else {
+				report.Failed++
+			}
+		}
+		report.Cases = append(report.Cases, results...)
+	}
+	report.Unreached = append(report.Unreached, unreached(p.Rules, reached)...)
+	return report, nil
+}
+
+func unreached(rules *policy.Rules, reached map[string]bool) (names []string) {
+	for _, r := range rules.Rules() {
+		if !reached[r.Name] && !r.Unlimited {
+			names = append(names, r.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (r *caseReport) print(out io.Writer) {
+	for _, c := range r.Cases {
+		if len(c.Failures) == 0 {
+			fmt.Fprintf(out, "ok    %s: %s (%d %s)\n", c.File, c.Name, c.Requests, plural(int(c.Requests), "request"))
+			continue
+		}
+		fmt.Fprintf(out, "FAIL  %s: %s\n", c.File, c.Name)
+		for _, f := range c.Failures {
+			fmt.Fprintf(out, "      %s:%d:%d: %s\n", c.File, f.Line, f.Column, f.Message)
+		}
+	}
+	for _, name := range r.Unreached {
+		fmt.Fprintf(out, "note  no case reaches rule %s\n", name)
+	}
+	fmt.Fprintf(out, "%d passed, %d failed\n", r.Passed, r.Failed)
+}
+
+// The JUnit form of a report: one suite, and one case for each case.
+type (
+	junitSuite struct {
+		XMLName  xml.Name    `xml:"testsuite"`
+		Name     string      `xml:"name,attr"`
+		Tests    int         `xml:"tests,attr"`
+		Failures int         `xml:"failures,attr"`
+		Cases    []junitCase `xml:"testcase"`
+	}
+	junitCase struct {
+		Class    string         `xml:"classname,attr"`
+		Name     string         `xml:"name,attr"`
+		File     string         `xml:"file,attr"`
+		Line     int            `xml:"line,attr"`
+		Failures []junitFailure `xml:"failure"`
+	}
+	junitFailure struct {
+		Message string `xml:"message,attr"`
+		Text    string `xml:",chardata"`
+	}
+)
+
+func (r *caseReport) writeJUnit(out io.Writer) error {
+	suite := junitSuite{Name: "penstock test", Tests: len(r.Cases), Failures: r.Failed}
+	for _, c := range r.Cases {
+		one := junitCase{Class: c.File, Name: c.Name, File: c.File, Line: c.Line}
+		for _, f := range c.Failures {
+			one.Failures = append(one.Failures, junitFailure{f.Message, fmt.Sprintf("%s:%d:%d: %s", c.File, f.Line, f.Column, f.Message)})
+		}
+		suite.Cases = append(suite.Cases, one)
+	}
+	if _, err := io.WriteString(out, xml.Header); err != nil {
+		return err
+	}
+	e := xml.NewEncoder(out)
+	e.Indent("", "  ")
+	if err := e.Encode(suite); err != nil {
+		return err
+	}
+	_, err := io.WriteString(out, "\n")
+	return err
+}

@@ -1,0 +1,71 @@
+package command
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"os"
+	"strings"
+	"testing"
+)
+
+const (
+	ridesPolicy = "../../../examples/rides.yaml"
+	ridesCases  = "../../../examples/cases/rides.yaml"
+)
+
+func TestCasesOfTheExamplePassAsThePageShows(t *testing.T) {
+	code, out, err := command("test", ridesPolicy, ridesCases)
+	if code != exitOK || err != "" {
+		t.Errorf("exit status %d, %s", code, err)
+	}
+	page, readErr := os.ReadFile("../../../docs/testing-policies.md")
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	if shown := strings.ReplaceAll(out, "../../../examples/", ""); !strings.Contains(string(page), shown) {
+		t.Errorf("docs/testing-policies.md does not show\n%s", shown)
+	}
+}
+
+func TestFailedCasesHaveAnExitStatusAndAPlace(t *testing.T) {
+	cases := writeFile(t, "cases.yaml", "cases:\n  - name: one & only\n    send: POST /api/rides/request\n    steps:\n      - {times: 21, expect: allowed}\n")
+	code, out, _ := command("test", ridesPolicy, cases)
+	want := "FAIL  " + cases + ": one & only\n      " + cases + ":5:29: request 21: the outcome is denied by ride-request.second; expected allowed\n" +
+		"note  no case reaches rule drivers-nearby\nnote  no case reaches rule fare-estimate\nnote  no case reaches rule trip-history\n0 passed, 1 failed\n"
+	if code != exitProblem || out != want {
+		t.Errorf("exit status %d\n%s\nwant %d\n%s", code, out, exitProblem, want)
+	}
+
+	code, out, _ = command("test", "-o", "json", ridesPolicy, cases, ridesCases)
+	var report caseReport
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitProblem || report.Passed != 3 || report.Failed != 1 || len(report.Cases) != 4 ||
+		report.Cases[0].Failures[0].Line != 5 || len(report.Unreached) != 0 {
+		t.Errorf("exit status %d, %v in %s", code, err, out)
+	}
+
+	code, out, _ = command("test", "-o", "junit", ridesPolicy, cases, ridesCases)
+	var suite junitSuite
+	if err := xml.Unmarshal([]byte(out), &suite); err != nil || code != exitProblem || suite.Tests != 4 || suite.Failures != 1 ||
+		suite.Cases[0].Name != "one & only" || len(suite.Cases[0].Failures) != 1 || len(suite.Cases[1].Failures) != 0 {
+		t.Errorf("exit status %d, %v in %s", code, err, out)
+	}
+}
+
+func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
+	first := writeFile(t, "first.yaml", "cases: [{name: a, send: GET /, steps: [{expect: no}]}]")
+	second := writeFile(t, "second.yaml", "cases: [{name: a, send: GET /, steps: [{times: 0, expect: allowed}]}]")
+	code, out, err := command("test", ridesPolicy, first, second)
+	if code != exitInvalid || out != "" || !strings.Contains(err, first+":1:49: there is no outcome") || !strings.Contains(err, second+":1:48: times is 0") {
+		t.Errorf("exit status %d, %s%s", code, out, err)
+	}
+	for _, args := range []string{"test", "test " + ridesPolicy, "test -o yaml " + ridesPolicy + " " + ridesCases} {
+		if code, _, err := command(strings.Fields(args)...); code != exitUsage || !strings.Contains(err, "write ") {
+			t.Errorf("%s: exit status %d, %s", args, code, err)
+		}
+	}
+	for _, args := range []string{"test none.yaml " + ridesCases, "test " + ridesPolicy + " none.yaml", "test " + mistakes + " " + ridesCases} {
+		if code, _, err := command(strings.Fields(args)...); code != exitInvalid {
+			t.Errorf("%s: exit status %d, %s", args, code, err)
+		}
+	}
+}

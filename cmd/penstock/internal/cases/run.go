@@ -1,0 +1,324 @@
+package cases
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Result is what became of a case.
+type Result struct {
+	File     string    `json:"file"`
+	Line     int       `json:"line"`
+	Name     string    `json:"name"`
+	Requests int64     `json:"requests"`
+	Failures []Failure `json:"failures"` // none: the case has passed
+
+	// Rules are the rules that decided requests, or whose shadows did.
+	Rules []string `json:"rules"`
+}
+
+// A Failure is one way in which the policy differs from a case.
+type Failure struct {
+	Line    int    `json:"line"`
+	Column  int    `json:"column"`
+	Message string `json:"message"`
+}
+
+// Run runs all cases of a file. An error means that the policy cannot be used.
+func (f *File) Run() ([]Result, error) {
+	var all []Result
+	for _, c := range f.Cases {
+		r, err := f.run(c)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// A runner runs one case.
+type runner struct {
+	file   *File
+	result Result
+	rules  map[string]bool
+	gate   *httplimit.Gate
+	store  *memstore.Store
+	now    time.Time
+	held   []held
+
+	mu    sync.Mutex // shadows are decided at the same time
+	seen  seen
+	waits map[*penstock.Charge]time.Duration // of decisions, by their first charge
+}
+
+// A held request is in progress.
+type held struct {
+	admission *httplimit.Admission
+	status    int
+}
+
+// seen is what became of the last request.
+type seen struct {
+	outcome          admission.Outcome
+	rule, limit, key string
+	isDecided        bool // by limits, so it has a remaining
+	remaining        int64
+	retryAfter, wait time.Duration
+	shadowDenied     []string
+}
+
+func (f *File) run(c *Case) (Result, error) {
+	line, _ := f.places.At(c)
+	r := &runner{file: f, now: c.start, rules: make(map[string]bool), result: Result{File: f.Name, Line: line, Name: c.Name, Failures: []Failure{}, Rules: []string{}}}
+	if err := r.open(); err != nil {
+		return Result{}, err
+	}
+	for _, s := range c.Steps {
+		r.step(s)
+	}
+	r.release()
+	for name := range r.rules {
+		r.result.Rules = append(r.result.Rules, name)
+	}
+	slices.Sort(r.result.Rules)
+	return r.result, nil
+}
+
+// open makes a gate with the policy's rules, whose clock is that of the case.
+func (r *runner) open() error {
+	spec := r.file.rules.Spec()
+	if spec.Tokens.Verifier != nil {
+		spec.Tokens.Verifier = &verifier{Verifier: spec.Tokens.Verifier, known: make(map[string]bool)}
+	}
+	rules, err := policy.New(spec)
+	if err != nil {
+		return err
+	}
+	clock := func() time.Time { return r.now }
+	r.store = memstore.New(memstore.Options{Now: clock})
+	r.waits = make(map[*penstock.Charge]time.Duration)
+	r.gate, err = httplimit.New(penstock.StoreFunc(r.decide), func() *policy.Rules { return rules },
+		httplimit.Options{HasFallback: true, Observe: r.observe, Now: clock})
+	return err
+}
+
+// decide has the store decide, and records a wait in place of waiting.
+func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := r.store.Decide(ctx, charges)
+	wait := d.Wait()
+	if err != nil || !d.Allowed || wait == 0 {
+		return d, err
+	}
+	r.mu.Lock()
+	r.waits[&charges[0]] = wait
+	r.mu.Unlock()
+	statuses := make([]penstock.Status, d.Len())
+	for i := range statuses {
+		statuses[i] = d.Status(i)
+		statuses[i].Wait = 0
+	}
+	return penstock.NewDecision(statuses), nil
+}
+
+func (r *runner) observe(e *admission.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rule := strings.Clone(e.Rule)
+	if rule != "" {
+		r.rules[rule] = true
+	}
+	switch e.Outcome {
+	case admission.ShadowDenied:
+		r.seen.shadowDenied = append(r.seen.shadowDenied, rule)
+		return
+	case admission.ShadowAllowed:
+		return
+	}
+	r.seen.outcome, r.seen.rule, r.seen.limit, r.seen.key = e.Outcome, rule, strings.Clone(e.Limit), strings.Clone(e.Key)
+	if e.Decision != nil && e.Decision.Len() > 0 {
+		r.seen.isDecided, r.seen.remaining, r.seen.retryAfter = true, e.Decision.Remaining(), e.Decision.RetryAfter()
+	}
+	if len(e.Charges) > 0 {
+		r.seen.wait = r.waits[&e.Charges[0]]
+	}
+}
+
+func (r *runner) step(s *Step) {
+	r.now = r.now.Add(s.After)
+	if s.Release {
+		r.release()
+	}
+	for i := range s.times() {
+		r.result.Requests++
+		r.send(s)
+		if wrong := r.compare(s, i == s.times()-1); len(wrong) > 0 {
+			r.result.Failures = append(r.result.Failures, wrong...)
+			// The rest of the step would fail in the same way. It is sent, so that the next steps are not
+			// misled.
+			for range s.times() - 1 - i {
+				r.result.Requests++
+				r.send(s)
+			}
+			return
+		}
+	}
+}
+
+// send sends one request of a step.
+func (r *runner) send(s *Step) {
+	r.seen = seen{}
+	clear(r.waits)
+	w := httptest.NewRecorder()
+	a := r.gate.Admit(w, s.request.Clone(context.Background()))
+	if a == nil {
+		if seconds, err := strconv.Atoi(w.Header().Get("Retry-After")); err == nil && !r.seen.isDecided {
+			r.seen.retryAfter = time.Duration(seconds) * time.Second
+		}
+		return
+	}
+	if s.Cost != nil {
+		if err := httplimit.Settle(a.Request, *s.Cost); err != nil {
+			r.fail(s.Cost, "actual_cost has no effect: no limit of this request has actual")
+		}
+	}
+	status := http.StatusOK
+	if s.Status != nil {
+		status = int(*s.Status)
+	}
+	if s.Hold {
+		r.held = append(r.held, held{a, status})
+		return
+	}
+	a.Done(status)
+}
+
+// release ends the requests that are held.
+func (r *runner) release() {
+	for _, h := range r.held {
+		h.admission.Done(h.status)
+	}
+	r.held = nil
+}
+
+func (r *runner) fail(p any, format string, args ...any) {
+	r.result.Failures = append(r.result.Failures, r.failure(p, format, args...))
+}
+
+func (r *runner) failure(p any, format string, args ...any) Failure {
+	line, column := r.file.places.At(p)
+	return Failure{line, column, fmt.Sprintf("request %d: ", r.result.Requests) + fmt.Sprintf(format, args...)}
+}
+
+// compare returns how the last request differs from what the step expects. Some expectations are
+// about the last request of the step only.
+func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
+	differs := func(p any, what string, is, want any) {
+		wrong = append(wrong, r.failure(p, "%s is %v; expected %v", what, is, want))
+	}
+	got := &r.seen
+	if outcome := got.outcome.String(); outcome != s.Expect {
+		by := ""
+		if got.rule != "" {
+			by = fmt.Sprintf(" by %s.%s", got.rule, got.limit)
+		}
+		differs(&s.Expect, "the outcome", outcome+by, s.Expect)
+		return wrong
+	}
+	text := func(p *string, what, is string) {
+		if *p != "" && is != *p {
+			if is == "" {
+				is = "none"
+			}
+			differs(p, what, is, *p)
+		}
+	}
+	text(&s.Rule, "the rule", got.rule)
+	text(&s.Limit, "the limit", got.limit)
+	text(&s.Identity, "the identity", got.key)
+	if !isLast {
+		return wrong
+	}
+	switch {
+	case s.Remaining != nil && !got.isDecided:
+		differs(s.Remaining, "what remains", "unknown, because no limit decided the request", *s.Remaining)
+	case s.Remaining != nil && got.remaining != *s.Remaining:
+		differs(s.Remaining, "what remains", got.remaining, *s.Remaining)
+	}
+	duration := func(p *time.Duration, what string, is time.Duration) {
+		if p != nil && (is-*p).Abs() > time.Millisecond {
+			shown := is.String()
+			if is == penstock.Never {
+				shown = "never"
+			}
+			differs(p, what, shown, *p)
+		}
+	}
+	duration(s.RetryAfter, "the time to retry", got.retryAfter)
+	duration(s.Wait, "the wait", got.wait)
+	if r.file.places.Has(&s.Shadows) {
+		slices.Sort(got.shadowDenied)
+		want := slices.Sorted(slices.Values(s.Shadows))
+		if is := slices.Compact(got.shadowDenied); !slices.Equal(is, want) {
+			differs(&s.Shadows, "the list of rules whose shadows deny", is, want)
+		}
+	}
+	return wrong
+}
+
+// A verifier takes the tokens of cases for valid.
+type verifier struct {
+	policy.Verifier
+	known map[string]bool // tokens that were verified
+}
+
+// issuer marks the tokens of cases.
+const issuer = "penstock-test"
+
+// tokenOf returns a token for claims, in the form that policies accept.
+func tokenOf(claims policy.Claims) string {
+	part := func(v any) string {
+		text, err := json.Marshal(v)
+		if err != nil { // claims come from YAML, which has no other values
+			text = []byte("{}")
+		}
+		return base64.RawURLEncoding.EncodeToString(text)
+	}
+	return part(map[string]string{"alg": "none"}) + "." + part(claims) + "." + base64.RawURLEncoding.EncodeToString([]byte(issuer))
+}
+
+func (v *verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 || parts[2] != base64.RawURLEncoding.EncodeToString([]byte(issuer)) {
+		return v.Verifier.Claims(token)
+	}
+	v.known[token] = true
+	text, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return nil, &policy.TokenError{Reason: "malformed", Err: err}
+	}
+	var claims policy.Claims
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber()
+	if err := d.Decode(&claims); err != nil {
+		return nil, &policy.TokenError{Reason: "malformed", Err: err}
+	}
+	return claims, nil
+}
+
+func (v *verifier) IsKnown(token string) bool { return v.known[token] }

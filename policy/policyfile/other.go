@@ -1,0 +1,71 @@
+package policyfile
+
+import (
+	"encoding/json"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Decode reads a YAML file of another kind into the struct that into points to, with the bounds and
+// the messages of policies. The fields' names are in their tags, as those of a Section are. It
+// replaces no variables. empty is the mistake of a file that has nothing. The error is Errors.
+func Decode(name string, text []byte, into any, empty string) (*Places, error) {
+	d := &decoder{source: newSource(name), begin: empty}
+	if root := d.parse(text); root != nil {
+		d.value(root, into)
+	}
+	return &Places{d.source}, d.err()
+}
+
+// Places are where the values are that Decode has read.
+type Places struct{ source *source }
+
+// At returns the position of the value that p points to, or zeros if the file does not have it.
+func (s *Places) At(p any) (line, column int) {
+	at := s.source.at[p]
+	return at.line, at.column
+}
+
+// Has tells whether the file has the value that p points to.
+func (s *Places) Has(p any) bool { return s.source.written(p) }
+
+// Fail records a mistake at the value that p points to; Err returns all.
+func (s *Places) Fail(p any, format string, args ...any) { s.source.fail(p, format, args...) }
+
+// Err returns the mistakes, or nil. They are Errors.
+func (s *Places) Err() error { return s.source.err() }
+
+// anything reads a value of any kind, as encoding/json does with UseNumber.
+func (d *decoder) anything(n *yaml.Node) any {
+	d.depth++
+	defer func() { d.depth-- }()
+	if d.depth > maxDepth {
+		d.fail(n, "the file is nested more than %d levels deep; make it flatter", maxDepth)
+		return nil
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		all, seen := make(map[string]any), make(map[string]*yaml.Node)
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if name, ok := d.name(n.Content[i], seen); ok {
+				all[name] = d.anything(n.Content[i+1])
+			}
+		}
+		return all
+	case yaml.SequenceNode:
+		list := []any{}
+		for _, item := range n.Content {
+			list = append(list, d.anything(item))
+		}
+		return list
+	}
+	switch n.Tag {
+	case "!!int", "!!float":
+		return json.Number(n.Value)
+	case "!!bool":
+		return n.Value == "true"
+	case "!!null":
+		return nil
+	}
+	return n.Value
+}
