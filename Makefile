@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -165,6 +165,10 @@ tidy:
 ## protos: the code of the check API, anew from its proto file
 protos:
 	scripts/protos
+
+## monitoring: deploy/grafana/dashboard.json and deploy/prometheus/{alerts,rules}.yaml, anew from scripts/monitoring
+monitoring:
+	cd scripts && go run ./monitoring ../deploy
 
 ## schema: the JSON Schema of policies, anew from their structs
 schema:

@@ -114,7 +114,9 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited.Body.Close()
-	rows, values := served(t, scrape(t, p))
+	page := scrape(t, p)
+	checkMonitoring(t, page)
+	rows, values := served(t, page)
 
 	tables := operations(t)
 	bare := func(cell string) string { return strings.ReplaceAll(cell, "`", "") }

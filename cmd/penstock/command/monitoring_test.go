@@ -1,0 +1,203 @@
+package command
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// servedLabels are the values of each label of each series.
+type servedLabels map[string]map[string]map[string]bool
+
+var (
+	sampleLine   = regexp.MustCompile(`(?m)^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? [^ ]+$`)
+	literal      = regexp.MustCompile(`"[^"]*"`)
+	grafanaNames = regexp.MustCompile(`\$\{\w+\}`)
+	grouping     = regexp.MustCompile(`\b(?:by|on|ignoring|without|group_left|group_right) \(([^)]*)\)`)
+	timeSpan     = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+|\b\d[\w.]*`)
+	word         = regexp.MustCompile(`([a-zA-Z_:][\w:]*)(\{[^}]*\}|\s*\()?`)
+	matcher      = regexp.MustCompile(`(\w+)(=~|=|!=|!~)"([^"]*)"`)
+	labelValues  = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
+	plainValues  = regexp.MustCompile(`^[\w|]*$`)
+)
+
+// labelsOf parses a scrape as Prometheus does, which adds job and instance to each series.
+func labelsOf(page string) servedLabels {
+	all := make(servedLabels)
+	add := func(name string, labels ...string) {
+		if all[name] == nil {
+			all[name] = map[string]map[string]bool{"job": {"penstock": true}, "instance": {}}
+		}
+		for i := 0; i < len(labels); i += 2 {
+			if all[name][labels[i]] == nil {
+				all[name][labels[i]] = make(map[string]bool)
+			}
+			all[name][labels[i]][labels[i+1]] = true
+		}
+	}
+	add("up")
+	for _, m := range sampleLine.FindAllStringSubmatch(page, -1) {
+		add(m[1])
+		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
+			add(m[1], p[1], p[2])
+		}
+	}
+	return all
+}
+
+// check reports the series of a query that are not served, and labels and values that they do not
+// have. It returns the number of series.
+func (all servedLabels) check(t *testing.T, where, query string) (series int) {
+	t.Helper()
+	groups := ""
+	rest := grafanaNames.ReplaceAllString(query, " ")
+	for _, m := range grouping.FindAllStringSubmatch(rest, -1) {
+		groups += "," + m[1]
+	}
+	rest = grouping.ReplaceAllString(rest, " ")
+	rest = timeSpan.ReplaceAllString(literalsToSpaces(rest), " ")
+	labels := map[string]bool{}
+	for _, at := range word.FindAllStringSubmatchIndex(rest, -1) {
+		name := rest[at[2]:at[3]]
+		switch {
+		case at[4] >= 0 && strings.HasSuffix(rest[at[4]:at[5]], "("), slices.Contains([]string{"and", "or", "unless", "bool", "by", "on"}, name):
+			continue
+		case all[name] == nil:
+			t.Errorf("%s: no instance has the series %s, in %s", where, name, query)
+			continue
+		}
+		series++
+		for label := range all[name] {
+			labels[label] = true
+		}
+		if at[4] < 0 {
+			continue
+		}
+		_, selector, _ := strings.Cut(query, name+"{")
+		selector, _, _ = strings.Cut(selector, "}")
+		for _, m := range matcher.FindAllStringSubmatch(selector, -1) {
+			if all[name][m[1]] == nil {
+				t.Errorf("%s: %s has no label %s, in %s", where, name, m[1], query)
+			}
+			for value := range strings.SplitSeq(m[3], "|") {
+				if plainValues.MatchString(m[3]) && !all[name][m[1]][value] {
+					t.Errorf("%s: no %s has %s=%q, in %s", where, name, m[1], value, query)
+				}
+			}
+		}
+	}
+	for label := range strings.SplitSeq(groups, ",") {
+		if label = strings.TrimSpace(label); label != "" && !labels[label] {
+			t.Errorf("%s: no series has the label %s, in %s", where, label, query)
+		}
+	}
+	return series
+}
+
+// literalsToSpaces keeps the places of all other text.
+func literalsToSpaces(text string) string {
+	return literal.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat(" ", len(s)) })
+}
+
+// yamlValues returns the values of a field in a file that scripts/monitoring has written.
+func yamlValues(t *testing.T, file, field string) (values []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../../deploy/prometheus", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		value, found := strings.CutPrefix(strings.TrimLeft(strings.TrimSpace(line), "- "), field+": ")
+		if found && strings.HasPrefix(value, `"`) && json.Unmarshal([]byte(value), &value) != nil {
+			t.Errorf("%s: %s is no string", file, value)
+		}
+		if found {
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+// queriesOfDashboard returns the queries of all panels and variables.
+func queriesOfDashboard(t *testing.T) (queries []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../deploy/grafana/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type panel struct {
+		Targets []struct{ Expr string }
+	}
+	var d struct {
+		Panels []struct {
+			panel
+			Panels []panel
+		}
+		Templating struct{ List []struct{ Definition string } }
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range d.Panels {
+		for _, p := range append(p.Panels, p.panel) {
+			for _, target := range p.Targets {
+				queries = append(queries, target.Expr)
+			}
+		}
+	}
+	for _, v := range d.Templating.List {
+		if m := labelValues.FindStringSubmatch(v.Definition); m != nil {
+			queries = append(queries, "count by ("+m[2]+") ("+m[1]+")")
+		}
+	}
+	return queries
+}
+
+var promqlBlock = regexp.MustCompile("(?s)```promql\n(.*?)```")
+
+// checkMonitoring checks each query of the dashboard, the alerts, the rules and the docs against a
+// scrape.
+func checkMonitoring(t *testing.T, page string) {
+	t.Helper()
+	all := labelsOf(page)
+	for _, name := range yamlValues(t, "rules.yaml", "record") {
+		all[name] = make(map[string]map[string]bool)
+		prefix, _, _ := strings.Cut(name, ":")
+		for label := range strings.SplitSeq(prefix, "_") {
+			all[name][label] = map[string]bool{}
+		}
+	}
+	queries := map[string][]string{"rules.yaml": yamlValues(t, "rules.yaml", "expr"), "alerts.yaml": yamlValues(t, "alerts.yaml", "expr"), "dashboard.json": queriesOfDashboard(t)}
+	docs, err := filepath.Glob("../../../docs/*.md")
+	if err != nil || len(docs) == 0 {
+		t.Fatal(docs, err)
+	}
+	for _, path := range docs {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range promqlBlock.FindAllStringSubmatch(string(text), -1) {
+			queries[path] = append(queries[path], strings.Split(strings.TrimSpace(m[1]), "\n")...)
+		}
+	}
+	series := 0
+	for _, where := range slices.Sorted(maps.Keys(queries)) {
+		for _, query := range queries[where] {
+			n := all.check(t, where, query)
+			if n == 0 && !strings.Contains(query, "${") {
+				t.Errorf("%s: no series was found in %s; is the lexer still right?", where, query)
+			}
+			series += n
+		}
+	}
+	if len(queries["rules.yaml"]) < 5 || len(queries["alerts.yaml"]) < 20 || len(queries["dashboard.json"]) < 50 {
+		t.Errorf("found %d rules, %d alerts and %d queries of the dashboard; are the files still read right?", len(queries["rules.yaml"]), len(queries["alerts.yaml"]), len(queries["dashboard.json"]))
+	}
+	t.Logf("counted: %d series in queries of the dashboard, alerts, rules and docs that an instance has", series)
+}

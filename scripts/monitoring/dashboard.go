@@ -1,0 +1,296 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+	"strings"
+)
+
+// A panel is one chart, or one number, of the dashboard.
+type panel struct {
+	title, about string
+	kind         string // timeseries, stat or state-timeline
+	unit         string // of Grafana
+	width        int    // of 24
+	queries      []query
+	max          float64 // of the axis; 0: as the data
+	isStacked    bool
+	warn         float64 // a stat is red from here on; 0: never
+	names        map[string]string
+}
+
+type query struct{ text, legend string }
+
+// A row is a section of the dashboard.
+type row struct {
+	title       string
+	isCollapsed bool
+	panels      []panel
+}
+
+// all, in the label matchers of queries, are the variables of the dashboard.
+const (
+	all     = `job=~"$job", instance=~"$instance"`
+	allRule = all + `, rule=~"$rule"`
+)
+
+func chart(title, about, unit string, queries ...query) panel {
+	return panel{title: title, about: about, kind: "timeseries", unit: unit, width: 8, queries: queries}
+}
+
+func stacked(p panel) panel { p.isStacked = true; return p }
+
+func upTo(max float64, p panel) panel { p.max = max; return p }
+
+func stat(title, about, unit string, warn float64, text string) panel {
+	return panel{title: title, about: about, kind: "stat", unit: unit, width: 4, warn: warn, queries: []query{{text, ""}}}
+}
+
+func withNames(names map[string]string, p panel) panel { p.names = names; return p }
+
+// states show a number as a word over time.
+func states(title, about string, names map[string]string, queries ...query) panel {
+	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: 8, queries: queries, names: names}
+}
+
+// rate is the sum of a counter's rates by some labels.
+func rate(by, series, matchers string) string {
+	return "sum by (" + by + ") (rate(" + series + "{" + matchers + "}[$__rate_interval]))"
+}
+
+// quantile is a quantile of a histogram by some labels.
+func quantile(q, by, series, matchers string) string {
+	return "histogram_quantile(" + q + ", " + rate(by+"le", series+"_bucket", matchers) + ")"
+}
+
+// ofServers is the largest of the numbers that the instances report of each server. They report the
+// same servers.
+func ofServers(series string) string { return "max by (node) (" + series + "{" + all + "})" }
+
+func rateOfServers(series string) string {
+	return "max by (node) (rate(" + series + "{" + all + "}[$__rate_interval]))"
+}
+
+func dashboard() []row {
+	noYes := map[string]string{"0": "no", "1": "yes"}
+	const node, rule = "{{node}}", "{{rule}}"
+	return []row{
+		{"Overview", false, []panel{
+			stat("Requests", "", "reqps", 0, "sum(rate(rate_limiter_requests_total{"+all+"}[$__rate_interval]))"),
+			stat("Rejected", "", "percentunit", 0, "sum(rate(rate_limiter_rejected_total{"+all+"}[$__rate_interval])) / sum(rate(rate_limiter_requests_total{"+all+"}[$__rate_interval]))"),
+			stat("Decided without Redis", "By fallbacks: on_failure local, open or closed.", "percentunit", 0.001,
+				`sum(rate(rate_limiter_decisions_total{`+all+`, source=~"fallback|open|closed"}[$__rate_interval])) / sum(rate(rate_limiter_decisions_total{`+all+`}[$__rate_interval]))`),
+			stat("99 % of decisions within", "", "s", 0.1, quantile("0.99", "", "rate_limiter_latency_seconds", all)),
+			stat("Instances", "Running instances that share the store.", "none", 0, "max(rate_limiter_instances{"+all+"})"),
+			withNames(map[string]string{"0": "decides", "1": "fails"}, stat("Redis", "Fails if at least one instance gets no decisions.", "none", 1, "max(rate_limiter_store_degraded{"+all+"})")),
+		}},
+		{"Requests", false, []panel{
+			stacked(chart("Requests by outcome", "", "reqps", query{rate("outcome", "rate_limiter_requests_total", allRule), "{{outcome}}"})),
+			chart("Requests by rule", "", "reqps", query{rate("rule", "rate_limiter_requests_total", allRule), rule}),
+			chart("Rejected requests by rule and limit", "", "reqps", query{rate("rule, limit", "rate_limiter_rejected_total", allRule), "{{rule}} {{limit}}"}),
+			upTo(1, chart("Rejected part of each rule", "", "percentunit",
+				query{rate("rule", "rate_limiter_rejected_total", allRule) + " / " + rate("rule", "rate_limiter_requests_total", allRule), rule})),
+			chart("Shadows", "What shadow limits would have rejected, beside what was rejected.", "reqps",
+				query{rate("rule, limit", "rate_limiter_shadow_rejected_total", allRule) + " > 0", "shadow {{rule}} {{limit}}"}, query{rate("rule", "rate_limiter_rejected_total", allRule), "enforced {{rule}}"}),
+			chart("Requests that wait", "By max_wait.", "none", query{"sum by (instance) (rate_limiter_requests_waiting{" + all + "})", "{{instance}}"}),
+		}},
+		{"Decisions", false, []panel{
+			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps", query{rate("source", "rate_limiter_decisions_total", all), "{{source}}"})),
+			chart("Time of decisions", "", "s", query{quantile("0.5", "", "rate_limiter_latency_seconds", allRule), "50 %"}, query{quantile("0.95", "", "rate_limiter_latency_seconds", allRule), "95 %"},
+				query{quantile("0.99", "", "rate_limiter_latency_seconds", allRule), "99 %"}),
+			chart("99 % of decisions within, by rule", "", "s", query{quantile("0.99", "rule, ", "rate_limiter_latency_seconds", allRule), rule}),
+			chart("Failed calls to Redis by reason", "", "ops", query{rate("reason", "rate_limiter_errors_total", all) + " > 0", "{{reason}}"}, query{"sum(rate(rate_limiter_decisions_unknown_outcome_total{" + all + "}[$__rate_interval]))", "may have been charged"}),
+			states("Circuit breakers", "The worst state in any instance.", map[string]string{"0": "closed", "1": "half open", "2": "open"}, query{"max by (node) (rate_limiter_breaker_state{" + all + "})", node}),
+			states("Redis decides", "", map[string]string{"0": "yes", "1": "no"}, query{"rate_limiter_store_degraded{" + all + "}", "{{instance}}"}),
+			chart("Changes of breakers", "", "ops", query{rate("to", "rate_limiter_breaker_changes_total", all), "{{to}}"}),
+			chart("Cached denials", "", "none", query{"sum by (instance) (rate_limiter_deny_cache_entries{" + all + "})", "{{instance}}"}),
+			chart("Leased units", "Units that instances drew in advance, and what became of them.", "ops", query{rate("fate", "rate_limiter_lease_units_total", all), "{{fate}}"}),
+		}},
+		{"Redis", false, []panel{
+			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s", query{quantile("0.5", "", "rate_limiter_store_probe_seconds", all), "50 %"}, query{quantile("0.99", "", "rate_limiter_store_probe_seconds", all), "99 %"}),
+			upTo(1, chart("CPU of the main thread", "1 is all that a server can do: one thread runs all scripts.", "percentunit", query{rateOfServers("rate_limiter_store_cpu_seconds_total"), node})),
+			chart("Time of a script in Redis", "Of all clients.", "s", query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
+			chart("Memory", "", "bytes", query{ofServers("rate_limiter_store_memory_used_bytes"), "used " + node}, query{ofServers("rate_limiter_store_memory_max_bytes") + " > 0", "maxmemory " + node}),
+			chart("Keys", "In all databases, of all programs.", "short", query{ofServers("rate_limiter_store_keys"), node}),
+			stacked(chart("Keys by rule", "Estimated from a sample. It needs penstock acl --role metrics.", "short", query{`max by (rule) (rate_limiter_store_rule_keys{` + allRule + `})`, rule})),
+			chart("Deleted keys", "An evicted counter is forgotten: its client may use the limit again.", "ops", query{rateOfServers("rate_limiter_store_evicted_keys_total"), "evicted " + node},
+				query{rateOfServers("rate_limiter_store_expired_keys_total"), "expired " + node}),
+			chart("Script calls", "Of all clients.", "ops", query{rateOfServers("rate_limiter_store_script_calls_total"), node}),
+			chart("Clients", "", "none", query{ofServers("rate_limiter_store_clients"), node}, query{rateOfServers("rate_limiter_store_refused_connections_total"), "refused a second " + node}),
+			chart("Replication", "Bytes that the slowest replica has not received.", "bytes", query{ofServers("rate_limiter_store_replication_lag_bytes"), node}),
+			chart("Replicas", "", "none", query{ofServers("rate_limiter_store_replicas"), node}),
+			chart("Cached scripts", "More than 500: other programs fill the cache.", "none", query{ofServers("rate_limiter_store_cached_scripts"), node}),
+			chart("Scripts sent and loaded", "noscript: Redis had lost a script. eval: the right +script|load is missing.", "ops", query{rate("event", "rate_limiter_scripts_total", all), "{{event}}"}),
+			states("Servers that may evict counters", "", noYes, query{ofServers("rate_limiter_store_can_evict"), node}),
+			states("Missing rights in Redis", "", noYes, query{"max by (right) (rate_limiter_store_right_missing{" + all + "})", "{{right}}"}),
+			chart("Steps of the clock of Redis", "", "none", query{"max by (direction) (increase(rate_limiter_clock_steps_total{" + all + "}[$__rate_interval]))", "{{direction}}"}),
+		}},
+		{"Backend", true, []panel{
+			chart("Let through, beside the backend's pool", "Set the variables to gauges of your backend, such as those of its connection pool.", "short",
+				query{"sum(rate(rate_limiter_allowed_total{" + allRule + "}[$__rate_interval]))", "requests a second"}, query{"sum(${backend_used})", "in use"}, query{"sum(${backend_max})", "pool"}),
+			upTo(1, chart("Use of the backend's pool", "", "percentunit", query{"sum(${backend_used}) / sum(${backend_max})", "in use"})),
+		}},
+		{"Instances", true, []panel{
+			chart("CPU of instances", "", "percentunit", query{"rate(process_cpu_seconds_total{" + all + "}[$__rate_interval])", "{{instance}}"}),
+			chart("Memory of instances", "", "bytes", query{"process_resident_memory_bytes{" + all + "}", "{{instance}}"}),
+			chart("Open files", "", "none", query{"process_open_fds{" + all + "}", "{{instance}}"}, query{"min(process_max_fds{" + all + "})", "limit"}),
+			chart("Goroutines", "", "none", query{"go_goroutines{" + all + "}", "{{instance}}"}),
+			chart("Connections", "", "none", query{"sum(rate_limiter_grpc_connections{" + all + "})", "gRPC"}, query{"sum(rate_limiter_resp_connections{" + all + "})", "Redis clients"}),
+			chart("Calls by gRPC", "", "reqps", query{rate("service, code", "rate_limiter_grpc_calls_total", all), "{{service}} {{code}}"}),
+			chart("Refused callers", "Calls with a wrong token, or without one.", "ops", query{rate("reason", "rate_limiter_api_auth_failures_total", all), "JSON: {{reason}}"},
+				query{rate("reason", "rate_limiter_grpc_auth_failures_total", all), "gRPC: {{reason}}"}, query{rate("reason", "rate_limiter_resp_auth_failures_total", all), "RESP: {{reason}}"}),
+			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops", query{rate("reason", "rate_limiter_tokens_rejected_total", all) + " > 0", "{{reason}}"}),
+			chart("Lost log lines", "", "ops", query{rate("instance", "rate_limiter_log_lines_lost_total", all), "{{instance}}"}),
+			states("The last reload of the policy succeeded", "", noYes, query{"rate_limiter_config_last_reload_successful{" + all + "}", "{{instance}}"}),
+			chart("Age of the policy", "Since it was last loaded.", "s", query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + all + "}", "{{instance}}"}),
+			chart("Reloads", "", "ops", query{rate("outcome", "rate_limiter_config_reloads_total", all), "{{outcome}}"}),
+			stat("Versions", "How many run.", "none", 2, "count(count by (version) (rate_limiter_build_info{"+all+"}))"),
+		}},
+	}
+}
+
+// variables of the dashboard that stand for a series.
+var seriesVariables = map[string]string{"backend_used": "hikaricp_connections_active", "backend_max": "hikaricp_connections_max"}
+
+func queriesOf(rows []row) (texts []string) {
+	for _, r := range rows {
+		for _, p := range r.panels {
+			for _, q := range p.queries {
+				texts = append(texts, q.text)
+			}
+		}
+	}
+	return texts
+}
+
+var variable = regexp.MustCompile(`\$\{(\w+)\}`)
+
+// withoutVariables writes a query as Grafana sends it.
+func withoutVariables(text string) string {
+	text = variable.ReplaceAllStringFunc(text, func(v string) string { return seriesVariables[v[2:len(v)-1]] })
+	for _, v := range []struct{ name, value string }{{"$__rate_interval", "5m"}, {"$job", ".+"}, {"$instance", ".+"}, {"$rule", ".+"}} {
+		text = strings.ReplaceAll(text, v.name, v.value)
+	}
+	return text
+}
+
+// object is one of JSON. Its fields are written in the order of their names.
+type object = map[string]any
+
+// schemaVersion is that of Grafana 10.4 and 11. Later ones convert it.
+const schemaVersion = 39
+
+var datasource = object{"type": "prometheus", "uid": "${datasource}"}
+
+func dashboardJSON() string {
+	d := object{
+		"title": "Penstock", "uid": "penstock", "tags": []string{"penstock", "rate-limiting"}, "schemaVersion": schemaVersion, "version": 1, "editable": true, "graphTooltip": 1,
+		"description": "Rate limits: what is let through, what is rejected, who decided, and how Redis does.",
+		"time":        object{"from": "now-1h", "to": "now"}, "refresh": "30s", "timezone": "", "annotations": object{"list": []any{}},
+		"links":  []any{object{"title": "Runbooks", "type": "link", "url": runbooks, "targetBlank": true, "icon": "doc"}},
+		"panels": layout(dashboard()), "templating": object{"list": variables()},
+	}
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(d); err != nil {
+		panic(err) // all values are of types that JSON has
+	}
+	return b.String()
+}
+
+func variables() []any {
+	values := func(name, label, text string) object {
+		return object{"name": name, "label": label, "type": "query", "datasource": datasource, "query": object{"query": text, "refId": "values"}, "definition": text, "refresh": 2, "sort": 1,
+			"includeAll": true, "multi": true, "allValue": ".+", "current": object{"text": []string{"All"}, "value": []string{"$__all"}}}
+	}
+	text := func(name, label string) object {
+		value := seriesVariables[name]
+		return object{"name": name, "label": label, "type": "textbox", "query": value, "current": object{"text": value, "value": value}}
+	}
+	return []any{
+		object{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": object{}, "hide": 0},
+		values("job", "Job", "label_values(rate_limiter_build_info, job)"),
+		values("instance", "Instance", `label_values(rate_limiter_build_info{job=~"$job"}, instance)`),
+		values("rule", "Rule", `label_values(rate_limiter_requests_total{job=~"$job"}, rule)`),
+		text("backend_used", "Backend: series of what is in use"),
+		text("backend_max", "Backend: series of its pool"),
+	}
+}
+
+// layout places the panels from left to right, and in new lines where they are full. The panels of
+// a collapsed row are inside of it.
+func layout(rows []row) (placed []any) {
+	id, y := 0, 0
+	for _, r := range rows {
+		id++
+		header := object{"id": id, "type": "row", "title": r.title, "collapsed": r.isCollapsed, "gridPos": object{"h": 1, "w": 24, "x": 0, "y": y}, "panels": []any{}}
+		y++
+		var inside []any
+		x, height := 0, 0
+		for _, p := range r.panels {
+			if height = p.height(); x+p.width > 24 {
+				x, y = 0, y+height
+			}
+			id++
+			inside = append(inside, p.object(id, object{"h": height, "w": p.width, "x": x, "y": y}))
+			x += p.width
+		}
+		y += height
+		if r.isCollapsed {
+			header["panels"] = inside
+			inside = nil
+		}
+		placed = append(append(placed, header), inside...)
+	}
+	return placed
+}
+
+func (p *panel) height() int {
+	if p.width < 8 {
+		return 4
+	}
+	return 8
+}
+
+func (p *panel) object(id int, place object) object {
+	targets := make([]any, len(p.queries))
+	for i, q := range p.queries {
+		targets[i] = object{"refId": string(rune('A' + i)), "datasource": datasource, "expr": q.text, "legendFormat": q.legend, "instant": p.kind == "stat", "range": p.kind != "stat"}
+	}
+	thresholds := []any{object{"color": "green", "value": nil}}
+	if p.warn > 0 {
+		thresholds = append(thresholds, object{"color": "red", "value": p.warn})
+	}
+	defaults := object{"unit": p.unit, "min": 0, "thresholds": object{"mode": "absolute", "steps": thresholds}}
+	if p.max > 0 {
+		defaults["max"] = p.max
+	}
+	if p.names != nil {
+		shown := object{}
+		for number, name := range p.names {
+			shown[number] = object{"text": name}
+		}
+		defaults["mappings"] = []any{object{"type": "value", "options": shown}}
+	}
+	made := object{"id": id, "type": p.kind, "title": p.title, "description": p.about, "datasource": datasource, "gridPos": place, "targets": targets,
+		"fieldConfig": object{"defaults": defaults, "overrides": []any{}}}
+	switch p.kind {
+	case "timeseries":
+		custom := object{"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": false, "stacking": object{"mode": "none", "group": "A"}}
+		if p.isStacked {
+			custom["fillOpacity"], custom["stacking"] = 30, object{"mode": "normal", "group": "A"}
+		}
+		defaults["custom"], defaults["color"] = custom, object{"mode": "palette-classic"}
+		made["options"] = object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}, "tooltip": object{"mode": "multi", "sort": "desc"}}
+	case "stat":
+		made["options"] = object{"colorMode": "value", "graphMode": "none", "reduceOptions": object{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}}
+	case "state-timeline":
+		delete(defaults, "min")
+		defaults["color"] = object{"mode": "palette-classic"}
+		made["options"] = object{"mergeValues": true, "showValue": "auto", "legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}}
+	}
+	return made
+}

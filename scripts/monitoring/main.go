@@ -1,0 +1,89 @@
+// Command monitoring writes what monitors Penstock with Prometheus and Grafana: the dashboard, the
+// alerts and the recording rules in deploy/. A test compares those files with what it writes.
+//
+//	go run ./monitoring ../deploy
+//
+// With -test it writes a folder that only checks need: the same alerts, which fire after a second;
+// unit tests for promtool with a firing and a quiet case of each alert; and rules that have each
+// query of the dashboard.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+func main() {
+	isTest := flag.Bool("test", false, "write the folder that checks need")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: monitoring [-test] FOLDER")
+		os.Exit(2)
+	}
+	files := deployed()
+	if *isTest {
+		files = forChecks()
+	}
+	if err := write(flag.Arg(0), files); err != nil {
+		fmt.Fprintln(os.Stderr, "monitoring:", err)
+		os.Exit(1)
+	}
+}
+
+// deployed returns the files of deploy/ by their path.
+func deployed() map[string]string {
+	return map[string]string{
+		"grafana/dashboard.json": dashboardJSON(),
+		"prometheus/alerts.yaml": alertsYAML(alerts),
+		"prometheus/rules.yaml":  rulesYAML(rules),
+	}
+}
+
+func write(folder string, files map[string]string) error {
+	for path, text := range files {
+		path = filepath.Join(folder, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forChecks returns the files that make alerts needs.
+func forChecks() map[string]string {
+	soon := make([]alert, len(alerts))
+	for i, a := range alerts {
+		soon[i] = a
+		soon[i].wait = time.Second
+	}
+	var queries []rule
+	for i, query := range queriesOf(dashboard()) {
+		queries = append(queries, rule{fmt.Sprintf("query:%d", i), withoutVariables(query), ""})
+	}
+	return map[string]string{
+		"soon.yaml":    alertsYAML(soon),
+		"queries.yaml": rulesYAML(queries),
+		"tests.yaml":   testsYAML(),
+	}
+}
+
+// quoted writes a string of YAML, which is also one of JSON.
+func quoted(text string) string {
+	var b strings.Builder
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(text); err != nil {
+		panic(err) // a string can always be written
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+const generated = "# Written by scripts/monitoring (make monitoring). Change it there.\n"
