@@ -236,7 +236,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	for _, r := range rows {
 		r.away, r.awayOpened = r.withoutPenstock(r.recipe.away)
 	}
-	err = show(rows)
+	err = errors.Join(show(rows), checkLimitReq(dir, recipesDir, proxiesDir))
 	if slices.Contains(names, "envoy") {
 		err = errors.Join(err, runRateLimit(dir, recipesDir, proxiesDir))
 	}

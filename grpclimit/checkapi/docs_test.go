@@ -1,0 +1,36 @@
+package checkapi
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/memstore"
+)
+
+// The calls of docs/migrate/gubernator.md are what the API accepts: ten pass in a second, as there.
+func TestCallsOfTheMigrationPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/migrate/gubernator.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	calls := regexp.MustCompile("(?s)<!-- check -->\n```json\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(policies) != 1 || len(calls) != 2 {
+		t.Fatalf("the page has %d policies and %d calls; want 1 and 2", len(policies), len(calls))
+	}
+	for _, call := range calls {
+		s := newServiceOf(t, policies[0][1], memstore.New(memstore.Options{Now: newClock().Now}))
+		for n := 1; n <= 11; n++ {
+			w := s.send(callerToken, "/v1/check", call[1])
+			want := `"allowed":true`
+			if n == 11 {
+				want = `"allowed":false`
+			}
+			if body := strings.ReplaceAll(w.Body.String(), " ", ""); w.Code != 200 || !strings.Contains(body, want) {
+				t.Fatalf("call %d of %s: %d %s; want %s", n, call[1], w.Code, body, want)
+			}
+		}
+	}
+}
