@@ -426,6 +426,10 @@ func (b *servicesBench) throttle(r *report) error {
 	if err != nil {
 		return err
 	}
+	crab, err := b.throttlecrab() // before any connection: it may have to be built, and servers close idle connections
+	if err != nil {
+		return err
+	}
 	services := []*serving{bare, redis, memory}
 	command := func(name string) string {
 		const key = "client:" + zeros
@@ -435,10 +439,6 @@ func (b *servicesBench) throttle(r *report) error {
 		if err := s.lines(command("CL.THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
 			return err
 		}
-	}
-	crab, err := b.throttlecrab()
-	if err != nil {
-		return err
 	}
 	if crab != nil {
 		if err := crab.lines(command("THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
