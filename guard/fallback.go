@@ -138,7 +138,7 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 		if mode == penstock.Peek || f.settings(c).OnFailure != FailLocal {
 			continue
 		}
-		if share := f.shares.Get(c.Plan.Limit(), n, makeShare); share != nil {
+		if share := f.shareOf(c.Plan, n); share != nil {
 			one := [1]penstock.Charge{{Key: c.Key, Plan: share, Cost: cost, Mode: mode, Holder: cmp.Or(c.Holder, anonymous)}}
 			if mode == penstock.Refund {
 				one[0].Holder = c.Holder
@@ -262,7 +262,7 @@ func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges
 		var mine *penstock.Plan
 		switch {
 		case s.OnFailure == FailLocal:
-			mine = f.shares.Get(c.Plan.Limit(), n, makeShare)
+			mine = f.shareOf(c.Plan, n)
 		case s.OnFailure == FailOpen && s.Ceiling == (penstock.Limit{}):
 			continue
 		case s.OnFailure == FailOpen:
@@ -350,6 +350,14 @@ func (f *fallback) instances() int {
 		n = f.options.Instances()
 	}
 	return max(n, f.options.Floor, 1)
+}
+
+// shareOf returns the part of a plan's limit that one of n instances has, or nil.
+func (f *fallback) shareOf(plan *penstock.Plan, n int) *penstock.Plan {
+	if n == 1 {
+		return plan
+	}
+	return f.shares.Get(plan.Limit(), n, makeShare)
 }
 
 // makeShare returns the part of a limit that one of n instances has, or nil if the limit or its

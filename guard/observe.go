@@ -42,14 +42,24 @@ func Observe(f func(Event)) penstock.Decorator {
 
 // onStoreError calls f for every batch that ends with an error.
 func onStoreError(f func(Event)) penstock.Decorator {
-	if f == nil {
-		return Observe(nil)
-	}
-	return Observe(func(e Event) {
-		if e.Err != nil {
-			f(e)
+	return func(next penstock.Store) penstock.Store {
+		if f == nil {
+			return next
 		}
-	})
+		return &errorObserver{observer{next, f, time.Now()}}
+	}
+}
+
+// An errorObserver reads the clock a second time only after an error.
+type errorObserver struct{ observer }
+
+func (o *errorObserver) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	sent := time.Since(o.start)
+	d, err := o.next.Decide(ctx, charges)
+	if err != nil {
+		o.observe(ctx, charges, &d, err, time.Since(o.start)-sent)
+	}
+	return d, err
 }
 
 type observer struct {
@@ -61,7 +71,13 @@ type observer struct {
 func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	sent := time.Since(o.start)
 	d, err := o.next.Decide(ctx, charges)
-	e := Event{Context: ctx, Charges: len(charges), Latency: time.Since(o.start) - sent}
+	o.observe(ctx, charges, &d, err, time.Since(o.start)-sent)
+	return d, err
+}
+
+// observe reports a decision.
+func (o *observer) observe(ctx context.Context, charges []penstock.Charge, d *penstock.Decision, err error, latency time.Duration) {
+	e := Event{Context: ctx, Charges: len(charges), Latency: latency}
 	if err != nil {
 		e.Err, e.Reason = err, reasonOf(ctx, err)
 	} else {
@@ -75,7 +91,6 @@ func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penst
 		e.Plan = charges[0].Plan
 	}
 	o.f(e)
-	return d, err
 }
 
 func reasonOf(ctx context.Context, err error) string {

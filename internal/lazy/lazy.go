@@ -12,7 +12,7 @@ import (
 type Context interface {
 	context.Context
 
-	// Lazy returns another channel that Done waits for, and the deadline. The deadline may be
-	// extended: when it is reached, call Lazy again.
+	// Lazy returns another channel that Done waits for, and the deadline without reading a clock. The
+	// deadline may be extended: when it is reached, call Deadline.
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }

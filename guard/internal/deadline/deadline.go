@@ -38,7 +38,7 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 		return d, false
 	}
 	t.lateness.begin()
-	now := time.Now()
+	now := monotonic()
 	at := now.Add(t.After)
 	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
 		at = b.at
@@ -79,6 +79,13 @@ func CallerErr(ctx context.Context) error {
 	}
 	return nil
 }
+
+// start is when the process began. monotonic is the time now by the monotonic clock: time.Now would
+// read the wall clock too, which takes as long. Compare it with other times by their monotonic
+// readings only.
+var start = time.Now()
+
+func monotonic() time.Time { return start.Add(time.Since(start)) }
 
 // contextKey is the key of the decision's deadline in a context.
 type contextKey struct{}
@@ -148,20 +155,23 @@ type Context struct {
 
 // Left returns how much of the decision's time is left, if no more of it is lost.
 func (d *Context) Left() time.Duration {
-	now := time.Now()
+	now := monotonic()
 	return d.at.Sub(now) + d.lateness.lost(now) - d.lost
 }
 
 // Until returns when the decision's time is over, if no more of it is lost.
 func (d *Context) Until() time.Time {
-	return d.at.Add(d.lateness.lost(time.Now()) - d.lost)
+	return d.at.Add(d.lateness.lost(monotonic()) - d.lost)
 }
 
 var _ lazy.Context = (*Context)(nil)
 
-// Lazy returns the caller's Done, and the deadline.
+// Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at, _ = d.Deadline()
+	at = d.at.Add(max(d.lateness.counted()-d.lost, 0))
+	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
+		at = callers
+	}
 	return d.Context.Done(), at
 }
 

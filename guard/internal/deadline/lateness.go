@@ -73,6 +73,14 @@ func (l *lateness) nextLocked(now time.Time) {
 	}
 }
 
+// counted returns the time that was lost until the last tick. lost returns it until now.
+func (l *lateness) counted() time.Duration {
+	if t := l.tally.Load(); t != nil {
+		return t.lost
+	}
+	return 0
+}
+
 // lost returns the time that was lost until now, without the part that counts towards deadlines.
 // The difference of two calls is what was lost between them.
 func (l *lateness) lost(now time.Time) time.Duration {

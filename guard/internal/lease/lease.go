@@ -280,13 +280,17 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 
 // findKey returns the key of a batch that spends, or nil if it is not leased.
 func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
+	canLease := l.canLease(plans)
+	if !canLease && l.keys.Load() == 0 {
+		return nil
+	}
 	name := keyName{key, plans[0].Group()}
 	hash := maphash.String(l.seed, key)
 	s := &l.stripes[hash%stripes]
 	s.mu.RLock()
 	k := s.keys[name]
 	s.mu.RUnlock()
-	if k != nil || !l.canLease(plans) || !s.seenBefore(hash, l.life, l.now()) {
+	if k != nil || !canLease || !s.seenBefore(hash, l.life, l.now()) {
 		return k
 	}
 	return l.trackKey(s, name)

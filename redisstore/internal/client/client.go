@@ -56,7 +56,7 @@ func Await(ctx context.Context, done, closed <-chan struct{}) error {
 			return ErrClosed
 		case <-timer.C:
 		}
-		_, at = l.Lazy() // it may have been extended
+		at, _ = l.Deadline() // it may have been extended
 		left := time.Until(at)
 		if left <= 0 {
 			return context.DeadlineExceeded

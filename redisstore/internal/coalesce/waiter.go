@@ -130,7 +130,7 @@ func (f *Flight) wakeExpired(now time.Time) {
 				continue
 			}
 			if !w.deadline.After(now) {
-				_, w.deadline = w.lazy.Lazy() // it may have been extended
+				w.deadline, _ = w.lazy.Deadline() // it may have been extended
 			}
 			if w.deadline.After(now) {
 				f.earliest = earlier(f.earliest, w.deadline)
