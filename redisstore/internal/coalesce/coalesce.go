@@ -47,10 +47,15 @@ type Coalescer struct {
 // about 25 µs, and a script 10 µs; 24 waiters take the client as long. With a third script the
 // server has work when it has replied to one, however long the client takes. That pays only if many
 // callers wait.
+//
+// The more requests a flight in flight has, the more must wait for the next one, up to 24: so many
+// callers are divided into few large scripts. With 64 callers, scripts had a third more requests,
+// and a decision cost a tenth less.
 const (
 	secondFlightMinRequests = 8
 	secondFlightMinWaiters  = 24
 	thirdFlightMinRequests  = 16
+	maxFlightMinRequests    = 24 // for the second; the third needs up to twice as many
 )
 
 // New returns a Coalescer of a Decider.
@@ -168,13 +173,18 @@ func (c *Coalescer) shouldSendLocked(others int) bool {
 	if len(c.queue) == 0 {
 		return false
 	}
+	largest := 0
+	for _, f := range c.flights {
+		largest = max(largest, len(f.requests))
+	}
+	largest = min(largest, maxFlightMinRequests)
 	switch first := c.queue[0]; others {
 	case 0:
 		return true
 	case 1:
-		return len(c.queue) > 1 || len(first.requests) >= secondFlightMinRequests || first.waiters >= secondFlightMinWaiters
+		return len(c.queue) > 1 || len(first.requests) >= max(secondFlightMinRequests, largest) || first.waiters >= secondFlightMinWaiters
 	case 2:
-		return len(first.requests) >= thirdFlightMinRequests
+		return len(first.requests) >= max(thirdFlightMinRequests, 2*largest)
 	}
 	return false
 }

@@ -267,6 +267,35 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 	}
 }
 
+// A further flight waits until it is as large as those in flight, so that many callers are not
+// divided into many small scripts.
+func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
+	for _, row := range []struct {
+		first int
+		sent  []int // when two scripts have ended
+		least int   // how many calls make a further flight
+	}{
+		{1, []int{1}, secondFlightMinRequests},
+		{15, []int{15}, 15},
+		{60, []int{16, 44}, 2 * maxFlightMinRequests},
+	} {
+		inBubble(t, func(b *setup) {
+			release := b.hold()
+			for i := range row.first {
+				b.call(b.Context(), spend(fmt.Sprint("first", i), 1))
+			}
+			release()
+			synctest.Wait()
+			for i := range row.least - 1 {
+				b.call(b.Context(), spend(fmt.Sprint("next", i), 1))
+			}
+			b.wantFlights(row.sent...)
+			b.call(b.Context(), spend("last", 1))
+			b.wantFlights(append(row.sent, row.least)...)
+		})
+	}
+}
+
 // A third flight needs many different requests; equal ones do not count. There is no fourth.
 func TestThirdFlightHasAThreshold(t *testing.T) {
 	inBubble(t, func(b *setup) {
