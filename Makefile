@@ -18,7 +18,7 @@ packages = github.com/penstock/penstock/...
 # are skipped by the former and run by themselves. A package belongs to raced if a test of it starts goroutines that share state. The longest begin
 # first.
 raced = ./redisstore ./guard ./redisguard ./redisstore/goredis ./cmd/penstock/internal/service ./redisstore/internal/client ./redisstore/internal/coalesce \
-	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
+	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./observe/otel ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
 unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
@@ -152,7 +152,7 @@ format:
 	gofmt -w .
 
 # The modules that are tagged besides the root. They require a version of it that is not tagged yet.
-tagged = redisstore/goredis observe/prometheus httplimit/echolimit httplimit/fiberlimit httplimit/ginlimit grpclimit cmd/penstock
+tagged = redisstore/goredis observe/prometheus observe/otel httplimit/echolimit httplimit/fiberlimit httplimit/ginlimit grpclimit cmd/penstock
 
 ## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root and the tagged modules by this checkout
 replaced = github.com/penstock/penstock $(addprefix github.com/penstock/penstock/,$(tagged))

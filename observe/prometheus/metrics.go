@@ -18,7 +18,7 @@ import (
 type Options struct {
 	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none. The
 	// histogram of latencies then has exemplars with it, as label trace_id. Return only ids of sampled
-	// traces, as (*penstockotel.Telemetry).SampledTraceID does. Default: there are no exemplars.
+	// traces, as penstockotel.SampledTraceID does. Default: there are no exemplars.
 	TraceID func(context.Context) string
 }
 

@@ -22,7 +22,7 @@ const (
 
 // tagged are the folders of the modules that get a tag for each version, in the order of their
 // requirements. A tag of cmd/penstock is cmd/penstock/v0.1.0.
-var tagged = []string{".", "redisstore/goredis", "observe/prometheus", "httplimit/echolimit", "httplimit/fiberlimit", "httplimit/ginlimit", "grpclimit", "cmd/penstock"}
+var tagged = []string{".", "redisstore/goredis", "observe/prometheus", "observe/otel", "httplimit/echolimit", "httplimit/fiberlimit", "httplimit/ginlimit", "grpclimit", "cmd/penstock"}
 
 // moduleVersions gives all tagged modules one version.
 func moduleVersions(version string) map[string][]string {

@@ -1,0 +1,207 @@
+// Package penstockotel exports what package admission, the guards and the stores report to
+// OpenTelemetry: as metrics, and as spans within the traces of requests. It uses the API only; the
+// program chooses the SDK and the exporters.
+//
+// No key is ever an attribute.
+package penstockotel
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
+)
+
+// scope is the name of the meter and of the tracer.
+const scope = "github.com/penstock/penstock/observe/otel"
+
+// The attributes of metrics and spans. No semantic convention for rate limits exists.
+const (
+	ruleKey      = attribute.Key("ratelimit.rule")
+	limitKey     = attribute.Key("ratelimit.limit")
+	algorithmKey = attribute.Key("ratelimit.algorithm")
+	outcomeKey   = attribute.Key("ratelimit.outcome")
+	sourceKey    = attribute.Key("ratelimit.source")
+	errorKey     = attribute.Key("error.type") // of the semantic conventions
+)
+
+// MetricsOptions configure NewMetrics. The zero value is useful.
+type MetricsOptions struct {
+	// Provider makes the meter. Default: the global one.
+	Provider metric.MeterProvider
+}
+
+// Metrics count what happens, and report it when their provider reads them. The methods of
+// observe.Counts receive what is reported. Many goroutines may use them at once.
+//
+// Traffic never makes a series. All numbers but the latencies are counted by Penstock itself, so a
+// request costs the provider nothing else.
+type Metrics struct {
+	*observe.Counts
+	instruments  instruments
+	registration metric.Registration
+}
+
+// instruments are those that callback reports.
+type instruments struct {
+	requests, shadows, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
+	waiting                                                               metric.Int64ObservableUpDownCounter
+
+	breakerState                                    metric.Int64ObservableGauge
+	breakerChanges, leaseUnits, clockSteps, scripts metric.Int64ObservableCounter
+	denials, instances                              metric.Int64ObservableUpDownCounter
+}
+
+// NewMetrics makes Metrics and registers them with the provider, until Close. The error is the
+// provider's.
+func NewMetrics(o MetricsOptions) (*Metrics, error) {
+	if o.Provider == nil {
+		o.Provider = otel.GetMeterProvider()
+	}
+	meter := o.Provider.Meter(scope)
+	// From a decision in memory to ten times the timeout of one in Redis, which is 250 ms.
+	latency, err := meter.Float64Histogram("ratelimit.decision.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time until a request was decided, or until its decision failed."),
+		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5))
+	if err != nil {
+		return nil, err
+	}
+	m := &Metrics{Counts: observe.New(observe.Options{Histogram: func(rule observe.Rule) observe.Histogram {
+		return histogram{latency, []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(rule)...))}}
+	}})}
+	all, err := m.instruments.open(meter)
+	if err != nil {
+		return nil, err
+	}
+	m.registration, err = meter.RegisterCallback(m.callback, all...)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Close ends the reports. The counts go on.
+func (m *Metrics) Close() error { return m.registration.Unregister() }
+
+// A histogram has the latencies of one rule.
+type histogram struct {
+	metric.Float64Histogram
+	options []metric.RecordOption
+}
+
+// Observe implements observe.Histogram.
+func (h histogram) Observe(ctx context.Context, latency time.Duration) {
+	h.Record(ctx, latency.Seconds(), h.options...)
+}
+
+func attributesOf(rule observe.Rule) []attribute.KeyValue {
+	return []attribute.KeyValue{ruleKey.String(rule.Name), limitKey.String(rule.Limit), algorithmKey.String(rule.Algorithm)}
+}
+
+// open makes the instruments and returns them all.
+func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err error) {
+	note := func(instrument metric.Observable, failure error) {
+		all = append(all, instrument)
+		if err == nil {
+			err = failure
+		}
+	}
+	counter := func(to *metric.Int64ObservableCounter, name, unit, description string) {
+		made, err := meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		*to = made
+		note(made, err)
+	}
+	upDown := func(to *metric.Int64ObservableUpDownCounter, name, unit, description string) {
+		made, err := meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		*to = made
+		note(made, err)
+	}
+	counter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
+	counter(&i.shadows, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
+	counter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
+	counter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
+	counter(&i.unknownOutcomes, "ratelimit.store.unknown_outcomes", "{call}", "Store calls that failed although their charges may have been made.")
+	counter(&i.tokensRejected, "ratelimit.tokens.rejected", "{request}", "Requests whose token was rejected, by reason; they are limited like requests without a token.")
+	upDown(&i.waiting, "ratelimit.waiting_requests", "{request}", "Requests that wait until their limits allow them.")
+	counter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
+	counter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
+	counter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
+	counter(&i.scripts, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
+	upDown(&i.denials, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
+	upDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
+	made, failure := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
+	i.breakerState = made
+	note(made, failure)
+	return all, err
+}
+
+// callback reports all numbers. Those that are 0 and have attributes have no series yet.
+func (m *Metrics) callback(_ context.Context, to metric.Observer) error {
+	i := &m.instruments
+	report := func(counter metric.Int64Observable, n uint64, attributes ...attribute.KeyValue) {
+		if n > 0 || len(attributes) == 0 {
+			to.ObserveInt64(counter, int64(n), metric.WithAttributes(attributes...))
+		}
+	}
+	m.Requests(func(rule observe.Rule, byOutcome []uint64) {
+		for o, n := range byOutcome {
+			if n == 0 {
+				continue
+			}
+			outcome, counter := admission.Outcome(o), i.requests
+			if sum := observe.SumOf(outcome); sum == observe.ShadowPassed || sum == observe.ShadowRejected {
+				counter = i.shadows
+			}
+			report(counter, n, append(attributesOf(rule), outcomeKey.String(outcome.String()))...)
+		}
+	})
+	m.Decisions(func(source penstock.Source, n uint64) { report(i.decisions, n, sourceKey.String(source.String())) })
+	m.Errors(func(reason string, n uint64) { report(i.errors, n, errorKey.String(reason)) })
+	report(i.unknownOutcomes, m.UnknownOutcomes())
+	m.TokensRejected(func(reason string, n uint64) { report(i.tokensRejected, n, errorKey.String(reason)) })
+	report(i.waiting, uint64(m.Waiting()))
+	if g := m.Guards(); g != nil {
+		m.BreakerChanges(func(state guard.State, n uint64) {
+			report(i.breakerChanges, n, attribute.String("ratelimit.breaker.state", state.String()))
+		})
+		m.reportGuards(to, g, report)
+	}
+	return nil
+}
+
+func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report func(metric.Int64Observable, uint64, ...attribute.KeyValue)) {
+	i := &m.instruments
+	if g.Stats != nil {
+		stats := g.Stats()
+		for node, severity := range observe.Breakers(stats.Breakers) {
+			to.ObserveInt64(i.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
+		}
+		report(i.denials, uint64(stats.Deny.Entries))
+		for fate, n := range map[string]int64{
+			"drawn": stats.Lease.Drawn, "spent": stats.Lease.Spent, "returned": stats.Lease.Returned, "expired": stats.Lease.Expired, "lost": stats.Lease.Lost,
+		} {
+			report(i.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
+		}
+	}
+	if g.Instances != nil {
+		report(i.instances, uint64(g.Instances()))
+	}
+	if g.ClockSteps != nil {
+		back, forward := g.ClockSteps()
+		report(i.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
+		report(i.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
+	}
+	if g.Scripts != nil {
+		missing, loaded, evals := g.Scripts()
+		report(i.scripts, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
+		report(i.scripts, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
+		report(i.scripts, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
+	}
+}

@@ -1,0 +1,130 @@
+package penstockotel
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
+)
+
+// SpansOptions configure NewSpans. The zero value is useful.
+type SpansOptions struct {
+	// Provider makes the tracer. Default: the global one.
+	Provider trace.TracerProvider
+}
+
+// Spans make a span for each decision about a request whose trace is sampled. Other requests cost
+// nothing. Many goroutines may use them at once.
+type Spans struct{ tracer trace.Tracer }
+
+// NewSpans makes Spans.
+func NewSpans(o SpansOptions) *Spans {
+	if o.Provider == nil {
+		o.Provider = otel.GetTracerProvider()
+	}
+	return &Spans{o.Provider.Tracer(scope)}
+}
+
+// spanName is the name of each span. Its kind is internal.
+const spanName = "ratelimit.decide"
+
+// ObserveRequest makes the span of a request's decision, with the time that the request waited for
+// its turn. It is for the Observe of admission.Options and of all transports.
+//
+// A denial is not an error of the span. A store that gave no answer is an event of it.
+func (s *Spans) ObserveRequest(e *admission.Event) {
+	if !isSampled(e.Context) {
+		return
+	}
+	now, wait := time.Now(), time.Duration(0)
+	attributes := append(make([]attribute.KeyValue, 0, 8), outcomeKey.String(e.Outcome.String()))
+	if e.Rule != "" {
+		attributes = append(attributes, attributesOf(observe.Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm})...)
+		attributes = append(attributes, sourceKey.String(e.Source.String()))
+	}
+	if d := e.Decision; d != nil && d.Len() == len(e.Charges) && d.Len() > 0 {
+		strictest := d.Strictest()
+		attributes = append(attributes, attribute.Int64("ratelimit.cost", e.Charges[strictest].Cost))
+		if retry := d.Status(strictest).RetryAfter; retry > 0 && retry != penstock.Never {
+			attributes = append(attributes, attribute.Int64("ratelimit.retry_after_ms", retry.Milliseconds()))
+		}
+		if e.Outcome == admission.Allowed {
+			if wait = d.Wait(); wait > 0 {
+				attributes = append(attributes, attribute.Int64("ratelimit.wait_ms", wait.Milliseconds()))
+			}
+		}
+	}
+	span := s.start(e.Context, now.Add(-e.Latency-wait), attributes)
+	if isFailure := e.Outcome == admission.FailedOpen || e.Outcome == admission.FailedClosed; isFailure || e.Err != nil && e.Outcome != admission.Abandoned {
+		addFailure(span, now, e.Err)
+	}
+	span.End(trace.WithTimestamp(now))
+}
+
+// ObserveDecision makes the span of a decision without a request. It is for guard.Options.Observe
+// and guard.Observe. Do not use it beside ObserveRequest, which has the same decisions.
+func (s *Spans) ObserveDecision(e guard.Event) {
+	if !isSampled(e.Context) {
+		return
+	}
+	now := time.Now()
+	attributes := append(make([]attribute.KeyValue, 0, 8), attribute.Bool("ratelimit.allowed", e.Allowed), attribute.Int("ratelimit.charges", e.Charges))
+	if e.Plan != nil {
+		attributes = append(attributes, attributesOf(observe.RulesOfPlans(e.Plan)[0])...)
+	}
+	if e.Err == nil {
+		attributes = append(attributes, sourceKey.String(e.Source.String()))
+	}
+	span := s.start(e.Context, now.Add(-e.Latency), attributes)
+	if e.Err != nil && e.Reason != "canceled" {
+		addFailure(span, now, e.Err)
+	}
+	span.End(trace.WithTimestamp(now))
+}
+
+func (s *Spans) start(ctx context.Context, at time.Time, attributes []attribute.KeyValue) trace.Span {
+	_, span := s.tracer.Start(ctx, spanName, trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attributes...))
+	return span
+}
+
+// addFailure adds the event that the store gave no answer. The error's text may contain a key, so
+// the event has only its kind.
+func addFailure(span trace.Span, at time.Time, err error) {
+	options := []trace.EventOption{trace.WithTimestamp(at)}
+	if err != nil {
+		options = append(options, trace.WithAttributes(errorKey.String(observe.Reason(err))))
+	}
+	span.AddEvent("ratelimit.store_failed", options...)
+}
+
+func isSampled(ctx context.Context) bool {
+	return ctx != nil && trace.SpanContextFromContext(ctx).IsSampled()
+}
+
+// TraceID returns the id of the trace that a context belongs to, or "" if it belongs to none. Its
+// form is that of the header traceparent: 32 hexadecimal digits. It is for log lines.
+func TraceID(ctx context.Context) string {
+	if ctx == nil {
+		return ""
+	}
+	if s := trace.SpanContextFromContext(ctx); s.HasTraceID() {
+		return s.TraceID().String()
+	}
+	return ""
+}
+
+// SampledTraceID returns TraceID if the trace is sampled, or "" otherwise. It is for exemplars,
+// which should lead to a trace that exists.
+func SampledTraceID(ctx context.Context) string {
+	if !isSampled(ctx) {
+		return ""
+	}
+	return TraceID(ctx)
+}
