@@ -54,7 +54,7 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 	key := ""
 	for _, c := range charges {
 		if c.isAlone {
-			together[c.limit] = []*charge{c}
+			together[c.limit+"\n"] = []*charge{c} // a denial also answers a request of this charge alone
 		} else {
 			key += c.limit + "\n"
 		}
