@@ -1,0 +1,102 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// newInit makes the command that writes a first policy.
+func newInit() *cobra.Command {
+	var o scaffold.Options
+	var isForced bool
+	c := &cobra.Command{
+		Use:   "init [flags] [FILE]",
+		Short: "Write a first policy",
+		Long: "init writes a policy with comments: one rule for all requests, or, with --from-openapi, one for the reads and one for the\n" +
+			"writes of each group of paths, and one for each path that takes passwords. validate --strict accepts it, and serve runs it.\n" +
+			"It never replaces a file without --force. FILE is policy.yaml by default; - is standard output.",
+		Example: "  penstock init\n  penstock init --per 'header X-API-Key' --rate 1000/h policy.yaml\n  penstock init --from-openapi openapi.yaml -",
+		Args:    needsArgument(0, 1, "at most one file, as in: penstock init policy.yaml"),
+		RunE: func(c *cobra.Command, args []string) error {
+			file := "policy.yaml"
+			if len(args) > 0 {
+				file = args[0]
+			}
+			text, err := firstPolicy(o)
+			if err != nil {
+				return err
+			}
+			if file == "-" {
+				_, err := fmt.Fprint(c.OutOrStdout(), text)
+				return err
+			}
+			if err := create(file, text, isForced); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s is written. Next: penstock serve --config %s --upstream http://localhost:3000\n", file, file)
+			return nil
+		},
+		ValidArgsFunction: completeYAML,
+	}
+	f := c.Flags()
+	f.StringVar(&o.Per, "per", "", "who is limited: ip, global, or 'header NAME' with an API key (default: the key of the OpenAPI file, or ip)")
+	f.StringVar(&o.Rate, "rate", "100/min", "how much each of them may send")
+	f.StringVar(&o.OpenAPI, "from-openapi", "", "a file in OpenAPI 3, as YAML or JSON")
+	f.BoolVar(&isForced, "force", false, "replace the file if it exists")
+	return c
+}
+
+func firstPolicy(o scaffold.Options) (string, error) {
+	if o.OpenAPI != "" {
+		var err error
+		if o.OpenAPIText, err = boundedfile.Read(o.OpenAPI, scaffold.MaxOpenAPI); err != nil {
+			return "", coded(exitInvalid, fmt.Errorf("cannot read the OpenAPI file: %w", err))
+		}
+	}
+	text, err := scaffold.Write(o)
+	switch {
+	case errors.Is(err, scaffold.ErrOption):
+		return "", coded(exitUsage, err)
+	case err != nil:
+		return "", coded(exitInvalid, err)
+	}
+	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
+	if err != nil {
+		return "", coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+	}
+	p, err := config.Compile()
+	if err != nil {
+		return "", coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+	}
+	p.Close()
+	return text, nil
+}
+
+// create writes a new file, or replaces one if that is forced.
+func create(name, text string, isForced bool) error {
+	mode := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	if isForced {
+		mode = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	}
+	file, err := os.OpenFile(name, mode, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it", name))
+	}
+	if err == nil {
+		_, err = file.WriteString(text)
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return coded(exitUsage, fmt.Errorf("cannot write the policy: %w; write the name of a file in a folder that exists, or - for standard output", err))
+	}
+	return nil
+}

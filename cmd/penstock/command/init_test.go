@@ -1,0 +1,160 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
+)
+
+const shop = "../internal/scaffold/testdata/shop.yaml"
+
+// rulesOfShop are the rules for that description, by their matches.
+var rulesOfShop = []string{
+	`login-attempts {method: POST, path: "/api/v2/login"}`, `login {method: [POST], path: "/api/v2/login/**"}`,
+	`orders-read {method: [GET], path: "/api/v2/orders/**"}`, `orders-write {method: [POST, PATCH, DELETE], path: "/api/v2/orders/**"}`,
+	`search {method: [GET], path: "/api/v2/search/**"}`, `reports {method: [GET], path: "/api/v2/*/reports/**"}`,
+}
+
+var ruleLines = regexp.MustCompile(`  - name: (\S+)\n    match: (.*)\n`)
+
+func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	for _, args := range [][]string{{}, {"--per", "header X-API-Key"}, {"--per", "global", "--rate", "5/s, burst 10"}, {"--from-openapi", shop}, {"--from-openapi", shop, "--per", "ip"}} {
+		code, out, err := command(append(append([]string{"init"}, args...), "--force", file)...)
+		if code != exitOK || !strings.HasPrefix(out, file+" is written.") {
+			t.Fatalf("%s: exit status %d, %s%s", args, code, out, err)
+		}
+		if code, out, _ := command("validate", "--strict", file); code != exitOK {
+			text, _ := os.ReadFile(file)
+			t.Errorf("%s: exit status %d, %sin\n%s", args, code, out, text)
+		}
+	}
+}
+
+func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
+	code, out, err := command("init", "--from-openapi", shop, "-")
+	var got []string
+	for _, m := range ruleLines.FindAllStringSubmatch(out, -1) {
+		got = append(got, m[1]+" "+m[2])
+	}
+	if code != exitOK || strings.Join(got, "\n") != strings.Join(rulesOfShop, "\n") || !strings.Contains(out, "key: header X-Shop-Key\n") {
+		t.Errorf("exit status %d, %s\n%s", code, err, out)
+	}
+	var document any
+	text, readErr := os.ReadFile(shop)
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	if err := yaml.Load(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	asJSON, jsonErr := json.MarshalIndent(document, "", "\t")
+	if jsonErr != nil {
+		t.Fatal(jsonErr)
+	}
+	_, fromJSON, _ := command("init", "--from-openapi", writeFile(t, "shop.json", string(asJSON)), "-")
+	if sorted(out) != sorted(fromJSON) {
+		t.Errorf("the same in JSON gives\n%s", fromJSON)
+	}
+}
+
+// sorted returns the letters of a text in order: encoding/json sorts fields.
+func sorted(text string) string {
+	counts := make(map[string]int)
+	for word := range strings.FieldsSeq(strings.NewReplacer("[", " ", "]", " ", ",", " ").Replace(text)) {
+		counts[word]++
+	}
+	return fmt.Sprint(counts)
+}
+
+func TestInitReplacesAFileOnlyByForce(t *testing.T) {
+	file := writeFile(t, "policy.yaml", "mine\n")
+	code, _, err := command("init", file)
+	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force") {
+		t.Errorf("exit status %d, %s; the file has %s", code, err, text)
+	}
+	if code, _, err := command("init", "--force", file); code != exitOK {
+		t.Errorf("exit status %d, %s", code, err)
+	}
+}
+
+func TestBadDescriptionsHaveClearErrors(t *testing.T) {
+	const head = "openapi: 3.0.0\n"
+	for text, want := range map[string]string{
+		"":                                 "the file is empty; it begins with openapi: 3.1.0",
+		"[]":                               "the file is not a description in OpenAPI; it begins with openapi: 3.1.0",
+		"a: b: c":                          "the file is neither YAML nor JSON: ",
+		"swagger: '2.0'":                   "this is Swagger 2; convert it to OpenAPI 3",
+		"openapi: 4.0.0":                   "the file is not a description in OpenAPI 3; ",
+		head:                               "the description has no paths; ",
+		head + "paths: {}":                 "the description has no paths; ",
+		head + "paths: {/a: 1}":            "path /a has no operations; ",
+		head + "paths: {/a: {summary: x}}": "the paths have no operations; ",
+		head + "servers: [{url: 'http://[::'}, {}]\npaths: {/a: {get: {}}}":                                     "",
+		head + "servers: [{url: '/%zz'}]\npaths: {/a: {get: {}}}":                                               "is not the URL of a server; ",
+		head + "x: &x [*x]\npaths: &p {/a: *p}":                                                                 "the paths have no operations; ",
+		head + "paths: {/penstock.a: {get: {}}, /é: {get: {}}, /..: {put: {}}, /: {get: {}}, /a//b: {get: {}}}": "",
+	} {
+		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), "-")
+		if want == "" && code == exitOK {
+			continue
+		}
+		if code != exitInvalid || out != "" || !strings.Contains(err, want) || want == "" {
+			t.Errorf("%s\nexit status %d, %s%s\nwant %s", text, code, out, err, want)
+		}
+	}
+	for _, args := range [][]string{{"--per", "claim sub"}, {"--per", "header a b"}, {"--rate", "fast"}, {"a", "b"}, {filepath.Join(t.TempDir(), "none", "policy.yaml")}} {
+		if code, _, err := command(append([]string{"init"}, args...)...); code != exitUsage || !strings.Contains(err, "write ") {
+			t.Errorf("%s: exit status %d, %s", args, code, err)
+		}
+	}
+	if code, _, _ := command("init", "--from-openapi", "none.yaml", "-"); code != exitInvalid {
+		t.Errorf("a missing description: exit status %d", code)
+	}
+}
+
+func TestManyGroupsBecomeOne(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("openapi: 3.0.0\npaths:\n")
+	for i := range 101 {
+		fmt.Fprintf(&text, "  /p%d: {get: {}, post: {}}\n", i)
+	}
+	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text.String()), "-")
+	if n := strings.Count(out, "- name: "); n != 2 || !strings.Contains(out, `path: "/**"`) {
+		t.Errorf("%d rules, %s\n%s", n, err, out)
+	}
+}
+
+func FuzzInitFromOpenAPI(f *testing.F) {
+	text, err := os.ReadFile(shop)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(text))
+	f.Add("openapi: 3.0.0\npaths: {/a/{b}/login: {post: {}, get: {}}, '/*': {get: {}}, /a: {put: {}}}")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, err := firstPolicy(scaffold.Options{Rate: "1/s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		policy, err := scaffold.Write(scaffold.Options{Rate: "1/s", OpenAPI: "api.yaml", OpenAPIText: []byte(text)})
+		if err != nil {
+			return
+		}
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code, out, _ := command("validate", "--strict", file); code != exitOK {
+			t.Errorf("%s\ngives\n%s\n%s", text, policy, out)
+		}
+	})
+}

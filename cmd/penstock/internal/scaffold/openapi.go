@@ -1,0 +1,269 @@
+package scaffold
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// The bounds of a description in OpenAPI. The largest ones that are published have 12 MB.
+const (
+	MaxOpenAPI = 16 << 20
+	maxPaths   = 20_000
+	maxGroups  = 100 // with more, there is one group for all paths
+)
+
+// An operation is a method of a path.
+type operation struct {
+	method   string
+	segments []string // a word, or * for a parameter
+}
+
+// A description is what a policy needs of a file in OpenAPI.
+type description struct {
+	operations []operation
+	keyHeader  string // of an API key, or ""
+}
+
+var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "put": "PUT", "patch": "PATCH", "delete": "DELETE"}
+
+// readOpenAPI reads a description in OpenAPI 3, as YAML or JSON.
+func readOpenAPI(name string, text []byte) (*description, error) {
+	if len(strings.TrimSpace(string(text))) == 0 {
+		return nil, fmt.Errorf("%s: the file is empty; it begins with openapi: 3.1.0", name)
+	}
+	var document yaml.Node
+	if err := yaml.Load(text, &document); err != nil {
+		var at *yaml.LoadError
+		if errors.As(err, &at) && at.Mark.Line > 0 {
+			return nil, fmt.Errorf("%s:%d:%d: the file is neither YAML nor JSON: %s; check indentation, quotes and brackets near here", name, at.Mark.Line, at.Mark.Column, at.Message)
+		}
+		return nil, fmt.Errorf("%s: the file is neither YAML nor JSON: %w", name, err)
+	}
+	if len(document.Content) == 0 || real(document.Content[0]).Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI; it begins with openapi: 3.1.0", name)
+	}
+	root := real(document.Content[0])
+	version := field(root, "openapi")
+	switch {
+	case version == nil && field(root, "swagger") != nil:
+		return nil, fmt.Errorf("%s:%d: this is Swagger 2; convert it to OpenAPI 3", name, field(root, "swagger").Line)
+	case version == nil || !strings.HasPrefix(version.Value, "3."):
+		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; it begins with openapi: 3.1.0", name)
+	}
+	base, err := basePath(name, root)
+	if err != nil {
+		return nil, err
+	}
+	paths := field(root, "paths")
+	if paths == nil || paths.Kind != yaml.MappingNode || len(paths.Content) == 0 {
+		return nil, fmt.Errorf("%s: the description has no paths; a policy needs at least one", name)
+	}
+	if n := len(paths.Content) / 2; n > maxPaths {
+		return nil, fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
+	}
+	d := &description{keyHeader: apiKeyHeader(root)}
+	for i := 0; i+1 < len(paths.Content); i += 2 {
+		key, item := paths.Content[i], real(paths.Content[i+1])
+		if !strings.HasPrefix(key.Value, "/") { // an extension such as x-internal
+			continue
+		}
+		if item.Kind != yaml.MappingNode {
+			return nil, fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
+		}
+		segments := segmentsOf(base + key.Value)
+		for j := 0; j+1 < len(item.Content); j += 2 {
+			if method := methods[item.Content[j].Value]; method != "" {
+				d.operations = append(d.operations, operation{method, segments})
+			}
+		}
+	}
+	if len(d.operations) == 0 {
+		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, paths.Line)
+	}
+	return d, nil
+}
+
+// real is the value that an alias stands for.
+func real(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode && n.Alias != nil {
+		return n.Alias
+	}
+	return n
+}
+
+// field returns the value of a field, or nil.
+func field(n *yaml.Node, name string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return real(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// basePath returns the path of the first server, which all paths are below.
+func basePath(name string, root *yaml.Node) (string, error) {
+	servers := field(root, "servers")
+	if servers == nil || len(servers.Content) == 0 {
+		return "", nil
+	}
+	at := field(real(servers.Content[0]), "url")
+	if at == nil {
+		return "", nil
+	}
+	text := at.Value
+	if variables := field(real(servers.Content[0]), "variables"); variables != nil && variables.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(variables.Content); i += 2 {
+			if value := field(real(variables.Content[i+1]), "default"); value != nil {
+				text = strings.ReplaceAll(text, "{"+variables.Content[i].Value+"}", value.Value)
+			}
+		}
+	}
+	// What is between the scheme and the next slash is the host.
+	if _, rest, ok := strings.Cut(text, "://"); ok {
+		_, path, _ := strings.Cut(rest, "/")
+		text = "/" + path
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("%s:%d:%d: %s is not the URL of a server; write one such as https://api.example.com/v1", name, at.Line, at.Column, wording.Clip(at.Value))
+	}
+	return strings.TrimSuffix(u.EscapedPath(), "/"), nil
+}
+
+// apiKeyHeader returns the header with the API key, if there is one.
+func apiKeyHeader(root *yaml.Node) string {
+	schemes := field(field(root, "components"), "securitySchemes")
+	if schemes == nil || schemes.Kind != yaml.MappingNode {
+		return ""
+	}
+	for i := 1; i < len(schemes.Content); i += 2 {
+		scheme := real(schemes.Content[i])
+		kind, in, name := field(scheme, "type"), field(scheme, "in"), field(scheme, "name")
+		if kind != nil && in != nil && name != nil && kind.Value == "apiKey" && in.Value == "header" && isHeader(name.Value) {
+			return name.Value
+		}
+	}
+	return ""
+}
+
+// segmentsOf returns the segments of a path. A parameter, and what a policy could not match as a
+// word, becomes *.
+func segmentsOf(path string) (segments []string) {
+	for text := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+		switch {
+		case text == "":
+		case text != "." && text != ".." && isWord(text):
+			segments = append(segments, text)
+		default:
+			segments = append(segments, "*")
+		}
+	}
+	return segments
+}
+
+func isWord(text string) bool {
+	return len(text) <= 100 && !strings.ContainsFunc(text, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-._~", c)
+	})
+}
+
+// A group is the paths that one or two rules are for.
+type group struct {
+	pattern       string // of all its paths
+	name          string
+	reads, writes []string // methods
+	logins        []string // patterns of paths that POST sends passwords to
+}
+
+// groups groups operations by the first word after what all paths begin with.
+func groups(operations []operation) []*group {
+	common := commonPrefix(operations)
+	var all []*group
+	byPattern := make(map[string]*group)
+	for _, o := range operations {
+		pattern, name := patternOf(o.segments, common)
+		g := byPattern[pattern]
+		if g == nil {
+			g = &group{pattern: pattern, name: name}
+			byPattern[pattern] = g
+			all = append(all, g)
+		}
+		g.add(o)
+	}
+	if len(all) > maxGroups {
+		one := &group{pattern: "/**", name: "api"}
+		for _, o := range operations {
+			one.add(o)
+		}
+		all = []*group{one}
+	}
+	return all
+}
+
+func (g *group) add(o operation) {
+	list := &g.writes
+	if o.method == "GET" || o.method == "HEAD" {
+		list = &g.reads
+	}
+	if !slices.Contains(*list, o.method) {
+		*list = append(*list, o.method)
+	}
+	if path := "/" + strings.Join(o.segments, "/"); o.method == "POST" && isLogin(o.segments) && !slices.Contains(g.logins, path) {
+		g.logins = append(g.logins, path)
+	}
+}
+
+// isLogin tells whether a path ends in a word that paths for passwords have.
+func isLogin(segments []string) bool {
+	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
+		strings.ToLower(segments[len(segments)-1]))
+}
+
+// commonPrefix returns how many segments all paths have in common. The last segment of a path never
+// counts, so that each path has a word of its own.
+func commonPrefix(operations []operation) int {
+	first := operations[0].segments
+	n := max(len(first)-1, 0)
+	for _, o := range operations[1:] {
+		n = min(n, max(len(o.segments)-1, 0))
+		for i := range n {
+			if o.segments[i] != first[i] {
+				n = i
+				break
+			}
+		}
+	}
+	return n
+}
+
+// patternOf returns the pattern of a path's group, and a name made of its words.
+func patternOf(segments []string, common int) (pattern, name string) {
+	end := common
+	for end < len(segments) && segments[end] == "*" {
+		end++
+	}
+	if end == len(segments) { // no word follows
+		end = common
+	} else {
+		name = segments[end]
+		end++
+	}
+	if end == 0 {
+		return "/**", "root"
+	}
+	if name == "" {
+		name = segments[end-1]
+	}
+	return "/" + strings.Join(segments[:end], "/") + "/**", name
+}

@@ -1,0 +1,173 @@
+// Package scaffold writes a first policy, for penstock init.
+package scaffold
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/penstock/penstock"
+)
+
+// Options say what the policy limits.
+type Options struct {
+	Per  string // ip, global, or header NAME; "": the API key of OpenAPI, or else ip
+	Rate string // of each client and rule, such as 100/min
+
+	OpenAPI     string // the name of a file in OpenAPI 3, or ""
+	OpenAPIText []byte
+}
+
+// Write returns the text of a policy. It is valid, without warnings.
+func Write(o Options) (string, error) {
+	if _, err := penstock.ParseRate(o.Rate); err != nil {
+		return "", fmt.Errorf("%w --rate: %w", ErrOption, err)
+	}
+	d := &description{}
+	if o.OpenAPI != "" {
+		var err error
+		if d, err = readOpenAPI(o.OpenAPI, o.OpenAPIText); err != nil {
+			return "", err
+		}
+	}
+	header, per, err := identityOf(o.Per, d.keyHeader)
+	if err != nil {
+		return "", err
+	}
+	w := writer{rate: o.Rate, per: per, names: make(map[string]bool)}
+	w.line("# A first policy, written by penstock init. Change it, then check it and run it:")
+	w.line("#")
+	w.line("#   penstock validate --strict FILE")
+	w.line("#   penstock serve --config FILE --upstream http://localhost:3000")
+	w.line("#   penstock explain --config FILE /path      shows which limits apply to a request")
+	w.line("#   penstock test FILE CASES                  tests the policy in CI")
+	w.line("#")
+	w.line("# Instances share their counters if serve has --store redis://HOST:6379.")
+	w.line("")
+	w.identity(header)
+	if o.OpenAPI == "" {
+		w.line("rules:")
+		w.line("  # All requests. A rule with a path is more specific, and takes the place of this one:")
+		w.line("  # match: {method: POST, path: /login}")
+		w.rule("all", "", nil, w.rate)
+	} else {
+		w.line("apply: most-specific   # one rule for each request; a rule with always: true applies besides")
+		w.line("")
+		w.line("rules:   # requests that no rule matches are not limited")
+		w.groups(groups(d.operations))
+	}
+	w.line("")
+	w.line("http:")
+	w.line("  # Write what your server does, or clients evade a rule by another spelling of its path.")
+	w.line("  case_sensitive: true   # /Users is another path than /users")
+	w.line("  trailing_slash: keep   # /users/ is another path than /users; ignore: the same")
+	w.line("  # trusted_proxies: [10.0.0.0/8]   # load balancers whose X-Forwarded-For has the client's address")
+	return w.text.String(), nil
+}
+
+var headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,100}$`)
+
+func isHeader(name string) bool {
+	return headerName.MatchString(name) && !strings.EqualFold(name, "Host")
+}
+
+// ErrOption is a wrong value of Per or Rate.
+var ErrOption = errors.New("a bad value for")
+
+// identityOf reads Options.Per. The header is "" if none names the client.
+func identityOf(per, keyHeader string) (header, identity string, err error) {
+	switch {
+	case per == "" && keyHeader != "":
+		return keyHeader, "client", nil
+	case per == "" || per == "ip":
+		return "", "ip", nil
+	case per == "global":
+		return "", "global", nil
+	}
+	name, ok := strings.CutPrefix(per, "header ")
+	if name = strings.TrimSpace(name); !ok || !isHeader(name) {
+		return "", "", fmt.Errorf("%w --per: %.60q; write ip, global, or the header with an API key, as in 'header X-API-Key'", ErrOption, per)
+	}
+	return name, "client", nil
+}
+
+// A writer writes the text of a policy.
+type writer struct {
+	text      strings.Builder
+	rate, per string
+	names     map[string]bool // of rules
+}
+
+func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
+
+func (w *writer) identity(header string) {
+	if header == "" {
+		return
+	}
+	w.line("identities:")
+	w.line("  client:                          # the first of these that the request has")
+	w.line("    first_of:")
+	w.line("      - key: header " + header)
+	w.line("      - ip")
+	w.line("")
+}
+
+// rule writes a rule with one limit.
+func (w *writer) rule(name, path string, methods []string, rate string) {
+	w.line("  - name: " + name)
+	if path != "" {
+		w.line(fmt.Sprintf("    match: {method: [%s], path: %q}", strings.Join(methods, ", "), path))
+	}
+	w.line("    per: " + w.per)
+	if w.per == "client" {
+		w.line("    new_identities: 20/min         # per address: made-up keys do not evade the limit")
+	}
+	w.line("    limits:")
+	w.line(fmt.Sprintf("      - {rate: %q}", rate))
+}
+
+func (w *writer) groups(all []*group) {
+	for i, g := range all {
+		if i > 0 {
+			w.line("")
+		}
+		name := w.name(g.name)
+		for _, path := range g.logins {
+			w.line("  # Five failed attempts in a minute, for each address. Responses with another status do not count.")
+			w.line("  - name: " + w.name(name+"-attempts"))
+			w.line(fmt.Sprintf("    match: {method: POST, path: %q}", path))
+			w.line("    per: ip")
+			w.line("    limits:")
+			w.line("      - {rate: 5/min, on_status: [400, 401, 403]}")
+			w.line("")
+		}
+		if len(g.reads) > 0 && len(g.writes) > 0 {
+			w.rule(w.name(name+"-read"), g.pattern, g.reads, w.rate)
+			w.line("")
+			w.rule(w.name(name+"-write"), g.pattern, g.writes, w.rate)
+			continue
+		}
+		w.rule(name, g.pattern, append(g.reads, g.writes...), w.rate)
+	}
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9_.-]+`)
+
+// name makes a name for a rule that no other has.
+func (w *writer) name(of string) string {
+	base := strings.Trim(notInName.ReplaceAllString(strings.ToLower(of), "-"), "-.")
+	base = strings.ReplaceAll(base, "penstock.", "penstock-") // names that begin so are reserved
+	if len(base) > 40 {
+		base = base[:40]
+	}
+	if base == "" {
+		base = "rule"
+	}
+	name := base
+	for i := 2; w.names[name]; i++ {
+		name = fmt.Sprintf("%s-%d", base, i)
+	}
+	w.names[name] = true
+	return name
+}
