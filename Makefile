@@ -112,11 +112,20 @@ bench: tools
 	cd bench && go run . -save ../docs/pictures/bench.json
 
 ## The documentation
-.PHONY: pictures outage-data
+.PHONY: pictures outage-data site site-check
 
 ## pictures: draws docs/pictures of what was measured; a test compares them
 pictures:
 	cd scripts && go run ./pictures ../docs/pictures
+
+## site: static pages of the documentation with a search, in bin/site; fails if a link is broken
+site:
+	cd scripts && go run ./site .. ../bin/site
+
+## site-check: the same, and searches for each word of the index, in Chromium
+site-check:
+	@scripts/need chromium chromium
+	cd scripts && go run ./site -check .. ../bin/site
 
 ## outage-data: runs examples/outage, and saves its seconds for make pictures
 outage-data: tools

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"html"
+	"regexp"
+	"strings"
+
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/renderer"
+	"github.com/yuin/goldmark/util"
+)
+
+// codeRenderer writes code blocks, with comments and the keys of YAML in colours of their own.
+type codeRenderer struct{}
+
+func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
+	r.Register(ast.KindFencedCodeBlock, func(w util.BufWriter, source []byte, node ast.Node, entering bool) (ast.WalkStatus, error) {
+		if !entering {
+			return ast.WalkContinue, nil
+		}
+		block := node.(*ast.FencedCodeBlock)
+		language := string(block.Language(source))
+		var text strings.Builder
+		for i := range block.Lines().Len() {
+			line := block.Lines().At(i)
+			text.WriteString(colour(string(line.Value(source)), language))
+		}
+		_, err := w.WriteString("<pre><code>" + text.String() + "</code></pre>\n")
+		return ast.WalkSkipChildren, err
+	})
+}
+
+var (
+	hashComment  = regexp.MustCompile(`^(.*?)((?:^|\s)#.*)$`)
+	slashComment = regexp.MustCompile(`^(.*?)((?:^|\s)//.*)$`)
+	yamlKey      = regexp.MustCompile(`(^|[\s{,\[])([A-Za-z_][\w.-]*)(:)(\s|$)`)
+)
+
+// colour escapes a line of code, and marks its comment and keys.
+func colour(line, language string) string {
+	line = strings.TrimSuffix(line, "\n")
+	code, comment := line, ""
+	pattern := map[string]*regexp.Regexp{"yaml": hashComment, "sh": hashComment, "console": hashComment, "conf": hashComment, "nginx": hashComment, "go": slashComment}[language]
+	if pattern != nil {
+		if m := pattern.FindStringSubmatch(line); m != nil {
+			code, comment = m[1], m[2]
+		}
+	}
+	code = html.EscapeString(code)
+	if language == "yaml" {
+		code = yamlKey.ReplaceAllString(code, `$1<span class="k">$2</span>$3$4`)
+	}
+	if comment != "" {
+		comment = `<span class="c">` + html.EscapeString(comment) + `</span>`
+	}
+	return code + comment + "\n"
+}

@@ -1,0 +1,118 @@
+// Command site makes static pages of the Markdown of this tree: README.md, docs and a few more.
+// They need no server and nothing from the network, and have a search. It fails if a link is
+// broken.
+//
+//	go run ./site [-check] TREE FOLDER
+//
+// With -check it also opens the pages in Chromium, and searches for the words of the index.
+package main
+
+import (
+	"embed"
+	"errors"
+	"flag"
+	"fmt"
+	"html/template"
+	"log"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// repository is where links lead to that name a file which is no page.
+const repository = "https://github.com/penstock/penstock"
+
+func main() {
+	log.SetFlags(0)
+	check := flag.Bool("check", false, "search for the words of the index, in Chromium")
+	flag.Parse()
+	if flag.NArg() != 2 {
+		log.Fatal("usage: site [-check] TREE FOLDER")
+	}
+	pages, err := build(flag.Arg(0), flag.Arg(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s has %d pages\n", filepath.Join(flag.Arg(1), "index.html"), len(pages.all))
+	if *check {
+		if err := checkSearch(pages, flag.Arg(1)); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// build writes all pages of a tree, their pictures and the search index to a folder.
+func build(tree, folder string) (*pages, error) {
+	all, err := load(tree)
+	if err != nil {
+		return nil, err
+	}
+	if err := all.resolveLinks(tree); err != nil {
+		return nil, err
+	}
+	layout, err := template.ParseFS(assets, "assets/page.html")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		return nil, err
+	}
+	for _, p := range all.all {
+		html, err := all.render(p)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.source, err)
+		}
+		var text strings.Builder
+		data := struct {
+			*page
+			Root   string // leads from the page to the folder of the site
+			Groups []group
+			Body   template.HTML
+		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), all.groups(p), template.HTML(html)}
+		if err := layout.Execute(&text, data); err != nil {
+			return nil, err
+		}
+		if err := write(folder, p.URL, text.String()); err != nil {
+			return nil, err
+		}
+	}
+	index, err := all.searchIndex()
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(write(folder, "search-index.js", "window.searchIndex = "+index+";\n"), all.copyPictures(tree, folder))
+	for _, name := range []string{"site.css", "site.js"} {
+		text, readErr := assets.ReadFile("assets/" + name)
+		err = errors.Join(err, readErr, write(folder, name, string(text)))
+	}
+	return all, err
+}
+
+func write(folder, name, text string) error {
+	file := filepath.Join(folder, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(text), 0o644)
+}
+
+// copyPictures copies what the pages show.
+func (s *pages) copyPictures(tree, folder string) error {
+	for picture := range s.pictures {
+		text, err := os.ReadFile(filepath.Join(tree, filepath.FromSlash(picture)))
+		if err != nil {
+			return err
+		}
+		if err := write(folder, siteName(picture), string(text)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// siteName is the path of a file of the tree within the site: docs is its root.
+func siteName(source string) string { return strings.TrimPrefix(path.Clean(source), "docs/") }

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// tree writes a small tree of pages, with what a test adds.
+func tree(t *testing.T, files map[string]string) string {
+	dir := t.TempDir()
+	all := map[string]string{
+		"README.md": "# Front\n\n[docs](docs/README.md)\n", "CHANGELOG.md": "# Changes\n", "CONTRIBUTING.md": "# Contributing\n", "SECURITY.md": "# Security\n",
+		"docs/README.md": "# Index\n\n| word | page |\n| --- | --- |\n| unblock, reset | [Help](help.md#a--b) |\n",
+		"docs/help.md":   "# Help\n\n## A & B\n\ntext <b>raw</b>\n\n```yaml\nkey: 1 # note <x>\n```\n",
+	}
+	for name, text := range files {
+		all[name] = text
+	}
+	for name, text := range all {
+		if err := write(dir, name, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestBrokenLinksFail(t *testing.T) {
+	for text, want := range map[string]string{
+		"[x](none.md)":           "docs/more.md: broken link none.md",
+		"[x](help.md#none)":      "docs/help.md has no heading #none",
+		"[x](#none)":             "docs/more.md has no heading #none",
+		"![x](none.svg)":         "broken link none.svg",
+		"[x](../src/none.go)":    "broken link ../src/none.go",
+		"[x](help.md#a--b)":      "",
+		"[x](https://a.example)": "",
+		"[x](#more)":             "",
+		"`[x](none.md)`":         "",
+	} {
+		_, err := build(tree(t, map[string]string{"docs/more.md": "# More\n\n" + text + "\n"}), t.TempDir())
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+}
+
+func TestPagesLinkWithinTheSite(t *testing.T) {
+	out := t.TempDir()
+	dir := tree(t, map[string]string{
+		"docs/howto/a.md": "# A\n\n[h](../help.md#a--b) [code](../../src/a.go) [folder](../../src) ![p](../pictures/p.svg)\n",
+		"src/a.go":        "package a", "docs/pictures/p.svg": "<svg/>",
+	})
+	if _, err := build(dir, out); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(out, "howto", "a.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`href="../help.html#a--b"`, `href="` + repository + `/blob/main/src/a.go"`, `href="` + repository + `/tree/main/src"`, `src="../pictures/p.svg"`,
+		`href="../site.css"`, `aria-current="page"`,
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page lacks %s:\n%s", want, text)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(out, "pictures", "p.svg")); err != nil {
+		t.Error(err)
+	}
+	help, err := os.ReadFile(filepath.Join(out, "help.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(help), `<span class="k">key</span>: 1<span class="c"> # note &lt;x&gt;</span>`) || strings.Contains(string(help), "<b>raw") {
+		t.Errorf("code or raw HTML is not rendered as it should be:\n%s", help)
+	}
+}
+
+func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
+	out := t.TempDir()
+	if _, err := build(tree(t, nil), out); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(out, "search-index.js"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []found
+	if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(string(text), "window.searchIndex = "), ";\n")), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range list {
+		if f.URL == "help.html#a--b" && f.Words == "unblock, reset" && f.Name == "A & B" && strings.Contains(f.Text, "key: 1") {
+			return
+		}
+	}
+	t.Errorf("no section is found by the words of the index: %+v", list)
+}
+
+// The docs of this tree make a site, and it loads nothing from elsewhere.
+func TestSiteOfThisTree(t *testing.T) {
+	out := t.TempDir()
+	if _, err := build("../..", out); err != nil {
+		t.Fatal(err)
+	}
+	foreign := regexp.MustCompile(`(?:src="|<link[^>]* href="|@import|url\()["']?(?:https?:)?//`)
+	pages := 0
+	err := filepath.WalkDir(out, func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(name) != ".html" && filepath.Ext(name) != ".css" {
+			return err
+		}
+		pages++
+		text, err := os.ReadFile(name)
+		if m := foreign.Find(text); m != nil {
+			t.Errorf("%s loads something from another host: %s", name, m)
+		}
+		return err
+	})
+	if err != nil || pages < 30 {
+		t.Errorf("%d pages: %v", pages, err)
+	}
+	t.Logf("counted: %d pages of the site", pages)
+}

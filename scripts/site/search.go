@@ -1,0 +1,158 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/yuin/goldmark/ast"
+	extast "github.com/yuin/goldmark/extension/ast"
+)
+
+// A found is what the search shows: a section of a page.
+type found struct {
+	URL   string `json:"u"`
+	Title string `json:"t"`           // of the page
+	Name  string `json:"h,omitempty"` // of the section
+	Words string `json:"w,omitempty"` // of the index, that lead here
+	Text  string `json:"x"`
+}
+
+// searchIndex lists all sections, with the words by which docs/README.md leads to them.
+func (s *pages) searchIndex() (string, error) {
+	words := s.indexWords()
+	var list []found
+	for _, p := range s.all {
+		now := found{URL: p.URL, Title: p.Title}
+		var text strings.Builder
+		end := func() {
+			now.Text = strings.Join(strings.Fields(text.String()), " ")
+			now.Words = words[now.URL]
+			if now.Text != "" || now.Words != "" {
+				list = append(list, now)
+			}
+			text.Reset()
+		}
+		for n := p.document.FirstChild(); n != nil; n = n.NextSibling() {
+			h, ok := n.(*ast.Heading)
+			if ok && h.Level == 1 {
+				continue // the title
+			}
+			if ok {
+				end()
+				anchor, _ := h.AttributeString("id")
+				now = found{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
+				continue
+			}
+			text.WriteString(plainText(n, p.markdown) + " ")
+		}
+		end()
+	}
+	text, err := json.Marshal(list)
+	return string(text), err
+}
+
+// rowsOfIndex calls f for each row of the tables of words in docs/README.md, with its words and the
+// targets of its links.
+func (s *pages) rowsOfIndex(f func(words string, targets []string)) {
+	p := s.bySource["docs/README.md"]
+	if p == nil {
+		return
+	}
+	_ = ast.Walk(p.document, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		row, ok := n.(*extast.TableRow)
+		if !ok || !entering {
+			return ast.WalkContinue, nil
+		}
+		var targets []string
+		_ = ast.Walk(row.LastChild(), func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+			if l, ok := n.(*ast.Link); ok && entering {
+				targets = append(targets, string(l.Destination))
+			}
+			return ast.WalkContinue, nil
+		})
+		f(plainText(row.FirstChild(), p.markdown), targets)
+		return ast.WalkSkipChildren, nil
+	})
+}
+
+// indexWords are the words of the index by the URL to which their row leads first.
+func (s *pages) indexWords() map[string]string {
+	words := make(map[string]string)
+	s.rowsOfIndex(func(text string, targets []string) {
+		if len(targets) > 0 {
+			words[targets[0]] = strings.TrimSpace(words[targets[0]] + " " + text)
+		}
+	})
+	return words
+}
+
+var answer = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
+
+// checkSearch lets Chromium search for each word of the index. The first five results must have one
+// of the pages that the index names.
+func checkSearch(s *pages, folder string) error {
+	type question struct {
+		words   string
+		targets []string
+	}
+	var questions []question
+	s.rowsOfIndex(func(text string, targets []string) {
+		for word := range strings.SplitSeq(text, ", ") {
+			if len(targets) > 0 && !strings.HasPrefix(targets[0], "https://") {
+				questions = append(questions, question{word, targets})
+			}
+		}
+	})
+	var list []string
+	for _, q := range questions {
+		list = append(list, q.words)
+	}
+	words, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	script := `<!doctype html><meta charset="utf-8"><pre id="out"></pre><script src="search-index.js"></script><script src="site.js"></script><script>
+document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOUND\t" + w + "\t" + search(w, 5).map(r => r.u).join(" ") + "\t.").join("\n");</script>`
+	file := filepath.Join(folder, "check.html")
+	if err := os.WriteFile(file, []byte(script), 0o644); err != nil {
+		return err
+	}
+	defer os.Remove(file)
+	absolute, err := filepath.Abs(file)
+	if err != nil {
+		return err
+	}
+	out, err := exec.Command("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "file://"+absolute).Output()
+	if err != nil {
+		return fmt.Errorf("chromium: %w", err)
+	}
+	results := make(map[string][]string)
+	for _, m := range answer.FindAllStringSubmatch(html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n")), -1) {
+		results[m[1]] = strings.Fields(m[2])
+	}
+	var missing []error
+	good := 0
+	for _, q := range questions {
+		isFound := false
+		for _, target := range q.targets {
+			page, _, _ := strings.Cut(target, "#")
+			for _, url := range results[q.words] {
+				isFound = isFound || strings.HasPrefix(url, page)
+			}
+		}
+		if isFound {
+			good++
+		} else {
+			missing = append(missing, fmt.Errorf("%q finds %q; want one of %q", q.words, results[q.words], q.targets))
+		}
+	}
+	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", good, len(questions))
+	return errors.Join(missing...)
+}
