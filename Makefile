@@ -25,7 +25,7 @@ at_once = -parallel 6
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -106,6 +106,13 @@ openapi: tools
 ## grpc-clients: @grpc/grpc-js and grpcurl against a server with the interceptors, and against penstock serve
 grpc-clients:
 	cd scripts && go run ./grpcclients ../bin/grpc-clients
+
+## alerts: the alerts and the dashboard in Debian's Prometheus: promtool's checks, two unit tests of each alert, and a real
+## Prometheus that scrapes two instances while their Redis is killed and started again
+alerts: tools
+	@scripts/need promtool prometheus
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd scripts && go run ./monitoring -test ../bin/monitoring && go run ./alerts ../bin/penstock ../deploy ../bin/monitoring
 
 ## bench: measures, and prints the figures that docs/ quotes; saves them for make pictures
 bench: tools

@@ -26,6 +26,16 @@ func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 			t.Errorf("%s is the only one with a bound: %+v, %v", n.Addr, memory, err)
 		}
 		Must(t, n, "CONFIG", "SET", "maxmemory", "0")
+		Must(t, n, "FLUSHALL")
+	}
+	const keys = 60
+	for i := range keys {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("sampled", 9), 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sample, err := store.SampleKeys(t.Context(), redisstore.MaxSample); err != nil || sample.Total < keys || sample.Groups["sampled"] != keys {
+		t.Errorf("a sample of few keys: %+v, %v; want %d of the group", sample, err, keys)
 	}
 }
 

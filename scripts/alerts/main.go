@@ -1,0 +1,517 @@
+// Command alerts checks the alerts and the dashboard of deploy/ with promtool, and runs them in a
+// real Prometheus. It scrapes two instances of Penstock with a real Redis. Its user has the rights
+// of penstock acl --role metrics. Redis is killed and started again, and an instance is killed: the
+// right alerts must fire, and end. Its arguments are penstock's binary, the folder deploy, and the
+// one that command monitoring -test has written.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("alerts: ")
+	if len(os.Args) != 4 {
+		log.Fatal("usage: alerts PENSTOCK DEPLOY CHECKS")
+	}
+	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(binary, deploy, checks string) error {
+	dir, err := os.MkdirTemp("", "alerts-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	e := &experiment{binary: binary, deploy: filepath.Join(deploy, "prometheus"), checks: checks, dir: dir}
+	defer e.end()
+	for _, step := range []func() error{e.checkFiles, e.startRedis, e.startInstances, e.checkScrape, e.startPrometheus, e.awaitQuiet, e.checkQueries, e.outage, e.loseInstance} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type experiment struct {
+	binary, deploy, checks, dir string
+
+	redis      *redistest.Server
+	store      string // URL of the limited user
+	instances  []*instance
+	prometheus string // address
+	processes  []*process
+	stop       context.CancelFunc // of the traffic
+}
+
+// An instance is one penstock serve.
+type instance struct {
+	*process
+	listen, admin string
+}
+
+func (e *experiment) end() {
+	if e.stop != nil {
+		e.stop()
+	}
+	for _, p := range e.processes {
+		p.kill()
+	}
+	if e.redis != nil {
+		e.redis.Close()
+	}
+}
+
+// promtool runs promtool, and returns its output if it fails.
+func promtool(stdin string, args ...string) error {
+	cmd := exec.Command("promtool", args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("promtool %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// checkFiles has promtool check the files and run the unit tests of the alerts.
+func (e *experiment) checkFiles() error {
+	for _, name := range []string{"alerts.yaml", "rules.yaml"} { // the tests read them beside themselves
+		text, err := os.ReadFile(filepath.Join(e.deploy, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(e.dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"soon.yaml", "queries.yaml", "tests.yaml"} {
+		text, err := os.ReadFile(filepath.Join(e.checks, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(e.dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	file := func(name string) string { return filepath.Join(e.dir, name) }
+	if err := errors.Join(
+		promtool("", "check", "config", filepath.Join(e.deploy, "prometheus.yml")),
+		promtool("", "check", "rules", file("alerts.yaml"), file("rules.yaml"), file("queries.yaml")),
+		promtool("", "test", "rules", file("tests.yaml")),
+	); err != nil {
+		return err
+	}
+	tests, err := os.ReadFile(file("tests.yaml"))
+	log.Printf("promtool accepts the configuration and the rules, and %d unit tests pass", bytes.Count(tests, []byte("promql_expr_test")))
+	return err
+}
+
+// startRedis starts Redis with a user that has the rights that penstock acl prints.
+func (e *experiment) startRedis() (err error) {
+	if e.redis, err = redistest.Launch("--maxmemory", "100mb"); err != nil {
+		return err
+	}
+	e.store = "redis://limiter:SECRET@" + e.redis.Addr
+	return e.allowUser()
+}
+
+func (e *experiment) allowUser() error {
+	line, err := exec.Command(e.binary, "acl", "--role", "metrics").Output()
+	if err != nil {
+		return err
+	}
+	_, err = e.redis.Do(strings.Fields(string(line))...)
+	return err
+}
+
+func (e *experiment) startInstances() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	e.stop = cancel
+	for i := range 2 {
+		at := &instance{listen: freeAddress(), admin: freeAddress()}
+		cmd := exec.Command(e.binary, "serve", "--demo", "--listen", at.listen, "--admin-listen", at.admin, "--api", freeAddress(), "--grpc", freeAddress(), "--resp", freeAddress(), "--store", e.store)
+		var err error
+		if at.process, err = e.start(fmt.Sprint("instance", i), cmd); err != nil {
+			return err
+		}
+		if err := at.await("it is ready", func() error {
+			_, err := get("http://" + at.admin + "/readyz")
+			return err
+		}); err != nil {
+			return err
+		}
+		e.instances = append(e.instances, at)
+		go requests(ctx, "http://"+at.listen+"/api/fares/estimate")
+	}
+	return nil
+}
+
+// requests sends ten requests a second until ctx ends.
+func requests(ctx context.Context, url string) {
+	tick := time.NewTicker(time.Second / 10)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if res, err := http.Get(url); err == nil { // the instance may be killed
+				_, _ = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+		}
+	}
+}
+
+// checkScrape has promtool check what an instance exports, once it exports the numbers of Redis.
+func (e *experiment) checkScrape() error {
+	page := ""
+	err := e.instances[0].await("the metrics have the keys of rules", func() (err error) {
+		if page, err = get("http://" + e.instances[0].admin + "/metrics"); err == nil && !strings.Contains(page, "\nrate_limiter_store_rule_keys{") {
+			err = errors.New("there are none")
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if strings.Contains(page, "rate_limiter_store_right_missing{right=\"info\"} 1") {
+		return errors.New("a user of penstock acl --role metrics lacks the right +info")
+	}
+	// go_ and process_ are not ours.
+	var ours strings.Builder
+	series := 0
+	for line := range strings.Lines(page) {
+		if strings.Contains(line, "rate_limiter_") {
+			ours.WriteString(line)
+			if !strings.HasPrefix(line, "#") {
+				series++
+			}
+		}
+	}
+	if err := promtool(ours.String(), "check", "metrics"); err != nil {
+		return err
+	}
+	log.Printf("promtool accepts the %d series of an instance", series)
+	return nil
+}
+
+// startPrometheus runs Prometheus with the configuration of deploy/, with other addresses, shorter
+// intervals, alerts that fire soon, and rules that have the queries of the dashboard.
+func (e *experiment) startPrometheus() error {
+	text, err := os.ReadFile(filepath.Join(e.deploy, "prometheus.yml"))
+	if err != nil {
+		return err
+	}
+	config := string(text)
+	for _, change := range [][2]string{
+		{`"127.0.0.1:9180"`, `"` + e.instances[0].admin + `", "` + e.instances[1].admin + `"`},
+		{"scrape_interval: 15s", "scrape_interval: 1s"}, {"evaluation_interval: 15s", "evaluation_interval: 1s"},
+		{"rules.yaml, alerts.yaml", "rules.yaml, soon.yaml, queries.yaml"},
+	} {
+		if !strings.Contains(config, change[0]) {
+			return fmt.Errorf("prometheus.yml has no %s", change[0])
+		}
+		config = strings.Replace(config, change[0], change[1], 1)
+	}
+	file := filepath.Join(e.dir, "prometheus.yml")
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+		return err
+	}
+	e.prometheus = freeAddress()
+	p, err := e.start("prometheus", exec.Command("prometheus", "--config.file", file, "--storage.tsdb.path", filepath.Join(e.dir, "data"), "--web.listen-address", e.prometheus))
+	if err != nil {
+		return err
+	}
+	return p.await("Prometheus reaches both instances", func() error {
+		up, err := e.query(`count(up{job="penstock"} == 1)`)
+		if err == nil && up != "2" {
+			err = fmt.Errorf("it reaches %q", up)
+		}
+		return err
+	})
+}
+
+// A loadedRule is one in an answer of Prometheus' API.
+type loadedRule struct {
+	Name, Type, Query, Health, LastError, State string
+	LastEvaluation                              time.Time
+	Alerts                                      []struct {
+		State               string
+		Labels, Annotations map[string]string
+	}
+}
+
+func (e *experiment) rules() (all []loadedRule, err error) {
+	text, err := get("http://" + e.prometheus + "/api/v1/rules")
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Data struct {
+			Groups []struct{ Rules []loadedRule }
+		}
+	}
+	err = json.Unmarshal([]byte(text), &answer)
+	for _, group := range answer.Data.Groups {
+		all = append(all, group.Rules...)
+	}
+	return all, err
+}
+
+// query returns the number that a query results in, or "" if it has no result.
+func (e *experiment) query(text string) (string, error) {
+	page, err := get("http://" + e.prometheus + "/api/v1/query?query=" + url.QueryEscape(text))
+	if err != nil {
+		return "", err
+	}
+	var answer struct {
+		Data struct {
+			Result []struct{ Value []any }
+		}
+	}
+	if err := json.Unmarshal([]byte(page), &answer); err != nil || len(answer.Data.Result) == 0 {
+		return "", err
+	}
+	return fmt.Sprint(answer.Data.Result[0].Value[1]), nil
+}
+
+// firing returns the names of the alerts that fire. It fails if a rule cannot be evaluated, or if
+// the text of an alert cannot be written.
+func (e *experiment) firing() (names []string, err error) {
+	rules, err := e.rules()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		if r.Health == "err" {
+			return nil, fmt.Errorf("Prometheus cannot evaluate %s: %s", r.Name, r.LastError)
+		}
+		for _, a := range r.Alerts {
+			if a.State != "firing" {
+				continue
+			}
+			if !slices.Contains(names, r.Name) {
+				names = append(names, r.Name)
+			}
+			if text := a.Annotations["description"]; strings.Contains(text, "error") && strings.Contains(text, "expanding") || strings.Contains(text, "<no value>") || strings.Contains(text, "{{") {
+				return nil, fmt.Errorf("%s has the description %q", r.Name, text)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// awaitFiring waits until these alerts fire, and the others do not.
+func (e *experiment) awaitFiring(when string, fire, quiet []string) error {
+	begin := time.Now()
+	var now []string
+	err := e.prometheusProcess().await(when+", "+strings.Join(fire, " ")+" fire, and not "+strings.Join(quiet, " "), func() (err error) {
+		if now, err = e.firing(); err != nil {
+			return err
+		}
+		for _, name := range fire {
+			if !slices.Contains(now, name) {
+				return fmt.Errorf("these fire: %v", now)
+			}
+		}
+		for _, name := range quiet {
+			if slices.Contains(now, name) {
+				return fmt.Errorf("these fire: %v", now)
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		log.Printf("%s: after %.0f s these alerts fire: %v", when, time.Since(begin).Seconds(), now)
+	}
+	return err
+}
+
+func (e *experiment) prometheusProcess() *process {
+	return e.processes[slices.IndexFunc(e.processes, func(p *process) bool { return p.name == "prometheus" })]
+}
+
+func (e *experiment) awaitQuiet() error {
+	if err := e.prometheusProcess().await("all rules are evaluated, and no alert fires", func() error {
+		rules, err := e.rules()
+		if err != nil {
+			return err
+		}
+		alerts := 0
+		for _, r := range rules {
+			if r.Health != "ok" {
+				return fmt.Errorf("%s is %s: %s", r.Name, r.Health, r.LastError)
+			}
+			if r.State == "firing" {
+				return fmt.Errorf("%s fires", r.Name)
+			}
+			if r.Type == "alerting" {
+				alerts++
+			}
+		}
+		text, err := os.ReadFile(filepath.Join(e.dir, "alerts.yaml"))
+		if want := bytes.Count(text, []byte("- alert: ")); err == nil && alerts != want {
+			err = fmt.Errorf("%d alerts are loaded; want %d", alerts, want)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	rules, err := e.rules()
+	log.Printf("Prometheus evaluates all %d rules, and no alert fires", len(rules))
+	return err
+}
+
+// checkQueries checks that the queries of the dashboard have results. Those that show only numbers
+// above zero, and those of the backend, may have none.
+func (e *experiment) checkQueries() error {
+	rules, err := e.rules()
+	if err != nil {
+		return err
+	}
+	found, none := 0, 0
+	for _, r := range rules {
+		if !strings.HasPrefix(r.Name, "query:") {
+			continue
+		}
+		mayBeEmpty := strings.HasSuffix(r.Query, "> 0") || strings.Contains(r.Query, "hikaricp")
+		err := e.prometheusProcess().await("the dashboard shows "+r.Query, func() error {
+			n, err := e.query("count(" + r.Name + ")")
+			switch {
+			case err != nil:
+			case n != "":
+				found++
+			case mayBeEmpty:
+				none++
+			default:
+				err = errors.New("there is no result")
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	log.Printf("%d queries of the dashboard have results, %d need an error, a shadow or a backend", found, none)
+	return nil
+}
+
+func (e *experiment) outage() error {
+	e.redis.Kill()
+	others := []string{"PenstockDown", "PenstockAllDown", "PenstockStoreRejectsCalls", "PenstockRequestsUnlimited", "PenstockReloadFailed", "PenstockStoreEvicts"}
+	if err := e.awaitFiring("Redis is killed", []string{"PenstockStoreDegraded", "PenstockBreakerOpen", "PenstockStoreErrors"}, others); err != nil {
+		return err
+	}
+	if err := errors.Join(e.redis.Restart(), e.allowUser()); err != nil {
+		return err
+	}
+	return e.awaitFiring("Redis is back", nil, append(others, "PenstockStoreDegraded", "PenstockBreakerOpen"))
+}
+
+func (e *experiment) loseInstance() error {
+	e.instances[1].kill()
+	if err := e.awaitFiring("an instance is killed", []string{"PenstockDown"}, []string{"PenstockAllDown"}); err != nil {
+		return err
+	}
+	e.instances[0].kill()
+	return e.awaitFiring("all instances are killed", []string{"PenstockDown", "PenstockAllDown"}, nil)
+}
+
+// A process is a server that was started. Its log is in a file.
+type process struct {
+	name, log string
+	cmd       *exec.Cmd
+	done      chan struct{}
+}
+
+func (e *experiment) start(name string, cmd *exec.Cmd) (*process, error) {
+	p := &process{name, filepath.Join(e.dir, name+".log"), cmd, make(chan struct{})}
+	out, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	e.processes = append(e.processes, p)
+	go func() {
+		_ = cmd.Wait() // await reports a process that has ended
+		close(p.done)
+	}()
+	return p, nil
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.done
+}
+
+// await waits until check returns nil, for a minute at most. If it fails, the error has the end of
+// the process' log.
+func (p *process) await(what string, check func() error) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		hasEnded := false
+		select {
+		case <-p.done:
+			hasEnded = true
+		default:
+		}
+		if hasEnded || time.Now().After(deadline) {
+			text, _ := os.ReadFile(p.log)
+			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-2000):])
+		}
+	}
+}
+
+func get(url string) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second}
+	res, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %.200s", url, res.Status, text)
+	}
+	return string(text), err
+}
+
+// freeAddress is an address on which nothing listens.
+func freeAddress() string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
