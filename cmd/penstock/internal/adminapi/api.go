@@ -142,6 +142,7 @@ var routes = []route{
 		{name: "rule", doc: "only of this rule"},
 		{name: "limit", doc: "only of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
+		{name: "sum", doc: "rules: the limits of each rule are added up, and all rules as the rule that has no name", choices: []string{"none", "rules"}},
 	}, History{}, (*Handler).makeHistory},
 	{"timings", "How long the store and the upstream took, by the second or by the minute.", []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
@@ -183,8 +184,8 @@ func refuse(status int, format string, args ...any) error {
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	if isForeign(q) || h.origins.Check(q) != nil {
-		fail(w, http.StatusForbidden, "a page of another origin has sent this request; pages cannot use the API")
+	if err := h.CheckOrigin(q); err != nil {
+		failWith(w, err)
 		return
 	}
 	if _, refused := h.ViewerOf(q); refused != nil && q.URL.Path != Prefix+resetPath { // a refused write is recorded
@@ -192,6 +193,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	h.mux.ServeHTTP(w, q)
+}
+
+// CheckOrigin returns an error if a page of another origin has sent the request.
+func (h *Handler) CheckOrigin(q *http.Request) error {
+	if isForeign(q) || h.origins.Check(q) != nil {
+		return refuse(http.StatusForbidden, "a page of another origin has sent this request; only pages of this origin may")
+	}
+	return nil
 }
 
 // isForeign tells whether a browser says that a page of another origin has sent the request.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -52,7 +53,7 @@ func (h *Handler) state(ctx context.Context) encoded {
 	same, _ := json.Marshal(now) // without the time
 	sum := sha256.Sum256(same)
 	now.Time = time.Now().UTC()
-	now.Recent, now.Times = h.history("seconds", recent, nil), h.timings("seconds", recent)
+	now.Recent, now.Times = h.history("seconds", recent, true, nil), h.timings("seconds", recent)
 	s.state = now
 	text, _ := json.Marshal(now)
 	s.latest, s.at = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}, time.Now()
@@ -206,7 +207,7 @@ func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, e
 	if err != nil {
 		return nil, err
 	}
-	return h.history(span, n, func(s activity.Series) bool {
+	return h.history(span, n, q.Get("sum") == "rules", func(s activity.Series) bool {
 		return (!q.Has("rule") || s.Rule == q.Get("rule")) && (!q.Has("limit") || s.Limit == q.Get("limit")) && (!q.Has("name") || s.Name == q.Get("name"))
 	}), nil
 }
@@ -230,7 +231,7 @@ func spanOf(q url.Values) (span string, n int, err error) {
 }
 
 // history returns the last n counts of the series that has is true for; nil stands for all.
-func (h *Handler) history(span string, n int, has func(activity.Series) bool) History {
+func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
 	all, read, length := h.Recorder.History(), h.Recorder.History().BySecond, int64(1)
 	if span == "minutes" {
@@ -238,6 +239,9 @@ func (h *Handler) history(span string, n int, has func(activity.Series) bool) Hi
 	}
 	var lines []activity.Line
 	found.Last = readAt(all.Second, func() { lines = read(n, has) }) / length
+	if isSummed {
+		lines = sumRules(lines)
+	}
 	for _, line := range lines {
 		if found.Cut = len(found.Lines) == maxLines; found.Cut {
 			break
@@ -245,6 +249,33 @@ func (h *Handler) history(span string, n int, has func(activity.Series) bool) Hi
 		found.Lines = append(found.Lines, Line{line.Rule, line.Limit, line.Name, line.Counts})
 	}
 	return found
+}
+
+// sumRules adds up the limits of each rule, and all rules as the rule "".
+func sumRules(lines []activity.Line) []activity.Line {
+	sums := make(map[activity.Series][]uint32)
+	add := func(s activity.Series, counts []uint32) {
+		sum := sums[s]
+		if sum == nil {
+			sum = make([]uint32, len(counts))
+			sums[s] = sum
+		}
+		for i, n := range counts {
+			sum[i] = uint32(min(uint64(sum[i])+uint64(n), math.MaxUint32))
+		}
+	}
+	for _, line := range lines {
+		add(activity.Series{Name: line.Name}, line.Counts)
+		if line.Rule != "" {
+			add(activity.Series{Rule: line.Rule, Name: line.Name}, line.Counts)
+		}
+	}
+	summed := make([]activity.Line, 0, len(sums))
+	for s, counts := range sums {
+		summed = append(summed, activity.Line{Series: s, Counts: counts})
+	}
+	slices.SortFunc(summed, func(a, b activity.Line) int { return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Name, b.Name)) })
+	return summed
 }
 
 // timings returns how long the calls of the last n seconds or minutes took.

@@ -66,3 +66,30 @@ func TestStateSaysWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
 		}
 	}
 }
+
+func TestHistoryAddsUpRules(t *testing.T) {
+	f := newFixture(t, nil)
+	f.options.Recorder.Tick(time.Second, func(add func(activity.Series, uint64)) {
+		add(activity.Series{Rule: "api", Limit: "hour", Name: "denied"}, 7)
+		add(activity.Series{Rule: "api", Limit: "day", Name: "denied"}, 5)
+		add(activity.Series{Rule: "all", Limit: "hour", Name: "denied"}, 1)
+		add(activity.Series{Name: "source:store"}, 9)
+	})
+	want := map[string]uint32{" denied": 13, "api denied": 12, "all denied": 1, " source:store": 9}
+	for _, got := range []History{read[History](f, "history?sum=rules&last=1"), read[State](f, "state").Recent} {
+		if len(got.Lines) != len(want) {
+			t.Errorf("%+v", got.Lines)
+		}
+		for _, line := range got.Lines {
+			if n := line.Counts[len(line.Counts)-1]; n != want[line.Rule+" "+line.Name] || line.Limit != "" {
+				t.Errorf("%+v", line)
+			}
+		}
+	}
+	if got := read[History](f, "history?sum=rules&rule=api&last=1"); len(got.Lines) != 2 || got.Lines[0].Counts[0] != 12 || got.Lines[1].Counts[0] != 12 {
+		t.Errorf("of one rule: %+v", got.Lines)
+	}
+	if got := read[History](f, "history?last=1"); len(got.Lines) != 4 || got.Lines[1].Limit == "" {
+		t.Errorf("one by one: %+v", got.Lines)
+	}
+}

@@ -32,7 +32,7 @@ type State struct {
 	AllTotal []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
 	Waiting  int        `json:"waiting" doc:"requests that wait now at this instance"`
 	Upstream *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
-	Recent   History    `json:"recent" doc:"the last 10 seconds"`
+	Recent   History    `json:"recent" doc:"the last 10 seconds, by rule, and the sum of all rules as the rule that has no name"`
 	Times    Timings    `json:"recent_timings" doc:"the last 10 seconds"`
 }
 
