@@ -1,5 +1,6 @@
-// Package admin serves health checks, metrics and the admin API to operators. By default it listens
-// on the loopback address. Health checks and metrics show nothing of requests or keys.
+// Package admin serves health checks, metrics, the admin API and the dashboard to operators. By
+// default it listens on the loopback address. Health checks and metrics show nothing of requests or
+// keys.
 package admin
 
 import (
@@ -39,6 +40,7 @@ type Options struct {
 	Checks  []Check      // of readiness
 	Metrics http.Handler // serves /metrics
 	API     http.Handler // serves /api/v1/; nil: nothing is there
+	Pages   http.Handler // serves all other paths: the dashboard; nil: nothing is there
 	Pprof   bool         // serve /debug/pprof
 }
 
@@ -49,6 +51,7 @@ type Options struct {
 //	/healthz    the same as /readyz
 //	/metrics    for Prometheus
 //	/api/v1/    the admin API
+//	/           the dashboard
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
@@ -59,6 +62,9 @@ func New(o Options) http.Handler {
 	}
 	if o.API != nil {
 		mux.Handle("/api/v1/", o.API)
+	}
+	if o.Pages != nil {
+		mux.Handle("/", o.Pages)
 	}
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

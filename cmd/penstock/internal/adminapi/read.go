@@ -41,19 +41,28 @@ func (h *Handler) ReadState(ctx context.Context) *State {
 	return h.states.state
 }
 
-// Reset resets a key for a page of this process. The actor is the address of the client.
-func (h *Handler) Reset(ctx context.Context, v Viewer, asked ResetRequest, actor string) (*keylimits.Reset, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+// Reset resets a key for a request to a page of this process. The token is what came with the
+// form; "" stands for that of the request itself.
+func (h *Handler) Reset(q *http.Request, token string, asked ResetRequest) (*keylimits.Reset, error) {
+	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
-	a := Audit{Action: "reset", Actor: actor}
-	err := h.mayWrite(v)
-	if err == nil {
-		err = asked.check()
-	}
-	var done *keylimits.Reset
-	if err == nil {
-		done, err = h.reset(ctx, asked, &a)
-	}
+	a := Audit{Action: "reset", Actor: q.RemoteAddr}
+	done, err := func() (*keylimits.Reset, error) {
+		v, err := h.ViewerOf(q)
+		if err == nil && token != "" {
+			v, err = h.ViewerOfToken(token)
+		}
+		if err == nil {
+			err = h.mayWrite(v)
+		}
+		if err == nil {
+			err = asked.check()
+		}
+		if err != nil {
+			return nil, err
+		}
+		return h.reset(ctx, asked, &a)
+	}()
 	if err != nil {
 		a.Problem = err.Error()
 	}

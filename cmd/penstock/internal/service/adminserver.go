@@ -10,13 +10,14 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/dashboard"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newAdmin makes the server for health checks, metrics and the admin API.
+// newAdmin makes the server for health checks, metrics, the admin API and the dashboard.
 func (s *service) newAdmin() (*server, error) {
 	config, err := tlsConfig(s.Settings, adminFiles(s.Settings), s.Log)
 	if err != nil {
@@ -25,8 +26,11 @@ func (s *service) newAdmin() (*server, error) {
 	if config != nil && config.ClientCAs != nil {
 		config.ClientAuth = tls.VerifyClientCertIfGiven // probes and scrapers need none
 	}
+	api := s.newAdminAPI()
 	http1 := &http.Server{
-		Handler:           admin.New(admin.Options{Checks: s.checks(), Metrics: s.metrics.Handler(), API: s.newAdminAPI(), Pprof: s.Settings.Pprof}),
+		Handler: admin.New(admin.Options{
+			Checks: s.checks(), Metrics: s.metrics.Handler(), API: api, Pages: dashboard.New(dashboard.Options{API: api, Version: s.Version}), Pprof: s.Settings.Pprof,
+		}),
 		TLSConfig:         config,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
@@ -42,7 +46,7 @@ func (s *service) newAdmin() (*server, error) {
 }
 
 // newAdminAPI makes the handler of the admin API.
-func (s *service) newAdminAPI() http.Handler {
+func (s *service) newAdminAPI() *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
 	masks := sha256.Sum256(append([]byte("penstock masks"), idSecret(&s.Settings)...))
 	return adminapi.New(adminapi.Options{

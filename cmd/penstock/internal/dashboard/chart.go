@@ -1,0 +1,260 @@
+package dashboard
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+)
+
+// A chart has lines over time. The page has it as a picture and as a table; with JavaScript, the
+// picture is live.
+type chart struct {
+	ID, Title, Note string
+	Unit            string // /s or ms
+	Source          string // of its numbers: history, store or upstream
+	Lines           []line
+	Step            time.Duration // between two points
+	Most            float64       // the upper end of the axis
+	Rows            []row         // of the table, the latest first
+}
+
+// A line has the sum of some series of the history, or one field of the timings.
+type line struct {
+	Label  string   `json:"label"`
+	Style  int      `json:"style"`            // color and dashes
+	Rule   string   `json:"rule,omitempty"`   // "": the sum of all
+	Series []string `json:"series,omitempty"` // names in the history
+	Field  string   `json:"field,omitempty"`  // of the timings
+	points []float64
+}
+
+// A row has the mean of each line over some time.
+type row struct {
+	Ago    time.Duration // when it ended
+	Values []float64
+}
+
+// Spec is what the script needs to draw the chart.
+func (c chart) Spec() (string, error) {
+	text, err := json.Marshal(c.Lines)
+	return string(text), err
+}
+
+// maxRuleLines is how many rules have a line of their own in one chart. There are as many styles.
+const maxRuleLines = 6
+
+// makeCharts makes the charts of the overview. The history has sums by rule.
+func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings adminapi.Timings) []chart {
+	of := ""
+	if rule != "" {
+		of = " of rule " + rule
+	}
+	charts := []chart{
+		{ID: "requests", Title: "Requests" + of, Unit: "/s", Source: "history", Lines: []line{
+			{Label: "Allowed", Style: 1, Rule: rule, Series: passed},
+			{Label: "Denied", Style: 2, Rule: rule, Series: denied},
+			{Label: "Allowed after a wait", Style: 3, Rule: rule, Series: []string{"waited"}},
+			{Label: "Rejected otherwise", Style: 6, Rule: rule, Series: other},
+		}},
+		{ID: "denied", Title: "Denied by rule", Unit: "/s", Source: "history", Lines: deniedLines(history)},
+		{ID: "sources", Title: "Who decided", Note: "Local: the fallback of this instance. Open and closed: no limit was consulted.", Unit: "/s", Source: "history", Lines: []line{
+			{Label: "Store", Style: 1, Series: []string{"source:store"}},
+			{Label: "Deny cache", Style: 2, Series: []string{"source:deny_cache"}},
+			{Label: "Lease", Style: 4, Series: []string{"source:lease"}},
+			{Label: "Local", Style: 3, Series: []string{"source:fallback"}},
+			{Label: "Open", Style: 5, Series: []string{"source:open"}},
+			{Label: "Closed", Style: 6, Series: []string{"source:closed"}},
+		}},
+		{ID: "store", Title: "Store latency", Note: "Of decisions, as this instance sees them.", Unit: "ms", Source: "store", Lines: []line{
+			{Label: "Median", Style: 1, Field: "p50_us"}, {Label: "95 %", Style: 4, Field: "p95_us"}, {Label: "99 %", Style: 2, Field: "p99_us"},
+		}},
+	}
+	if hasUpstream {
+		charts = append(charts,
+			chart{ID: "upstream", Title: "Upstream latency", Note: "Until the headers of a response.", Unit: "ms", Source: "upstream", Lines: []line{
+				{Label: "Median", Style: 1, Field: "p50_us"}, {Label: "95 %", Style: 4, Field: "p95_us"}, {Label: "99 %", Style: 2, Field: "p99_us"},
+			}},
+			chart{ID: "upstream-errors", Title: "Let through, and upstream errors", Note: "An error is a missing response, or a status of 500 or more.", Unit: "/s", Source: "upstream", Lines: []line{
+				{Label: "Let through", Style: 1, Field: "calls"}, {Label: "Errors", Style: 2, Field: "failed"},
+			}},
+		)
+	}
+	for i := range charts {
+		charts[i].fill(history, timings)
+	}
+	return charts
+}
+
+// deniedLines returns a line for each of the rules that denied most.
+func deniedLines(history adminapi.History) (lines []line) {
+	sums := make(map[string]uint64)
+	for _, l := range history.Lines {
+		if l.Rule != "" && slices.Contains(denied, l.Name) {
+			for _, n := range l.Counts {
+				sums[l.Rule] += uint64(n)
+			}
+		}
+	}
+	var rules []string
+	for rule, n := range sums {
+		if n > 0 {
+			rules = append(rules, rule)
+		}
+	}
+	slices.SortFunc(rules, func(a, b string) int {
+		if sums[a] != sums[b] {
+			return int(min(max(int64(sums[b])-int64(sums[a]), -1), 1))
+		}
+		return strings.Compare(a, b)
+	})
+	for i, rule := range rules[:min(len(rules), maxRuleLines)] {
+		lines = append(lines, line{Label: rule, Style: []int{2, 1, 3, 4, 5, 6}[i], Rule: rule, Series: denied})
+	}
+	if lines == nil {
+		lines = []line{{Label: "All rules", Style: 2, Series: denied}}
+	}
+	return lines
+}
+
+const (
+	chartPoints = 60 // of the picture without JavaScript
+	tableRows   = 20
+)
+
+// fill computes the points of the picture and the rows of the table.
+func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
+	second := time.Second
+	if history.Span == "minutes" {
+		second = time.Minute
+	}
+	for i := range c.Lines {
+		l := &c.Lines[i]
+		values := c.values(l, history, timings, second)
+		values = values[max(len(values)-shownUnits(history.Last, len(values)), 0):]
+		step := len(values) / chartPoints
+		c.Step = time.Duration(step) * second
+		for n := range chartPoints {
+			l.points = append(l.points, mean(values[n*step:(n+1)*step]))
+		}
+		if c.Most < slices.Max(l.points) {
+			c.Most = slices.Max(l.points)
+		}
+	}
+	c.Most = niceEnd(c.Most)
+	group := chartPoints / tableRows
+	for n := tableRows - 1; n >= 0; n-- {
+		r := row{Ago: time.Duration(tableRows-1-n) * time.Duration(group) * c.Step}
+		for i := range c.Lines {
+			r.Values = append(r.Values, mean(c.Lines[i].points[n*group:(n+1)*group]))
+		}
+		c.Rows = append(c.Rows, r)
+	}
+}
+
+// shownUnits is how many seconds or minutes a chart shows: those since the start, in steps of 60,
+// and at most all.
+func shownUnits(last int64, all int) int {
+	return min(chartPoints*(int(last/chartPoints)+1), all)
+}
+
+// values returns the numbers of a line, one for each second or minute. Rates are for each second.
+// Times are in milliseconds, and -1 without calls.
+func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timings, second time.Duration) []float64 {
+	n := 600
+	if second == time.Minute {
+		n = 1440
+	}
+	values := make([]float64, n)
+	if c.Source == "history" {
+		for _, from := range history.Lines {
+			if from.Rule != l.Rule || !slices.Contains(l.Series, from.Name) {
+				continue
+			}
+			for i, count := range from.Counts {
+				values[i] += float64(count) / second.Seconds()
+			}
+		}
+		return values
+	}
+	times := &timings.Store
+	if c.Source == "upstream" {
+		times = timings.Upstream
+	}
+	if times == nil {
+		return values
+	}
+	for i := range values {
+		quantile := func(us []int64) float64 {
+			if times.Calls[i] == 0 {
+				return -1
+			}
+			return float64(us[i]) / 1000
+		}
+		switch l.Field {
+		case "calls":
+			values[i] = float64(times.Calls[i]) / second.Seconds()
+		case "failed":
+			values[i] = float64(times.Failed[i]) / second.Seconds()
+		case "p50_us":
+			values[i] = quantile(times.P50)
+		case "p95_us":
+			values[i] = quantile(times.P95)
+		case "p99_us":
+			values[i] = quantile(times.P99)
+		}
+	}
+	return values
+}
+
+// mean is that of the values that are known, or -1.
+func mean(values []float64) float64 {
+	sum, n := 0.0, 0
+	for _, v := range values {
+		if v >= 0 {
+			sum += v
+			n++
+		}
+	}
+	if n == 0 {
+		return -1
+	}
+	return sum / float64(n)
+}
+
+// niceEnd is an end of an axis: 1, 2 or 5 times a power of ten.
+func niceEnd(most float64) float64 {
+	end := 0.01
+	for i := 0; end < most; i++ {
+		end *= []float64{2, 2.5, 2}[i%3]
+	}
+	return end
+}
+
+// The picture has these units.
+const pictureWidth, pictureHeight = 600, 160
+
+// Path is the line in the picture, as the path of an SVG.
+func (c chart) Path(l line) string {
+	var b strings.Builder
+	isDown := false // the pen
+	for i, v := range l.points {
+		if v < 0 {
+			isDown = false
+			continue
+		}
+		command := 'M'
+		if isDown {
+			command = 'L'
+		}
+		isDown = true
+		fmt.Fprintf(&b, "%c%.0f %.1f", command, float64(i)*pictureWidth/(chartPoints-1), pictureHeight*(1-v/c.Most))
+	}
+	return b.String()
+}
+
+// Latest is the number beside a label: the mean of the last few seconds.
+func (c chart) Latest(l line) float64 { return l.points[len(l.points)-1] }

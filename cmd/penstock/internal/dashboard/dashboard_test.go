@@ -1,0 +1,451 @@
+package dashboard
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"html"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const testPolicy = `
+tiers: {premium: {header X-Plan: premium}, free: default}
+rules:
+  - name: api
+    match: {path: /api/**}
+    per: {key: header X-Key}
+    limits: [{rate: {premium: 100/h, free: 10/h}, candidate: {rate: {premium: 50/h, free: 5/h}}}, {name: day, rate: 1000/d, max_wait: 2s}]
+  - {name: odd.rule, always: true, per: ip, limits: [{rate: 1000/h, shadow: true}]}
+`
+
+const token = "0123456789abcdef"
+
+// A site is a dashboard of an instance in memory.
+type site struct {
+	*testing.T
+	*Handler
+	o      adminapi.Options
+	audits []adminapi.Audit
+	cookie string
+}
+
+func newSite(t *testing.T, change func(*adminapi.Options)) *site {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte(testPolicy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := policyfile.Load(file, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	names, store := redisstore.Options{}, memstore.New(memstore.Options{})
+	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+	recorder.SetLimits(p.Rules.Plans())
+	s := &site{T: t}
+	s.o = adminapi.Options{
+		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
+		Digest: func() string { return p.Digest }, Recorder: recorder, Waiting: func() int { return 7 }, Upstream: func() string { return "http://127.0.0.1:3000" },
+		Fleet: func(context.Context) *activity.Fleet {
+			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}
+			for _, w := range activity.Windows() {
+				f.Activity = append(f.Activity, recorder.Activity(w))
+			}
+			return f
+		},
+		Health: func(context.Context) adminapi.Health {
+			return adminapi.Health{Status: "ok", Checks: []adminapi.Check{{Name: "store", Status: "ok"}}}
+		},
+		StoreInfo: func(context.Context) adminapi.StoreState {
+			return adminapi.StoreState{Name: "memory", Breakers: map[string]string{"default": "closed"}, Instances: 1}
+		},
+		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
+			report, charges, err := explain.Explain(p.Rules, r, descriptor, names, 1)
+			if err != nil {
+				return nil, err
+			}
+			return report, report.Peek(ctx, store, charges)
+		},
+		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
+		Name:  func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
+	}
+	if change != nil {
+		change(&s.o)
+	}
+	s.Handler = New(Options{API: adminapi.New(s.o), Version: "v1.2.3"})
+	return s
+}
+
+// spend charges a key of the tier free with n requests.
+func (s *site) spend(key string, n int) {
+	s.Helper()
+	var plan *penstock.Plan
+	for _, p := range s.o.Rules().Plans() {
+		if p.Group() == "api" && p.Name() == "hour" {
+			plan = p
+		}
+	}
+	for range n {
+		charges := []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}
+		d, err := s.o.Store.Decide(s.Context(), charges)
+		if err != nil {
+			s.Fatal(err)
+		}
+		e := admission.Event{Rule: "api", Limit: "hour", Key: key, Decision: &d, Charges: charges}
+		if !d.Allowed {
+			e.Outcome = admission.Denied
+		}
+		s.o.Recorder.Observe(&e)
+	}
+	s.o.Recorder.Store.Observe(3 * time.Millisecond)
+	s.o.Recorder.Tick(time.Second, func(add func(activity.Series, uint64)) {
+		add(activity.Series{Rule: "api", Limit: "hour", Name: "allowed"}, 120)
+		add(activity.Series{Rule: "api", Limit: "hour", Name: "denied"}, 1230)
+		add(activity.Series{Rule: "api", Limit: "hour.candidate", Name: "shadow_denied"}, 777)
+		add(activity.Series{Name: "source:store"}, 1350)
+	})
+}
+
+func (s *site) send(method, path, form string, headers ...string) *httptest.ResponseRecorder {
+	q := httptest.NewRequest(method, "http://127.0.0.1:9180/"+path, strings.NewReader(form))
+	if form != "" {
+		q.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	if s.cookie != "" {
+		q.Header.Set("Cookie", s.cookie)
+	}
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		q.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, q)
+	return w
+}
+
+// text of a page is its body with a space in place of each tag.
+func (s *site) text(path string, status int, headers ...string) string {
+	s.Helper()
+	w := s.send("GET", path, "", headers...)
+	if w.Code != status {
+		s.Fatalf("%s: %d %s; want %d", path, w.Code, w.Body, status)
+	}
+	return plain(w)
+}
+
+var tags = regexp.MustCompile(`<[^>]*>`)
+
+func plain(w *httptest.ResponseRecorder) string {
+	_, body, _ := strings.Cut(w.Body.String(), "<body>")
+	return strings.Join(strings.Fields(html.UnescapeString(tags.ReplaceAllString(body, " "))), " ")
+}
+
+func (s *site) mustHave(text string, all ...string) {
+	s.Helper()
+	for _, want := range all {
+		want = strings.Join(strings.Fields(want), " ") // all spaces are equal
+		if !strings.Contains(text, want) {
+			s.Errorf("the page lacks %q: %s", want, text)
+		}
+	}
+}
+
+const thin = "\u202f" // between thousands
+
+func TestPagesShowWhatTheAPIHas(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:customer-4711", 14)
+	for _, path := range []string{"", "dashboard", "dashboard?span=minutes", "dashboard?rule=api"} {
+		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Let through, and upstream errors")
+	}
+	rules := s.text("rules", 200)
+	s.mustHave(rules, "2 rules in force", "path /api/**", "100 per 1h, burst 100 10 per 1h, burst 10", "up to 2.0\u00a0s", "Enforced 120 1"+thin+"230", "Candidate: 50 per 1h, burst 50; 5 per 1h, burst 5 0 777", "odd.rule", "shadow", "store forgets", "each instance enforces its share")
+	if found := s.text("rules?find=odd", 200); strings.Contains(found, "/api/**") || !strings.Contains(found, "odd.rule") {
+		t.Errorf("rules with odd in their names: %s", found)
+	}
+	s.mustHave(s.text("rules?find=nothing", 200), "No rule has such a name")
+	s.mustHave(s.text("offenders", 200), "1 different keys were denied", "key:cu…11#", "api .hour 4 exact 100\u00a0%", "Identities are masked")
+	s.mustHave(s.text("offenders?kind=near_limit&window=1h&scope=instance", 200), "near their limit most, in the last hour, at this instance")
+	s.mustHave(s.text("health", 200), "store ok", "memory", "closed: the store is used", "3.07 ms")
+	report := s.text("explain?url=/api/x&header=X-Key:%20customer-4711%0D%0A%0D%0AX-Plan:%20free", 200)
+	s.mustHave(report, "It would be denied now", "All 2 limits must allow", "api.hour denies", "Left 0", "ps1{key:customer-4711}api", "the most specific match", "candidate")
+	s.mustHave(s.text("explain?url=/other", 200), "Not limited. No limit applies")
+	s.mustHave(s.text("explain", 200), "Path or URL")
+	s.mustHave(s.text("explain?url=x", 400), "neither a path nor a URL", "Path or URL")
+}
+
+func TestAKeySaysWhichLimitDeniesItAndUntilWhen(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:customer-4711", 14)
+	denied := s.text("key?key=key:customer-4711", 200)
+	if !regexp.MustCompile(`Denied now by api\.hour , for [56] min, until \d\d:\d\d:\d\d UTC`).MatchString(denied) {
+		t.Errorf("the page does not say which limit denies the key, and until when: %s", denied)
+	}
+	s.mustHave(denied, "api .hour tier free 10 per 1h, burst 10 10 0")
+	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {
+		t.Error("the limit that denies is not the first one")
+	}
+	s.mustHave(s.text("key?key=key:fresh", 200), "Admitted now")
+	s.mustHave(s.text("key?key=nothing", 200), "No limit counts under such a key")
+	s.mustHave(s.text("key", 200), "Look up")
+	s.mustHave(s.text("key?ref=0123456789abcdef", 404), "no offender of the last hour has this ref", "Look up")
+	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
+	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "Denied now by api.hour") {
+		t.Errorf("by its ref, the key is %s", page)
+	}
+}
+
+// used is what a key has used of the limit that spend charges.
+func (s *site) used(key string) int64 {
+	s.Helper()
+	q := url.Values{"key": {key}, "all": {"true"}}
+	k, err := adminapi.Read[adminapi.Key](s.Context(), s.API, adminapi.Viewer{}, "key", q)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, l := range k.Limits {
+		if l.Limit == "hour" && l.Tier == "free" {
+			return l.Used
+		}
+	}
+	s.Fatal("there is no such limit")
+	return 0
+}
+
+func TestResetNeedsTheTokenAndAReason(t *testing.T) {
+	const key = "key:customer-4711"
+	form := func(more string) string { return "key=" + key + "&" + more }
+	for _, c := range []struct {
+		form, header string
+		status       int
+		want         string
+	}{
+		{form("reason=r&token=" + token), "", 200, "Reset. api.hour has forgotten"},
+		{form("reason=r&token=" + token + "&limit=api%09hour"), "Sec-Fetch-Site: same-origin", 200, "Reset. api.hour has forgotten"},
+		{form("reason=r&token=" + token + "&limit=api%09day"), "", 200, "Nothing to reset"},
+		{form("reason=r"), "Authorization: Bearer " + token, 200, "Reset. api.hour has forgotten"},
+		{form("reason=r"), "", 401, "writes need it at every address"},
+		{form("reason=r&token=wrong"), "", 401, "the token is wrong"},
+		{form("token=" + token), "", 400, "the reason must have 1 to 200 letters"},
+		{form("reason=r&limit=api%09nothing&token=" + token), "", 404, "no such limit"},
+		{"reason=r&token=" + token, "", 400, "name one key"},
+		{form("reason=r&token=" + token), "Origin: http://evil.example", 403, "another origin"},
+		{form("reason=r&token=" + token), "Sec-Fetch-Site: cross-site", 403, "another origin"},
+		{form("reason=r&token=" + token), "Content-Type: text/plain", 400, "name one key"},
+		{form("reason=" + strings.Repeat("r", maxForm)), "", 400, "name one key"},
+	} {
+		s := newSite(t, nil)
+		s.spend(key, 14)
+		w := s.send("POST", "reset", c.form, c.header)
+		isReset := strings.HasPrefix(c.want, "Reset.")
+		if got := plain(w); w.Code != c.status && !(c.status == 400 && w.Code == 401) || !strings.Contains(got, c.want) && w.Code == c.status {
+			t.Errorf("%.60s with %q: %d %s; want %d with %q", c.form, c.header, w.Code, got, c.status, c.want)
+		}
+		if used := s.used(key); (used == 0) != isReset {
+			t.Errorf("%.60s with %q: %d units are used", c.form, c.header, used)
+		}
+		if c.status != 403 && len(s.audits) != 1 {
+			t.Errorf("%.60s: %d lines of the audit", c.form, len(s.audits))
+		}
+	}
+	if w := newSite(t, func(o *adminapi.Options) { o.Token = nil }).send("GET", "key?key="+key, ""); !strings.Contains(plain(w), "has no operator_token") || strings.Contains(w.Body.String(), `action="reset"`) != true || strings.Contains(w.Body.String(), `name="reason"`) {
+		t.Errorf("without a token, the page has a form: %s", plain(w))
+	}
+}
+
+func TestOthersLogIn(t *testing.T) {
+	s := newSite(t, func(o *adminapi.Options) { o.IsLocal, o.Identities = false, adminapi.ShowFull })
+	s.spend("key:customer-4711", 14)
+	for _, p := range pages {
+		if got := s.text(p.path+"?kind=denied&x=1", 401); strings.Contains(got, "4711") || strings.Contains(got, "api") || !strings.Contains(got, "Operator token") {
+			t.Errorf("without a token, %s is %s", p.path, got)
+		}
+	}
+	if w := s.send("GET", "offenders?window=1h", ""); !strings.Contains(w.Body.String(), `name="next" value="offenders?window=1h"`) {
+		t.Errorf("after the login, the page is lost: %s", w.Body)
+	}
+	if w := s.send("POST", "login", "token=wrong&next=rules"); w.Code != 401 || w.Header().Get("Set-Cookie") != "" || !strings.Contains(plain(w), "not the operator token") {
+		t.Errorf("a wrong token: %d %s", w.Code, plain(w))
+	}
+	if w := s.send("POST", "login", "token="+token, "Sec-Fetch-Site: cross-site"); w.Code != 403 || w.Header().Get("Set-Cookie") != "" {
+		t.Errorf("a page of another origin logs in: %d", w.Code)
+	}
+	for next, want := range map[string]string{
+		"rules": "rules", "offenders?window=1h": "offenders?window=1h", "": "dashboard", "https://evil.example": "dashboard", "//evil.example": "dashboard",
+		"/rules": "dashboard", "rules/../../x": "dashboard", `\evil`: "dashboard", "login": "dashboard",
+	} {
+		w := s.send("POST", "login", "token="+token+"&next="+url.QueryEscape(next))
+		if w.Code != 303 || w.Header().Get("Location") != want || !strings.Contains(w.Header().Get("Set-Cookie"), "HttpOnly; SameSite=Strict") {
+			t.Errorf("the login leads from %q to %q: %d", next, w.Header().Get("Location"), w.Code)
+		}
+		s.cookie, _, _ = strings.Cut(w.Header().Get("Set-Cookie"), ";")
+	}
+	s.mustHave(s.text("offenders", 200), "key:customer-4711", "Log out")
+	if w := s.send("POST", "reset", "key=key:customer-4711&reason=r"); w.Code != 200 || s.used("key:customer-4711") != 0 {
+		t.Errorf("after the login, a reset is %d", w.Code)
+	}
+	if w := s.send("POST", "logout", ""); w.Code != 303 || !strings.Contains(w.Header().Get("Set-Cookie"), "Max-Age=0") {
+		t.Errorf("the logout is %d with %q", w.Code, w.Header().Get("Set-Cookie"))
+	}
+	s.cookie = ""
+	s.mustHave(s.text("dashboard", 401, "Authorization: Bearer wrong"), "the token is wrong")
+	locked := newSite(t, func(o *adminapi.Options) { o.IsLocal, o.Token = false, nil })
+	locked.mustHave(locked.text("dashboard", 403), "set operator_token or admin_client_ca")
+}
+
+func TestPagesTakeOnlyWhatTheyName(t *testing.T) {
+	s := newSite(t, nil)
+	for _, c := range []struct {
+		method, path string
+		status       int
+	}{
+		{"GET", "nothing", 404}, {"POST", "dashboard", 405}, {"DELETE", "key", 405}, {"GET", "reset", 405}, {"GET", "logout", 405}, {"GET", "assets/", 404}, {"GET", "assets/..%2fdashboard.go", 404},
+		{"GET", "dashboard?span=x", 400}, {"GET", "offenders?kind=x", 400}, {"GET", "key?key=" + strings.Repeat("k", 5000), 400}, {"GET", "rules?%zz", 400}, {"GET", "favicon.ico", 200}, {"HEAD", "dashboard", 200},
+	} {
+		if w := s.send(c.method, c.path, ""); w.Code != c.status {
+			t.Errorf("%s %.40s: %d, want %d", c.method, c.path, w.Code, c.status)
+		}
+	}
+	if w := s.send("GET", "dashboard/", ""); w.Code != 303 || w.Header().Get("Location") != "../dashboard" {
+		t.Errorf("/dashboard/ leads to %q", w.Header().Get("Location"))
+	}
+	evil := url.QueryEscape(`"><script>alert(1)</script>`)
+	for _, path := range []string{"key?key=" + evil, "explain?url=/" + evil, "explain?url=" + evil + "&header=" + evil, "rules?find=" + evil, "dashboard?rule=" + evil, "login?next=" + evil, "key?ref=" + evil, "offenders?kind=" + evil} {
+		if body := s.send("GET", path, "").Body.String(); strings.Contains(body, "<script>alert") {
+			t.Errorf("%s is written into the page", path)
+		}
+	}
+}
+
+// A page works under a prefix only if all its links are relative. A strict policy allows no styles
+// and no scripts in the page.
+func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:customer-4711", 14)
+	links := regexp.MustCompile(`(?:href|src|action)="([^"]*)"`)
+	for _, path := range []string{"", "dashboard", "rules", "offenders", "key?key=key:customer-4711", "explain?url=/api/x", "health", "login", "nothing?", "key?ref=x"} {
+		w := s.send("GET", path, "")
+		body := w.Body.String()
+		for _, link := range links.FindAllStringSubmatch(body, -1) {
+			if u, err := url.Parse(link[1]); err != nil || u.IsAbs() || u.Host != "" || strings.HasPrefix(u.Path, "/") || strings.Contains(u.Path, "..") {
+				t.Errorf("%s has the link %s", path, link[0])
+			}
+		}
+		if found := regexp.MustCompile(`<style|\sstyle=|<script>|\son[a-z]+=|javascript:`).FindString(body); found != "" {
+			t.Errorf("%s has %s", path, found)
+		}
+		if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; style-src 'self'") || strings.Contains(got, "unsafe") {
+			t.Errorf("%s has the policy %q", path, got)
+		}
+		if strings.Count(body, "<main") != 1 && path != "nothing?" || strings.Contains(body, "ZgotmplZ") {
+			t.Errorf("%s: %s", path, body)
+		}
+	}
+}
+
+func TestPagesSayThatTheStoreFails(t *testing.T) {
+	s := newSite(t, func(o *adminapi.Options) {
+		o.StoreInfo = func(context.Context) adminapi.StoreState {
+			return adminapi.StoreState{Name: "redis://a", IsFailing: true, Reason: "timeout", Breakers: map[string]string{"default": "open"}, Instances: 3}
+		}
+		o.Health = func(context.Context) adminapi.Health {
+			return adminapi.Health{Status: "degraded", Checks: []adminapi.Check{{Name: "store", Status: "degraded", Detail: "degraded: timeout"}}}
+		}
+	})
+	for _, p := range pages {
+		s.mustHave(s.text(p.path, 200), "The store is failing", "What may be admitted meanwhile", "Breaker default is open")
+	}
+	s.mustHave(s.text("health", 200), "fails: timeout", "open: the store is left alone, the fallback decides", "api .hour local store fails 3 instances with a share each", "store returns")
+	s.mustHave(s.text("dashboard", 200), "Breaker open store fails: timeout")
+}
+
+func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
+	counts := make([]uint32, 600)
+	for i := range counts {
+		counts[i] = uint32(i / 30)
+	}
+	history := adminapi.History{Span: "seconds", Last: 5000, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}, {Rule: "a", Name: "denied", Counts: counts}, {Rule: "b", Name: "denied", Counts: counts[:600:600]}}}
+	times := adminapi.Times{Calls: make([]uint64, 600), Failed: make([]uint64, 600), P50: make([]int64, 600), P95: make([]int64, 600), P99: make([]int64, 600)}
+	times.Calls[599], times.P50[599] = 1, 2500
+	charts := makeCharts("", false, history, adminapi.Timings{Store: times})
+	requests, deniedBy, store := charts[0], charts[1], charts[3]
+	if len(requests.Rows) != tableRows || requests.Rows[0].Ago != 0 || requests.Rows[0].Values[0] != 19 || requests.Rows[19].Values[0] != 0 || requests.Rows[19].Ago != 570*time.Second || requests.Most != 20 {
+		t.Errorf("the table is %+v up to %v", requests.Rows, requests.Most)
+	}
+	if path := requests.Path(requests.Lines[0]); !strings.HasPrefix(path, "M0 160.0L10 160.0") || !strings.HasSuffix(path, "L600 8.0") {
+		t.Errorf("the picture is %s", path)
+	}
+	if len(deniedBy.Lines) != 2 || deniedBy.Lines[0].Label != "a" || deniedBy.Rows[0].Values[1] != 19 {
+		t.Errorf("%+v", deniedBy)
+	}
+	if store.Rows[0].Values[0] != 2.5 || store.Rows[1].Values[0] != -1 || store.Path(store.Lines[0]) != "M600 0.0" && store.Most != 5 {
+		t.Errorf("%+v, %s", store.Rows, store.Path(store.Lines[0]))
+	}
+	young := makeCharts("", false, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
+	if young.Step != time.Second || young.Rows[19].Ago != 57*time.Second {
+		t.Errorf("half a minute after the start, a chart shows %v", young.Rows[19].Ago)
+	}
+	day := makeCharts("", false, adminapi.History{Span: "minutes", Last: 9999, Lines: []adminapi.Line{{Name: "allowed", Counts: slices.Repeat([]uint32{120}, 1440)}}}, adminapi.Timings{Store: adminapi.Times{Calls: make([]uint64, 1440), P50: make([]int64, 1440), P95: make([]int64, 1440), P99: make([]int64, 1440)}})[0]
+	if day.Rows[0].Values[0] != 2 || day.Step != 24*time.Minute {
+		t.Errorf("a day: %+v in steps of %v", day.Rows[0], day.Step)
+	}
+}
+
+func TestNumbersAreShort(t *testing.T) {
+	for got, want := range map[string]string{
+		number(0): "0", number(0.004): "<\u200a0.01", number(1.234): "1.23", number(12.34): "12.3", number(123.4): "123", number(12345): "12" + thin + "345", number(-1): "–",
+		count(uint64(1234567)): "1" + thin + "234" + thin + "567", count(-1234): "-1" + thin + "234", after(-1): "never", after(0): "now", after(12): "12\u00a0ms", after(1500): "1.5\u00a0s", after(90_000): "90\u00a0s",
+		after(3600_000): "60\u00a0min", after(26 * 3600_000): "26\u00a0h 0\u00a0min", after(100 * 3600_000): "4 days", percent(0.05): "<\u200a0.1\u00a0%", percent(5): "5.0\u00a0%", percent(50): "50\u00a0%",
+		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(niceEnd(0), niceEnd(3), niceEnd(21), niceEnd(500)): "0.01 5 50 500",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// The library for charts is that of the registry, byte for byte.
+func TestVendoredFilesAreUnchanged(t *testing.T) {
+	record, err := fs.ReadFile(os.DirFS("."), "VENDORED")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for line := range strings.Lines(string(record)) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 || len(fields[0]) != 64 {
+			continue
+		}
+		text, err := files.ReadFile(fields[1])
+		sum := sha256.Sum256(text)
+		if err != nil || hex.EncodeToString(sum[:]) != fields[0] {
+			t.Errorf("%s is not the file of the release (%v)", fields[1], err)
+		}
+		checked++
+	}
+	if checked != 3 {
+		t.Errorf("%d files are recorded; want 3", checked)
+	}
+}

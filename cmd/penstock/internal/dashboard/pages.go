@@ -1,0 +1,314 @@
+package dashboard
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+)
+
+// A page has one path. If make returns a body and an error, the page shows both.
+type page struct {
+	path, Title, template string
+	make                  func(h *Handler, ctx context.Context, v adminapi.Viewer, q url.Values) (any, error)
+}
+
+// Path is the path of the page, relative to all other pages.
+func (p page) Path() string { return p.path }
+
+const overviewPath = "dashboard"
+
+// pages are in the order of the navigation. init sets them, because pages lead to each other.
+var pages []page
+
+func init() {
+	pages = []page{
+		{overviewPath, "Overview", "overview", (*Handler).overview},
+		{"rules", "Rules", "rules", (*Handler).rules},
+		{"offenders", "Offenders", "offenders", (*Handler).offenders},
+		{"key", "Key", "key", (*Handler).key},
+		{"explain", "Explain", "explain", (*Handler).explain},
+		{"health", "Health", "health", (*Handler).health},
+	}
+}
+
+// An overview is what happens now.
+type overview struct {
+	Span       string   // seconds or minutes
+	Rule       string   // only this rule in the chart of requests; "": all
+	RuleNames  []string // to choose from
+	Rates      rates    // of all instances
+	Charts     []chart
+	Limits     []limitRow
+	MoreLimits int
+	Instances  adminapi.Instances
+}
+
+// The most limits and rules that a page lists. The admin API has all.
+const (
+	maxLimitRows = 15
+	maxRules     = 200
+)
+
+func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
+	state := h.API.ReadState(ctx)
+	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.AllTotal)}
+	for _, r := range h.API.Rules().Rules() {
+		o.RuleNames = append(o.RuleNames, r.Name)
+	}
+	last := "600"
+	if o.Span == "minutes" {
+		last = "1440"
+	}
+	span := url.Values{"span": {o.Span}, "last": {last}}
+	timings, err := adminapi.Read[adminapi.Timings](ctx, h.API, v, "timings", span)
+	if err != nil {
+		return nil, err
+	}
+	span.Set("sum", "rules")
+	history, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
+	if err != nil {
+		return nil, err
+	}
+	if o.Rule != "" {
+		span.Set("rule", o.Rule)
+		ofRule, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
+		if err != nil {
+			return nil, err
+		}
+		history.Lines = append(history.Lines, slices.DeleteFunc(ofRule.Lines, func(l adminapi.Line) bool {
+			return l.Rule == "" || slices.ContainsFunc(history.Lines, func(other adminapi.Line) bool { return other.Rule == l.Rule && other.Name == l.Name })
+		})...)
+	}
+	o.Charts = makeCharts(o.Rule, state.Upstream != nil, history, timings)
+	o.Limits = limitRows(state.AllTotal)
+	if more := len(o.Limits) - maxLimitRows; more > 0 {
+		o.Limits, o.MoreLimits = o.Limits[:maxLimitRows], more
+	}
+	o.Instances, err = adminapi.Read[adminapi.Instances](ctx, h.API, v, "instances", nil)
+	return o, err
+}
+
+// rates are requests in the last 10 seconds.
+type rates struct{ Allowed, Denied, Waited, Open, Closed uint64 }
+
+// Share is which part of the requests was denied, in percent.
+func (r rates) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
+
+func share(part, all uint64) float64 {
+	if all == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(all)
+}
+
+// Outcomes of requests that passed, and of those that a limit has denied.
+var (
+	passed = []string{"allowed", "failed_open", "exempt", "unlimited"}
+	denied = []string{"denied", "denied_new_identity"}
+	other  = []string{"failed_closed", "refused", "malformed", "abandoned"}
+)
+
+func ratesOf(counts []adminapi.Count) (r rates) {
+	for _, c := range counts {
+		switch {
+		case slices.Contains(passed, c.Name):
+			r.Allowed += c.Last10
+		case slices.Contains(denied, c.Name):
+			r.Denied += c.Last10
+		case c.Name == "waited":
+			r.Waited += c.Last10
+		}
+		switch c.Name {
+		case "source:open":
+			r.Open += c.Last10
+		case "source:closed":
+			r.Closed += c.Last10
+		}
+	}
+	return r
+}
+
+// A limitRow is what a limit did in the last minute.
+type limitRow struct {
+	Rule, Limit                   string
+	Allowed, Denied, Near, Waited uint64
+}
+
+// Share is which part of the requests was denied, in percent.
+func (r limitRow) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
+
+// limitRows returns the limits that have decided something, those that denied most first.
+func limitRows(counts []adminapi.Count) (rows []limitRow) {
+	for _, c := range counts {
+		if c.Rule == "" {
+			continue
+		}
+		if n := len(rows); n == 0 || rows[n-1].Rule != c.Rule || rows[n-1].Limit != c.Limit { // counts are sorted
+			rows = append(rows, limitRow{Rule: c.Rule, Limit: c.Limit})
+		}
+		row := &rows[len(rows)-1]
+		switch {
+		case slices.Contains(passed, c.Name):
+			row.Allowed += c.Last60
+		case slices.Contains(denied, c.Name):
+			row.Denied += c.Last60
+		case c.Name == "near_limit":
+			row.Near = c.Last60
+		case c.Name == "waited":
+			row.Waited = c.Last60
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(r limitRow) bool { return r.Allowed+r.Denied+r.Near+r.Waited == 0 })
+	slices.SortStableFunc(rows, func(a, b limitRow) int {
+		return cmp.Or(cmp.Compare(b.Denied, a.Denied), cmp.Compare(b.Allowed, a.Allowed))
+	})
+	return rows
+}
+
+// rulesBody is the policy as it is understood.
+type rulesBody struct {
+	adminapi.Rules
+	Find  string
+	Total int
+	More  int
+}
+
+func (h *Handler) rules(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
+	all, err := adminapi.Read[adminapi.Rules](ctx, h.API, v, "rules", nil)
+	b := rulesBody{Rules: all, Find: q.Get("find"), Total: len(all.Rules)}
+	b.Rules.Rules = slices.DeleteFunc(slices.Clone(all.Rules), func(r adminapi.Rule) bool { return !strings.Contains(r.Name, b.Find) })
+	if more := len(b.Rules.Rules) - maxRules; more > 0 {
+		b.Rules.Rules, b.More = b.Rules.Rules[:maxRules], more
+	}
+	return b, err
+}
+
+func (h *Handler) offenders(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
+	body, err := adminapi.Read[adminapi.Offenders](ctx, h.API, v, "offenders", only(q, "kind", "window", "scope"))
+	if err != nil {
+		return nil, err
+	}
+	return body, nil
+}
+
+// only returns the parameters of these names that are not empty, as a form sends them.
+func only(q url.Values, names ...string) url.Values {
+	found := url.Values{}
+	for _, name := range names {
+		for _, value := range q[name] {
+			if value = strings.TrimSpace(value); value != "" {
+				found.Add(name, value)
+			}
+		}
+	}
+	return found
+}
+
+// A keyBody is one key, and what was reset of it.
+type keyBody struct {
+	Query  adminapi.ResetRequest // what is in the forms
+	Key    *adminapi.Key         // nil: none was asked for, or it was not found
+	Reset  *keylimits.Reset      // nil: nothing was reset
+	NoAuth bool                  // the token for the reset was wrong
+}
+
+func (h *Handler) key(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
+	q = only(q, "key", "ref", "rule", "all")
+	body := keyBody{Query: adminapi.ResetRequest{Key: q.Get("key"), Ref: q.Get("ref"), Rule: q.Get("rule")}}
+	if body.Query.Key == "" && body.Query.Ref == "" {
+		return body, nil
+	}
+	q.Set("all", "true")
+	key, err := adminapi.Read[adminapi.Key](ctx, h.API, v, "key", q)
+	if err != nil {
+		return body, err
+	}
+	slices.SortStableFunc(key.Limits, func(a, b keylimits.Limit) int { return cmp.Compare(rank(&b), rank(&a)) })
+	body.Key = &key
+	return body, nil
+}
+
+// rank is larger for limits that matter more.
+func rank(l *keylimits.Limit) int {
+	switch {
+	case l.IsDenied && l.Kind == keylimits.Enforced:
+		return 3
+	case l.IsInUse() && l.Kind == keylimits.Enforced:
+		return 2
+	case l.IsInUse():
+		return 1
+	}
+	return 0
+}
+
+// receiveReset resets a key by the form of its page. The token comes with the form, unless the
+// operator has logged in.
+func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
+	q.Body = http.MaxBytesReader(w, q.Body, maxForm)
+	v, err := h.API.ViewerOf(q)
+	if err != nil {
+		h.fail(w, q, adminapi.StatusOf(err), err)
+		return
+	}
+	asked := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
+	asked.Rule, asked.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
+	done, err := h.API.Reset(q, q.PostFormValue("token"), asked)
+	made, readErr := h.key(q.Context(), v, only(url.Values{"key": {asked.Key}, "ref": {asked.Ref}}, "key", "ref"))
+	body := made.(keyBody)
+	body.Query, body.Reset = asked, done
+	status := http.StatusOK
+	if err = cmp.Or(err, readErr); err != nil {
+		status = adminapi.StatusOf(err)
+		body.NoAuth = status == http.StatusUnauthorized
+	}
+	i := slices.IndexFunc(pages, func(p page) bool { return p.path == "key" })
+	h.write(w, status, "key", view{Page: pages[i], Viewer: v, Body: body, Problem: text(err)}, q)
+}
+
+// An explainBody is a form with its report.
+type explainBody struct {
+	URL, Method, From, Headers string
+	Report                     *explain.Report // nil: none was asked for
+}
+
+func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
+	body := explainBody{URL: q.Get("url"), Method: cmp.Or(q.Get("method"), "GET"), From: q.Get("from"), Headers: q.Get("header")}
+	if body.URL == "" {
+		return body, nil
+	}
+	asked := only(q, "url", "method", "from")
+	for line := range strings.Lines(body.Headers) {
+		if line = strings.TrimSpace(line); line != "" {
+			asked.Add("header", line)
+		}
+	}
+	report, err := adminapi.Read[explain.Report](ctx, h.API, v, "explain", asked)
+	if err == nil {
+		body.Report = &report
+	}
+	return body, err
+}
+
+// A healthBody is the health of the instance, of the store and of other instances.
+type healthBody struct {
+	Store     adminapi.StoreState
+	Instances adminapi.Instances
+	Digest    string
+}
+
+func (h *Handler) health(ctx context.Context, v adminapi.Viewer, _ url.Values) (any, error) {
+	body := healthBody{Digest: h.API.Digest()}
+	var err error
+	if body.Store, err = adminapi.Read[adminapi.StoreState](ctx, h.API, v, "store", nil); err != nil {
+		return nil, err
+	}
+	body.Instances, err = adminapi.Read[adminapi.Instances](ctx, h.API, v, "instances", nil)
+	return body, err
+}
