@@ -27,9 +27,9 @@ sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' .
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
 
-## run: penstock serve with a demo upstream on port 8080, metrics on 9180
+## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
-	cd cmd/penstock && go run . serve --demo
+	cd cmd/penstock && go run . serve --demo --demo-traffic
 
 ## test: everything, on real servers; prints at the end what was counted
 test: tools

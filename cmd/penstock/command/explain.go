@@ -136,7 +136,7 @@ func (e *explanation) policy(c *cobra.Command) (p *policyfile.Policy, s settings
 	})
 	if err == nil && p == nil {
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: no --config: using the demo policy")
-		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...))
+		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...), false)
 	}
 	return p, s, err
 }

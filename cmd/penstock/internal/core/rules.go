@@ -55,7 +55,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 		}
 		r.reloading.Go(func() { r.reloadOn(ctx, c.Reload) })
 	case c.Settings.Demo:
-		demo, err := demopolicy.Load(options)
+		demo, err := demopolicy.Load(options, c.Settings.DemoTraffic)
 		if err != nil {
 			return nil, err
 		}

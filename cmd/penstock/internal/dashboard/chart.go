@@ -225,13 +225,15 @@ func mean(values []float64) float64 {
 	return sum / float64(n)
 }
 
-// niceEnd is an end of an axis: 1, 2 or 5 times a power of ten.
+// niceEnd is the end of an axis: a round number, at most half larger than what it must hold.
 func niceEnd(most float64) float64 {
-	end := 0.01
-	for i := 0; end < most; i++ {
-		end *= []float64{2, 2.5, 2}[i%3]
+	for power := 0.01; ; power *= 10 {
+		for _, n := range []float64{1, 1.5, 2, 3, 4, 6, 8} {
+			if end := n * power; end >= most {
+				return end
+			}
+		}
 	}
-	return end
 }
 
 // The picture has these units.

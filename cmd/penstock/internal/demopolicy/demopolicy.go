@@ -3,6 +3,7 @@ package demopolicy
 
 import (
 	_ "embed"
+	"slices"
 
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -12,12 +13,22 @@ import (
 //go:embed rides.yaml
 var text []byte
 
+// traffic has more rules, for serve --demo-traffic. They follow those of rides.yaml.
+//
+//go:embed traffic.yaml
+var traffic []byte
+
 // name is the file name in the log.
 const name = "examples/rides.yaml (built in)"
 
-// Load compiles the demo policy. The rules need the section http.
-func Load(o policyfile.Options) (*policyfile.Policy, error) {
-	config, err := policyfile.Parse(name, text, nil, o)
+// Load compiles the demo policy, with the rules for --demo-traffic if hasTraffic is true. The rules
+// need the section http.
+func Load(o policyfile.Options, hasTraffic bool) (*policyfile.Policy, error) {
+	all := text
+	if hasTraffic {
+		all = slices.Concat(text, traffic)
+	}
+	config, err := policyfile.Parse(name, all, nil, o)
 	if err != nil {
 		return nil, err
 	}

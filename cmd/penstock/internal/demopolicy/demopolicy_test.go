@@ -17,7 +17,9 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 	if !bytes.Equal(text, example) {
 		t.Error("rides.yaml differs from examples/rides.yaml; copy it here")
 	}
-	if p, err := Load(policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}); err != nil || len(p.Rules.Rules()) != 4 || p.Warnings != nil {
-		t.Errorf("%v, with warnings %v; want four rules", err, p.Warnings)
+	for hasTraffic, rules := range map[bool]int{false: 4, true: 6} {
+		if p, err := Load(policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}, hasTraffic); err != nil || len(p.Rules.Rules()) != rules || p.Warnings != nil {
+			t.Errorf("with traffic %v: %v, with warnings %v; want %d rules", hasTraffic, err, p.Warnings, rules)
+		}
 	}
 }

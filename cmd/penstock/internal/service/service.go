@@ -3,12 +3,14 @@ package service
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
+	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
@@ -75,6 +78,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version, nil)}
+	s.makeDemoToken()
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}
@@ -90,6 +94,9 @@ func Run(ctx context.Context, o Options) error {
 		server.start(failed)
 	}
 	s.announce()
+	if s.Settings.DemoTraffic {
+		defer s.sendDemoTraffic(ctx)()
+	}
 	select {
 	case <-ctx.Done():
 		s.drain(s.Settings.DrainDelay)
@@ -112,6 +119,8 @@ type service struct {
 	checking *admission.Controller // of the check API; nil without it
 	idSecret []byte                // of the check API
 	envoy    *envoy                // nil without envoy-config
+
+	demoToken string // the operator token that was made for a demo; "" if none was
 
 	isDraining atomic.Bool
 	inFlight   atomic.Int64            // requests, including WebSockets
@@ -246,6 +255,44 @@ func (s *service) announce() {
 	if s.Started != nil {
 		s.Started(addresses)
 	}
+}
+
+// makeDemoToken gives a demo with traffic an operator token, unless it has one.
+func (s *service) makeDemoToken() {
+	if s.Settings.DemoTraffic && len(s.Settings.OperatorToken) == 0 {
+		s.demoToken = rand.Text()
+		s.Settings.OperatorToken = []byte(s.demoToken)
+	}
+}
+
+// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for
+// the last one. It logs where to look, and a token that was made for the demo.
+func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
+	var about []any
+	for _, server := range s.servers {
+		if server.name == "admin-listen" {
+			about = append(about, "dashboard", urlOf(server.listener.Addr()))
+		}
+	}
+	if s.demoToken != "" {
+		about = append(about, "operator_token", s.demoToken)
+	}
+	s.Log.Info("the demo sends requests to itself; open the dashboard", append(about, "offender", "key:"+demotraffic.Offender)...)
+	var running sync.WaitGroup
+	running.Go(func() { demotraffic.Run(ctx, urlOf(s.servers[0].listener.Addr())) })
+	return running.Wait
+}
+
+// urlOf is the URL of a listener, as this machine reaches it.
+func urlOf(a net.Addr) string {
+	tcp, ok := a.(*net.TCPAddr)
+	switch {
+	case !ok:
+		return "unix:" + a.String()
+	case tcp.IP.IsUnspecified():
+		return fmt.Sprintf("http://localhost:%d/", tcp.Port)
+	}
+	return "http://" + tcp.String() + "/"
 }
 
 func orNone(text string) string {

@@ -33,6 +33,7 @@ type Settings struct {
 	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo, or if there is no proxy
 	PreserveHost bool
 	Demo         bool
+	DemoTraffic  bool // requests that the service sends to itself; only with Demo
 
 	Store         string // a URL with its password; "" is memory. Show StoreName instead
 	Prefix        string
@@ -159,6 +160,9 @@ func (s *Settings) check() error {
 		if files.ca != "" && files.cert == "" {
 			wrong(files.caName, "it needs --%s-cert and --%s-key: client certificates work only with TLS", files.prefix, files.prefix)
 		}
+	}
+	if s.DemoTraffic && (!s.Demo || s.TLSCert != "") {
+		wrong("demo-traffic", "it is for the demo without TLS; write --demo, and omit --tls-cert")
 	}
 	if s.RequireStore && s.Store == "" {
 		wrong("require-store", "the store is memory, which is always up; write --store, or omit --require-store")

@@ -22,6 +22,7 @@ var samples = map[string][3]string{
 	"upstream":        {"http://a:1", "http://b:2", "http://c:3"},
 	"preserve-host":   {"true", "true", "true"},
 	"demo":            {"true", "true", ""},
+	"demo-traffic":    {"true", "true", ""},
 	"store":           {"redis://a", "redis://b", "redis://c"},
 	"prefix":          {"a", "b", "c"},
 	"key-hash-secret": {"aa", "bb", "cc"},

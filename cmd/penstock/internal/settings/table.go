@@ -49,6 +49,8 @@ var Table = []Row{
 		Help: "pass the client's Host header to the upstream (default: the upstream's own name; the original goes into X-Forwarded-Host)"},
 	{Name: "demo", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
 		Help: "start a test backend, with sample rules if config is not set"},
+	{Name: "demo-traffic", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.DemoTraffic }),
+		Help: "with demo: send requests to the demo, so that the dashboard has something to show, and print an operator token if none is set"},
 
 	{Name: "store", Default: "memory", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
 		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…, unix:///path/of.sock; memory is " +

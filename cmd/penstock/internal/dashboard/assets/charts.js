@@ -167,7 +167,7 @@ class Chart {
       padding: [8, 4, 0, 0],
       scales: {y: {range: (_, low, high) => [0, niceEnd(high ?? 0)]}},
       axes: [
-        {...axis, gap: 4, size: 26, grid: {show: false}, space: 90, values: (_, ticks) => ticks.map(clock)},
+        {...axis, gap: 4, size: 26, grid: {show: false}, space: 90, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
         {...axis, gap: 6, size: 46, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
       ],
       series: [{}, ...this.lines.map(line => ({
@@ -177,13 +177,13 @@ class Chart {
   }
 }
 
-const clock = seconds => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", hour12: false});
+const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false});
 
-// niceEnd is an end of an axis: 1, 2 or 5 times a power of ten.
+// niceEnd is the end of an axis: a round number, at most half larger than what it must hold.
 function niceEnd(most) {
-  let end = 0.01;
-  for (let i = 0; end < most; i++) end *= [2, 2.5, 2][i % 3];
-  return end;
+  for (let power = 0.01; ; power *= 10) {
+    for (const n of [1, 1.5, 2, 3, 4, 6, 8]) if (n * power >= most) return n * power;
+  }
 }
 
 // number writes a number as the server does.

@@ -1,0 +1,114 @@
+// Package demotraffic sends requests to the service's own proxy for serve --demo-traffic, so that
+// the dashboard has something to show. One client is far over a limit.
+package demotraffic
+
+import (
+	"context"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Offender is the API key of the client that is over the limit of receipt-export.
+const Offender = "partner-export-2291"
+
+// clients are the API keys of the others. There are fewer than new_identities allows.
+var clients = []string{
+	"rider-app-ios-1184", "rider-app-android-7720", "driver-app-0931", "driver-app-legacy-0042", "fleet-console-3310", "partner-maps-5167", "support-desk-0007",
+}
+
+// paths are those of the sample rules. The first ones are requested most.
+var paths = []struct{ method, path string }{
+	{"GET", "/api/drivers/nearby"}, {"GET", "/api/fares/estimate"}, {"POST", "/api/rides/request"}, {"GET", "/api/trips/history"},
+}
+
+const (
+	step        = 50 * time.Millisecond // between two looks at what is due
+	maxInFlight = 64                    // requests beyond that are not sent
+	wave        = 90 * time.Second      // length of the ups and downs
+)
+
+// Run sends requests to a URL until ctx ends, and returns when the last one has ended. It sends
+// about 40 a second, whatever becomes of them.
+func Run(ctx context.Context, target string) {
+	transport := &http.Transport{MaxIdleConnsPerHost: maxInFlight, MaxConnsPerHost: maxInFlight}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	inFlight := make(chan struct{}, maxInFlight)
+	var running sync.WaitGroup
+	defer running.Wait()
+	send := func(method, path, key string) {
+		select {
+		case inFlight <- struct{}{}:
+		default:
+			return
+		}
+		running.Go(func() {
+			defer func() { <-inFlight }()
+			q, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(target, "/")+path, http.NoBody)
+			if err != nil {
+				return // the target is the service's own address
+			}
+			q.Header.Set("X-API-Key", key)
+			if res, err := client.Do(q); err == nil {
+				_, _ = io.Copy(io.Discard, res.Body)
+				_ = res.Body.Close()
+			}
+		})
+	}
+	start, tick := time.Now(), time.NewTicker(step)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			for _, s := range sources(time.Since(start)) {
+				for range times(s.rate * step.Seconds()) {
+					send(s.choose())
+				}
+			}
+		}
+	}
+}
+
+// A source is one kind of requests.
+type source struct {
+	rate   float64 // requests a second
+	choose func() (method, path, key string)
+}
+
+// sources returns what is sent at a time since the start.
+func sources(at time.Duration) []source {
+	turn := 2 * math.Pi * at.Seconds() / wave.Seconds()
+	burst := 0.0
+	if math.Sin(turn) > 0.8 { // for about 18 s of each wave
+		burst = 26
+	}
+	return []source{
+		{20 + 10*math.Sin(turn), func() (string, string, string) {
+			p := paths[min(rand.IntN(len(paths)), rand.IntN(len(paths)))]
+			return p.method, p.path, clients[rand.IntN(len(clients))]
+		}},
+		{burst, func() (string, string, string) { return "GET", "/api/drivers/nearby", clients[3] }},
+		{7 + 5*math.Sin(2*turn), func() (string, string, string) {
+			return "POST", "/api/notifications/push", clients[4]
+		}},
+		{4, func() (string, string, string) { return "POST", "/api/receipts/export", Offender }},
+		{0.2, func() (string, string, string) { return "POST", "/api/receipts/export", clients[6] }},
+		{2, func() (string, string, string) { return "GET", "/", clients[0] }},
+	}
+}
+
+// times is n on average, as a whole number.
+func times(n float64) int {
+	whole := math.Floor(n)
+	if rand.Float64() < n-whole {
+		whole++
+	}
+	return int(whole)
+}

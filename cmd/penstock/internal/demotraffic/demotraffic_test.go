@@ -1,0 +1,58 @@
+package demotraffic
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestTrafficHasAnOffenderAndEnds(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var mu sync.Mutex
+	keys := make(map[string]int)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		keys[r.Header.Get("X-API-Key")]++
+		if len(keys) > 3 && keys[Offender] > 1 {
+			stop()
+		}
+	}))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Run(ctx, server.URL)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Errorf("the requests are %v", keys)
+	}
+	server.Close() // waits for requests
+	if keys[""] > 0 {
+		t.Errorf("%d requests have no key", keys[""])
+	}
+}
+
+func TestTrafficStaysWithinABound(t *testing.T) {
+	for at := range 180 {
+		sum := 0.0
+		for _, s := range sources(time.Duration(at) * time.Second) {
+			if s.rate < 0 {
+				t.Errorf("after %d s, a rate is %f", at, s.rate)
+			}
+			sum += s.rate
+		}
+		if sum < 10 || sum > 80 {
+			t.Errorf("after %d s, %f requests a second", at, sum)
+		}
+	}
+	if len(clients)+1 >= 20 {
+		t.Error("new_identities of the sample rules denies some of the clients")
+	}
+}

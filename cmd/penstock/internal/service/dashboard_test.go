@@ -1,0 +1,81 @@
+package service
+
+import (
+	"io"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
+)
+
+// The demo sends requests to itself. Its offender is denied, is found on the dashboard, and is
+// reset with the token of the log.
+func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
+	r := start(t, nil, map[string]string{"demo": "true", "demo-traffic": "true"})
+	export := func() int {
+		return r.mustSend("POST", "/api/receipts/export", "X-API-Key: "+demotraffic.Offender).StatusCode
+	}
+	for range 20 {
+		export()
+	}
+	if status := export(); status != http.StatusTooManyRequests {
+		t.Fatalf("the offender gets %d", status)
+	}
+	var top adminapi.Offenders
+	await(t, "other clients, and the offender on top", func() bool {
+		top = askAdmin[adminapi.Offenders](r, "offenders")
+		state := askAdmin[adminapi.State](r, "state")
+		return len(top.Offenders) > 0 && len(state.Counts) > 3 && state.Upstream != nil && state.Upstream.Latency.Calls > 0
+	})
+	page := r.mustGet("http://"+r.Admin+"/key?ref="+top.Offenders[0].Ref, 200)
+	if !strings.Contains(page, "Denied now") || !strings.Contains(page, "receipt-export.hour") || strings.Contains(page, demotraffic.Offender) {
+		t.Errorf("the page of the offender is %s", page)
+	}
+	token := regexp.MustCompile(`operator_token=(\w{20,})`).FindStringSubmatch(r.log.String())
+	if token == nil {
+		t.Fatalf("the log has no token: %s", r.log)
+	}
+	for _, c := range []struct {
+		token  string
+		status int
+		next   int
+	}{{"wrong", 401, http.StatusTooManyRequests}, {token[1], 200, http.StatusOK}} {
+		res, err := http.PostForm("http://"+r.Admin+"/reset", url.Values{"ref": {top.Offenders[0].Ref}, "reason": {"test"}, "token": {c.token}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if next := export(); res.StatusCode != c.status || next != c.next {
+			t.Errorf("with the token %q, the reset is %d, and the next request %d: %s", c.token, res.StatusCode, next, text)
+		}
+	}
+}
+
+func TestDashboardIsOnTheAdminAddress(t *testing.T) {
+	r := start(t, hello, nil)
+	for _, path := range []string{"/", "/dashboard", "/rules", "/offenders", "/key", "/explain", "/health"} {
+		if page := r.mustGet("http://"+r.Admin+path, 200); !strings.Contains(page, "<h1>") {
+			t.Errorf("%s is %s", path, page)
+		}
+	}
+	if status, text, _ := get("http://" + r.Admin + "/nothing"); status != 404 || strings.Contains(text, "<") {
+		t.Errorf("a page that does not exist: %d %s", status, text)
+	}
+	q, _ := http.NewRequest("GET", "http://"+r.Admin+"/dashboard", nil)
+	q.Host = "evil.example"
+	if res, err := http.DefaultClient.Do(q); err != nil || res.StatusCode != http.StatusMisdirectedRequest {
+		t.Errorf("by another name for 127.0.0.1: %v, %v", res, err)
+	} else {
+		res.Body.Close()
+	}
+	remote := startBeside(t, hello, map[string]string{"admin-listen": "0.0.0.0:0"})
+	_, port, _ := strings.Cut(remote.Admin, "]:")
+	if status, text, err := get("http://127.0.0.1:" + port + "/"); status != http.StatusForbidden || !strings.Contains(text, "set operator_token") {
+		t.Errorf("where others can reach it, without a token: %d %s, %v", status, text, err)
+	}
+}
