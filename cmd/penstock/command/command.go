@@ -54,7 +54,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetVersionTemplate(thisBuild().line())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
-		newTop(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
+		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
 		newTest(algorithms), newInit())
 	return root
 }

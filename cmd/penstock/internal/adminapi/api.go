@@ -11,11 +11,14 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/policy"
@@ -23,9 +26,9 @@ import (
 
 // How identities are shown.
 const (
-	ShowOff    = "off"    // to nobody
-	ShowMasked = "masked" // so that nobody can read them, and equal ones can be recognised
-	ShowFull   = "full"   // in full with the token, and masked without it
+	ShowOff    = redact.ShowOff
+	ShowMasked = redact.ShowMasked
+	ShowFull   = redact.ShowFull
 )
 
 // Options of a Handler. All fields without a default must be set.
@@ -50,6 +53,9 @@ type Options struct {
 	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
 	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
+	// Denials are those of the instance. Default: there are none.
+	Denials *denials.Recorder
+
 	// Audit records a write, and each attempt that was refused.
 	Audit func(Audit)
 
@@ -62,10 +68,13 @@ type Options struct {
 // A Handler serves the API below Prefix.
 type Handler struct {
 	Options
+	masks  redact.Identities
 	mux    http.ServeMux
 	token  bearer.Secret
 	live   live
 	states states
+
+	followers atomic.Int32 // readers of denials
 
 	origins http.CrossOriginProtection // of writes
 }
@@ -81,12 +90,16 @@ const timeout = 5 * time.Second
 
 // New makes a Handler.
 func New(o Options) *Handler {
-	h := &Handler{Options: o, token: bearer.NewSecret(o.Token)}
+	if o.Denials == nil {
+		o.Denials = denials.New(denials.Options{})
+	}
+	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler = h
 	for _, r := range routes {
 		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.answer(w, q, r) })
 	}
 	h.mux.HandleFunc("GET "+Prefix+"events", h.live.serve)
+	h.mux.HandleFunc("GET "+Prefix+denialsRoute.path, h.serveDenials)
 	h.mux.HandleFunc("GET "+Prefix+"openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(OpenAPI())

@@ -34,11 +34,22 @@ func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 	}
 	reader := make(chan []byte, 1)
 	if !l.join(reader) {
-		w.Header().Set("Retry-After", "10")
-		fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow the events; close one of them", maxReaders))
+		refuseReader(w, maxReaders, "the events")
 		return
 	}
 	defer l.leave(reader)
+	follow(w, q, reader, func(text []byte) []byte { return text })
+}
+
+// refuseReader answers a reader for whom there is no place.
+func refuseReader(w http.ResponseWriter, most int, what string) {
+	w.Header().Set("Retry-After", "10")
+	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow %s; close one of them", most, what))
+}
+
+// follow sends what comes from a channel as server-sent events, until the reader leaves. A reader
+// that is too slow is dropped.
+func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode func(T) []byte) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // the request has been read
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -64,7 +75,8 @@ func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 			return
 		case <-comment.C:
 			text = []byte(": still here\n\n")
-		case text = <-reader:
+		case next := <-from:
+			text = encode(next)
 		}
 		if send(text) != nil {
 			return

@@ -39,14 +39,6 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 	return found, nil
 }
 
-// shown tells how a viewer sees identities.
-func (h *Handler) shown(v Viewer) string {
-	if h.Identities == ShowFull && !v.isOperator {
-		return ShowMasked
-	}
-	return h.Identities
-}
-
 func distinct(d *activity.Distinct) *Distinct {
 	n, deviation := d.Count()
 	found := &Distinct{uint64(n), uint64(deviation), []DistinctLimit{}}

@@ -33,8 +33,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 		}
 		paths[Prefix+path] = object{"get": get}
 	}
-	for _, r := range routes {
-		var parameters []any
+	parametersOf := func(r *route) (parameters []any) {
 		for _, p := range r.parameters {
 			schema := object{"type": "string"}
 			if p.choices != nil {
@@ -45,9 +44,14 @@ var OpenAPI = sync.OnceValue(func() []byte {
 			}
 			parameters = append(parameters, object{"name": p.name, "in": "query", "required": p.isRequired, "description": p.doc, "schema": schema})
 		}
-		add(r.path, r.summary, parameters, object{"application/json": object{"schema": d.schemaOf(reflect.TypeOf(r.body))}})
+		return parameters
+	}
+	for _, r := range routes {
+		add(r.path, r.summary, parametersOf(&r), object{"application/json": object{"schema": d.schemaOf(reflect.TypeOf(r.body))}})
 	}
 	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
+	d.schemaOf(reflect.TypeOf(denialsRoute.body)) // of the data of an event
+	add(denialsRoute.path, denialsRoute.summary, parametersOf(&denialsRoute), object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})
 	paths[Prefix+resetPath] = object{"post": object{
 		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}},

@@ -99,6 +99,9 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 	return res.StatusCode, answer, nil
 }
 
+// ErrNoStream is the error of Follow if the answer is something else.
+var ErrNoStream = errors.New("its answer is no stream of events")
+
 // Follow reads server-sent events until ctx ends, the stream ends or use fails. A status other
 // than 200 is returned with its answer.
 func (c *Client) Follow(ctx context.Context, path string, use func(event string, data []byte) error) (status int, answer []byte, err error) {
@@ -112,7 +115,7 @@ func (c *Client) Follow(ctx context.Context, path string, use func(event string,
 		return res.StatusCode, answer, err
 	}
 	if kind := res.Header.Get("Content-Type"); !strings.HasPrefix(kind, "text/event-stream") {
-		return res.StatusCode, nil, errors.New("its answer is no stream of events")
+		return res.StatusCode, nil, ErrNoStream
 	}
 	lines := bufio.NewScanner(res.Body)
 	lines.Buffer(nil, maxLine)

@@ -45,6 +45,7 @@ func (c *Core) sampleActivity(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.Activity.Tick(time.Since(start), c.counters)
+			c.Denials.Tick()
 		}
 	}
 }

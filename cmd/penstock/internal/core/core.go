@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -43,6 +44,9 @@ type Options struct {
 
 	// Version is that of the program, for other instances.
 	Version string
+
+	// Denials passes denied requests to readers. Default: nobody reads them.
+	Denials *denials.Recorder
 
 	// Check rejects rules that the servers cannot enforce. Default: none.
 	Check func(*policy.Rules) error
@@ -92,6 +96,9 @@ func Open(ctx context.Context, o Options) (*Core, error) {
 func newCore(o Options) *Core {
 	if o.DirectSettings == nil {
 		o.DirectSettings = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
+	}
+	if o.Denials == nil {
+		o.Denials = denials.New(denials.Options{})
 	}
 	c := &Core{
 		Options:  o,
@@ -242,6 +249,7 @@ func (c *Core) selfTest(ctx context.Context) {
 func (c *Core) Observe(e *admission.Event) {
 	c.Metrics.ObserveRequest(e)
 	c.Activity.Observe(e)
+	c.Denials.Observe(e)
 	// The guards around Redis report its failures themselves. They do not report a charge that cannot
 	// be sent.
 	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {

@@ -123,6 +123,7 @@ func forms() map[string]*schema {
 		"server.envoy_on_failure": words("default", "local", "open", "closed", "error"),
 		"server.envoy_headers":    words("none", "plain", "draft-03", "draft-11"),
 		"server.shown_identities": words("off", "masked", "full"),
+		"server.denial_log":       words("off", "sampled", "all"),
 		"server.log_level":        words("debug", "info", "warn", "error"),
 	}
 	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {

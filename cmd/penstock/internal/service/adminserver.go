@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"net/http"
 	"strings"
@@ -48,16 +47,17 @@ func (s *service) newAdmin() (*server, error) {
 // newAdminAPI makes the handler of the admin API.
 func (s *service) newAdminAPI() *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
-	masks := sha256.Sum256(append([]byte("penstock masks"), idSecret(&s.Settings)...))
+	identities := s.Settings.Identities(s.shared)
 	return adminapi.New(adminapi.Options{
 		Token:      s.Settings.OperatorToken,
 		IsLocal:    s.Settings.IsAdminLocal(),
-		Identities: s.Settings.ShownIdentities,
-		MaskSecret: masks[:],
+		Identities: identities.Show,
+		MaskSecret: identities.Secret,
 		Store:      s.core.Store,
 		Rules:      s.core.Rules,
 		Digest:     s.core.Digest,
 		Recorder:   s.core.Activity,
+		Denials:    s.denials,
 		Fleet:      s.core.Fleet,
 		Health:     s.health,
 		StoreInfo:  s.storeInfo,
@@ -72,8 +72,8 @@ func (s *service) newAdminAPI() *adminapi.Handler {
 			return report, nil
 		},
 		Audit: s.audit(),
-		Name:  func(key string) string { return string(redisstore.NewNames(keys).Append(nil, key)) },
-		Key:   redisstore.KeyOfName,
+		Name:  identities.Name,
+		Key:   identities.Key,
 	})
 }
 

@@ -1,9 +1,6 @@
 package service
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,7 +22,7 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 		if err != nil {
 			return nil, err
 		}
-		s.checking, s.idSecret = controller, idSecret(&s.Settings)
+		s.checking = controller
 		s.metrics.AddWaiting(controller.Waiting)
 		if s.Settings.AllowStatedLimits {
 			for _, a := range checkapi.StatedAlgorithms() {
@@ -35,7 +32,7 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 	}
 	o := checkapi.Options{
 		CallerToken: s.Settings.CallerToken, OperatorToken: s.Settings.OperatorToken, AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
-		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.idSecret, AuthFailed: authFailed,
+		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.shared, AuthFailed: authFailed,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // there are no round trips to save
@@ -66,18 +63,4 @@ func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
 		check.Register(r)
 	}
 	return err
-}
-
-// idSecret encrypts the ids of reservations and holds. It is made of all secrets that instances
-// share. If there are none, it is random, and ids are valid at this process only.
-func idSecret(s *settings.Settings) []byte {
-	if len(s.OperatorToken)+len(s.KeyHashSecret)+len(s.CallerToken) == 0 {
-		return []byte(rand.Text())
-	}
-	h := sha256.New()
-	for _, secret := range [][]byte{[]byte("penstock ids"), s.OperatorToken, s.KeyHashSecret, s.CallerToken} {
-		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(secret))))
-		h.Write(secret)
-	}
-	return h.Sum(nil)
 }

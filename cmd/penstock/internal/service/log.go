@@ -42,3 +42,13 @@ func (w *standardLines) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// logDenials logs denied requests until ctx ends.
+func (s *service) logDenials(ctx context.Context) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.denials.Log(ctx, s.Settings.DenialLog, s.Log, s.Settings.Identities(s.shared))
+	}()
+	s.onClose(func() { <-ended })
+}

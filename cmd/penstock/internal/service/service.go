@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
+	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
@@ -117,8 +118,9 @@ type service struct {
 	upstream string                // URL
 	servers  []*server             // the admin server, if there is one, is the last
 	checking *admission.Controller // of the check API; nil without it
-	idSecret []byte                // of the check API
+	shared   []byte                // encrypts the ids of the check API, and makes masks
 	envoy    *envoy                // nil without envoy-config
+	denials  *denials.Recorder
 
 	demoToken string // the operator token that was made for a demo; "" if none was
 
@@ -151,14 +153,17 @@ func (s *service) open(runCtx context.Context) error {
 	if s.Settings.EnvoyConfig != "" && s.Reload != nil {
 		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
 	}
+	s.shared = s.Settings.SharedSecret()
+	s.denials = denials.New(denials.Options{})
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
-		DirectSettings: forEnvoy.Settings,
+		DirectSettings: forEnvoy.Settings, Denials: s.denials,
 	})
 	if err != nil {
 		return err
 	}
 	s.onClose(s.core.Close)
+	s.logDenials(runCtx)
 	if s.Settings.GRPC != "" || s.Settings.API != "" {
 		if err := s.openEnvoy(runCtx, forEnvoy, reloadEnvoy); err != nil {
 			return err

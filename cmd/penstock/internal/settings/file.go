@@ -75,6 +75,8 @@ type Section struct {
 	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Most client connections; default 10000."`
 	LogFormat              string `yaml:"log_format" jsonschema:"Text or json; default text."`
 	LogLevel               string `yaml:"log_level" jsonschema:"Debug, info, warn or error; default info."`
+	DenialLog              string `yaml:"denial_log" jsonschema:"Off, sampled or all; default sampled."`
+	AuditFile              string `yaml:"audit_file" jsonschema:"File to which audit lines are appended as JSON, besides the log; default none."`
 }
 
 // SectionName is the key of a Section in a policy file.

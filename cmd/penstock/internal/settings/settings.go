@@ -79,6 +79,8 @@ type Settings struct {
 
 	LogFormat string // text or json
 	LogLevel  string // debug, info, warn or error
+	DenialLog string // off, sampled or all
+	AuditFile string // "" for none
 
 	// Unknown are environment variables that begin with PENSTOCK_ and are not settings. They are
 	// probably misspelt.

@@ -85,6 +85,8 @@ var samples = map[string][3]string{
 	"max-connections":          {"1", "2", "3"},
 	"log-format":               {"json", "json", "json"},
 	"log-level":                {"debug", "warn", "error"},
+	"denial-log":               {"off", "all", "off"},
+	"audit-file":               {"a.json", "b.json", "c.json"},
 }
 
 func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {

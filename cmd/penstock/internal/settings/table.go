@@ -191,4 +191,9 @@ var Table = []Row{
 	{Name: "log-level", Default: "info", Value: "debug|info|warn|error",
 		set:  choice(func(s *Settings) *string { return &s.LogLevel }, "debug", "info", "warn", "error"),
 		Help: "lowest level that is logged; requests that were served are not logged at any level"},
+	{Name: "denial-log", Default: "sampled", Value: "off|sampled|all",
+		set:  choice(func(s *Settings) *string { return &s.DenialLog }, "off", "sampled", "all"),
+		Help: "log denied requests, with masked keys: sampled is at most 10 lines a second, one for each limit; all is at most 1000 lines a second"},
+	{Name: "audit-file", Value: "file", set: text(func(s *Settings) *string { return &s.AuditFile }),
+		Help: "file to which audit lines are appended as JSON, besides the log; it is made with mode 0600"},
 }

@@ -32,7 +32,7 @@ func (s *Snapshot) Print(v View) []string {
 	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
-		p.strong("%s", printable(v.Notice))
+		p.strong("%s", Printable(v.Notice))
 	}
 	p.header()
 	p.store()
@@ -66,8 +66,8 @@ func (p *printer) strong(format string, args ...any) {
 
 func (p *printer) header() {
 	self, uptime := p.snapshot.self()
-	p.line("penstock %s on %s, up %s, policy %s, %s", printable(self.Version), printable(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
-		printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
+	p.line("penstock %s on %s, up %s, policy %s, %s", Printable(self.Version), Printable(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
+		Printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
 // store says whether the store decides, who decides in its place, and what that may admit.
@@ -76,11 +76,11 @@ func (p *printer) store() {
 	o := p.snapshot.outage()
 	switch {
 	case o.isFailing:
-		p.strong("store      %s FAILING: %s", printable(s.Store.Name), printable(o.reason))
+		p.strong("store      %s FAILING: %s", Printable(s.Store.Name), Printable(o.reason))
 	case s.Store.IsFailing:
-		p.strong("store      %s answers again; it failed within the last 10 s: %s", printable(s.Store.Name), printable(o.reason))
+		p.strong("store      %s answers again; it failed within the last 10 s: %s", Printable(s.Store.Name), Printable(o.reason))
 	default:
-		p.line("store      %s ok", printable(s.Store.Name))
+		p.line("store      %s ok", Printable(s.Store.Name))
 	}
 	for _, node := range slices.Sorted(maps.Keys(s.Store.Breakers)) {
 		switch state := s.Store.Breakers[node]; state {
@@ -89,19 +89,19 @@ func (p *printer) store() {
 				p.line("breaker    closed")
 			}
 		case guard.StateOpen.String():
-			p.strong("breaker    %s open: no request waits for it", printable(node))
+			p.strong("breaker    %s open: no request waits for it", Printable(node))
 		default:
-			p.strong("breaker    %s %s: a few requests test it", printable(node), strings.ReplaceAll(printable(state), "_", " "))
+			p.strong("breaker    %s %s: a few requests test it", Printable(node), strings.ReplaceAll(Printable(state), "_", " "))
 		}
 	}
 	if m := s.Store.Memory; m != nil && m.Evicts {
-		p.strong("memory     the server may delete counters: maxmemory-policy is %s", printable(m.Policy))
+		p.strong("memory     the server may delete counters: maxmemory-policy is %s", Printable(m.Policy))
 	}
 	p.line("answers    %s", p.snapshot.answers())
 	if s.Health.Status != "ok" {
 		for _, c := range s.Health.Checks {
 			if c.Status != "ok" {
-				p.line("health     %s: %s %s", printable(s.Health.Status), printable(c.Name), printable(c.Detail))
+				p.line("health     %s: %s %s", Printable(s.Health.Status), Printable(c.Name), Printable(c.Detail))
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func (p *printer) excess(instances int) {
 			}
 			for _, b := range l.Bounds {
 				if b.When == storeFails || b.When == storeReturns {
-					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), printable(b.Text)))
+					p.wrapped(fmt.Sprintf("  %s, %s: %s", Printable(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), Printable(b.Text)))
 				}
 			}
 		}
@@ -177,7 +177,7 @@ func (p *printer) rules() {
 	rates := p.snapshot.rates()
 	for _, r := range p.snapshot.Rules.Rules {
 		if len(r.Limits) == 0 {
-			row(printable(r.Name), "unlimited", "", "", "", "")
+			row(Printable(r.Name), "unlimited", "", "", "", "")
 		}
 		for _, l := range r.Limits {
 			for _, one := range []*adminapi.Limit{&l, l.Candidate} {
@@ -189,7 +189,7 @@ func (p *printer) rules() {
 				if one.Kind == keylimits.Shadow {
 					title += " (shadow)"
 				}
-				row(printable(title), printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
+				row(Printable(title), Printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func fails(l *adminapi.Limit) string {
 func (p *printer) offenders() {
 	o := &p.snapshot.Offenders
 	p.line("")
-	p.line("DENIED MOST in %s, of %s", printable(o.Window), counted(max(o.Instances, 1), "instance"))
+	p.line("DENIED MOST in %s, of %s", Printable(o.Window), counted(max(o.Instances, 1), "instance"))
 	if o.Identities == adminapi.ShowOff {
 		p.line("shown_identities is off")
 		return
@@ -228,7 +228,7 @@ func (p *printer) offenders() {
 	name := (p.Width - 2*numberWidth - 2) / 2
 	p.line("%s %s%s%s", padded("KEY", p.Width-name-2*numberWidth-2), padded("LIMIT", name), left("AT LEAST", numberWidth), left("AT MOST", numberWidth))
 	for _, one := range o.Offenders[:min(len(o.Offenders), most)] {
-		p.line("%s %s%s%s", padded(printable(one.Identity), p.Width-name-2*numberWidth-2), padded(printable(one.Rule+"."+one.Limit), name),
+		p.line("%s %s%s%s", padded(Printable(one.Identity), p.Width-name-2*numberWidth-2), padded(Printable(one.Rule+"."+one.Limit), name),
 			left(fmt.Sprint(one.AtLeast), numberWidth), left(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > most {
@@ -241,7 +241,7 @@ func (p *printer) instances() {
 	p.line("")
 	p.line("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
 	if i.Problem != "" {
-		p.line("only this one is shown: %s", printable(i.Problem))
+		p.line("only this one is shown: %s", Printable(i.Problem))
 	}
 	const version, policy = 13, 14
 	host := p.Width - version - policy - 2*numberWidth - failsWidth - 3
@@ -257,8 +257,8 @@ func (p *printer) instances() {
 				denied += rate(c.Last10) / 10
 			}
 		}
-		p.line("%s %s%s%s%s  %s", padded(printable(name), host), padded(printable(one.Version), version), padded(printable(one.Digest), policy),
-			left(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), left(denied.String(), numberWidth), printable(cmp.Or(one.Reason, "ok")))
+		p.line("%s %s%s%s%s  %s", padded(Printable(name), host), padded(Printable(one.Version), version), padded(Printable(one.Digest), policy),
+			left(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), left(denied.String(), numberWidth), Printable(cmp.Or(one.Reason, "ok")))
 	}
 }
 
@@ -329,7 +329,7 @@ func (s *Snapshot) answers() string {
 	sources := s.sources()
 	for _, source := range slices.Sorted(maps.Keys(sources)) {
 		if n := sources[source]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], printable(source)), rate(n)/nowSeconds))
+			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], Printable(source)), rate(n)/nowSeconds))
 		}
 	}
 	if parts == nil {
@@ -383,8 +383,8 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// printable replaces what a terminal could obey: names and identities may be those of clients.
-func printable(text string) string {
+// Printable replaces what a terminal could obey: names and identities may be those of clients.
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '�'

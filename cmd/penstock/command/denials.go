@@ -1,0 +1,197 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
+	"github.com/penstock/penstock/cmd/penstock/internal/top"
+)
+
+// newDenials makes the command that shows who is denied.
+func newDenials() *cobra.Command {
+	var d denialsCommand
+	c := &cobra.Command{
+		Use:   "denials [flags]",
+		Short: "Show who is denied: the most in the last minutes, or with --follow each as it happens",
+		Long: "denials shows the keys that all instances have denied most in the last 5 minutes. With --follow it shows requests that one\n" +
+			"instance denies, as they happen: at most 50 a second, with the number of those left out. It reconnects by itself, and ends\n" +
+			"with Ctrl-C. Keys are masked, unless shown_identities is full and the token is sent.\n\n" +
+			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
+			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set.\n\n" +
+			"Exit status: 0 ok, 5 the instance does not answer.",
+		Example:           "  penstock denials\n  penstock denials --follow --rule login\n  penstock denials --follow --key key:abc -o json",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkOutput(d.output, "text", "json"); err != nil {
+				return err
+			}
+			if d.key != "" && !d.isFollowing {
+				return coded(exitUsage, errors.New("--key works only with --follow; penstock status KEY shows one key"))
+			}
+			return d.run(c)
+		},
+	}
+	d.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
+	c.Flags().BoolVarP(&d.isFollowing, "follow", "f", false, "show requests as they are denied")
+	c.Flags().StringVar(&d.rule, "rule", "", "only of this rule")
+	c.Flags().StringVar(&d.key, "key", "", "only of this key, such as key:abc")
+	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text, or json, with --follow a line for each denial")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type denialsCommand struct {
+	admin             adminFlags
+	rule, key, output string
+	isFollowing       bool
+}
+
+func (d *denialsCommand) run(c *cobra.Command) error {
+	if err := d.admin.setDefault(); err != nil {
+		return err
+	}
+	token, err := operatorToken()
+	if err != nil {
+		return err
+	}
+	instance, err := d.admin.open(token)
+	if err != nil {
+		return err
+	}
+	defer instance.Close()
+	if d.isFollowing {
+		return d.follow(c, instance)
+	}
+	found := adminapi.Offenders{}
+	if err := instance.ask(c.Context(), "offenders?limit=100", nil, &found); err != nil {
+		return err
+	}
+	if found.Kind == "" {
+		return instance.errNotTheAPI()
+	}
+	offenders := []adminapi.Offender{}
+	for _, o := range found.Offenders {
+		if d.rule == "" || o.Rule == d.rule {
+			offenders = append(offenders, o)
+		}
+	}
+	if found.Offenders = offenders; d.output == "json" {
+		return writeJSON(c.OutOrStdout(), found)
+	}
+	return printOffenders(c.OutOrStdout(), &found)
+}
+
+func printOffenders(out io.Writer, found *adminapi.Offenders) error {
+	var b strings.Builder
+	if found.Identities == adminapi.ShowOff {
+		b.WriteString("shown_identities is off, so no keys are kept.\n")
+	}
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "limit\tkey\tdenied, at least\tat most\tref")
+	for _, o := range found.Offenders {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", top.Printable(o.Rule+"."+o.Limit), top.Printable(o.Identity), o.AtLeast, o.AtMost, o.Ref)
+	}
+	_ = w.Flush()
+	fmt.Fprintf(&b, "\nIn %s, of all keys: %d denials.\n", found.Window, found.Total)
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// reconnectAfter is how long follow waits before it connects again.
+const reconnectAfter = time.Second
+
+// errOutput is an error of the output, after which there is no sense in reading more.
+var errOutput = errors.New("the output cannot be written")
+
+// follow prints denials until the command is interrupted. Only the first connection must succeed.
+func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
+	query := url.Values{}
+	for name, value := range map[string]string{"rule": d.rule, "key": d.key} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	path := strings.TrimSuffix(adminapi.Prefix+"denials?"+query.Encode(), "?")
+	ctx := c.Context()
+	for hasConnected := false; ; {
+		status, text, err := instance.Follow(ctx, path, func(event string, data []byte) error { return d.print(c.OutOrStdout(), event, data) })
+		hasConnected = hasConnected || status == http.StatusOK
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errOutput):
+			return err
+		case errors.Is(err, adminclient.ErrNoStream):
+			return instance.errNotTheAPI()
+		case err == nil && !hasConnected:
+			return instance.refused(status, text)
+		case err == nil:
+			err = instance.refused(status, text)
+		case !hasConnected:
+			return coded(exitUnreachable, err)
+		}
+		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", textOf(err))
+		if !sleep(ctx, reconnectAfter) {
+			return nil
+		}
+	}
+}
+
+// sleep is false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// print prints an event.
+func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
+	var one adminapi.Denial
+	if event != "denial" || json.Unmarshal(data, &one) != nil {
+		return nil // of a later version
+	}
+	line := string(data)
+	if d.output == "text" {
+		line = textOfDenial(&one)
+	}
+	if _, err := fmt.Fprintln(out, line); err != nil {
+		return fmt.Errorf("%w: %w", errOutput, err)
+	}
+	return nil
+}
+
+func textOfDenial(d *adminapi.Denial) string {
+	text := fmt.Sprintf("%s %s %s %s", d.Time.Local().Format(time.TimeOnly), d.Rule+"."+d.Limit, d.Identity, strings.ReplaceAll(d.Outcome, "_", " "))
+	switch {
+	case d.RetryMS < 0:
+		text += " for ever"
+	case d.RetryMS > 0:
+		text += ", retry in " + (time.Duration(d.RetryMS) * time.Millisecond).String()
+	}
+	text += ", by " + strings.ReplaceAll(d.Source, "_", " ")
+	if d.TraceID != "" {
+		text += ", trace " + d.TraceID
+	}
+	if d.Skipped > 0 {
+		text += fmt.Sprintf(" (and %d before it)", d.Skipped)
+	}
+	return top.Printable(text)
+}

@@ -1,0 +1,123 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+)
+
+// A lockedBuffer is what a command has printed so far.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// Each denial of a running instance is shown as it happens, and the log has a line with a masked
+// key.
+func TestDenialsAreFollowed(t *testing.T) {
+	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0")}
+	ctx, stop := context.WithCancel(t.Context())
+	out, json := new(lockedBuffer), new(lockedBuffer)
+	var all sync.WaitGroup
+	for to, args := range map[*lockedBuffer]string{out: "--rule login", json: "--key key:customer-4711 -o json"} {
+		all.Go(func() {
+			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
+				t.Errorf("%s: exit code %d, %s", args, code, to)
+			}
+		})
+	}
+	start := time.Now()
+	for out.String() == "" || json.String() == "" {
+		if time.Since(start) > patience {
+			t.Fatalf("no denial was shown: %s%s", out, json)
+		}
+		f.request(t, "/login", "customer-4711")
+		f.request(t, "/near", "customer-4711")
+	}
+	stop()
+	all.Wait()
+	line, _, _ := strings.Cut(out.String(), "\n")
+	if !strings.Contains(line, "login.hour key:cu…11#") || !strings.Contains(line, "denied, retry in") || !strings.Contains(line, ", by store") || strings.Contains(line, "4711") {
+		t.Errorf("as text: %s", line)
+	}
+	checkDenial(t, json.String())
+	f.await(t, "request denied")
+
+	if code, out, errors := command("denials", "--admin", f.admin, "--rule", "login"); code != exitOK || !strings.Contains(out, "login.hour") || strings.Contains(out, "near.") || strings.Contains(out, "4711") {
+		t.Errorf("without --follow: exit code %d, %s%s", code, out, errors)
+	}
+	for args, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"--follow --admin 127.0.0.1:1":                  {exitUnreachable, "does not answer"},
+		"--key a --admin " + f.admin:                    {exitUsage, "works only with --follow"},
+		"--follow --admin " + f.listen:                  {exitUsage, "not that of the admin API"},
+		"--admin " + f.listen:                           {exitUsage, "not that of the admin API"},
+		"--follow --admin " + f.admin + " -o x":         {exitUsage, "text or json"},
+		"--follow --admin " + f.admin + " --admin-ca=/": {exitUsage, "--admin-ca"},
+	} {
+		if code, out, errors := command(append([]string{"denials"}, strings.Fields(args)...)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
+			t.Errorf("denials %s: exit code %d, %q, %s", args, code, out, errors)
+		}
+	}
+}
+
+func checkDenial(t *testing.T, text string) {
+	t.Helper()
+	line, _, _ := strings.Cut(text, "\n")
+	var d adminapi.Denial
+	if err := json.Unmarshal([]byte(line), &d); err != nil || d.Outcome != "denied" || d.Rule == "" || d.RetryMS <= 0 {
+		t.Errorf("as JSON: %s: %v", line, err)
+	}
+}
+
+// A stream that ends is opened again, and texts of clients cannot steer the terminal.
+func TestFollowingConnectsAgain(t *testing.T) {
+	connections := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		connections++
+		if connections == 2 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "event: other\ndata: {}\n\nevent: denial\ndata: {\"rule\": \"a\\u001b[2J\", \"limit\": \"b\", \"outcome\": \"denied\", \"retry_after_ms\": -1}\n\n")
+	}))
+	defer server.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	out, errors := new(lockedBuffer), new(lockedBuffer)
+	ended := make(chan int)
+	go func() {
+		ended <- Run(ctx, []string{"denials", "-f", "--admin", server.Listener.Addr().String()}, out, errors)
+	}()
+	start := time.Now()
+	for strings.Count(out.String(), "\n") < 2 && time.Since(start) < patience {
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
+		t.Errorf("exit code %d, %q, %s", code, out, errors)
+	}
+}

@@ -1,0 +1,84 @@
+package adminapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/denials"
+)
+
+// A Denial is a request that this instance has denied.
+type Denial struct {
+	Time     time.Time `json:"time"`
+	Rule     string    `json:"rule"`
+	Limit    string    `json:"limit"`
+	Identity string    `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
+	Ref      string    `json:"ref,omitempty" doc:"stands for the key in /api/v1/key"`
+	Outcome  string    `json:"outcome" doc:"denied, denied_new_identity or failed_closed"`
+	Source   string    `json:"source" doc:"who decided: store, deny_cache, lease, fallback or closed"`
+	RetryMS  int64     `json:"retry_after_ms" doc:"0: not known; -1: never"`
+	TraceID  string    `json:"trace_id,omitempty"`
+	Skipped  int64     `json:"skipped" doc:"denials before this one that were not sent, because there were too many"`
+}
+
+// denialsRoute describes the path that sends denials.
+var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
+	{name: "rule", doc: "only of this rule"},
+	{name: "key", doc: "only of this key, such as key:abc"},
+	{name: "ref", doc: "instead of key: the ref of an offender"},
+}, body: Denial{}}
+
+const (
+	maxFollowers   = 32 // besides the log
+	deniedASecond  = 50 // for each reader
+	deniedOfALimit = 40 // of them, of one limit
+)
+
+// serveDenials answers /api/v1/denials until the reader leaves.
+func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
+	values, err := denialsRoute.values(q.URL.RawQuery)
+	if err != nil {
+		failWith(w, err)
+		return
+	}
+	filter := denials.Filter{Rule: values.Get("rule")}
+	if values.Has("key") || values.Has("ref") {
+		if filter.Key, err = h.keyOf(q.Context(), values); err != nil {
+			failWith(w, err)
+			return
+		}
+	}
+	v, _ := h.ViewerOf(q) // ServeHTTP has checked it
+	if h.followers.Add(1) > maxFollowers {
+		h.followers.Add(-1)
+		refuseReader(w, maxFollowers, "denials")
+		return
+	}
+	defer h.followers.Add(-1)
+	reader := h.Denials.Join(filter, denials.Rate{PerSecond: deniedASecond, PerLimit: deniedOfALimit})
+	if reader == nil {
+		refuseReader(w, maxFollowers, "denials")
+		return
+	}
+	defer h.Denials.Leave(reader)
+	follow(w, q, reader.C, func(d denials.Denial) []byte {
+		text, _ := json.Marshal(h.denialOf(v, &d)) // it has texts and numbers only
+		return fmt.Appendf(nil, "event: denial\ndata: %s\n\n", text)
+	})
+}
+
+func (h *Handler) denialOf(v Viewer, d *denials.Denial) Denial {
+	name := h.Name(d.Key)
+	one := Denial{Time: d.Time.UTC(), Rule: d.Rule, Limit: d.Limit, Identity: h.identity(v, name), Ref: h.ref(name), Outcome: d.Outcome.String(), Source: d.Source.String(),
+		RetryMS: int64((d.RetryAfter + time.Millisecond - 1) / time.Millisecond), TraceID: d.TraceID, Skipped: d.Skipped}
+	if d.RetryAfter == penstock.Never {
+		one.RetryMS = -1
+	}
+	if h.shown(v) == ShowOff {
+		one.Ref = ""
+	}
+	return one
+}

@@ -1,0 +1,111 @@
+package adminapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/denials"
+)
+
+func withDenials(o *Options) { o.Denials = denials.New(denials.Options{}) }
+
+func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, withDenials)
+		s := startLive(t, f)
+		read := func(path string) chan Denial {
+			conn, response := s.open(t, path)
+			t.Cleanup(func() { conn.Close() })
+			if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
+				t.Fatalf("%s: %d", path, response.StatusCode)
+			}
+			got := make(chan Denial, 100)
+			go func() {
+				for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+					if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+						var d Denial
+						if err := json.Unmarshal([]byte(text), &d); err != nil || strings.Contains(text, "4711") {
+							t.Errorf("%s: %v", text, err)
+						}
+						got <- d
+					}
+				}
+			}()
+			return got
+		}
+		all, rule, key := read("denials"), read("denials?rule=api"), read("denials?key=key:customer-4711")
+		network := read("denials?key=ip:2001:db8::77") // the policy counts the network
+		synctest.Wait()
+		for _, e := range []admission.Event{
+			{Rule: "api", Limit: "hour", Key: "key:customer-4711"}, {Rule: "address", Limit: "hour", Key: "key:customer-4711"},
+			{Rule: "address", Limit: "hour", Key: "ip:2001:db8::/64"}, {Rule: "api", Limit: "hour", Key: "key:b", Outcome: admission.Allowed},
+		} {
+			if e.Outcome == 0 && e.Key != "key:b" {
+				e.Outcome = admission.Denied
+			}
+			f.options.Denials.Observe(&e)
+		}
+		synctest.Wait()
+		if fmt.Sprint(len(all), len(rule), len(key), len(network)) != "3 1 2 1" {
+			t.Errorf("%d of all, %d of a rule, %d of a key, %d of a network", len(all), len(rule), len(key), len(network))
+		}
+		d := <-rule
+		if d.Rule != "api" || d.Limit != "hour" || d.Outcome != "denied" || d.Source != "store" || !strings.HasPrefix(d.Identity, "key:cu…11#") || d.Ref != f.ref("key:customer-4711") {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestWrongQueriesOfDenialsAreExplained(t *testing.T) {
+	f := newFixture(t, withDenials)
+	for path, want := range map[string]string{
+		"denials?a=b":           "there is no parameter",
+		"denials?key=a&ref=b":   "name one key",
+		"denials?ref=none":      "no offender of the last hour",
+		"denials?rule=a&rule=b": "given 2 times",
+		"denials?key=" + strings.Repeat("k", maxValue+1): "is longer than",
+	} {
+		if w := f.get(path); w.Code < 400 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%.40s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
+
+// Slow readers of denials are dropped, and neither requests nor other readers wait for them.
+func TestSlowReadersOfDenialsHarmNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, withDenials)
+		s := startLive(t, f)
+		for range maxFollowers {
+			slow, response := s.open(t, "denials")
+			defer slow.Close()
+			if response.StatusCode != 200 {
+				t.Fatal(response.Status)
+			}
+		}
+		full, response := s.open(t, "denials")
+		defer full.Close()
+		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
+			t.Errorf("one more reader gets %d", response.StatusCode)
+		}
+		began := time.Now()
+		for range 10_000 {
+			f.options.Denials.Observe(&admission.Event{Rule: "api", Limit: "hour", Key: "key:a", Outcome: admission.Denied})
+		}
+		other, response := s.open(t, "state")
+		defer other.Close()
+		if took := time.Since(began); response.StatusCode != 200 || took != 0 {
+			t.Errorf("beside slow readers, a request took %v: %d", took, response.StatusCode)
+		}
+		time.Sleep(6 * time.Second)
+		if n := f.followers.Load(); n != 0 {
+			t.Errorf("%d slow readers are left", n)
+		}
+	})
+}

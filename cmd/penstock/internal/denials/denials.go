@@ -1,0 +1,166 @@
+// Package denials samples denied requests: for lines of the log, and for those who follow them. No
+// request waits for it, and its memory is bounded.
+package denials
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+)
+
+// A Denial is a request that was denied.
+type Denial struct {
+	Time        time.Time
+	Rule, Limit string
+	Key         string // the identity as the request named it, which may be a secret
+	Outcome     admission.Outcome
+	Source      penstock.Source
+	RetryAfter  time.Duration // 0: not known
+	TraceID     string        // "": none
+	Skipped     int64         // denials before it that the reader would have got, if there were not too many
+}
+
+// A Filter chooses denials. An empty field chooses all.
+type Filter struct{ Rule, Key string }
+
+func (f *Filter) has(e *admission.Event) bool {
+	return (f.Rule == "" || f.Rule == e.Rule) && (f.Key == "" || f.Key == e.Key)
+}
+
+// Options of a Recorder.
+type Options struct {
+	// TraceID returns that of the request of an event, or "". Default: no request has one.
+	TraceID func(*admission.Event) string
+}
+
+// A Recorder passes samples of denials to readers. Many goroutines may use it at once.
+type Recorder struct {
+	options Options
+	readers atomic.Pointer[[]*Reader]
+
+	mu sync.Mutex // held while readers join and leave
+}
+
+// New makes a Recorder. Tick must be called about once a second.
+func New(o Options) *Recorder {
+	r := &Recorder{options: o}
+	r.readers.Store(new([]*Reader))
+	return r
+}
+
+// Rate bounds how many denials a reader gets.
+type Rate struct {
+	PerSecond int32 // of all limits
+	PerLimit  int32 // in a second; 0: as many. One limit then does not hide the others
+}
+
+// slots is how many limits have counts of their own for Rate.PerLimit. Others share.
+const slots = 64
+
+// room is how many denials wait for a reader.
+const room = 64
+
+// MaxReaders is how many readers there may be.
+const MaxReaders = 34
+
+// A Reader gets samples of denials on C until it leaves. What it does not take in time is skipped.
+type Reader struct {
+	C chan Denial
+
+	filter   Filter
+	rate     Rate
+	left     atomic.Int32 // of PerSecond
+	perLimit [slots]atomic.Int32
+	skipped  atomic.Int64
+}
+
+// Join adds a reader. It is nil if there are too many.
+func (r *Recorder) Join(f Filter, rate Rate) *Reader {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := *r.readers.Load()
+	if len(old) >= MaxReaders {
+		return nil
+	}
+	if rate.PerLimit == 0 {
+		rate.PerLimit = rate.PerSecond
+	}
+	reader := &Reader{C: make(chan Denial, room), filter: f, rate: rate}
+	reader.left.Store(rate.PerSecond)
+	all := append(slices.Clone(old), reader)
+	r.readers.Store(&all)
+	return reader
+}
+
+// Leave removes a reader.
+func (r *Recorder) Leave(reader *Reader) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.DeleteFunc(slices.Clone(*r.readers.Load()), func(one *Reader) bool { return one == reader })
+	r.readers.Store(&all)
+}
+
+// Tick begins a second.
+func (r *Recorder) Tick() {
+	for _, reader := range *r.readers.Load() {
+		for i := range reader.perLimit {
+			reader.perLimit[i].Store(0)
+		}
+		reader.left.Store(reader.rate.PerSecond)
+	}
+}
+
+// Observe reads an event.
+func (r *Recorder) Observe(e *admission.Event) {
+	switch e.Outcome {
+	case admission.Denied, admission.DeniedNewIdentity, admission.FailedClosed:
+	default:
+		return
+	}
+	for _, reader := range *r.readers.Load() {
+		if reader.filter.has(e) && reader.isDue(e) {
+			reader.offer(r.denialOf(e))
+		}
+	}
+}
+
+// isDue tells whether the reader may get one more denial in this second.
+func (r *Reader) isDue(e *admission.Event) bool {
+	slot := uint64(0)
+	if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
+		slot = e.Charges[e.Decision.Strictest()].Plan.ID()[0] % slots
+	}
+	if r.left.Load() <= 0 || r.perLimit[slot].Load() >= r.rate.PerLimit || // most of a flood ends here
+		r.perLimit[slot].Add(1) > r.rate.PerLimit || r.left.Add(-1) < 0 {
+		r.skipped.Add(1)
+		return false
+	}
+	return true
+}
+
+// offer gives the reader a denial, unless it has no room for it.
+func (r *Reader) offer(d Denial) {
+	d.Skipped = r.skipped.Swap(0)
+	select {
+	case r.C <- d:
+	default:
+		r.skipped.Add(d.Skipped + 1)
+	}
+}
+
+// denialOf copies what a Denial has of an event.
+func (r *Recorder) denialOf(e *admission.Event) Denial {
+	d := Denial{Time: time.Now(), Rule: e.Rule, Limit: e.Limit, Key: strings.Clone(e.Key), Outcome: e.Outcome, Source: e.Source}
+	if e.Decision != nil {
+		d.RetryAfter = e.Decision.RetryAfter()
+	}
+	if r.options.TraceID != nil {
+		d.TraceID = r.options.TraceID(e)
+	}
+	return d
+}

@@ -1,0 +1,60 @@
+package denials
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+)
+
+// The values of denial_log.
+const (
+	LogOff     = "off"
+	LogSampled = "sampled"
+	LogAll     = "all"
+)
+
+// rates are how many lines are logged, by the value of denial_log.
+var rates = map[string]Rate{
+	LogSampled: {PerSecond: 10, PerLimit: 1},
+	LogAll:     {PerSecond: 1000},
+}
+
+// Log logs denials with masked keys until ctx ends. mode is LogOff, LogSampled or LogAll.
+func (r *Recorder) Log(ctx context.Context, mode string, log *slog.Logger, identities *redact.Identities) {
+	if mode == LogOff {
+		return
+	}
+	reader := r.Join(Filter{}, rates[mode])
+	if reader == nil {
+		return // there cannot be too many: the log is the first
+	}
+	defer r.Leave(reader)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case d := <-reader.C:
+			log.Info("request denied", d.attributes(identities)...)
+		}
+	}
+}
+
+func (d *Denial) attributes(identities *redact.Identities) []any {
+	all := []any{"rule", d.Rule, "limit", d.Limit}
+	if name := identities.Name(d.Key); identities.Show != redact.ShowOff {
+		all = append(all, "key", identities.Of(false, name), "ref", identities.Ref(name))
+	}
+	all = append(all, "outcome", d.Outcome.String(), "source", d.Source.String())
+	switch {
+	case d.RetryAfter == penstock.Never:
+		all = append(all, "retry_after", "never")
+	case d.RetryAfter > 0:
+		all = append(all, "retry_after", d.RetryAfter)
+	}
+	if d.TraceID != "" {
+		all = append(all, "trace_id", d.TraceID)
+	}
+	return append(all, "unlogged", d.Skipped)
+}

@@ -1,0 +1,107 @@
+package redact
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"strings"
+	"unicode/utf8"
+)
+
+// How identities are shown.
+const (
+	ShowOff    = "off"    // to nobody
+	ShowMasked = "masked" // so that nobody can read them, and equal ones can be recognised
+	ShowFull   = "full"   // in full to operators, and masked to others
+)
+
+// Identities shows keys as a setting wants it. All fields must be set.
+type Identities struct {
+	Show   string // ShowOff, ShowMasked or ShowFull
+	Secret []byte // makes masked identities differ
+
+	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
+	// hash.
+	Name func(key string) string
+	Key  func(name string) (key string, ok bool)
+}
+
+// Shown tells how an operator, or another client, sees identities.
+func (i *Identities) Shown(isOperator bool) string {
+	if i.Show == ShowFull && !isOperator {
+		return ShowMasked
+	}
+	return i.Show
+}
+
+// Of returns what an operator, or another client, may see of the key with a name in the store.
+func (i *Identities) Of(isOperator bool, name string) string {
+	if i.Show == ShowOff {
+		return ""
+	}
+	key, isReadable := i.Key(name)
+	switch {
+	case !isReadable: // the store has a hash only
+		return name
+	case i.Shown(isOperator) == ShowFull:
+		return key
+	}
+	return Mask(key) + "#" + i.hash("mask", key)[:8]
+}
+
+// Ref stands for the name of a key. Equal names have equal refs.
+func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:16] }
+
+// hash returns the HMAC of a text. Its purpose keeps hashes of different uses apart.
+func (i *Identities) hash(purpose, text string) string {
+	mac := hmac.New(sha256.New, i.Secret)
+	mac.Write([]byte(purpose + "\x00" + text))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// Mask hides the values of an identity such as "org:7,ip:192.0.2.1". The kinds stay.
+func Mask(key string) string {
+	parts := strings.Split(key, ",")
+	for i, part := range parts {
+		kind, value, hasKind := strings.Cut(part, ":")
+		if !hasKind || len(kind) > maxKind {
+			parts[i] = maskValue(part)
+			continue
+		}
+		parts[i] = kind + ":" + maskValue(value)
+	}
+	return strings.Join(parts, ",")
+}
+
+const maxKind = 20 // bytes of the kind of an identity, as in a policy
+
+// maskValue keeps the network of an address: 24 bits of IPv4, 48 bits of IPv6. Of other values it
+// keeps the first two and last two letters, if at least eight others stay hidden.
+func maskValue(value string) string {
+	if prefix, err := netip.ParsePrefix(value); err == nil {
+		return network(prefix.Addr(), prefix.Bits())
+	}
+	if addr, err := netip.ParseAddr(value); err == nil {
+		return network(addr, addr.BitLen())
+	}
+	const shown, hidden = 2, 8
+	letters := []rune(value)
+	if !utf8.ValidString(value) || len(letters) < 2*shown+hidden {
+		return "…"
+	}
+	return string(letters[:shown]) + "…" + string(letters[len(letters)-shown:])
+}
+
+func network(addr netip.Addr, bits int) string {
+	addr = addr.Unmap().WithZone("")
+	most := 24
+	if addr.Is6() {
+		most = 48
+	}
+	prefix, err := addr.Prefix(min(bits, most))
+	if err != nil {
+		return "…"
+	}
+	return prefix.String()
+}
