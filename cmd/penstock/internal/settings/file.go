@@ -23,10 +23,10 @@ type Section struct {
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
 	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
 	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
-	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, where programs ask in JSON, and other proxies by forward-auth; default none."`
-	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, where gRPC clients ask; default none."`
+	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, of the check API in JSON, and of forward-auth for other proxies; default none."`
+	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, for gRPC clients; default none."`
 	GRPCServer             string `yaml:"grpc_server" jsonschema:"Fast or standard; default fast."`
-	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, where Redis clients ask; default none."`
+	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, for Redis clients; default none."`
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
 	EnvoyXDS               string `yaml:"envoy_xds" jsonschema:"Host:port of a control plane that sends Envoy's limits; default none."`
 	EnvoyXDSNode           string `yaml:"envoy_xds_node" jsonschema:"Id for the control plane; default default."`
