@@ -7,6 +7,7 @@
 //
 //   - server-time: time of the Redis server per decision
 //   - server-memory: memory of Redis per key
+//   - bandwidth: bytes that a decision sends
 //   - client: decisions per second through a client
 //   - coalescing: the same with and without coalescing
 //   - guards: the same with and without guards
@@ -68,11 +69,12 @@ func main() {
 	}
 }
 
-var order = []string{"server-time", "server-memory", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
+var order = []string{"server-time", "server-memory", "bandwidth", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
 
 var sections = map[string]func(*report) error{
 	"server-time":   serverTimeSection,
 	"server-memory": serverMemorySection,
+	"bandwidth":     bandwidthSection,
 	"client":        clientSection,
 	"coalescing":    coalescingSection,
 	"guards":        guardsSection,

@@ -55,6 +55,6 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
-		newTest(algorithms), newInit())
+		newTest(algorithms), newInit(), newSize(algorithms))
 	return root
 }

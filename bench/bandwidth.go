@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// bandwidthSection counts the bytes of a decision's command, as it is sent by EVALSHA, and as it
+// would be sent by EVAL with the script's text each time.
+func bandwidthSection(r *report) error {
+	r.title("Bandwidth: bytes that a decision sends to Redis, with keys of 22 bytes")
+	r.row("", "by EVALSHA", "by EVAL", "factor", "MB/s saved at 10,000/s")
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.LeakyBucket), penstock.PerSecond(10).With(penstock.FixedWindow),
+		penstock.PerSecond(10).With(penstock.SlidingWindow), penstock.PerSecond(10).With(penstock.SlidingLog),
+	} {
+		short, long, err := bytesOf(limit)
+		if err != nil {
+			return err
+		}
+		name := limit.MustCompile().Algorithm().Title()
+		r.row(name, strconv.Itoa(short), strconv.Itoa(long), number(float64(long)/float64(short)), number(float64(long-short)*10_000/1e6))
+		r.atMost("bandwidth: bytes of a decision of "+name+" by EVALSHA", float64(short), 250)
+	}
+	return nil
+}
+
+// bytesOf returns the bytes of one decision's command, by EVALSHA and by EVAL.
+func bytesOf(limit penstock.Limit) (short, long int, err error) {
+	rec := &recorder{load: new(load), scripts: make(map[string]string)}
+	store, err := redisstore.New(rec, redisstore.Options{})
+	if err != nil {
+		return 0, 0, err
+	}
+	defer store.Close()
+	l, err := penstock.NewLimiter(store, "api", limit)
+	if err != nil {
+		return 0, 0, err
+	}
+	charge := []penstock.Charge{{Key: "client:0123456", Plan: l.Plans()[0], Cost: 1}} // ps1{client:0123456}api has 22 letters
+	_, _ = store.Decide(context.Background(), charge)                                 // the recorder has no answer
+	if len(rec.scripts) != 1 || len(rec.load.bytes) == 0 {
+		return 0, 0, fmt.Errorf("the store has sent %d scripts and %d bytes; want one script", len(rec.scripts), len(rec.load.bytes))
+	}
+	for digest, text := range rec.scripts {
+		short = len(rec.load.bytes)
+		long = short - len("SHA") - len(digest) + len(text)
+	}
+	return short, long, nil
+}

@@ -1,0 +1,152 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/sizing"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// newSize makes the command that computes what limits need of Redis.
+func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var s sizeCommand
+	c := &cobra.Command{
+		Use:   "size --config FILE [flags]",
+		Short: "Compute what the limits of a policy need of Redis",
+		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey: for a number of clients that\n" +
+			"are active at once, and the requests that they send together. The figures were measured on Redis 7.0. Memory is that of\n" +
+			"full limits: most clients need less with sliding-log and in_flight.",
+		Example: "  penstock size --config rules.yaml --clients 1000000 --requests 20000\n  penstock size --config rules.yaml --rule search -o json",
+		Args:    needsArgument(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			return s.run(c.OutOrStdout(), algorithms)
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := c.Flags()
+	f.StringVar(&s.config, "config", "", "policy file (needed)")
+	f.StringVar(&s.rule, "rule", "", "only this rule")
+	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at once")
+	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
+	f.IntVar(&s.key, "key-length", 20, "letters of an identity, such as key:abc")
+	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type sizeCommand struct {
+	config, rule, output string
+	clients              int64
+	requests             float64
+	key                  int
+}
+
+// A ruleSize is the size of one rule's limits.
+type ruleSize struct {
+	Rule   string   `json:"rule"`
+	Limits []string `json:"limits"`
+	sizing.Size
+}
+
+func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) error {
+	if err := s.check(); err != nil {
+		return coded(exitUsage, err)
+	}
+	p, err := policyfile.Load(s.config, settings.PolicyOptions(algorithms...))
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	var names []string
+	all := []ruleSize{}
+	for _, rule := range p.Rules.Rules() {
+		names = append(names, rule.Name)
+		if s.rule != "" && s.rule != rule.Name || rule.Unlimited {
+			continue
+		}
+		one := ruleSize{Rule: rule.Name}
+		load := sizing.Load{Key: len("ps1{}") + s.key + len(rule.Name), Clients: s.clients, Requests: s.requests}
+		for _, l := range rule.Limits {
+			plan := largest(l.Variants)
+			load.Limits = append(load.Limits, plan)
+			one.Limits = append(one.Limits, plan.String())
+		}
+		one.Size = sizing.Of(load)
+		all = append(all, one)
+	}
+	if len(all) == 0 {
+		return coded(exitUsage, fmt.Errorf("the policy has no rule %q with limits; %s", wording.Clip(s.rule), wording.Suggest(s.rule, names)))
+	}
+	if s.output == "json" {
+		return writeJSON(out, struct {
+			Rules []ruleSize  `json:"rules"`
+			Total sizing.Size `json:"total"`
+		}{all, total(all)})
+	}
+	return s.print(out, all)
+}
+
+func (s *sizeCommand) check() error {
+	switch {
+	case s.config == "":
+		return fmt.Errorf("a policy is missing; write --config rules.yaml")
+	case s.clients < 1 || s.clients > 1e10:
+		return fmt.Errorf("--clients is %d; write 1 to 10000000000", s.clients)
+	case !(s.requests >= 0 && s.requests <= 1e9):
+		return fmt.Errorf("--requests is %g; write 0 to 1000000000", s.requests)
+	case s.key < 1 || s.key > 128:
+		return fmt.Errorf("--key-length is %d; write 1 to 128: longer identities are stored as a hash", s.key)
+	}
+	return checkOutput(s.output, "text", "json")
+}
+
+// largest returns the variant with the most memory: that of the tier with the largest limit.
+func largest(variants []*penstock.Plan) *penstock.Plan {
+	most := variants[0]
+	for _, v := range variants[1:] {
+		if v.Capacity() > most.Capacity() {
+			most = v
+		}
+	}
+	return most
+}
+
+func total(all []ruleSize) (sum sizing.Size) {
+	sizes := make([]sizing.Size, len(all))
+	for i := range all {
+		sizes[i] = all[i].Size
+	}
+	return sizing.Sum(sizes)
+}
+
+func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
+	for _, r := range all {
+		fmt.Fprintf(out, "%s: %s\n", r.Rule, strings.Join(r.Limits, "; "))
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
+		fmt.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
+		fmt.Fprintf(w, "   script\t%.1f us of Redis' processor for a decision\n", r.ScriptMicros)
+		fmt.Fprintf(w, "   one key\tat most %d decisions/s, because one server decides it\n", r.PerKey)
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
+	sum := total(all)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "maxmemory\t%s: %s and half as much again, and 64 MB\n", sizing.Bytes(sum.MaxMemory), sizing.Bytes(sum.Memory))
+	fmt.Fprintf(w, "commands\tat most %d/s; requests that arrive together share one\n", sum.Calls)
+	fmt.Fprintf(w, "processor\t%.2f cores of Redis, at 70%% each: %d %s\n", sum.Cores, sum.Servers, plural(sum.Servers, "server"))
+	fmt.Fprintf(w, "network\t%s/s\n", sizing.Bytes(sum.Bandwidth))
+	return w.Flush()
+}

@@ -1,0 +1,64 @@
+package command
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/sizing"
+)
+
+func TestSizesAreAsThePageShows(t *testing.T) {
+	code, out, err := command("size", "--config", "../../../examples/rides.yaml", "--rule", "ride-request", "--clients", "1000000", "--requests", "20000")
+	page, readErr := os.ReadFile("../../../docs/sizing.md")
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	if code != exitOK || err != "" || !strings.Contains(string(page), out) {
+		t.Errorf("exit status %d, %s; docs/sizing.md does not show\n%s", code, err, out)
+	}
+}
+
+func TestRulesAddUp(t *testing.T) {
+	code, out, err := command("size", "--config", "../../../examples/rides.yaml", "-o", "json")
+	var got struct {
+		Rules []ruleSize
+		Total sizing.Size
+	}
+	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || len(got.Rules) != 4 {
+		t.Fatalf("exit status %d, %s%v in %s", code, err, jsonErr, out)
+	}
+	memory, calls := int64(0), int64(0)
+	for _, r := range got.Rules {
+		memory, calls = memory+r.Memory, calls+r.Calls
+	}
+	if got.Total.Memory != memory || got.Total.Calls != calls || memory < 4*100_000*100 || calls != 4000 || got.Total.Servers != 1 {
+		t.Errorf("the total is %+v of %+v", got.Total, got.Rules)
+	}
+}
+
+func TestALogCostsMoreThanABucket(t *testing.T) {
+	file := writeFile(t, "rules.yaml", "rules:\n  - {name: log, per: ip, limits: [{rate: 1000/h, algorithm: sliding-log}]}\n  - {name: bucket, match: {path: /a}, per: ip, limits: [{rate: 1000/h}]}\n")
+	_, out, err := command("size", "--config", file, "--clients", "1000000", "-o", "json")
+	var got struct{ Rules []ruleSize }
+	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || len(got.Rules) != 2 {
+		t.Fatalf("%s%v", err, jsonErr)
+	}
+	if log, bucket := got.Rules[0].Memory, got.Rules[1].Memory; log < 400*bucket || log < 90e9 || log > 130e9 {
+		t.Errorf("a million logs of 1,000 take %d bytes, and buckets %d", log, bucket)
+	}
+}
+
+func TestSizesThatCannotBeComputedAreRefused(t *testing.T) {
+	const rides = " --config ../../../examples/rides.yaml"
+	for _, args := range []string{"size", "size --clients 0" + rides, "size --requests -1" + rides, "size --requests NaN" + rides, "size --key-length 0" + rides, "size --rule none" + rides,
+		"size -o yaml" + rides, "size rules.yaml"} {
+		if code, _, err := command(strings.Fields(args)...); code != exitUsage || !strings.Contains(err, "; ") {
+			t.Errorf("%s: exit status %d, %s", args, code, err)
+		}
+	}
+	if code, _, _ := command("size", "--config", "none.yaml"); code != exitInvalid {
+		t.Errorf("a policy that is missing: exit status %d", code)
+	}
+}

@@ -1,0 +1,210 @@
+// Package sizing computes what limits need of Redis: memory, commands and servers. Its figures were
+// measured on Redis 7.0; a test compares them with a real server.
+package sizing
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// What Redis needs of memory, in bytes, with jemalloc.
+const (
+	entry       = 24  // of the table of keys, without rounding
+	object      = 16  // of a value
+	tables      = 62  // rounding of the entry, the entry in the table of expiries (32), and both tables' share for a key (8 to 16 each)
+	skipList    = 100 // of an element of a large sorted set, besides the set's table
+	maxListPack = 128 // elements of a small sorted set: zset-max-listpack-entries
+	logEntry    = 25  // of an element of a small sorted set of SlidingLog
+	slotEntry   = 34  // the same of Concurrency: a holder has 22 letters
+	slotList    = 40
+)
+
+// What a decision needs.
+const (
+	script       = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
+	busiest      = 0.7                    // how busy a server may be: MISSION's target for Redis' processor
+	BytesSent    = 180                    // of a command: EVALSHA, a digest, a key of 25 bytes and the arguments; bench measures 159 to 183
+	BytesReplied = 40
+)
+
+// factors are the processor times of algorithms as a multiple of script, by title; see
+// docs/algorithms.md. The larger of granted and denied counts.
+var factors = map[string]float64{
+	"token-bucket": 1, "leaky-bucket": 1.3, "fixed-window": 1.1, "anchored-window": 1.1, "calendar-window": 1.1, "sliding-window": 1.1, "sub-window": 2.4, "sliding-log": 4.7, "concurrency": 5.6,
+}
+
+// used is how many numbers algorithms keep while their limit does not change.
+var used = map[string]int{"token-bucket": 3, "leaky-bucket": 5, "fixed-window": 3, "anchored-window": 3, "calendar-window": 3, "sliding-window": 3}
+
+// class rounds a size up as jemalloc does.
+func class(n int) int {
+	if n <= 128 {
+		return (n + 15) / 16 * 16
+	}
+	step := 1 << (bits.Len(uint(n-1)) - 3) // four classes for each power of two
+	return (n + step - 1) / step * step
+}
+
+// text is the memory of a key's name or a string's content.
+func text(n int) int {
+	if n < 32 {
+		return n + 2
+	}
+	return n + 4
+}
+
+// Usage returns the memory of what limits of one group keep under one key, as MEMORY USAGE reports
+// it: the sum over all keys of Redis, and how many there are. key is the length of the name of the
+// key in Redis. Collections have the most elements that their limits admit.
+func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
+	value := 4
+	for _, l := range limits {
+		if !l.Algorithm().IsCollection() {
+			value += 3 + 7*numbers(l)
+			continue
+		}
+		name := key + len(":"+l.Name()+":"+l.Algorithm().Name())
+		bytes += class(text(name)) + entry + object + sortedSet(l)
+		keys++
+	}
+	if value > 4 {
+		bytes += class(text(key)) + entry
+		if value <= 44 {
+			bytes += class(object + 4 + value) // one piece
+		} else {
+			bytes += object + class(text(value))
+		}
+		keys++
+	}
+	return bytes, keys
+}
+
+// numbers is how many numbers a limit has in its string. The unused numbers at its end take
+// nothing.
+func numbers(l *penstock.Plan) int {
+	if l.Algorithm().Title() == "sub-window" {
+		return int(l.Params(0)[2]) + 5 // all parts are used, and the current one
+	}
+	if n := used[l.Algorithm().Title()]; n > 0 {
+		return n
+	}
+	return l.Algorithm().Numbers()
+}
+
+// sortedSet is the memory of the elements of a full sorted set.
+func sortedSet(l *penstock.Plan) int {
+	elements, list := int(l.Limit().Count), logEntry*int(l.Limit().Count)+7
+	if l.Algorithm().NeedsHolder() {
+		elements = int(l.Limit().Burst)
+		list = slotEntry*elements + slotList
+	}
+	if elements <= maxListPack {
+		return class(list)
+	}
+	table := 1
+	for table < elements {
+		table *= 2
+	}
+	return skipList*elements + 8*table
+}
+
+// A Size is what a number of clients needs.
+type Size struct {
+	Keys           int64   `json:"redis_keys"`
+	BytesPerClient int     `json:"bytes_per_client,omitempty"`
+	Memory         int64   `json:"memory_bytes"`    // with Redis' tables
+	MaxMemory      int64   `json:"maxmemory_bytes"` // with room for fragmentation, buffers and growth
+	Calls          int64   `json:"calls_per_second"`
+	ScriptMicros   float64 `json:"script_us,omitempty"`
+	Cores          float64 `json:"redis_cores"`
+	Servers        int     `json:"servers"`
+	PerKey         int64   `json:"decisions_per_second_of_one_key,omitempty"`
+	Bandwidth      int64   `json:"bytes_per_second"`
+	LiveFor        string  `json:"live_for,omitempty"` // after a client's last request, at most
+}
+
+// Load is what is sized.
+type Load struct {
+	Limits   []*penstock.Plan
+	Key      int     // length of a key's name in Redis
+	Clients  int64   // that are active within LiveFor
+	Requests float64 // per second
+}
+
+// Of computes the size of a load.
+func Of(l Load) Size {
+	bytes, keys := Usage(l.Key, l.Limits)
+	perClient := bytes + keys*tables
+	s := Size{Keys: l.Clients * int64(keys), BytesPerClient: perClient, Memory: l.Clients * int64(perClient), Calls: int64(math.Ceil(l.Requests))}
+	s.MaxMemory = maxMemory(s.Memory)
+	cost, live := 0.0, time.Duration(0)
+	for _, limit := range l.Limits {
+		cost += factorOf(limit)
+		live = max(live, lifeOf(limit))
+	}
+	// A second limit of a string costs less than the first: three cost 1.4 times one.
+	if n := len(l.Limits); n > 1 {
+		cost = cost / float64(n) * (1 + 0.2*float64(n-1))
+	}
+	took := cost * script.Seconds()
+	s.ScriptMicros = took * 1e6
+	s.Cores = l.Requests * took
+	s.Servers = servers(s.Cores)
+	s.PerKey = int64(busiest / took)
+	s.Bandwidth = int64(l.Requests * (BytesSent + BytesReplied))
+	s.LiveFor = live.String()
+	return s
+}
+
+// maxMemory leaves room for fragmentation, buffers of clients, and growth.
+func maxMemory(used int64) int64 { return used + used/2 + 64_000_000 }
+
+func servers(cores float64) int { return max(int(math.Ceil(cores/busiest)), 1) }
+
+// Sum adds sizes that are needed at the same time.
+func Sum(all []Size) (sum Size) {
+	for _, s := range all {
+		sum.Keys += s.Keys
+		sum.Memory += s.Memory
+		sum.Calls += s.Calls
+		sum.Cores += s.Cores
+		sum.Bandwidth += s.Bandwidth
+	}
+	sum.MaxMemory, sum.Servers = maxMemory(sum.Memory), servers(sum.Cores)
+	return sum
+}
+
+func factorOf(l *penstock.Plan) float64 {
+	if f, ok := factors[l.Algorithm().Title()]; ok {
+		return f
+	}
+	return 1.3 // one of the user's own
+}
+
+// lifeOf is the longest time for which a key stays: twice the time until its state equals a new
+// one, and 5 s.
+func lifeOf(l *penstock.Plan) time.Duration {
+	limit := l.Limit()
+	refill := limit.Period
+	if limit.Count > 0 && limit.Burst > limit.Count {
+		refill = time.Duration(float64(limit.Period) * float64(limit.Burst) / float64(limit.Count))
+	}
+	return 2*refill + 5*time.Second
+}
+
+// Bytes writes a number of bytes for people.
+func Bytes(n int64) string {
+	for _, unit := range []struct {
+		name string
+		size float64
+	}{{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
+		if f := float64(n) / unit.size; f >= 1 {
+			return fmt.Sprintf("%.3g %s", f, unit.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}

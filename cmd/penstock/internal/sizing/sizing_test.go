@@ -1,0 +1,142 @@
+package sizing
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// margin is how far the formula may be from what Redis reports. Redis estimates large sorted sets
+// from five of their elements, whose sizes are random.
+func margin(l *penstock.Plan) float64 {
+	if l.Algorithm().IsCollection() {
+		return 0.25
+	}
+	return 0.1
+}
+
+// TestFormulaAgreesWithRedis fills limits and compares their memory with MEMORY USAGE.
+func TestFormulaAgreesWithRedis(t *testing.T) {
+	server := redistest.Start(t)
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	day := penstock.PerDay
+	limits := map[string][]penstock.Limit{
+		"token bucket":       {day(5000)},
+		"leaky bucket":       {day(5000).With(penstock.LeakyBucket)},
+		"fixed window":       {day(5000).With(penstock.FixedWindow)},
+		"sliding window":     {day(5000).With(penstock.SlidingWindow)},
+		"sub-window":         {day(60).With(penstock.SubWindow(10))},
+		"many sub-windows":   {day(400).With(penstock.SubWindow(60))},
+		"log of 20":          {day(20).With(penstock.SlidingLog)},
+		"log of 128":         {day(128).With(penstock.SlidingLog)},
+		"log of 1,000":       {day(1000).With(penstock.SlidingLog)},
+		"5 slots":            {penstock.InFlight(5, time.Hour)},
+		"300 slots":          {penstock.InFlight(300, time.Hour)},
+		"two token buckets":  {day(5000), penstock.PerHour(5000)},
+		"a bucket and a log": {day(5000), penstock.PerHour(50).With(penstock.SlidingLog)},
+	}
+	for what, list := range limits {
+		if _, err := server.Do("FLUSHALL", "SYNC"); err != nil {
+			t.Fatal(err)
+		}
+		l, err := penstock.NewLimiter(store, "api", list...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Holds have a holder each, and sub-windows are used one after another.
+		loose, parts := 0.0, l.Plans()[0].Algorithm().Title() == "sub-window"
+		for i := 0; ; i++ {
+			var charges []penstock.Charge
+			for _, plan := range l.Plans() {
+				c := penstock.Charge{Key: "key:1234567", Plan: plan, Cost: 1}
+				if plan.Algorithm().NeedsHolder() {
+					c.Holder = fmt.Sprintf("%022d", i)
+				}
+				charges = append(charges, c)
+				loose = max(loose, margin(plan))
+			}
+			d, err := store.Decide(t.Context(), charges)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !d.Allowed || !parts && !l.Plans()[len(list)-1].Algorithm().IsCollection() {
+				break
+			}
+			if parts {
+				now = now.Add(24 * time.Hour / 65)
+			}
+			if i == 70 && parts {
+				break
+			}
+		}
+		used, keys := usageOf(t, server)
+		formula, formulaKeys := Usage(len("ps1{key:1234567}api"), l.Plans())
+		t.Logf("%-20s %7d bytes in %d keys; the formula says %d", what, used, keys, formula)
+		if keys != formulaKeys || math.Abs(float64(used-formula)) > loose*float64(used) {
+			t.Errorf("%s: %d bytes in %d keys of Redis; the formula says %d in %d", what, used, keys, formula, formulaKeys)
+		}
+	}
+}
+
+// usageOf returns the memory of all keys of a server.
+func usageOf(t *testing.T, server *redistest.Server) (bytes, n int) {
+	t.Helper()
+	all, err := server.Do("KEYS", "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range all.([]any) {
+		used, err := server.Do("MEMORY", "USAGE", key.(string), "SAMPLES", "0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes, n = bytes+int(used.(int64)), n+1
+	}
+	return bytes, n
+}
+
+// TestTablesCountToo compares the memory of a client with what the whole server uses more.
+func TestTablesCountToo(t *testing.T) {
+	server := redistest.Start(t)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	l, err := penstock.NewLimiter(store, "api", penstock.PerDay(100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	decide := func(i int) {
+		if _, err := l.Allow(t.Context(), fmt.Sprintf("key:%07d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	decide(0)
+	before, err := server.UsedMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const clients = 3000
+	for i := range clients {
+		decide(i + 1)
+	}
+	after, err := server.UsedMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, want := float64(after-before)/clients, float64(Of(Load{Limits: l.Plans(), Key: len("ps1{key:1234567}api"), Clients: 1}).BytesPerClient)
+	if math.Abs(got-want) > 0.1*want {
+		t.Errorf("Redis uses %.0f bytes for a client; the formula says %.0f", got, want)
+	}
+}
