@@ -13,25 +13,27 @@ import (
 // client has disconnected.
 type backend struct {
 	pool     chan struct{}
+	timeout  time.Duration // of waiting for a connection
 	received atomic.Int64
 }
 
 const (
 	connections = 10
 	query       = 66 * time.Millisecond // ± a fifth: 150 requests/s
-	poolTimeout = 10 * time.Second      // a third of what pools usually have
 )
 
-func newBackend() *backend { return &backend{pool: make(chan struct{}, connections)} }
+func newBackend(timeout time.Duration) *backend {
+	return &backend{pool: make(chan struct{}, connections), timeout: timeout}
+}
 
 func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.received.Add(1)
-	timer := time.NewTimer(poolTimeout)
+	timer := time.NewTimer(b.timeout)
 	defer timer.Stop()
 	select {
 	case b.pool <- struct{}{}:
 	case <-timer.C:
-		http.Error(w, fmt.Sprintf("no connection to the database within %v", poolTimeout), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("no connection to the database within %v", b.timeout), http.StatusServiceUnavailable)
 		return
 	}
 	time.Sleep(query*4/5 + rand.N(query*2/5))

@@ -1,8 +1,10 @@
 // Command surge sends 2,000 riders to a service that can handle 150 requests a second: first
 // without limits, then behind Penstock. It prints the results, and fails if Penstock did not help.
+// With -penstock, the limits are in a process of penstock serve, whose counters are in Redis.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"log"
 	"net"
@@ -29,6 +31,7 @@ var surge = scenario{
 	minPause:      100 * time.Millisecond,
 	maxPause:      300 * time.Millisecond,
 	timeout:       13 * time.Second,
+	poolTimeout:   10 * time.Second,
 	endpoints: []endpoint{
 		{5, http.MethodPost, "/api/rides/request"},
 		{2, http.MethodGet, "/api/fares/estimate"},
@@ -36,13 +39,30 @@ var surge = scenario{
 	},
 }
 
+// full makes it the surge of three minutes, in which 200 riders arrive each second.
+func (s *scenario) full() {
+	s.arrivalPeriod, s.duration, s.timeout, s.poolTimeout = 10*time.Second, 3*time.Minute, 40*time.Second, 30*time.Second
+}
+
 func main() {
+	binary := flag.String("penstock", "", "limit by this `program`'s serve with a real Redis; default: by middleware, in memory")
+	isFull := flag.Bool("full", false, "run for three minutes, twice")
+	flag.Parse()
+	if *isFull {
+		surge.full()
+	}
+	file := demo.File("surge/surge.yaml")
 	alone, err := runAlone()
 	if err != nil {
 		log.Fatal(err)
 	}
 	runtime.GC() // the second run must not pay for garbage of the first
-	limited, err := runBehind(demo.File("surge/surge.yaml"))
+	var limited *result
+	if *binary != "" {
+		limited, err = runServed(&surge, *binary, file)
+	} else {
+		limited, err = runBehind(file)
+	}
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -56,7 +76,7 @@ func main() {
 }
 
 func runAlone() (*result, error) {
-	service := newBackend()
+	service := newBackend(surge.poolTimeout)
 	server, at, err := serve(service)
 	if err != nil {
 		return nil, err
@@ -66,7 +86,7 @@ func runAlone() (*result, error) {
 }
 
 func runBehind(file string) (*result, error) {
-	service := newBackend()
+	service := newBackend(surge.poolTimeout)
 	server, at, err := serve(service)
 	if err != nil {
 		return nil, err

@@ -14,10 +14,10 @@ import (
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &url.URL{Scheme: "http", Host: "rides.example.com"}
-		service := newBackend()
+		service := newBackend(surge.poolTimeout)
 		alone := surge.run(direct{service}, at, service)
 
-		service = newBackend()
+		service = newBackend(surge.poolTimeout)
 		front, err := proxy("surge.yaml", at, direct{service})
 		if err != nil {
 			t.Fatal(err)

@@ -94,6 +94,12 @@ func table(alone, limited *result) string {
 	row("failed, except with 429", func(r *result) string { return fmt.Sprintf("%.1f %%", r.failed()) })
 	row("responses with 429", func(r *result) string { return fmt.Sprint(r.denied.TotalCount()) })
 	latency("denied", denied, 50, 99)
+	row("denied, mean", func(r *result) string {
+		if r.denied.TotalCount() == 0 {
+			return "-"
+		}
+		return fmt.Sprintf("%.1f ms", r.denied.Mean()/1000)
+	})
 	row("requests at the backend", func(r *result) string { return fmt.Sprintf("%.0f /s", r.backend) })
 	return s.String()
 }

@@ -19,6 +19,7 @@ type scenario struct {
 	duration           time.Duration // no request is sent after this time; those in flight continue
 	minPause, maxPause time.Duration // pause of a rider between a response and the next request
 	timeout            time.Duration // of a request
+	poolTimeout        time.Duration // of a request's wait for the database
 	endpoints          []endpoint
 }
 

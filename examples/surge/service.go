@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// runServed is runBehind with penstock serve, a process of its own, and a real Redis.
+func runServed(s *scenario, binary, file string) (*result, error) {
+	service := newBackend(s.poolTimeout)
+	server, at, err := serve(service)
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close()
+	redis, err := redistest.Launch()
+	if err != nil {
+		return nil, err
+	}
+	defer redis.Close()
+	front, stop, err := startService(binary, file, at, redis.URL())
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	return s.run(transport(), front, service), nil
+}
+
+// startService starts penstock serve in front of an upstream, and returns when it accepts requests.
+func startService(binary, file string, upstream *url.URL, store string) (at *url.URL, stop func(), err error) {
+	process := exec.Command(binary, "serve", "--config", file, "--upstream", upstream.String(), "--store", store,
+		"--listen", "127.0.0.1:0", "--admin-listen", "off", "--log-format", "json")
+	log, err := process.StderrPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := process.Start(); err != nil {
+		return nil, nil, err
+	}
+	address, ended := make(chan string, 1), make(chan struct{})
+	var text strings.Builder // read once ended is closed
+	go func() {
+		defer close(ended)
+		lines := bufio.NewScanner(log)
+		for n := 0; lines.Scan(); n++ {
+			var line struct{ Msg, Listen string }
+			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Msg == "listening" {
+				address <- line.Listen
+			}
+			if n < 50 {
+				fmt.Fprintln(&text, lines.Text())
+			}
+		}
+	}()
+	stop = func() {
+		_ = process.Process.Signal(os.Interrupt)
+		kill := time.AfterFunc(40*time.Second, func() { _ = process.Process.Kill() })
+		defer kill.Stop()
+		<-ended
+		_ = process.Wait()
+	}
+	select {
+	case host := <-address:
+		return &url.URL{Scheme: "http", Host: host}, stop, nil
+	case <-ended:
+		_ = process.Wait()
+		return nil, nil, fmt.Errorf("penstock serve has ended:\n%s", &text)
+	case <-time.After(20 * time.Second):
+		stop()
+		return nil, nil, errors.New("penstock serve does not listen after 20 s")
+	}
+}
