@@ -143,6 +143,11 @@ var alerts = []alert{
 		fires: of("rate_limiter_grpc_auth_failures_total", `reason="wrong_token"`, "0+120x30"), quiet: of("rate_limiter_api_auth_failures_total", `reason="no_token"`, "0+30x30"),
 	},
 	{
+		name: "PenstockCertificateExpires", query: "min by (job, instance, listener) (rate_limiter_certificate_expiry_timestamp_seconds) - time() < 14 * 86400", wait: time.Hour, severity: "warning",
+		summary: "A certificate expires", more: "The certificate of the listener {{ $labels.listener }} of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}.",
+		fires: of("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "864000x90"), quiet: of("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "2592000x90"),
+	},
+	{
 		name: "PenstockLogLinesLost", query: "sum by (job, instance) (increase(rate_limiter_log_lines_lost_total[10m])) > 0", severity: "warning",
 		summary: "Log lines are lost", more: `{{ $labels.instance }} has lost about {{ $value | printf "%.0f" }} lines in 10 minutes.`,
 		fires: of("rate_limiter_log_lines_lost_total", "", "0+1x30"), quiet: of("rate_limiter_log_lines_lost_total", "", "9x30"),
@@ -232,10 +237,13 @@ func testsYAML() string {
 	return b.String()
 }
 
-// writeTest writes a test in which so many alerts fire, at the end of the inputs. The inputs of
-// queries about yesterday are a day long.
+// writeTest writes a test in which so many alerts fire, near the end of the inputs. The inputs
+// of queries about yesterday are a day long.
 func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	at := "25m"
+	if a.wait >= time.Hour {
+		at = "80m"
+	}
 	if strings.Contains(a.query, "offset 1d") {
 		at = "24h40m"
 	}

@@ -145,6 +145,7 @@ func dashboard() []row {
 			states("The last reload of the policy succeeded", "", noYes, query{"rate_limiter_config_last_reload_successful{" + all + "}", "{{instance}}"}),
 			chart("Age of the policy", "Since it was last loaded.", "s", query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + all + "}", "{{instance}}"}),
 			chart("Reloads", "", "ops", query{rate("outcome", "rate_limiter_config_reloads_total", all), "{{outcome}}"}),
+			chart("Certificates expire in", "Of listeners with TLS.", "s", query{"min by (listener) (rate_limiter_certificate_expiry_timestamp_seconds{" + all + "}) - time()", "{{listener}}"}),
 			stat("Versions", "How many run.", "none", 2, "count(count by (version) (rate_limiter_build_info{"+all+"}))"),
 		}},
 	}

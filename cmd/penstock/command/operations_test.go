@@ -1,10 +1,15 @@
 package command
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -85,6 +90,28 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(found[name+" "+label])) }
 }
 
+// writeCertificate writes a certificate and its key, which nobody trusts, and returns their files.
+func writeCertificate(t *testing.T) (cert, key string) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
+	}
+	return writeFile(t, "cert.pem", block("CERTIFICATE", der)), writeFile(t, "key.pem", block("PRIVATE KEY", pkcs8))
+}
+
 // scrape reads the metrics of a process, once they have all series of its Redis.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
@@ -108,8 +135,9 @@ func scrape(t *testing.T, p *process) string {
 }
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
-	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
-	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                                                   // a rule has a histogram once it has traffic
+	cert, key := writeCertificate(t)
+	p := startProcess(t, "--caller-tls-cert="+cert, "--caller-tls-key="+key, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
+	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                                                                                                       // a rule has a histogram once it has traffic
 	if err != nil {
 		t.Fatal(err)
 	}

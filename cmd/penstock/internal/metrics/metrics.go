@@ -98,6 +98,16 @@ func (m *Metrics) LinesLost(now func() int64) {
 	}, func() float64 { return float64(now()) }))
 }
 
+// Certificate adds the certificate of a listener. Each scrape calls expiry. It is called once for
+// each listener.
+func (m *Metrics) Certificate(listener string, expiry func() time.Time) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name:        "rate_limiter_certificate_expiry_timestamp_seconds",
+		Help:        "Unix time at which the certificate of a listener expires.",
+		ConstLabels: prometheus.Labels{"listener": listener},
+	}, func() float64 { return float64(expiry().Unix()) }))
+}
+
 // Loaded records the first load of the policy.
 func (m *Metrics) Loaded(at time.Time) {
 	m.reloadOK.Set(1)

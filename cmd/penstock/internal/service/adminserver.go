@@ -18,7 +18,7 @@ import (
 
 // newAdmin makes the server for health checks, metrics, the admin API and the dashboard.
 func (s *service) newAdmin() (*server, error) {
-	config, err := tlsConfig(s.Settings, adminFiles(s.Settings), s.Log)
+	config, err := s.tlsConfig("admin_listen", adminFiles(s.Settings))
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,11 @@ func (s *service) checkRules(rules *policy.Rules) error {
 
 // newCallers makes the server of a listener for callers, which get decisions there.
 func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
-	config, err := tlsConfig(s.Settings, callerFiles(s.Settings), s.Log)
+	files := callerFiles(s.Settings)
+	if l.Name == "api" && s.Settings.APIWithoutTLS {
+		files = tlsFiles{}
+	}
+	config, err := s.tlsConfig(l.Name, files)
 	if err != nil {
 		return nil, err
 	}
@@ -60,9 +64,6 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 		return s.newRESP(l, config, maxConnections)
 	case "grpc":
 		return s.newGRPC(l, config)
-	}
-	if s.Settings.APIWithoutTLS {
-		config = nil
 	}
 	handler, err := s.newAPI(l)
 	if err != nil {

@@ -28,16 +28,18 @@ func adminFiles(s settings.Settings) tlsFiles {
 	return tlsFiles{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"}
 }
 
-// tlsConfig is the TLS configuration for a listener, or nil without a certificate.
-func tlsConfig(s settings.Settings, files tlsFiles, log *slog.Logger) (*tls.Config, error) {
+// tlsConfig is the TLS configuration for a listener, or nil without a certificate. The metrics show
+// when the certificate expires, under the listener's name.
+func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error) {
 	if files.cert == "" {
 		return nil, nil
 	}
-	c := &certificates{certFile: files.cert, keyFile: files.key, log: log}
+	c := &certificates{certFile: files.cert, keyFile: files.key, log: s.Log}
 	if err := c.load(); err != nil {
 		cert, key := files.prefix+"-cert", files.prefix+"-key"
-		return nil, fmt.Errorf("%w: %s (%s) and %s (%s): %w", settings.ErrInvalid, cert, s.Source(cert), key, s.Source(key), err)
+		return nil, fmt.Errorf("%w: %s (%s) and %s (%s): %w", settings.ErrInvalid, cert, s.Settings.Source(cert), key, s.Settings.Source(key), err)
 	}
+	s.metrics.Certificate(listener, c.expiry)
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get}
 	if files.clientCA != "" {
 		pem, err := settings.ReadFile(files.clientCA)
@@ -46,7 +48,7 @@ func tlsConfig(s settings.Settings, files tlsFiles, log *slog.Logger) (*tls.Conf
 			err = fmt.Errorf("%s contains no certificate in PEM format", files.clientCA)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s (%s): %w", settings.ErrInvalid, files.caName, s.Source(files.caName), err)
+			return nil, fmt.Errorf("%w: %s (%s): %w", settings.ErrInvalid, files.caName, s.Settings.Source(files.caName), err)
 		}
 		config.ClientAuth = tls.RequireAndVerifyClientCert
 	}
@@ -87,6 +89,12 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		}
 	}
 	return c.current, nil
+}
+
+// expiry is when the current certificate expires. It reads the files again if they have changed.
+func (c *certificates) expiry() time.Time {
+	current, _ := c.get(nil) // it has no error
+	return current.Leaf.NotAfter
 }
 
 func (c *certificates) load() error {

@@ -56,7 +56,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		handler = s.wrap.limits(handler)
 	}
 	handler = s.countInFlight(limitHeader(gate, s.Settings.MaxHeader, handler))
-	config, err := tlsConfig(s.Settings, clientFiles(s.Settings), s.Log)
+	config, err := s.tlsConfig("listen", clientFiles(s.Settings))
 	if err != nil {
 		return nil, err
 	}

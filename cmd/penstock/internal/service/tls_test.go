@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"maps"
 	"math/big"
@@ -56,7 +57,7 @@ func (a *authority) write(name, kind string, der []byte) {
 // issue writes a certificate with this serial number to cert.pem and key.pem, and returns it.
 func (a *authority) issue(serial int64) tls.Certificate {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Duration(serial) * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {
 		a.Fatal(err)
@@ -128,7 +129,12 @@ func TestChangedCertificateIsReloadedUnlessBroken(t *testing.T) {
 		}
 		return r.log.Lines("level=ERROR", "certificate reload failed") != nil
 	})
-	a.issue(3)
+	renewed, err := x509.ParseCertificate(a.issue(3).Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := fmt.Sprintf("\nrate_limiter_certificate_expiry_timestamp_seconds{listener=\"listen\"} %v\n", float64(renewed.NotAfter.Unix()))
+	await(t, "the metrics to have the end of the new certificate, without a client", func() bool { return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), series) })
 	await(t, "the new certificate", func() bool {
 		n, err := a.serial(r.Listen, &tls.Config{})
 		if err != nil {
