@@ -21,9 +21,13 @@ func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
 		block := node.(*ast.FencedCodeBlock)
 		language := string(block.Language(source))
 		var text strings.Builder
+		var lines []string
 		for i := range block.Lines().Len() {
 			line := block.Lines().At(i)
-			text.WriteString(colour(string(line.Value(source)), language))
+			lines = append(lines, string(line.Value(source)))
+		}
+		for _, line := range dedent(lines) {
+			text.WriteString(colour(line, language))
 		}
 		_, err := w.WriteString("<pre><code>" + text.String() + "</code></pre>\n")
 		return ast.WalkSkipChildren, err
@@ -35,6 +39,26 @@ var (
 	slashComment = regexp.MustCompile(`^(.*?)((?:^|\s)//.*)$`)
 	yamlKey      = regexp.MustCompile(`(^|[\s{,\[])([A-Za-z_][\w.-]*)(:)(\s|$)`)
 )
+
+// dedent removes the tabs with which all lines begin: quoted code may be from within a function.
+func dedent(lines []string) []string {
+	for len(lines) > 0 {
+		for _, line := range lines {
+			if line[0] != '\t' && strings.TrimSpace(line) != "" {
+				return lines
+			}
+		}
+		shorter := make([]string, len(lines))
+		for i, line := range lines {
+			shorter[i] = strings.TrimPrefix(line, "\t")
+		}
+		if strings.TrimSpace(strings.Join(lines, "")) == "" {
+			return lines
+		}
+		lines = shorter
+	}
+	return lines
+}
 
 // colour escapes a line of code, and marks its comment and keys.
 func colour(line, language string) string {
