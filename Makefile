@@ -25,7 +25,7 @@ at_once = -parallel 6
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools surge
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
@@ -134,6 +134,11 @@ site-check:
 	@scripts/need chromium chromium
 	cd scripts && go run ./site -check .. ../bin/site
 
+## surge: the surge of examples/surge behind penstock serve and Redis: three minutes, twice. docs/performance.md has its table
+surge: tools
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd examples && go run ./surge -full -penstock ../bin/penstock
+
 ## outage-data: runs examples/outage, and saves its seconds for make pictures
 outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
@@ -190,7 +195,7 @@ monitoring:
 
 ## schema: the JSON Schema of policies, anew from their structs
 schema:
-	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json
+	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json ../cases/schema.json
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/cases"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -21,6 +22,7 @@ var typeForms = map[reflect.Type]*schema{
 	reflect.TypeFor[time.Duration]():             ref("duration"),
 	reflect.TypeFor[policyfile.Size]():           ref("size"),
 	reflect.TypeFor[[]string]():                  oneOrMore(ref("text")),
+	reflect.TypeFor[map[string]any]():            {Type: "object"},
 	reflect.TypeFor[policyfile.IdentityConfig](): ref("identity"),
 }
 
@@ -31,6 +33,9 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 		s.Properties["rules"].MinItems = new(1)
 		return s
 	},
+	reflect.TypeFor[cases.File](): required("cases"),
+	reflect.TypeFor[cases.Case](): required("name", "steps"),
+	reflect.TypeFor[cases.Step](): required("expect"),
 	reflect.TypeFor[policyfile.RuleConfig](): func(s *schema) *schema {
 		s.Required = []string{"name"}
 		s.AnyOf = []*schema{
@@ -163,5 +168,12 @@ func definitions() map[string]*schema {
 		"condition": condition("ip", "host", "method", "tier"),
 		"identity":  identity(),
 		"source":    matching(`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|ip|host|method|tier)\s*$`, "header X-API-Key", "claim sub", "ip"),
+	}
+}
+
+func required(names ...string) func(*schema) *schema {
+	return func(s *schema) *schema {
+		s.Required = names
+		return s
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/cases"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy/jwt"
@@ -34,8 +35,22 @@ func generate() ([]byte, error) {
 	if err := errors.Join(g.errs...); err != nil {
 		return nil, err
 	}
+	return written(root, "Policy of Penstock")
+}
+
+// generateCases returns the schema of files for penstock test.
+func generateCases() ([]byte, error) {
+	g := new(generator)
+	root := g.of(reflect.TypeFor[cases.File]())
+	if err := errors.Join(g.errs...); err != nil {
+		return nil, err
+	}
+	return written(root, "Cases of penstock test")
+}
+
+func written(root *schema, title string) ([]byte, error) {
 	root.Schema = "http://json-schema.org/draft-07/schema#"
-	root.Title = "Policy of Penstock"
+	root.Title = title
 	root.Definitions = definitions()
 	text, err := json.Marshal(root)
 	if err != nil {

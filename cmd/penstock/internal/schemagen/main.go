@@ -1,4 +1,4 @@
-// Command schemagen writes the JSON Schema of policy files to a file.
+// Command schemagen writes the JSON Schemas of policy files and of files with cases.
 package main
 
 import (
@@ -7,14 +7,16 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		log.Fatal("usage: schemagen FILE")
+	if len(os.Args) != 3 {
+		log.Fatal("usage: schemagen POLICY-SCHEMA CASES-SCHEMA")
 	}
-	text, err := generate()
-	if err == nil {
-		err = os.WriteFile(os.Args[1], text, 0o644)
-	}
-	if err != nil {
-		log.Fatal(err)
+	for i, generate := range []func() ([]byte, error){generate, generateCases} {
+		text, err := generate()
+		if err == nil {
+			err = os.WriteFile(os.Args[i+1], text, 0o644)
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/cases"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -30,6 +31,44 @@ func TestSchemaIsUpToDate(t *testing.T) {
 	}
 	if !bytes.Equal(text, settings.Schema()) {
 		t.Error("settings/schema.json is out of date; run make schema")
+	}
+}
+
+func TestSchemaOfCasesIsUpToDate(t *testing.T) {
+	text, err := generateCases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(text, cases.Schema()) {
+		t.Error("cases/schema.json is out of date; run make schema")
+	}
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("cases.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example, err := os.ReadFile(repository + "/examples/cases/rides.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, isValid := range map[string]bool{
+		string(example): true, "cases: [{name: a, steps: [{expect: denied, claims: {a: [1]}}]}]": true,
+		"cases: [{name: a, steps: [{times: 1}]}]": false, "cases: [{name: a, steps: [{expect: denied, time: 3}]}]": false, "rules: []": false,
+	} {
+		var v any
+		if err := yaml.Load([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		if err := schema.Validate(v); (err == nil) != isValid {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 
