@@ -3,9 +3,6 @@ package command
 import (
 	"bufio"
 	"cmp"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +19,10 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
 // newReset makes the command that resets limits of a key.
@@ -37,8 +36,8 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"they stay comparable. A limit of requests in flight is reset only by its name (--limit), because its slots may still be in\n" +
 			"use. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
 			"It asks first; --yes answers for you, and is needed if the input is no terminal.\n\n" +
-			"For each limit it writes an audit line in JSON to standard error: when, who, what, before, after, and why. The key is\n" +
-			"masked there, with a hash that tells whether two lines are about one key.\n\n" +
+			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
+			"and why. The key is masked there, with a ref that tells whether two lines are about one key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
 			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
@@ -114,11 +113,24 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	if err := r.confirm(c, k.key, before); err != nil {
 		return err
 	}
-	var unwritten error
-	done, err := keylimits.Clear(c.Context(), k.store, before, func(change keylimits.Change) {
-		unwritten = cmp.Or(unwritten, r.audit(c, k, change))
-	})
-	if err = cmp.Or(err, unwritten); err != nil {
+	to := []io.Writer{c.ErrOrStderr()}
+	if k.settings.AuditFile != "" {
+		file, err := audit.Open(k.settings.AuditFile)
+		if err != nil {
+			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, k.settings.Source("audit-file"), err)
+		}
+		to = append(to, file)
+	}
+	line := newAudit(&k.settings, k.key, r.reason)
+	done, err := keylimits.Clear(c.Context(), k.store, before, line.Add)
+	if line.End(err, false); len(line.Limits) > 0 {
+		for _, w := range to {
+			if _, unwritten := w.Write(line.JSON()); unwritten != nil {
+				err = cmp.Or(err, fmt.Errorf("the key was reset, but the audit line was not written: %w", unwritten))
+			}
+		}
+	}
+	if err != nil {
 		return err
 	}
 	return r.print(c.OutOrStdout(), &resetReport{k.key, done}, cachesOf(limits))
@@ -241,67 +253,15 @@ func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) 
 	return nil
 }
 
-// audit writes the audit line of a limit.
-func (r *reset) audit(c *cobra.Command, k *keyStore, change keylimits.Change) error {
-	l := change.Before
-	line := auditLine{
-		Audit: true, Time: time.Now().UTC(), ID: rand.Text(), Actor: actorOfCommandLine(), Action: "reset",
-		Target: auditTarget{l.Rule, l.Limit, keylimits.Masked(k.key), hashOfKey(k.key, k.secret)}, Before: usage{l.Used, l.Left}, Reason: r.reason, Result: "unknown",
-	}
-	if change.After != nil {
-		line.After, line.Result = &usage{change.After.Used, change.After.Left}, "ok"
-	}
-	encoder := json.NewEncoder(c.ErrOrStderr())
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(line)
-}
-
-type usage struct {
-	Used int64 `json:"used"`
-	Left int64 `json:"left"`
-}
-
-// An auditLine says who has changed what, and why.
-type auditLine struct {
-	Audit  bool        `json:"audit"` // always true; tells it from lines of the log
-	Time   time.Time   `json:"time"`
-	ID     string      `json:"id"`
-	Actor  actor       `json:"actor"`
-	Action string      `json:"action"`
-	Target auditTarget `json:"target"`
-	Before usage       `json:"before"`
-	After  *usage      `json:"after,omitempty"`
-	Reason string      `json:"reason"`
-	Result string      `json:"result"` // ok, or unknown: the answer of the store was lost
-}
-
-type actor struct {
-	Kind string `json:"kind"` // cli
-	Name string `json:"name"` // of the user at this machine
-	Host string `json:"host"`
-}
-
-type auditTarget struct {
-	Rule  string `json:"rule"`
-	Limit string `json:"limit"`
-	Key   string `json:"key"`  // masked
-	Hash  string `json:"hash"` // of the key; with key_hash_secret, the name that it has in Redis
-}
-
-func actorOfCommandLine() actor {
-	a := actor{Kind: "cli"}
+// newAudit begins the audit line of a reset from the command line.
+func newAudit(s *settings.Settings, key, reason string) audit.Line {
+	actor := audit.Actor{Kind: audit.CommandLine}
 	if u, err := user.Current(); err == nil {
-		a.Name = u.Username
+		actor.Name = u.Username
 	}
-	a.Host, _ = os.Hostname()
-	return a
-}
-
-// hashOfKey tells whether two lines are about one key.
-func hashOfKey(key string, secret []byte) string {
-	if len(secret) > 0 {
-		return string(redisstore.NewNames(redisstore.Options{Secret: secret}).Append(nil, key))
-	}
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:16])
+	actor.Host, _ = os.Hostname()
+	line := audit.New("reset", actor)
+	identities := s.Identities(s.SharedSecret())
+	line.Key, line.Ref, line.Reason = redact.Mask(key), identities.Ref(identities.Name(key)), reason
+	return line
 }

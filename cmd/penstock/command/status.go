@@ -115,19 +115,19 @@ func (a *admin) askKey(ctx context.Context, key, rule string) (*keyReport, error
 
 // A keyStore is the store and the policy, for one key.
 type keyStore struct {
-	key     string
-	limits  []keylimits.Limit // at least one
-	global  []keylimits.Limit // of the same rules
-	skipped int               // limits that are not in limits or global, because there are too many
-	store   penstock.Store    // each call has storeTimeout
-	secret  []byte
-	redis   *redisstore.Store
-	policy  *policyfile.Policy
+	key      string
+	limits   []keylimits.Limit // at least one
+	global   []keylimits.Limit // of the same rules
+	skipped  int               // limits that are not in limits or global, because there are too many
+	store    penstock.Store    // each call has storeTimeout
+	settings settings.Settings
+	redis    *redisstore.Store
+	policy   *policyfile.Policy
 }
 
 // openKey opens the store, and finds the limits of a key.
 func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
-	s, p, err := given.load(c)
+	s, p, err := given.load(c, "operator-token", "caller-token", "audit-file")
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
-	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, secret: s.KeyHashSecret}
+	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
 	if k.limits, k.skipped = keylimits.Find(rules, k.key, rule); len(k.limits) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
 	}

@@ -6,10 +6,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -168,24 +171,26 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 }
 
-// checkAudit checks the audit lines: for each limit its name, and the used units before and after.
-func checkAudit(t *testing.T, text string, want ...string) {
+// checkAudit checks the audit line: for each limit its name, and the used units before and after.
+// It returns the ref.
+func checkAudit(t *testing.T, text string, want ...string) string {
 	t.Helper()
+	var a audit.Line
+	if err := json.Unmarshal([]byte(text), &a); err != nil {
+		t.Fatalf("%v in %q", err, text)
+	}
+	if !a.IsAudit || time.Since(a.Time) > time.Minute || a.ID == "" || a.Actor.Kind != audit.CommandLine || a.Actor.Name == "" || a.Action != "reset" || a.Key != "key:…" || len(a.Ref) != 16 ||
+		a.Reason != "support-4711" || a.Result != audit.OK {
+		t.Errorf("audit line %s", text)
+	}
 	var got []string
-	for line := range strings.Lines(text) {
-		var a auditLine
-		if err := json.Unmarshal([]byte(line), &a); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
-		if !a.Audit || time.Since(a.Time) > time.Minute || a.ID == "" || a.Actor.Kind != "cli" || a.Action != "reset" || a.Target.Key != "key:…" || len(a.Target.Hash) < 32 ||
-			a.Reason != "support-4711" || a.Result != "ok" {
-			t.Errorf("audit line %s", line)
-		}
-		got = append(got, fmt.Sprintf("%s.%s %d %d", a.Target.Rule, a.Target.Limit, a.Before.Used, a.After.Used))
+	for _, c := range a.Limits {
+		got = append(got, fmt.Sprintf("%s.%s %d %d", c.Rule, c.Limit, c.Before.Used, c.After.Used))
 	}
 	if strings.Join(got, ", ") != strings.Join(want, ", ") {
-		t.Errorf("audit lines for %v; want %v", got, want)
+		t.Errorf("the audit line has %v; want %v", got, want)
 	}
+	return a.Ref
 }
 
 // With a secret, the keys in Redis are hashes, and status finds them by the same secret.
@@ -199,9 +204,26 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
 		t.Errorf("with the secret: %s", used)
 	}
-	_, _, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
-	if !strings.Contains(audit, `"hash":"%#`) || strings.Contains(audit, "abc") || strings.Contains(audit, "pepper") {
-		t.Errorf("audit lines\n%s", audit)
+	file := filepath.Join(t.TempDir(), "audit.json")
+	t.Setenv("PENSTOCK_AUDIT_FILE", file)
+	_, _, line := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
+	if strings.Contains(line, "abc") || strings.Contains(line, "pepper") {
+		t.Errorf("audit line\n%s", line)
+	}
+	ref := checkAudit(t, line, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0")
+	f.request(t, "/login", "abc")
+	_, _, again := f.run("reset", "key:abc", "--limit", "hour", "--rule", "login", "--reason", "support-4711", "--yes")
+	if next := checkAudit(t, again, "login.hour 1 0"); next != ref {
+		t.Errorf("two lines about one key have the refs %s and %s", ref, next)
+	}
+	written, err := os.ReadFile(file)
+	if info, stat := os.Stat(file); err != nil || stat != nil || info.Mode().Perm() != 0o600 || string(written) != line+again {
+		t.Errorf("the audit file has %v, %s", err, written)
+	}
+	t.Setenv("PENSTOCK_AUDIT_FILE", t.TempDir())
+	f.request(t, "/login", "abc")
+	if code, out, errors := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "audit-file (PENSTOCK_AUDIT_FILE)") || !strings.Contains(errors, "nothing was reset") {
+		t.Errorf("a folder as the audit file: exit code %d, %s%s", code, out, errors)
 	}
 }
 

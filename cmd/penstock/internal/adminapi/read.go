@@ -46,7 +46,7 @@ func (h *Handler) ReadState(ctx context.Context) *State {
 func (h *Handler) Reset(q *http.Request, token string, asked ResetRequest) (*keylimits.Reset, error) {
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
-	a := Audit{Action: "reset", Actor: q.RemoteAddr}
+	a := newAudit(q)
 	done, err := func() (*keylimits.Reset, error) {
 		v, err := h.ViewerOf(q)
 		if err == nil && token != "" {
@@ -63,10 +63,7 @@ func (h *Handler) Reset(q *http.Request, token string, asked ResetRequest) (*key
 		}
 		return h.reset(ctx, asked, &a)
 	}()
-	if err != nil {
-		a.Problem = err.Error()
-	}
-	h.Audit(a)
+	h.record(&a, err)
 	return done, err
 }
 

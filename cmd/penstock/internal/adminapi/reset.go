@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"mime"
 	"net/http"
 	"net/url"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
@@ -21,29 +21,28 @@ type ResetRequest struct {
 	Reason string `json:"reason" doc:"for the audit, 1 to 200 letters"`
 }
 
-// An Audit describes a write. It has no identity and no secret.
-type Audit struct {
-	Action  string   // reset
-	Actor   string   // the address of the client
-	Ref     string   // of the key
-	Masked  string   // the key, so that nobody can read it
-	Limits  []string // as RULE.LIMIT USED->USED
-	Reason  string
-	Problem string // why the write was refused or failed; "" if it succeeded
+// An Audit describes a write.
+type Audit = audit.Line
+
+func newAudit(q *http.Request) Audit {
+	return audit.New("reset", audit.Actor{Kind: audit.API, Address: q.RemoteAddr})
+}
+
+// record ends the description of a write, and passes it on.
+func (h *Handler) record(a *Audit, err error) {
+	a.End(err, StatusOf(err) != http.StatusServiceUnavailable)
+	h.Audit(*a)
 }
 
 const maxBody = 16 << 10 // bytes
 
 // serveReset answers POST /api/v1/key/reset.
 func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
-	a := Audit{Action: "reset", Actor: q.RemoteAddr}
+	a := newAudit(q)
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
 	body, err := h.receiveReset(ctx, w, q, &a)
-	if err != nil {
-		a.Problem = err.Error()
-	}
-	h.Audit(a)
+	h.record(&a, err)
 	if err != nil {
 		failWith(w, err)
 		return
@@ -86,7 +85,7 @@ func (h *Handler) reset(ctx context.Context, asked ResetRequest, a *Audit) (*key
 		return nil, err
 	}
 	name := h.Name(key)
-	a.Ref, a.Masked = h.ref(name), mask(key)
+	a.Ref, a.Key = h.ref(name), mask(key)
 	limits, err := h.toReset(key, asked)
 	if err != nil {
 		return nil, err
@@ -95,13 +94,7 @@ func (h *Handler) reset(ctx context.Context, asked ResetRequest, a *Audit) (*key
 	if err != nil {
 		return nil, storeFailed(err)
 	}
-	done, err := keylimits.Clear(ctx, h.Store, before, func(c keylimits.Change) {
-		after := "?"
-		if c.After != nil {
-			after = fmt.Sprint(c.After.Used)
-		}
-		a.Limits = append(a.Limits, fmt.Sprintf("%s %d->%s", c.Before.Name(), c.Before.Used, after))
-	})
+	done, err := keylimits.Clear(ctx, h.Store, before, a.Add)
 	if err != nil {
 		return nil, storeFailed(err)
 	}

@@ -85,7 +85,7 @@ func TestPagesResetLikeTheAPI(t *testing.T) {
 	if done, err := f.Reset(q, token, asked); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor != q.RemoteAddr || f.audits[3].Reason != asked.Reason || strings.Contains(f.audits[3].Masked, "4711") {
+	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor.Address != q.RemoteAddr || f.audits[3].Reason != asked.Reason || strings.Contains(f.audits[3].Key, "4711") {
 		t.Errorf("the audit has %d lines: %+v", n, f.audits)
 	}
 }

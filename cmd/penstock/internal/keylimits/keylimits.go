@@ -207,18 +207,3 @@ func milliseconds(d time.Duration) int64 {
 	}
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
-
-// Masked is a key of which only the kinds of its identities are left.
-func Masked(key string) string {
-	parts := strings.Split(key, ",")
-	for i, part := range parts {
-		kind, _, hasKind := strings.Cut(part, ":")
-		if parts[i] = kind + ":…"; !hasKind || !policy.IsKind(kind) {
-			parts[i] = "…"
-		}
-	}
-	if key == Global {
-		return key
-	}
-	return strings.Join(parts, ",")
-}

@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -171,7 +173,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 	}
 	ask(200)
 	log := b.log.String()
-	for _, want := range []string{"a key was reset by the admin API", "audit=true", "support-99", "api.day 2->0", "key:cu", "a reset by the admin API was refused"} {
+	for _, want := range []string{"a key was reset by the admin API", "audit=true", "support-99", "api.day 2->0", "key:cu", "actor.kind=api", "a reset by the admin API was refused"} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %q: %s", want, log)
 		}
@@ -220,4 +222,46 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The audit file has what the log has. If it cannot be written, requests go on, and the log says
+// so.
+func TestAuditFileHasEachReset(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit.json")
+	const token = "a-token-of-operators"
+	r := startLimited(t, hello, "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 10/d}]}\n", map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
+	reset := func() {
+		r.mustSend("GET", "/", "X-Key: customer-4711")
+		q, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Authorization", "Bearer "+token)
+		q.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Body.Close(); res.StatusCode != 200 {
+			t.Errorf("a reset answers %d", res.StatusCode)
+		}
+	}
+	read := func() string {
+		text, _ := os.ReadFile(file)
+		return string(text)
+	}
+	reset()
+	await(t, "the line", func() bool { return strings.HasSuffix(read(), "\n") })
+	var line audit.Line
+	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" || strings.Contains(read(), "4711") {
+		t.Errorf("%v, %s", err, read())
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(file, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	reset()
+	await(t, "the error", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
 }

@@ -4,14 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/dashboard"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
-	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -75,20 +73,6 @@ func (s *service) newAdminAPI() *adminapi.Handler {
 		Name:  identities.Name,
 		Key:   identities.Key,
 	})
-}
-
-// audit returns a function that logs each write of the admin API, and one of many that are refused
-// or fail.
-func (s *service) audit() func(adminapi.Audit) {
-	line := &logthrottle.Line{Every: time.Second}
-	return func(a adminapi.Audit) {
-		about := []any{"audit", true, "action", a.Action, "actor", a.Actor, "key", a.Masked, "ref", a.Ref, "limits", strings.Join(a.Limits, ", "), "reason", a.Reason}
-		if a.Problem == "" {
-			s.Log.Info("a key was reset by the admin API", about...)
-		} else if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("a reset by the admin API was refused or has failed", append(about, "err", a.Problem, "unlogged", skipped)...)
-		}
-	}
 }
 
 // health returns the checks of /readyz for the admin API.

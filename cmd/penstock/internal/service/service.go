@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -122,6 +123,8 @@ type service struct {
 	envoy    *envoy                // nil without envoy-config
 	denials  *denials.Recorder
 
+	auditFile io.Writer // takes lines at once; discards them if there is no file
+
 	demoToken string // the operator token that was made for a demo; "" if none was
 
 	isDraining atomic.Bool
@@ -154,6 +157,9 @@ func (s *service) open(runCtx context.Context) error {
 		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
 	}
 	s.shared = s.Settings.SharedSecret()
+	if err := s.openAudit(); err != nil {
+		return err
+	}
 	s.denials = denials.New(denials.Options{})
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,

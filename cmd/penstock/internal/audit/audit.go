@@ -1,0 +1,197 @@
+// Package audit describes writes: who has changed what, and why. The log, the audit file and
+// penstock reset have the same fields. No line has an identity in clear, or a secret.
+package audit
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+)
+
+// A Line is one write, or an attempt that was refused.
+type Line struct {
+	IsAudit  bool      `json:"audit"` // always true; tells it from other lines of a log
+	Time     time.Time `json:"time"`
+	ID       string    `json:"id"`
+	Actor    Actor     `json:"actor"`
+	Action   string    `json:"action"`        // reset
+	Key      string    `json:"key,omitempty"` // masked
+	Ref      string    `json:"ref,omitempty"` // tells whether two lines are about one key
+	Limits   Changes   `json:"limits"`
+	Reason   string    `json:"reason,omitempty"`
+	Result   Result    `json:"result"`
+	Problem  string    `json:"err,omitempty"`      // why it was refused or failed
+	Unlogged int64     `json:"unlogged,omitempty"` // refused attempts before it without a line
+}
+
+// An Actor is who writes.
+type Actor struct {
+	Kind    string `json:"kind"`              // API or CommandLine
+	Name    string `json:"name,omitempty"`    // of the user of a command line
+	Host    string `json:"host,omitempty"`    // of the command line
+	Address string `json:"address,omitempty"` // of the client of the API
+}
+
+// The kinds of actors.
+const (
+	API         = "api"
+	CommandLine = "cli"
+)
+
+// A Result says what became of a write.
+type Result string
+
+// The results.
+const (
+	OK      Result = "ok"
+	Refused Result = "refused" // nothing was changed: the actor may not, or the request is wrong
+	Failed  Result = "failed"  // nothing more was changed: the store gave no answer
+	Unknown Result = "unknown" // the answer of the store was lost, so the last limit may be changed or not
+)
+
+// A Change is that of one limit.
+type Change struct {
+	Rule   string `json:"rule"`
+	Limit  string `json:"limit"`
+	Before Usage  `json:"before"`
+	After  *Usage `json:"after,omitempty"` // nil: not known
+}
+
+// Usage is what a limit has counted.
+type Usage struct {
+	Used int64 `json:"used"`
+	Left int64 `json:"left"`
+}
+
+// Changes are those of one write. As text each is RULE.LIMIT USED->USED.
+type Changes []Change
+
+// MarshalText implements encoding.TextMarshaler, for logs.
+func (c Changes) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// MarshalJSON implements json.Marshaler.
+func (c Changes) MarshalJSON() ([]byte, error) {
+	if c == nil {
+		c = Changes{}
+	}
+	return json.Marshal([]Change(c))
+}
+
+func (c Changes) String() string {
+	var all []string
+	for _, one := range c {
+		after := "?"
+		if one.After != nil {
+			after = fmt.Sprint(one.After.Used)
+		}
+		all = append(all, fmt.Sprintf("%s.%s %d->%s", one.Rule, one.Limit, one.Before.Used, after))
+	}
+	return strings.Join(all, ", ")
+}
+
+// New begins a line.
+func New(action string, actor Actor) Line {
+	return Line{IsAudit: true, Time: time.Now().UTC(), ID: rand.Text(), Actor: actor, Action: action}
+}
+
+// Add adds the change of a limit.
+func (l *Line) Add(c keylimits.Change) {
+	one := Change{Rule: c.Before.Rule, Limit: c.Before.Limit, Before: Usage{c.Before.Used, c.Before.Left}}
+	if c.After != nil {
+		one.After = &Usage{c.After.Used, c.After.Left}
+	}
+	l.Limits = append(l.Limits, one)
+}
+
+// End sets the result. isRefused says that err is no failure of the store.
+func (l *Line) End(err error, isRefused bool) {
+	l.Result = OK
+	if err == nil {
+		return
+	}
+	l.Problem = err.Error()
+	switch last := len(l.Limits) - 1; {
+	case last >= 0 && l.Limits[last].After == nil:
+		l.Result = Unknown
+	case isRefused:
+		l.Result = Refused
+	default:
+		l.Result = Failed
+	}
+}
+
+// JSON returns the line with its newline.
+func (l *Line) JSON() []byte {
+	var b strings.Builder
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(l) // it has texts and numbers only
+	return []byte(b.String())
+}
+
+// Attributes returns the fields for a line of the log, which has the time itself.
+func (l *Line) Attributes() []any {
+	all := []any{"audit", true, "id", l.ID, slog.Group("actor", l.Actor.attributes()...), "action", l.Action, "key", l.Key, "ref", l.Ref, "limits", l.Limits,
+		"reason", l.Reason, "result", string(l.Result)}
+	if l.Problem != "" {
+		all = append(all, "err", l.Problem)
+	}
+	if l.Unlogged > 0 {
+		all = append(all, "unlogged", l.Unlogged)
+	}
+	return all
+}
+
+func (a *Actor) attributes() (all []any) {
+	for _, one := range [][2]string{{"kind", a.Kind}, {"name", a.Name}, {"host", a.Host}, {"address", a.Address}} {
+		if one[1] != "" {
+			all = append(all, one[0], one[1])
+		}
+	}
+	return all
+}
+
+// A File is where lines are appended. It is opened for each, so it can be rotated.
+type File struct{ path string }
+
+// Open makes the file if it does not exist, and checks that it can be written. A new file has the
+// mode 0600.
+func Open(path string) (*File, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no file; name one to which lines can be appended", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	f, err := os.OpenFile(path, flags, mode)
+	if err != nil {
+		return nil, err
+	}
+	return &File{path}, f.Close()
+}
+
+const (
+	flags = os.O_APPEND | os.O_CREATE | os.O_WRONLY
+	mode  = 0o600
+)
+
+// Write appends a line, and returns when it is on the disk.
+func (f *File) Write(line []byte) (n int, err error) {
+	to, err := os.OpenFile(f.path, flags, mode)
+	if err != nil {
+		return 0, err
+	}
+	if n, err = to.Write(line); err == nil {
+		err = to.Sync()
+	}
+	return n, errors.Join(err, to.Close())
+}
