@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -47,6 +48,15 @@ func TestALogCostsMoreThanABucket(t *testing.T) {
 	}
 	if log, bucket := got.Rules[0].Memory, got.Rules[1].Memory; log < 400*bucket || log < 90e9 || log > 130e9 {
 		t.Errorf("a million logs of 1,000 take %d bytes, and buckets %d", log, bucket)
+	}
+}
+
+func TestLargeSizesDoNotOverflow(t *testing.T) {
+	file := writeFile(t, "rules.yaml", "rules:\n  - {name: slots, per: global, limits: [{in_flight: 2251799813685248}]}\n  - {name: b, match: {path: /a}, per: ip, limits: [{in_flight: 2251799813685248}]}\n")
+	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")
+	var got struct{ Total sizing.Size }
+	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || got.Total.Memory != math.MaxInt64 || got.Total.MaxMemory != math.MaxInt64 || got.Total.Calls != 2e9 {
+		t.Errorf("exit status %d, %s%v in %s", code, err, jsonErr, out)
 	}
 }
 

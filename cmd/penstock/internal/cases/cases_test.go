@@ -142,6 +142,13 @@ func TestFailureSaysWhichRequestAndLimit(t *testing.T) {
 	}
 }
 
+func TestCostWithoutEffectFailsOnce(t *testing.T) {
+	got := run(t, parseRules(t), "send: GET /slots", "times: 50, expect: allowed, actual_cost: 3")
+	if len(got.Failures) != 1 || !strings.Contains(got.Failures[0].Message, "request 1: actual_cost has no effect") {
+		t.Errorf("%v; want one failure", got.Failures)
+	}
+}
+
 func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 	of := parseRules(t)
 	step := func(s string) string {
@@ -157,15 +164,16 @@ func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 		step("expect: denied, rule: apis"):  `c.yaml:5:32: the policy has no rule "apis"; did you mean api?`,
 		step("expect: denied, limit: hour"): "c.yaml:5:33: limit needs rule beside it, because limits of several rules may have this name; add rule:",
 		step("expect: denied, times: 0"):    "c.yaml:5:33: times is 0; write 1 to 100000",
-		step("expect: denied, after: 99999h, times: 100000"):                         "c.yaml:5:33: the case lasts longer than ten years; shorten it",
-		step("expect: denied, send: /x"):                                             `c.yaml:5:32: "/x" is not a method and a path; write them as in POST /login`,
-		step("expect: denied, ip: here"):                                             `c.yaml:5:30: "here" is not an address; write 192.0.2.1 or 2001:db8::1`,
-		step("expect: denied, headers: A"):                                           `c.yaml:5:35: header "A" has no colon; write 'Name: value'`,
-		step("expect: denied, claims: [a]"):                                          "c.yaml:5:34: a list does not belong here; write names with values, as in {sub: alice}",
-		step("expect: denied, headers: 'Authorization: Bearer a', claims: {sub: a}"): "c.yaml:5:70: the request has claims and a header Authorization, where the token is; keep one",
-		step("expect: denied, rule: api, limit: day"):                                `c.yaml:5:44: rule api has no limit "day"; there is hour`,
-		"cases: [{name: a, start: now, send: GET /, steps: [{expect: allowed}]}]":    `c.yaml:1:26: "now" is not a time from 1970 to 2100; write it as in 2026-03-01T09:00:00Z`,
-		"cases: [{name: a, steps: [{expect: allowed}]}]":                             "c.yaml:1:27: the step has no request; add send: to the step or to its case, as in send: POST /login",
+		step("expect: denied, after: 99999h, times: 100000"):                                                              "c.yaml:5:33: the case lasts longer than ten years; shorten it",
+		step("expect: denied, hold: true, times: 10001"):                                                                  "c.yaml:5:32: the file holds more than 10000 requests; put cases into another file",
+		step("expect: denied, send: /x"):                                                                                  `c.yaml:5:32: "/x" is not a method and a path; write them as in POST /login`,
+		step("expect: denied, ip: here"):                                                                                  `c.yaml:5:30: "here" is not an address; write 192.0.2.1 or 2001:db8::1`,
+		step("expect: denied, headers: A"):                                                                                `c.yaml:5:35: header "A" has no colon; write 'Name: value'`,
+		step("expect: denied, claims: [a]"):                                                                               "c.yaml:5:34: a list does not belong here; write names with values, as in {sub: alice}",
+		step("expect: denied, headers: 'Authorization: Bearer a', claims: {sub: a}"):                                      "c.yaml:5:70: the request has claims and a header Authorization, where the token is; keep one",
+		step("expect: denied, rule: api, limit: day"):                                                                     `c.yaml:5:44: rule api has no limit "day"; there is hour`,
+		"cases: [{name: a, start: now, send: GET /, steps: [{expect: allowed}]}]":                                         `c.yaml:1:26: "now" is not a time from 1970 to 2100; write it as in 2026-03-01T09:00:00Z`,
+		"cases: [{name: a, steps: [{expect: allowed}]}]":                                                                  "c.yaml:1:27: the step has no request; add send: to the step or to its case, as in send: POST /login",
 		"cases: [{name: a, send: GET /, steps: [{expect: allowed}]}, {name: a, send: GET /, steps: [{expect: allowed}]}]": `c.yaml:1:68: two cases are called "a"; rename one`,
 		"cases: [{name: a, send: GET /, steps: [" + strings.Repeat("{expect: allowed, times: 100000},", 11) + "]}]":       "c.yaml:1:370: the file has more than 1000000 requests; put cases into another file",
 	} {

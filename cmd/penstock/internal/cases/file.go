@@ -20,6 +20,7 @@ import (
 const (
 	maxTimes    = 100_000
 	maxRequests = 1_000_000
+	maxHeld     = 10_000
 	maxAfter    = 10 * 365 * 24 * time.Hour
 )
 
@@ -99,7 +100,7 @@ func (f *File) check() {
 		f.fail(f, "the file has no cases; begin with cases:")
 	}
 	names := make(map[string]bool)
-	requests := int64(0)
+	requests, held := int64(0), int64(0)
 	for _, c := range f.Cases {
 		switch {
 		case c.Name == "":
@@ -125,6 +126,13 @@ func (f *File) check() {
 			if total += s.After; s.After > maxAfter || total > maxAfter || total < 0 {
 				f.fail(&s.After, "the case lasts longer than ten years; shorten it")
 				break
+			}
+			if s.Hold {
+				held += s.times()
+			}
+			if held > maxHeld {
+				f.fail(&s.Hold, "the file holds more than %d requests; put cases into another file", maxHeld)
+				return
 			}
 			if requests += s.times(); requests > maxRequests {
 				f.fail(s, "the file has more than %d requests; put cases into another file", maxRequests)

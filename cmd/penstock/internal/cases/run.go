@@ -194,7 +194,7 @@ func (r *runner) send(s *Step) {
 	}
 	if s.Cost != nil {
 		if err := httplimit.Settle(a.Request, *s.Cost); err != nil {
-			r.fail(s.Cost, "actual_cost has no effect: no limit of this request has actual")
+			r.failOnce(s.Cost, "actual_cost has no effect: no limit of this request has actual")
 		}
 	}
 	status := http.StatusOK
@@ -216,8 +216,12 @@ func (r *runner) release() {
 	r.held = nil
 }
 
-func (r *runner) fail(p any, format string, args ...any) {
-	r.result.Failures = append(r.result.Failures, r.failure(p, format, args...))
+// failOnce adds a failure, unless the last one is at the same place.
+func (r *runner) failOnce(p any, text string) {
+	one, all := r.failure(p, "%s", text), r.result.Failures
+	if n := len(all); n == 0 || all[n-1].Line != one.Line || all[n-1].Column != one.Column {
+		r.result.Failures = append(all, one)
+	}
 }
 
 func (r *runner) failure(p any, format string, args ...any) Failure {

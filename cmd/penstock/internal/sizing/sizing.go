@@ -13,13 +13,14 @@ import (
 
 // What Redis needs of memory, in bytes, with jemalloc.
 const (
-	entry       = 24  // of the table of keys, without rounding
-	object      = 16  // of a value
-	tables      = 62  // rounding of the entry, the entry in the table of expiries (32), and both tables' share for a key (8 to 16 each)
-	skipList    = 100 // of an element of a large sorted set, besides the set's table
-	maxListPack = 128 // elements of a small sorted set: zset-max-listpack-entries
-	logEntry    = 25  // of an element of a small sorted set of SlidingLog
-	slotEntry   = 34  // the same of Concurrency: a holder has 22 letters
+	entry       = 24      // of the table of keys, without rounding
+	object      = 16      // of a value
+	tables      = 62      // rounding of the entry, the entry in the table of expiries (32), and both tables' share for a key (8 to 16 each)
+	skipList    = 100     // of an element of a large sorted set, besides the set's table
+	maxElements = 1 << 32 // that a sorted set can have
+	maxListPack = 128     // elements of a small sorted set: zset-max-listpack-entries
+	logEntry    = 25      // of an element of a small sorted set of SlidingLog
+	slotEntry   = 34      // the same of Concurrency: a holder has 22 letters
 	slotList    = 40
 )
 
@@ -97,9 +98,10 @@ func numbers(l *penstock.Plan) int {
 
 // sortedSet is the memory of the elements of a full sorted set.
 func sortedSet(l *penstock.Plan) int {
-	elements, list := int(l.Limit().Count), logEntry*int(l.Limit().Count)+7
+	elements := int(min(l.Limit().Count, maxElements))
+	list := logEntry*elements + 7
 	if l.Algorithm().NeedsHolder() {
-		elements = int(l.Limit().Burst)
+		elements = int(min(l.Limit().Burst, maxElements))
 		list = slotEntry*elements + slotList
 	}
 	if elements <= maxListPack {
@@ -139,7 +141,7 @@ type Load struct {
 func Of(l Load) Size {
 	bytes, keys := Usage(l.Key, l.Limits)
 	perClient := bytes + keys*tables
-	s := Size{Keys: l.Clients * int64(keys), BytesPerClient: perClient, Memory: l.Clients * int64(perClient), Calls: int64(math.Ceil(l.Requests))}
+	s := Size{Keys: product(l.Clients, int64(keys)), BytesPerClient: perClient, Memory: product(l.Clients, int64(perClient)), Calls: int64(math.Ceil(l.Requests))}
 	s.MaxMemory = maxMemory(s.Memory)
 	cost, live := 0.0, time.Duration(0)
 	for _, limit := range l.Limits {
@@ -161,21 +163,36 @@ func Of(l Load) Size {
 }
 
 // maxMemory leaves room for fragmentation, buffers of clients, and growth.
-func maxMemory(used int64) int64 { return used + used/2 + 64_000_000 }
+func maxMemory(used int64) int64 { return sum(sum(used, used/2), 64_000_000) }
+
+// product and sum return at most the largest number.
+func product(a, b int64) int64 {
+	if a > 0 && b > math.MaxInt64/a {
+		return math.MaxInt64
+	}
+	return a * b
+}
+
+func sum(a, b int64) int64 {
+	if b > math.MaxInt64-a {
+		return math.MaxInt64
+	}
+	return a + b
+}
 
 func servers(cores float64) int { return max(int(math.Ceil(cores/busiest)), 1) }
 
 // Sum adds sizes that are needed at the same time.
-func Sum(all []Size) (sum Size) {
+func Sum(all []Size) (total Size) {
 	for _, s := range all {
-		sum.Keys += s.Keys
-		sum.Memory += s.Memory
-		sum.Calls += s.Calls
-		sum.Cores += s.Cores
-		sum.Bandwidth += s.Bandwidth
+		total.Keys = sum(total.Keys, s.Keys)
+		total.Memory = sum(total.Memory, s.Memory)
+		total.Calls += s.Calls
+		total.Cores += s.Cores
+		total.Bandwidth += s.Bandwidth
 	}
-	sum.MaxMemory, sum.Servers = maxMemory(sum.Memory), servers(sum.Cores)
-	return sum
+	total.MaxMemory, total.Servers = maxMemory(total.Memory), servers(total.Cores)
+	return total
 }
 
 func factorOf(l *penstock.Plan) float64 {
