@@ -86,7 +86,7 @@ function setUp() {
   const select = n => {
     const links = list.querySelectorAll("a");
     selected = links.length ? (n + links.length) % links.length : -1;
-    links.forEach((a, i) => a.setAttribute("aria-selected", String(i === selected)));
+    links.forEach((a, i) => a.classList.toggle("selected", i === selected));
     links[selected]?.scrollIntoView({ block: "nearest" });
   };
 
