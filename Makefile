@@ -80,11 +80,13 @@ trials:
 readme: tools
 	@scripts/run-readme
 
-## browsers: what web pages of other origins see of limits, in Chromium
+## browsers: what web pages of other origins see of limits, and the pages of the dashboard, in Chromium; pictures are in bin/dashboard/pictures
 browsers: tools
 	@scripts/need chromium chromium
+	@scripts/need npm npm
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go run ./browsers ../bin/penstock
+	cd scripts && go run ./dashboard ../bin/penstock ../bin/dashboard
 
 ## recipes: deploy/recipes in the real nginx, HAProxy and Caddy of Debian, with Redis up, killed and hanging
 recipes: proxies = nginx haproxy caddy

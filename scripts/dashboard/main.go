@@ -1,0 +1,268 @@
+// Command dashboard opens the pages of the dashboard in a real Chromium, at two instances of
+// penstock serve that share a Redis server and have traffic. Its arguments are the penstock program
+// and a folder for what it installs and for pictures of the pages. pages.mjs has the checks.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	playwright = "playwright-core@1.65.1"
+	axe        = "axe-core@4.14.1"
+
+	operatorToken = "operator-0123456789"
+	offender      = "partner-export-2291"
+	patience      = 5 * time.Minute // for all of it
+)
+
+const policy = `
+rules:
+  - name: export
+    match: {path: /api/export}
+    per: {key: header X-API-Key}
+    limits: [{rate: 20/h, algorithm: anchored-window, candidate: {rate: 40/h, algorithm: anchored-window}}]
+  - name: search
+    match: {path: /api/search}
+    per: {key: header X-API-Key}
+    limits: [{rate: 50/s, burst: 100}, {name: day, rate: 100000/d, on_failure: closed}]
+  - name: push
+    match: {path: /api/push}
+    per: global
+    limits: [{rate: 5/s, burst: 2, max_wait: 2s}]
+  - {name: address, always: true, per: ip, limits: [{rate: 100000/h, shadow: true}]}
+`
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("dashboard: ")
+	if len(os.Args) != 3 {
+		log.Fatal("usage: dashboard PENSTOCK FOLDER")
+	}
+	folder, err := filepath.Abs(os.Args[2])
+	if err == nil {
+		err = run(os.Args[1], folder)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(penstock, folder string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := os.MkdirAll(filepath.Join(folder, "pictures"), 0o755); err != nil {
+		return err
+	}
+	install := exec.CommandContext(ctx, "npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, playwright, axe)
+	if out, err := install.CombinedOutput(); err != nil {
+		return fmt.Errorf("npm install: %w\n%s", err, out)
+	}
+	dir, err := os.MkdirTemp("", "dashboard-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	rules := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte(policy), 0o600); err != nil {
+		return err
+	}
+	redis := &redisServer{dir: dir, socket: filepath.Join(dir, "redis.sock")}
+	if err := redis.start(); err != nil {
+		return err
+	}
+	defer redis.stop()
+	var instances [2]*instance
+	for i := range instances {
+		if instances[i], err = startInstance(penstock, rules, redis.socket); err != nil {
+			return err
+		}
+		defer instances[i].stop()
+	}
+	control := &control{redis: redis, target: instances[0].listen}
+	go control.send(ctx)
+	prefixed, err := serve(stripPrefix("/penstock/", instances[0].admin))
+	if err != nil {
+		return err
+	}
+	controls, err := serve(control)
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]string{
+		"modules": filepath.Join(folder, "node_modules"), "pictures": filepath.Join(folder, "pictures"), "token": operatorToken, "offender": offender,
+		"admin": "http://" + instances[0].admin + "/", "other": "http://" + instances[1].admin + "/", "prefixed": "http://" + prefixed + "/penstock/", "control": "http://" + controls + "/",
+	})
+	if err != nil {
+		return err
+	}
+	node := exec.CommandContext(ctx, "node", "dashboard/pages.mjs", string(config))
+	node.Stdout, node.Stderr = os.Stdout, os.Stderr
+	return node.Run()
+}
+
+// A redisServer can be stopped and started again. It listens on a socket only.
+type redisServer struct {
+	dir, socket string
+	process     *exec.Cmd
+}
+
+func (s *redisServer) start() error {
+	server := os.Getenv("PENSTOCK_TEST_SERVER")
+	if server == "" {
+		server = "redis-server"
+	}
+	s.process = exec.Command(server, "--port", "0", "--unixsocket", s.socket, "--save", "", "--dir", s.dir)
+	if err := s.process.Start(); err != nil {
+		return err
+	}
+	for range 500 {
+		if conn, err := net.Dial("unix", s.socket); err == nil {
+			return conn.Close()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return errors.New("redis-server does not listen")
+}
+
+func (s *redisServer) stop() {
+	s.process.Process.Kill()
+	s.process.Wait()
+}
+
+// An instance is a running penstock serve.
+type instance struct {
+	listen, admin string
+	process       *exec.Cmd
+}
+
+func startInstance(penstock, rules, socket string) (*instance, error) {
+	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules, "--store", "unix://"+socket, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
+		"--operator-token", operatorToken, "--log-format", "json")}
+	pipe, err := i.process.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := i.process.Start(); err != nil {
+		return nil, err
+	}
+	for lines := json.NewDecoder(pipe); ; {
+		var line struct {
+			Msg, Listen string
+			Admin       string `json:"admin_listen"`
+		}
+		if err := lines.Decode(&line); err != nil {
+			i.stop()
+			return nil, errors.Join(errors.New("penstock serve did not start"), err)
+		}
+		if line.Msg == "listening" {
+			i.listen, i.admin = line.Listen, line.Admin
+			go io.Copy(io.Discard, pipe)
+			return i, nil
+		}
+	}
+}
+
+func (i *instance) stop() {
+	i.process.Process.Kill()
+	i.process.Wait()
+}
+
+// A control lets the checks stop the traffic and the store, and send one request.
+type control struct {
+	redis    *redisServer
+	target   string
+	isPaused atomic.Bool
+}
+
+func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/pause":
+		c.isPaused.Store(true)
+	case "/resume":
+		c.isPaused.Store(false)
+	case "/kill":
+		c.redis.stop()
+	case "/start":
+		if err := c.redis.start(); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	case "/export":
+		w.WriteHeader(c.request("/api/export", offender))
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (c *control) request(path, key string) (status int) {
+	r, err := http.NewRequest("GET", "http://"+c.target+path, nil)
+	if err != nil {
+		return http.StatusInternalServerError
+	}
+	r.Header.Set("X-API-Key", key)
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return http.StatusBadGateway
+	}
+	defer res.Body.Close()
+	io.Copy(io.Discard, res.Body)
+	return res.StatusCode
+}
+
+// send sends about 60 requests a second until ctx ends.
+func (c *control) send(ctx context.Context) {
+	places := make(chan struct{}, 32)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if c.isPaused.Load() {
+			continue
+		}
+		for _, to := range []struct{ path, key string }{{"/api/search", fmt.Sprintf("rider-app-%04d", n%9)}, {"/api/push", "any"}, {"/api/export", offender}} {
+			select {
+			case places <- struct{}{}:
+				go func() {
+					c.request(to.path, to.key)
+					<-places
+				}()
+			default: // enough of them wait
+			}
+		}
+	}
+}
+
+// stripPrefix is a proxy that serves an address under a prefix. It sends the address as Host.
+func stripPrefix(prefix, address string) http.Handler {
+	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(&url.URL{Scheme: "http", Host: address})
+	}})
+}
+
+// serve serves until the program ends.
+func serve(h http.Handler) (address string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	go http.Serve(l, h)
+	return l.Addr().String(), nil
+}

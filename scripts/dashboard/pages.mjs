@@ -1,0 +1,249 @@
+// The checks of the dashboard in Chromium. Its argument is the configuration that main.go writes.
+import assert from "node:assert/strict";
+import {readFileSync} from "node:fs";
+import {createRequire} from "node:module";
+
+const config = JSON.parse(process.argv[2]);
+const require = createRequire(config.modules + "/");
+const {chromium} = require("playwright-core");
+const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+const patience = 30_000;
+const counted = {pages: 0, requests: 0, rules: 0};
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+});
+
+// open makes a context whose pages may not violate the policy, log an error, or leave their origin.
+async function open(base, options = {}) {
+  const problems = [];
+  const context = await browser.newContext({viewport: {width: 1360, height: 900}, ...options});
+  context.setDefaultTimeout(patience);
+  await context.addInitScript(() => addEventListener("securitypolicyviolation", e => console.error(`violation of ${e.violatedDirective} by ${e.blockedURI}`)));
+  context.on("request", request => {
+    counted.requests++;
+    const url = new URL(request.url());
+    if (url.protocol !== "data:" && !request.url().startsWith(base)) problems.push(`a request leaves the folder: ${url}`);
+  });
+  context.on("console", message => {
+    if (["error", "warning"].includes(message.type()) && !context.mayFail) problems.push(`${message.page()?.url()}: ${message.text()}`);
+  });
+  context.on("weberror", error => problems.push(String(error.error())));
+  const go = async path => {
+    counted.pages++;
+    const page = await context.newPage();
+    const response = await page.goto(base + path);
+    assert.equal(response.status(), 200, path);
+    return page;
+  };
+  const close = async () => {
+    await context.close();
+    assert.deepEqual(problems, []);
+  };
+  return {context, go, close, problems};
+}
+
+// examine runs axe. In a context that bypasses the policy, since axe adds styles to measure colors.
+async function examine(page, name) {
+  const found = await page.evaluate(async source => {
+    const module = {exports: {}};
+    if (!window.axe) new Function("module", "exports", source).call(window, module, module.exports);
+    return (window.axe ?? module.exports).run(document, {resultTypes: ["violations"]});
+  }, axe);
+  counted.rules += found.passes.length;
+  assert.deepEqual(found.violations.map(v => `${v.id}: ${v.help}: ${v.nodes.map(n => n.html).slice(0, 3).join(" | ")}`), [], `axe on ${name}`);
+}
+
+const api = async (path, base = config.admin) => (await fetch(`${base}api/v1/${path}`)).json();
+const control = async path => (await fetch(config.control + path)).status;
+const until = async (what, condition) => {
+  for (const end = Date.now() + patience; ;) {
+    if (await condition()) return;
+    assert.ok(Date.now() < end, `timed out waiting for: ${what}`);
+    await new Promise(resolve => setTimeout(resolve, 100));
+  }
+};
+const text = async (page, selector) => (await page.locator(selector).innerText()).replace(/[\s\u00a0\u202f]+/g, " ").trim();
+const whole = cell => Number(cell.replace(/[^\d]/g, ""));
+
+await until("an offender at both instances", async () => {
+  const [one, two] = await Promise.all([api("offenders"), api("offenders", config.other)]);
+  return one.instances === 2 && two.instances === 2 && two.offenders[0]?.limit === "hour" && one.offenders[0].count > 50;
+});
+const ref = (await api("offenders")).offenders[0].ref;
+const pages = {
+  dashboard: "Overview", "dashboard?rule=export": "Overview", "dashboard?span=minutes": "Overview", rules: "Rules", offenders: "Offenders", "offenders?kind=units&window=1h": "Offenders",
+  [`key?ref=${ref}`]: "Key", key: "Key", "explain?url=/api/export&header=X-API-Key:%20abc": "Explain", health: "Health", login: "Log in",
+};
+const picture = path => path.replace(/[^a-z]+.*/, "");
+
+// Every page: live, dark, under a prefix, on a phone, and without JavaScript.
+for (const [name, base, options] of [
+  ["light", config.admin, {}], ["dark", config.admin, {colorScheme: "dark"}], ["prefixed", config.prefixed, {}],
+  ["narrow", config.admin, {viewport: {width: 390, height: 844}, reducedMotion: "reduce"}], ["without-javascript", config.admin, {javaScriptEnabled: false}],
+]) {
+  const site = await open(base, options);
+  const lab = options.javaScriptEnabled === false ? null : await open(base, {...options, bypassCSP: true});
+  for (const [path, title] of Object.entries(pages)) {
+    const page = await site.go(path);
+    assert.equal(await text(page, "h1"), title);
+    if (lab && title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
+    if (options.viewport) assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${path} is wider than a phone`);
+    if (title === "Overview") {
+      assert.equal(await page.locator(".chart").count(), 6);
+      assert.equal(await page.locator(".chart canvas").count(), lab ? 6 : 0);
+      assert.equal(await page.locator(".chart .plot > svg path.line").count() > 0, !lab);
+      await page.locator(".chart details").first().locator("summary").click();
+      assert.equal(await page.locator("#table-requests tbody tr").count(), 20);
+      await page.locator(".chart details").first().locator("summary").click();
+    }
+    await page.screenshot({path: `${config.pictures}/${name}-${picture(path)}.png`, fullPage: true});
+    await page.close();
+    if (lab) {
+      const page = await lab.go(path);
+      if (title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
+      await page.evaluate(() => document.querySelectorAll("details").forEach(d => { d.open = true; }));
+      await examine(page, `${name} ${path}`);
+      await page.close();
+    }
+  }
+  await site.close();
+  await lab?.context.close();
+}
+
+// The charts move, and what the reader has done stays.
+{
+  const site = await open(config.admin);
+  const page = await site.go("dashboard");
+  await page.locator(".chart canvas").first().waitFor();
+  const image = () => page.locator("#chart-requests canvas").evaluate(canvas => canvas.toDataURL());
+  const first = await image();
+  await until("the chart to move", async () => await image() !== first);
+  await page.locator("#chart-store summary").click();
+  const before = await text(page, "#tiles");
+  await page.locator("#limits a").first().focus();
+  await until("the tiles to change", async () => await text(page, "#tiles") !== before);
+  assert.ok(await page.locator("#chart-store details").evaluate(d => d.open), "an open table has closed");
+  assert.ok(await page.locator("#limits a").first().evaluate(a => a === document.activeElement), "the focus is lost");
+  await page.selectOption("select[name=rule]", "export");
+  await page.waitForURL(/rule=export/);
+  assert.match(await text(page, "#chart-requests h2"), /of rule export/);
+  await page.goto(config.admin);
+  await page.keyboard.press("Tab");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "main");
+  await site.close();
+}
+
+// Without traffic the numbers stand still: those of the pages are those of the API.
+{
+  await control("pause");
+  const site = await open(config.admin, {javaScriptEnabled: false});
+  await until("the counts of a page to be those of the API", async () => {
+    const read = async () => JSON.stringify((await api("state")).fleet_counts.filter(c => c.rule && ["allowed", "denied", "waited", "near_limit"].includes(c.name)));
+    const state = await read();
+    const page = await site.go("dashboard");
+    const rows = await page.locator("#limits tbody tr").evaluateAll(rows => rows.map(row => [...row.children].map(cell => cell.textContent)));
+    await page.close();
+    if (state !== await read()) return false;
+    const counts = JSON.parse(state), of = (row, name) => counts.find(c => `${c.rule}.${c.limit}` === row[0] && c.name === name)?.last_60s ?? 0;
+    const own = rows.filter(row => row[0].includes("."));
+    assert.ok(own.length >= 3, `the table has ${own.length} rows`);
+    for (const row of own) assert.deepEqual([1, 2, 5, 6].map(i => whole(row[i])), ["allowed", "denied", "near_limit", "waited"].map(name => of(row, name)), row[0]);
+    return true;
+  });
+  const offenders = await api("offenders"), page = await site.go("offenders");
+  const shown = await page.locator("#offenders tbody tr").evaluateAll(rows => rows.map(row => [row.children[1].textContent, row.children[3].textContent]));
+  assert.deepEqual(shown.map(([key, count]) => [key, whole(count)]), offenders.offenders.map(o => [o.identity, o.count]));
+  const rules = await api("rules"), rulesPage = await site.go("rules");
+  assert.deepEqual(await rulesPage.locator(".rule h2").allInnerTexts(), rules.rules.map(r => r.name));
+  await rulesPage.locator(".limit summary").first().click();
+  for (const bound of rules.rules[0].limits[0].bounds) assert.ok((await text(rulesPage, "#rule-export")).includes(bound.text));
+  const health = await site.go("health");
+  assert.ok((await text(health, "#health")).includes(`Instances that share it ${(await api("store")).instances}`));
+  const explained = await site.go("explain?url=/api/export&header=X-API-Key:%20" + config.offender);
+  assert.match(await text(explained, "main"), /It would be denied now.*export\.hour ✕?\s?denies/);
+  await site.close();
+}
+
+// The offender is found, reset and admitted again, with and without JavaScript.
+for (const javaScriptEnabled of [true, false]) {
+  const site = await open(config.admin, {javaScriptEnabled});
+  await until("the offender to be denied", async () => await control("export") === 429);
+  const page = await site.go("offenders");
+  await page.locator("#offenders tbody a").first().click();
+  await page.waitForURL(/key\?ref=/);
+  assert.match(await text(page, "#key"), /Denied now by export\.hour, for .* until \d\d:\d\d:\d\d UTC/);
+  const known = await api("key?all=true&ref=" + ref);
+  const rows = await page.locator("#key tbody tr").evaluateAll(rows => rows.map(row => [row.children[2].textContent, row.children[4].textContent]));
+  assert.deepEqual(rows.map(row => row.map(whole)).sort(), known.limits.map(l => [l.used, l.left]).sort());
+  assert.equal(await control("export"), 429);
+  await page.getByLabel("Reason").fill("ticket 4711");
+  site.context.mayFail = true; // 401 is logged as an error
+  await page.getByLabel("Operator token").fill("wrong");
+  await page.getByRole("button", {name: "Reset"}).click();
+  await page.locator("[role=alert]").waitFor();
+  assert.match(await text(page, "[role=alert]"), /the token is wrong/);
+  assert.equal(await control("export"), 429);
+  await page.getByLabel("Operator token").fill(config.token);
+  await page.getByRole("button", {name: "Reset"}).click();
+  await page.locator(".done").waitFor();
+  assert.match(await text(page, ".done"), /Reset\. export\.hour/);
+  assert.match(await text(page, "#key"), /Admitted now/);
+  assert.equal(await control("export"), 200, "after the reset, the next request is not admitted");
+  if (javaScriptEnabled) {
+    await page.screenshot({path: `${config.pictures}/light-reset.png`, fullPage: true});
+    await until("the page to show the request", async () => /export\.hour 20 per 1h 1 /.test(await text(page, "#key")));
+  }
+  await site.context.close();
+}
+
+// An operator logs in and out.
+{
+  const site = await open(config.prefixed);
+  const page = await site.go("rules");
+  await page.getByRole("link", {name: "Log in"}).click();
+  await page.getByLabel("Operator token").fill(config.token);
+  await page.getByRole("button", {name: "Log in"}).click();
+  await page.waitForURL(config.prefixed + "rules");
+  assert.equal(await page.evaluate(() => document.cookie), "", "a script can read the cookie");
+  const [cookie] = await site.context.cookies();
+  assert.deepEqual([cookie.httpOnly, cookie.sameSite, cookie.path], [true, "Strict", "/penstock"]);
+  await page.goto(`${config.prefixed}key?ref=${ref}`);
+  assert.equal(await page.getByLabel("Operator token").count(), 0);
+  await page.getByLabel("Reason").fill("ticket 4712");
+  await page.getByRole("button", {name: "Reset"}).click();
+  await page.locator(".done").waitFor();
+  await page.getByRole("button", {name: "Log out"}).click();
+  await page.getByRole("link", {name: "Log in"}).waitFor();
+  assert.deepEqual(await site.context.cookies(), []);
+  await site.close();
+}
+
+// The store fails and returns: both instances say so.
+{
+  await control("resume");
+  const site = await open(config.admin), other = await open(config.other);
+  const page = await site.go("dashboard"), second = await other.go("health");
+  await page.locator("#live:has-text('live')").waitFor();
+  await control("kill");
+  await page.locator(".banner.degraded").waitFor();
+  await second.locator(".banner.degraded").waitFor();
+  await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
+  await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
+  await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
+  await page.locator(".banner a").click();
+  await page.locator("#over").waitFor();
+  assert.match(await text(page, "#over"), /search\.day closed store fails nothing passes/);
+  await page.screenshot({path: `${config.pictures}/light-outage-health.png`, fullPage: true});
+  await control("start");
+  await page.locator(".banner").waitFor({state: "detached"});
+  await second.locator(".banner").waitFor({state: "detached"});
+  await until("the breaker to be closed", async () => /Breaker closed/.test(await text(page, "#health")));
+  await site.close();
+  await other.close();
+}
+
+await browser.close();
+console.log(`dashboard: ${counted.pages} pages, ${counted.requests} requests, none left its origin; 0 violations of the policy; 0 findings of ${counted.rules} rules of axe that applied; a key was reset 3 times`);
