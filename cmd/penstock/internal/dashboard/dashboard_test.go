@@ -377,7 +377,7 @@ func TestPagesSayThatTheStoreFails(t *testing.T) {
 	for _, p := range pages {
 		s.mustHave(s.text(p.path, 200), "The store is failing", "What may be admitted meanwhile", "Breaker default is open")
 	}
-	s.mustHave(s.text("health", 200), "fails: timeout", "open: the store is left alone, the fallback decides", "api .hour local store fails 3 instances with a share each", "store returns")
+	s.mustHave(s.text("health", 200), "fails: timeout", "open: the store is left alone, the fallback decides", "api .hour local 3 instances with a share each", "units more around the end")
 	s.mustHave(s.text("dashboard", 200), "Breaker open store fails: timeout")
 }
 

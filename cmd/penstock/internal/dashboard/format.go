@@ -16,7 +16,7 @@ import (
 
 // functions are those of the templates.
 var functions = template.FuncMap{
-	"after": after, "ago": ago, "breaker": breaker, "bytes": size, "clock": clock, "count": count, "counts": countsOf, "denial": denialOf, "deref": deref, "list": list, "next": func(i int) int { return i + 1 }, "number": number, "once": once, "percent": percent,
+	"after": after, "ago": ago, "bound": boundOf, "breaker": breaker, "bytes": size, "clock": clock, "count": count, "counts": countsOf, "denial": denialOf, "deref": deref, "list": list, "next": func(i int) int { return i + 1 }, "number": number, "once": once, "percent": percent,
 	"perSecond": perSecond, "share": shareText, "short": short, "span": spanText, "total": total, "us": microseconds, "until": until, "value": value, "width": width,
 }
 
@@ -228,3 +228,13 @@ func once(limits []keylimits.Limit) (all []*keylimits.Limit) {
 
 // total is the capacity of a limit.
 func total(l keylimits.Limit) int64 { return l.Used + l.Left }
+
+// boundOf is the text of the bound in one situation, or that there is nothing more.
+func boundOf(bounds []adminapi.Bound, when string) string {
+	for _, b := range bounds {
+		if b.When == when {
+			return b.Text
+		}
+	}
+	return "no more"
+}

@@ -171,11 +171,17 @@ class Chart {
         {...axis, gap: 6, size: 46, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
       ],
       series: [{}, ...this.lines.map(line => ({
-        label: line.label, stroke: color("line" + line.style), fill: line.style === 1 && this.unit !== "ms" ? color("line1") + "14" : undefined, width: 1.75, dash: dashes[line.style], spanGaps: this.unit === "ms", points: {show: false},
+        label: line.label, stroke: color("line" + line.style), fill: line.style === 1 && this.unit !== "ms" ? color("line1") + "14" : undefined, width: 1.75, dash: dashes[line.style], spanGaps: this.unit === "ms", points: {show: true, size: 4, fill: color("line" + line.style), filter: isolated},
       }))],
     };
   }
 }
+
+// isolated returns the only point of a line that has one: there is nothing to draw it with.
+const isolated = (chart, i) => {
+  const known = chart.data[i].flatMap((v, n) => v === null ? [] : [n]);
+  return known.length === 1 ? known : [];
+};
 
 const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false});
 
