@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -131,6 +132,40 @@ func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return b.circuit(b.options.Node(charges)).decide(ctx, charges)
 }
 
+// DecideMany decides independent batches.
+func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
+	c := b.overflow
+	if node := b.options.Node; node != nil {
+		name := node(calls[0].Charges)
+		for _, other := range calls[1:] {
+			if node(other.Charges) != name {
+				many.Each(ctx, b, calls)
+				return
+			}
+		}
+		c = b.circuit(name)
+	}
+	if !c.hasCalls.Load() {
+		c.hasCalls.Store(true)
+	}
+	t, ok := c.beginClosed()
+	if !ok { // calls are counted, so each goes by itself
+		many.Each(ctx, b, calls)
+		return
+	}
+	returned := false
+	defer func() {
+		if !returned {
+			c.end(t, errPanicked)
+		}
+	}()
+	many.Decide(ctx, c.next, calls)
+	returned = true
+	for _, call := range calls {
+		c.ended(ctx, t, call.Charges, call.Err)
+	}
+}
+
 func (b *breaker) circuit(node string) *circuit {
 	if c := (*b.circuits.Load())[node]; c != nil {
 		return c
@@ -244,11 +279,16 @@ func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d pensto
 	}()
 	d, err = c.next.Decide(ctx, charges)
 	returned = true
+	c.ended(ctx, t, charges, err)
+	return d, err
+}
+
+// ended records the result of a call. If that opens the circuit, it is watched.
+func (c *circuit) ended(ctx context.Context, t ticket, charges []penstock.Charge, err error) {
 	c.end(t, classify(ctx, err))
 	if err != nil && c.pause.Load() != nil && c.isWatched.CompareAndSwap(false, true) {
 		c.watch(charges)
 	}
-	return d, err
 }
 
 // watch probes the store until the circuit is closed: it peeks at the charges' limits as often as
@@ -311,6 +351,14 @@ func (c *circuit) begin() (t ticket, ok bool) {
 		c.inFlight++
 	}
 	return ticket{c.generation, slot}, true
+}
+
+// beginClosed returns a ticket for any number of calls. It is false if the circuit is not closed.
+func (c *circuit) beginClosed() (t ticket, ok bool) {
+	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return ticket{c.generation, slot}, c.state == StateClosed
 }
 
 // end records the result of a call, as classify returned it.

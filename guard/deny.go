@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // DenyOptions of a DenyCache. The zero value is useful.
@@ -128,6 +129,39 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	return known.answer(q.sent), nil
 }
 
+// DecideMany decides independent batches.
+func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
+	var alone []*many.Call
+	sent, together, queries := d.now(), make([]*many.Call, 0, len(calls)), make([]denyQuery, 0, len(calls))
+	for _, c := range calls {
+		if c.Err = penstock.Check(c.Charges); c.Err != nil {
+			continue
+		}
+		if routeOf(c.Charges) != cacheable {
+			alone = append(alone, c)
+			continue
+		}
+		q := denyQuery{sent: sent}
+		q.key, q.version = d.table.keyOf(c.Charges)
+		switch known := d.table.find(q.key); {
+		case known == nil || !known.covers(&q, c.Charges):
+			together, queries = append(together, c), append(queries, q)
+		case q.sent >= known.until:
+			alone = append(alone, c) // it may have to wait for another request
+		default:
+			if c.Err = ctx.Err(); c.Err == nil {
+				c.Decision = known.answer(q.sent)
+			}
+		}
+	}
+	many.Divided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
+		many.Decide(ctx, d.next, calls)
+		for i, c := range calls {
+			d.learn(&queries[i], c.Charges, &c.Decision, c.Err)
+		}
+	}, together)
+}
+
 // DenyStats are counts of a DenyCache. To count its answers, count decisions of its Source.
 type DenyStats struct {
 	Entries    int64 // denials in the cache now, including those that have ended
@@ -156,17 +190,22 @@ func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 
 func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
 	decision, err := d.next.Decide(ctx, charges)
+	d.learn(q, charges, &decision, err)
+	return decision, err
+}
+
+// learn remembers a decision if it denies the batch, or the next one like it.
+func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
 	switch {
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
-		d.remember(q, charges, &decision)
+		d.remember(q, charges, decision)
 	case d.hasGrants && len(charges) == 1:
 		if status, isDenied := d.denialAfterGrant(&charges[0], decision.Status(0)); isDenied {
 			denial := penstock.Single(status)
 			d.remember(q, charges, &denial)
 		}
 	}
-	return decision, err
 }
 
 // denialAfterGrant returns the status that the same charge would get right after its grant, if that

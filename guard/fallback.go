@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/guard/internal/divide"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -111,6 +112,23 @@ func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penst
 		return penstock.Decision{}, err // checked first: after the call, a passed deadline may be the store's fault
 	}
 	d, err := f.next.Decide(ctx, charges)
+	return f.after(ctx, charges, d, err)
+}
+
+// DecideMany decides independent batches.
+func (f *fallback) DecideMany(ctx context.Context, calls []*many.Call) {
+	if err := deadline.CallerErr(ctx); err != nil {
+		many.Fail(calls, err)
+		return
+	}
+	many.Decide(ctx, f.next, calls)
+	for _, c := range calls {
+		c.Decision, c.Err = f.after(ctx, c.Charges, c.Decision, c.Err)
+	}
+}
+
+// after takes over the store's decision, or decides if there is none.
+func (f *fallback) after(ctx context.Context, charges []penstock.Charge, d penstock.Decision, err error) (penstock.Decision, error) {
 	if err == nil {
 		if d.Allowed {
 			f.mirrorToLocal(charges, &d)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/lease"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // LeaseOptions configure NewLease. Without Limits nothing is leased.
@@ -113,6 +114,9 @@ func (o LeaseOptions) engine() lease.Options {
 func (l *Lease) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	return l.engine.Decide(ctx, charges)
 }
+
+// DecideMany decides independent batches.
+func (l *Lease) DecideMany(ctx context.Context, calls []*many.Call) { l.engine.DecideMany(ctx, calls) }
 
 // Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go
 // to the store. Its error is the context's, if that ends first.

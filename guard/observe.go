@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // An Event is one decision, as Observe reports it.
@@ -62,6 +63,17 @@ func (o *errorObserver) Decide(ctx context.Context, charges []penstock.Charge) (
 	return d, err
 }
 
+// DecideMany decides independent batches.
+func (o *errorObserver) DecideMany(ctx context.Context, calls []*many.Call) {
+	sent := time.Since(o.start)
+	many.Decide(ctx, o.next, calls)
+	for _, c := range calls {
+		if c.Err != nil {
+			o.observe(ctx, c.Charges, &c.Decision, c.Err, time.Since(o.start)-sent)
+		}
+	}
+}
+
 type observer struct {
 	next  penstock.Store
 	f     func(Event)
@@ -73,6 +85,16 @@ func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	d, err := o.next.Decide(ctx, charges)
 	o.observe(ctx, charges, &d, err, time.Since(o.start)-sent)
 	return d, err
+}
+
+// DecideMany decides independent batches.
+func (o *observer) DecideMany(ctx context.Context, calls []*many.Call) {
+	sent := time.Since(o.start)
+	many.Decide(ctx, o.next, calls)
+	latency := time.Since(o.start) - sent
+	for _, c := range calls {
+		o.observe(ctx, c.Charges, &c.Decision, c.Err, latency)
+	}
 }
 
 // observe reports a decision.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // A Server tells the guards about the servers behind a store. A *redisstore.Store is one.
@@ -143,6 +144,11 @@ func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 		g.unwatch = g.breaker.watched()
 		return g.breaker
 	}
+}
+
+// DecideMany decides independent batches, as concurrent calls of Decide would, at less cost.
+func (g *Guarded) DecideMany(ctx context.Context, calls []*many.Call) {
+	many.Decide(ctx, g.Store, calls)
 }
 
 // Instances returns the number of instances that share the store, as last counted or configured.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // TimeoutOptions configure Timeout. The zero value is useful.
@@ -92,12 +93,41 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		return penstock.Decision{}, tooLate(after)
 	}
 	d, err := t.next.Decide(ctx, charges)
-	if err == nil || ctx.Err() == nil {
-		return d, err
+	return d, t.errorOf(ctx, bounded, left, err)
+}
+
+// DecideMany decides independent batches. Their deadline is that of the list.
+func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
+	bounded := deadline.From(ctx)
+	n := int64(len(calls))
+	if t.deadlines.After < 0 || bounded == nil || t.inFlight.Add(n) > t.most {
+		if t.deadlines.After >= 0 && bounded != nil {
+			t.inFlight.Add(-n)
+		}
+		many.Each(ctx, t, calls)
+		return
 	}
+	defer t.inFlight.Add(-n)
+	left := bounded.Left()
+	if left <= 0 {
+		many.Fail(calls, tooLate(t.deadlines.After))
+		return
+	}
+	many.Decide(ctx, t.next, calls)
+	for _, c := range calls {
+		c.Err = t.errorOf(ctx, bounded, left, c.Err)
+	}
+}
+
+// errorOf returns the error for a decision that had some time left when it began, or nil.
+func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left time.Duration, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	after := t.deadlines.After
 	switch deadline.CallerErr(ctx) {
 	case context.Canceled:
-		return d, err
+		return err
 	case context.DeadlineExceeded: // the caller's own
 		left -= bounded.Left()
 	case nil:
@@ -108,7 +138,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if left < after/2 {
 		err = noFault(err)
 	}
-	return d, err
+	return err
 }
 
 // noFault returns a copy of a store's error with IsStoreFault false: the store had too little time.

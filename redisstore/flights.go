@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
@@ -42,6 +43,11 @@ func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (
 		return s.decideNow(ctx, c)
 	}
 	c.sendShadowsThatDoNotFit()
+	return s.await(ctx, in, c)
+}
+
+// await returns the decision about a call that was queued.
+func (s *Store) await(ctx context.Context, in *coalesce.Coalescer, c *call) (penstock.Decision, error) {
 	isSent, err := in.Wait(ctx, &c.waiter)
 	switch {
 	case err != nil && !isSent:
@@ -52,6 +58,37 @@ func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (
 		return penstock.Decision{}, s.unavailable(ctx, c.waiter.Err)
 	}
 	return c.waiter.Decision, nil
+}
+
+// DecideMany decides independent batches as concurrent calls of Decide would. On a single server,
+// they share scripts and wait together.
+func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
+	sharded, err := s.client.Sharded(ctx)
+	if err != nil || sharded || s.isUncoalesced || s.now != nil || ctx.Err() != nil {
+		many.Each(ctx, s, list)
+		return
+	}
+	calls, waiters := make([]*call, len(list)), make([]*coalesce.Waiter, 0, len(list))
+	for i, l := range list {
+		if l.Decision, l.Err = (penstock.Decision{}), penstock.Check(l.Charges); l.Err == nil {
+			c := s.calls.Get().(*call)
+			c.charges, c.waiter.Charges = l.Charges, l.Charges
+			calls[i], waiters = c, append(waiters, &c.waiter)
+		}
+	}
+	s.single.EnterAll(ctx, waiters)
+	for i, c := range calls {
+		if c == nil {
+			continue
+		}
+		l := list[i]
+		if l.Decision, l.Err = s.await(ctx, s.single, c); l.Err != nil {
+			s.topology.requestRefresh(s)
+			continue // the client may still hold what is left of the call
+		}
+		c.forget()
+		s.calls.Put(c)
+	}
 }
 
 // A decider decides the flights of a store's coalescers.

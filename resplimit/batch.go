@@ -2,11 +2,13 @@ package resplimit
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
@@ -17,6 +19,9 @@ type batch struct {
 	jobs  []job
 	last  map[string]int // the last job of each key
 	heads []int          // the first job of each key
+
+	calls []many.Call // of jobs that are decided as a list
+	list  []*many.Call
 }
 
 // A job is a command that needs a decision.
@@ -73,12 +78,15 @@ func (c *client) decide(b *batch) {
 	if len(b.jobs) == 0 {
 		return
 	}
-	if s := c.server; len(b.jobs) == 1 || s.options.Parallel == 1 {
+	switch s := c.server; {
+	case len(b.jobs) == 1 || s.options.Parallel == 1:
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
 		}
-	} else {
-		s.decideTogether(b)
+	case s.lists == nil || b.hasNamed():
+		s.decideInParallel(b)
+	default:
+		s.decideLists(b)
 	}
 	b.proto = c.proto
 	for i := range b.jobs {
@@ -87,9 +95,71 @@ func (c *client) decide(b *batch) {
 	b.dropJobs()
 }
 
-// decideTogether decides the jobs in parallel, and those of one key one after another. The store
+// hasNamed tells whether there is a job that the policy decides.
+func (b *batch) hasNamed() bool {
+	for i := range b.jobs {
+		if b.jobs[i].kind == named {
+			return true
+		}
+	}
+	return false
+}
+
+// decideLists decides the jobs in lists, and those of one key one after another.
+func (s *Server) decideLists(b *batch) {
+	b.link()
+	for begun := 0; begun < len(b.heads); {
+		n := s.reserve(min(len(b.heads)-begun, s.options.Parallel))
+		s.decideList(b, b.heads[begun:begun+n])
+		s.deciding.Add(1 - int64(n))
+		for range n {
+			if next := b.jobs[b.heads[begun]].next; next > 0 {
+				b.heads = append(b.heads, next)
+			}
+			begun++
+		}
+	}
+}
+
+// reserve returns how many of n jobs may be decided now. One may always be; deciding counts the
+// others.
+func (s *Server) reserve(n int) int {
+	others := int64(n) - 1
+	if over := min(s.deciding.Add(others)-int64(s.options.MaxParallel), others); over > 0 {
+		s.deciding.Add(-over)
+		others -= over
+	}
+	return int(others) + 1
+}
+
+// decideList has the store decide some jobs.
+func (s *Server) decideList(b *batch, jobs []int) {
+	b.calls, b.list = slices.Grow(b.calls[:0], len(jobs))[:len(jobs)], b.list[:0]
+	for i, at := range jobs {
+		j := &b.jobs[at]
+		if j.charges == nil {
+			j.charges = j.one[:]
+		}
+		b.calls[i] = many.Call{Charges: j.charges}
+		b.list = append(b.list, &b.calls[i])
+	}
+	start := time.Now()
+	many.Try(s.ctx, s.lists, b.list)
+	latency := time.Since(start)
+	for i, at := range jobs {
+		j := &b.jobs[at]
+		j.decision, j.err = b.calls[i].Decision, b.calls[i].Err
+		if s.isObserved(j) {
+			s.observe(j, latency)
+		}
+	}
+	clear(b.calls)
+	clear(b.list)
+}
+
+// decideInParallel decides the jobs in parallel, and those of one key one after another. The store
 // sees them at the same time and can decide them together.
-func (s *Server) decideTogether(b *batch) {
+func (s *Server) decideInParallel(b *batch) {
 	b.link()
 	var (
 		begun   atomic.Int64

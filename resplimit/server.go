@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/workers"
 )
 
@@ -95,6 +96,7 @@ func (o *Options) setDefaults() {
 // A Server answers Redis clients. Make one with New. Many goroutines may use it at once.
 type Server struct {
 	store       penstock.Store
+	lists       many.Store // the store; nil if it decides no lists
 	controller  *admission.Controller
 	options     Options
 	credentials credentials
@@ -106,6 +108,8 @@ type Server struct {
 
 	lastID  atomic.Int64
 	workers *workers.Pool[func()] // decide for connections
+
+	deciding atomic.Int64 // jobs of lists that are being decided, besides one for each list
 
 	isClosing atomic.Bool // set with mu held
 
@@ -138,6 +142,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, start: time.Now(),
 		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
 	}
+	s.lists, _ = store.(many.Store)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.workers = workers.New(o.MaxParallel, func(help func()) { help() })
 	return s, nil

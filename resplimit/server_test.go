@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -132,6 +133,11 @@ func (g *gathering) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	return g.Store.Decide(ctx, charges)
 }
 
+// A listing store decides lists.
+type listing struct{ penstock.Store }
+
+func (l listing) DecideMany(ctx context.Context, calls []*many.Call) { many.Each(ctx, l.Store, calls) }
+
 func TestAPipelineIsDecidedTogether(t *testing.T) {
 	const n = 32
 	for _, parallel := range []int{n, 2 * n} {
@@ -178,6 +184,50 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 	}
 }
 
+func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
+	store := &gathering{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
+	s, addr := serve(t, listing{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the list itself
+	w := connect(t, addr)
+	var pipeline strings.Builder
+	for i := range 40 {
+		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i%20), "1", "1", "60"))
+	}
+	w.send(pipeline.String())
+	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
+	store.once.Do(func() { close(store.release) })
+	for i := range 40 {
+		if got, want := w.reply(), fmt.Sprintf("[0 2 %d -1 %d]", 1-i/20, 60+i/20*60); got != want {
+			t.Errorf("reply %d is %q, want %q", i, got, want)
+		}
+	}
+	if n := store.most.Load(); n != 5 {
+		t.Errorf("%d decisions were in flight at once; want 5", n)
+	}
+	await(t, "the bound is free again", func() bool { return s.deciding.Load() == 0 })
+}
+
+// A panic in a store that decides lists gives each command an error.
+func TestPanicOfAListIsContained(t *testing.T) {
+	_, addr := serve(t, panicking{memstore.New(memstore.Options{})}, nil, Options{})
+	w := connect(t, addr)
+	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
+	for range 2 {
+		if got := w.reply(); !strings.Contains(got, "UNAVAILABLE") {
+			t.Errorf("the reply is %q", got)
+		}
+	}
+	if got := w.reply(); got != "end" {
+		t.Errorf("the last reply is %q; want that of ECHO", got)
+	}
+}
+
+type panicking struct{ penstock.Store }
+
+func (panicking) DecideMany(_ context.Context, calls []*many.Call) {
+	calls[0].Err = nil
+	panic("for the test")
+}
+
 // An exclusive store reports decisions of one key that overlap.
 type exclusive struct {
 	penstock.Store
@@ -199,7 +249,16 @@ func (e *exclusive) Decide(ctx context.Context, charges []penstock.Charge) (pens
 }
 
 func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
-	_, addr := serve(t, &exclusive{Store: memstore.New(memstore.Options{Now: newClock().Now}), t: t}, nil, Options{})
+	for _, asList := range []func(penstock.Store) penstock.Store{
+		func(s penstock.Store) penstock.Store { return s },
+		func(s penstock.Store) penstock.Store { return listing{s} },
+	} {
+		testOrder(t, asList(&exclusive{Store: memstore.New(memstore.Options{Now: newClock().Now}), t: t}))
+	}
+}
+
+func testOrder(t *testing.T, store penstock.Store) {
+	_, addr := serve(t, store, nil, Options{})
 	w := connect(t, addr)
 	var pipeline strings.Builder
 	var want []string

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/lazy"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // A Set gives decisions their deadlines. Its clock stops while this process does not run.
@@ -22,13 +23,29 @@ func (t *Set) Within(next penstock.Store) penstock.Store {
 	if t.After < 0 {
 		return next
 	}
-	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		bounded, own := t.Of(ctx)
-		if own {
-			defer bounded.End()
-		}
-		return next.Decide(bounded, charges)
-	})
+	return &within{t, next}
+}
+
+type within struct {
+	set  *Set
+	next penstock.Store
+}
+
+func (w *within) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	bounded, own := w.set.Of(ctx)
+	if own {
+		defer bounded.End()
+	}
+	return w.next.Decide(bounded, charges)
+}
+
+// DecideMany decides independent batches. They have one deadline.
+func (w *within) DecideMany(ctx context.Context, calls []*many.Call) {
+	bounded, own := w.set.Of(ctx)
+	if own {
+		defer bounded.End()
+	}
+	many.Decide(bounded, w.next, calls)
 }
 
 // Of returns the decision's deadline. If there is none yet, it makes one: then isOwn is true, and

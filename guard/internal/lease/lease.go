@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // Options configure New.
@@ -105,6 +106,28 @@ func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 		}
 	}
 	return l.next.Decide(ctx, charges)
+}
+
+// DecideMany decides independent batches.
+func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
+	var alone, together []*many.Call
+	for i, c := range calls {
+		var few [4]*penstock.Plan
+		plans, shape := shapeOf(c.Charges, few[:0])
+		isAlone := l.options.Block != nil && !l.isClosed.Load() && (shape == refunding || shape == spending && l.findKey(c.Charges[0].Key, plans) != nil)
+		switch {
+		case isAlone && alone == nil:
+			alone, together = append(alone, c), append(together, calls[:i]...)
+		case isAlone:
+			alone = append(alone, c)
+		case alone != nil:
+			together = append(together, c)
+		}
+	}
+	if alone == nil {
+		together = calls
+	}
+	many.Divided(ctx, l, alone, func(ctx context.Context, calls []*many.Call) { many.Decide(ctx, l.next, calls) }, together)
 }
 
 // Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go

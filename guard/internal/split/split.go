@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/divide"
+	"github.com/penstock/penstock/internal/many"
 )
 
 // New returns a store that splits limits. shardsOf returns how many counters a limit has. 0 and 1
@@ -44,6 +45,17 @@ func (s *store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	b.end()
 	s.batches.Put(b)
 	return d, err
+}
+
+// DecideMany decides independent batches.
+func (s *store) DecideMany(ctx context.Context, calls []*many.Call) {
+	for _, c := range calls {
+		if _, parts := s.firstSplit(c.Charges); parts != nil {
+			many.Each(ctx, s, calls)
+			return
+		}
+	}
+	many.Decide(ctx, s.next, calls)
 }
 
 func (s *store) firstSplit(charges []penstock.Charge) (int, *Parts) {

@@ -80,6 +80,20 @@ func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (now bool) {
 	return false
 }
 
+// EnterAll queues the waiters of a list, as Enter does for one. The caller calls Wait for each.
+func (c *Coalescer) EnterAll(ctx context.Context, list []*Waiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range list {
+		w.prepare(ctx)
+		c.joinLocked(w)
+	}
+	for c.shouldSendLocked(c.inFlight) {
+		c.inFlight++
+		go c.run(c.takeLocked())
+	}
+}
+
 // Exit ends a decision that the caller made itself after Enter.
 func (c *Coalescer) Exit() {
 	if next := c.next(nil); next != nil {

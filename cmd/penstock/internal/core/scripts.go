@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -42,6 +43,15 @@ func (s *scriptLoader) Decide(ctx context.Context, charges []penstock.Charge) (p
 		return penstock.Decision{}, s.unavailable()
 	}
 	return s.Store.Decide(ctx, charges)
+}
+
+// DecideMany decides independent batches.
+func (s *scriptLoader) DecideMany(ctx context.Context, calls []*many.Call) {
+	if s.isHolding.Load() {
+		many.Fail(calls, s.unavailable())
+		return
+	}
+	s.Store.DecideMany(ctx, calls)
 }
 
 // unavailable is the error while no decision is sent: the cause of the latest failed attempt.

@@ -1,0 +1,191 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A listing store decides lists, and counts them.
+type listing struct {
+	penstock.Store
+	lists, calls int
+	fail         func(ctx context.Context) error
+}
+
+func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
+	l.lists++
+	l.calls += len(calls)
+	if l.fail != nil {
+		many.Fail(calls, l.fail(ctx))
+		return
+	}
+	many.Each(ctx, l.Store, calls)
+}
+
+// listed is standard, without the wrapper that decides no lists.
+func listed(t *testing.T, store penstock.Store, o guard.Options) *guard.Guarded {
+	o.Instances = 1
+	g, err := guard.Standard(store, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	return g
+}
+
+func callsOf(charges ...penstock.Charge) (calls []*many.Call) {
+	for _, c := range charges {
+		calls = append(calls, &many.Call{Charges: []penstock.Charge{c}})
+	}
+	return calls
+}
+
+// A list gets the decisions that its batches would get one by one. The caches of both stacks agree.
+func TestListsAreDecidedAsTheirBatches(t *testing.T) {
+	decided, lists := 0, 0
+	for i := range uint64(seeds(40)) {
+		seed := effort.Seed() + i
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			options := guard.Options{DenyFor: time.Hour, Limits: func(p *penstock.Plan) (s guard.Settings) {
+				if p.Name() == "split" {
+					s.SplitInto = 2
+				}
+				return s
+			}}
+			list := &listing{Store: memstore.New(memstore.Options{})}
+			one, together := standard(t, memstore.New(memstore.Options{}), options), listed(t, list, options)
+			plans := []*penstock.Plan{
+				compiled(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))),
+				compiled(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")),
+				compiled(t, penstock.PerHour(2+2*rng.Int64N(30)).With(penstock.SlidingLog).WithName("split")),
+			}
+			for step := range 60 {
+				time.Sleep(time.Duration(rng.Int64N(int64(300 * time.Millisecond))))
+				var charges []penstock.Charge
+				for key := range 1 + rng.IntN(12) { // of a list, no two batches depend on each other
+					c := penstock.Charge{Key: fmt.Sprint(key), Plan: plans[rng.IntN(len(plans))], Cost: 1}
+					switch rng.IntN(12) {
+					case 0:
+						c.Mode = []penstock.Mode{penstock.Peek, penstock.Reset, penstock.Force}[rng.IntN(3)]
+					case 1:
+						c.Cost = -1
+					}
+					charges = append(charges, c)
+				}
+				calls := callsOf(charges...)
+				many.Decide(t.Context(), together, calls)
+				for i, call := range calls {
+					want, err := one.Decide(t.Context(), charges[i:i+1])
+					got := call.Decision
+					if errors.Is(err, penstock.ErrInvalid) != errors.Is(call.Err, penstock.ErrInvalid) || (err == nil) != (call.Err == nil) {
+						t.Fatalf("seed %d, step %d: %v; by itself %v", seed, step, call.Err, err)
+					}
+					if err == nil && (got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted || got.Source != want.Source && charges[i].Plan != plans[2]) {
+						t.Fatalf("seed %d, step %d: %v of %v: %v from %v; by itself %v from %v", seed, step, charges[i].Mode, charges[i].Plan, got, got.Source, want, want.Source)
+					}
+					decided++
+				}
+			}
+			lists += list.lists
+		})
+	}
+	if lists == 0 {
+		t.Error("the store decided no list")
+	}
+	t.Logf("counted: %d decisions of lists", decided)
+}
+
+// Each batch of a list that the store does not decide has an answer of the fallback, and counts for
+// the breaker.
+func TestListsGoThroughAnOutage(t *testing.T) {
+	for name, fail := range map[string]func(context.Context) error{
+		"refused": func(context.Context) error {
+			return penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("for the test"))
+		},
+		"hangs": func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &listing{Store: memstore.New(memstore.Options{}), fail: fail}
+			g := listed(t, store, guard.Options{})
+			limit := compiled(t, penstock.PerHour(1))
+			begin := time.Now()
+			calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1},
+				penstock.Charge{Key: "c", Plan: limit, Cost: 2}, penstock.Charge{Key: "d", Plan: limit, Cost: 1}, penstock.Charge{Key: "e", Plan: limit, Cost: 1})
+			many.Decide(t.Context(), g, calls)
+			for i, c := range calls {
+				if c.Err != nil || c.Decision.Source != penstock.FromFallback || c.Decision.Allowed != (i != 2) {
+					t.Errorf("%s: call %d: %v from %v, %v", name, i, c.Decision, c.Decision.Source, c.Err)
+				}
+			}
+			if took := time.Since(begin); took > 300*time.Millisecond {
+				t.Errorf("%s: the list took %v", name, took)
+			}
+			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
+				t.Errorf("%s: after five failures the breaker is %v", name, state)
+			}
+			many.Decide(t.Context(), g, calls)
+			if store.lists != 1 {
+				t.Errorf("%s: the store was called %d times, want 1", name, store.lists)
+			}
+		})
+	}
+}
+
+// More decisions than may be in flight are not sent.
+func TestListsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &listing{Store: penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+			<-ctx.Done()
+			return penstock.Decision{}, ctx.Err()
+		})}
+		g := listed(t, store, guard.Options{Timeout: guard.TimeoutOptions{InFlight: 3}, OnFailure: guard.FailClosed})
+		limit := compiled(t, penstock.PerHour(1))
+		shed := 0
+		var charges []penstock.Charge
+		for i := range 5 {
+			charges = append(charges, penstock.Charge{Key: fmt.Sprint(i), Plan: limit, Cost: 1})
+		}
+		observed := guard.Observe(func(e guard.Event) {
+			if e.Source == penstock.FromClosed {
+				shed++
+			}
+		})(g)
+		many.Decide(t.Context(), observed, callsOf(charges...))
+		if shed != 5 || store.lists != 0 {
+			t.Errorf("%d of 5 calls were denied; the store got %d lists, want 0", shed, store.lists)
+		}
+	})
+}
+
+// A panic of a store becomes an error of each call.
+func TestPanicOfAListIsContained(t *testing.T) {
+	g := listed(t, &listing{Store: memstore.New(memstore.Options{}), fail: func(context.Context) error { panic("for the test") }}, guard.Options{})
+	limit := compiled(t, penstock.PerHour(1))
+	for range 5 {
+		calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1})
+		many.Try(t.Context(), g, calls)
+		for _, c := range calls {
+			if !errors.Is(c.Err, penstock.ErrUnavailable) {
+				t.Errorf("the error is %v", c.Err)
+			}
+		}
+	}
+	if state := g.Stats().Breakers[""]; state != guard.StateOpen {
+		t.Errorf("after five panics the breaker is %v", state)
+	}
+}

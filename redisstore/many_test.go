@@ -1,0 +1,117 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// Random lists get the decisions that their batches would get one by one: batches of any kind, and
+// invalid ones too.
+func TestListsAreDecidedAsTheirBatches(t *testing.T) {
+	t.Parallel()
+	server := redistest.Shared(t)
+	rng := rand.New(rand.NewPCG(effort.Seed(), 1))
+	store, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: fmt.Sprint("lists", rng.Uint32())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	model := memstore.New(memstore.Options{})
+	plans := []*penstock.Plan{ // none frees units during the test
+		penstock.PerDay(20).WithName("fixed").With(penstock.FixedWindow).MustCompile(),
+		penstock.PerDay(25).WithName("log").With(penstock.SlidingLog).MustCompile(),
+		penstock.Limit{Name: "bucket", Count: 1, Period: 24 * time.Hour, Burst: 30}.MustCompile(),
+	}
+	decided := 0
+	for range effort.Of(40, 2000) {
+		var calls []*many.Call
+		for key := range 1 + rng.IntN(100) {
+			c := &many.Call{}
+			for i := range plans {
+				if rng.IntN(2) == 0 {
+					continue
+				}
+				mode := penstock.Spend
+				if rng.IntN(8) == 0 {
+					mode = []penstock.Mode{penstock.Peek, penstock.Force, penstock.Refund, penstock.Reset, penstock.Draw}[rng.IntN(5)]
+				}
+				c.Charges = append(c.Charges, penstock.Charge{Key: fmt.Sprint(key), Plan: plans[i], Cost: rng.Int64N(4), Mode: mode})
+			}
+			calls = append(calls, c) // some have no charge, which is an error
+		}
+		store.DecideMany(t.Context(), calls)
+		for _, c := range calls {
+			want, err := model.Decide(t.Context(), c.Charges)
+			if (err == nil) != (c.Err == nil) || errors.Is(err, penstock.ErrInvalid) != errors.Is(c.Err, penstock.ErrInvalid) {
+				t.Fatalf("%v: %v; want %v", c.Charges, c.Err, err)
+			}
+			for i := range c.Charges {
+				got, want := c.Decision.Status(i), want.Status(i)
+				if got.Granted != want.Granted || got.Remaining != want.Remaining || (got.RetryAfter > 0) != (want.RetryAfter > 0) {
+					t.Fatalf("seed %d: %+v: %+v; want %+v", effort.Seed(), c.Charges, got, want)
+				}
+			}
+			decided++
+		}
+	}
+	t.Logf("counted: %d decisions of lists", decided)
+}
+
+// A list whose context has ended is not sent. One whose context ends later has no answers.
+func TestListsEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	plan := penstock.PerDay(5).MustCompile()
+	list := func() (calls []*many.Call) {
+		for i := range 10 {
+			calls = append(calls, &many.Call{Charges: []penstock.Charge{{Key: fmt.Sprint(i), Plan: plan, Cost: 1}}})
+		}
+		return calls
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	calls := list()
+	store.DecideMany(ended, calls)
+	for _, c := range calls {
+		if e := penstock.AsStoreError(c.Err); c.Err == nil || e != nil && e.MayBeCharged {
+			t.Errorf("after the context has ended: %v", c.Err)
+		}
+	}
+	if err := store.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server.Pause()
+	late, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	calls = list()
+	store.DecideMany(late, calls)
+	server.Resume()
+	for _, c := range calls {
+		if c.Err == nil {
+			t.Errorf("a server that is stopped decided: %v", c.Decision)
+		}
+	}
+	calls = list()
+	store.DecideMany(t.Context(), calls)
+	for _, c := range calls {
+		if c.Err != nil || !c.Decision.Allowed {
+			t.Errorf("afterwards: %v, %v", c.Decision, c.Err)
+		}
+	}
+}
