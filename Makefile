@@ -160,6 +160,12 @@ packages:
 	cd scripts && go run ./dist build -only linux/amd64 -out ../bin/packages
 	@scripts/run-packages bin/packages
 
+.PHONY: image
+## image: the container image of the last commit, for both platforms, made without an engine; its root serves requests under chroot
+image:
+	cd scripts && go run ./dist build -only linux/amd64,linux/arm64 -out ../bin/image
+	@scripts/run-image bin/image
+
 ## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check

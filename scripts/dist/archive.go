@@ -75,26 +75,44 @@ func (c folder) write(dir string, date time.Time) error {
 	})
 }
 
-// tar writes the files below the folder top of a compressed archive.
+// tar writes the files to a compressed archive, below the folder top.
 func (c folder) tar(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	gz, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	if err != nil {
 		return err
 	}
-	w := tar.NewWriter(gz)
-	err = c.each(func(name string, text []byte, mode os.FileMode) error {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: top + "/" + name, Size: int64(len(text)), Mode: int64(mode), ModTime: date, Format: tar.FormatUSTAR}
+	if err := errors.Join(c.writeTar(gz, top+"/", date), gz.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// writeTar writes an archive of the files and their folders. The prefix precedes each name.
+func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
+	w := tar.NewWriter(to)
+	write := func(kind byte, name string, text []byte, mode os.FileMode) error {
+		h := &tar.Header{Typeflag: kind, Name: name, Size: int64(len(text)), Mode: int64(mode), ModTime: date, Format: tar.FormatUSTAR}
 		if err := w.WriteHeader(h); err != nil {
 			return err
 		}
 		_, err := w.Write(text)
 		return err
-	})
-	if err := errors.Join(err, w.Close(), gz.Close()); err != nil {
-		return err
 	}
-	return os.WriteFile(path, out.Bytes(), 0o644)
+	made := make(map[string]bool)
+	err := c.each(func(name string, text []byte, mode os.FileMode) error {
+		name = prefix + name
+		for i, letter := range name {
+			if dir := name[:i+1]; letter == '/' && !made[dir] {
+				made[dir] = true
+				if err := write(tar.TypeDir, dir, nil, 0o755); err != nil {
+					return err
+				}
+			}
+		}
+		return write(tar.TypeReg, name, text, mode)
+	})
+	return errors.Join(err, w.Close())
 }
 
 // zip is tar for Windows.

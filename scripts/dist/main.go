@@ -1,7 +1,7 @@
 // Command dist makes what a release ships, of one commit of this repository and of nothing else.
 //
 //	dist proxy TREE VERSION FOLDER   a module proxy with all tagged modules of a tree
-//	dist build [flags]               archives, packages, lists of components, and checksums
+//	dist build [flags]               archives, packages, images, lists of components, checksums
 //
 // The same commit, version and Go give the same bytes in any folder.
 package main
@@ -13,6 +13,8 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -48,7 +50,8 @@ func buildAll(args []string) error {
 	repository := flags.String("repository", "..", "the repository; its HEAD is built, without uncommitted changes")
 	version := flags.String("version", "", "such as v0.1.0; the default is the tag of HEAD, or a development version")
 	out := flags.String("out", "../bin/dist", "the folder for what is made; its old files are deleted")
-	only := flags.String("only", "", "build one platform only, such as linux/amd64")
+	only := flags.String("only", "", "platforms to build, such as linux/amd64,linux/arm64; the default is all")
+	archivesOnly := flags.Bool("archives-only", false, "make no packages and no images")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -75,32 +78,30 @@ func buildAll(args []string) error {
 	if err != nil {
 		return err
 	}
-	pack, err := newPackager(r, work)
-	if err != nil {
-		return err
+	var pack *packager
+	images := &imager{release: r}
+	if !*archivesOnly {
+		if pack, err = newPackager(r, work); err != nil {
+			return err
+		}
 	}
 	for _, p := range platforms {
-		if *only != "" && *only != p.String() {
+		if *only != "" && !slices.Contains(strings.Split(*only, ","), p.String()) {
 			continue
 		}
-		if err := ship(b, pack, p, *out); err != nil {
+		content, err := b.contentOf(p, *out)
+		if err == nil {
+			err = b.archive(p, content, *out)
+		}
+		if err == nil && p.os == "linux" && !*archivesOnly {
+			err = errors.Join(pack.pack(content, p.arch, work, *out), images.add(p, content, *out))
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
+	if err := images.write(work, *out); err != nil {
+		return err
+	}
 	return writeChecksums(*out)
-}
-
-// ship makes the files of a platform.
-func ship(b *builder, pack *packager, p platform, out string) error {
-	content, err := b.contentOf(p, out)
-	if err != nil {
-		return err
-	}
-	if err := b.archive(p, content, out); err != nil {
-		return err
-	}
-	if p.os != "linux" {
-		return nil
-	}
-	return pack.pack(content, p.arch, b.work, out)
 }

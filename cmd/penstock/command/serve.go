@@ -78,6 +78,10 @@ func serve(c *cobra.Command, given map[string]string, notes []string, show bool,
 		_, err := c.OutOrStdout().Write([]byte(s.String()))
 		return err
 	}
+	inherited, err := inheritedListener(os.Getenv, os.Getpid(), firstInherited)
+	if err != nil {
+		return err
+	}
 	signal.Ignore(syscall.SIGPIPE) // otherwise the process ends with the reader of its log
 	sink := logsink.New(c.ErrOrStderr())
 	defer sink.Close()
@@ -91,7 +95,7 @@ func serve(c *cobra.Command, given map[string]string, notes []string, show bool,
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	return service.Run(c.Context(), service.Options{
-		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms,
+		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms, Inherited: inherited,
 	})
 }
 

@@ -46,6 +46,9 @@ type Options struct {
 	// Version is shown in the metrics.
 	Version string
 
+	// Inherited is the open listener for requests. Default: the settings' address is opened.
+	Inherited net.Listener
+
 	// Started is called with the addresses of the listeners when requests are accepted.
 	Started func(Addresses)
 
@@ -178,6 +181,9 @@ func (s *service) open(runCtx context.Context) error {
 	if s.wrap.core != nil {
 		s.wrap.core(s.core)
 	}
+	if s.Inherited != nil && !s.Settings.HasProxy() {
+		return fmt.Errorf("%w: systemd passes a socket for requests, and there is no upstream to send them to; set upstream, or disable the socket unit", settings.ErrInvalid)
+	}
 	if s.Settings.HasProxy() {
 		proxy, err := s.newProxy(runCtx, budget)
 		if err != nil {
@@ -208,7 +214,10 @@ func (s *service) open(runCtx context.Context) error {
 
 // listen opens the listener of a server. It accepts at most limit connections at once.
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
-	l, err := openListener(ctx, address)
+	l, err := s.Inherited, error(nil)
+	if l == nil || server.name != "listen" {
+		l, err = openListener(ctx, address)
+	}
 	if err != nil {
 		return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.name, s.Settings.Source(server.name), err, server.name)
 	}

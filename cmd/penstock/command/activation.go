@@ -1,0 +1,35 @@
+package command
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// firstInherited is the first file descriptor that systemd passes: SD_LISTEN_FDS_START.
+const firstInherited = 3
+
+// inheritedListener returns the listener for requests that systemd has opened for this process, or
+// nil. Its name must be listen. See sd_listen_fds(3). A service that gets its listener so refuses
+// no connection while it restarts.
+func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.Listener, error) {
+	if getenv("LISTEN_PID") != strconv.Itoa(pid) {
+		return nil, nil // there is none, or it is for another process
+	}
+	names := getenv("LISTEN_FDNAMES")
+	if getenv("LISTEN_FDS") != "1" || names != "listen" {
+		return nil, fmt.Errorf("%w: systemd passes %s sockets with the names %q; write one socket unit with one ListenStream and FileDescriptorName=listen, and use the settings for other addresses",
+			settings.ErrInvalid, getenv("LISTEN_FDS"), strings.Split(names, ":"))
+	}
+	f := os.NewFile(first, names)
+	defer f.Close() // FileListener duplicates it
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the socket of systemd: %w; write ListenStream", settings.ErrInvalid, err)
+	}
+	return l, nil
+}

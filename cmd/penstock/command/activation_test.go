@@ -1,0 +1,63 @@
+package command
+
+import (
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
+	opened, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	for _, c := range []struct {
+		pid, count, names string
+		of                interface{ File() (*os.File, error) }
+		isUsed            bool
+		err               string
+	}{
+		{pid: "", of: opened.(*net.TCPListener)},
+		{pid: "43", count: "1", names: "listen", of: opened.(*net.TCPListener)},
+		{pid: "42", count: "1", names: "listen", of: opened.(*net.TCPListener), isUsed: true},
+		{pid: "42", count: "1", names: "api", of: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
+		{pid: "42", count: "2", names: "listen:listen", of: opened.(*net.TCPListener), err: `2 sockets with the names ["listen" "listen"]`},
+		{pid: "42", count: "1", names: "listen", of: packets.(*net.UDPConn), err: "write ListenStream"},
+	} {
+		f, err := c.of.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		passed, err := syscall.Dup(int(f.Fd())) // inheritedListener closes it if it is used
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		environ := map[string]string{"LISTEN_PID": c.pid, "LISTEN_FDS": c.count, "LISTEN_FDNAMES": c.names}
+		l, err := inheritedListener(func(name string) string { return environ[name] }, 42, uintptr(passed))
+		switch {
+		case c.err != "":
+			if !errors.Is(err, settings.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v: %v", environ, err)
+			}
+		case err != nil, (l != nil) != c.isUsed:
+			t.Errorf("%v: listener %v, %v", environ, l, err)
+		case c.isUsed:
+			if l.Addr().String() != opened.Addr().String() {
+				t.Errorf("it listens on %v; want %v", l.Addr(), opened.Addr())
+			}
+			l.Close()
+		}
+	}
+}
