@@ -145,6 +145,11 @@ surge: tools
 outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
+.PHONY: prepare
+## prepare: has all tagged modules require each other at VERSION, with their sums, before the commit of a release
+prepare:
+	cd scripts && go run ./dist prepare .. "$(VERSION)"
+
 ## dist: what a release ships, of the last commit, in bin/dist: binaries, archives, their components, checksums. VERSION=v0.1.0 sets the version;
 ## the default is the tag of the commit, or a development version
 dist:
@@ -165,6 +170,11 @@ packages:
 image:
 	cd scripts && go run ./dist build -only linux/amd64,linux/arm64 -out ../bin/image
 	@scripts/run-image bin/image
+
+.PHONY: upgrade
+## upgrade: a rolling upgrade from the newest tag, or from OLD=COMMIT, on one Redis, under requests
+upgrade: tools
+	@scripts/run-upgrade $(OLD)
 
 ## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/mod/semver"
 )
 
 // A platform is what a binary runs on.
@@ -82,7 +84,7 @@ func (b *builder) install(p platform) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return path, checkSums(info, filepath.Join(b.tree, "cmd", "penstock", "go.sum"))
+	return path, checkSums(info, filepath.Join(b.tree, "cmd", "penstock", "go.sum"), semver.Prerelease(b.version) == "")
 }
 
 // binary is the name of the program's file.
@@ -93,17 +95,18 @@ func (b *builder) binary(p platform) string {
 	return "penstock"
 }
 
-// checkSums fails if a binary has a module of others whose files are not those of go.sum.
-func checkSums(info *buildinfo.BuildInfo, name string) error {
+// checkSums fails if a binary has a module whose files are not those of go.sum. A development
+// version may have other files of the modules of this repository.
+func checkSums(info *buildinfo.BuildInfo, name string, isRelease bool) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return err
 	}
 	for _, m := range info.Deps {
 		switch {
-		case m.Path == root || strings.HasPrefix(m.Path, root+"/"):
+		case !isRelease && (m.Path == root || strings.HasPrefix(m.Path, root+"/")):
 		case m.Sum == "" || !bytes.Contains(text, []byte(m.Path+" "+m.Version+" "+m.Sum+"\n")):
-			return fmt.Errorf("%s does not have %s %s %s", name, m.Path, m.Version, m.Sum)
+			return fmt.Errorf("cmd/penstock/go.sum does not have %s %s %s; for a module of this repository: make prepare VERSION=…, and commit", m.Path, m.Version, m.Sum)
 		}
 	}
 	return nil

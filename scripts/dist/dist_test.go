@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
@@ -220,11 +221,64 @@ func TestSumsOfOthersMustBeThoseOfGoSum(t *testing.T) {
 	}
 	module := debug.Module{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}
 	info := &buildinfo.BuildInfo{Deps: []*debug.Module{&module, {Path: root, Version: "v0.1.0", Sum: "h1:xyz="}}}
-	if err := checkSums(info, name); err != nil {
+	if err := checkSums(info, name, false); err != nil {
 		t.Error(err)
 	}
+	if checkSums(info, name, true) == nil {
+		t.Error("a release is built of a root that go.sum does not have")
+	}
 	module.Sum = "h1:abd="
-	if checkSums(info, name) == nil {
+	if checkSums(info, name, false) == nil {
 		t.Error("a module with other files is shipped")
+	}
+}
+
+// TestPreparedModulesHaveTheSumsOfTheirTags: a proxy of the prepared tree serves what go.sum has.
+func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
+	tree := t.TempDir()
+	for _, dir := range tagged {
+		for name, text := range map[string]string{
+			"go.mod": "module " + path.Join(root, dir) + "\n", "go.sum": "example.org/a v1.2.3 h1:abc=\n" + root + " v0.0.1 h1:old=\n", "LICENSE": "a",
+		} {
+			if name == "go.mod" && dir != "." {
+				text += "\nrequire " + root + " v0.0.1\n"
+			}
+			if err := writeFile(filepath.Join(tree, dir, name), strings.NewReader(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const version = "v0.9.8"
+	for range 2 { // the second one changes nothing
+		if err := prepare(tree, version); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if required, err := requiredVersion(tree); err != nil || required != version {
+		t.Errorf("cmd/penstock requires %s, %v", required, err)
+	}
+	proxy := t.TempDir()
+	if err := writeProxy(tree, proxy, moduleVersions(version), time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	want, err := sumsOf(filepath.Join(proxy, root, "@v"), root, version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range tagged[1:] {
+		sum, err := os.ReadFile(filepath.Join(tree, dir, "go.sum"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(sum) != "example.org/a v1.2.3 h1:abc=\n"+want {
+			t.Errorf("%s/go.sum is\n%s\nthe root's tag has\n%s", dir, sum, want)
+		}
+	}
+}
+
+func TestTagsNameTheFoldersOfTheirModules(t *testing.T) {
+	names := tags("v0.1.0")
+	if names[0] != "v0.1.0" || names[len(names)-1] != "cmd/penstock/v0.1.0" {
+		t.Errorf("the tags are %q", names)
 	}
 }

@@ -1,5 +1,7 @@
 // Command dist makes what a release ships, of one commit of this repository and of nothing else.
 //
+//	dist prepare TREE VERSION        go.mod and go.sum of all tagged modules, before a release
+//	dist tags VERSION                the names of the tags, in their order
 //	dist proxy TREE VERSION FOLDER   a module proxy with all tagged modules of a tree
 //	dist build [flags]               archives, packages, images, lists of components, checksums
 //
@@ -18,7 +20,7 @@ import (
 	"time"
 )
 
-const usage = "usage: dist proxy TREE VERSION FOLDER, or dist build [flags]"
+const usage = "usage: dist prepare TREE VERSION, dist tags VERSION, dist proxy TREE VERSION FOLDER, or dist build [flags]"
 
 func main() {
 	log.SetFlags(0)
@@ -38,6 +40,19 @@ func run(args []string) error {
 			return errors.New(usage)
 		}
 		return writeProxy(args[1], args[3], moduleVersions(args[2]), time.Unix(0, 0))
+	case "prepare":
+		if len(args) != 3 {
+			return errors.New(usage)
+		}
+		return prepare(args[1], args[2])
+	case "tags":
+		if len(args) != 2 {
+			return errors.New(usage)
+		}
+		for _, name := range tags(args[1]) {
+			fmt.Println(name)
+		}
+		return nil
 	case "build":
 		return buildAll(args[1:])
 	}

@@ -1,0 +1,313 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// The file has keys that a release has written, and its answers to later calls. Every version with
+// the same schema must read them and give the same answers. It may get more cases, for new
+// algorithms, by -golden. A case that is there never changes: docs/compatibility.md promises it.
+const goldenFile = "testdata/golden.json"
+
+var addGolden = flag.Bool("golden", false, "add cases that testdata/golden.json does not have")
+
+type goldenCase struct {
+	Name   string
+	Before []goldenCall // write the keys
+	Keys   []goldenKey
+	After  []goldenCall // read them
+}
+
+type goldenCall struct {
+	At      int64 // µs
+	Charges []goldenCharge
+	Allowed bool
+	Answers []penstock.Status
+}
+
+type goldenCharge struct {
+	Key, Name, Group, Algorithm string
+	Count, Burst, Cost          int64
+	Period, Patience            time.Duration
+	Mode                        algorithm.Mode
+	Holder                      string
+}
+
+// A goldenKey is a string, or the members of a sorted set with their scores.
+type goldenKey struct {
+	Name   string // without the prefix and the schema's version
+	String []byte `json:",omitempty"`
+	Set    []any  `json:",omitempty"`
+}
+
+func goldenAlgorithms() map[string]*algorithm.Algorithm {
+	newYork, err := time.LoadLocation("America/New_York")
+	if err != nil {
+		panic(err)
+	}
+	return map[string]*algorithm.Algorithm{
+		"token bucket": algorithm.TokenBucket, "leaky bucket": algorithm.LeakyBucket, "fixed window": algorithm.FixedWindow,
+		"anchored window": algorithm.AnchoredWindow, "calendar day in New York": algorithm.CalendarWindow(algorithm.Day, newYork),
+		"calendar month in UTC": algorithm.CalendarWindow(algorithm.Month, time.UTC), "sliding window": algorithm.SlidingWindow,
+		"4 sub-windows": algorithm.SubWindow(4), "sliding log": algorithm.SlidingLog, "concurrency": algorithm.Concurrency,
+	}
+}
+
+func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(goldenFile)
+	if err != nil && !*addGolden {
+		t.Fatal(err)
+	}
+	var cases []goldenCase
+	if err := json.Unmarshal(text, &cases); err != nil && !*addGolden {
+		t.Fatal(err)
+	}
+	server := redistest.Shared(t)
+	client := dialURL(t, server.URL())
+	if *addGolden {
+		for _, c := range newGoldenCases() {
+			if slices.ContainsFunc(cases, func(known goldenCase) bool { return known.Name == c.Name }) {
+				continue
+			}
+			g := newGolden(t, server, client)
+			g.decide(c.Before)
+			c.Keys = g.keys()
+			g.decide(c.After)
+			cases = append(cases, c)
+		}
+		writeGolden(t, cases)
+	}
+	answers := 0
+	for _, c := range cases {
+		for _, writes := range []bool{false, true} {
+			g := newGolden(t, server, client)
+			name := c.Name + ", keys of the release"
+			if writes { // so that instances of the release can read what this version writes
+				name = c.Name + ", keys of this version"
+				if got := g.decide(cloneCalls(c.Before)); !reflect.DeepEqual(got, c.Before) {
+					t.Errorf("%s: the answers are\n%+v\nwant\n%+v", name, got, c.Before)
+				}
+				if got := g.keys(); !reflect.DeepEqual(got, c.Keys) {
+					t.Errorf("%s: they are\n%+v\nwant\n%+v", name, got, c.Keys)
+				}
+			} else {
+				g.restore(c.Keys)
+			}
+			got := g.decide(cloneCalls(c.After))
+			for i := range got {
+				answers++
+				if !reflect.DeepEqual(got[i], c.After[i]) {
+					t.Errorf("%s, call %d: the answer is\n%+v\nwant\n%+v", name, i, got[i], c.After[i])
+				}
+			}
+		}
+	}
+	// Each algorithm has a case.
+	if len(cases) < len(goldenAlgorithms())+2 {
+		t.Errorf("there are %d cases", len(cases))
+	}
+	t.Logf("counted: %d answers to %d golden states", answers, len(cases))
+}
+
+// writeGolden writes the file, with a line per case.
+func writeGolden(t *testing.T, cases []goldenCase) {
+	var lines []string
+	for _, c := range cases {
+		line, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, string(line))
+	}
+	if err := os.WriteFile(goldenFile, []byte("[\n"+strings.Join(lines, ",\n")+"\n]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cloneCalls returns the calls with room for other answers.
+func cloneCalls(calls []goldenCall) []goldenCall {
+	calls = slices.Clone(calls)
+	for i := range calls {
+		calls[i].Answers = nil
+	}
+	return calls
+}
+
+// A golden is a store with a prefix and a clock of its own.
+type golden struct {
+	*testing.T
+	server *redistest.Server
+	store  *Store
+	prefix string
+	now    time.Time
+}
+
+var goldens int
+
+func newGolden(t *testing.T, server *redistest.Server, client Client) *golden {
+	goldens++
+	g := &golden{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldens)}
+	var err error
+	if g.store, err = New(client, Options{Prefix: g.prefix, Now: func() time.Time { return g.now }}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// decide makes the calls and sets their answers.
+func (g *golden) decide(calls []goldenCall) []goldenCall {
+	algorithms := goldenAlgorithms()
+	for i := range calls {
+		c := &calls[i]
+		g.now = time.UnixMicro(c.At)
+		var charges []penstock.Charge
+		for _, o := range c.Charges {
+			limit := penstock.Limit{Name: o.Name, Group: o.Group, Algorithm: algorithms[o.Algorithm], Count: o.Count, Period: o.Period, Burst: o.Burst}
+			charges = append(charges, penstock.Charge{Key: o.Key, Plan: planOf(g, limit), Cost: o.Cost, Mode: o.Mode, Patience: o.Patience, Holder: o.Holder})
+		}
+		d, err := g.store.Decide(context.Background(), charges)
+		if err != nil {
+			g.Fatalf("call %d: %v", i, err)
+		}
+		c.Allowed = d.Allowed
+		for n := range charges {
+			c.Answers = append(c.Answers, d.Status(n))
+		}
+	}
+	return calls
+}
+
+func (g *golden) do(args ...string) any {
+	g.Helper()
+	reply, err := g.server.Do(args...)
+	if err != nil {
+		g.Fatalf("%s: %v", args[0], err)
+	}
+	return reply
+}
+
+// keys are the keys that the store has written.
+func (g *golden) keys() (keys []goldenKey) {
+	begin := g.prefix + schemaVersion
+	for _, name := range g.do("KEYS", begin+"{*").([]any) {
+		name := name.(string)
+		key := goldenKey{Name: strings.TrimPrefix(name, begin)}
+		if g.do("TYPE", name) == "zset" {
+			key.Set = g.do("ZRANGE", name, "0", "-1", "WITHSCORES").([]any)
+			for i, part := range key.Set {
+				key.Set[i] = fmt.Sprintf("%x", part)
+			}
+		} else {
+			key.String = []byte(g.do("GET", name).(string))
+		}
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b goldenKey) int { return cmp.Compare(a.Name, b.Name) })
+	return keys
+}
+
+// restore writes the keys. They live until the server ends: their time to live is no part of the
+// state.
+func (g *golden) restore(keys []goldenKey) {
+	for _, key := range keys {
+		name := g.prefix + schemaVersion + key.Name
+		if key.Set == nil {
+			g.do("SET", name, string(key.String))
+			continue
+		}
+		for i := 0; i < len(key.Set); i += 2 {
+			var member, score []byte
+			fmt.Sscanf(key.Set[i].(string), "%x", &member)
+			fmt.Sscanf(key.Set[i+1].(string), "%x", &score)
+			g.do("ZADD", name, string(score), string(member))
+		}
+	}
+}
+
+// newGoldenCases are the cases that this version would write: one per algorithm, a group whose
+// numbers share a string, and a mixture of strings and sets.
+func newGoldenCases() (cases []goldenCase) {
+	const day = 24 * time.Hour
+	names := make([]string, 0)
+	for name := range goldenAlgorithms() {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		c := goldenCharge{Key: "user:42", Name: "main", Algorithm: name, Count: 10, Period: time.Hour}
+		switch {
+		case name == "token bucket", name == "leaky bucket":
+			c.Burst = 15
+		case name == "concurrency":
+			c.Count, c.Burst = 4, 4
+		case strings.HasPrefix(name, "calendar day"):
+			c.Period = day
+		case strings.HasPrefix(name, "calendar month"):
+			c.Period = 31 * day
+		}
+		cases = append(cases, goldenCase{name, goldenCalls(0, []goldenCharge{c}), nil, goldenCalls(time.Minute, []goldenCharge{c})})
+	}
+	bucket := goldenCharge{Key: "Ä {x}", Name: "bucket", Group: "shared", Algorithm: "token bucket", Count: 10, Period: time.Hour, Burst: 12}
+	window := goldenCharge{Key: "Ä {x}", Name: "window", Group: "shared", Algorithm: "sliding window", Count: 20, Period: time.Hour}
+	log := goldenCharge{Key: "Ä {x}", Name: "log", Group: "shared", Algorithm: "sliding log", Count: 30, Period: time.Hour}
+	slots := goldenCharge{Key: "Ä {x}", Name: "slots", Group: "shared", Algorithm: "concurrency", Count: 9, Period: time.Hour}
+	for name, charges := range map[string][]goldenCharge{"a group": {bucket, window}, "a mixture": {bucket, window, log, slots}} {
+		cases = append(cases, goldenCase{name, goldenCalls(0, charges), nil, goldenCalls(time.Minute, charges)})
+	}
+	return cases
+}
+
+// goldenCalls are calls of all modes, some time after the same moment. They begin with a Peek, so
+// that the state is seen as it is.
+func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCall) {
+	at := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).Add(later)
+	for i, op := range []struct {
+		mode  algorithm.Mode
+		cost  int64
+		after time.Duration
+	}{
+		{penstock.Peek, 1, 0},
+		{penstock.Spend, 1, 0},
+		{penstock.Spend, 2, 3 * time.Second},
+		{penstock.Spend, 8, time.Millisecond},
+		{penstock.Draw, 3, time.Second},
+		{penstock.Peek, 1, 10 * time.Minute},
+		{penstock.Refund, 1, time.Second},
+		{penstock.Force, 2, time.Second},
+		{penstock.Spend, 1, -time.Second}, // the clock steps back
+	} {
+		at = at.Add(op.after)
+		call := goldenCall{At: at.UnixMicro()}
+		for _, c := range charges {
+			c.Mode, c.Cost = op.mode, op.cost
+			switch c.Algorithm {
+			case "concurrency", "leaky bucket":
+				c.Holder = fmt.Sprintf("holder %d of %d", i, at.Unix()%60)
+			}
+			if c.Algorithm == "concurrency" {
+				c.Cost = 1
+			}
+			if c.Algorithm == "token bucket" || c.Algorithm == "leaky bucket" {
+				c.Patience = time.Minute
+			}
+			call.Charges = append(call.Charges, c)
+		}
+		calls = append(calls, call)
+	}
+	return calls
+}

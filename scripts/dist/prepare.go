@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/semver"
+	"golang.org/x/mod/sumdb/dirhash"
+)
+
+// prepare has all tagged modules of a tree require each other at the version, and writes the sums
+// of these modules to go.sum. So one commit can have the tags of all modules: the sums depend on
+// the modules before in the order of tags, and on no module after.
+func prepare(tree, version string) error {
+	if semver.Canonical(version) != version {
+		return fmt.Errorf("the version %q has not the form v0.1.0", version)
+	}
+	work, err := os.MkdirTemp("", "penstock-prepare-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	sums := make(map[string]string) // lines of go.sum by the module's path
+	for _, dir := range tagged {
+		if err := require(filepath.Join(tree, dir), version, sums); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+		if err := addModule(tree, dir, []string{version}, work, time.Unix(0, 0)); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+		modulePath := path.Join(root, dir)
+		if sums[modulePath], err = sumsOf(filepath.Join(work, modulePath, "@v"), modulePath, version); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// sumsOf are the two lines of go.sum about a module in a proxy.
+func sumsOf(folder, modulePath, version string) (string, error) {
+	archive, err := dirhash.HashZip(filepath.Join(folder, version+".zip"), dirhash.Hash1)
+	if err != nil {
+		return "", err
+	}
+	goMod, err := os.ReadFile(filepath.Join(folder, version+".mod"))
+	if err != nil {
+		return "", err
+	}
+	alone, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(goMod)), nil })
+	return fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", modulePath, version, archive, alone), err
+}
+
+// require sets the versions that a module requires of the modules in sums, and their lines in its
+// go.sum.
+func require(dir, version string, sums map[string]string) error {
+	name := filepath.Join(dir, "go.mod")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	mod, err := modfile.Parse(name, text, nil)
+	if err != nil {
+		return err
+	}
+	own := ""
+	for _, r := range mod.Require {
+		if r.Mod.Path != root && !strings.HasPrefix(r.Mod.Path, root+"/") {
+			continue
+		}
+		if sums[r.Mod.Path] == "" {
+			return fmt.Errorf("it requires %s, which is not tagged before it", r.Mod.Path)
+		}
+		own += sums[r.Mod.Path]
+		if err := mod.AddRequire(r.Mod.Path, version); err != nil {
+			return err
+		}
+	}
+	if own == "" {
+		return nil
+	}
+	if text, err = mod.Format(); err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, text, 0o644); err != nil {
+		return err
+	}
+	name = filepath.Join(dir, "go.sum")
+	if text, err = os.ReadFile(name); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(text)+own, "\n"), func(line string) bool {
+		return line == "" || strings.HasPrefix(line, root) && !strings.Contains(own, line)
+	})
+	slices.Sort(lines)
+	return os.WriteFile(name, []byte(strings.Join(slices.Compact(lines), "")), 0o644)
+}
+
+// tags are the names of the tags of a version, in the order of the modules.
+func tags(version string) (names []string) {
+	for _, dir := range tagged {
+		names = append(names, path.Join(dir, version))
+	}
+	return names
+}
