@@ -152,7 +152,7 @@ type instance struct {
 
 func startInstance(penstock, rules, socket string) (*instance, error) {
 	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules, "--store", "unix://"+socket, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
-		"--operator-token", operatorToken, "--log-format", "json")}
+		"--operator-token", operatorToken, "--log-format", "json", "--store-timeout", "5s")} // so that a busy machine is no outage
 	pipe, err := i.process.StderrPipe()
 	if err != nil {
 		return nil, err

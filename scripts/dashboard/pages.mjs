@@ -233,6 +233,9 @@ for (const javaScriptEnabled of [true, false]) {
   await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
   await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
   await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
+  const lab = await open(config.admin, {bypassCSP: true});
+  for (const path of ["dashboard", "health"]) await examine(await lab.go(path), `${path} in an outage`);
+  await lab.close();
   await page.locator(".banner a").click();
   await page.locator("#over").waitFor();
   assert.match(await text(page, "#over"), /search\.day closed nothing passes/);
