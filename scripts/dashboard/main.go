@@ -250,9 +250,10 @@ func (c *control) send(ctx context.Context) {
 	}
 }
 
-// stripPrefix is a proxy that serves an address under a prefix. It sends the address as Host.
+// stripPrefix is a proxy that serves an address under a prefix. It sends the address as Host. It
+// does not log that pages close their events.
 func stripPrefix(prefix, address string) http.Handler {
-	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
+	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: address})
 	}})
 }

@@ -50,7 +50,7 @@ type overview struct {
 	Instances  adminapi.Instances
 }
 
-// The most limits and rules that a page lists. The admin API has all.
+// The most limits and rules that a page lists. The address of a page may name any rule.
 const (
 	maxLimitRows = 15
 	maxRules     = 200
@@ -60,7 +60,9 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 	state := h.API.ReadState(ctx)
 	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.AllTotal)}
 	for _, r := range h.API.Rules().Rules() {
-		o.RuleNames = append(o.RuleNames, r.Name)
+		if len(o.RuleNames) < maxRules || r.Name == o.Rule {
+			o.RuleNames = append(o.RuleNames, r.Name)
+		}
 	}
 	last := "600"
 	if o.Span == "minutes" {

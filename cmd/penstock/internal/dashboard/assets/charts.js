@@ -167,7 +167,7 @@ class Chart {
       padding: [8, 4, 0, 0],
       scales: {y: {range: (_, low, high) => [0, niceEnd(high ?? 0)]}},
       axes: [
-        {...axis, gap: 4, size: 26, grid: {show: false}, space: 90, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
+        {...axis, gap: 4, size: 26, grid: {show: false}, space: 70, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
         {...axis, gap: 6, size: 46, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
       ],
       series: [{}, ...this.lines.map(line => ({
