@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -170,7 +171,6 @@ func inUnits(text string) int64 {
 // Each line of a code block in docs that runs penstock is a valid command line: the command and its
 // flags exist, and the number of arguments is right.
 func TestCommandLinesOfDocsAreValid(t *testing.T) {
-	block := regexp.MustCompile("(?s)```(?:sh|console)?\n(.*?)```")
 	lines := 0
 	for _, dir := range []string{"../../../docs", "../../../README.md"} {
 		err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
@@ -181,23 +181,27 @@ func TestCommandLinesOfDocsAreValid(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			for _, b := range block.FindAllStringSubmatch(string(text), -1) {
-				for line := range strings.Lines(b[1]) {
-					args := words(strings.TrimPrefix(line, "$ "))
-					if len(args) < 2 || args[0] != "penstock" || args[1][0] == '(' {
-						continue
-					}
-					lines++
-					found, rest, err := New().Find(args[1:])
-					if err == nil {
-						err = found.ParseFlags(rest)
-					}
-					if err == nil {
-						err = found.ValidateArgs(found.Flags().Args())
-					}
-					if err != nil {
-						t.Errorf("%s: %s: %v", name, strings.TrimSpace(line), err)
-					}
+			inBlock, isShell := false, false
+			for line := range strings.Lines(string(text)) {
+				if language, isFence := strings.CutPrefix(strings.TrimSpace(line), "```"); isFence {
+					inBlock = !inBlock
+					isShell = inBlock && slices.Contains([]string{"", "sh", "console"}, language)
+					continue
+				}
+				args := words(strings.TrimPrefix(line, "$ "))
+				if !isShell || len(args) < 2 || args[0] != "penstock" || args[1][0] == '(' {
+					continue
+				}
+				lines++
+				found, rest, err := New().Find(args[1:])
+				if err == nil {
+					err = found.ParseFlags(rest)
+				}
+				if err == nil {
+					err = found.ValidateArgs(found.Flags().Args())
+				}
+				if err != nil {
+					t.Errorf("%s: %s: %v", name, strings.TrimSpace(line), err)
 				}
 			}
 			return nil
@@ -206,7 +210,7 @@ func TestCommandLinesOfDocsAreValid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if lines < 10 {
+	if lines < 40 {
 		t.Errorf("only %d command lines were found; is the pattern still right?", lines)
 	}
 	t.Logf("counted: %d command lines of the docs", lines)
