@@ -64,7 +64,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return r.run(c, k)
 		},
 	}
-	given.add(c)
+	given.add(c, "envoy-config")
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
 	r.admin.add(c, "let the instance with this admin address reset")

@@ -17,7 +17,10 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -37,7 +40,8 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Short: "Show what a client has used of its limits",
 		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
 			"deny a request of one unit now. It asks the store and charges nothing. The key is that of penstock explain and of the\n" +
-			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together.\n\n" +
+			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together. For limits of --envoy-config it is the domain\n" +
+			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
 			"asks a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
 			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases.\n\n" +
@@ -64,7 +68,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return err
 		},
 	}
-	given.add(c)
+	given.add(c, "envoy-config")
 	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
 	instance.add(c, "ask the instance with this admin address")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
@@ -127,36 +131,66 @@ type keyStore struct {
 
 // openKey opens the store, and finds the limits of a key.
 func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
-	s, p, err := given.load(c, "operator-token", "caller-token", "audit-file")
+	s, p, err := given.load(c, "operator-token", "caller-token", "audit-file",
+		"envoy-config", "envoy-mode", "envoy-algorithm", "envoy-on-failure", "envoy-merge-domains", "envoy-shadow-mode", "envoy-reports", "envoy-headers")
 	if err != nil {
 		return nil, err
 	}
-	if p == nil {
-		return nil, coded(exitUsage, errors.New("no policy is named; write --config rules.yaml, or set PENSTOCK_CONFIG"))
+	if p == nil && s.EnvoyConfig == "" {
+		return nil, coded(exitUsage, errors.New("no policy is named; write --config rules.yaml, set PENSTOCK_CONFIG, or write --envoy-config DIR"))
 	}
 	k, err := newKeyStore(s, p, key, rule)
-	if err != nil {
+	if err != nil && p != nil {
 		p.Close()
-		return nil, err
 	}
-	return k, nil
+	return k, err
+}
+
+// envoyLimits returns the limits of Envoy's files that count under a key.
+func envoyLimits(s *settings.Settings, key, rule string) ([]keylimits.Limit, error) {
+	if s.EnvoyConfig == "" {
+		return nil, nil
+	}
+	c, err := envoyconfig.LoadDir(s.EnvoyConfig, envoyconfig.Options{MergeDomains: s.EnvoyMergeDomains})
+	if err != nil {
+		return nil, fmt.Errorf("%w: envoy-config (%s): %w", settings.ErrInvalid, s.Source("envoy-config"), err)
+	}
+	o, err := service.EnvoyOptions(s)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", settings.ErrInvalid, err)
+	}
+	found, err := envoyrls.KeyLimits(c, o, key)
+	return keylimits.Envoy(found, rule), err
 }
 
 func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*keyStore, error) {
-	rules := p.Rules
-	if rule != "" && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
+	rules, err := policy.New(policy.Spec{})
+	if p != nil {
+		rules = p.Rules
+	}
+	if err != nil {
+		return nil, err
+	}
+	envoy, err := envoyLimits(&s, key, rule)
+	if err != nil {
+		return nil, err
+	}
+	if rule != "" && len(envoy) == 0 && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
 		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
-	if k.limits, k.skipped = keylimits.Find(rules, k.key, rule); len(k.limits) == 0 {
+	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
+	if k.limits = append(k.limits, envoy...); len(k.limits) == 0 {
+		if p == nil {
+			return nil, coded(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
+		}
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
 	}
 	if k.key != keylimits.Global {
 		global, skipped := keylimits.Globals(rules, k.limits)
 		k.global, k.skipped = global, k.skipped+skipped
 	}
-	var err error
 	for _, limits := range [][]keylimits.Limit{k.limits, k.global} {
 		for i := range limits {
 			if limits[i].Stored, err = redisstore.KeyOf(limits[i].Charge(), keys); err != nil {
@@ -199,7 +233,9 @@ func exampleKeys(rules *policy.Rules, rule string) (examples []string) {
 
 func (k *keyStore) close() {
 	k.redis.Close()
-	k.policy.Close()
+	if k.policy != nil {
+		k.policy.Close()
+	}
 }
 
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.

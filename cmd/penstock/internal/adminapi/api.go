@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/policy"
@@ -55,6 +56,9 @@ type Options struct {
 
 	// Denials are those of the instance. Default: there are none.
 	Denials *denials.Recorder
+
+	// EnvoyLimits returns the limits that count under a key and are not of the policy. Default: none.
+	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
 	// Audit records a write, and each attempt that was refused.
 	Audit func(Audit)

@@ -17,7 +17,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	if err != nil {
 		return nil, err
 	}
-	limits, skipped := keylimits.Find(h.Rules(), key, q.Get("rule"))
+	limits, skipped := h.limitsOf(key, q.Get("rule"))
 	if q.Has("rule") && len(limits) == 0 {
 		return nil, refuse(http.StatusNotFound, "no limit of a rule of this name counts under such a key; %srules lists them", Prefix)
 	}
@@ -48,6 +48,15 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		}
 	}
 	return found, nil
+}
+
+// limitsOf returns the limits of the policy and of Envoy's files that count under a key.
+func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped int) {
+	limits, skipped = keylimits.Find(h.Rules(), key, rule)
+	if h.EnvoyLimits != nil {
+		limits = append(limits, keylimits.Envoy(h.EnvoyLimits(key), rule)...)
+	}
+	return limits, skipped
 }
 
 // storeFailed is the refusal while the store gives no answer. It does not say more than the reason:

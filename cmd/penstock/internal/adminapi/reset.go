@@ -129,7 +129,7 @@ func (asked *ResetRequest) check() error {
 
 // toReset returns the limits to reset.
 func (h *Handler) toReset(key string, asked ResetRequest) ([]keylimits.Limit, error) {
-	all, skipped := keylimits.Find(h.Rules(), key, asked.Rule)
+	all, skipped := h.limitsOf(key, asked.Rule)
 	if skipped > 0 {
 		return nil, refuse(http.StatusConflict, "there are more than %d limits of such a key; name a rule", keylimits.MaxLimits)
 	}

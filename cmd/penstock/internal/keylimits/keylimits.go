@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/describe"
 )
@@ -36,7 +38,8 @@ type Limit struct {
 
 	key    string
 	plan   *penstock.Plan
-	policy *policy.Limit
+	policy *policy.Limit // of a limit of the policy; nil for others
+	guard  guard.Settings
 }
 
 // The kinds of limits.
@@ -91,7 +94,7 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 						skipped++
 						continue
 					}
-					limit := Limit{Rule: r.Name, Limit: one.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: one.Algorithm, key: key, plan: plan, policy: one}
+					limit := Limit{Rule: r.Name, Limit: one.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: one.Algorithm, key: key, plan: plan, policy: one, guard: one.Guard}
 					if len(one.Variants) > 1 {
 						limit.Tier = tiers[tier].Name
 					}
@@ -101,6 +104,22 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 		}
 	}
 	return found, skipped
+}
+
+// Envoy returns the limits of Envoy's files that were found for a key: those of one rule if rule is
+// not "".
+func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
+	for _, l := range found {
+		if rule != "" && rule != l.Rule {
+			continue
+		}
+		kind := Enforced
+		if l.IsShadow {
+			kind = Shadow
+		}
+		limits = append(limits, Limit{Rule: l.Rule, Limit: l.Limit, Kind: kind, Rate: describe.Rate(l.Plan), Algorithm: l.Plan.Algorithm().Title(), key: l.Key, plan: l.Plan, guard: l.Settings})
+	}
+	return limits
 }
 
 // Globals returns the limits for all clients together in the rules of some limits. They may deny
@@ -194,11 +213,11 @@ func (l *Limit) Name() string { return l.Rule + "." + l.Limit }
 // DenyFor is how long instances may repeat a denial from their caches, after a reset.
 func (l *Limit) DenyFor() time.Duration {
 	const byDefault = time.Second // guard.DenyOptions.MaxAge
-	return max(cmp.Or(l.policy.Guard.DenyFor, byDefault), 0)
+	return max(cmp.Or(l.guard.DenyFor, byDefault), 0)
 }
 
 // HasLease tells whether instances hold units of the limit, which a reset does not concern.
-func (l *Limit) HasLease() bool { return l.policy.Guard.Lease > 0 }
+func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
 // milliseconds rounds up. penstock.Never is -1.
 func milliseconds(d time.Duration) int64 {

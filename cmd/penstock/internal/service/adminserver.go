@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/dashboard"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -56,11 +57,17 @@ func (s *service) newAdminAPI() *adminapi.Handler {
 		Digest:     s.core.Digest,
 		Recorder:   s.core.Activity,
 		Denials:    s.denials,
-		Fleet:      s.core.Fleet,
-		Health:     s.health,
-		StoreInfo:  s.storeInfo,
-		Waiting:    s.metrics.Waiting,
-		Upstream:   func() string { return s.upstream },
+		EnvoyLimits: func(key string) []envoyrls.KeyLimit {
+			if s.envoy == nil {
+				return nil
+			}
+			return s.envoy.engine.KeyLimits(key)
+		},
+		Fleet:     s.core.Fleet,
+		Health:    s.health,
+		StoreInfo: s.storeInfo,
+		Waiting:   s.metrics.Waiting,
+		Upstream:  func() string { return s.upstream },
 		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
 			report, charges, err := explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
 			if err != nil {

@@ -32,8 +32,8 @@ var envoyAlgorithms = map[string]*algorithm.Algorithm{
 	"fixed-window": penstock.FixedWindow, "token-bucket": penstock.TokenBucket, "sliding-window": penstock.SlidingWindow, "sliding-log": penstock.SlidingLog,
 }
 
-// envoyOptions are those of the engine for Envoy's limits.
-func envoyOptions(s *settings.Settings) (envoyrls.Options, error) {
+// EnvoyOptions are those of the engine for Envoy's limits.
+func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	o := envoyrls.Options{
 		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
 	}

@@ -151,7 +151,7 @@ func (s *service) open(runCtx context.Context) error {
 	if least := max(budget.clients, budget.callers); least < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", least, "max_connections", s.Settings.MaxConnections)
 	}
-	forEnvoy, err := envoyOptions(&s.Settings)
+	forEnvoy, err := EnvoyOptions(&s.Settings)
 	if err != nil {
 		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
 	}

@@ -1,0 +1,73 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// status and reset know limits of Envoy's files, from the store and from a running instance.
+func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	redis, dir := redistest.Start(t), t.TempDir()
+	const limits = "domain: rides\ndescriptors:\n- {key: api_key, rate_limit: {unit: day, requests_per_unit: 2}}\n"
+	if err := os.WriteFile(filepath.Join(dir, "rides.yaml"), []byte(limits), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	p := startProcess(t, "--store=redis://"+redis.Addr, "--envoy-config="+dir, "--api=unix:"+socket, "--admin-listen=127.0.0.1:0", "--operator-token="+token)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	ask := func(customer string, want int) {
+		t.Helper()
+		res, err := client.Post("http://localhost/json", "application/json", strings.NewReader(`{"domain": "rides", "descriptors": [{"entries": [{"key": "api_key", "value": "`+customer+`"}]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Body.Close(); res.StatusCode != want {
+			t.Fatalf("Envoy gets %d, want %d", res.StatusCode, want)
+		}
+	}
+	for name, args := range map[string][]string{"the store": {"--store", "redis://" + redis.Addr, "--envoy-config", dir}, "an instance": {"--admin", p.admin}} {
+		customer := strings.ReplaceAll(name, " ", "-") + "-customer-4711" // an instance may repeat a denial after a reset of the store
+		key := "rides|api_key=" + customer
+		run := func(verb string, more ...string) (int, string, string) {
+			return command(append(append([]string{verb, key}, more...), args...)...)
+		}
+		ask(customer, 200)
+		if code, out, errors := run("status"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
+			t.Errorf("%s: exit code %d, %s%s", name, code, out, errors)
+		}
+		ask(customer, 200)
+		ask(customer, 429)
+		code, out, errors := run("status", "-o", "json")
+		var r keyReport
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitDenied || len(r.Limits) != 1 || r.Limits[0].Used != 2 || r.Limits[0].Left != 0 || !r.Limits[0].IsDenied {
+			t.Errorf("%s: exit code %d, %v, %s%s", name, code, err, out, errors)
+		}
+		t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+		if code, out, errors := run("reset", "--reason", "support-4711", "--yes"); code != exitOK || !strings.Contains(out, "rides.api_key.day was reset: 2 used before, 2 left now") || strings.Contains(errors, "customer-4711") {
+			t.Errorf("%s: reset: exit code %d, %s%s", name, code, out, errors)
+		}
+		if code, out, _ := run("status", "--rule", "rides.api_key"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
+			t.Errorf("%s: after it: exit code %d, %s", name, code, out)
+		}
+		for flags, want := range map[string]string{"rides|other=1": "no limit", key + " --rule none": "no "} {
+			if code, out, errors := command(append(append([]string{"status"}, strings.Fields(flags)...), args...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
+				t.Errorf("%s: %s: exit code %d, %s%s", name, flags, code, out, errors)
+			}
+		}
+	}
+	if code, _, errors := command("status", "rides|api_key=a", "--store", "redis://"+redis.Addr, "--envoy-config", dir+"/none"); code != exitInvalid || !strings.Contains(errors, "envoy-config (--envoy-config)") {
+		t.Errorf("no folder: exit code %d, %s", code, errors)
+	}
+}
