@@ -126,6 +126,7 @@ type request struct {
 	isCorrupt                                              bool
 	isTooLarge                                             bool
 	badTimeout                                             string
+	trace                                                  traceHeaders
 }
 
 func (h *headers) request() (r request) {
@@ -150,6 +151,10 @@ func (h *headers) request() (r request) {
 			r.encoding = f.Value
 		case "authorization":
 			r.authorization = append(r.authorization, f.Value)
+		case "traceparent":
+			r.trace.parent = f.Value
+		case "tracestate":
+			r.trace.state = f.Value
 		case "grpc-timeout":
 			var ok bool
 			if r.timeout, ok = parseTimeout(f.Value); !ok {
@@ -166,6 +171,9 @@ func (h *headers) request() (r request) {
 	}
 	return r
 }
+
+// traceHeaders say to which trace a call belongs, by the W3C's Trace Context.
+type traceHeaders struct{ parent, state string }
 
 // A refusal is an answer that is given before the message is read.
 type refusal struct {

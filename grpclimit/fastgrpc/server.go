@@ -27,7 +27,20 @@ type Call struct {
 	Request  []byte // the message
 	Response []byte // empty; the handler appends the message
 
-	conn *conn
+	conn  *conn
+	trace traceHeaders
+}
+
+// Header returns a header of the call by its name in lower case, or "". Only those of a trace are
+// kept: traceparent and tracestate.
+func (c *Call) Header(name string) string {
+	switch name {
+	case "traceparent":
+		return c.trace.parent
+	case "tracestate":
+		return c.trace.state
+	}
+	return ""
 }
 
 // Addr returns the address of the client.

@@ -127,6 +127,7 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 	}
 	s := newStream(c, id)
 	s.handler, s.timeout, s.since, s.window = handler, -1, c.lastRead, c.streamWindow
+	s.trace = r.trace
 	if r.hasTimeout {
 		s.timeout = r.timeout
 	}

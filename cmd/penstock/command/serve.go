@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -95,7 +96,7 @@ func serve(c *cobra.Command, given map[string]string, notes []string, show bool,
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	return service.Run(c.Context(), service.Options{
-		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms, Inherited: inherited,
+		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms, Inherited: inherited, Telemetry: telemetry.Environment(),
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
+	penstockotel "github.com/penstock/penstock/observe/otel"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -47,6 +48,9 @@ type Options struct {
 
 	// Denials passes denied requests to readers. Default: nobody reads them.
 	Denials *denials.Recorder
+
+	// Spans makes a span of each decision within a sampled trace. Default: there are none.
+	Spans *penstockotel.Spans
 
 	// Check rejects rules that the servers cannot enforce. Default: none.
 	Check func(*policy.Rules) error
@@ -250,6 +254,9 @@ func (c *Core) Observe(e *admission.Event) {
 	c.Metrics.ObserveRequest(e)
 	c.Activity.Observe(e)
 	c.Denials.Observe(e)
+	if c.Spans != nil {
+		c.Spans.ObserveRequest(e)
+	}
 	// The guards around Redis report its failures themselves. They do not report a charge that cannot
 	// be sent.
 	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {

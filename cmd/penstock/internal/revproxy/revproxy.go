@@ -6,6 +6,7 @@
 package revproxy
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -61,6 +62,10 @@ type Options struct {
 	// Default: it adds none.
 	AddHeaders func(header http.Header, r *http.Request)
 
+	// Trace writes the trace that a request belongs to into the headers for the upstream. Default: the
+	// upstream gets what the client sent.
+	Trace func(ctx context.Context, header http.Header)
+
 	// TLS is the configuration for https. Default: TLS 1.2 or later, and the system's roots.
 	TLS *tls.Config
 
@@ -92,6 +97,9 @@ func New(o Options) *Handler {
 	}
 	if h.options.Observe == nil {
 		h.options.Observe = func(int, time.Duration) {}
+	}
+	if h.options.Trace == nil {
+		h.options.Trace = func(context.Context, http.Header) {}
 	}
 	if h.options.AddHeaders == nil {
 		h.options.AddHeaders = func(http.Header, *http.Request) {}

@@ -27,6 +27,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		pr.Out.Header.Del("Connection")
 		pr.Out.Header.Del("Http2-Settings")
 	}
+	h.options.Trace(pr.In.Context(), pr.Out.Header)
 	pr.Out.Trailer = nil
 	if in, ok := pr.In.Body.(*body); ok {
 		pr.Out.Trailer = in.trailers.out

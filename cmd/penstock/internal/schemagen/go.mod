@@ -29,3 +29,5 @@ replace (
 replace github.com/penstock/penstock/grpclimit => ../../../../grpclimit
 
 replace github.com/penstock/penstock/observe/prometheus => ../../../../observe/prometheus
+
+replace github.com/penstock/penstock/observe/otel => ../../../../observe/otel

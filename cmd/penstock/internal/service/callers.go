@@ -69,7 +69,7 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	if err != nil {
 		return nil, err
 	}
-	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(handler, maxQuestion)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(s.telemetry.Handler(handler), maxQuestion)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
 	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
@@ -70,8 +71,13 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Handler {
 	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
 		c.service.inFlight.Add(1)
+		end := noSpan
+		if t := c.service.telemetry; t != nil {
+			ctx, end = t.Call(ctx, method, call.Header)
+		}
 		defer func() {
 			err = c.ended(method, recover(), err)
+			end(status.Code(err))
 			c.service.inFlight.Add(-1)
 		}()
 		return handler(ctx, call)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
@@ -248,11 +249,27 @@ func (c *grpcCalls) refused() func(client net.Addr, reason string) {
 
 func (c *grpcCalls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
 	c.service.inFlight.Add(1)
+	end := noSpan
+	if t := c.service.telemetry; t != nil && serviceName(info.FullMethod) != healthService {
+		incoming := ctx
+		ctx, end = t.Call(ctx, info.FullMethod, func(name string) string { return firstOf(metadata.ValueFromIncomingContext(incoming, name)) })
+	}
 	defer func() {
 		err = c.ended(info.FullMethod, recover(), err)
+		end(status.Code(err))
 		c.service.inFlight.Add(-1)
 	}()
 	return handler(ctx, request)
+}
+
+// noSpan ends a call without a span.
+func noSpan(codes.Code) {}
+
+func firstOf(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
 }
 
 // stream does not count calls of health checks and reflection as in flight: clients may keep them

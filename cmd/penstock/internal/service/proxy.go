@@ -48,10 +48,11 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 				s.core.Activity.Upstream.Fail()
 			}
 		},
-		Log: s.Log,
+		Trace: s.telemetry.Inject,
+		Log:   s.Log,
 	})
 	s.onClose(proxy.Close)
-	handler := gate.Middleware(proxy)
+	handler := s.telemetry.Handler(gate.Middleware(proxy))
 	if s.wrap.limits != nil {
 		handler = s.wrap.limits(handler)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
 )
 
 // Options of Run.
@@ -48,6 +49,9 @@ type Options struct {
 
 	// Inherited is the open listener for requests. Default: the settings' address is opened.
 	Inherited net.Listener
+
+	// Telemetry says what is exported to OpenTelemetry. Default: nothing.
+	Telemetry telemetry.Plan
 
 	// Started is called with the addresses of the listeners when requests are accepted.
 	Started func(Addresses)
@@ -82,8 +86,10 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version, nil)}
+	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID())}
 	s.makeDemoToken()
+	s.telemetry = telemetry.Open(telemetry.Options{Plan: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
+	defer s.telemetry.Close() // last, so that it has all that happened
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}
@@ -117,14 +123,15 @@ var errClosing = errors.New("the service is shutting down")
 
 type service struct {
 	Options
-	metrics  *metrics.Metrics
-	core     *core.Core
-	upstream string                // URL
-	servers  []*server             // the admin server, if there is one, is the last
-	checking *admission.Controller // of the check API; nil without it
-	shared   []byte                // encrypts the ids of the check API, and makes masks
-	envoy    *envoy                // nil without envoy-config
-	denials  *denials.Recorder
+	metrics   *metrics.Metrics
+	core      *core.Core
+	telemetry *telemetry.Telemetry  // nil: it is off
+	upstream  string                // URL
+	servers   []*server             // the admin server, if there is one, is the last
+	checking  *admission.Controller // of the check API; nil without it
+	shared    []byte                // encrypts the ids of the check API, and makes masks
+	envoy     *envoy                // nil without envoy-config
+	denials   *denials.Recorder
 
 	auditFile io.Writer // takes lines at once; discards them if there is no file
 
@@ -163,10 +170,10 @@ func (s *service) open(runCtx context.Context) error {
 	if err := s.openAudit(); err != nil {
 		return err
 	}
-	s.denials = denials.New(denials.Options{})
+	s.denials = denials.New(denials.Options{TraceID: s.telemetry.TraceOf()})
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
-		DirectSettings: forEnvoy.Settings, Denials: s.denials,
+		DirectSettings: forEnvoy.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,135 @@
+package service
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
+)
+
+// trace is the header traceparent of a sampled trace, by its number.
+func trace(n int) (id, header string) {
+	id = fmt.Sprintf("4bf92f3577b34da6a3ce929d0e0e47%02d", n)
+	return id, "00-" + id + "-00f067aa0ba902b7-01"
+}
+
+// exporting switches the export to a collector on.
+func exporting(t *testing.T, c *fakecollector.Collector) func(*Options) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
+	return func(o *Options) { o.Telemetry = telemetry.Environment() }
+}
+
+// The traces of callers go on in spans of the service, whatever protocol they use, and to the
+// upstream. Latencies have exemplars with their ids.
+func TestTracesOfCallersAreContinued(t *testing.T) {
+	withBothGRPCServers(t, func(t *testing.T, server string) {
+		c := fakecollector.New()
+		defer c.Close()
+		received := make(chan string, 2)
+		upstream := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { received <- r.Header.Get("Traceparent") })
+		r := start(t, upstream, limitedBy(t, "rules: [{name: all, match: {path: /*}, per: global, limits: [{name: hour, rate: 1/h}]}]", map[string]string{
+			"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits),
+		}), exporting(t, c))
+		proxied, header := trace(1)
+		for range 2 { // the second request is denied
+			r.mustSend("GET", "/secret-4711", "traceparent: "+header)
+		}
+		forwarded := <-received
+		byAPI, header := trace(2)
+		request, err := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/v1/check", strings.NewReader(`{"rule": "all", "key": "user:secret-4711"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("traceparent", header)
+		request.Header.Set("Content-Type", "application/json")
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		byGRPC, header := trace(3)
+		client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+		if _, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "traceparent", header), envoyRequest("192.0.2.1")); err != nil {
+			t.Fatal(err)
+		}
+
+		request, err = http.NewRequestWithContext(patient(t), "GET", "http://"+r.Admin+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Accept", "application/openmetrics-text")
+		response, err = http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		http.DefaultClient.CloseIdleConnections()
+		if !regexp.MustCompile(`rate_limiter_latency_seconds_bucket\{[^}]*rule="all"[^}]*\} \d+ # \{trace_id="4bf92f3577b34da6a3ce929d0e0e470[12]"`).Match(page) {
+			t.Error("the latencies have no exemplar")
+		}
+
+		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxied) })
+		r.wait() // the rest is exported at the end
+		spans := c.Spans()
+		of := func(trace, name string) (found []string) {
+			for _, s := range spans {
+				if strings.HasPrefix(s, name+" "+trace) {
+					found = append(found, s)
+				}
+			}
+			return found
+		}
+		if n := len(of(proxied, "GET")); n != 2 {
+			t.Errorf("%d spans of the proxy; want 2", n)
+		}
+		decided := of(proxied, "ratelimit.decide")
+		if len(decided) != 2 || !strings.Contains(decided[0], "ratelimit.outcome=allowed ratelimit.rule=all ratelimit.limit=hour") || !strings.Contains(decided[1], "ratelimit.outcome=denied") {
+			t.Errorf("the decisions of the proxy are %q", decided)
+		}
+		if id := strings.Split(forwarded, "-"); len(id) != 4 || id[1] != proxied || id[2] == "00f067aa0ba902b7" {
+			t.Errorf("the upstream got traceparent %q", forwarded)
+		}
+		const method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+		for _, want := range [][2]string{{byAPI, "POST"}, {byAPI, "ratelimit.decide"}, {byGRPC, method}, {byGRPC, "ratelimit.decide"}} {
+			if n := len(of(want[0], want[1])); n != 1 {
+				t.Errorf("%d spans %s; want 1", n, want[1])
+			}
+		}
+		if all := strings.Join(spans, "\n"); t.Failed() || strings.Contains(all, "4711") {
+			t.Errorf("the spans are\n%s", all)
+		}
+		if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
+			t.Errorf("the exported metrics are %v", c.Metrics())
+		}
+	})
+}
+
+// With a collector that never answers, requests are served and the service ends.
+func TestTheServiceEndsBesideAHangingCollector(t *testing.T) {
+	reached, release := make(chan struct{}, 10), make(chan struct{})
+	c := fakecollector.New()
+	defer c.Close()
+	defer close(release)
+	c.Config.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		reached <- struct{}{}
+		<-release
+	})
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+	r := startBeside(t, nil, nil, exporting(t, c))
+	r.mustGet("http://"+r.Listen+"/", 200)
+	<-reached
+	for range 20 {
+		r.mustGet("http://"+r.Listen+"/", 200)
+	}
+	r.wait()
+}

@@ -1,0 +1,203 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
+)
+
+func TestPlanOfTheEnvironment(t *testing.T) {
+	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318"
+	for _, row := range []struct{ environment, want string }{
+		{"", `traces "" metrics "" propagate false`},
+		{endpoint, `traces "http/protobuf" metrics "http/protobuf" propagate true`},
+		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a", `traces "http/protobuf" metrics "" propagate true`},
+		{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://a", `traces "" metrics "http/protobuf" propagate false`},
+		{"OTEL_TRACES_EXPORTER=otlp", `traces "http/protobuf" metrics "" propagate true`},
+		{"OTEL_METRICS_EXPORTER=otlp", `traces "" metrics "http/protobuf" propagate false`},
+		{endpoint + " OTEL_TRACES_EXPORTER=none", `traces "" metrics "http/protobuf" propagate false`},
+		{endpoint + " OTEL_METRICS_EXPORTER=none", `traces "http/protobuf" metrics "" propagate true`},
+		{endpoint + " OTEL_METRICS_EXPORTER=prometheus", `traces "http/protobuf" metrics "" propagate true`},
+		{endpoint + " OTEL_SDK_DISABLED=True", `traces "" metrics "" propagate false`},
+		{endpoint + " OTEL_SDK_DISABLED=false", `traces "http/protobuf" metrics "http/protobuf" propagate true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc", `traces "grpc" metrics "grpc" propagate true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", `traces "http/protobuf" metrics "grpc" propagate true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json", `traces "http/protobuf" metrics "http/protobuf" propagate true ` +
+			`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "http/json" is not supported; http/protobuf is used. Write that or grpc`},
+		{endpoint + " OTEL_TRACES_EXPORTER=zipkin", `traces "" metrics "http/protobuf" propagate false OTEL_TRACES_EXPORTER: "zipkin" is not supported, and nothing is exported; write otlp or none`},
+		{"OTEL_PROPAGATORS=tracecontext,baggage", `traces "" metrics "" propagate true`},
+		{endpoint + " OTEL_PROPAGATORS=none", `traces "http/protobuf" metrics "http/protobuf" propagate false`},
+		{"OTEL_PROPAGATORS=b3", `traces "" metrics "" propagate false OTEL_PROPAGATORS: "b3" is not supported and is ignored; write tracecontext or none`},
+		{"OTEL_SERVICE_NAME=shop OTEL_RESOURCE_ATTRIBUTES=a=b", `traces "" metrics "" propagate false`},
+	} {
+		p := PlanOf(func(name string) string {
+			for pair := range strings.FieldsSeq(row.environment) {
+				if value, found := strings.CutPrefix(pair, name+"="); found {
+					return value
+				}
+			}
+			return ""
+		})
+		got := fmt.Sprintf("traces %q metrics %q propagate %v", p.Traces, p.Metrics, p.Propagate)
+		if got = strings.Join(append([]string{got}, p.Warnings...), " "); got != row.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", row.environment, got, row.want)
+		}
+	}
+}
+
+// Without variables nothing runs, and requests pass through the same handler.
+func TestNothingHappensWithoutVariables(t *testing.T) {
+	before := runtime.NumGoroutine()
+	var plan Plan
+	tel := Open(Options{Plan: plan, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	next := http.NotFoundHandler()
+	if tel != nil || tel.Spans() != nil || plan.TraceID() != nil || fmt.Sprintf("%p", tel.Handler(next)) != fmt.Sprintf("%p", next) {
+		t.Error("something is on")
+	}
+	header := http.Header{"Traceparent": {"a"}}
+	tel.Inject(t.Context(), header)
+	tel.Close()
+	if n := runtime.NumGoroutine(); n > before || header.Get("Traceparent") != "a" {
+		t.Errorf("%d goroutines became %d; the header is %v", before, n, header)
+	}
+}
+
+const (
+	traceID     = "4bf92f3577b34da6a3ce929d0e0e4736"
+	traceParent = "00-" + traceID + "-00f067aa0ba902b7-01"
+)
+
+func TestSpansAndMetricsAreExported(t *testing.T) {
+	c := fakecollector.New()
+	defer c.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
+	t.Setenv("OTEL_SERVICE_NAME", "shop-limits")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+	registry, counter := prometheus.NewRegistry(), prometheus.NewCounter(prometheus.CounterOpts{Name: "rate_limiter_requests_total"})
+	registry.MustRegister(counter)
+	tel := Open(Options{Plan: Environment(), Metrics: registry, Version: "v1.2.3", Log: slog.New(slog.DiscardHandler)})
+	upstream := make(http.Header)
+	handler := tel.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		counter.Inc()
+		tel.Spans().ObserveRequest(&admission.Event{Context: r.Context(), Outcome: admission.Unlimited})
+		upstream.Set("Tracestate", "other=1")
+		tel.Inject(r.Context(), upstream)
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	r := httptest.NewRequest("BREW", "/users/secret-4711?token=secret-4711", nil)
+	r.Header.Set("traceparent", traceParent)
+	handler.ServeHTTP(httptest.NewRecorder(), r)
+	_, end := tel.Call(t.Context(), "/a.B/C", http.Header{"Traceparent": {traceParent}}.Get)
+	end(codes.ResourceExhausted)
+	tel.Close()
+
+	spans := c.Spans()
+	if len(spans) != 3 || !strings.HasPrefix(spans[0], "ratelimit.decide "+traceID) ||
+		spans[1] != "HTTP "+traceID+" 00f067aa0ba902b7 STATUS_CODE_ERROR http.request.method=_OTHER url.scheme=http http.response.status_code=502" ||
+		spans[2] != "a.B/C "+traceID+" 00f067aa0ba902b7 STATUS_CODE_UNSET rpc.system.name=grpc rpc.method=a.B/C rpc.response.status_code=RESOURCE_EXHAUSTED" {
+		t.Errorf("the collector got the spans\n%s", strings.Join(spans, "\n"))
+	}
+	if parent := upstream.Get("Traceparent"); !strings.HasPrefix(parent, "00-"+traceID) || strings.Contains(parent, "00f067aa0ba902b7") || upstream.Get("Tracestate") != "" {
+		t.Errorf("the upstream got %v", upstream)
+	}
+	if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
+		t.Errorf("the collector got the metrics %v", c.Metrics())
+	}
+	for _, want := range []string{"shop-limits", "v1.2.3", "deployment.environment.name", "service.instance.id"} {
+		if !strings.Contains(c.Resource(), want) {
+			t.Errorf("the resource lacks %s: %s", want, c.Resource())
+		}
+	}
+	if all := fmt.Sprint(spans); strings.Contains(all, "4711") {
+		t.Errorf("a span has the path: %s", all)
+	}
+}
+
+// A collector that accepts connections and never answers holds up no request, and Close returns.
+func TestAHangingCollectorDelaysNothing(t *testing.T) {
+	var hanging atomic.Int64
+	reached, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if hanging.Add(1) == 1 {
+			close(reached)
+		}
+		<-release
+		hanging.Add(-1)
+	}))
+	defer server.Close()
+	defer close(release)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.URL)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+	tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	served := 0
+	handler := tel.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+	send := func() { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) }
+	send()
+	<-reached
+	const more = 5000 // twice the queue of the SDK, which has 2048 places
+	for range more {
+		send()
+	}
+	if hanging.Load() == 0 {
+		t.Error("the collector does not hang any more")
+	}
+	tel.Close()
+	if hanging.Load() == 0 || served != more+1 {
+		t.Errorf("%d requests were served while %d exports hung; want %d", served, hanging.Load(), more+1)
+	}
+	t.Logf("counted: %d requests served beside a collector that hangs", served)
+}
+
+// Nothing listens at the endpoint: the log reports it once, without secrets.
+func TestAnUnreachableCollectorIsLogged(t *testing.T) {
+	server := httptest.NewServer(nil)
+	server.Close()
+	t.Setenv("OTEL_TRACES_EXPORTER", "otlp")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", server.URL+"/v1/traces")
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer secret-4711")
+	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")
+	log := new(logbuffer.Buffer)
+	tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
+	_, end := tel.Call(context.Background(), "/a.B/C", http.Header{}.Get)
+	end(codes.OK)
+	tel.Close()
+	if text := log.String(); strings.Count(text, "OpenTelemetry could not export") != 1 || strings.Contains(text, "4711") {
+		t.Errorf("the log has\n%s", text)
+	}
+}
+
+// Whatever the variables say, the service starts, and the log has no secrets.
+func TestWrongVariablesEndNothing(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "://no url")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/does/not/exist")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "=,=%zz")
+	t.Setenv("OTEL_TRACES_SAMPLER", "never")
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization Bearer secret-4711")
+	for _, protocol := range []string{"grpc", "http/protobuf"} {
+		t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+		log := new(logbuffer.Buffer)
+		tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
+		if tel == nil {
+			t.Fatal("it is off")
+		}
+		tel.Close()
+		if text := log.String(); strings.Contains(text, "4711") || !strings.Contains(text, "parse url") {
+			t.Errorf("%s: the log has\n%s", protocol, text)
+		}
+	}
+}
