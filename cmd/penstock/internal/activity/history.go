@@ -12,6 +12,13 @@ import (
 // instance, whose Rule is "".
 type Series struct{ Rule, Limit, Name string }
 
+// The names of the series of the whole instance begin with these: decisions by their source, and
+// errors of the store by their reason.
+const (
+	SourcePrefix = "source:"
+	ErrorPrefix  = "error:"
+)
+
 // Overflow has the name of the series that counts what has no ring of its own.
 const Overflow = "other"
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/observe"
 	penstockprom "github.com/penstock/penstock/observe/prometheus"
 )
@@ -76,23 +77,16 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 // Each calls f with each number that a limit, or the whole instance, has counted. The limit of the
-// latter has no name.
+// latter has no name: its numbers begin with activity.SourcePrefix and activity.ErrorPrefix.
 func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	m.Requests(func(rule Rule, byOutcome []uint64) {
 		for outcome, n := range byOutcome {
 			f(rule, admission.Outcome(outcome).String(), n)
 		}
 	})
-	m.Decisions(func(source penstock.Source, n uint64) { f(Rule{}, SourcePrefix+source.String(), n) })
-	m.Errors(func(reason string, n uint64) { f(Rule{}, ErrorPrefix+reason, n) })
+	m.Decisions(func(source penstock.Source, n uint64) { f(Rule{}, activity.SourcePrefix+source.String(), n) })
+	m.Errors(func(reason string, n uint64) { f(Rule{}, activity.ErrorPrefix+reason, n) })
 }
-
-// The names that Each has for decisions by their source, and for errors of the store by their
-// reason, begin with these.
-const (
-	SourcePrefix = "source:"
-	ErrorPrefix  = "error:"
-)
 
 // LinesLost sets the function that counts lost lines of the log. It is called once.
 func (m *Metrics) LinesLost(now func() int64) {

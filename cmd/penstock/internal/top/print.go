@@ -10,9 +10,9 @@ import (
 	"unicode"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
-	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/guard"
 )
 
@@ -310,7 +310,7 @@ func (s *Snapshot) outage() (o outage) {
 func (s *Snapshot) sources() map[string]uint64 {
 	all := make(map[string]uint64)
 	for _, l := range s.Now.Lines {
-		if source, ok := strings.CutPrefix(l.Name, metrics.SourcePrefix); ok && l.Rule == "" {
+		if source, ok := strings.CutPrefix(l.Name, activity.SourcePrefix); ok && l.Rule == "" {
 			for _, n := range l.Counts {
 				all[source] += uint64(n)
 			}
