@@ -115,13 +115,28 @@ func (a *Admission) status(i int) penstock.Status {
 }
 
 func (a *Admission) admit() (Outcome, error) {
+	if outcome, err, isOver := a.evaluate(); isOver {
+		return outcome, err
+	}
+	shadows := a.beginShadows()
+	a.shadows = shadows
+	defer a.endShadows(shadows)
+	if len(a.evaluation.Charges) == 0 {
+		return a.observe(Unlimited), nil
+	}
+	return a.decide(shadows)
+}
+
+// evaluate finds the charges of the request. isOver is false if the store must decide them.
+func (a *Admission) evaluate() (outcome Outcome, err error, isOver bool) {
 	rules, v := a.request.Rules, &a.evaluation
 	if isCall, err := a.evaluateCall(); err != nil {
-		return a.malformed(err)
+		outcome, err = a.malformed(err)
+		return outcome, err, true
 	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
 		a.adjustCharges()
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
-			return outcome, err
+			return outcome, err, true
 		}
 		rules.EvaluateRest(a.request.Attributes, v)
 	}
@@ -129,7 +144,8 @@ func (a *Admission) admit() (Outcome, error) {
 	a.setHolder()
 	if check := a.request.CheckLimits; check != nil && v.Unclear == "" {
 		if err := check(v.Limits); err != nil {
-			return a.malformed(err)
+			outcome, err = a.malformed(err)
+			return outcome, err, true
 		}
 	}
 	if v.TokenError != nil && !a.request.Peek {
@@ -138,29 +154,25 @@ func (a *Admission) admit() (Outcome, error) {
 	switch {
 	case v.Unclear != "":
 		a.rejection.Detail = v.Unclear
-		return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, v.Unclear)
+		return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, v.Unclear), true
 	case v.ListMatch == policy.AllowListed:
-		return a.observe(Exempt), nil
+		return a.observe(Exempt), nil, true
 	case v.ListMatch == policy.DenyListed:
-		return a.observe(Refused), nil
+		return a.observe(Refused), nil, true
 	case a.request.Peek:
 		if len(v.Charges) == 0 {
-			return Unlimited, nil
+			return Unlimited, nil, true
 		}
-		return a.decide(nil)
+		outcome, err = a.decide(nil)
+		return outcome, err, true
 	case !a.admitsIdentities():
-		return DeniedNewIdentity, nil
+		return DeniedNewIdentity, nil, true
 	}
 	if err := a.addOnce(); err != nil {
-		return a.malformed(err)
+		outcome, err = a.malformed(err)
+		return outcome, err, true
 	}
-	shadows := a.beginShadows()
-	a.shadows = shadows
-	defer a.endShadows(shadows)
-	if len(v.Charges) == 0 {
-		return a.observe(Unlimited), nil
-	}
-	return a.decide(shadows)
+	return outcome, nil, false
 }
 
 // adjustCharges applies IsContinued and Patience to what was evaluated.
@@ -262,6 +274,11 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := a.controller.now()
 	d, latency, err := a.askStore()
 	a.endPiggybacked(shadows)
+	return a.decided(d, start, latency, err)
+}
+
+// decided takes over the store's decision. The store was called at start.
+func (a *Admission) decided(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
 	switch {
 	case a.hasOnce && err != nil:
 		a.endOnce(nil)

@@ -164,6 +164,12 @@ const defaultMaxWaiting = 1000
 // is nil unless the outcome is Malformed (it wraps penstock.ErrInvalid, and contains nothing that
 // the client sent) or Abandoned (it is the cause of ctx).
 func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome, error) {
+	a := c.begin(ctx, r)
+	outcome, err := a.admit()
+	return a, a.end(outcome), err
+}
+
+func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	a := r.Into
 	if a == nil {
 		a = new(Admission)
@@ -176,10 +182,14 @@ func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome,
 	}
 	a.controller, a.request, a.call.Context = c, r, ctx
 	a.scratch = c.scratches.Get().(*scratch)
-	outcome, err := a.admit()
+	return a
+}
+
+// end makes the Admission ready for what follows its outcome, which it returns.
+func (a *Admission) end(outcome Outcome) Outcome {
 	a.isRejected = !outcome.IsAdmitted()
 	if !a.isRejected {
 		a.prepare()
 	}
-	return a, outcome, err
+	return outcome
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/policy"
 )
@@ -14,29 +15,42 @@ import (
 // withFallback returns a store that also decides while store gives no answer.
 func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 	if c.options.HasFallback {
-		return c.withLastResort(store)
+		return c.addLastResort(store)
 	}
 	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings}), recordErrors)
 }
 
-// withLastResort also decides if the fallback in the store fails. Then limits that fail open admit
-// the request, up to their ceiling. All other limits reject it.
+// addLastResort returns a store that also decides if the fallback in the store fails. Then limits
+// that fail open admit the request, up to their ceiling. All other limits reject it.
 //
 // A guard.Fallback around the store would also count each grant of the store. That is not needed
 // here: decisions in memory would become a tenth slower.
-func (c *Controller) withLastResort(store penstock.Store) penstock.Store {
+func (c *Controller) addLastResort(store penstock.Store) penstock.Store {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	lastResort := penstock.Wrap(unavailable, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Limits: c.settingsWithoutLocal}))
-	store = recordErrors(store)
-	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		d, err := store.Decide(ctx, charges)
-		if errors.Is(err, penstock.ErrUnavailable) {
-			return lastResort.Decide(ctx, charges)
+	return &withLastResort{recordErrors(store), lastResort}
+}
+
+type withLastResort struct{ store, lastResort penstock.Store }
+
+func (s *withLastResort) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := s.store.Decide(ctx, charges)
+	if errors.Is(err, penstock.ErrUnavailable) {
+		return s.lastResort.Decide(ctx, charges)
+	}
+	return d, err
+}
+
+// DecideMany decides independent batches.
+func (s *withLastResort) DecideMany(ctx context.Context, calls []*many.Call) {
+	many.Decide(ctx, s.store, calls)
+	for _, c := range calls {
+		if errors.Is(c.Err, penstock.ErrUnavailable) {
+			c.Decision, c.Err = s.lastResort.Decide(ctx, c.Charges)
 		}
-		return d, err
-	})
+	}
 }
 
 func (c *Controller) settingsWithoutLocal(plan *penstock.Plan) guard.Settings {
@@ -72,15 +86,27 @@ func (c *call) Value(key any) any {
 
 // recordErrors records the store's error in the call, for the event.
 func recordErrors(store penstock.Store) penstock.Store {
-	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		d, err := store.Decide(ctx, charges)
-		if err != nil {
-			if c, ok := ctx.Value(callKey{}).(*call); ok {
-				c.err = err
-			}
+	return errorRecorder{store}
+}
+
+type errorRecorder struct{ store penstock.Store }
+
+func (r errorRecorder) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := r.store.Decide(ctx, charges)
+	if err != nil {
+		if c, ok := ctx.Value(callKey{}).(*call); ok {
+			c.err = err
 		}
-		return d, err
-	})
+	}
+	return d, err
+}
+
+// DecideMany decides independent batches.
+func (r errorRecorder) DecideMany(ctx context.Context, calls []*many.Call) {
+	many.Decide(ctx, r.store, calls)
+	for _, c := range calls {
+		c.Cause = c.Err
+	}
 }
 
 // isWithoutStore tells whether a decision was made without an answer of the store, which may have

@@ -248,15 +248,39 @@ func (c *call) decide(ctx context.Context) error {
 		if err := c.decideRound(ctx); err != nil {
 			return err
 		}
-		c.pending, c.nextRound = c.nextRound, c.pending[:0]
+		c.endRound()
 	}
 	return nil
 }
 
+func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
+
 func (c *call) decideRound(ctx context.Context) error {
+	return c.decided(c.engine.controller.Admit(ctx, c.beginRound()))
+}
+
+// beginRound returns the request of a round.
+func (c *call) beginRound() admission.Request {
 	c.compose()
 	c.admitted = admission.Admission{}
-	a, outcome, err := c.engine.controller.Admit(ctx, admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver, Into: &c.admitted})
+	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver, Into: &c.admitted}
+}
+
+// isPlain tells whether the next round charges limits that are enforced, and only these.
+func (c *call) isPlain() bool {
+	if len(c.pending) == 0 || len(c.policyShadows) > 0 || c.engine.options.ShadowMode {
+		return false
+	}
+	for _, i := range c.pending {
+		if it := &c.items[i]; it.isShadow || it.isQuota {
+			return false
+		}
+	}
+	return true
+}
+
+// decided takes over the decision of a round.
+func (c *call) decided(a *admission.Admission, outcome admission.Outcome, err error) error {
 	defer a.Done(admission.Result{})
 	switch outcome {
 	case admission.Malformed, admission.Abandoned:

@@ -67,30 +67,40 @@ const MaxDescriptors = penstock.MaxCharges
 // The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
 // response is complete.
 func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
-	switch {
-	case r.Domain == "":
-		return errNoDomain
-	case len(r.Descriptors) == 0:
-		return errNoDescriptors
-	case len(r.Descriptors) > MaxDescriptors:
-		return invalid("the request has %d descriptors; send at most %d", len(r.Descriptors), MaxDescriptors)
-	}
-	s := e.state.Load()
-	if s == nil {
-		return errNoConfig
-	}
-	c := e.calls.Get().(*call)
-	defer c.release()
-	c.engine, c.state, c.request = e, s, r
-	if err := c.match(); err != nil {
+	c, err := e.begin(r)
+	if err != nil {
 		return err
 	}
+	defer c.release()
 	if err := c.decide(withEarlierAnswer(ctx)); err != nil {
 		return err
 	}
 	to.reset(len(r.Descriptors))
 	c.answer(to)
 	return nil
+}
+
+// begin finds the limits of a request. The call must be released.
+func (e *Engine) begin(r *Request) (*call, error) {
+	switch {
+	case r.Domain == "":
+		return nil, errNoDomain
+	case len(r.Descriptors) == 0:
+		return nil, errNoDescriptors
+	case len(r.Descriptors) > MaxDescriptors:
+		return nil, invalid("the request has %d descriptors; send at most %d", len(r.Descriptors), MaxDescriptors)
+	}
+	s := e.state.Load()
+	if s == nil {
+		return nil, errNoConfig
+	}
+	c := e.calls.Get().(*call)
+	c.engine, c.state, c.request = e, s, r
+	if err := c.match(); err != nil {
+		c.release()
+		return nil, err
+	}
+	return c, nil
 }
 
 // withEarlierAnswer returns a context in which the store must answer before the deadline of ctx.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"unicode/utf8"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -12,7 +13,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // Method is the name of the only method of the service.
@@ -35,6 +38,83 @@ func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([
 		return response, grpcError(err)
 	}
 	return answer, nil
+}
+
+// A Message is an encoded request of a list. The response is appended to Response, unless there is
+// an Err, which is a gRPC status.
+type Message struct {
+	Request, Response []byte
+	Err               error
+}
+
+// DecideMessages decides requests that do not depend on each other, as DecideMessage does. The
+// store gets them as one list.
+func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
+	ctx = withEarlierAnswer(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	listed, admittances := make([]listedMessage, 0, len(list)), make([]*admission.Admittance, 0, len(list))
+	for i := range list {
+		m := &list[i]
+		x := exchanges.Get().(*exchange)
+		if m.Err = x.request.unmarshal(m.Request); m.Err != nil {
+			x.release()
+			continue
+		}
+		c, err := e.begin(&x.request)
+		if err != nil {
+			m.Err = grpcError(err)
+			x.release()
+			continue
+		}
+		if c.isPlain() {
+			listed = append(listed, listedMessage{m, x, c, admission.Admittance{Request: c.beginRound()}})
+			admittances = append(admittances, &listed[len(listed)-1].admittance)
+			continue
+		}
+		m.Err = errPanic
+		others.Go(func() {
+			defer panicked.Recover("a gRPC call is handled")
+			err := c.decide(ctx)
+			m.answer(c, x, err)
+		})
+	}
+	if len(listed) == 0 {
+		return
+	}
+	e.controller.AdmitMany(ctx, admittances)
+	for i := range listed {
+		l := &listed[i]
+		err := l.call.decided(l.admittance.Admission, l.admittance.Outcome, l.admittance.Err)
+		if l.call.endRound(); err == nil && len(l.call.pending) > 0 {
+			err = l.call.decide(ctx)
+		}
+		l.answer(l.call, l.exchange, err)
+	}
+}
+
+// A listedMessage is a message whose charges are decided as a part of a list.
+type listedMessage struct {
+	*Message
+	exchange   *exchange
+	call       *call
+	admittance admission.Admittance
+}
+
+var errPanic = status.Error(codes.Internal, "the service made a mistake; its log has more")
+
+// answer writes the response of a call that is decided, and releases the call.
+func (m *Message) answer(c *call, x *exchange, err error) {
+	if err == nil {
+		x.response.reset(len(x.request.Descriptors))
+		c.answer(&x.response)
+		m.Response, err = x.response.appendTo(m.Response)
+	}
+	c.release()
+	x.release()
+	if m.Err = nil; err != nil {
+		m.Err = grpcError(err)
+	}
 }
 
 // Field numbers of the messages.

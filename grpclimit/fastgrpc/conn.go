@@ -85,6 +85,7 @@ const (
 	maxOut        = 256 << 10   // bytes that wait to be written before nothing more is read
 	maxSpare      = 64 << 10    // bytes of out that are kept
 	maxBatch      = 256         // requests that are gathered
+	maxListed     = 32          // calls of a list: a client of 64 streams has two, and the store decides one meanwhile
 	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
 	drainPause    = time.Second // how long an answer to the ping of a drain is waited for

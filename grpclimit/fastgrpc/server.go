@@ -22,10 +22,15 @@ import (
 // Handler at once. It must not keep the call.
 type Handler func(ctx context.Context, call *Call) error
 
+// A ListHandler answers several calls of a method that arrived together, as Handler does for one.
+// It sets Err of a call in place of returning an error. All of them are answered when it returns.
+type ListHandler func(ctx context.Context, calls []*Call)
+
 // A Call is one request of a unary method.
 type Call struct {
 	Request  []byte // the message
 	Response []byte // empty; the handler appends the message
+	Err      error  // of a ListHandler
 
 	conn  *conn
 	trace traceHeaders
@@ -57,6 +62,10 @@ type Caller struct {
 type Options struct {
 	// Methods are the handlers by full method name, as in /package.Service/Method.
 	Methods map[string]Handler
+
+	// Lists are further handlers of the Methods, for calls that arrive together. Default: each call
+	// is handled by itself.
+	Lists map[string]ListHandler
 
 	// Fallback serves all other methods, and requests that are compressed. It sees requests whose
 	// content type begins with application/grpc. A grpc.Server is one; end it with Stop after the end
@@ -153,6 +162,8 @@ func (o *Options) setDefaults() {
 type Server struct {
 	options Options
 	workers *workers.Pool[*stream]
+	lists   map[string]*ListHandler
+	listed  atomic.Int64 // calls that lists handle, besides one for each list
 
 	ctx    context.Context // of calls; Close cancels it
 	cancel context.CancelFunc
@@ -178,6 +189,13 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("%w: fastgrpc: MaxMessage and MaxHeaderList may be at most %d bytes", penstock.ErrInvalid, maxBuffered)
 	}
 	s := &Server{options: o, closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*conn]struct{})}
+	s.lists = make(map[string]*ListHandler, len(o.Lists))
+	for name, handler := range o.Lists {
+		if o.Methods[name] == nil || handler == nil {
+			return nil, fmt.Errorf("%w: fastgrpc: Options.Lists has %q; it needs a handler, and one in Methods too", penstock.ErrInvalid, name)
+		}
+		s.lists[name] = &handler
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.workers = workers.New(o.MaxParallel, func(one *stream) {
 		defer s.goroutines.Done()

@@ -22,8 +22,10 @@ type stream struct {
 	Call
 	id       uint32
 	handler  Handler
-	exchange *exchange // of a call that the fallback serves; else nil
-	deadline *deadline // nil if the call has none
+	list     *ListHandler // nil: each call is handled by itself
+	others   []*stream    // that are handled in a list with this one
+	exchange *exchange    // of a call that the fallback serves; else nil
+	deadline *deadline    // nil if the call has none
 	timeout  time.Duration
 
 	// The connection's mutex guards the rest, but for what the reader alone uses.
@@ -126,6 +128,7 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 		return nil
 	}
 	s := newStream(c, id)
+	s.list = c.server.lists[r.path]
 	s.handler, s.timeout, s.since, s.window = handler, -1, c.lastRead, c.streamWindow
 	s.trace = r.trace
 	if r.hasTimeout {
@@ -408,33 +411,55 @@ func (c *conn) dispatch() {
 		s.deadline = shared
 		shared.calls.Add(1)
 	}
+	if o.Parallel > 1 {
+		c.gatherLists()
+	}
 	for i, s := range c.batch {
 		c.batch[i] = nil
-		if o.Parallel > 1 && c.start(s) {
+		if s == nil || o.Parallel > 1 && c.start(s) {
 			continue
 		}
-		err := s.run()
+		s.run()
 		c.mu.Lock()
-		c.answerLocked(s, err)
+		s.answerLocked()
 		c.mu.Unlock()
 	}
 	c.batch = c.batch[:0]
 }
 
-// start has another goroutine handle the stream, unless too many do.
+// gatherLists makes lists of the calls that arrived together: of one method, with one deadline. The
+// first call of a list has the others, which leave the batch.
+func (c *conn) gatherLists() {
+	var first *stream
+	for i, s := range c.batch {
+		switch {
+		case s.list == nil:
+		case first == nil || first.list != s.list || first.deadline != s.deadline || len(first.others)+1 >= min(maxListed, c.server.options.Parallel):
+			first = s
+		case c.server.listed.Add(1) > int64(c.server.options.MaxParallel):
+			c.server.listed.Add(-1)
+		default:
+			first.others = append(first.others, s)
+			c.batch[i] = nil
+		}
+	}
+}
+
+// start has another goroutine handle the stream, or its list, unless too many do.
 func (c *conn) start(s *stream) bool {
+	n := 1 + len(s.others)
 	c.mu.Lock()
-	if c.running >= c.server.options.Parallel {
+	if c.running > 0 && c.running+n > c.server.options.Parallel {
 		c.mu.Unlock()
 		return false
 	}
-	c.running++
+	c.running += n
 	c.mu.Unlock()
 	c.server.goroutines.Add(1) // the reader is one of them
 	if !c.server.workers.Start(s) {
 		c.server.goroutines.Done()
 		c.mu.Lock()
-		c.running--
+		c.running -= n
 		c.mu.Unlock()
 		return false
 	}
@@ -444,29 +469,53 @@ func (c *conn) start(s *stream) bool {
 // handle runs the handler in a goroutine of its own, and sends the response.
 func (s *stream) handle() {
 	c := s.conn
-	err := s.run()
+	s.run()
 	c.mu.Lock()
-	c.running--
-	c.answerLocked(s, err)
+	c.running -= 1 + len(s.others)
+	s.answerLocked()
 	isLast := c.running == 0
 	c.mu.Unlock()
 	c.flush(!isLast)
 }
 
-// run calls the handler. A panic becomes an error.
-func (s *stream) run() (err error) {
+// run calls the handler, and sets Err of the call, or of all calls of the list. A panic becomes an
+// error.
+func (s *stream) run() {
 	ctx := s.conn.ctx
 	if s.deadline != nil {
 		ctx = s.deadline
-		defer s.deadline.end()
+		defer s.deadline.end(1 + len(s.others))
 	}
 	defer func() {
 		if value := recover(); value != nil {
 			log.Printf("penstock: panic while a gRPC call is handled: %v\n%s", value, debug.Stack())
-			err = status.Error(codes.Internal, "the service made a mistake; its log has more")
+			err := status.Error(codes.Internal, "the service made a mistake; its log has more")
+			s.Err = err
+			for _, other := range s.others {
+				other.Err = err
+			}
 		}
 	}()
-	return s.handler(ctx, &s.Call)
+	if len(s.others) == 0 {
+		s.Err = s.handler(ctx, &s.Call)
+		return
+	}
+	calls := make([]*Call, 1, 1+len(s.others))
+	calls[0] = &s.Call
+	for _, other := range s.others {
+		calls = append(calls, &other.Call)
+	}
+	(*s.list)(ctx, calls)
+}
+
+// answerLocked sends the response, or those of the list.
+func (s *stream) answerLocked() {
+	c, others := s.conn, s.others
+	c.server.listed.Add(-int64(len(others)))
+	c.answerLocked(s, s.Err) // may reuse s
+	for _, other := range others {
+		c.answerLocked(other, other.Err)
+	}
 }
 
 // A deadline is the context of calls that arrived together and have one timeout.
@@ -483,8 +532,9 @@ func newDeadline(parent context.Context, timeout time.Duration) *deadline {
 	return d
 }
 
-func (d *deadline) end() {
-	if d.calls.Add(-1) == 0 {
+// end is called when some of the calls have ended.
+func (d *deadline) end(calls int) {
+	if d.calls.Add(-int32(calls)) == 0 {
 		d.cancel()
 	}
 }

@@ -16,6 +16,7 @@ type Call struct {
 	Charges  []penstock.Charge
 	Decision penstock.Decision // if Err is nil
 	Err      error
+	Cause    error // why the store gave no answer, although there is a decision
 }
 
 // A Store decides lists. DecideMany sets Decision or Err of each call, as concurrent calls of

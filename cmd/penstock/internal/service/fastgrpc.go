@@ -38,6 +38,16 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
 			return err
 		})
+		o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.countedList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
+			messages := make([]envoyrls.Message, len(list))
+			for i, call := range list {
+				messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
+			}
+			engine.DecideMessages(ctx, messages)
+			for i, call := range list {
+				call.Response, call.Err = messages[i].Response, messages[i].Err
+			}
+		})}
 	}
 	fast, err := fastgrpc.New(o)
 	if err != nil {
@@ -81,5 +91,20 @@ func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Ha
 			c.service.inFlight.Add(-1)
 		}()
 		return handler(ctx, call)
+	}
+}
+
+// countedList is counted for a handler of lists.
+func (c *grpcCalls) countedList(method string, handler fastgrpc.ListHandler) fastgrpc.ListHandler {
+	return func(ctx context.Context, list []*fastgrpc.Call) {
+		c.service.inFlight.Add(int64(len(list)))
+		defer func() {
+			value := recover()
+			for _, call := range list {
+				call.Err = c.ended(method, value, call.Err)
+			}
+			c.service.inFlight.Add(-int64(len(list)))
+		}()
+		handler(ctx, list)
 	}
 }

@@ -1,0 +1,113 @@
+package envoyrls_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A listing store decides lists, and counts their batches.
+type listing struct {
+	penstock.Store
+	decided int
+}
+
+func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
+	l.decided += len(calls)
+	many.Each(ctx, l.Store, calls)
+}
+
+// Messages of a list get the responses that they would get one by one, and the same events.
+func TestListsAreAnsweredAsTheirMessages(t *testing.T) {
+	const yaml = `
+domain: d
+descriptors:
+- {key: small, rate_limit: {unit: minute, requests_per_unit: 3}}
+- {key: large, rate_limit: {unit: hour, requests_per_unit: 100}}
+- {key: zero, rate_limit: {unit: hour, requests_per_unit: 0}}
+- {key: free, rate_limit: {unlimited: true}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 2}}
+- {key: quota, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 2}}
+`
+	keys := []string{"small", "large", "zero", "free", "shadow", "quota", "unknown"}
+	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		seed := uint64(time.Now().UnixNano())
+		synctest.Test(t, func(t *testing.T) {
+			o := envoyrls.Options{Mode: mode}
+			store := &listing{Store: memstore.New(memstore.Options{})}
+			g, err := guard.Standard(store, guard.Options{Instances: 1, Limits: o.Settings})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer g.Close()
+			listed, bare := newFixture(t, g, yaml, o), newFixture(t, memstore.New(memstore.Options{}), yaml, o)
+			random := rand.New(rand.NewPCG(seed, 0))
+			for round := range 100 {
+				time.Sleep(time.Duration(random.IntN(20)) * time.Second)
+				list := make([]envoyrls.Message, 1+random.IntN(30))
+				for i := range list {
+					r := &rlsv3.RateLimitRequest{Domain: "d", HitsAddend: random.Uint32N(3)}
+					for range random.IntN(4) { // sometimes none, which is an error
+						d := &ratelimitv3.RateLimitDescriptor{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{
+							{Key: keys[random.IntN(len(keys))], Value: fmt.Sprint(i)}, // of a list, no two messages share a counter
+						}}
+						if random.IntN(8) == 0 {
+							d.HitsAddend, d.IsNegativeHits = wrapperspb.UInt64(random.Uint64N(3)), random.IntN(3) == 0
+						}
+						r.Descriptors = append(r.Descriptors, d)
+					}
+					if list[i].Request, err = proto.Marshal(r); err != nil {
+						t.Fatal(err)
+					}
+				}
+				listed.DecideMessages(t.Context(), list)
+				for i := range list {
+					m := &list[i]
+					want, wantErr := bare.DecideMessage(t.Context(), m.Request, nil)
+					if status.Convert(m.Err).String() != status.Convert(wantErr).String() || m.Err == nil && string(m.Response) != string(want) {
+						t.Fatalf("seed %d, mode %v, round %d, message %d: %x, %v; by itself %x, %v", seed, mode, round, i, m.Response, m.Err, want, wantErr)
+					}
+				}
+			}
+			if store.decided == 0 {
+				t.Error("the store got no list")
+			}
+			if len(listed.events) != len(bare.events) {
+				t.Errorf("there are %d events; without lists %d", len(listed.events), len(bare.events))
+			}
+		})
+	}
+}
+
+// A message that cannot be decoded harms no other.
+func TestMistakesInAListAreContained(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 5}}\n", envoyrls.Options{})
+	right, err := proto.Marshal(&rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*ratelimitv3.RateLimitDescriptor{
+		{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "a", Value: "b"}}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []envoyrls.Message{{Request: []byte{0xff}}, {Request: right}, {Request: right[:len(right)-1]}, {Request: right}}
+	f.DecideMessages(t.Context(), list)
+	for i, m := range list {
+		if isRight := i%2 == 1; isRight != (m.Err == nil) || isRight != (len(m.Response) > 0) {
+			t.Errorf("message %d: %x, %v", i, m.Response, m.Err)
+		}
+	}
+}
