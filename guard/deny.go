@@ -137,8 +137,12 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 		if c.Err = penstock.Check(c.Charges); c.Err != nil {
 			continue
 		}
-		if routeOf(c.Charges) != cacheable {
+		switch routeOf(c.Charges) {
+		case refunding:
 			alone = append(alone, c)
+			continue
+		case passThrough:
+			together, queries = append(together, c), append(queries, denyQuery{sent: unknown})
 			continue
 		}
 		q := denyQuery{sent: sent}
@@ -157,10 +161,15 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Divided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
 		many.Decide(ctx, d.next, calls)
 		for i, c := range calls {
-			d.learn(&queries[i], c.Charges, &c.Decision, c.Err)
+			if q := &queries[i]; q.sent != unknown {
+				d.learn(q, c.Charges, &c.Decision, c.Err)
+			}
 		}
 	}, together)
 }
+
+// unknown is the time of a query that was not made.
+const unknown = -1
 
 // DenyStats are counts of a DenyCache. To count its answers, count decisions of its Source.
 type DenyStats struct {

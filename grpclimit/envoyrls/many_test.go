@@ -85,7 +85,7 @@ descriptors:
 				}
 			}
 			if store.decided == 0 {
-				t.Error("the store got no list")
+				t.Errorf("mode %v: the store got no list", mode)
 			}
 			if len(listed.events) != len(bare.events) {
 				t.Errorf("there are %d events; without lists %d", len(listed.events), len(bare.events))
