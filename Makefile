@@ -171,6 +171,11 @@ image:
 	cd scripts && go run ./dist build -only linux/amd64,linux/arm64 -out ../bin/image
 	@scripts/run-image bin/image
 
+.PHONY: modules
+## modules: requires each tagged module of the last commit from a module proxy, and compiles it
+modules:
+	@scripts/run-modules
+
 .PHONY: upgrade
 ## upgrade: a rolling upgrade from the newest tag, or from OLD=COMMIT, on one Redis, under requests
 upgrade: tools
