@@ -21,7 +21,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 	}
 	add := func(path, summary string, parameters []any, contents object) {
 		get := object{
-			"operationId": strings.ReplaceAll(path, ".", "_"), "summary": summary, "security": []any{object{}, object{"operatorToken": []any{}}},
+			"operationId": strings.ReplaceAll(path, ".", "_"), "summary": summary, "security": []any{object{}, object{"operatorToken": []any{}}, object{"session": []any{}}},
 			"responses": object{
 				"200": object{"description": "OK", "content": contents},
 				"400": failure("a parameter is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"),
@@ -54,7 +54,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 	add(denialsRoute.path, denialsRoute.summary, parametersOf(&denialsRoute), object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})
 	paths[Prefix+resetPath] = object{"post": object{
-		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}},
+		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}, object{"session": []any{}}},
 		"requestBody": object{"required": true, "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[ResetRequest]())}}},
 		"responses": object{
 			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[keylimits.Reset]())}}},
@@ -69,7 +69,10 @@ var OpenAPI = sync.OnceValue(func() []byte {
 		"servers": []any{object{"url": "http://127.0.0.1:9180"}},
 		"paths":   paths,
 		"components": object{"schemas": d.schemas,
-			"securitySchemes": object{"operatorToken": object{"type": "http", "scheme": "bearer", "description": "operator_token. Needed if other machines can reach the address."}}},
+			"securitySchemes": object{
+				"operatorToken": object{"type": "http", "scheme": "bearer", "description": "operator_token. Needed if other machines can reach the address."},
+				"session":       object{"type": "apiKey", "in": "cookie", "name": sessionCookie, "description": "of a browser that has logged in to the dashboard"},
+			}},
 	}, "", "  ")
 	if err != nil {
 		panic(err) // maps of texts can always be written

@@ -43,14 +43,14 @@ const token = "0123456789abcdef"
 
 // A site is a dashboard of an instance in memory.
 type site struct {
-	*testing.T
+	testing.TB
 	*Handler
 	o      adminapi.Options
 	audits []adminapi.Audit
 	cookie string
 }
 
-func newSite(t *testing.T, change func(*adminapi.Options)) *site {
+func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte(testPolicy), 0o600); err != nil {
@@ -64,7 +64,7 @@ func newSite(t *testing.T, change func(*adminapi.Options)) *site {
 	names, store := redisstore.Options{}, memstore.New(memstore.Options{})
 	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
 	recorder.SetLimits(p.Rules.Plans())
-	s := &site{T: t}
+	s := &site{TB: t}
 	s.o = adminapi.Options{
 		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
 		Digest: func() string { return p.Digest }, Recorder: recorder, Waiting: func() int { return 7 }, Upstream: func() string { return "http://127.0.0.1:3000" },
@@ -448,4 +448,33 @@ func TestVendoredFilesAreUnchanged(t *testing.T) {
 	if checked != 3 {
 		t.Errorf("%d files are recorded; want 3", checked)
 	}
+}
+
+func FuzzPages(f *testing.F) {
+	for _, p := range pages {
+		f.Add("GET", p.path+"?key=key:abc&url=/api/x&header=a:b&find=x&kind=denied&span=seconds&rule=api", "")
+	}
+	f.Add("POST", "reset", "key=key:abc&limit=api%09hour&reason=r&token="+token)
+	f.Add("POST", "login", "token="+token+"&next=rules%3Ffind=x")
+	f.Add("GET", "key?key=%00%ff&ref=%22", "")
+	f.Add("GET", "assets/../dashboard.go", "")
+	s := newSite(f, nil)
+	s.spend("key:abc", 14)
+	f.Fuzz(func(t *testing.T, method, path, form string) {
+		q := httptest.NewRequest("GET", "http://127.0.0.1:9180/", strings.NewReader(form))
+		path, q.URL.RawQuery, _ = strings.Cut(path, "?")
+		q.URL.Path = "/" + path
+		if method == "POST" {
+			q.Method = method
+			q.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		}
+		w := httptest.NewRecorder()
+		s.Handler.ServeHTTP(w, q)
+		if w.Code >= 500 {
+			t.Errorf("%s %q with %q: %d %s", method, path, form, w.Code, w.Body)
+		}
+		if to := w.Header().Get("Location"); strings.Contains(to, "//") && !strings.Contains(to, "?") && w.Code == 303 {
+			t.Errorf("%s %q with %q leads to %q", method, path, form, to)
+		}
+	})
 }
