@@ -87,7 +87,7 @@ func sources(at time.Duration) []source {
 	turn := 2 * math.Pi * at.Seconds() / wave.Seconds()
 	burst := 0.0
 	if math.Sin(turn) > 0.8 { // for about 18 s of each wave
-		burst = 26
+		burst = 20
 	}
 	return []source{
 		{20 + 10*math.Sin(turn), func() (string, string, string) {
@@ -98,7 +98,7 @@ func sources(at time.Duration) []source {
 		{7 + 5*math.Sin(2*turn), func() (string, string, string) {
 			return "POST", "/api/notifications/push", clients[4]
 		}},
-		{4, func() (string, string, string) { return "POST", "/api/receipts/export", Offender }},
+		{6, func() (string, string, string) { return "POST", "/api/receipts/export", Offender }},
 		{0.2, func() (string, string, string) { return "POST", "/api/receipts/export", clients[6] }},
 		{2, func() (string, string, string) { return "GET", "/", clients[0] }},
 	}
