@@ -46,10 +46,10 @@ func TestEndedContextsGetTheSameError(t *testing.T) {
 	} {
 		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1).MustCompile(), Cost: 1}}
 		if _, err := s.Decide(late, charges); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("%s after the deadline: %v", name, err)
+			t.Errorf("%s after the deadline: %v; want an ErrUnavailable that wraps DeadlineExceeded", name, err)
 		}
 		if _, err := s.Decide(gone, charges); !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("%s after the caller was canceled: %v", name, err)
+			t.Errorf("%s after the caller was canceled: %v; want context.Canceled only", name, err)
 		}
 	}
 }

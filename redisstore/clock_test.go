@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A clockServer is a server that only answers the time, which may be wrong.
+// A clockServer is a server that does nothing but return its time, which may be wrong.
 type clockServer struct {
 	redisstore.Client
 	offset                 time.Duration // by how much its clock is ahead
@@ -48,8 +48,8 @@ func (s *clockServer) Eval(context.Context, string, []string, []string) (string,
 	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
 }
 
-// A clock that runs a little fast or slow, behind a network that is sometimes slow, must not seem
-// to step. A step that is too large for the network to hide must be counted, in its direction.
+// A clock that runs a little fast or slow, behind a network that is sometimes slow, must not count
+// as a step. A step that is too large for the network to hide must be counted, in its direction.
 func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 	steps, readings := 0, 0
 	for seed := range uint64(200) {
@@ -68,7 +68,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 				server.requestTime, server.replyTime = time.Duration(rng.Int64N(int64(200*time.Millisecond))), time.Duration(rng.Int64N(int64(200*time.Millisecond)))
 				slowest = server.requestTime + server.replyTime
 				if i > 0 && rng.IntN(4) == 0 {
-					// More than the round trips may hide and clocks may drift.
+					// More than round trips can hide, plus the drift of the clocks.
 					size := before + slowest + 101*time.Millisecond + (pause+before+slowest)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
 					if rng.IntN(2) == 0 {
 						server.offset -= size
@@ -80,7 +80,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 					steps++
 				}
 				if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 3 || err != nil {
-					t.Fatalf("seed %d: %d, %v", seed, n, err)
+					t.Fatalf("seed %d: %d instances, %v; want 3", seed, n, err)
 				}
 				readings++
 				if b, f := store.ClockSteps(); b != back || f != forward {
@@ -104,7 +104,7 @@ func TestClockWithoutAnAnswerDoesNotStep(t *testing.T) {
 			look()
 		}
 		if back, forward := store.ClockSteps(); back+forward != 0 {
-			t.Errorf("without an answer, %d and %d steps were counted", back, forward)
+			t.Errorf("without an answer, %d steps back and %d ahead were counted; want none", back, forward)
 		}
 		server.down = false
 		look()

@@ -56,8 +56,8 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	if !denied(secondRound) {
 		return penstock.NewDecision(secondRound), nil
 	}
-	// The batch is denied. The reply says what is left under each limit: from the first round, or from
-	// the charges that were tried.
+	// The batch is denied, so each status reports how much its limit has left: as found by the
+	// first round, or by the charges that were tried.
 	if !hasDryRun {
 		if err := s.runEach(ctx, undeniable, toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
@@ -74,9 +74,9 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 }
 
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them. It returns
-// when ctx ends. Its calls then continue in the background, up to outliveTimeout, and what they
-// charged is refunded. If maxOutliving batches already continue so, its calls end with ctx, and
-// what they charged may stay charged.
+// when ctx ends. Its calls then continue in the background, for outliveTimeout at most, and what
+// they charged is refunded. If maxOutliving batches already run in the background, its calls end
+// with ctx, and what they charged may stay charged.
 func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge) ([]penstock.Status, error) {
 	const (
 		running int32 = iota
@@ -189,8 +189,8 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns the charges. It gives a random Holder to each that could not be refunded
-// without one.
+// withHolders returns the charges, with a random Holder for each that could not be refunded without
+// one.
 func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -202,8 +202,8 @@ func withHolders(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// refundsOf returns the refunds of what was charged. A Refund is not undone: to refund it once more
-// would create units.
+// refundsOf returns charges that refund what was charged. It leaves out charges of mode Refund: to
+// refund them again would create units.
 func refundsOf(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
 	var back []penstock.Charge
 	for i, c := range charges {

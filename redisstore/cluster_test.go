@@ -17,13 +17,13 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A spreadClient treats one server as a Cluster, counts the scripts that are sent, and may do
-// something before one of them.
+// A spreadClient treats one server as a Cluster, counts the scripts that are sent, and can call a
+// function before each of them.
 type spreadClient struct {
 	Client
 	sent   atomic.Int64
 	mu     sync.Mutex
-	before func(n int64) // the n-th, counted from 1
+	before func(n int64) // called before script n, counted from 1
 }
 
 func (*spreadClient) Sharded(context.Context) (bool, error) { return true, nil }
@@ -49,9 +49,9 @@ func dialURL(t testing.TB, url string) Client {
 	return client
 }
 
-// A batch over several slots gets the answer of memory in every field, and leaves the same state,
-// if nothing else runs. Batches of several keys are random, with hostile limits and clocks as in
-// TestTwins.
+// If nothing else runs, a batch over several slots gets the same answer as in memory, in every
+// field, and leaves the same state. Batches of several keys are random, with hostile limits and
+// clocks as in TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -98,7 +98,7 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 		}
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		batch := hostileBatch(rng, limits, &last)
-		for range rng.IntN(3) { // of several keys more often
+		for range rng.IntN(3) { // makes batches of several keys more frequent
 			more := append(batch, hostileBatch(rng, limits, &last)...)
 			if err := penstock.Check(more); err == nil {
 				batch = more
@@ -193,16 +193,16 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		allowed bool
 		scripts int64
 	}{
-		"granted":                        {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
-		"denied by the first":            {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
-		"denied by the last":             {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
-		"peeks":                          {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
-		"peeks denied":                   {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
-		"modes that cannot be denied":    {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
-		"after a charge that can":        {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
-		"after a charge that denies":     {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
-		"after several that can":         {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
-		"after several that do not deny": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
+		"granted":                                  {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
+		"denied by the first":                      {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
+		"denied by the last":                       {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
+		"peeks":                                    {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
+		"denied peeks":                             {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
+		"modes that cannot be denied":              {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
+		"a Force after a Spend":                    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
+		"a Force after a denied Spend":             {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
+		"a Force after several Spends":             {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
+		"a Force after several Spends, one denied": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
 	} {
 		before := client.sent.Load()
 		d, err := store.Decide(t.Context(), c.batch)
@@ -261,14 +261,14 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			}
 			d, err := store.Decide(t.Context(), []penstock.Charge{mine, {Key: "b", Plan: scarce, Cost: 1}})
 			if err != nil || d.Allowed {
-				t.Fatalf("%s: %v, %v", name, d, err)
+				t.Fatalf("%s: %v, %v; want a denial", name, d, err)
 			}
 			window := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
 			if d.RetryAfter() != window || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
 				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), window)
 			}
 			if after := peek(first.MustCompile(), "a"); after != before {
-				t.Errorf("%s: after the denial %+v, before %+v", name, after, before)
+				t.Errorf("%s: after the denial %+v; want %+v, as before", name, after, before)
 			}
 		}
 	}
@@ -300,11 +300,11 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 		{{Key: "b", Plan: scarce, Cost: 1}, {Key: "a", Plan: slots, Cost: 2, Holder: "me"}},
 	} {
 		if d := decide(batch...); d.Allowed {
-			t.Fatal("it was granted")
+			t.Fatal("the batch was granted; want it denied")
 		}
 		d := decide(penstock.Charge{Key: "a", Plan: slots, Mode: penstock.Peek, Cost: 2, Holder: "other"})
 		if s := d.Status(0); s.Remaining != 1 || s.RetryAfter != 59*time.Minute {
-			t.Errorf("1 slot of 5 is left for 59 minutes before; now %+v", s)
+			t.Errorf("after the denied renewal: %+v; want 1 of 5 slots left, for 59 minutes", s)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (c *gatedClient) pass(n int) {
 	}
 }
 
-// passAll lets all scripts pass until the test ends.
+// passAll lets all scripts pass until the test ends. It blocks until then.
 func (g *coalescing) passAll() {
 	for {
 		select {
@@ -83,6 +83,7 @@ func (g *coalescing) passAll() {
 	}
 }
 
+// A coalescing is a store whose scripts wait in a gatedClient.
 type coalescing struct {
 	*testing.T
 	client *gatedClient
@@ -205,7 +206,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 		if a.decision.Allowed {
 			left[a.decision.Remaining()]++
 		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
-			t.Errorf("a denied call got %+v", status)
+			t.Errorf("a denied call got %+v; want the status of a denial", status)
 		}
 	}
 	for n := range int64(30) {
@@ -291,7 +292,7 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 		<-a.done
 		var failure *penstock.StoreError
 		if !errors.As(a.err, &failure) || !failure.MayBeCharged {
-			t.Errorf("a caller of the failed script got %v", a.err)
+			t.Errorf("a caller of the failed script got %v; want the script's error", a.err)
 		}
 	}
 	g.client.pass(1)
@@ -321,13 +322,13 @@ func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 		g.awaitWaiters(10)
 		g.client.pass(3)
 		if granted := g.granted(calls); granted != 7 {
-			t.Errorf("%q: %d of 7 were granted", poison, granted)
+			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", poison, granted)
 		}
 		for _, a := range fail {
 			<-a.done
 			var failure *penstock.StoreError
 			if !errors.As(a.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-				t.Errorf("%q: %v", poison, a.err)
+				t.Errorf("%q: %v; want an error of reason corrupt", poison, a.err)
 			}
 		}
 	}
@@ -349,13 +350,13 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 		defer close(ended)
 		for i, a := range together {
 			if ctx.Err() != nil {
-				t.Errorf("canceled with %d of 3 callers waiting", 3-i)
+				t.Errorf("the script was canceled while %d of 3 callers waited", 3-i)
 			}
 			a.cancel()
 			<-a.done
 		}
 		if ctx.Err() == nil {
-			t.Error("it runs without a caller")
+			t.Error("the script still runs after its last caller has left")
 		}
 		return ctx.Err()
 	}
@@ -445,7 +446,7 @@ func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
 	client.pass(20)
 	if granted := g.granted(calls); granted != 20 {
-		t.Errorf("%d of 20 were granted", granted)
+		t.Errorf("%d of 20 were granted; want all", granted)
 	}
 }
 
@@ -481,7 +482,8 @@ func (emptyClient) EvalSha(context.Context, string, []string, []string) (string,
 func (emptyClient) Sharded(context.Context) (bool, error) { return false, nil }
 func (emptyClient) Close() error                          { return nil }
 
-// Otherwise a script that is sent late would make the charges of others, or charge twice.
+// A client may still send a failed script later. With other arguments, that script would make the
+// charges of other callers, or charge twice.
 func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	t.Parallel()
 	client := &keepingClient{Client: emptyClient{}}
@@ -539,7 +541,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 				for range cap(errs) {
 					err := <-errs
 					if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) || strings.Contains(err.Error(), "unreachable") {
-						t.Errorf("%v", err)
+						t.Errorf("%v; want an ErrUnavailable for a passed deadline, not an unreachable server", err)
 					} else {
 						reasons[penstock.AsStoreError(err).Reason]++
 					}

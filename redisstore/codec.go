@@ -13,11 +13,11 @@ import (
 
 // A call is one script call: a list of batches, and how they are packed. Its memory is reused.
 type call struct {
-	charges []penstock.Charge // of all batches; the caller's, or copies in own
+	charges []penstock.Charge // of all batches: the caller's slice, or copies in own
 	own     []penstock.Charge
 	batches []int  // how many charges each batch has, in order
 	buf     []byte // keys and packed arguments; the strings below point into it
-	ends    []int  // of the keys in buf
+	ends    []int  // where each key in buf ends
 	keys    []string
 	args    []string
 
@@ -44,7 +44,7 @@ const dryRun penstock.Mode = 64
 // the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
-	// The arguments come first, so that they can be written in one go; keys are appended behind them.
+	// The arguments come first, so that one loop can write them; the keys are appended after them.
 	room := headerSize + batchSize*len(c.batches) + (chargeSize+extensionSize)*len(c.charges)
 	if cap(c.buf) < room {
 		c.buf = make([]byte, 0, room+256)

@@ -34,8 +34,8 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 	eventually(t, 10*time.Second, call)
 }
 
-// A full server sends its error before any command. If the call's context ended while dialing,
-// rueidis sends no command, and panics at such an answer, which would end the program.
+// A full server sends its error before any command. If the context of a call ends while rueidis
+// dials, rueidis sends no command. It then panics at such an error, which would end the program.
 func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,7 +79,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	const calls = 1000
 	for i := range calls {
 		if _, err := store.Decide(within(t, time.Millisecond), charges); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("call %d: %v", i, err)
+			t.Fatalf("call %d: %v; want an ErrUnavailable", i, err)
 		}
 	}
 	t.Logf("counted: %d calls to a full server that sends its error first", calls)
@@ -93,7 +93,7 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 		for _, row := range []struct {
 			name                string
 			connected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
-		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"a further", true, false}, {"another, without an answer", true, true}} {
+		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"another", true, false}, {"another, without an answer", true, true}} {
 			if row.connected && to != "redis://%s" {
 				continue
 			}

@@ -70,7 +70,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 			case class == penstock.ReasonUnreachable && took == 0:
 				unreached++
 			default:
-				t.Fatalf("a decision ends after %v as %v", took, class)
+				t.Fatalf("a decision ended after %v with reason %v; want a timeout or an error at once", took, class)
 			}
 		}
 		if unknown != 1024 || unreached != 976 || client.max.Load() != 1024 {
@@ -84,8 +84,8 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	})
 }
 
-// The context of a call outlasts its caller by 5 s, and says at once that the caller has left. It
-// ends with the store.
+// The context of a call outlasts its caller by 5 s. Its Err is set as soon as the caller has left.
+// It ends with the store.
 func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -108,14 +108,14 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				synctest.Wait()
 				gone := time.Now()
 				if given.Err() == nil {
-					t.Error("the caller has left, and the context does not say so")
+					t.Error("the caller has left, and the context's Err is nil")
 				}
 				if row.closes {
 					time.AfterFunc(row.goesOn, func() { _ = store.Close() })
 				}
 				<-given.Done()
 				if took := time.Since(gone); took != row.goesOn {
-					t.Errorf("it ended after %v; want %v", took, row.goesOn)
+					t.Errorf("the context ended after %v; want %v", took, row.goesOn)
 				}
 				time.Sleep(time.Hour) // the call ends
 			})
@@ -169,7 +169,7 @@ func TestCallsShareTheirGoroutines(t *testing.T) {
 			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 		}
 		if n := len(client.seen); n != 1 {
-			t.Errorf("100 calls used %d goroutines", n)
+			t.Errorf("100 calls used %d goroutines; want 1", n)
 		}
 	})
 }
@@ -257,7 +257,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	for range 100 {
 		all.Go(func() {
 			if err := call(); !errors.Is(err, penstock.ErrUnavailable) {
-				t.Errorf("without a connection: %v", err)
+				t.Errorf("without a connection: %v; want an ErrUnavailable", err)
 			}
 		})
 	}
@@ -302,7 +302,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000).MustCompile(), 1)})
 				return err
 			}
-			for i := range 30 { // of all servers
+			for i := range 30 { // enough keys for all servers
 				eventually(t, 10*time.Second, func() error { return call(i, time.Second) })
 			}
 			holds.Store(true)
@@ -316,7 +316,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 			for i := range 100 {
 				all.Go(func() {
 					if err := call(i%30, 20*time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
-						t.Errorf("without a connection: %v", err)
+						t.Errorf("without a connection: %v; want an ErrUnavailable", err)
 					}
 				})
 			}

@@ -259,7 +259,7 @@ func TestErrorsWithoutAnAnswer(t *testing.T) {
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
 		wantReason(t, cause.Error(), err, reason)
 		if e := penstock.AsStoreError(err); !e.MayBeCharged || !errors.Is(err, cause) {
-			t.Errorf("%+v", e)
+			t.Errorf("%+v; want a StoreError with its cause, whose charges may have been made", e)
 		}
 	}
 }

@@ -37,8 +37,8 @@ func ExampleOpen() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		// Optional: the first call is then as fast as the others, and a store that is down is noticed at
-		// noticed.
+		// Optional: it makes the first call as fast as the others, and returns an error at once if
+		// the store is down.
 		if err := store.Load(ctx, limiter.Plans()...); err != nil {
 			log.Fatal(err)
 		}

@@ -36,13 +36,13 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 			t.Errorf("closed again: %v", err)
 		}
 		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)}); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("a closed store: %v", err)
+			t.Errorf("a closed store: %v; want an ErrUnavailable", err)
 		}
 	}
 }
 
-// A partlyDown is a Client of one server that acts as several, one for each key. Some cannot be
-// reached after a number of calls.
+// A partlyDown is a Client of one server that acts as several servers, one for each key. Some of
+// them cannot be reached after a number of calls.
 type partlyDown struct {
 	redisstore.Client
 	down func(key string, call int) bool // calls of a key are counted from 1
@@ -80,10 +80,10 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		batch []penstock.Charge
-		up    map[string]int // how many calls a key's server answers; the others answer all
+		up    map[string]int // for how many calls the server of a key is up; other servers stay up
 		left  [3]int64
 	}{
-		{"asked", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
+		{"dry runs", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
 		{"spends", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
 		{"spends in the other order", []penstock.Charge{spend("b", limit, 1), spend("a", limit, 3)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
 		{"refunds", []penstock.Charge{
@@ -112,7 +112,7 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 				return limited && call > up
 			}}, redisstore.Options{Prefix: prefix})
 			if d, err := store.Decide(t.Context(), row.batch); !errors.Is(err, penstock.ErrUnavailable) {
-				t.Errorf("a batch that is decided in part: allowed %t, %v", d.Allowed, err)
+				t.Errorf("a batch that is decided in part: allowed %t, %v; want an error", d.Allowed, err)
 			}
 			for i, key := range []string{"a", "b", "c"} {
 				if left := remaining(t, direct, key, limit); left != row.left[i] {
@@ -148,8 +148,8 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	}
 }
 
-// A stuck client has several servers. That of a key with a b gets the call and then fails. That of
-// any other key charges and then hangs until it is released.
+// A stuck client has several servers. The server of a key that begins with b replies to one call
+// and then fails. That of any other key charges and then hangs until it is released.
 type stuck struct {
 	redisstore.Client
 	released     chan struct{}
@@ -203,7 +203,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 		await(t, "the refund to hang", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("try %d: %v", try, err)
+			t.Fatalf("try %d: %v; want context.Canceled only", try, err)
 		}
 		hangs := stuck.hanging.Load()
 		close(stuck.released)

@@ -27,9 +27,9 @@ var fleetLimit = penstock.PerSecond(10).WithBurst(20)
 // "memory".
 const fleetStore = "PENSTOCK_FLEET_STORE"
 
-// TestFleetMember is the program of a member of the fleet. Each input line is a key, and each
-// output line says whether the key is allowed. It ends with its input. In the tests' own process it
-// does nothing.
+// TestFleetMember is the program of a member of the fleet. Each input line is a key. Each output
+// line reports whether the key is allowed. The program ends with its input. In the tests' own
+// process it does nothing.
 func TestFleetMember(t *testing.T) {
 	url := os.Getenv(fleetStore)
 	if url == "" {
@@ -91,7 +91,7 @@ func (m *member) call(key string) (allowed bool, err error) {
 	}
 	answer, failure, _ := strings.Cut(m.out.Text(), " ")
 	if failure != "<nil>" {
-		return false, fmt.Errorf("the member answers %q", m.out.Text())
+		return false, fmt.Errorf("the member wrote %q; want a decision without an error", m.out.Text())
 	}
 	return answer == "true", nil
 }

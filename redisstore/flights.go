@@ -84,7 +84,7 @@ func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
 		l := list[i]
 		if l.Decision, l.Err = s.await(ctx, s.single, c); l.Err != nil {
 			s.topology.requestRefresh(s)
-			continue // the client may still hold what is left of the call
+			continue // the client may still use the memory of the call
 		}
 		c.forget()
 		s.calls.Put(c)

@@ -18,9 +18,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The file has keys that a release has written, and its answers to later calls. Every version with
-// the same schema must read them and give the same answers. It may get more cases, for new
-// algorithms, by -golden. A case that is there never changes: docs/compatibility.md promises it.
+// The file has keys that a release has written, and the decisions that it then made. Every version
+// with the same schema must read the keys and make the same decisions. The flag -golden adds cases,
+// for new algorithms. No case of the file ever changes: docs/compatibility.md promises it.
 const goldenFile = "testdata/golden.json"
 
 var addGolden = flag.Bool("golden", false, "add cases that testdata/golden.json does not have")
@@ -100,10 +100,10 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 			if writes { // so that instances of the release can read what this version writes
 				name = c.Name + ", keys of this version"
 				if got := g.decide(cloneCalls(c.Before)); !reflect.DeepEqual(got, c.Before) {
-					t.Errorf("%s: the answers are\n%+v\nwant\n%+v", name, got, c.Before)
+					t.Errorf("%s: the decisions are\n%+v\nwant\n%+v", name, got, c.Before)
 				}
 				if got := g.keys(); !reflect.DeepEqual(got, c.Keys) {
-					t.Errorf("%s: they are\n%+v\nwant\n%+v", name, got, c.Keys)
+					t.Errorf("%s: the keys are\n%+v\nwant\n%+v", name, got, c.Keys)
 				}
 			} else {
 				g.restore(c.Keys)
@@ -119,7 +119,7 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 	}
 	// Each algorithm has a case.
 	if len(cases) < len(goldenAlgorithms())+2 {
-		t.Errorf("there are %d cases", len(cases))
+		t.Errorf("there are %d cases; want %d or more", len(cases), len(goldenAlgorithms())+2)
 	}
 	t.Logf("counted: %d answers to %d golden states", answers, len(cases))
 }

@@ -72,8 +72,8 @@ func appendName(b []byte, key string) []byte {
 	return appendTag(b, key)
 }
 
-// Names writes the names that keys have in the store: what stands between the braces. So programs
-// can keep and compare keys as the store does. One goroutine at a time may use it.
+// Names writes the names that keys have in the store: the text between the braces. So programs can
+// keep and compare keys as the store does. Names is not safe for concurrent use.
 type Names struct {
 	mac   hash.Hash // nil: keys can be read
 	sum   hash.Hash // of keys that are too long
@@ -117,7 +117,7 @@ func (n *Names) hash(h hash.Hash, key string) []byte {
 	return h.Sum(n.chunk[:0])
 }
 
-// KeyOfName returns the key that has a name. It is false if the name is a hash, or is no name.
+// KeyOfName returns the key that has a name. ok is false if the name is a hash or not a valid name.
 func KeyOfName(name string) (key string, ok bool) {
 	if name == "%_" {
 		return "", true

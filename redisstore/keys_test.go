@@ -179,7 +179,7 @@ func TestSecretHidesTheKey(t *testing.T) {
 		}
 		name := one.nameOf(key, plan)
 		if len(key) > 1 && strings.Contains(name, key[:2]) || !strings.HasPrefix(name, "ps1{%#") {
-			t.Errorf("key %.20q can be read in %q", key, name)
+			t.Errorf("key %.20q has the name %q; want a hash that does not show the key", key, name)
 		}
 		if name != keyStore(t, "one").nameOf(key, plan) {
 			t.Errorf("key %.20q: one secret gives two names", key)
@@ -203,10 +203,10 @@ func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
 		most := max(thirds[0], thirds[1], thirds[2])
 		t.Logf("secret %q: %v keys per third of the slots, %d of %d slots in use", secret, thirds, len(used), slots)
 		if most*3*5 > keys*6 { // most/mean > 1.2
-			t.Errorf("secret %q: %v keys per third of the slots", secret, thirds)
+			t.Errorf("secret %q: %v keys per third of the slots; want at most 1.2 times the mean", secret, thirds)
 		}
 		if len(used) < slots*9/10 {
-			t.Errorf("secret %q: %d keys use %d of %d slots", secret, keys, len(used), slots)
+			t.Errorf("secret %q: %d keys use %d of %d slots; want nine tenths", secret, keys, len(used), slots)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func TestPrefixIsChecked(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"{", "a}", "a b", "%", "a\n", "\x00", "é", strings.Repeat("p", 200)} {
 		if _, err := New(NewRueidis(nil), Options{Prefix: bad}); err == nil || !strings.Contains(err.Error(), "prefix") {
-			t.Errorf("prefix %.20q: %v", bad, err)
+			t.Errorf("prefix %.20q: %v; want an error about the prefix", bad, err)
 		}
 	}
 	s, err := New(NewRueidis(nil), Options{Prefix: "Shop-2_a.b:c"})

@@ -43,7 +43,7 @@ func (s Script) Check(answer string) error {
 // before new limits are used. Decide works without it: then the first caller that needs a script
 // loads it, and others wait for that.
 //
-// After an error some server may lack some script, and Decide loads it when it is needed. If the
+// After an error, some server may lack some script, and Decide loads it when it is needed. If the
 // user lacks the right to SCRIPT LOAD, the reason is ReasonPermissionDenied, and Decide sends
 // scripts by EVAL. Load returns when ctx ends.
 func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
@@ -95,7 +95,7 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 			continue
 		}
 		var inString, set []*algorithm.Algorithm
-		known := make(map[uint32]bool) // a limit may be here more than once, with other numbers
+		known := make(map[uint32]bool) // plans may have a limit more than once, with other parameters
 		for _, other := range plans[i:] {
 			if other.Group() != p.Group() || known[other.Tag()] {
 				continue
@@ -177,7 +177,7 @@ type scriptLoads struct {
 // A pendingLoad has ended when done is closed.
 type pendingLoad struct {
 	done chan struct{}
-	err  error // to be read after that
+	err  error // valid once done is closed
 }
 
 // noteRight records whether the user may load scripts.

@@ -38,8 +38,8 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	clienttest.WantLoadedOnly(t, s)
 }
 
-// A caller that leaves while a script is loaded has charged nothing, and its error says so. Others
-// then use the script.
+// A caller that leaves while a script is loaded has charged nothing, and its error tells so. Other
+// callers then use the script.
 func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	t.Parallel()
 	client := &clienttest.CountingClient{Client: dial(redistest.Start(t).URL())(t), Proceed: make(chan struct{})}
@@ -49,7 +49,7 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	_, err := s.Decide(ctx, []penstock.Charge{spend("k", slow("l", 10), 1)})
 	var failure *penstock.StoreError
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonLate {
-		t.Errorf("a caller whose deadline passed: %v, want that the deadline passed before it was sent", err)
+		t.Errorf("a caller whose deadline passed: %v; want the reason late", err)
 	}
 	close(client.Proceed)
 	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })
@@ -72,7 +72,7 @@ func TestServerThatForgetsIsSentTheText(t *testing.T) {
 	t.Parallel()
 	s := over(t, forgetfulClient{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: aPrefix()})
 	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slow("l", 10), 1)}); err != nil || !d.Allowed {
-		t.Errorf("%v, %v", d, err)
+		t.Errorf("%v, %v; want a grant", d, err)
 	}
 	if got := s.Scripts(); got.Evals != 1 {
 		t.Errorf("%+v; want one EVAL", got)

@@ -35,8 +35,8 @@ end
 	return c.Client.Eval(ctx, strings.Replace(script, "local call = redis.call\n", counting, 1), keys, args)
 }
 
-// A decision about a sliding log reads few of its entries. That also holds if limits with a shorter
-// and a longer period use the log in turn. Then most entries have expired for the shorter limit,
+// A decision about a sliding log reads few of its entries, even if limits with a shorter and a
+// longer period use the log in turn. In that case most entries have expired for the shorter limit,
 // and are kept for the longer one.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
 	effort.WithoutRace(t)
@@ -100,8 +100,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	}
 }
 
-// Twins agree on entries that have expired for the shorter of two limits and are kept for the
-// longer: they still count, and are dropped later.
+// Redis and memory agree on entries that have expired for the shorter of two limits and are kept
+// for the longer: they still count, and are dropped later.
 func TestLogsInTurnAreTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

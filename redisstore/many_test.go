@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// Random lists get the decisions that their batches would get one by one: batches of any kind, and
-// invalid ones too.
+// In a random list, each batch gets the decision that it would get alone. Batches are of any kind,
+// some of them invalid.
 func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
@@ -68,7 +68,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	t.Logf("counted: %d decisions of lists", decided)
 }
 
-// A list whose context has ended is not sent. One whose context ends later has no answers.
+// A list whose context has ended is not sent. If the context ends later, the list has no decisions.
 func TestListsEndWithTheirContext(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -90,7 +90,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	store.DecideMany(ended, calls)
 	for _, c := range calls {
 		if e := penstock.AsStoreError(c.Err); c.Err == nil || e != nil && e.MayBeCharged {
-			t.Errorf("after the context has ended: %v", c.Err)
+			t.Errorf("after the context has ended: %v; want its error", c.Err)
 		}
 	}
 	if err := store.Ping(t.Context()); err != nil {
@@ -111,7 +111,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	store.DecideMany(t.Context(), calls)
 	for _, c := range calls {
 		if c.Err != nil || !c.Decision.Allowed {
-			t.Errorf("afterwards: %v, %v", c.Decision, c.Err)
+			t.Errorf("after the server continues: %v, %v; want a grant", c.Decision, c.Err)
 		}
 	}
 }

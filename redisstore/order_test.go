@@ -19,8 +19,8 @@ type place struct {
 	wait                 time.Duration
 }
 
-// overtaken returns two callers of which the second called after the first had its answer, but goes
-// first.
+// overtaken returns two callers: second called after first had its answer, but has the earlier
+// turn.
 func overtaken(places []place) (first, second place, found bool) {
 	for _, p := range places {
 		for _, q := range places {
@@ -47,7 +47,7 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 	}
 }
 
-// A caller that comes after another has been given a turn goes after it, also at another instance,
+// A caller that calls after another was given a turn gets a later turn, also at another instance,
 // with any number of concurrent callers. (The clock does not run here, so a wait is a place.)
 func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
@@ -80,7 +80,7 @@ func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 					d, err := stores[caller%2].Decide(t.Context(), []penstock.Charge{c})
 					p.answeredAt = clock.Add(1)
 					if err != nil || !d.Allowed {
-						t.Errorf("%v: %v, %v", limit, d, err)
+						t.Errorf("%v: %v, %v; want a grant", limit, d, err)
 						return
 					}
 					p.wait = d.Status(0).Wait
@@ -92,7 +92,7 @@ func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 		}
 		all.Wait()
 		if p, q, found := overtaken(places); found {
-			t.Errorf("%v: %+v was answered before %+v called, which goes first", limit, p, q)
+			t.Errorf("%v: %+v had its answer before %+v called; want the first to go first", limit, p, q)
 		}
 		t.Logf("counted: %d places in a queue", len(places))
 	}

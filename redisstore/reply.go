@@ -25,7 +25,7 @@ const (
 // A replyReader reads the reply of uniform.lua, in the order of the batches.
 type replyReader struct {
 	text    string
-	isShort bool // it ends too early
+	isShort bool // the reply ends too early
 
 	repeats   int64 // further batches whose statuses differ from the last by the deltas
 	isCorrupt bool

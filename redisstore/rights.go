@@ -108,8 +108,8 @@ func commandsInScripts(o RightsOptions) []string {
 	return slices.Compact(commands)
 }
 
-// CheckRights returns a script that replies which of the rights its user lacks, with a comma
-// between two. Its argument is a key of the Store. It writes nothing, and needs the right to EVAL.
+// CheckRights returns a script that replies with the rights that its user lacks, separated by
+// commas. Its argument is a key of the Store. It writes nothing, and needs the right to EVAL.
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// If a user lacks one of the rights, calls that need it fail: nothing is charged, no
-// key is left without a TTL, and the error names the right. For each right, a user without it tries
-// each step of a trace first. If the step fails, a user with all rights runs it then.
-// The trace runs every command of the scripts.
+// If a user lacks one of the rights, calls that need it fail: nothing is charged, no key is left
+// without a TTL, and the error names the right. For each right, a user without it tries each step
+// of a trace. If the step fails, a user with all rights runs it next. The trace runs every command
+// of the scripts.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -46,7 +46,7 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 			err := decide(t, c.url)
 			wantReason(t, "without "+c.command, err, penstock.ReasonPermissionDenied)
 			if e := penstock.AsStoreError(err); e == nil || e.Hint != c.command {
-				t.Errorf("without %s: %v", c.command, err)
+				t.Errorf("without %s: %v; want a hint that names it", c.command, err)
 			}
 			allow(t, group.Primary, c.right)
 			if err := decide(t, c.url); err != nil {

@@ -53,7 +53,7 @@ func TestServersTellWhetherCountersMayBeEvicted(t *testing.T) {
 	}
 }
 
-// Each number follows what happens on the server.
+// Each number changes with what happens on the server.
 func TestServersCountWhatHappens(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -76,10 +76,10 @@ func TestServersCountWhatHappens(t *testing.T) {
 		t.Errorf("%d keys, %d expired, %d replicas more; want %d, 1 and 1", after.Keys-before.Keys, after.Expired-before.Expired, after.Replicas, calls+1)
 	}
 	if after.Scripts-before.Scripts < calls || after.ScriptTime <= before.ScriptTime || after.CPU <= before.CPU || after.Cached <= before.Cached {
-		t.Errorf("from %+v\nto %+v", before, after)
+		t.Errorf("from %+v\nto %+v\nwant that scripts, their time, CPU and cache grow", before, after)
 	}
 	if after.Clients < 2 || after.MaxClients < after.Clients || after.Used-before.Used < 1_000_000 {
-		t.Errorf("%+v", after)
+		t.Errorf("%+v; want at least 2 clients, their maximum, and 1 MB more memory", after)
 	}
 }
 
@@ -116,7 +116,7 @@ func TestSampleEstimatesTheKeysOfEachGroup(t *testing.T) {
 	for range samples {
 		k := sample()
 		if k.Seen < 400 || k.Seen > redisstore.MaxSample {
-			t.Fatalf("looked at %d keys", k.Seen)
+			t.Fatalf("the sample has %d keys; want 400 to %d", k.Seen, redisstore.MaxSample)
 		}
 		total, mean = k.Total, mean+k.Groups["search"]/samples
 	}

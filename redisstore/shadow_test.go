@@ -59,7 +59,7 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 		g.client.pass(1)
 		a.wait(g)
 		if a.err != nil || a.batch.Err != nil || a.separateCalls.Load() != 0 {
-			t.Fatalf("%v, %v, %d calls of its own", a.err, a.batch.Err, a.separateCalls.Load())
+			t.Fatalf("%v; the shadow: %v, %d calls of its own; want no error and no call", a.err, a.batch.Err, a.separateCalls.Load())
 		}
 		if a.decision.Allowed {
 			allowed++
@@ -101,7 +101,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		shadow := 0
 		for _, a := range all {
 			if a.batch.Err != nil || a.separateCalls.Load() != 0 {
-				t.Errorf("the shadow: %v, %d calls of its own", a.batch.Err, a.separateCalls.Load())
+				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call", a.batch.Err, a.separateCalls.Load())
 			}
 			if a.batch.Decision.Allowed {
 				shadow++
@@ -132,7 +132,7 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	}
 	for i, a := range all {
 		if a.batch.Err != nil || a.separateCalls.Load() != 0 || !a.batch.Decision.Allowed || a.batch.Decision.Remaining() != 49 {
-			t.Errorf("shadow %d: %+v, %v, %d calls of its own", i, a.batch.Decision, a.batch.Err, a.separateCalls.Load())
+			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call", i, a.batch.Decision, a.batch.Err, a.separateCalls.Load())
 		}
 	}
 }
@@ -169,7 +169,7 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 			want, _ := enforced.Decide(t.Context(), a)
 			wantTried, _ := shadow.Decide(t.Context(), b)
 			if got.Status(0) != want.Status(0) || got.Allowed != want.Allowed || batch.Decision.Status(0) != wantTried.Status(0) || batch.Decision.Allowed != wantTried.Allowed {
-				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\ntried %+v\nwant  %+v", seed, step, a, b, got, want, batch.Decision, wantTried)
+				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\nshadow got  %+v\nshadow want %+v", seed, step, a, b, got, want, batch.Decision, wantTried)
 			}
 			now = now.Add(time.Duration(random.Int64N(3_000_000)) * time.Microsecond)
 		}
@@ -206,13 +206,13 @@ func TestPoisonedShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 		g.granted(calls)
 		var failure *penstock.StoreError
 		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-			t.Errorf("queued %v: %+v, %v; the shadow: %v", queued, a.decision, a.err, a.batch.Err)
+			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", queued, a.decision, a.err, a.batch.Err)
 		}
 		b := g.callWithShadow(bad, good)
 		g.client.pass(1)
 		b.wait(g)
 		if !errors.As(b.err, &failure) || failure.Reason != penstock.ReasonCorrupt || b.batch.Err == nil {
-			t.Errorf("queued %v: %v; the shadow: %v", queued, b.err, b.batch.Err)
+			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", queued, b.err, b.batch.Err)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	a.wait(g)
 	var failure *penstock.StoreError
 	if !errors.As(a.err, &failure) || !failure.MayBeCharged || a.batch.Err == nil || a.separateCalls.Load() != 0 {
-		t.Errorf("%v; the shadow: %v, %d calls of its own", a.err, a.batch.Err, a.separateCalls.Load())
+		t.Errorf("%v; the shadow: %v, %d calls of its own; want the script's error twice, and no call", a.err, a.batch.Err, a.separateCalls.Load())
 	}
 }
 
@@ -247,7 +247,7 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	g.client.pass(2)
 	g.granted(calls)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil || g.client.scripts.Load() != 2 {
-		t.Errorf("%v; the shadow: %v; %d scripts", a.err, a.batch.Err, g.client.scripts.Load())
+		t.Errorf("%v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", a.err, a.batch.Err, g.client.scripts.Load())
 	}
 }
 
@@ -270,7 +270,7 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	a.wait(g)
 	g.granted(others)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil {
-		t.Errorf("%v; the shadow: %v", a.err, a.batch.Err)
+		t.Errorf("%v; the shadow: %v; want context.Canceled and an error", a.err, a.batch.Err)
 	}
 }
 
@@ -308,7 +308,7 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 			charges := []penstock.Charge{one}
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
 			if _, err := store.Decide(ctx, []penstock.Charge{one}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
-				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own", err, batch.Decision, separateCalls)
+				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it has none", err, batch.Decision, separateCalls)
 			}
 			d, err := store.Decide(ctx, charges)
 			if err != nil || !d.Allowed || separateCalls != test.separateCalls || batch.Err != nil || batch.Decision.Allowed != (test.separateCalls == 0) {

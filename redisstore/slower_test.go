@@ -51,7 +51,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 				}
 				d := decide(slower.MustCompile())
 				if ttl, used := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
-					t.Errorf("its TTL is %v, and its state is used for %v", ttl, used)
+					t.Errorf("the TTL is %v; want at least %v, for which the state is used", ttl, used)
 				}
 			})
 		}
@@ -59,7 +59,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 }
 
 // A TTL is never shorter than the time for which the state is used. It is at most twice the longest
-// such time, plus 5 s, also after a Force and its Refund.
+// time for which it was used so far, plus 5 s, also after a Force and its Refund.
 func TestTTLStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)

@@ -79,7 +79,7 @@ func TestForeignDataIsNoSummary(t *testing.T) {
 	}
 	must(t, server, "LPUSH", prefix+"1{%@}summary.b", "x")
 	if all, n, err := s.ReadSummaries(t.Context()); err != nil || n != 2 || len(all) != 1 || all[0].Instance != "a" {
-		t.Errorf("%v of %d, %v", all, n, err)
+		t.Errorf("%v of %d, %v; want only the summary of a, of 2 instances", all, n, err)
 	}
 	for _, c := range []struct {
 		name, text string
@@ -88,7 +88,7 @@ func TestForeignDataIsNoSummary(t *testing.T) {
 		{"", "text", time.Hour}, {strings.Repeat("i", 129), "text", time.Hour}, {"a", strings.Repeat("x", redisstore.MaxSummary+1), time.Hour}, {"a", "text", 0},
 	} {
 		if err := s.WriteSummary(t.Context(), c.name, c.text, c.life); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%.5q, %d bytes for %v: %v", c.name, len(c.text), c.life, err)
+			t.Errorf("%.5q, %d bytes for %v: %v; want an ErrInvalid", c.name, len(c.text), c.life, err)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 					t.Errorf("%s: %v", what, err)
 				}
 				if err := decideEverywhere(t, url+"&server_name=redis.test"); err != nil {
-					t.Errorf("%s, by a name of all: %v", what, err)
+					t.Errorf("%s, by a name in all certificates: %v", what, err)
 				}
 				wantReason(t, what, decideEverywhere(t, url+"&server_name=other.test"), penstock.ReasonUnreachable)
 			}

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-// Many callers make equal batches of one key. A script decides 253 of them at most, the bound of
-// its cost: 256 units, of which the first caller takes 4 and each other one.
+// Many callers make equal batches of one key. The cost of a script is bounded by 256 units: the
+// first caller takes 4, and each other one takes 1. So a script decides at most 253 of them.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
@@ -46,7 +46,7 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 		{"out of memory", "CONFIG SET maxmemory 1", penstock.ReasonOutOfMemory},
 		{"replica", "REPLICAOF 127.0.0.1 1", penstock.ReasonNotReady},
 	} {
-		for _, kinds := range []string{"of one row", "of any kind"} {
+		for _, kinds := range []string{"uniform", "mixed"} {
 			t.Run(fault.name+"/"+kinds, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
@@ -54,7 +54,7 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 				calls := g.holdTwo()
 				var together []*pendingCall
 				for range 5 {
-					if kinds == "of one row" {
+					if kinds == "uniform" {
 						together = append(together, g.call("k", 1))
 						continue
 					}
@@ -96,7 +96,7 @@ func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 		}
 		keys := must(t, server, "KEYS", o.Prefix+"*").([]any)
 		if len(keys) < 6 {
-			t.Errorf("%s: %d keys", name, len(keys))
+			t.Errorf("%s: %d keys; want 6 or more", name, len(keys))
 		}
 		for _, key := range keys {
 			ttl := time.Duration(must(t, server, "PTTL", key.(string)).(int64)) * time.Millisecond

@@ -84,20 +84,20 @@ func (l *layout) server(slot uint16) string {
 	return ""
 }
 
-// requestRefresh has the layout fetched again, if it is needed at all.
+// requestRefresh has the layout fetched again, if anything has needed it so far.
 func (t *topology) requestRefresh(s *Store) {
 	if t.isNeeded.Load() {
 		t.startRefresh(s)
 	}
 }
 
-// startRefresh fetches the layout in the background, unless that is being done, or was done just
-// now.
+// startRefresh fetches the layout in the background, unless a refresh is in progress or the next
+// one is not due yet.
 func (t *topology) startRefresh(s *Store) {
 	if int64(time.Since(t.begin)) < t.next.Load() || !t.isRefreshing.CompareAndSwap(false, true) {
 		return
 	}
-	s.work.Start(func(ctx context.Context) { // if it does not start, the store was closed
+	s.work.Start(func(ctx context.Context) { // starts nothing if the store was closed
 		rest := t.fetchLayout(ctx, s)
 		t.next.Store(int64(time.Since(t.begin) + rest))
 		t.isRefreshing.Store(false)

@@ -25,7 +25,7 @@ func TestSingleServerHasNoNodeName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if name := s.Node(charges); name != "" {
-		t.Errorf("the shard is %q", name)
+		t.Errorf("the node is %q; want \"\"", name)
 	}
 }
 
@@ -48,10 +48,10 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 		}
 	}
 	if n := live("i0", time.Hour); n != 5 {
-		t.Errorf("an instance with two heartbeats counts as %d", n)
+		t.Errorf("after two heartbeats of one instance, %d instances are counted; want 5", n)
 	}
 	if n := live("i1", 0); n != 4 {
-		t.Errorf("after an instance has left, %d", n)
+		t.Errorf("after an instance has left, %d instances are counted; want 4", n)
 	}
 	live("short", time.Millisecond)
 	await(t, "the registration with a short life to end", func() bool { return live("i0", time.Hour) == 4 })
@@ -60,7 +60,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	}
 	for _, bad := range []string{"", strings.Repeat("i", 129)} {
 		if _, err := open(t, server.URL(), redisstore.Options{}).Heartbeat(ctx, bad, time.Hour); err == nil || !strings.Contains(err.Error(), "1 to 128") {
-			t.Errorf("%.10q: %v", bad, err)
+			t.Errorf("%.10q: %v; want an error with the permitted length", bad, err)
 		}
 	}
 }
@@ -69,8 +69,8 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 // of the layout.
 type layoutClient struct {
 	redisstore.Client
-	answer           func(ctx context.Context) error
-	queries, at, max atomic.Int64 // at once
+	answer                 func(ctx context.Context) error
+	queries, inFlight, max atomic.Int64 // at once
 }
 
 func (q *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
@@ -80,8 +80,8 @@ func (q *layoutClient) EvalSha(context.Context, string, []string, []string) (str
 }
 
 func (q *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
-	q.max.Store(max(q.max.Load(), q.at.Add(1)))
-	defer q.at.Add(-1)
+	q.max.Store(max(q.max.Load(), q.inFlight.Add(1)))
+	defer q.inFlight.Add(-1)
 	if q.queries.Add(1) > 10_000 {
 		<-ctx.Done() // a busy loop would not let the bubble's time pass
 	}
@@ -130,7 +130,7 @@ func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 					most = 4 // abandoned queries
 				}
 				if client.max.Load() > most {
-					t.Errorf("%d queries at once", client.max.Load())
+					t.Errorf("%d queries at once; want at most %d", client.max.Load(), most)
 				}
 				t.Logf("counted: %d queries of the layout", client.queries.Load())
 			})
@@ -148,19 +148,19 @@ func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 		}}
 		store := over(t, client, redisstore.Options{})
 		clienttest.Use(store, 10*time.Millisecond)
-		if client.at.Load() != 1 {
-			t.Fatal("there is no query")
+		if client.inFlight.Load() != 1 {
+			t.Fatal("no query is in flight")
 		}
 		closed := time.Now()
-		if err := store.Close(); err != nil || client.at.Load() != 0 {
-			t.Errorf("closed (%v), and %d queries still run", err, client.at.Load())
+		if err := store.Close(); err != nil || client.inFlight.Load() != 0 {
+			t.Errorf("closed (%v), and %d queries still run", err, client.inFlight.Load())
 		}
 		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
-			t.Errorf("the query ran for %v", took)
+			t.Errorf("Close took %v; want 1ms, the time that the query takes to end", took)
 		}
 		clienttest.Use(store, 5*time.Second)
 		if queries := client.queries.Load(); queries != 1 {
-			t.Errorf("%d queries", queries)
+			t.Errorf("%d queries; want 1", queries)
 		}
 	})
 }

@@ -20,8 +20,8 @@ import (
 )
 
 // The Go steps and their Lua twins give equal answers, in every field. Batches are random, with few
-// keys and hostile limits. The clock stops, creeps, jumps and steps back, and
-// limits change and keep their names.
+// keys and hostile limits. The clock stops, creeps, jumps and steps back. Limits change and keep
+// their names.
 func TestTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	server := redistest.Shared(t)

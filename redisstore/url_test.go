@@ -229,7 +229,7 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 			t.Errorf("%s: %v; want %s", url, err, want)
 		}
 		if _, err := redisstore.Open(url, redisstore.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("Open(%s): %v", url, err)
+			t.Errorf("Open(%s): %v; want an ErrInvalid", url, err)
 		}
 	}
 }
@@ -289,7 +289,7 @@ func FuzzParseURL(f *testing.F) {
 		o, err := redisstore.ParseURL(url)
 		if err != nil {
 			if !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("%q: %v", url, err)
+				t.Errorf("%q: %v; want an ErrInvalid", url, err)
 			}
 			return
 		}

@@ -127,13 +127,13 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	}
 }
 
-// A Ring is several servers and no Cluster. One query of one server finds that out.
+// A Ring is several servers, but not a Cluster. One query to one server finds that out.
 func TestLayoutOfARingIsQueriedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	store := clienttest.NewStore(t, ring.One(t, server.Addr, clienttest.Options{}), redisstore.Options{})
 	clienttest.Use(store, 2*time.Second)
 	if queries, _, err := server.CommandStats("cluster|slots"); err != nil || queries != 1 {
-		t.Errorf("queried %d times, %v", queries, err)
+		t.Errorf("the layout was queried %d times, %v; want once", queries, err)
 	}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // With go-redis too, the store decides again after its primary was killed or stopped and a replica
-// was promoted, although each call has only its own deadline for everything. The charges from
-// before the failover are kept.
+// was promoted. No retry helps: each call has one deadline for everything. The charges from before
+// the failover are kept.
 func TestFailoversAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {
@@ -58,9 +58,9 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 	if err != nil {
 		t.Fatal(err)
 	}
-	const keys = 30 // of all shards
+	const keys = 30 // enough for all shards
 	granted, answers := [keys]int64{}, map[penstock.Source]int{}
-	all := func(source penstock.Source) func() bool { // whether each key is decided by source
+	all := func(source penstock.Source) func() bool { // whether source decides each key
 		return func() bool {
 			as := 0
 			for k := range keys {

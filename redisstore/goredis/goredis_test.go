@@ -55,11 +55,11 @@ func TestScriptsGetTheirKeysAndArguments(t *testing.T) {
 	const script = "return KEYS[1] .. KEYS[2] .. ARGV[1] .. ARGV[2]"
 	keys, args := []string{"{k}1", "{k}2"}, []string{"a\x00b", ""}
 	if got, err := client.Eval(t.Context(), script, keys, args); got != "{k}1{k}2a\x00b" || err != nil {
-		t.Errorf("Eval: %q, %v", got, err)
+		t.Errorf("Eval: %q, %v; want the keys and arguments in their order", got, err)
 	}
 	digest := redis.NewScript(script).Hash()
 	if got, err := client.EvalSha(t.Context(), digest, keys, args); got != "{k}1{k}2a\x00b" || err != nil {
-		t.Errorf("EvalSha: %q, %v", got, err)
+		t.Errorf("EvalSha: %q, %v; want the keys and arguments in their order", got, err)
 	}
 }
 
@@ -70,11 +70,11 @@ func TestErrorsOfRedisAreReplyErrors(t *testing.T) {
 	var reply redisstore.ReplyError
 	_, err := client.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"k"}, nil)
 	if !errors.As(err, &reply) || !strings.HasPrefix(string(reply), "NOSCRIPT") {
-		t.Errorf("an unknown script: %v", err)
+		t.Errorf("an unknown script: %v; want a ReplyError that begins with NOSCRIPT", err)
 	}
 	_, err = client.Eval(t.Context(), "return redis.error_reply('ODD thing')", []string{"k"}, nil)
 	if !errors.As(err, &reply) || !strings.HasPrefix(string(reply), "ODD thing") {
-		t.Errorf("a script's error: %v", err)
+		t.Errorf("a script's error: %v; want a ReplyError with the script's text", err)
 	}
 	_, err = goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})).Eval(t.Context(), "return 1", []string{"k"}, nil)
 	var op *net.OpError
@@ -98,7 +98,7 @@ func TestShardedIsTrueForSeveralServers(t *testing.T) {
 		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), true},
 	} {
 		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.sharded || err != nil {
-			t.Errorf("%s: sharded %t, %v", row.name, got, err)
+			t.Errorf("%s: sharded %t, %v; want %t", row.name, got, err, row.sharded)
 		}
 		_ = row.client.Close()
 	}
@@ -170,7 +170,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s: %s with 50 ms to live: %v", name, what, err)
+				t.Errorf("%s: %s with 50 ms to live: %v; want DeadlineExceeded", name, what, err)
 			}
 			cancel()
 		}

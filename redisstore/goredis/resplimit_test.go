@@ -51,7 +51,7 @@ func TestGoRedisWorksWithResplimit(t *testing.T) {
 			}
 		}
 		if n, err := client.Del(ctx, key).Result(); n != 1 || err != nil {
-			t.Errorf("DEL replies %d, %v", n, err)
+			t.Errorf("DEL replies %d, %v; want 1", n, err)
 		}
 		if reply, err := client.Do(ctx, "CL.THROTTLE", key, 6, 1, 86400).Int64Slice(); err != nil || reply[0] != 0 {
 			t.Errorf("after DEL the reply is %v, %v", reply, err)

@@ -55,8 +55,8 @@ const (
 	// connection that others will use.
 	abandonedFor = 5 * time.Second
 
-	// overtime is how long a client may wait for a reply beyond the caller's deadline. Meanwhile the
-	// call blocks others on its connection.
+	// overtime is how long a client may wait for a reply after the caller's deadline. During that
+	// time the call blocks other calls on its connection.
 	overtime = time.Second
 )
 
@@ -201,10 +201,9 @@ func (d *Detached[S]) closeIdle() {
 }
 
 // A runningCall is a call of the wrapped client, and also the context of that call. This context
-// lasts longer than the caller's: for abandonedFor at most after the caller has left. So a
-// connection that is made for one caller serves others too, and a reply that has arrived is read
-// although a deadline has passed. Its Err is the caller's: once the caller has left, nothing more
-// is sent.
+// outlasts the caller by abandonedFor at most. So a connection that was begun for one caller serves
+// others too, and a reply that has arrived is read although a deadline has passed. Its Err is the
+// caller's: once the caller has left, nothing more is sent.
 type runningCall[S any] struct {
 	context.Context               // the caller's
 	done            chan struct{} // the worker's

@@ -42,12 +42,12 @@ func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(g, reply[1:]); err != nil || string(reply[:]) != "reply" {
-		t.Errorf("read %q, %v", reply, err)
+		t.Errorf("read %q, %v; want \"reply\"", reply, err)
 	}
 	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := g.Read(reply[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("without a reply: %v", err)
+		t.Errorf("without a reply: %v; want os.ErrDeadlineExceeded", err)
 	}
 }

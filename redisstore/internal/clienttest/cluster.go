@@ -19,11 +19,11 @@ func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	for _, n := range c.Primaries() {
 		Must(t, n, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
 		if memory, err := worstMemory(t, store); err != nil || !memory.Evicts() || memory.Server != n.Addr {
-			t.Errorf("%s evicts: %+v, %v", n.Addr, memory, err)
+			t.Errorf("the memory is %+v, %v; want that %s evicts", memory, err, n.Addr)
 		}
 		Must(t, n, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
 		if memory, err := worstMemory(t, store); err != nil || memory.Evicts() || memory.Server != n.Addr {
-			t.Errorf("%s is the only one with a bound: %+v, %v", n.Addr, memory, err)
+			t.Errorf("the memory is %+v, %v; want that of %s, the only server with a bound", memory, err, n.Addr)
 		}
 		Must(t, n, "CONFIG", "SET", "maxmemory", "0")
 		Must(t, n, "FLUSHALL")

@@ -41,7 +41,7 @@ func OthersConnections(t *testing.T, library Library) {
 	Await(t, "an answer to HELLO to be lost", func() bool { return p.Lost() > lost })
 	for i := range 10 {
 		if err := call(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("call %d: %v", i, err)
+			t.Fatalf("call %d: %v; want an ErrUnavailable", i, err)
 		}
 	}
 	if waiting.Load() == 0 {

@@ -58,7 +58,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 				d, err := store.Decide(Within(t, 5*time.Second), batch)
 				WantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Plan.Name()), err, fault.reason)
 				if d.Allowed {
-					t.Errorf("allowed with an error")
+					t.Errorf("a decision with an error is allowed")
 				}
 			}
 			fault.heal(t, s)
@@ -181,11 +181,11 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("d", 9), 1)})
 		var e *penstock.StoreError
 		if !errors.As(err, &e) {
-			t.Fatalf("key %d: %v", i, err)
+			t.Fatalf("key %d: %v; want a StoreError", i, err)
 		}
 		found[e.Reason]++
 		if e.Reason != penstock.ReasonNotReady && e.Reason != penstock.ReasonUnreachable && e.Reason != penstock.ReasonLate {
-			t.Errorf("key %d: %v", i, err)
+			t.Errorf("key %d: %v; want the reason not_ready, unreachable or late", i, err)
 		}
 	}
 	t.Log(found)

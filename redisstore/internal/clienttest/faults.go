@@ -185,7 +185,7 @@ func forgetScripts(t *testing.T, to Target, m Maker) {
 		n := admitted[k].Load()
 		total += n
 		if charged := 1_000_000 - Remaining(t, store, fmt.Sprint("k", k), one); charged != n {
-			t.Errorf("key %d: %d charges for %d calls", k, charged, n)
+			t.Errorf("key %d was charged %d times by %d calls", k, charged, n)
 		}
 	}
 	t.Logf("counted: %d decisions among forgotten scripts (%d flushes)", total, flushes)
@@ -203,8 +203,8 @@ func everyCallEnds(t *testing.T, suite Suite) {
 		lasts      time.Duration
 	}{
 		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
-		// Long enough for clients to close their connections and to open others, which the system
-		// accepts.
+		// This lasts long enough for clients to close their connections and open others, which the
+		// system accepts.
 		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
 	} {
 		for _, callers := range []int{1, 8} {
@@ -351,14 +351,14 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 
 func (l *load) decided() error {
 	if l.answers.Load() < 20 {
-		return fmt.Errorf("%d decisions", l.answers.Load())
+		return fmt.Errorf("%d decisions; want 20", l.answers.Load())
 	}
 	return nil
 }
 
 func (l *load) failed() error {
 	if l.failures.Load() < 8 {
-		return fmt.Errorf("%d failures", l.failures.Load())
+		return fmt.Errorf("%d failures; want 8", l.failures.Load())
 	}
 	return nil
 }

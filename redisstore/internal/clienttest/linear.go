@@ -24,8 +24,8 @@ const (
 	linearKeys    = 3
 )
 
-// The limits of the histories. The clock does not run, so each limit is a counter, and slots are a
-// counter for each holder.
+// These are the limits of the histories. The clock does not run, so each limit is a counter, and
+// the slots have a counter for each holder.
 var linearLimits = []*penstock.Plan{
 	penstock.Limit{Name: "token", Group: "g", Count: 6, Period: time.Hour}.MustCompile(),
 	penstock.Limit{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 9, Period: time.Hour}.MustCompile(),
@@ -35,7 +35,7 @@ var linearLimits = []*penstock.Plan{
 
 const slotsLimit = 3 // the index of the concurrency limit; those before it are counters
 
-// A linearState is what has been used: units by limit, slots by holder.
+// A linearState is the state of the model: units used by limit, and slots held by holder.
 type linearState struct {
 	used  [linearKeys][slotsLimit]int64
 	holds [linearKeys][linearClients]int64
@@ -51,7 +51,7 @@ type linearCharge struct {
 // A linearStatus is what the model predicts of a status.
 type linearStatus struct {
 	granted, remaining int64
-	retry              time.Duration // 0, 1 for some time, or Never
+	retry              time.Duration // 0; 1 for any finite time; or Never
 }
 
 // A linearAnswer is nil if it is unknown whether the charges were made.
@@ -135,9 +135,9 @@ func StandingClock() redisstore.Options {
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// linearizable has several stores decide concurrently, some of this library and some of URLs. Each
-// call must get the reply that it would get if all calls were made one after another, in some
-// order.
+// linearizable has several stores decide concurrently: some over the client under test, some opened
+// by URL. Each call must get the reply that it would get if all calls were made one after another,
+// in some order.
 func linearizable(t *testing.T, suite Suite, n int) {
 	s, o := redistest.Start(t), StandingClock()
 	stores := []penstock.Store{

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// Without concurrency, the store in memory answers as the model predicts. So the model is right.
+// Without concurrency, the store in memory decides as the model predicts. So the model is right.
 func TestModelOfHistoriesIsRight(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -35,8 +35,8 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 	}
 }
 
-// The check gets a store that peeks first and spends afterwards, like
-// limiters that read, compare and write in separate commands.
+// The checked store peeks first and spends afterwards, like limiters that read, compare and write
+// in separate commands.
 func TestLinearizabilityCheckCanFail(t *testing.T) {
 	t.Parallel()
 	store := OpenStore(t, redistest.Start(t).URL(), StandingClock())

@@ -45,7 +45,7 @@ func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 		}
 		all.Go(func() {
 			if d, err := s.Decide(t.Context(), batch); err != nil || !d.Allowed {
-				t.Errorf("%d charges: %v, %v", len(of), d, err)
+				t.Errorf("%d charges: %v, %v; want a grant", len(of), d, err)
 			}
 		})
 	}
@@ -133,8 +133,8 @@ type CountingClient struct {
 	Proceed               chan struct{}       // nil: nothing is delayed
 }
 
-// oneCallerLoads sends decisions of several callers at the same time to a server without scripts.
-// Exactly one caller must load the script.
+// oneCallerLoads sends decisions of several callers at once to a server without scripts. Exactly
+// one caller must load the script.
 func oneCallerLoads(t *testing.T, suite Suite) {
 	callers := suite.AtOnce
 	server := redistest.Start(t)

@@ -43,14 +43,14 @@ type Coalescer struct {
 	timerAt  time.Time   // when timer fires; zero: it is stopped
 }
 
-// Thresholds for sending another script while others are in flight. 8 requests take the server
-// about 25 µs, and a script 10 µs; 24 waiters take the client as long. With a third script the
-// server has work when it has replied to one, however long the client takes. That pays only if many
-// callers wait.
+// These are the thresholds for sending another script while others are in flight. 8 requests take
+// the server about 25 µs, and a script takes it 10 µs. 24 waiters take the client as long. With a
+// third script in flight, the server always has work after a reply, however long the client takes.
+// That helps only if many callers wait.
 //
-// The more requests a flight in flight has, the more must wait for the next one, up to 24: so many
-// callers are divided into few large scripts. With 64 callers, scripts had a third more requests,
-// and a decision cost a tenth less.
+// The more requests the flights in flight have, the more requests the next flight needs, up to 24.
+// So many callers are divided into few large scripts. With 64 callers, scripts had a third more
+// requests, and a decision cost a tenth less.
 const (
 	secondFlightMinRequests = 8
 	secondFlightMinWaiters  = 24
@@ -61,9 +61,9 @@ const (
 // New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
 
-// Enter returns true if the caller must decide the waiter's batch itself, now. Then it calls Exit
-// afterwards. Otherwise the waiter is queued, and the caller calls Wait. Its extras are queued too,
-// as far as there is room. HasJoined says which.
+// Enter returns true if the caller must decide the waiter's batch itself, at once. The caller then
+// calls Exit afterwards. Otherwise the waiter is queued, and the caller calls Wait. Its extras are
+// queued too, as far as there is room; their HasJoined reports which.
 func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,8 +101,8 @@ func (c *Coalescer) Exit() {
 	}
 }
 
-// Wait returns nil when the waiter has its answer, or the cause why ctx ended before. Then isSent
-// is false if the batch was certainly not sent.
+// Wait returns nil when the waiter has its answer, or the cause if ctx ends first. Then isSent is
+// false if the batch was certainly not sent.
 func (c *Coalescer) Wait(ctx context.Context, w *Waiter) (isSent bool, err error) {
 	if err := w.wait(ctx); err != nil {
 		return c.leave(w), err

@@ -71,7 +71,7 @@ func inBubble(t *testing.T, test func(b *setup)) {
 	})
 }
 
-// hold keeps two scripts in flight, so that all others wait, until release is called.
+// hold keeps two scripts in flight, so that all others wait, until the test calls release.
 func (b *setup) hold() (release func()) {
 	for range 2 {
 		if !b.c.Enter(b.Context(), new(Waiter)) {
@@ -168,7 +168,7 @@ func TestCallersDoNotWaitForAnIdleStore(t *testing.T) {
 	inBubble(t, func(b *setup) {
 		for range 3 {
 			if r := <-b.call(b.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
-				t.Errorf("%+v", r)
+				t.Errorf("%+v; want a decision after %v", r, scriptTime)
 			}
 		}
 		b.wantFlights()
@@ -233,8 +233,8 @@ func (b *setup) sendThird() {
 	}
 }
 
-// While one flight is sent, a small one waits for its end, unless it grows. Many waiters for one
-// request also count as growth.
+// While one flight is in flight, a small one waits for its end, unless it grows. It also grows by
+// many waiters for one request.
 func TestSecondFlightHasAThreshold(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -328,7 +328,7 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		}
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
-			t.Errorf("the waiter that stayed: %+v", r)
+			t.Errorf("the waiter that stayed: %+v; want a grant", r)
 		}
 		b.wantUsed("k", 1)
 		b.wantFlights(1)
@@ -343,17 +343,17 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 		defer cancel()
 		plain := b.call(ctx, spend("k", 30))
 		if r := <-plain; !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after != 20*time.Millisecond {
-			t.Errorf("with a timer: %+v", r)
+			t.Errorf("with a timer: %+v; want DeadlineExceeded after 20ms, not sent", r)
 		}
 		for range 2 {
 			if r := <-b.within(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
-				t.Errorf("without a timer: %+v", r)
+				t.Errorf("without a timer: %+v; want DeadlineExceeded after about 20ms, not sent", r)
 			}
 		}
 		stays := b.within(time.Hour, spend("k", 30)) // the earlier deadlines have no effect
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
-			t.Errorf("the waiter that stayed: %+v", r)
+			t.Errorf("the waiter that stayed: %+v; want a grant", r)
 		}
 	})
 }
@@ -381,7 +381,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			for i, c := range leave {
 				r := <-c
 				if !errors.Is(r.err, context.DeadlineExceeded) || r.isSent != isSent || r.after < deadlines[i] || r.after > deadlines[i]+minTimerInterval {
-					t.Errorf("sent: %v; the waiter with %v to wait: %+v", isSent, deadlines[i], r)
+					t.Errorf("sent: %v; the waiter with %v to wait: %+v; want DeadlineExceeded then", isSent, deadlines[i], r)
 				}
 			}
 			if !isSent {
@@ -389,7 +389,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			}
 			for _, c := range stay {
 				if r := <-c; r.err != nil || !r.decision.Allowed {
-					t.Errorf("sent: %v; a waiter that stayed: %+v", isSent, r)
+					t.Errorf("sent: %v; a waiter that stayed: %+v; want a grant", isSent, r)
 				}
 			}
 			used := int64(len(stay))
@@ -421,7 +421,7 @@ func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
 			}
 			cancel()
 			if r := <-calls[i]; !errors.Is(r.err, context.Canceled) || !r.isSent {
-				t.Errorf("%+v", r)
+				t.Errorf("%+v; want context.Canceled, and that the batch was sent", r)
 			}
 		}
 		if flight.Err() == nil {
@@ -445,7 +445,7 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 		b.failWith(nil)
 		for _, c := range fail {
 			if r := <-c; r.err == nil || !r.isSent {
-				t.Errorf("a waiter of the failed flight: %+v", r)
+				t.Errorf("a waiter of the failed flight: %+v; want the flight's error", r)
 			}
 		}
 		if r := <-later; r.err != nil {

@@ -148,7 +148,7 @@ func (f *Flight) joinRecent(w *Waiter) bool {
 }
 
 // addRequest adds a waiter with a request of its own. It returns the index of the request, or -1 if
-// there is no room.
+// the flight has no room.
 func (f *Flight) addRequest(w *Waiter) int {
 	cost := requestCost + len(w.Charges)
 	if len(f.requests) > 0 && f.cost+cost > maxCost {
@@ -239,12 +239,12 @@ type deadlineContext struct {
 
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// has tells whether a waiter is there.
+// has tells whether a waiter is in the flight.
 func (f *Flight) has(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }
 
-// remove removes a waiter, and returns false if it is not there.
+// remove removes a waiter, and returns false if it is not in the flight.
 func (f *Flight) remove(w *Waiter) bool {
 	for i := range f.requests {
 		r := &f.requests[i]

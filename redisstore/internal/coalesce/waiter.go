@@ -68,7 +68,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 }
 
 // A wakeup fires when the flight is decided, or when the deadlines of some of its waiters have
-// passed. In the second case the other waiters wait for the next one. So one timer serves all
+// passed. In the second case the other waiters wait for the next wakeup. So one timer serves all
 // waiters of a Coalescer: a timer for each would cost more than the rest of the wait.
 type wakeup struct {
 	fired chan struct{}

@@ -30,9 +30,9 @@ func CheckRights(text string) string {
 // KeyOfExample stands for the key in Examples.
 const KeyOfExample = "KEY"
 
-// Examples are calls of the commands that scripts run, to check whether the user may run them.
-// They must have as many arguments as the command takes: Redis 7.0 crashes if the key is
-// missing. Scripts do not check commands that are not here: they run them before they write.
+// Examples are calls of the commands that scripts run, to check whether the user may run them. They
+// must have as many arguments as the command takes: Redis 7.0 crashes if the key is missing.
+// Commands without an example are not checked. Scripts run those before they write.
 var Examples = map[string][]string{
 	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
 	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
