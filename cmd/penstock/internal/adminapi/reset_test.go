@@ -182,3 +182,20 @@ func TestResetNeedsTheStore(t *testing.T) {
 		}
 	}
 }
+
+// Whatever a body says, the answer is no error of the service, and without the token nothing is
+// written.
+func FuzzResets(f *testing.F) {
+	x := newFixture(f, nil)
+	for _, body := range []string{`{"key": "key:abc", "reason": "r"}`, `{"ref": "0", "reason": "r"}`, `{"key": "ip:\u0000", "rule": "api", "limit": "hour", "reason": "r"}`, `[]`, `{`, "\xff"} {
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		if w := x.post(body, operator); w.Code >= 500 {
+			t.Errorf("%q: %d %s", body, w.Code, w.Body)
+		}
+		if w := x.post(body); w.Code != 401 {
+			t.Errorf("%q without the token: %d %s", body, w.Code, w.Body)
+		}
+	})
+}

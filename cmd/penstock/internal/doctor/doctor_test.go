@@ -229,6 +229,7 @@ var faults = []fault{
 	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, says: "deleting keys now", fix: "noeviction"},
 	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, says: "store_timeout is 10ms", fix: "SLOWLOG GET"},
 	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, says: "snapshot failed", fix: "BGSAVE"},
+	{name: "a replica lags", prepare: lag, check: "replication", status: Warning, says: " behind", fix: ""},
 	{name: "a replica", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "replication", status: Failed, says: "is a replica", fix: "127.0.0.1:1"},
 	{name: "a replica, decisions", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "decisions", status: Failed, says: "READONLY"},
 	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, says: "no replica is in sync", fix: "min-replicas-to-write 0"},
@@ -328,6 +329,23 @@ func failSnapshot(t *testing.T, s *redistest.Server) {
 		}
 		return nil
 	})
+}
+
+// lag gives the server a replica that is stopped, and that lacks 2 MB of what was written.
+func lag(t *testing.T, s *redistest.Server) {
+	replica := redistest.Start(t)
+	host, port, _ := strings.Cut(s.Addr, ":")
+	do(t, replica, "REPLICAOF "+host+" "+port)
+	eventually(t, func() error {
+		text, err := s.Do("INFO", "replication")
+		if !strings.Contains(fmt.Sprint(text), "state=online") {
+			return fmt.Errorf("the replica is not in sync: %w", errors.Join(err))
+		}
+		return nil
+	})
+	replica.Pause()
+	t.Cleanup(replica.Resume)
+	do(t, s, "SET ps1{key:a}rule "+strings.Repeat("x", 2<<20)+" PX 100000")
 }
 
 func changingScripts(t *testing.T, s *redistest.Server) {
@@ -434,6 +452,23 @@ func TestBusyServerIsFound(t *testing.T) {
 
 // anyClient stands for a connection.
 var anyClient = struct{ rueidis.Client }{}
+
+// No server is wrong in these ways on demand: a file that cannot be written, and a slow fork.
+func TestPersistenceIsJudgedByInfo(t *testing.T) {
+	for want, info := range map[string]map[string]string{
+		"failed the latest write to the append-only file failed": {"aof_enabled": "1", "aof_last_write_status": "err"},
+		"failed the server is loading its data":                  {"loading": "1", "loading_eta_seconds": "7"},
+		"warning the latest fork took 150ms":                     {"latest_fork_usec": "150000"},
+		"ok the append-only file is written":                     {"aof_enabled": "1", "latest_fork_usec": "99000"},
+	} {
+		d := &doctor{}
+		s := &server{address: "a:1", info: info}
+		d.checkPersistence(s)
+		if c := d.checks[0]; !strings.HasPrefix(string(c.Status)+" "+c.Summary, want) || c.Status != OK && (c.Why == "" || c.Remedy == "") {
+			t.Errorf("%v: %+v; want %s", info, c, want)
+		}
+	}
+}
 
 func TestOldServersAreFound(t *testing.T) {
 	t.Parallel()
