@@ -27,7 +27,7 @@ const (
 
 	operatorToken = "operator-0123456789"
 	offender      = "partner-export-2291"
-	patience      = 5 * time.Minute // for all of it
+	patience      = 15 * time.Minute // for all of it, on a busy machine
 )
 
 const policy = `

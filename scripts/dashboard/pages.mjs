@@ -110,6 +110,7 @@ for (const [name, base, options] of [
   }
   await site.close();
   await lab?.context.close();
+  console.log(`${name}: ${Object.keys(pages).length} pages`);
 }
 
 // The charts move, and what the reader has done stays.
