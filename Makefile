@@ -25,7 +25,7 @@ at_once = -parallel 6
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages lint format tidy schema protos tools surge
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools surge
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
@@ -181,6 +181,14 @@ modules:
 upgrade: tools
 	@scripts/run-upgrade $(OLD)
 
+## chart: the Helm chart for six sets of values: helm lint, strict decoding into the types of Kubernetes, and penstock serve with what the pods have;
+## deploy/kubernetes; and the packed chart in bin/chart, twice the same bytes. CHART=-update writes deploy/kubernetes anew
+HELM := v4.3.1
+chart: tools
+	@[ -x bin/helm-$(HELM)/helm ] || GOBIN=$(CURDIR)/bin/helm-$(HELM) go install helm.sh/helm/v4/cmd/helm@$(HELM)
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd scripts && go vet -tags chart ./chart && go run -tags chart ./chart $(CHART) ../bin/helm-$(HELM)/helm ../bin/penstock ../deploy ../bin/chart
+
 ## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
@@ -218,7 +226,7 @@ monitoring:
 
 ## schema: the JSON Schema of policies, anew from their structs
 schema:
-	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json ../cases/schema.json
+	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json ../cases/schema.json ../../../../deploy/helm/penstock/values.schema.json
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

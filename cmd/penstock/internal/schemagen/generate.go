@@ -51,7 +51,9 @@ func generateCases() ([]byte, error) {
 func written(root *schema, title string) ([]byte, error) {
 	root.Schema = "http://json-schema.org/draft-07/schema#"
 	root.Title = title
-	root.Definitions = definitions()
+	if root.Definitions == nil {
+		root.Definitions = definitions()
+	}
 	text, err := json.Marshal(root)
 	if err != nil {
 		return nil, err

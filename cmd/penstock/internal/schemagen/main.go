@@ -1,4 +1,5 @@
-// Command schemagen writes the JSON Schemas of policy files and of files with cases.
+// Command schemagen writes the JSON Schemas of policy files, of files with cases, and of the values
+// of the Helm chart.
 package main
 
 import (
@@ -7,10 +8,10 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		log.Fatal("usage: schemagen POLICY-SCHEMA CASES-SCHEMA")
+	if len(os.Args) != 4 {
+		log.Fatal("usage: schemagen POLICY-SCHEMA CASES-SCHEMA VALUES-SCHEMA")
 	}
-	for i, generate := range []func() ([]byte, error){generate, generateCases} {
+	for i, generate := range []func() ([]byte, error){generate, generateCases, generateValues} {
 		text, err := generate()
 		if err == nil {
 			err = os.WriteFile(os.Args[i+1], text, 0o644)

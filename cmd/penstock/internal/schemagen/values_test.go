@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+const chart = repository + "/deploy/helm/penstock/"
+
+// TestSchemaOfValues: it is up to date, accepts the chart's values and those of its tests, and
+// describes no value that values.yaml lacks.
+func TestSchemaOfValues(t *testing.T) {
+	text, err := generateValues()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if committed, err := os.ReadFile(chart + "values.schema.json"); err != nil || !bytes.Equal(text, committed) {
+		t.Errorf("deploy/helm/penstock/values.schema.json is out of date; run make schema (%v)", err)
+	}
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("values.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("values.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	load := func(text []byte) (v any) {
+		if err := yaml.Load(text, &v); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		return v
+	}
+	sets, err := filepath.Glob(chart + "ci/*.yaml")
+	if err != nil || len(sets) < 6 {
+		t.Fatalf("found the sets of values %q: %v", sets, err)
+	}
+	for _, path := range append(sets, chart+"values.yaml") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := load(text); v != nil {
+			if err := schema.Validate(v); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+	}
+	for _, bad := range []string{
+		"replicas: '2'", "replicas: 0", "replica: 2", "listeners: {api: {enabled: 'false'}}", "listeners: {api: {port: 80}}", "settings: {upstrem: http://a}",
+		"settings: {listen: ':80'}", "settings: {log_format: xml}", "settings: {log_format: '${FORMAT}'}", "image: {digest: sha256:1}", "valkey: {maxmemory: 75%}",
+		"drain: {delaySeconds: 5s}", "store: {url: redis://a}",
+	} {
+		if schema.Validate(load([]byte(bad))) == nil {
+			t.Errorf("the schema accepts %s", bad)
+		}
+	}
+
+	values, err := os.ReadFile(chart + "values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compare func(at string, value any, s *jsonschema.Schema)
+	compare = func(at string, value any, s *jsonschema.Schema) {
+		if len(s.Properties) == 0 || at == ".settings" || at == ".global" {
+			return
+		}
+		for name, property := range s.Properties {
+			fields, _ := value.(map[string]any)
+			field, ok := fields[name]
+			if !ok && at+"."+name != ".global" {
+				t.Errorf("values.yaml lacks %s.%s", at, name)
+			}
+			compare(at+"."+name, field, property)
+		}
+	}
+	compare("", load(values), schema)
+
+	for _, row := range settings.Table {
+		given := schema.Properties["settings"].Properties[row.Key()] != nil
+		if !row.NotFile && given == slices.Contains(byOtherValues, row.Key()) {
+			t.Errorf("the setting %s cannot be set, or in two ways", row.Name)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+//go:build chart
+
+// Command chart checks the Helm chart for each set of values in its folder ci:
+//
+//   - helm lint --strict accepts it
+//   - the rendered objects are those of Kubernetes' API, without an unknown field, and fit together
+//   - penstock validate --strict accepts the policy
+//   - penstock serve starts with the arguments, variables and files of the pod, on loopback, and
+//     answers the probes; it reloads the policy when the ConfigMap changes
+//   - the Valkey of the chart starts, and penstock serve gets along with its user's few rights
+//
+// It also checks that bad values are refused, that deploy/kubernetes is what the default values
+// render, and that the packed chart has the same bytes twice.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("chart: ")
+	isUpdate := flag.Bool("update", false, "write deploy/kubernetes anew")
+	flag.Parse()
+	if flag.NArg() != 4 {
+		log.Fatal("usage: chart [-update] HELM PENSTOCK DEPLOY OUT")
+	}
+	dir, err := os.MkdirTemp("", "chart-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	c := &checks{helm: flag.Arg(0), penstock: flag.Arg(1), deploy: flag.Arg(2), out: flag.Arg(3), dir: dir, isUpdate: *isUpdate}
+	err = c.run()
+	if c.redis != nil {
+		c.redis.Close()
+	}
+	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
+		log.Fatal(err)
+	}
+}
+
+type checks struct {
+	helm, penstock, deploy, out, dir string
+
+	isUpdate bool
+	redis    *redistest.Server // for the sets whose store is outside
+}
+
+func (c *checks) chart() string { return filepath.Join(c.deploy, "helm", "penstock") }
+
+func (c *checks) run() error {
+	if err := c.refusals(); err != nil {
+		return err
+	}
+	if err := c.manifests(); err != nil {
+		return err
+	}
+	if err := c.pack(); err != nil {
+		return err
+	}
+	var err error
+	if c.redis, err = redistest.Launch(); err != nil {
+		return err
+	}
+	sets, err := filepath.Glob(filepath.Join(c.chart(), "ci", "*-values.yaml"))
+	if err != nil || len(sets) < 6 {
+		return fmt.Errorf("found the sets of values %q: %v", sets, err)
+	}
+	for _, path := range sets {
+		if err := c.set(path); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(path), err)
+		}
+	}
+	return nil
+}
+
+// set checks one set of values.
+func (c *checks) set(path string) error {
+	if _, err := c.run1(c.helm, "lint", "--strict", "--values", path, c.chart()); err != nil {
+		return err
+	}
+	text, err := c.render("--values", path)
+	if err != nil {
+		return err
+	}
+	all, err := decode(text)
+	if err != nil {
+		return err
+	}
+	if err := all.fit(); err != nil {
+		return err
+	}
+	name := strings.TrimSuffix(filepath.Base(path), "-values.yaml")
+	p, err := c.newPod(name, all)
+	if err != nil {
+		return err
+	}
+	defer p.end()
+	if err := p.start(); err != nil {
+		return err
+	}
+	log.Printf("%-12s %2d objects, %2d variables accepted by penstock serve%s", name, len(all.list), len(p.env), p.notes)
+	return nil
+}
+
+// render returns what helm renders of the chart.
+func (c *checks) render(args ...string) ([]byte, error) {
+	return c.run1(c.helm, append([]string{"template", "penstock", c.chart(), "--namespace", "edge"}, args...)...)
+}
+
+// run1 runs a program, and returns its standard output. The error has its standard error.
+func (c *checks) run1(program string, args ...string) ([]byte, error) {
+	cmd := exec.Command(program, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(program), strings.Join(args, " "), err, out, stderr.Bytes())
+	}
+	return out, err
+}
+
+// refusals are values that helm must refuse, and a part of the error.
+func (c *checks) refusals() error {
+	cases := []struct {
+		values string // arguments of --set
+		text   string
+	}{
+		{"listeners.api.enabled=false", "enable proxy, api, grpc or resp"},
+		{"listeners.proxy.enabled=true", "listeners.proxy needs settings.upstream"},
+		{"settings.upstream=http://a", "settings.upstream needs listeners.proxy"},
+		{"listeners.grpc.enabled=true", "need callerToken.existingSecret"},
+		{"listeners.api.port=9180", "9180 is used twice"},
+		{"valkey.enabled=true", "kubectl create secret generic"},
+		{"store.existingSecret=", "2 instances need one in common"},
+		{"autoscaling.enabled=true,autoscaling.minReplicas=3,autoscaling.maxReplicas=2", "is above maxReplicas"},
+		{"settings.upstrem=http://a", "additional properties 'upstrem' not allowed"},
+		{"settings.drain_delay=1s", "additional properties 'drain_delay' not allowed"},
+		{"replicas=0", "minimum"},
+	}
+	for _, bad := range cases {
+		if _, err := c.render("--set", bad.values); err == nil || !strings.Contains(err.Error(), bad.text) {
+			return fmt.Errorf("values %s: helm should refuse them with %q: %v", bad.values, bad.text, err)
+		}
+	}
+	log.Printf("helm refuses %d bad sets of values", len(cases))
+	return nil
+}
+
+// ofHelm are the lines of objects that only helm's releases have.
+var ofHelm = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*|namespace: edge)\n|^# Source: .*\n`)
+
+// manifests compares deploy/kubernetes with what the default values render.
+func (c *checks) manifests() error {
+	text, err := c.render()
+	if err != nil {
+		return err
+	}
+	body := strings.TrimPrefix(strings.TrimSpace(regexp.MustCompile(`\n+---\n+`).ReplaceAllString("\n"+ofHelm.ReplaceAllString(string(text), ""), "\n---\n")), "---\n")
+	want := "# What the Helm chart renders of its default values, written by: make chart CHART=-update\n" + body + "\n"
+	path := filepath.Join(c.deploy, "kubernetes", "penstock.yaml")
+	if c.isUpdate {
+		return os.WriteFile(path, []byte(want), 0o644)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if string(got) != want {
+		return errors.New("deploy/kubernetes/penstock.yaml is not what the chart renders; run make chart CHART=-update")
+	}
+	if _, err := decode(got); err != nil {
+		return err
+	}
+	return c.kustomization(filepath.Join(c.deploy, "kubernetes"))
+}
+
+// pack packs the chart twice, of copies in two folders, and compares the bytes.
+func (c *checks) pack() error {
+	date, err := c.run1("git", "-C", c.deploy, "log", "-1", "--format=%cI", "--", ".")
+	if err != nil {
+		return err
+	}
+	var archives [][]byte
+	for _, name := range []string{"one", "a second folder"} {
+		dir := filepath.Join(c.dir, name)
+		if err := copyTree(dir, c.chart(), strings.TrimSpace(string(date))); err != nil {
+			return err
+		}
+		if _, err := c.run1(c.helm, "package", filepath.Join(dir, "penstock"), "--destination", dir); err != nil {
+			return err
+		}
+		found, err := filepath.Glob(filepath.Join(dir, "penstock-*.tgz"))
+		if err != nil || len(found) != 1 {
+			return fmt.Errorf("helm package wrote %q: %v", found, err)
+		}
+		text, err := os.ReadFile(found[0])
+		if err != nil {
+			return err
+		}
+		archives = append(archives, text)
+		if err := os.MkdirAll(c.out, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(c.out, filepath.Base(found[0])), text, 0o644); err != nil {
+			return err
+		}
+	}
+	if !slices.Equal(archives[0], archives[1]) {
+		return errors.New("helm package: other bytes in another folder")
+	}
+	log.Printf("the packed chart has %d bytes, twice the same", len(archives[0]))
+	return nil
+}
