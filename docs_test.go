@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
 )
 
 // pages are all Markdown files of the tree.
@@ -325,5 +327,37 @@ func TestIndexLinksToEveryPage(t *testing.T) {
 		if strings.HasPrefix(page, "docs"+string(filepath.Separator)) && filepath.Base(filepath.Dir(page)) != "decisions" && !reached[page] {
 			t.Errorf("no link leads from docs/README.md to %s", page)
 		}
+	}
+}
+
+// The values that docs set by helm exist in the chart.
+func TestDocsSetValuesOfTheChart(t *testing.T) {
+	const file = "deploy/helm/penstock/values.yaml"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	set := 0
+	for page, text := range pages(t) {
+		for _, m := range regexp.MustCompile(`--set(?:-file|-string)? ([a-zA-Z.]+)=`).FindAllStringSubmatch(text, -1) {
+			set++
+			at, isThere := any(values), true
+			for name := range strings.SplitSeq(m[1], ".") {
+				object, _ := at.(map[string]any)
+				if at, isThere = object[name]; !isThere {
+					break
+				}
+			}
+			if !isThere && !strings.HasPrefix(m[1], "settings.") { // any setting may be there
+				t.Errorf("%s sets %s, which %s does not have", page, m[1], file)
+			}
+		}
+	}
+	if set == 0 {
+		t.Error("no page sets a value; is the pattern still right?")
 	}
 }
