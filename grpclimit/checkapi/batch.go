@@ -78,7 +78,7 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 
 // checkOne decides one request of a batch. A panic becomes an error of this request.
 func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, check *validCheck, field string) (answer *penstockv1.CheckBatchAnswer) {
-	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: "the service made a mistake; its log has more", MayBeCharged: true}}
+	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: panicked.Message, MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
 	var decision *penstockv1.CheckResponse
 	var err error

@@ -101,7 +101,7 @@ type listedMessage struct {
 	admittance admission.Admittance
 }
 
-var errPanic = status.Error(codes.Internal, "the service made a mistake; its log has more")
+var errPanic = status.Error(codes.Internal, panicked.Message)
 
 // answer writes the response of a call that is decided, and releases the call.
 func (m *Message) answer(c *call, x *exchange, err error) {

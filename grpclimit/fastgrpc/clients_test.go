@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// Each row is asked of grpc-go's server and of ours by grpc-go's client. The answers are equal.
+// A client of grpc-go sends each request to grpc-go's server and to ours. The answers are equal.
 func TestClientOfGRPCGoSeesNoDifference(t *testing.T) {
 	standard := dial(t, startStandard(t))
 	_, address := startFast(t, fastgrpc.Options{})
@@ -34,7 +34,7 @@ func TestClientOfGRPCGoSeesNoDifference(t *testing.T) {
 	}
 }
 
-func TestManyCallsOnFewConnections(t *testing.T) {
+func TestParallelCallsGetTheirOwnResponses(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	client := rls.NewRateLimitServiceClient(dial(t, address))
 	var all sync.WaitGroup
@@ -44,7 +44,7 @@ func TestManyCallsOnFewConnections(t *testing.T) {
 				domain := fmt.Sprint(i, "/", j)
 				answer, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: domain})
 				if err != nil || string(answer.GetRawBody()) != domain {
-					t.Errorf("%s: the answer is %v, %v", domain, answer, err)
+					t.Errorf("domain %s: the answer is %v, %v; want the domain in its body", domain, answer, err)
 					return
 				}
 			}
@@ -53,7 +53,7 @@ func TestManyCallsOnFewConnections(t *testing.T) {
 	all.Wait()
 }
 
-// Streams and reflection go to the fallback, on the connection of unary calls.
+// Streams and reflection go to the fallback. They share a connection with unary calls.
 func TestFallbackServesStreams(t *testing.T) {
 	standard := newStandard()
 	defer standard.Stop()
@@ -65,10 +65,10 @@ func TestFallbackServesStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := watch.Recv(); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("Watch: %v, %v", r, err)
+		t.Fatalf("Watch: %v, %v; want SERVING", r, err)
 	}
 	if r, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("Check: %v, %v", r, err)
+		t.Fatalf("Check: %v, %v; want SERVING", r, err)
 	}
 	services, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
@@ -79,7 +79,7 @@ func TestFallbackServesStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r, err := services.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 4 {
-			t.Fatalf("reflection: %v, %v", r, err)
+			t.Fatalf("reflection: %v, %v; want 4 services", r, err)
 		}
 	}
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{}); err != nil {

@@ -30,34 +30,34 @@ type conn struct {
 	in        input
 	framer    *http2.Framer
 	headers   headers
-	batch     []*stream // requests that have arrived, and are not yet handled
+	batch     []*stream // requests that have arrived completely and have no handler yet
 	allowance allowance
 	lastRead  time.Time
-	readBy    time.Time // the deadline of reads that is set
-	isPinged  bool      // a ping was sent since lastRead
+	readBy    time.Time // the read deadline of nc
+	isPinged  bool      // whether a ping was sent since lastRead
 
 	mu           sync.Mutex
 	changed      sync.Cond // out was written, a window was opened, or the connection was closed
 	streams      map[uint32]*stream
-	open         int       // streams that count for MaxStreams: also those cancelled whose handler runs
-	public       int       // those of open that need no token
-	incomplete   int       // requests that have not arrived
-	running      int       // handlers
+	open         int       // streams that count for MaxStreams, with those that are cancelled but whose handler runs
+	public       int       // open streams of public methods
+	incomplete   int       // requests that have not arrived completely
+	running      int       // handlers that run in other goroutines
 	buffered     int       // bytes of incomplete messages
-	received     int       // bytes that no WINDOW_UPDATE of the connection has returned
-	kept         int       // those of received that exchanges have not read
-	lastID       uint32    // of the streams that the client has opened
+	received     int       // bytes of DATA since the last WINDOW_UPDATE of the connection
+	kept         int       // bytes of received that the fallback has not read
+	lastID       uint32    // the largest ID of a stream that the client has opened
 	idleSince    time.Time // when open became 0
-	out          []byte    // what the next write sends
-	spare        []byte    // for out
+	out          []byte    // bytes that the next write sends
+	spare        []byte    // memory for the next out
 	isWriting    bool
 	isClosed     bool
 	window       int64     // bytes of DATA that the client accepts
-	streamWindow int64     // the initial window of streams
-	maxList      uint32    // of headers that the client accepts
-	mustShrink   bool      // a header block must tell the client that the header table is not used
-	hasShrunk    bool      // one has
-	blocked      []*stream // responses that wait for a window, in their order
+	streamWindow int64     // what window of a new stream is
+	maxList      uint32    // bytes of headers that the client accepts
+	mustShrink   bool      // the first header block must begin with shrink
+	hasShrunk    bool      // a header block began with shrink
+	blocked      []*stream // responses that wait for a window, the oldest first
 	drainState   drainState
 	drainedAt    time.Time // when drainState changed
 	drainAt      time.Time // the end of MaxAge; zero: none
@@ -65,36 +65,23 @@ type conn struct {
 	sweptAt      time.Time
 }
 
-// A drainState is how far a connection is in its end.
-type drainState uint8
-
-const (
-	notDraining drainState = iota
-	announced              // a GOAWAY that excludes no stream was sent, and a ping after it
-	final                  // a GOAWAY was sent that excludes new streams
-	ended                  // nothing will be written
-)
-
 // Sizes and times of HTTP/2, and bounds of a connection.
 const (
 	frameHeader   = 9
-	maxFrame      = 16 << 10    // bytes of a frame's payload, in both directions; the least that HTTP/2 allows
-	initialWindow = 1<<16 - 1   // bytes, of connections and streams, in HTTP/2
+	maxFrame      = 16 << 10    // bytes of a frame's payload, in both directions; HTTP/2 allows no smaller bound
+	initialWindow = 1<<16 - 1   // bytes: the window of a connection or a stream at its beginning, in HTTP/2
 	connWindow    = 1 << 20     // bytes that the client may send on a connection
 	maxBuffered   = 1 << 20     // bytes of incomplete messages of a connection
-	maxOut        = 256 << 10   // bytes that wait to be written before nothing more is read
-	maxSpare      = 64 << 10    // bytes of out that are kept
-	maxBatch      = 256         // requests that are gathered
-	maxListed     = 32          // calls of a list: a client of 64 streams has two, and the store decides one meanwhile
+	maxOut        = 256 << 10   // bytes of out above which nothing more is read
+	maxSpare      = 64 << 10    // bytes of the largest out whose memory is reused
+	maxBatch      = 256         // requests that are handled together
+	maxListed     = 32          // calls of a list: 64 open calls make two lists, so that one can arrive while the store decides the other
 	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
-	drainPause    = time.Second // how long an answer to the ping of a drain is waited for
+	drainPause    = time.Second // how long drain waits for the answer to goAwayPing
 	lingerTime    = time.Second // how long the client may take to read the last frames
-	maxLinger     = 1 << 20     // bytes that are discarded meanwhile
+	maxLinger     = 1 << 20     // bytes that are read and discarded in that time
 )
-
-// goAwayPing is the ping that follows the first GOAWAY.
-var goAwayPing = [8]byte{'g', 'o', ' ', 'a', 'w', 'a', 'y', '!'}
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{
@@ -117,8 +104,8 @@ func newConn(s *Server, nc net.Conn) *conn {
 	return c
 }
 
-// serve serves the client until it leaves, does not keep to the protocol or the timeouts, or the
-// server is closed.
+// serve serves the client until it leaves, violates the protocol, exceeds a timeout, or the server
+// is closed.
 func (c *conn) serve() {
 	defer panicked.Recover("a gRPC client is served")
 	c.run()
@@ -131,7 +118,7 @@ func (c *conn) run() {
 			c.dispatch()
 		}
 	}
-	c.dispatch() // what arrived before the end, or before the mistake
+	c.dispatch() // requests that arrived before the error
 	if ce, ok := errors.AsType[connectionError](err); ok {
 		c.goAway(ce)
 		c.linger()
@@ -146,7 +133,7 @@ type connectionError struct {
 
 func (e connectionError) Error() string { return e.code.String() + ": " + e.reason }
 
-// begin makes the handshakes of TLS and HTTP/2.
+// begin performs the handshakes of TLS and HTTP/2.
 func (c *conn) begin() error {
 	o := &c.server.options
 	c.nc.SetDeadline(time.Now().Add(o.ReadTimeout))
@@ -194,7 +181,7 @@ func (c *conn) begin() error {
 	return c.settings(settings)
 }
 
-// next reads a frame and acts on it.
+// next reads and handles one frame.
 func (c *conn) next() error {
 	if err := c.wait(); err != nil {
 		return err
@@ -228,7 +215,7 @@ func (c *conn) next() error {
 	return c.spend(1) // GOAWAY, PRIORITY, PRIORITY_UPDATE and unknown frames
 }
 
-// readFrame reads a frame. What it returns is valid until the next call.
+// readFrame reads a frame. The frame is valid until the next call.
 func (c *conn) readFrame() (http2.Frame, error) {
 	header, err := c.framer.ReadFrameHeader()
 	if err == nil {
@@ -248,13 +235,13 @@ func (c *conn) readFrame() (http2.Frame, error) {
 		return nil, connectionError{http2.ErrCode(ce), reason}
 	}
 	if _, ok := errors.AsType[http2.StreamError](err); ok && header.Type == http2.FrameHeaders {
-		return nil, connectionError{http2.ErrCodeProtocol, "the padding of HEADERS is too long"} // the block is not decoded
+		return nil, connectionError{http2.ErrCodeProtocol, "the padding of HEADERS is too long"} // a stream error is not enough: without this block the header table would be wrong
 	}
 	return nil, err
 }
 
-// wait waits for a whole frame. Before that it has the requests handled that have arrived.
-// Meanwhile it does what is due.
+// wait waits for a whole frame. First it dispatches the requests that have arrived. While it waits,
+// it calls tick for timeouts and pings.
 func (c *conn) wait() error {
 	if c.in.hasFrame() {
 		return nil
@@ -262,7 +249,7 @@ func (c *conn) wait() error {
 	c.dispatch()
 	c.flush(false)
 	c.waitForWrites()
-	began := time.Now() // when a frame may have begun to arrive
+	began := time.Now() // not later than the arrival of the frame's first byte
 	for {
 		now := time.Now()
 		due, err := c.tick(now)
@@ -296,8 +283,9 @@ func (c *conn) wait() error {
 	}
 }
 
-// setReadDeadline sets the deadline of reads, unless the one that is set ends at most an eighth
-// earlier: then wait only takes another turn.
+// setReadDeadline sets the deadline of reads to due. It keeps a deadline that is earlier by at most
+// an eighth of the time left: setting one is expensive, and an early timeout only makes wait try
+// again.
 func (c *conn) setReadDeadline(now, due time.Time) {
 	if c.readBy.After(due) || c.readBy.Sub(now) < due.Sub(now)*7/8 {
 		c.readBy = due
@@ -305,7 +293,7 @@ func (c *conn) setReadDeadline(now, due time.Time) {
 	}
 }
 
-// interruptLocked has the reader call tick, which then says until when it reads.
+// interruptLocked makes the reader call tick, which returns a new deadline.
 func (c *conn) interruptLocked() {
 	c.mustTick = true
 	c.nc.SetReadDeadline(time.Unix(1, 0))
@@ -325,7 +313,8 @@ var (
 	errDrained = errors.New("the connection was drained")
 )
 
-// tick does what is due by now, and returns when the next thing is due.
+// tick does what is due by now: it drains, sends pings and cancels late streams. It returns when it
+// must be called again.
 func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	o := &c.server.options
 	c.mu.Lock()
@@ -379,7 +368,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	return due, nil
 }
 
-// earlier returns the earlier time that is not zero.
+// earlier returns the earlier one of two times. A zero time counts as never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -388,7 +377,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // sweepLocked cancels requests that have not arrived in time, and responses that the client does
-// not accept. It returns when it is due again; zero: nothing waits.
+// not accept in time. It returns when it must be called again, or zero if no stream waits.
 func (c *conn) sweepLocked(now time.Time) time.Time {
 	o := &c.server.options
 	if c.incomplete == 0 && len(c.blocked) == 0 {
@@ -408,50 +397,6 @@ func (c *conn) sweepLocked(now time.Time) time.Time {
 	return now.Add(every)
 }
 
-// drain tells the client to go, and ends the connection after its last call.
-func (c *conn) drain() {
-	c.mu.Lock()
-	if c.drainState == notDraining {
-		c.announceLocked(time.Now())
-	}
-	c.interruptLocked()
-	c.mu.Unlock()
-	c.flush(false)
-}
-
-// announceLocked sends the first GOAWAY. Requests that are on their way are still served.
-func (c *conn) announceLocked(now time.Time) {
-	c.drainState, c.drainedAt = announced, now
-	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
-	c.out = appendPing(c.out, 0, goAwayPing)
-}
-
-// finalizeLocked sends the GOAWAY that ends the list of requests that are served.
-func (c *conn) finalizeLocked(now time.Time) {
-	c.drainState, c.drainedAt = final, now
-	c.out = appendGoAway(c.out, c.lastID, http2.ErrCodeNo, "")
-}
-
-// goAway ends the connection because of a mistake of the client.
-func (c *conn) goAway(e connectionError) {
-	c.mu.Lock()
-	c.out = appendGoAway(c.out, c.lastID, e.code, e.reason)
-	for _, s := range c.streams {
-		c.removeLocked(s)
-	}
-	c.mu.Unlock()
-	c.flush(false)
-}
-
-// linger gives the client time to read the last frames. Closing at once could discard them.
-func (c *conn) linger() {
-	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-		half.CloseWrite()
-	}
-	c.nc.SetReadDeadline(time.Now().Add(lingerTime))
-	io.CopyN(io.Discard, c.nc, maxLinger)
-}
-
 // close closes the connection at once.
 func (c *conn) close() {
 	c.mu.Lock()
@@ -467,139 +412,3 @@ func (c *conn) close() {
 	}
 	c.changed.Broadcast()
 }
-
-// settings takes over the client's settings, and acknowledges them.
-func (c *conn) settings(f *http2.SettingsFrame) error {
-	if f.HasDuplicates() || f.NumSettings() > maxSettings {
-		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many settings"}
-	}
-	c.mu.Lock()
-	err := f.ForeachSetting(c.setLocked)
-	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
-	c.mu.Unlock()
-	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
-		return connectionError{http2.ErrCode(ce), "a setting is out of range"}
-	}
-	if err != nil {
-		return err
-	}
-	return c.spend(costOfSettings)
-}
-
-// maxSettings is above how many settings there are.
-const maxSettings = 32
-
-func (c *conn) setLocked(s http2.Setting) error {
-	if err := s.Valid(); err != nil {
-		return err
-	}
-	switch s.ID {
-	case http2.SettingInitialWindowSize:
-		change := int64(s.Val) - c.streamWindow
-		c.streamWindow = int64(s.Val)
-		for _, s := range c.streams {
-			if s.window += change; s.window > math.MaxInt32 {
-				return connectionError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE makes the window of a stream too large"}
-			}
-		}
-		c.unblockLocked()
-	case http2.SettingHeaderTableSize:
-		c.mustShrink = c.mustShrink || s.Val < hpackTable
-	case http2.SettingMaxHeaderListSize:
-		c.maxList = s.Val
-	}
-	return nil
-}
-
-func (c *conn) windowUpdate(f *http2.WindowUpdateFrame) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if f.StreamID == 0 {
-		if c.window += int64(f.Increment); c.window > math.MaxInt32 {
-			return connectionError{http2.ErrCodeFlowControl, "the window of the connection is too large"}
-		}
-		c.unblockLocked()
-		return c.spend(1)
-	}
-	s := c.streams[f.StreamID]
-	if s == nil {
-		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
-			return connectionError{http2.ErrCodeProtocol, "WINDOW_UPDATE is of a stream that was not opened"}
-		}
-		return c.spend(1)
-	}
-	if s.window += int64(f.Increment); s.window > math.MaxInt32 {
-		c.abortLocked(s, http2.ErrCodeFlowControl)
-	}
-	c.unblockLocked()
-	return c.spend(1)
-}
-
-func (c *conn) ping(f *http2.PingFrame) error {
-	c.mu.Lock()
-	switch {
-	case !f.IsAck():
-		c.out = appendPing(c.out, http2.FlagPingAck, f.Data)
-	case c.drainState == announced && f.Data == goAwayPing:
-		c.finalizeLocked(time.Now())
-	}
-	c.mu.Unlock()
-	return c.spend(1)
-}
-
-// reset cancels a stream. Its handler continues, and its response is dropped.
-func (c *conn) reset(f *http2.RSTStreamFrame) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.streams[f.StreamID]; s != nil {
-		c.removeLocked(s)
-	} else if f.StreamID > c.lastID || f.StreamID%2 == 0 {
-		return connectionError{http2.ErrCodeProtocol, "RST_STREAM is of a stream that was not opened"}
-	}
-	return c.spend(1)
-}
-
-// streamError cancels the stream that a malformed frame is of.
-func (c *conn) streamError(e http2.StreamError) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.streams[e.StreamID]; s != nil {
-		c.abortLocked(s, e.Code)
-	} else {
-		c.out = appendReset(c.out, e.StreamID, e.Code)
-	}
-	return c.spend(costOfMistake)
-}
-
-// An allowance bounds frames that do nothing for a request. It grows with time and with each
-// request.
-type allowance struct {
-	left int
-	at   time.Time // when it last grew with time
-}
-
-const (
-	maxAllowance       = 10_000
-	allowancePerSecond = 100
-	allowanceOfRequest = 10
-	costOfSettings     = 10
-	costOfMistake      = 10
-	smallData          = 256 // bytes of a DATA frame that costs something unless it ends a request
-)
-
-// spend charges frames.
-func (c *conn) spend(cost int) error {
-	a := &c.allowance
-	if a.left -= cost; a.left >= 0 {
-		return nil
-	}
-	now := time.Now()
-	gained := min(now.Sub(a.at), time.Hour) * allowancePerSecond / time.Second
-	if a.at = now; gained == 0 {
-		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many frames that make no request"}
-	}
-	a.left = min(int(gained), maxAllowance)
-	return nil
-}
-
-func (c *conn) earn(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }

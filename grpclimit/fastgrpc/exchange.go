@@ -4,30 +4,31 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 	"strings"
 
 	"golang.org/x/net/http2"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
-// An exchange is a call that the fallback serves. It is the body of the http.Request, and the
-// http.ResponseWriter. The connection's mutex guards it, but for what only its handler uses.
+// An exchange is a call that the fallback serves. It is the body of the http.Request, and it is the
+// http.ResponseWriter. The connection's mutex guards it, except the fields that only the handler
+// uses.
 type exchange struct {
 	stream *stream
 	cancel context.CancelFunc
 
-	body     []byte // what has arrived and was not read
-	hasEnded bool   // the client has sent all
+	body     []byte // bytes that have arrived and were not read
+	hasEnded bool   // the client has sent the whole body
 	isOver   bool   // the client has cancelled, or the connection has ended
 
 	isBodyClosed bool
 
 	// Only the handler's goroutine uses these.
 	header      http.Header
-	trailers    []string // names of header that are sent at the end
+	trailers    []string // keys of header that are sent after the body
 	hasHeader   bool
 	isCommitted bool // the header was sent
 	status      int
@@ -35,7 +36,7 @@ type exchange struct {
 
 var errCancelled = errors.New("the client has cancelled the call")
 
-// exchangeLocked has the fallback serve a stream.
+// exchangeLocked starts a goroutine in which the fallback serves a stream.
 func (c *conn) exchangeLocked(s *stream, r *request, hasEnded bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	e := &exchange{stream: s, cancel: cancel, hasEnded: hasEnded, header: make(http.Header), status: http.StatusOK}
@@ -52,7 +53,7 @@ func (c *conn) exchangeLocked(s *stream, r *request, hasEnded bool) {
 	}
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, c.nc.LocalAddr())
 	request = request.WithContext(ctx)
-	c.server.goroutines.Add(1) // the reader is one of them
+	c.server.goroutines.Add(1) // the reader's goroutine is counted already, so Wait cannot have returned
 	go func() {
 		defer c.server.goroutines.Done()
 		e.serve(c.server.options.Fallback, request)
@@ -63,7 +64,7 @@ func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 	defer e.end()
 	defer func() {
 		if value := recover(); value != nil && value != http.ErrAbortHandler {
-			log.Printf("penstock: panic while a gRPC call is handled: %v\n%s", value, debug.Stack())
+			panicked.Report("a gRPC call is handled", value)
 			e.isCommitted = true // so end cancels the stream
 			e.header = nil
 		}
@@ -71,7 +72,7 @@ func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 	fallback.ServeHTTP(e, r)
 }
 
-// receiveLocked takes over a part of the body.
+// receiveLocked appends a part of the body.
 func (e *exchange) receiveLocked(f *http2.DataFrame) {
 	c := e.stream.conn
 	data := f.Data()
@@ -92,7 +93,7 @@ func (e *exchange) endLocked() {
 	e.stream.conn.changed.Broadcast()
 }
 
-// creditLocked returns to the windows what is no longer kept.
+// creditLocked opens the flow control windows by n bytes that are no longer kept.
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn
@@ -138,7 +139,7 @@ func (e *exchange) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends the use of the body. Read returns at once then.
+// Close discards the body. Read then fails at once.
 func (e *exchange) Close() error {
 	c := e.stream.conn
 	c.mu.Lock()
@@ -156,7 +157,7 @@ func (e *exchange) dropBodyLocked() {
 	c.changed.Broadcast()
 }
 
-// Header returns the header of the response; after WriteHeader, its trailers.
+// Header returns the header of the response. Trailers are set in it after WriteHeader.
 func (e *exchange) Header() http.Header { return e.header }
 
 // WriteHeader sets the status of the response.
@@ -218,7 +219,7 @@ func appendFields(block []byte, name string, values []string) []byte {
 	return block
 }
 
-// Write sends a part of the response. It waits until the client accepts it.
+// Write sends a part of the response. It waits until the client's windows have room for it.
 func (e *exchange) Write(p []byte) (int, error) {
 	e.WriteHeader(http.StatusOK)
 	c := e.stream.conn
@@ -243,7 +244,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 	}
 }
 
-// Flush writes what was sent so far.
+// Flush writes the header, and the parts that Write was called with.
 func (e *exchange) Flush() {
 	e.WriteHeader(http.StatusOK)
 	e.stream.conn.flush(false)

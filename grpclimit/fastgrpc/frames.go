@@ -59,14 +59,14 @@ func appendHeaders(b, block []byte, id uint32, isEnd bool) []byte {
 	}
 }
 
-// Response headers are sent as literals that enter no header table, so that no table is kept. These
-// are the blocks of a response that succeeds.
+// Response headers are sent as literals that are not added to a header table, so that the server
+// needs no table for them. These are the header blocks of a successful response.
 var (
 	headersOfSuccess  = appendField([]byte{0x88}, "content-type", grpcContentType) // :status 200 is entry 8 of the static table
 	trailersOfSuccess = appendField(nil, "grpc-status", "0")
 )
 
-// shrink tells the client that the header table is not used.
+// shrink is the HPACK instruction that sets the size of the header table to 0.
 const shrink = 0x20
 
 func appendField(b []byte, name, value string) []byte {
@@ -80,7 +80,8 @@ func appendStatus(b []byte, code int) []byte {
 	return appendField(b, ":status", strconv.Itoa(code))
 }
 
-// appendString appends the length with a prefix of 7 bits, and the text without Huffman code.
+// appendString appends a string of HPACK: the length with a prefix of 7 bits, and the text without
+// Huffman code.
 func appendString(b []byte, text string) []byte {
 	n := len(text)
 	if n < 127 {
@@ -95,10 +96,10 @@ func appendString(b []byte, text string) []byte {
 	return append(b, text...)
 }
 
-// appendStatusFields appends the fields of a status that is not OK. The details, and then the
-// message, are left out if the client does not accept a list of that size.
+// appendStatusFields appends the fields of a status that is not OK. If the client does not accept a
+// header list of that size, it omits the details, and if necessary the message.
 func appendStatusFields(b []byte, s *status.Status, maxList uint32) []byte {
-	const perField = 32 // as HTTP/2 counts
+	const perField = 32 // bytes that HTTP/2 counts for each field, besides its text
 	room := int64(maxList) - 128
 	b = appendField(b, "grpc-status", strconv.Itoa(int(s.Code())))
 	if message := percentEncode(s.Message()); message != "" {
@@ -122,8 +123,8 @@ func appendStatusFields(b []byte, s *status.Status, maxList uint32) []byte {
 	return appendField(b, "grpc-status-details-bin", text)
 }
 
-// percentEncode encodes a message as gRPC asks: printable ASCII but % stands for itself, and what
-// is no UTF-8 becomes U+FFFD.
+// percentEncode encodes a message as gRPC requires. Printable ASCII except % is unchanged. Bytes
+// that are not UTF-8 become U+FFFD.
 func percentEncode(text string) string {
 	isPlain := true
 	for i := range len(text) {
@@ -149,7 +150,7 @@ func percentEncode(text string) string {
 	return b.String()
 }
 
-// statusOf returns the status that an error of a handler means.
+// statusOf returns the status for an error of a handler.
 func statusOf(err error) *status.Status {
 	if s, ok := status.FromError(err); ok {
 		if s.Code() == codes.OK {

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// A raw is a client that can send any frame.
+// A raw is a client that can send any frame, even an invalid one.
 type raw struct {
 	testing.TB
 	net.Conn
@@ -29,7 +29,7 @@ type raw struct {
 	block   bytes.Buffer
 }
 
-// dialRaw connects and makes the handshake with the client's settings.
+// dialRaw connects, and sends the preface and the client's settings.
 func dialRaw(t testing.TB, address string, settings ...http2.Setting) *raw {
 	t.Helper()
 	r := connectRaw(t, address)
@@ -67,8 +67,8 @@ func (r *raw) check(err error) {
 	}
 }
 
-// fields are the headers of a good request, changed by pairs of name and value: an empty value
-// removes the field, and a name that is not there is added.
+// fields returns the headers of a valid request after changes, which are pairs of name and value.
+// An empty value removes the field. An unknown name adds a field.
 func fields(changes ...string) (list []hpack.HeaderField) {
 	list = []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: method}, {Name: ":authority", Value: "a.example"},
@@ -106,7 +106,7 @@ func (r *raw) headers(id uint32, isEnd bool, list []hpack.HeaderField) {
 	r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.encode(list), EndHeaders: true, EndStream: isEnd}))
 }
 
-// message is a request with its prefix.
+// message returns an encoded request with its prefix of 5 bytes.
 func message(domain string) []byte {
 	m, err := proto.Marshal(&rls.RateLimitRequest{Domain: domain})
 	if err != nil {
@@ -120,7 +120,7 @@ func (r *raw) call(id uint32, domain string, changes ...string) {
 	r.check(r.WriteData(id, true, message(domain)))
 }
 
-// outcome reads until a stream ends, or the connection does, and says how.
+// outcome reads until a stream or the connection ends, and returns how it ended.
 func (r *raw) outcome(id uint32) string {
 	r.Helper()
 	httpStatus, grpcStatus, text := "", "", ""
@@ -232,15 +232,15 @@ var frameCases = []struct {
 			r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true}))
 			r.check(r.WriteData(id, true, message("x")))
 		}
-		const first = 62 // index of te, of the second block; that of the first block's path is 7 more
+		const first = 62 // the index of te of the second block; the index of the first block's path is 7 more
 		indexed := []byte{0x83, 0x86, 0x80 | (first + 7), 0x80 | (first + 2), 0x80 | (first + 1), 0x80 | first}
 		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: indexed, EndHeaders: true}))
 		r.check(r.WriteData(5, true, message("x")))
 		if got := r.outcome(5); got != good {
-			r.Errorf("the call of indices: %s", got)
+			r.Errorf("the call whose headers are indices: %s; want %s", got, good)
 		}
 		r.encoder = hpack.NewEncoder(&r.block)
-		r.encoder.SetMaxDynamicTableSize(0) // it does not know the entries of the second block
+		r.encoder.SetMaxDynamicTableSize(0) // the new encoder does not know the entries of the second block
 		r.call(7, "x")
 	}, stream: 7},
 	{name: "empty message", want: good, send: func(r *raw) { r.call(1, "") }},
@@ -270,7 +270,7 @@ var frameCases = []struct {
 	{name: "unknown pseudo header", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
 		r.headers(1, false, append([]hpack.HeaderField{{Name: ":wrong", Value: "1"}}, fields()...))
 	}},
-	{name: "pseudo header behind others", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "pseudo header after other headers", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
 		r.headers(1, false, append(fields(":path", ""), hpack.HeaderField{Name: ":path", Value: method}))
 	}},
 	{name: "two paths", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
@@ -334,7 +334,7 @@ var frameCases = []struct {
 		r.check(r.WriteRSTStream(1, http2.ErrCodeCancel))
 		r.call(3, "x")
 		if got := r.outcome(3); got != good {
-			r.Errorf("the next call: %s", got)
+			r.Errorf("the next call: %s; want %s", got, good)
 		}
 		r.Conn.(*net.TCPConn).CloseWrite()
 	}, isOver: true},
@@ -441,8 +441,9 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 	}
 }
 
-// A client that has no header table gets one update of its size: nghttp2 insists.
-func TestSmallerHeaderTableIsAcknowledgedInABlock(t *testing.T) {
+// A client that has no header table gets one update of the table's size. The library nghttp2
+// requires it.
+func TestFirstHeaderBlockAcknowledgesASmallerHeaderTable(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
 	r.ReadMetaHeaders = nil

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// A recording is a client that has sent all, and reads all.
+// A recording is the connection of a client that sends recorded bytes, and reads everything.
 type recording struct {
 	rest io.Reader
 }
@@ -28,7 +28,7 @@ func (r *recording) SetDeadline(t time.Time) error      { return nil }
 func (r *recording) SetReadDeadline(t time.Time) error  { return nil }
 func (r *recording) SetWriteDeadline(t time.Time) error { return nil }
 
-// frames returns what a client sends after its first SETTINGS.
+// frames returns the bytes that a client sends after its first SETTINGS.
 func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
 	var sent, block bytes.Buffer
 	f := http2.NewFramer(&sent, nil)
@@ -37,8 +37,8 @@ func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
 	return sent.Bytes()
 }
 
-// FuzzConnection serves what a client could send. Nothing panics, all goroutines end, and the
-// memory that is allocated has a bound.
+// FuzzConnection serves any bytes. The server does not panic, all goroutines end, and the allocated
+// memory has a bound.
 func FuzzConnection(f *testing.F) {
 	call := func(path string, more ...hpack.HeaderField) []byte {
 		return frames(func(f *http2.Framer, e *hpack.Encoder, block *bytes.Buffer) {
@@ -90,10 +90,10 @@ func FuzzConnection(f *testing.F) {
 			c.close()
 			s.goroutines.Wait()
 			if c.open != 0 || c.incomplete != 0 || c.buffered != 0 || c.kept != 0 || len(c.streams) != 0 || c.running != 0 {
-				t.Errorf("at the end %d streams are open, %d incomplete, %d bytes buffered, %d kept, %d known, %d handlers run", c.open, c.incomplete, c.buffered, c.kept, len(c.streams), c.running)
+				t.Errorf("at the end %d streams are open, %d incomplete, %d bytes buffered, %d kept, %d known, %d handlers run; want 0 of each", c.open, c.incomplete, c.buffered, c.kept, len(c.streams), c.running)
 			}
 			if len(c.in.buf) > maxInput || cap(c.headers.fields) > 4*maxFields*len(servers)+s.options.MaxHeaderList/32 {
-				t.Errorf("the connection keeps %d bytes of input and %d headers", len(c.in.buf), cap(c.headers.fields))
+				t.Errorf("the connection keeps %d bytes of input and %d headers; want at most %d bytes", len(c.in.buf), cap(c.headers.fields), maxInput)
 			}
 		}
 		runtime.ReadMemStats(&after)
@@ -103,7 +103,7 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// FuzzHeaders decodes any header block, and the same again.
+// FuzzHeaders decodes any two header blocks, and the second one again: the result is the same.
 func FuzzHeaders(f *testing.F) {
 	f.Add([]byte{0x83, 0x86, 0x84}, []byte{0x83})
 	f.Add([]byte{0x40, 1, 'a', 1, 'b'}, []byte{0xbe})
@@ -120,14 +120,14 @@ func FuzzHeaders(f *testing.F) {
 		}
 		got := *r
 		if again, err := h.decode(second); isIndexed(second) && (err != nil || again.path != got.path || again.method != got.method || again.hasTimeout != got.hasTimeout) {
-			t.Errorf("decoded again: %+v, %v; first %+v", again, err, got)
+			t.Errorf("decoded again: %+v, %v; want %+v as before", again, err, got)
 		}
 		if size := 0; !got.isTooLarge {
 			for _, f := range h.fields {
 				size += int(f.Size())
 			}
 			if size > h.maxList {
-				t.Errorf("%d bytes of headers; at most %d are allowed", size, h.maxList)
+				t.Errorf("the headers have %d bytes; want at most %d", size, h.maxList)
 			}
 		}
 	})

@@ -20,20 +20,20 @@ type headers struct {
 	decoder *hpack.Decoder
 	maxList int
 
-	fields     []hpack.HeaderField // of the block that was decoded last
-	size       int                 // of fields, as HTTP/2 counts
-	isTooLarge bool                // so fields is not complete
+	fields     []hpack.HeaderField // of the last block
+	size       int                 // of fields in bytes, as HTTP/2 counts: 32 more for each field
+	isTooLarge bool                // then fields is not complete
 	isCorrupt  bool                // a name, a value or the order breaks the rules of HTTP/2
 
-	block       []byte // of a request whose HEADERS was continued
-	last        []byte // the block that was decoded last, if decoding it again gives the same fields
+	block       []byte // collects a block of HEADERS and CONTINUATION frames
+	last        []byte // the last block, if decoding it again gives the same fields; else empty
 	lastRequest request
 }
 
-// maxFields is how many header fields are kept for the next request.
+// maxFields is the capacity of fields above which its memory is not reused for the next request.
 const maxFields = 64
 
-// add is called by the decoder with each field.
+// add takes a field. The decoder calls it.
 func (h *headers) add(f hpack.HeaderField) {
 	if h.size += int(f.Size()); h.size > h.maxList {
 		h.isTooLarge = true
@@ -101,11 +101,12 @@ func (h *headers) decode(block []byte) (*request, error) {
 	return &h.lastRequest, nil
 }
 
-// maxLast is the size in bytes of the largest block that is compared with the next one.
+// maxLast is the size in bytes of the largest block that is kept in last.
 const maxLast = 64
 
 // isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
-// Such a block changes no table, and means the same until another block changes the dynamic table.
+// Such a block does not change the dynamic table. It has the same fields until another block
+// changes that table.
 func isIndexed(block []byte) bool {
 	for _, b := range block {
 		if b < 0x80 || b == 0xff {
@@ -115,7 +116,7 @@ func isIndexed(block []byte) bool {
 	return true
 }
 
-// A request is what the headers of a request say.
+// A request is the content of the headers of a request.
 type request struct {
 	method, scheme, path, authority, contentType, encoding string
 	authorities, hosts                                     int
@@ -172,16 +173,16 @@ func (h *headers) request() (r request) {
 	return r
 }
 
-// traceHeaders say to which trace a call belongs, by the W3C's Trace Context.
+// traceHeaders are the headers of W3C Trace Context.
 type traceHeaders struct{ parent, state string }
 
-// A refusal is an answer that is given before the message is read.
+// A refusal is an error response that does not depend on the message.
 type refusal struct {
 	httpStatus int
 	status     *status.Status
 }
 
-// check returns why the request is refused, or nil. A gRPC request has no other method than POST.
+// check returns why the request is refused, or nil.
 func (r *request) check() *refusal {
 	switch {
 	case r.isTooLarge:
@@ -247,5 +248,5 @@ func parseTimeout(text string) (time.Duration, bool) {
 	return 0, false
 }
 
-// maxHours is the longest time that a time.Duration can have.
+// maxHours is how many hours fit into a time.Duration.
 const maxHours = int64((1<<63 - 1) / time.Hour)

@@ -17,11 +17,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// decide is what all servers of the tests answer. The domain says what happens.
+// decide is the handler of all servers in these tests. The domain selects its answer.
 func decide(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	switch r.GetDomain() {
 	case "fail":
@@ -54,7 +55,7 @@ type rateLimits struct {
 func (rateLimits) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (answer *rls.RateLimitResponse, err error) {
 	defer func() {
 		if recover() != nil {
-			err = status.Error(codes.Internal, "the service made a mistake; its log has more")
+			err = status.Error(codes.Internal, panicked.Message)
 		}
 	}()
 	return decide(ctx, r)
@@ -90,7 +91,7 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
-// startFast starts a server until the end of the test, and returns its address.
+// startFast starts a server of this package until the end of the test, and returns its address.
 func startFast(t testing.TB, o fastgrpc.Options) (*fastgrpc.Server, string) {
 	t.Helper()
 	if o.Methods == nil {
@@ -112,7 +113,7 @@ func startFast(t testing.TB, o fastgrpc.Options) (*fastgrpc.Server, string) {
 	return s, l.Addr().String()
 }
 
-// startStandard does the same with grpc-go's server.
+// startStandard starts grpc-go's server until the end of the test, and returns its address.
 func startStandard(t testing.TB, options ...grpc.ServerOption) string {
 	t.Helper()
 	s, l := newStandard(options...), listen(t)

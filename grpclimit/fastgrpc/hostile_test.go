@@ -30,7 +30,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// flood sends the same until the server ends the connection, and returns how.
+// flood calls send until the server ends the connection, and returns how it ended.
 func flood(r *raw, send func()) string {
 	ended := make(chan string, 1)
 	go func() {
@@ -92,15 +92,15 @@ func TestFloodsEndTheConnection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := dialRaw(t, address)
 			if got := flood(r, begin(r)); got != "goaway ENHANCE_YOUR_CALM" && got != "closed" {
-				t.Errorf("the outcome is %s", got)
+				t.Errorf("the outcome is %s; want goaway ENHANCE_YOUR_CALM", got)
 			}
 		})
 	}
 }
 
-// A client may cancel each call that it has made, as all do at their deadlines. The handlers that
-// still run count for MaxStreams.
-func TestRapidResetRunsNoMoreHandlersThanStreams(t *testing.T) {
+// Clients cancel calls at their deadlines. The handlers of cancelled calls count for MaxStreams
+// while they run.
+func TestRapidResetRunsAtMostMaxStreamsHandlers(t *testing.T) {
 	const limit = 50
 	var running, most atomic.Int64
 	release := make(chan struct{})
@@ -118,13 +118,13 @@ func TestRapidResetRunsNoMoreHandlersThanStreams(t *testing.T) {
 		r.WriteRSTStream(id, http2.ErrCodeCancel)
 	}
 	if got := r.outcome(1999); got != "reset REFUSED_STREAM" {
-		t.Errorf("the last call: %s", got)
+		t.Errorf("the last call: %s; want reset REFUSED_STREAM", got)
 	}
 	if got := most.Load(); got > limit {
-		t.Errorf("%d handlers ran at once; the limit is %d", got, limit)
+		t.Errorf("%d handlers ran at once; want at most %d", got, limit)
 	}
 	close(release)
-	for id := uint32(2001); ; id += 2 { // once the handlers have returned
+	for id := uint32(2001); ; id += 2 { // until the handlers have returned
 		r.call(id, "x")
 		if got := r.outcome(id); got != "reset REFUSED_STREAM" {
 			break
@@ -132,7 +132,7 @@ func TestRapidResetRunsNoMoreHandlersThanStreams(t *testing.T) {
 	}
 }
 
-// A client that opens no window gets no response, and the others of the server are served.
+// A response is sent in the parts that the client's windows allow.
 func TestResponsesWaitForTheWindow(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 10})
@@ -150,13 +150,13 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 				continue
 			}
 			got = append(got, f.Data()...)
-			if len(got) == 10 { // all that it may send
+			if len(got) == 10 { // the server may send no more
 				r.WriteWindowUpdate(1, 1)
 				r.WriteWindowUpdate(0, 1<<20)
 				r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
 			}
 			if len(got) < 10 {
-				t.Errorf("DATA of %d bytes where the window has 10", len(got))
+				t.Errorf("the first DATA has %d bytes; want 10, the whole window", len(got))
 			}
 		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
 			t.Fatal(f)
@@ -173,7 +173,7 @@ func TestStalledResponseIsCancelled(t *testing.T) {
 	}
 }
 
-func TestSlowClientsAreLeft(t *testing.T) {
+func TestSlowClientsAreDisconnected(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{ReadTimeout: 100 * time.Millisecond, IdleTimeout: 200 * time.Millisecond, KeepAlive: 100 * time.Millisecond})
 	t.Run("no preface", func(t *testing.T) {
 		if got := connectRaw(t, address).outcome(1); got != "closed" {
@@ -215,7 +215,8 @@ func TestSlowClientsAreLeft(t *testing.T) {
 	})
 }
 
-// Messages of 200 calls that never end take at most their bound.
+// The messages of 200 incomplete calls would take 3 MB. The server refuses some with
+// RESOURCE_EXHAUSTED.
 func TestIncompleteMessagesHaveABound(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address)
@@ -243,11 +244,11 @@ func TestIncompleteMessagesHaveABound(t *testing.T) {
 		r.WriteData(id, false, part)
 	}
 	if got := <-refused; got != "8" {
-		t.Errorf("the status is %s; want 8", got)
+		t.Errorf("the status is %s; want 8, RESOURCE_EXHAUSTED", got)
 	}
 }
 
-func TestShutdownAnswersWhatWasAsked(t *testing.T) {
+func TestShutdownAnswersCallsInFlight(t *testing.T) {
 	begun, release := make(chan struct{}, 10), make(chan struct{})
 	server, address := startFast(t, fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: func(_ context.Context, call *fastgrpc.Call) error {
 		begun <- struct{}{}
@@ -273,7 +274,7 @@ func TestShutdownAnswersWhatWasAsked(t *testing.T) {
 	down := make(chan error, 1)
 	go func() { down <- server.Shutdown(within(t, time.Minute)) }()
 	if got := idle.outcome(3); got != "goaway NO_ERROR" {
-		t.Errorf("an idle client gets %s", got)
+		t.Errorf("an idle client gets %s; want goaway NO_ERROR", got)
 	}
 	idle.Close()
 	select {
@@ -291,11 +292,11 @@ func TestShutdownAnswersWhatWasAsked(t *testing.T) {
 		t.Error(err)
 	}
 	if n := server.Connections(); n != 0 {
-		t.Errorf("%d connections are open", n)
+		t.Errorf("%d connections are open; want 0", n)
 	}
 }
 
-// Each connection ends at its age, without an error of a call.
+// Each connection ends at its MaxAge, and no call fails.
 func TestOldConnectionsAreRenewed(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{MaxAge: 50 * time.Millisecond, MaxAgeGrace: time.Second})
 	client := rls.NewRateLimitServiceClient(dial(t, address))
@@ -306,7 +307,7 @@ func TestOldConnectionsAreRenewed(t *testing.T) {
 	}
 }
 
-func TestCloseLeavesNothing(t *testing.T) {
+func TestCloseEndsAllGoroutines(t *testing.T) {
 	before := runtime.NumGoroutine()
 	fallback := newStandard()
 	server, err := fastgrpc.New(fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: handle}, Fallback: fallback})
@@ -345,12 +346,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines are left, %d were there before\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("%d goroutines run; want %d, as before the test\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }
 
-func TestNoCallWithoutAuthorization(t *testing.T) {
+func TestCallsWithoutAuthorizationAreRefused(t *testing.T) {
 	refusal := status.Error(codes.Unauthenticated, "there is no token")
 	fallback := newStandard()
 	t.Cleanup(fallback.Stop)
@@ -377,8 +378,8 @@ func TestNoCallWithoutAuthorization(t *testing.T) {
 	}
 }
 
-// Each open call takes some 20 KB, and a client that needs no token may leave all of them open.
-func TestFewCallsThatNeedNoTokenAreOpen(t *testing.T) {
+// Each open call takes about 20 KB, and a client without a token could keep many calls open.
+func TestOpenCallsOfPublicMethodsHaveABound(t *testing.T) {
 	const most = 16
 	_, address := startFast(t, fastgrpc.Options{
 		Methods:  map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error { return nil }},
@@ -392,7 +393,7 @@ func TestFewCallsThatNeedNoTokenAreOpen(t *testing.T) {
 	}
 	r.headers(id, false, fields())
 	if got := r.outcome(id); got != "reset REFUSED_STREAM" {
-		t.Errorf("call %d: %s; want that it is refused", most+1, got)
+		t.Errorf("call %d: %s; want reset REFUSED_STREAM", most+1, got)
 	}
 	r.headers(id+2, false, fields(":path", "/other/Method"))
 	if got := r.outcome(id + 2); got != "200/12" {
@@ -401,14 +402,14 @@ func TestFewCallsThatNeedNoTokenAreOpen(t *testing.T) {
 	r.check(r.WriteRSTStream(1, http2.ErrCodeCancel))
 	r.check(r.WriteData(3, true, message("x")))
 	if got := r.outcome(3); !strings.HasPrefix(got, "200/0") {
-		t.Errorf("a call that was open: %s; want that it is answered", got)
+		t.Errorf("a call that was open: %s; want 200/0", got)
 	}
 	for i := range uint32(2) { // as many as have ended
 		r.headers(id+4+2*i, false, fields())
 	}
 	r.check(r.WriteData(id+6, true, message("x")))
 	if got := r.outcome(id + 6); !strings.HasPrefix(got, "200/0") {
-		t.Errorf("a call after others have ended: %s; want that it is answered", got)
+		t.Errorf("a call after others have ended: %s; want 200/0", got)
 	}
 }
 
@@ -452,7 +453,7 @@ func TestTLSNeedsH2(t *testing.T) {
 	defer without.Close()
 	without.SetDeadline(time.Now().Add(time.Minute))
 	if n, err := without.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) || err == nil {
-		t.Errorf("a client that does not offer h2 gets %d bytes, %v", n, err)
+		t.Errorf("a client that does not offer h2 gets %d bytes, %v; want that the connection is closed", n, err)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// Options.MaxConnections says how much an idle connection takes.
+// The documentation of Options.MaxConnections promises this bound.
 func TestIdleConnectionsAreSmall(t *testing.T) {
 	const n, bound = 1000, 20 << 10
 	server, address := startFast(t, fastgrpc.Options{})

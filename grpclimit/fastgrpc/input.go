@@ -6,8 +6,8 @@ import (
 	"net"
 )
 
-// input is what was read from a connection. It begins small, so that idle connections stay small,
-// and has room for any frame.
+// input is the read buffer of a connection. It begins small, because many connections are idle, and
+// grows until it has room for any frame.
 type input struct {
 	nc   net.Conn
 	buf  []byte
@@ -32,7 +32,7 @@ func (in *input) hasFrame() bool {
 	return n-frameHeader >= length || length > maxFrame
 }
 
-// fill reads once.
+// fill reads from the connection once, and makes room first if the buffer is full.
 func (in *input) fill() error {
 	if in.r == in.w {
 		in.r, in.w = 0, 0

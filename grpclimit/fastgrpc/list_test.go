@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// A lister handles lists, and notes how long they were.
+// A lister handles lists, and records how long they were.
 type lister struct {
 	mu      sync.Mutex
 	longest int
@@ -30,14 +30,14 @@ func (l *lister) handle(ctx context.Context, calls []*fastgrpc.Call) {
 }
 
 // Each call of a list gets its own response or error. A panic ends the calls of its list only.
-func TestCallsThatArriveTogetherAreLists(t *testing.T) {
+func TestCallsThatArriveTogetherAreHandledAsLists(t *testing.T) {
 	for _, row := range []struct{ parallel, maxParallel, longest int }{{0, 0, 32}, {8, 0, 8}, {0, 5, 6}} {
 		var l lister
 		testLists(t, &l, fastgrpc.Options{Parallel: row.parallel, MaxParallel: row.maxParallel})
 		l.mu.Lock()
 		t.Logf("%d calls were in lists, at most %d in one", l.calls, l.longest)
 		if l.calls == 0 || l.longest > row.longest {
-			t.Errorf("%d calls were in lists, at most %d in one; want at most %d", l.calls, l.longest, row.longest)
+			t.Errorf("%d calls were in lists, at most %d in one; want some calls, at most %d in one", l.calls, l.longest, row.longest)
 		}
 		l.mu.Unlock()
 	}
@@ -63,9 +63,9 @@ func testLists(t *testing.T, l *lister, o fastgrpc.Options) {
 				switch code := status.Code(err); {
 				case code == codes.Internal && domain != "fail": // a call of its list may have panicked
 				case domain == "fail" && code != codes.InvalidArgument && code != codes.Internal, domain == "panic":
-					t.Errorf("%s: the error is %v", domain, err)
+					t.Errorf("domain %s: the error is %v; want INVALID_ARGUMENT for fail and INTERNAL for panic", domain, err)
 				case domain != "fail" && (err != nil || string(answer.GetRawBody()) != domain):
-					t.Errorf("%s: the answer is %v, %v", domain, answer, err)
+					t.Errorf("domain %s: the answer is %v, %v; want the domain in its body", domain, answer, err)
 					return
 				}
 			}
@@ -76,6 +76,6 @@ func testLists(t *testing.T, l *lister, o fastgrpc.Options) {
 
 func TestListsNeedAHandlerForOneCall(t *testing.T) {
 	if _, err := fastgrpc.New(fastgrpc.Options{Lists: map[string]fastgrpc.ListHandler{method: new(lister).handle}}); err == nil {
-		t.Error("there is no error")
+		t.Error("New returns no error; want that the method has no Handler")
 	}
 }

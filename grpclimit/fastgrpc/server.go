@@ -16,28 +16,28 @@ import (
 )
 
 // A Handler answers one call: it appends the response message to call.Response, or returns an error
-// of package status. Other errors become UNKNOWN, and those of a context CANCELLED or
-// DEADLINE_EXCEEDED. The context ends at the caller's deadline or with the connection, but not when
-// the caller cancels the call: a decision that has begun is finished. Many goroutines call a
-// Handler at once. It must not keep the call.
+// of package status. A context's error becomes CANCELLED or DEADLINE_EXCEEDED, and any other error
+// UNKNOWN. The context ends at the caller's deadline or with the connection, but not when the
+// caller cancels the call: a decision that has begun is finished. Many goroutines call a Handler at
+// once. It must not use the call after it has returned.
 type Handler func(ctx context.Context, call *Call) error
 
-// A ListHandler answers several calls of a method that arrived together, as Handler does for one.
-// It sets Err of a call in place of returning an error. All of them are answered when it returns.
+// A ListHandler answers several calls of one method that arrived together. Where a Handler would
+// return an error, it sets the Err of that call. The responses are sent when it returns.
 type ListHandler func(ctx context.Context, calls []*Call)
 
 // A Call is one request of a unary method.
 type Call struct {
 	Request  []byte // the message
 	Response []byte // empty; the handler appends the message
-	Err      error  // of a ListHandler
+	Err      error  // set by a ListHandler
 
 	conn  *conn
 	trace traceHeaders
 }
 
-// Header returns a header of the call by its name in lower case, or "". Only those of a trace are
-// kept: traceparent and tracestate.
+// Header returns a header of the call by its name in lower case, or "". It knows only the headers
+// of a trace: traceparent and tracestate.
 func (c *Call) Header(name string) string {
 	switch name {
 	case "traceparent":
@@ -51,7 +51,7 @@ func (c *Call) Header(name string) string {
 // Addr returns the address of the client.
 func (c *Call) Addr() net.Addr { return c.conn.nc.RemoteAddr() }
 
-// A Caller is what Options.Authorize knows of a call.
+// A Caller is what Options.Authorize knows about a call.
 type Caller struct {
 	Method        string   // as in /package.Service/Method
 	Authorization []string // the values of the header authorization
@@ -63,25 +63,27 @@ type Options struct {
 	// Methods are the handlers by full method name, as in /package.Service/Method.
 	Methods map[string]Handler
 
-	// Lists are further handlers of the Methods, for calls that arrive together. Default: each call
-	// is handled by itself.
+	// Lists are handlers of some of the Methods for calls that arrive together. Default: the
+	// Handler gets each call by itself.
 	Lists map[string]ListHandler
 
-	// Fallback serves all other methods, and requests that are compressed. It sees requests whose
-	// content type begins with application/grpc. A grpc.Server is one; end it with Stop after the end
-	// of this server, because its GracefulStop cannot end such calls. Default: UNIMPLEMENTED.
+	// Fallback serves all other methods, and requests that are compressed. It gets only requests
+	// whose content type begins with application/grpc. It can be a grpc.Server. Call the Stop of
+	// that server after the end of this one, because its GracefulStop cannot end such calls.
+	// Default: UNIMPLEMENTED.
 	Fallback http.Handler
 
 	// Authorize is called for each call, before its message is read. It returns an error of package
 	// status to refuse the call. It must be quick. Many goroutines call it at once. Default: none.
 	Authorize func(Caller) error
 
-	// IsPublic tells whether a method needs no token. A connection may have 16 such calls open, so
-	// that clients without a token cannot fill the memory. Default: no method is bounded in this way.
+	// IsPublic tells whether a method needs no token. A connection may have at most 16 such calls
+	// open, so that clients without a token cannot fill the memory. Default: no method has this
+	// bound.
 	IsPublic func(method string) bool
 
 	// Parallel is how many calls of one connection are handled at once. 1 is best for handlers that
-	// never wait, as those over a memstore: each connection's goroutine then calls them in turn.
+	// never wait, such as those of a memstore: each connection's goroutine then calls them in turn.
 	// Default: 256.
 	Parallel int
 
@@ -89,8 +91,8 @@ type Options struct {
 	// connection. Default: 16,384.
 	MaxParallel int
 
-	// MaxConnections is how many clients may be connected. Further ones are disconnected. An idle
-	// connection takes about 20 KB, one that does all it may at most 2.5 MB. Default: 10,000.
+	// MaxConnections is how many clients may be connected. Further clients are disconnected. A
+	// connection takes about 20 KB while it is idle, and at most 2.5 MB. Default: 10,000.
 	MaxConnections int
 
 	// MaxStreams is how many calls of one connection may be open. A call counts until its handler has
@@ -100,27 +102,28 @@ type Options struct {
 	// MaxMessage is the size of the largest request message, in bytes. Default: 64 KiB.
 	MaxMessage int
 
-	// MaxHeaderList is the size of the largest list of request headers, in bytes, as HTTP/2 counts:
-	// 32 more for each field. Default: 16 KiB.
+	// MaxHeaderList is the size of the largest list of request headers, in bytes. As in HTTP/2,
+	// each field counts 32 bytes more than its text. Default: 16 KiB.
 	MaxHeaderList int
 
 	// IdleTimeout is how long a connection may be without a call. Default: 1 hour.
 	IdleTimeout time.Duration
 
-	// ReadTimeout is how long the TLS handshake and the first frames, one frame, or one request may
-	// take to arrive. Default: 10 seconds.
+	// ReadTimeout is how long one frame or one request may take to arrive, and the TLS handshake
+	// together with the first frames. Default: 10 seconds.
 	ReadTimeout time.Duration
 
-	// WriteTimeout is how long a client may take to receive what is sent, and a response may wait for
+	// WriteTimeout is how long a write to a client may take, and how long a response may wait for
 	// the client's flow control. Default: 10 seconds.
 	WriteTimeout time.Duration
 
-	// KeepAlive is how long a client with open calls may be silent before it gets a ping. It has
-	// ReadTimeout to answer. Default: 5 minutes.
+	// KeepAlive is how long a client with open calls may send nothing before it gets a ping. It
+	// must answer within ReadTimeout. Default: 5 minutes.
 	KeepAlive time.Duration
 
-	// MaxAge is when a connection is drained, so that its client connects anew. It varies by 10 %.
-	// Calls may then continue for MaxAgeGrace. Defaults: none, and 1 hour.
+	// MaxAge is the age at which a connection is drained, so that its client connects again. It
+	// varies by 10 %. Open calls may continue for MaxAgeGrace. Defaults: no MaxAge; a MaxAgeGrace
+	// of 1 hour.
 	MaxAge, MaxAgeGrace time.Duration
 }
 
@@ -163,7 +166,7 @@ type Server struct {
 	options Options
 	workers *workers.Pool[*stream]
 	lists   map[string]*ListHandler
-	listed  atomic.Int64 // calls that lists handle, besides one for each list
+	listed  atomic.Int64 // calls in lists, without the first call of each list
 
 	ctx    context.Context // of calls; Close cancels it
 	cancel context.CancelFunc
@@ -174,7 +177,7 @@ type Server struct {
 	closing    chan struct{}
 	listeners  map[net.Listener]struct{}
 	connected  map[*conn]struct{}
-	goroutines sync.WaitGroup // of connections and of handlers
+	goroutines sync.WaitGroup // those of connections and of handlers
 }
 
 // New makes a Server. An error wraps penstock.ErrInvalid.
@@ -182,7 +185,7 @@ func New(o Options) (*Server, error) {
 	o.setDefaults()
 	for name, handler := range o.Methods {
 		if strings.Count(name, "/") != 2 || name[0] != '/' || handler == nil {
-			return nil, fmt.Errorf("%w: fastgrpc: Options.Methods has %q; write /package.Service/Method, and a handler", penstock.ErrInvalid, name)
+			return nil, fmt.Errorf("%w: fastgrpc: Options.Methods has %q; write a name such as /package.Service/Method, and a handler that is not nil", penstock.ErrInvalid, name)
 		}
 	}
 	if o.MaxMessage > maxBuffered || o.MaxHeaderList > maxBuffered {
@@ -192,14 +195,14 @@ func New(o Options) (*Server, error) {
 	s.lists = make(map[string]*ListHandler, len(o.Lists))
 	for name, handler := range o.Lists {
 		if o.Methods[name] == nil || handler == nil {
-			return nil, fmt.Errorf("%w: fastgrpc: Options.Lists has %q; it needs a handler, and one in Methods too", penstock.ErrInvalid, name)
+			return nil, fmt.Errorf("%w: fastgrpc: Options.Lists has %q; it needs a handler that is not nil, and a handler in Options.Methods", penstock.ErrInvalid, name)
 		}
 		s.lists[name] = &handler
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.workers = workers.New(o.MaxParallel, func(one *stream) {
+	s.workers = workers.New(o.MaxParallel, func(first *stream) {
 		defer s.goroutines.Done()
-		one.handle()
+		first.handle()
 	})
 	return s, nil
 }
@@ -225,7 +228,7 @@ func (s *Server) Serve(l net.Listener) error {
 			return ErrServerClosed
 		case !isTemporary(err):
 			return fmt.Errorf("fastgrpc: accept: %w", err)
-		default: // such as too many open files
+		default: // for example, too many files are open
 			pause = min(max(2*pause, minPause), maxPause)
 			select {
 			case <-time.After(pause):
@@ -235,14 +238,14 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// The pauses after an accept that failed for now.
+// The shortest and the longest pause after an accept with a temporary error.
 const (
 	minPause = 5 * time.Millisecond
 	maxPause = time.Second
 )
 
-// isTemporary tells whether accepting may work later. The method is deprecated for other errors
-// than those of Accept.
+// isTemporary tells whether a later Accept may succeed. The method Temporary is deprecated, except
+// for the errors of Accept.
 func isTemporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error
@@ -267,7 +270,8 @@ func (s *Server) remove(l net.Listener) {
 	delete(s.listeners, l)
 }
 
-// begin serves a connection in a goroutine of its own, unless there are too many.
+// begin serves a connection in a goroutine of its own. It closes the connection if there are too
+// many.
 func (s *Server) begin(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()
@@ -300,9 +304,9 @@ func (s *Server) Connections() int {
 	return len(s.connected)
 }
 
-// Shutdown stops accepting clients, tells those that are connected to go (GOAWAY), answers the
-// calls that they have made, and closes each connection then. If ctx ends before that, Shutdown
-// returns its error, and Close ends the rest.
+// Shutdown stops accepting clients and sends GOAWAY to the connected ones. It answers the calls
+// that they have made, and then closes each connection. If ctx ends first, Shutdown returns the
+// error of ctx; Close then ends the remaining connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop((*conn).drain)
 	idle := make(chan struct{})
@@ -329,7 +333,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// stop closes the listeners, and does something with each connection.
+// stop closes the listeners, and calls do with each connection.
 func (s *Server) stop(do func(*conn)) {
 	s.mu.Lock()
 	if !s.isClosing.Load() {

@@ -3,13 +3,9 @@ package fastgrpc
 import (
 	"context"
 	"encoding/binary"
-	"log"
 	"net"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -23,37 +19,37 @@ type stream struct {
 	id       uint32
 	handler  Handler
 	list     *ListHandler // nil: each call is handled by itself
-	others   []*stream    // that are handled in a list with this one
+	others   []*stream    // the other calls of the list that begins with this one
 	exchange *exchange    // of a call that the fallback serves; else nil
 	deadline *deadline    // nil if the call has none
 	timeout  time.Duration
 
-	// The connection's mutex guards the rest, but for what the reader alone uses.
+	// The connection's mutex guards the fields below, except those that only the reader uses.
 	state        streamState
-	isRemoved    bool // from conn.streams: the response is dropped
-	isRunning    bool
+	isRemoved    bool      // no longer in conn.streams: the response is dropped
+	isRunning    bool      // the handler runs or will run
 	isPublic     bool      // conn.public counts it
-	hasEnded     bool      // the client has sent all
-	since        time.Time // when the request began to arrive, or the response to wait
+	hasEnded     bool      // the client has sent the whole request
+	since        time.Time // when the state began: arriving or answering
 	window       int64     // bytes of DATA that the client accepts
-	received     int       // bytes that no WINDOW_UPDATE of the stream has returned
-	credit       int       // those of received that an exchange no longer keeps
+	received     int       // bytes of DATA since the last WINDOW_UPDATE of the stream
+	credit       int       // bytes of received that an exchange no longer keeps
 	prefix       [5]byte   // of the message: flag and size
 	prefixLength int
-	size         int    // of the message, once the prefix is complete
-	rest         []byte // of the response, that waits for a window
+	size         int    // of the message in bytes, once the prefix is complete
+	rest         []byte // of the response: bytes that wait for a window
 }
 
-// A streamState is how far a unary call is.
+// A streamState is the phase of a unary call.
 type streamState uint8
 
 const (
 	arriving  streamState = iota
-	decided               // the handler runs, or will
+	decided               // the handler runs or will run
 	answering             // the response waits for a window
 )
 
-// maxKept is how many bytes of a message or of a response a stream keeps for the next call.
+// maxKept is the size in bytes of the largest buffer whose memory is reused for another call.
 const maxKept = 4 << 10
 
 var streamPool = sync.Pool{New: func() any { return new(stream) }}
@@ -94,7 +90,7 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 		return c.trailersLocked(id, isEnd)
 	}
 	if c.drainState == final {
-		return c.spend(1) // the client knows that it is not served
+		return c.spend(1) // the GOAWAY has told the client that this stream is not served
 	}
 	c.lastID = id
 	if r.isCorrupt || r.path == "" || r.scheme == "" {
@@ -150,7 +146,8 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 	return nil
 }
 
-// wholeBlock returns the header block of a request. It is valid until the next call.
+// wholeBlock reads the CONTINUATION frames of a header block and returns the whole block. It is
+// valid until the next call.
 func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	block := f.HeaderBlockFragment()
 	if f.HeadersEnded() {
@@ -185,7 +182,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	return block, nil
 }
 
-// trailersLocked ends a request whose headers came before.
+// trailersLocked handles the second header block of a stream, which ends the request.
 func (c *conn) trailersLocked(id uint32, isEnd bool) error {
 	s := c.streams[id]
 	switch {
@@ -217,34 +214,13 @@ func (c *conn) authorize(r *request) *refusal {
 	return &refusal{200, statusOf(err)}
 }
 
-// refuseLocked answers a request before its message has been read.
-func (c *conn) refuseLocked(id uint32, r *refusal, hasEnded bool) {
-	block := appendStatus(c.blockLocked(), r.httpStatus)
-	block = appendField(block, "content-type", grpcContentType)
-	block = appendStatusFields(block, r.status, c.maxList)
-	c.out = appendHeaders(c.out, block, id, true)
-	if !hasEnded {
-		c.out = appendReset(c.out, id, http2.ErrCodeNo)
-	}
-}
-
-// blockLocked returns the beginning of a header block.
-func (c *conn) blockLocked() []byte {
-	block := make([]byte, 0, 128)
-	if c.mustShrink && !c.hasShrunk {
-		c.hasShrunk = true
-		block = append(block, shrink)
-	}
-	return block
-}
-
-// data takes over a part of a message.
+// data handles a DATA frame.
 func (c *conn) data(f *http2.DataFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := int(f.Length)
 	if c.received += n; c.received > connWindow {
-		return connectionError{http2.ErrCodeFlowControl, "more DATA than the window of the connection"}
+		return connectionError{http2.ErrCodeFlowControl, "there is more DATA than the window of the connection allows"}
 	}
 	s := c.streams[f.StreamID]
 	if s == nil || s.exchange == nil {
@@ -252,9 +228,9 @@ func (c *conn) data(f *http2.DataFrame) error {
 	}
 	switch {
 	case s == nil && (f.StreamID > c.lastID || f.StreamID%2 == 0):
-		return connectionError{http2.ErrCodeProtocol, "DATA is of a stream that was not opened"}
+		return connectionError{http2.ErrCodeProtocol, "DATA has the number of a stream that was not opened"}
 	case s == nil:
-		return c.spend(1) // it was refused or cancelled
+		return c.spend(1) // the stream was refused or cancelled
 	case s.hasEnded:
 		c.abortLocked(s, http2.ErrCodeStreamClosed)
 		return c.spend(costOfMistake)
@@ -289,7 +265,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 	return nil
 }
 
-// creditLocked returns to the connection's window what was received, except for the bytes that
+// creditLocked opens the connection's window by the bytes that were received, except those that
 // exchanges keep.
 func (c *conn) creditLocked() {
 	if n := c.received - c.kept; n > connWindow/4 {
@@ -298,7 +274,7 @@ func (c *conn) creditLocked() {
 	}
 }
 
-// gatherLocked adds a part of a message. It returns why the message is refused, or nil.
+// gatherLocked appends a part of a message. It returns why the message is refused, or nil.
 func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
 	if missing := len(s.prefix) - s.prefixLength; missing > 0 {
 		n := copy(s.prefix[s.prefixLength:], data)
@@ -320,7 +296,7 @@ func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
 		}
 	}
 	if len(s.Request)+len(data) > s.size {
-		return status.New(codes.Internal, "a unary call has one message; there are more bytes than it has")
+		return status.New(codes.Internal, "bytes follow the message; a unary call has one message")
 	}
 	if c.buffered += len(data); c.buffered > maxBuffered {
 		c.buffered -= len(data)
@@ -330,7 +306,7 @@ func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
 	return nil
 }
 
-// completeLocked is called when a request has arrived.
+// completeLocked adds a request to the batch when all of it has arrived.
 func (c *conn) completeLocked(s *stream) {
 	s.hasEnded = true
 	if s.prefixLength < len(s.prefix) || len(s.Request) < s.size {
@@ -348,7 +324,7 @@ func (c *conn) completeLocked(s *stream) {
 	c.batch = append(c.batch, s)
 }
 
-// leaveArrivingLocked is called when a request has arrived or never will.
+// leaveArrivingLocked ends the state arriving: the request has arrived, or it was cancelled.
 func (c *conn) leaveArrivingLocked(s *stream) {
 	if s.state == arriving && s.exchange == nil {
 		c.incomplete--
@@ -356,13 +332,13 @@ func (c *conn) leaveArrivingLocked(s *stream) {
 	}
 }
 
-// abortLocked cancels a stream.
+// abortLocked sends RST_STREAM and removes the stream.
 func (c *conn) abortLocked(s *stream, code http2.ErrCode) {
 	c.out = appendReset(c.out, s.id, code)
 	c.removeLocked(s)
 }
 
-// removeLocked ends a stream. If its handler runs, it counts for MaxStreams until that returns.
+// removeLocked removes a stream. While its handler runs, the stream still counts for MaxStreams.
 func (c *conn) removeLocked(s *stream) {
 	delete(c.streams, s.id)
 	s.isRemoved = true
@@ -381,7 +357,8 @@ func (c *conn) removeLocked(s *stream) {
 	}
 }
 
-// releaseLocked is called when nobody uses a stream any more.
+// releaseLocked ends the count of a stream, and returns it to the pool. Nothing may use it
+// afterwards.
 func (c *conn) releaseLocked(s *stream) {
 	if s.isPublic {
 		c.public--
@@ -391,293 +368,5 @@ func (c *conn) releaseLocked(s *stream) {
 	}
 	if s.exchange == nil {
 		streamPool.Put(s)
-	}
-}
-
-// dispatch has the requests handled that have arrived.
-func (c *conn) dispatch() {
-	if len(c.batch) == 0 {
-		return
-	}
-	o := &c.server.options
-	var shared *deadline
-	for _, s := range c.batch {
-		if s.timeout < 0 {
-			continue
-		}
-		if shared == nil || shared.timeout != s.timeout {
-			shared = newDeadline(c.ctx, s.timeout)
-		}
-		s.deadline = shared
-		shared.calls.Add(1)
-	}
-	if o.Parallel > 1 {
-		c.gatherLists()
-	}
-	for i, s := range c.batch {
-		c.batch[i] = nil
-		if s == nil || o.Parallel > 1 && c.start(s) {
-			continue
-		}
-		s.run()
-		c.mu.Lock()
-		s.answerLocked()
-		c.mu.Unlock()
-	}
-	c.batch = c.batch[:0]
-}
-
-// gatherLists makes lists of the calls that arrived together: of one method, with one deadline. The
-// first call of a list has the others, which leave the batch.
-func (c *conn) gatherLists() {
-	var first *stream
-	for i, s := range c.batch {
-		switch {
-		case s.list == nil:
-		case first == nil || first.list != s.list || first.deadline != s.deadline || len(first.others)+1 >= min(maxListed, c.server.options.Parallel):
-			first = s
-		case c.server.listed.Add(1) > int64(c.server.options.MaxParallel):
-			c.server.listed.Add(-1)
-		default:
-			first.others = append(first.others, s)
-			c.batch[i] = nil
-		}
-	}
-}
-
-// start has another goroutine handle the stream, or its list, unless too many do.
-func (c *conn) start(s *stream) bool {
-	n := 1 + len(s.others)
-	c.mu.Lock()
-	if c.running > 0 && c.running+n > c.server.options.Parallel {
-		c.mu.Unlock()
-		return false
-	}
-	c.running += n
-	c.mu.Unlock()
-	c.server.goroutines.Add(1) // the reader is one of them
-	if !c.server.workers.Start(s) {
-		c.server.goroutines.Done()
-		c.mu.Lock()
-		c.running -= n
-		c.mu.Unlock()
-		return false
-	}
-	return true
-}
-
-// handle runs the handler in a goroutine of its own, and sends the response.
-func (s *stream) handle() {
-	c := s.conn
-	s.run()
-	c.mu.Lock()
-	c.running -= 1 + len(s.others)
-	s.answerLocked()
-	isLast := c.running == 0
-	c.mu.Unlock()
-	c.flush(!isLast)
-}
-
-// run calls the handler, and sets Err of the call, or of all calls of the list. A panic becomes an
-// error.
-func (s *stream) run() {
-	ctx := s.conn.ctx
-	if s.deadline != nil {
-		ctx = s.deadline
-		defer s.deadline.end(1 + len(s.others))
-	}
-	defer func() {
-		if value := recover(); value != nil {
-			log.Printf("penstock: panic while a gRPC call is handled: %v\n%s", value, debug.Stack())
-			err := status.Error(codes.Internal, "the service made a mistake; its log has more")
-			s.Err = err
-			for _, other := range s.others {
-				other.Err = err
-			}
-		}
-	}()
-	if len(s.others) == 0 {
-		s.Err = s.handler(ctx, &s.Call)
-		return
-	}
-	calls := make([]*Call, 1, 1+len(s.others))
-	calls[0] = &s.Call
-	for _, other := range s.others {
-		calls = append(calls, &other.Call)
-	}
-	(*s.list)(ctx, calls)
-}
-
-// answerLocked sends the response, or those of the list.
-func (s *stream) answerLocked() {
-	c, others := s.conn, s.others
-	c.server.listed.Add(-int64(len(others)))
-	c.answerLocked(s, s.Err) // may reuse s
-	for _, other := range others {
-		c.answerLocked(other, other.Err)
-	}
-}
-
-// A deadline is the context of calls that arrived together and have one timeout.
-type deadline struct {
-	context.Context
-	cancel  context.CancelFunc
-	timeout time.Duration
-	calls   atomic.Int32
-}
-
-func newDeadline(parent context.Context, timeout time.Duration) *deadline {
-	d := &deadline{timeout: timeout}
-	d.Context, d.cancel = context.WithTimeout(parent, timeout)
-	return d
-}
-
-// end is called when some of the calls have ended.
-func (d *deadline) end(calls int) {
-	if d.calls.Add(-int32(calls)) == 0 {
-		d.cancel()
-	}
-}
-
-// answerLocked sends the response of a handler that has returned.
-func (c *conn) answerLocked(s *stream, err error) {
-	s.isRunning = false
-	if s.isRemoved || c.isClosed {
-		c.releaseLocked(s)
-		return
-	}
-	if err != nil {
-		c.refuseLocked(s.id, &refusal{200, statusOf(err)}, true)
-		delete(c.streams, s.id)
-		c.releaseLocked(s)
-		return
-	}
-	c.appendBlockLocked(s.id, headersOfSuccess, http2.FlagHeadersEndHeaders)
-	n := int64(len(s.prefix) + len(s.Response))
-	if len(c.blocked) == 0 && n <= min(c.window, s.window, maxFrame) {
-		c.out = appendFrame(c.out, int(n), http2.FrameData, 0, s.id)
-		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response)))
-		c.out = append(c.out, s.Response...)
-		c.window -= n
-		c.endLocked(s)
-		return
-	}
-	s.rest = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
-	s.state, s.since = answering, time.Now()
-	c.blocked = append(c.blocked, s)
-	if c.unblockLocked(); len(c.blocked) == 1 {
-		c.interruptLocked() // tick cancels it if it waits for too long
-	}
-}
-
-// appendBlockLocked sends HEADERS with a block that never changes.
-func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
-	if c.mustShrink && !c.hasShrunk {
-		block = append(c.blockLocked(), block...)
-	}
-	c.out = append(appendFrame(c.out, len(block), http2.FrameHeaders, flags, id), block...)
-}
-
-// endLocked sends the trailers of a response.
-func (c *conn) endLocked(s *stream) {
-	c.appendBlockLocked(s.id, trailersOfSuccess, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream)
-	delete(c.streams, s.id)
-	c.releaseLocked(s)
-}
-
-// unblockLocked sends what the windows of responses that wait have room for.
-func (c *conn) unblockLocked() {
-	c.changed.Broadcast() // for exchanges
-	if len(c.blocked) == 0 {
-		return
-	}
-	c.blocked = slices.DeleteFunc(c.blocked, func(s *stream) bool {
-		s.rest = c.appendDataLocked(s, s.rest)
-		if len(s.rest) > 0 {
-			return false
-		}
-		c.endLocked(s)
-		return true
-	})
-}
-
-// appendDataLocked sends as much as the windows have room for, and returns the rest.
-func (c *conn) appendDataLocked(s *stream, data []byte) []byte {
-	for len(data) > 0 {
-		n := min(int64(len(data)), c.window, s.window, maxFrame)
-		if n <= 0 {
-			break
-		}
-		c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), data[:n]...)
-		c.window -= n
-		s.window -= n
-		data = data[n:]
-	}
-	return data
-}
-
-// flush writes what is to be sent. If another goroutine is writing, that one writes it too. With
-// mayWait other goroutines that are about to send something may do so first.
-func (c *conn) flush(mayWait bool) {
-	c.mu.Lock()
-	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {
-		c.mu.Unlock()
-		return
-	}
-	c.isWriting = true
-	if mayWait {
-		c.mu.Unlock()
-		runtime.Gosched()
-		c.mu.Lock()
-	}
-	for len(c.out) > 0 && !c.isClosed {
-		out := c.out
-		c.out = c.spare[:0]
-		c.spare = nil
-		c.mu.Unlock()
-		c.nc.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout))
-		_, err := c.nc.Write(out)
-		c.mu.Lock()
-		if cap(out) <= maxSpare {
-			c.spare = out
-		}
-		if err != nil && !c.isClosed {
-			c.out = nil
-			c.drainState, c.drainedAt = ended, time.Time{} // so tick ends the reader
-			c.interruptLocked()
-		}
-		c.changed.Broadcast()
-	}
-	c.isWriting = false
-	if c.isDoneLocked() && !c.isClosed {
-		c.drainState, c.drainedAt = ended, time.Now()
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			half.CloseWrite()
-		}
-		c.interruptLocked()
-	}
-	c.mu.Unlock()
-}
-
-// isDoneLocked tells whether nothing remains to be sent on a connection that drains.
-func (c *conn) isDoneLocked() bool {
-	return c.drainState == final && c.open == 0 && len(c.out) == 0
-}
-
-// unlockAndFlush ends a section that may have appended to out.
-func (c *conn) unlockAndFlush() {
-	mustFlush := len(c.out) > 0 || c.isDoneLocked()
-	c.mu.Unlock()
-	if mustFlush {
-		c.flush(false)
-	}
-}
-
-// waitForWrites returns when not too much waits to be written.
-func (c *conn) waitForWrites() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.out) > maxOut && !c.isClosed && c.isWriting {
-		c.changed.Wait()
 	}
 }

@@ -11,11 +11,14 @@ import (
 	"github.com/penstock/penstock"
 )
 
+// Message is the text of the error that a client gets when its call panics.
+const Message = "internal error; the service has logged the details"
+
 // Recover must be deferred. It recovers from a panic, and logs it with its stack like net/http does
 // for handlers. doing names the operation.
 func Recover(doing string) {
 	if value := recover(); value != nil {
-		report(doing, value)
+		Report(doing, value)
 	}
 }
 
@@ -24,14 +27,16 @@ func Recover(doing string) {
 func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge) (d penstock.Decision, err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			report("a store decides", value)
+			Report("a store decides", value)
 			d, err = penstock.Decision{}, fmt.Errorf("%w: panic: %v", penstock.ErrUnavailable, value)
 		}
 	}()
 	return store.Decide(ctx, charges)
 }
 
-func report(doing string, value any) {
+// Report logs a panic that the caller has recovered from, with the stack. doing names the
+// operation.
+func Report(doing string, value any) {
 	log.Printf("penstock: panic while %s: %v\n%s", doing, value, debug.Stack())
 }
 

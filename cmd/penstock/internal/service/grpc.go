@@ -29,6 +29,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/bearer"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // grpcServices are the services of the gRPC listener. Each function makes one and registers it.
@@ -314,10 +315,10 @@ func (s cancelledStream) RecvMsg(message any) error {
 
 // ended counts a call that has ended, and returns its error. A panic of the handler becomes an
 // error, and is logged.
-func (c *grpcCalls) ended(method string, panicked any, err error) error {
-	if panicked != nil {
-		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(panicked)), "stack", string(debug.Stack()))
-		err = status.Error(codes.Internal, "the service made a mistake; its log has more")
+func (c *grpcCalls) ended(method string, value any, err error) error {
+	if value != nil {
+		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(value)), "stack", string(debug.Stack()))
+		err = status.Error(codes.Internal, panicked.Message)
 	}
 	c.counts.Count(serviceName(method), uint32(status.Code(err)))
 	return err

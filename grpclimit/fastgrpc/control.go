@@ -1,0 +1,145 @@
+package fastgrpc
+
+import (
+	"errors"
+	"math"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// settings applies the client's settings, and acknowledges them.
+func (c *conn) settings(f *http2.SettingsFrame) error {
+	if f.HasDuplicates() || f.NumSettings() > maxSettings {
+		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many settings"}
+	}
+	c.mu.Lock()
+	err := f.ForeachSetting(c.setLocked)
+	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	c.mu.Unlock()
+	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
+		return connectionError{http2.ErrCode(ce), "a setting is out of range"}
+	}
+	if err != nil {
+		return err
+	}
+	return c.spend(costOfSettings)
+}
+
+// maxSettings is how many settings a frame may have. HTTP/2 and its extensions define fewer.
+const maxSettings = 32
+
+func (c *conn) setLocked(s http2.Setting) error {
+	if err := s.Valid(); err != nil {
+		return err
+	}
+	switch s.ID {
+	case http2.SettingInitialWindowSize:
+		change := int64(s.Val) - c.streamWindow
+		c.streamWindow = int64(s.Val)
+		for _, s := range c.streams {
+			if s.window += change; s.window > math.MaxInt32 {
+				return connectionError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE makes the window of a stream too large"}
+			}
+		}
+		c.unblockLocked()
+	case http2.SettingHeaderTableSize:
+		c.mustShrink = c.mustShrink || s.Val < hpackTable
+	case http2.SettingMaxHeaderListSize:
+		c.maxList = s.Val
+	}
+	return nil
+}
+
+func (c *conn) windowUpdate(f *http2.WindowUpdateFrame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.StreamID == 0 {
+		if c.window += int64(f.Increment); c.window > math.MaxInt32 {
+			return connectionError{http2.ErrCodeFlowControl, "the window of the connection is too large"}
+		}
+		c.unblockLocked()
+		return c.spend(1)
+	}
+	s := c.streams[f.StreamID]
+	if s == nil {
+		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
+			return connectionError{http2.ErrCodeProtocol, "WINDOW_UPDATE has the number of a stream that was not opened"}
+		}
+		return c.spend(1)
+	}
+	if s.window += int64(f.Increment); s.window > math.MaxInt32 {
+		c.abortLocked(s, http2.ErrCodeFlowControl)
+	}
+	c.unblockLocked()
+	return c.spend(1)
+}
+
+func (c *conn) ping(f *http2.PingFrame) error {
+	c.mu.Lock()
+	switch {
+	case !f.IsAck():
+		c.out = appendPing(c.out, http2.FlagPingAck, f.Data)
+	case c.drainState == announced && f.Data == goAwayPing:
+		c.finalizeLocked(time.Now())
+	}
+	c.mu.Unlock()
+	return c.spend(1)
+}
+
+// reset cancels a stream. Its handler continues, and its response is dropped.
+func (c *conn) reset(f *http2.RSTStreamFrame) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.streams[f.StreamID]; s != nil {
+		c.removeLocked(s)
+	} else if f.StreamID > c.lastID || f.StreamID%2 == 0 {
+		return connectionError{http2.ErrCodeProtocol, "RST_STREAM has the number of a stream that was not opened"}
+	}
+	return c.spend(1)
+}
+
+// streamError cancels the stream of a malformed frame.
+func (c *conn) streamError(e http2.StreamError) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.streams[e.StreamID]; s != nil {
+		c.abortLocked(s, e.Code)
+	} else {
+		c.out = appendReset(c.out, e.StreamID, e.Code)
+	}
+	return c.spend(costOfMistake)
+}
+
+// An allowance bounds how many frames a client may send that carry no part of a request. It grows
+// with time and with each request.
+type allowance struct {
+	left int
+	at   time.Time // when it last grew with time
+}
+
+const (
+	maxAllowance       = 10_000
+	allowancePerSecond = 100
+	allowanceOfRequest = 10
+	costOfSettings     = 10
+	costOfMistake      = 10
+	smallData          = 256 // bytes: a smaller DATA frame costs 1 unless it ends a request
+)
+
+// spend takes the cost of a frame from the allowance.
+func (c *conn) spend(cost int) error {
+	a := &c.allowance
+	if a.left -= cost; a.left >= 0 {
+		return nil
+	}
+	now := time.Now()
+	gained := min(now.Sub(a.at), time.Hour) * allowancePerSecond / time.Second
+	if a.at = now; gained == 0 {
+		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many frames that carry no part of a request"}
+	}
+	a.left = min(int(gained), maxAllowance)
+	return nil
+}
+
+func (c *conn) earn(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }

@@ -1,0 +1,148 @@
+package fastgrpc
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// dispatch starts the handlers of the requests that have arrived.
+func (c *conn) dispatch() {
+	if len(c.batch) == 0 {
+		return
+	}
+	o := &c.server.options
+	var shared *deadline
+	for _, s := range c.batch {
+		if s.timeout < 0 {
+			continue
+		}
+		if shared == nil || shared.timeout != s.timeout {
+			shared = newDeadline(c.ctx, s.timeout)
+		}
+		s.deadline = shared
+		shared.calls.Add(1)
+	}
+	if o.Parallel > 1 {
+		c.gatherLists()
+	}
+	for i, s := range c.batch {
+		c.batch[i] = nil
+		if s == nil || o.Parallel > 1 && c.start(s) {
+			continue
+		}
+		s.run()
+		c.mu.Lock()
+		s.answerLocked()
+		c.mu.Unlock()
+	}
+	c.batch = c.batch[:0]
+}
+
+// gatherLists makes lists of calls that arrived together and have the same method and deadline. The
+// first call of a list keeps the others, which leave the batch.
+func (c *conn) gatherLists() {
+	var first *stream
+	for i, s := range c.batch {
+		switch {
+		case s.list == nil:
+		case first == nil || first.list != s.list || first.deadline != s.deadline || len(first.others)+1 >= min(maxListed, c.server.options.Parallel):
+			first = s
+		case c.server.listed.Add(1) > int64(c.server.options.MaxParallel):
+			c.server.listed.Add(-1)
+		default:
+			first.others = append(first.others, s)
+			c.batch[i] = nil
+		}
+	}
+}
+
+// start makes another goroutine handle the stream, or its list. It returns false if too many
+// handlers run.
+func (c *conn) start(s *stream) bool {
+	n := 1 + len(s.others)
+	c.mu.Lock()
+	if c.running > 0 && c.running+n > c.server.options.Parallel {
+		c.mu.Unlock()
+		return false
+	}
+	c.running += n
+	c.mu.Unlock()
+	c.server.goroutines.Add(1) // the reader's goroutine is counted already, so Wait cannot have returned
+	if !c.server.workers.Start(s) {
+		c.server.goroutines.Done()
+		c.mu.Lock()
+		c.running -= n
+		c.mu.Unlock()
+		return false
+	}
+	return true
+}
+
+// handle calls the handler and sends the response. It runs in a goroutine of its own.
+func (s *stream) handle() {
+	c := s.conn
+	s.run()
+	c.mu.Lock()
+	c.running -= 1 + len(s.others)
+	s.answerLocked()
+	isLast := c.running == 0
+	c.mu.Unlock()
+	c.flush(!isLast)
+}
+
+// run calls the handler, and sets the Err of each call. A panic becomes the error of all calls of
+// the list.
+func (s *stream) run() {
+	ctx := s.conn.ctx
+	if s.deadline != nil {
+		ctx = s.deadline
+		defer s.deadline.end(1 + len(s.others))
+	}
+	defer func() {
+		if value := recover(); value != nil {
+			panicked.Report("a gRPC call is handled", value)
+			err := status.Error(codes.Internal, panicked.Message)
+			s.Err = err
+			for _, other := range s.others {
+				other.Err = err
+			}
+		}
+	}()
+	if len(s.others) == 0 {
+		s.Err = s.handler(ctx, &s.Call)
+		return
+	}
+	calls := make([]*Call, 1, 1+len(s.others))
+	calls[0] = &s.Call
+	for _, other := range s.others {
+		calls = append(calls, &other.Call)
+	}
+	(*s.list)(ctx, calls)
+}
+
+// A deadline is the context of calls that arrived together and have one timeout.
+type deadline struct {
+	context.Context
+	cancel  context.CancelFunc
+	timeout time.Duration
+	calls   atomic.Int32
+}
+
+func newDeadline(parent context.Context, timeout time.Duration) *deadline {
+	d := &deadline{timeout: timeout}
+	d.Context, d.cancel = context.WithTimeout(parent, timeout)
+	return d
+}
+
+// end releases the context after the last of the calls has ended.
+func (d *deadline) end(calls int) {
+	if d.calls.Add(-int32(calls)) == 0 {
+		d.cancel()
+	}
+}

@@ -1,0 +1,72 @@
+package fastgrpc
+
+import (
+	"runtime"
+	"time"
+)
+
+// flush writes out to the connection. If another goroutine is writing, that goroutine writes out
+// too. With mayWait, other goroutines may run first and append to out.
+func (c *conn) flush(mayWait bool) {
+	c.mu.Lock()
+	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {
+		c.mu.Unlock()
+		return
+	}
+	c.isWriting = true
+	if mayWait {
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
+	for len(c.out) > 0 && !c.isClosed {
+		out := c.out
+		c.out = c.spare[:0]
+		c.spare = nil
+		c.mu.Unlock()
+		c.nc.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout))
+		_, err := c.nc.Write(out)
+		c.mu.Lock()
+		if cap(out) <= maxSpare {
+			c.spare = out
+		}
+		if err != nil && !c.isClosed {
+			c.out = nil
+			c.drainState, c.drainedAt = ended, time.Time{} // then tick ends the reader
+			c.interruptLocked()
+		}
+		c.changed.Broadcast()
+	}
+	c.isWriting = false
+	if c.isDoneLocked() && !c.isClosed {
+		c.drainState, c.drainedAt = ended, time.Now()
+		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+			half.CloseWrite()
+		}
+		c.interruptLocked()
+	}
+	c.mu.Unlock()
+}
+
+// isDoneLocked tells whether a connection that drains has sent its last byte.
+func (c *conn) isDoneLocked() bool {
+	return c.drainState == final && c.open == 0 && len(c.out) == 0
+}
+
+// unlockAndFlush unlocks mu, and writes out if it is not empty.
+func (c *conn) unlockAndFlush() {
+	mustFlush := len(c.out) > 0 || c.isDoneLocked()
+	c.mu.Unlock()
+	if mustFlush {
+		c.flush(false)
+	}
+}
+
+// waitForWrites waits until at most maxOut bytes are to be written.
+func (c *conn) waitForWrites() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.out) > maxOut && !c.isClosed && c.isWriting {
+		c.changed.Wait()
+	}
+}

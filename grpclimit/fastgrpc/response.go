@@ -1,0 +1,117 @@
+package fastgrpc
+
+import (
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// refuseLocked answers a request before its message has been read.
+func (c *conn) refuseLocked(id uint32, r *refusal, hasEnded bool) {
+	block := appendStatus(c.blockLocked(), r.httpStatus)
+	block = appendField(block, "content-type", grpcContentType)
+	block = appendStatusFields(block, r.status, c.maxList)
+	c.out = appendHeaders(c.out, block, id, true)
+	if !hasEnded {
+		c.out = appendReset(c.out, id, http2.ErrCodeNo)
+	}
+}
+
+// blockLocked returns the beginning of a header block.
+func (c *conn) blockLocked() []byte {
+	block := make([]byte, 0, 128)
+	if c.mustShrink && !c.hasShrunk {
+		c.hasShrunk = true
+		block = append(block, shrink)
+	}
+	return block
+}
+
+// answerLocked sends the response of the call, or the responses of its list.
+func (s *stream) answerLocked() {
+	c, others := s.conn, s.others
+	c.server.listed.Add(-int64(len(others)))
+	c.answerLocked(s, s.Err) // may reuse s
+	for _, other := range others {
+		c.answerLocked(other, other.Err)
+	}
+}
+
+// answerLocked sends the response to one call.
+func (c *conn) answerLocked(s *stream, err error) {
+	s.isRunning = false
+	if s.isRemoved || c.isClosed {
+		c.releaseLocked(s)
+		return
+	}
+	if err != nil {
+		c.refuseLocked(s.id, &refusal{200, statusOf(err)}, true)
+		delete(c.streams, s.id)
+		c.releaseLocked(s)
+		return
+	}
+	c.appendBlockLocked(s.id, headersOfSuccess, http2.FlagHeadersEndHeaders)
+	n := int64(len(s.prefix) + len(s.Response))
+	if len(c.blocked) == 0 && n <= min(c.window, s.window, maxFrame) {
+		c.out = appendFrame(c.out, int(n), http2.FrameData, 0, s.id)
+		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response)))
+		c.out = append(c.out, s.Response...)
+		c.window -= n
+		c.endLocked(s)
+		return
+	}
+	s.rest = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
+	s.state, s.since = answering, time.Now()
+	c.blocked = append(c.blocked, s)
+	if c.unblockLocked(); len(c.blocked) == 1 {
+		c.interruptLocked() // tick cancels the stream if it waits for too long
+	}
+}
+
+// appendBlockLocked sends HEADERS with a constant block.
+func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
+	if c.mustShrink && !c.hasShrunk {
+		block = append(c.blockLocked(), block...)
+	}
+	c.out = append(appendFrame(c.out, len(block), http2.FrameHeaders, flags, id), block...)
+}
+
+// endLocked sends the trailers of a response.
+func (c *conn) endLocked(s *stream) {
+	c.appendBlockLocked(s.id, trailersOfSuccess, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream)
+	delete(c.streams, s.id)
+	c.releaseLocked(s)
+}
+
+// unblockLocked sends as much of the waiting responses as the windows have room for.
+func (c *conn) unblockLocked() {
+	c.changed.Broadcast() // for exchanges
+	if len(c.blocked) == 0 {
+		return
+	}
+	c.blocked = slices.DeleteFunc(c.blocked, func(s *stream) bool {
+		s.rest = c.appendDataLocked(s, s.rest)
+		if len(s.rest) > 0 {
+			return false
+		}
+		c.endLocked(s)
+		return true
+	})
+}
+
+// appendDataLocked sends as much as the windows have room for, and returns the rest.
+func (c *conn) appendDataLocked(s *stream, data []byte) []byte {
+	for len(data) > 0 {
+		n := min(int64(len(data)), c.window, s.window, maxFrame)
+		if n <= 0 {
+			break
+		}
+		c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), data[:n]...)
+		c.window -= n
+		s.window -= n
+		data = data[n:]
+	}
+	return data
+}
