@@ -19,7 +19,7 @@ import (
 
 var seedOfBound = flag.Int64("bound.seed", -1, "only this seed of the tests of Fallback's bound")
 
-// A fleet is instances that share a store.
+// A fleet is several instances that share a store.
 type fleet struct {
 	*faulty
 	instances []penstock.Store
@@ -34,7 +34,7 @@ type admitted struct {
 	units int64
 }
 
-// newFleet is n instances that compute their shares for known instances.
+// newFleet returns n instances. Each takes the share of one of known instances.
 func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
@@ -161,7 +161,7 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w) and n
+// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w), plus n
 // units of rounding, whatever the load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
@@ -194,8 +194,9 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	}
 }
 
-// Under balanced load, the beginning of an outage adds no units: any interval that contains it has
-// B + r·w and n units of rounding, as if there had been no outage. Its end may add one B.
+// Under balanced load, the beginning of an outage adds no units: an interval that contains it
+// admits B + r·w and n units of rounding, as without an outage. An interval that contains the end
+// may admit one B more.
 func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
@@ -231,7 +232,8 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	}
 }
 
-// If one instance had all of the load, the others' shares come on top: (n-1)/n of the burst.
+// If one instance had all of the load, the other instances may also admit their shares: (n-1)/n of
+// the burst.
 func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
@@ -283,7 +285,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	})
 }
 
-// In an outage, a single instance answers as the store would have.
+// In an outage, a single instance makes the decisions that the store would make.
 func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 	effort.WithoutRace(t)
 	names := []string{}

@@ -145,7 +145,7 @@ func (b *bounds) failing() []Bound {
 	}
 }
 
-// sharing returns what the instances admit by their shares.
+// sharing returns how many units the shares of all instances admit beyond the limit.
 func (b *bounds) sharing() (over int64, text string) {
 	text, whose := noMore, "its clock"
 	if b.n > 1 {
@@ -162,8 +162,8 @@ func (b *bounds) sharing() (over int64, text string) {
 	return over, text
 }
 
-// returning returns what the shares admit until all instances use the store again, within a
-// second.
+// returning returns how many units the shares admit after the store is back, until all instances
+// use it again: within a second.
 func (b *bounds) returning() int64 {
 	l := b.plan.Limit()
 	second := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n)
@@ -179,8 +179,8 @@ func (b *bounds) shares() int64 {
 	return share.Capacity() * b.n
 }
 
-// uneven returns what the others may have left of their shares if one instance has used the whole
-// limit.
+// uneven returns how much the shares of the other instances admit if one instance has used the
+// whole limit.
 func (b *bounds) uneven() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
 
 func units(n int64) string {

@@ -68,8 +68,8 @@ func TestBoundsOfEachSetting(t *testing.T) {
 	}
 }
 
-// A jump of the clock can use up its bound: two windows end within a period before the jump, and
-// two after it, so four windows are used up in less time than one lasts.
+// A jump of the clock can use up its bound. Two windows end within a period before the jump, and
+// two after it. So four windows are used up in less time than one lasts.
 func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	now := time.UnixMilli(1_000_900)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})

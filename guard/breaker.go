@@ -107,7 +107,7 @@ type breaker struct {
 	overflow *circuit // for a store without Node, and for nodes beyond maxCircuits
 
 	circuits atomic.Pointer[map[string]*circuit] // the map never changes: it is replaced
-	mu       sync.Mutex                          // guards replacing circuits, circuit.seen, and watchCtx
+	mu       sync.Mutex                          // guards the replacement of circuits, circuit.seen and watchCtx
 	watchCtx context.Context                     // of the watchers of circuits that are not closed; nil: none
 	watchers sync.WaitGroup
 }
@@ -149,7 +149,7 @@ func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
 		c.hasCalls.Store(true)
 	}
 	t, ok := c.beginClosed()
-	if !ok { // calls are counted, so each goes by itself
+	if !ok { // a half-open breaker counts calls, so each is sent alone
 		many.Each(ctx, b, calls)
 		return
 	}
@@ -186,7 +186,7 @@ func (b *breaker) circuit(node string) *circuit {
 }
 
 // inUseLocked returns the circuits without those that had no call for maxIdle, because their nodes
-// are gone. The last one stays.
+// no longer exist. The last circuit stays.
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for node, c := range known {
@@ -222,13 +222,13 @@ type circuit struct {
 	pause        atomic.Pointer[pause] // nil while closed
 	isWatched    atomic.Bool           // a watcher runs until it is closed
 	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
-	hasCalls     atomic.Bool           // since the last sweep
+	hasCalls     atomic.Bool           // a call came since the last sweep
 	seen         time.Time             // when a sweep last found hasCalls set; guarded by breaker.mu
 	start        time.Time             // the window's slots are counted from here
 
 	mu         sync.Mutex
 	state      State
-	generation int               // grows with each change; calls of earlier ones do not count
+	generation int               // grows with each change of state; calls of earlier generations do not count
 	window     [rateSlots]counts // of the closed state
 	inFlight   int               // calls in the half-open state
 	successes  int               // of calls in the half-open state
@@ -293,8 +293,8 @@ func (c *circuit) ended(ctx context.Context, t ticket, charges []penstock.Charge
 
 // watch probes the store until the circuit is closed: it peeks at the charges' limits as often as
 // the pauses allow. So the circuit closes soon after the store is back, even without callers.
-// Callers do not wait for a store that hangs: they pass only after a successful peek, or after one
-// whose error says nothing about the store.
+// Callers do not wait for a store that hangs. They pass only after a peek that succeeded, or after
+// one whose error is not about the store's health.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
@@ -336,7 +336,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	})
 }
 
-// begin tells whether a call may begin, and returns its ticket.
+// begin returns a ticket for a call. ok is false if the call may not pass.
 func (c *circuit) begin() (t ticket, ok bool) {
 	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
@@ -353,7 +353,7 @@ func (c *circuit) begin() (t ticket, ok bool) {
 	return ticket{c.generation, slot}, true
 }
 
-// beginClosed returns a ticket for any number of calls. It is false if the circuit is not closed.
+// beginClosed returns a ticket for any number of calls. ok is false if the circuit is not closed.
 func (c *circuit) beginClosed() (t ticket, ok bool) {
 	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
@@ -485,8 +485,8 @@ func (p *pause) allow() bool {
 	return true
 }
 
-// refuse returns the error of a call that may not pass. A nil pause means that the breaker has just
-// closed.
+// refuse returns the error of a call that may not pass. A nil pause means that the breaker has
+// closed since the call was refused.
 func (p *pause) refuse(ctx context.Context) error {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return err
@@ -507,8 +507,8 @@ func breakerOpen(node string, cause error) error {
 	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
 }
 
-// classify returns what a call says about the store: nil for a success, errNothingLearnt, or the
-// failure.
+// classify returns what the result of a call shows about the store: nil for a success,
+// errNothingLearnt, or the failure.
 func classify(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

@@ -78,7 +78,7 @@ func (c *circuit) openBreaker() {
 	c.setFault(failWith(errDown))
 	for n := 0; c.call(); n++ {
 		if n == 100 {
-			c.Fatal("the breaker stays closed")
+			c.Fatal("the breaker is closed after 100 failures")
 		}
 	}
 }
@@ -119,7 +119,7 @@ func TestBreakerObeysTheLaw(t *testing.T) {
 func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		for range 20 { // four in a row do not
+		for range 20 { // four failures in a row do not open it
 			c.setFault(failWith(errDown))
 			c.reach(4, 4)
 			c.setFault(nil)
@@ -140,7 +140,7 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 	})
 }
 
-func TestFiveFailuresOpenTheBreakerHoweverSlow(t *testing.T) {
+func TestFiveSlowFailuresOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		c.setFault(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
@@ -149,11 +149,11 @@ func TestFiveFailuresOpenTheBreakerHoweverSlow(t *testing.T) {
 		})
 		for i := range 5 {
 			if !c.call() {
-				t.Fatalf("open after %d failures", i)
+				t.Fatalf("the breaker opened after %d failures; want 5", i)
 			}
 			time.Sleep(time.Minute)
 		}
-		c.Store.Decide(t.Context(), c.charges) // half-open by now: this one fails too
+		c.Store.Decide(t.Context(), c.charges) // half-open by now: this call fails too
 		c.reach(10, 0)
 	})
 }
@@ -161,7 +161,7 @@ func TestFiveFailuresOpenTheBreakerHoweverSlow(t *testing.T) {
 func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	for _, row := range []struct {
 		name         string
-		every        int // this many-th call fails
+		every        int // every how many calls one fails
 		period       time.Duration
 		opensBreaker bool
 	}{
@@ -182,7 +182,7 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 						reached++
 					}
 					if openBreaker := len(c.changes) > 0; openBreaker && !row.opensBreaker {
-						t.Fatalf("opened at call %d", i)
+						t.Fatalf("the breaker opened at call %d; want it closed", i)
 					} else if openBreaker {
 						break
 					}
@@ -248,7 +248,7 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 		}))
 		var inner penstock.Store
 		nested := shed(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			return inner.Decide(ctx, charges) // one is in flight, so this one is shed
+			return inner.Decide(ctx, charges) // a decision is in flight, so this one is shed
 		}))
 		inner = nested
 		c := newCircuit(t, guard.BreakerOptions{})
@@ -360,7 +360,7 @@ func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
 	})
 }
 
-func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
+func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
 		c.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -376,18 +376,18 @@ func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 			if _, err := c.Decide(t.Context(), one(limit, key)); reasonIs(err, penstock.ReasonBreakerOpen) {
 				open[key[0]]++
 				if !strings.Contains(err.Error(), `"b"`) {
-					t.Fatalf("%q does not name the shard", err)
+					t.Fatalf("%q does not name the node", err)
 				}
 			}
 		}
 		if open['a'] != 0 || open['b'] < 990 || open['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
 			t.Fatalf("a %d, b %d, c %d open, changes %v; want that b alone is open", open['a'], open['b'], open['c'], c.changes)
 		}
-		t.Log("counted: 3000 decisions on three shards, one of them dead")
+		t.Log("counted: 3000 decisions on three nodes, one of them dead")
 	})
 }
 
-func TestNamesOfShardsAreBounded(t *testing.T) {
+func TestNumberOfBreakersIsBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
@@ -419,7 +419,7 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 		}
 		for minute, n := range reached {
 			if n > 5*10+5*6 { // five failures each time that it closes: after pauses of 6.4 s at least, and six shorter ones at first
-				t.Fatalf("in minute %d, %d calls reached the store while it was down: %v", minute, n, reached)
+				t.Fatalf("in minute %d, %d calls reached the store while it was down: %v; want at most 80", minute, n, reached)
 			}
 		}
 		t.Logf("counted: 300000 calls to a store that fails and recovers every 700 ms (failed calls per minute: %v)", reached)
@@ -453,7 +453,7 @@ func TestBreakerClosesAfterAnyFault(t *testing.T) {
 			}
 			for range 100 {
 				if !c.call() {
-					t.Fatalf("seed %d: the store works again, and is not called", seed)
+					t.Fatalf("seed %d: the store works again, and no call reaches it", seed)
 				}
 			}
 		})
@@ -481,7 +481,7 @@ func TestBreakerUnderManyCallers(t *testing.T) {
 		"open-half_open half_open-closed": true, "half_open-open open-half_open": true, "half_open-closed closed-open": true}
 	for i := range len(c.changes) - 1 {
 		if step := c.changes[i] + " " + c.changes[i+1]; !legal[step] {
-			t.Fatalf("change %d: %s", i, step)
+			t.Fatalf("change %d is %s, which is not legal", i, step)
 		}
 	}
 	t.Logf("counted: 160000 calls of 8 callers at once (%d changes)", len(c.changes))

@@ -64,8 +64,8 @@ func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.G
 const fleetPatience = 50 * time.Millisecond
 
 // In virtual time the numbers are exact. The instances admit the limit, for any distribution of the
-// load. If one instance had admitted everything, the others admit what is left of their shares.
-// When the store is back, one more Burst is admitted.
+// load. If one instance had admitted everything, the other instances admit their shares at the
+// beginning of the outage. When the store is back, one more Burst is admitted.
 func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	t.Parallel()
 	for _, skewed := range []bool{false, true} {
@@ -85,7 +85,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 							continue
 						}
 						if units++; d.Source != source {
-							t.Errorf("answered by %v; want %v", d.Source, source)
+							t.Errorf("decided by %v; want %v", d.Source, source)
 						}
 					}
 				}
@@ -129,8 +129,8 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	}
 }
 
-// The same on a real server that is killed, with heartbeats and breakers, under more load than is
-// admitted.
+// The same holds on a real server that is killed, with heartbeats and breakers, under more load
+// than is admitted.
 func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -187,7 +187,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 				return time.Since(start)
 			}
 			if time.Now().After(end) {
-				t.Fatalf("not all are answered by %v", source)
+				t.Fatalf("not all keys are decided by %v", source)
 			}
 		}
 	}

@@ -27,7 +27,7 @@ type deniedCharge struct {
 	status   penstock.Status
 }
 
-// covers tells whether the charges are denied as long as e holds, with the same statuses.
+// covers tells whether the charges would be denied as long as e holds, with the same statuses.
 func (e *denial) covers(q *denyQuery, charges []penstock.Charge) bool {
 	if e.version != q.version || len(e.charges) != len(charges) {
 		return false

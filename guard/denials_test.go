@@ -6,7 +6,7 @@ import "testing"
 func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	table := newDenials(1)
 	if len(table.sets) != 1 {
-		t.Fatalf("%d sets for one entry", len(table.sets))
+		t.Fatalf("%d sets for one entry; want 1", len(table.sets))
 	}
 	var put []*denial
 	for i := range uint64(waysPerSet) {
@@ -16,7 +16,7 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	}
 	for _, e := range put {
 		if got := table.find(e.key); got != e {
-			t.Errorf("%v finds %v", e.key, got)
+			t.Errorf("%v finds %v; want %v", e.key, got, e)
 		}
 		if got := table.find(denialKey{e.key.low, e.key.high + 1}); got != nil {
 			t.Errorf("a key that was never put finds %v", got)
@@ -33,10 +33,10 @@ func TestDenialThatEndsFirstIsEvictedFirst(t *testing.T) {
 		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35}
 		table.put(e, nil, nil)
 		if table.find(denialKey{low: 2 * want}) != nil || table.find(e.key) != e {
-			t.Errorf("the denial %d ends first and is still there, or the new one is not", want)
+			t.Errorf("denial %d, which ends first, was not replaced by the new denial", want)
 		}
 	}
 	if n, evicted := table.entries.Load(), table.evicted.Load(); n != 8 || evicted != 2 {
-		t.Errorf("%d entries, %d evicted while they held; want 8 and 2", n, evicted)
+		t.Errorf("%d entries, %d evicted before they ended; want 8 and 2", n, evicted)
 	}
 }

@@ -78,8 +78,9 @@ func Deny(o DenyOptions) penstock.Decorator {
 // Refund or Reset, and batches that a Concurrency limit denied, because its slots may be released
 // at any time. Only denials of the store itself are cached.
 //
-// When a denial ends, the first request is sent to the store. Requests before its answer wait for
-// it, until their contexts end. If the answer denies them, they get it. Otherwise they are sent
+// When a denial ends, the first request is sent to the store. Requests that come before the store
+// has replied wait for that reply, until their contexts end. If the reply denies them too, they get
+// it. Otherwise they are sent too.
 // too.
 type DenyCache struct {
 	next      penstock.Store

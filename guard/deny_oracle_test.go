@@ -24,7 +24,7 @@ type trace struct {
 	cache    *guard.DenyCache // around store
 	twin     *memstore.Store  // sees the same charges, at the same times, without a cache
 	step     int
-	timeStep time.Duration // pauses are multiples of it: stores read clocks in µs, each from its own start
+	timeStep time.Duration // all pauses are multiples of it, because stores round times to µs from different starts
 	log      []string
 
 	local, exact, early, patient, batches int // denials by the cache, by kind
@@ -176,8 +176,8 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 		"%d to the microsecond)", all.local, all.batches, all.patient, all.early, all.exact)
 }
 
-// compare demands the same result, and of cached denials a RetryAfter that is not too long. Answers
-// of the store must be equal.
+// compare fails the test if the results differ, or if the RetryAfter of a cached denial is too
+// long. Decisions of the store must be equal in every field.
 func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 	if d.Allowed != want.Allowed || d.Len() != want.Len() {
 		tr.fatal("allowed %v by %v; the store alone: %v", d.Allowed, d.Source, want.Allowed)
@@ -191,10 +191,10 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 			continue
 		}
 		if got.Granted != 0 || got.Wait != 0 || got.RetryAfter > truth.RetryAfter {
-			tr.fatal("charge %d: the cache says %+v, the store %+v", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, the store %+v", i, got, truth)
 		}
 		if (got.RetryAfter == penstock.Never) != (truth.RetryAfter == penstock.Never) && len(charges) == 1 {
-			tr.fatal("charge %d: the cache says %+v, the store %+v", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, the store %+v", i, got, truth)
 		}
 	}
 	if d.Source == penstock.FromDenyCache {
@@ -271,7 +271,8 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", local, wrong, latest)
 }
 
-// costToPeek is the cost and mode that ask what the charge would get, without charging it.
+// costToPeek returns the cost and mode of a charge that gets the same status as c, without being
+// charged.
 func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	if c.Mode == penstock.Draw {
 		return min(c.Cost, 1), penstock.Peek

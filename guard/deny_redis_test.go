@@ -61,7 +61,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 				}
 				judged.Add(1)
 				if truth.Allowed {
-					t.Errorf("%v: denied by the cache, which had stored %v; %v later the store allows it; the clocks drifted by %v",
+					t.Errorf("%v: denied by the cache, which had stored %v; %v later the store allowed it; the clocks drifted by %v",
 						limit, cached[key].retry, took, parted)
 				}
 			}
@@ -69,7 +69,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	}
 	callers.Wait()
 	if judged.Load() == 0 {
-		t.Error("no denial was judged in time")
+		t.Error("the store confirmed no denial in time")
 	}
 	t.Logf("counted: %d cached denials confirmed by Redis (of %d; the store was called %d times)", judged.Load(), local.Load(), calls.Load())
 }

@@ -187,7 +187,7 @@ func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 		{penstock.Spend, 1, 0, no, fromCache},
 	} {
 		if d := decide(t, cache, charge(step.mode, step.cost, step.patience)); d.Allowed != step.allowed || d.Source != step.source {
-			t.Fatalf("step %d %+v: %v by %v", i, step, d, d.Source)
+			t.Fatalf("step %d: %v by %v; want %+v", i, d, d.Source, step)
 		}
 	}
 }
@@ -257,13 +257,13 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	decide(t, cache, spend("k", limit, 10))
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
 	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
-		t.Fatalf("11 of 10 are answered with %v", d)
+		t.Fatalf("a cost of 11 with a limit of 10 gets %v; want Never", d)
 	}
 	decide(t, cache, spend("other", limit, 11))
 	d := decide(t, cache, spend("other", limit, 12))
 	checkDecision(t, d, no, fromCache)
 	if d.RetryAfter() != penstock.Never {
-		t.Fatalf("12 of 10 are answered with %v", d)
+		t.Fatalf("a cost of 12 with a limit of 10 gets %v; want Never", d)
 	}
 }
 
@@ -339,7 +339,7 @@ func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (pen
 	return d, err
 }
 
-func TestCachedDenialIsTimedFromCallAndRetryAfterFromAnswer(t *testing.T) {
+func TestDenialEndsByItsCallAndRetryAfterByItsAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := penstock.PerSecond(10).MustCompile()
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
@@ -408,7 +408,7 @@ func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	d := decide(t, cache, hold("c"), spend("k", rate, 1))
 	checkDecision(t, d, no, fromCache)
 	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
-		t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+		t.Fatalf("%+v, %+v; want 1 slot left, and a denial by the rate", d.Status(0), d.Status(1))
 	}
 }
 
@@ -427,7 +427,7 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 		checkDecision(t, d, no, fromCache)
 		if d.Len() != 2 || d.Status(0).RetryAfter != 80*time.Millisecond || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 6 ||
 			d.Status(1).ResetAfter != first.Status(1).ResetAfter-20*time.Millisecond {
-			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+			t.Fatalf("%+v, %+v; want a retry after 80ms, and 6 left", d.Status(0), d.Status(1))
 		}
 		checkDecision(t, decide(t, cache, batch(3, 1)...), no, fromCache)
 		checkDecision(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
@@ -437,7 +437,7 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 		d = decide(t, cache, batch(1, 7)...)
 		checkDecision(t, d, no, fromCache)
 		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
-			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+			t.Fatalf("%+v, %+v; want two denials", d.Status(0), d.Status(1))
 		}
 		time.Sleep(80 * time.Millisecond)
 		checkDecision(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
@@ -491,7 +491,7 @@ func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 		decide(t, cache, spend("k", limit, 50))
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
 		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
-			t.Fatalf("%+v", s)
+			t.Fatalf("%+v; want no entry", s)
 		}
 	})
 }
@@ -510,7 +510,7 @@ func TestLongBatchesAndWrongAnswersAreNotCached(t *testing.T) {
 			decide(t, cache, charges...)
 		}
 		if s := cache.Stats(); s.Remembered != 0 {
-			t.Errorf("a batch of %d: %+v", n, s)
+			t.Errorf("a batch of %d: %+v; want none remembered", n, s)
 		}
 	}
 }
@@ -686,7 +686,7 @@ func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 	})
 }
 
-// A grant that empties a bucket also says when there will be tokens again.
+// A grant that empties a bucket also shows when the next tokens come.
 func TestGrantPredictsTheNextDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
@@ -702,7 +702,7 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 		d = decide(t, cache, spend("k", limit, 3))
 		checkDecision(t, d, no, fromCache)
 		if d.RetryAfter() != 300*time.Millisecond {
-			t.Errorf("after all were taken, 3 more are there in %v", d.RetryAfter())
+			t.Errorf("after all were taken, 3 more come in %v; want the time to refill them", d.RetryAfter())
 		}
 		time.Sleep(300*time.Millisecond + time.Microsecond)
 		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
@@ -742,7 +742,7 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 		options guard.DenyOptions
 		charges []penstock.Charge
 	}{
-		{"not wanted", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
+		{"without Grants", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a limit without a deny cache", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
 			[]penstock.Charge{spend("k", bucket, 10)}},
@@ -765,15 +765,15 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 	}
 }
 
-// One key is far over its limit, on a store that takes 1 ms to answer. For each unit that is
-// refilled, the store is called by the first caller, by those that waited for its answer, and by
-// those that come before the first of these is answered.
+// One key is far over its limit, on a store that takes 1 ms to reply. For each unit that is
+// refilled, the store is called several times: by the first caller, by those that waited for its
+// reply, and by those that come before the first of these has a reply.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
 	keyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(10+1))
 }
 
-// If grants predict denials, only the first caller calls it.
+// If grants predict denials, only the first caller calls the store.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.WithoutRace(t)
 	keyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
@@ -866,7 +866,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 		owners.Go(func() {
 			for range effort.Of(500, 2000) {
 				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
-					t.Errorf("key %s: more than its limit: %v", key, d)
+					t.Errorf("key %s was granted more than its limit: %v", key, d)
 				}
 				decide(t, cache, refund(key, limit, 1))
 				if d := decide(t, cache, spend(key, limit, 1)); !d.Allowed {
@@ -905,7 +905,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	s := cache.Stats()
 	if most > entries || s.Entries != entries || s.Remembered != keys || s.Evicted != keys-entries {
-		t.Fatalf("at most %d entries, %+v", most, s)
+		t.Fatalf("at most %d entries, %+v; want a full cache, and the rest evicted", most, s)
 	}
 	t.Logf("counted: %d denied keys in a cache of %d", keys, most)
 }
@@ -965,7 +965,7 @@ func TestInvalidChargesAreErrorsDespiteACachedDenial(t *testing.T) {
 		{},
 	} {
 		if d, err := cache.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v: %v, %v", batch, d, err)
+			t.Errorf("%+v: %v, %v; want an ErrInvalid", batch, d, err)
 		}
 	}
 }

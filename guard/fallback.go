@@ -61,12 +61,12 @@ type FallbackOptions struct {
 // of an outage admits nothing extra. If all load went to one instance, the others together may
 // admit (n-1)/n of the Burst more (of the Count, if the limit is a window).
 //
-// After an outage, its grants are not charged to the store. So an interval that contains the end
-// may see one more Burst or Count, and what was booked for later. It may also see the shares of
-// the instances that do not use the store again yet: with Standard, they do within a
-// second. While only some instances are cut off, their shares add to what the store grants to the
-// others. The store does not know holds that were lent in the outage. So Concurrency may lend up
-// to twice its slots until those holds are renewed in the store.
+// The grants of an outage are never charged to the store. So an interval that contains the end of
+// the outage may admit one more Burst or Count, and what was booked for later. It may also admit
+// the shares of the instances that do not use the store again yet. With Standard, all instances use
+// it within a second. While only some instances are cut off, their shares add to what the store
+// grants to the others. The store does not know holds that were lent in the outage. So Concurrency
+// may lend up to twice its slots until those holds are renewed in the store.
 //
 // Windows aligned to the clock use the clock of this process. If it differs from the store's, the
 // start of an outage may see one window more.

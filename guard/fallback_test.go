@@ -125,7 +125,7 @@ func TestModesWithoutDenialAreErrorsForClosedLimits(t *testing.T) {
 		d, err := store.Decide(t.Context(), c)
 		deniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
 		if deniable != (err == nil && !d.Allowed) || deniable == (err == errDown) {
-			t.Errorf("%v: %v, %v", mode, d, err)
+			t.Errorf("%v: %v, %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 		granted := 0
 		for range 300 {
 			if d := decide(t, store, one(limit.MustCompile(), key)...); d.Source != penstock.FromFallback {
-				t.Fatalf("from %v", d.Source)
+				t.Fatalf("decided by %v; want the fallback", d.Source)
 			} else if d.Allowed {
 				granted++
 			}
@@ -203,7 +203,7 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 	}
 }
 
-func TestCallerWhoseDeadlinePassesWithTheStoreIsAnswered(t *testing.T) {
+func TestCallerWhoseDeadlinePassesDuringTheCallGetsAFallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := guard.Fallback(guard.FallbackOptions{})(guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(
 			func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -273,7 +273,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			over := part*int64(n) - whole
 			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst cannot be counted exactly at the new rate
 			if part < 1 || over > int64(n)-1 || over < 0 && !lowered {
-				t.Fatalf("%s %+v in %d parts of %d: %d more than the limit of %d", name, limit, n, part, over, whole)
+				t.Fatalf("%s %+v in %d parts of %d: %d more than the limit of %d; want at most one unit for each part but one", name, limit, n, part, over, whole)
 			}
 			tried++
 		}

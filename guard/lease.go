@@ -90,10 +90,10 @@ type LeaseOptions struct {
 //
 // These statements do not cover what others do to the store. A Reset elsewhere, or a Refund
 // elsewhere of spent units, adds what it restores, and up to n·b that are returned later. So does a
-// store that loses its data or whose clock jumps. If the answer to a draw is lost, its units are
-// lost. A return may reach the store after its sender has stopped waiting, as when a server hangs.
-// It then adds what it restores: at most a block. Clocks that stop while the machine is suspended
-// do not count that time.
+// store that loses its data or whose clock jumps. If the reply to a draw is lost, its units are
+// lost. A return may reach the store after its sender has stopped waiting, for example when a
+// server hangs. It then adds what it restores: at most a block. Clocks that stop while the machine
+// is suspended do not count that time.
 type Lease struct{ engine *lease.Store }
 
 // NewLease puts a Lease around store.

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A leaseFleet is instances with leases over one store. It records when units were admitted: the
-// store's when they were charged, a lease's when they were spent.
+// A leaseFleet is instances with leases over one store. It records when units were admitted. Units
+// from the store count when they are charged, units from a lease when they are spent.
 type leaseFleet struct {
 	t     *testing.T
 	seed  uint64
@@ -231,12 +231,12 @@ func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
 				if !last {
 					m.crash()
 				} else if m.waitUntilAwake(); m.lease.Close(context.Background()) != nil {
-					f.t.Errorf("seed %d: not closed", f.seed)
+					f.t.Errorf("seed %d: Close returned an error", f.seed)
 				}
 				m.balance()
 				s := m.lease.Stats()
 				if last && (s.Live != 0 || s.Drawn != m.drawn) {
-					f.t.Errorf("seed %d: %+v after Close; %d were drawn", f.seed, s, m.drawn)
+					f.t.Errorf("seed %d: %+v after Close; want no live units, and %d drawn", f.seed, s, m.drawn)
 				}
 				f.mu.Lock()
 				total.Drawn, total.Spent = total.Drawn+m.drawn, total.Spent+s.Spent
@@ -360,7 +360,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 				spent, admitted := f.play(n, 12*time.Second)
 				if most := f.inWindows(a.slide); most > limit.Count {
-					t.Errorf("seed %d: %d instances, %v: %d units in a window", seed, n, limit, most)
+					t.Errorf("seed %d: %d instances, %v: %d units in a window; want %d at most", seed, n, limit, most, limit.Count)
 				}
 				runs, leased, all = runs+1, leased+spent, all+admitted
 			})

@@ -111,7 +111,7 @@ func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		decide(t, l, one(limit, "twice, but long ago")...)
 		if n := l.Stats().Keys; n < 1 || n > keys/1000+1 {
-			t.Errorf("%d keys are watched", n)
+			t.Errorf("%d keys are watched; want none", n)
 		}
 	})
 }
@@ -152,12 +152,12 @@ func TestRemainingIncludesTheLease(t *testing.T) {
 			d := decide(t, l, one(limit, "k")...)
 			if s := d.Status(0); s.Granted != 1 || s.Remaining != limit.Limit().Count-i-1 || s.RetryAfter != 0 ||
 				s.ResetAfter <= year-time.Minute || s.ResetAfter > year {
-				t.Fatalf("answer %d from the %v: %+v", i, d.Source, s)
+				t.Fatalf("decision %d from the %v: %+v; want 1 granted, and Remaining as without a lease", i, d.Source, s)
 			}
 			time.Sleep(time.Millisecond)
 		}
 		if l.Stats().Spent < 4000 {
-			t.Errorf("%+v", l.Stats())
+			t.Errorf("%+v; want at least 4000 spent", l.Stats())
 		}
 	})
 }
@@ -178,11 +178,11 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 				limit := yearly(t, "a", 100_000)
 				spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 				if live := l.Stats().Live; live == 0 || remaining(t, store, limit, "k") != 98_000-live {
-					t.Fatalf("%d live, %d left", live, remaining(t, store, limit, "k"))
+					t.Fatalf("%d live, %d left; want some live, and those missing in the store", live, remaining(t, store, limit, "k"))
 				}
 				end(t, l)
 				if s := l.Stats(); s.Live != 0 || s.Returned == 0 || remaining(t, store, limit, "k") != 98_000 {
-					t.Errorf("%d left; %+v", remaining(t, store, limit, "k"), s)
+					t.Errorf("%d left; %+v; want all units back", remaining(t, store, limit, "k"), s)
 				}
 			})
 		})
@@ -198,16 +198,16 @@ func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 		c[0].Mode, c[0].Cost = penstock.Refund, 5
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		if d := decide(t, l, c...); d.Status(0).Granted != 5 || d.Remaining() != 98_005 || l.Stats().Live != 0 {
-			t.Errorf("after a refund: %v; %+v", d, l.Stats())
+			t.Errorf("after a refund: %v; %+v; want 5 granted, 98,005 left and none live", d, l.Stats())
 		}
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		c[0].Mode = penstock.Reset
 		if d := decide(t, l, c...); d.Remaining() != 100_000 || l.Stats().Live != 0 {
-			t.Errorf("after a reset: %v; %+v", d, l.Stats())
+			t.Errorf("after a reset: %v; %+v; want 100,000 left and none live", d, l.Stats())
 		}
 		time.Sleep(2 * time.Second)
 		if n := remaining(t, store, limit, "k"); n != 100_000 {
-			t.Errorf("%d are left after the reset", n)
+			t.Errorf("%d are left after the reset; want 100,000", n)
 		}
 	})
 }
@@ -236,7 +236,7 @@ func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 				}
 				d, err := l.Decide(ctx, one(limit, "k"))
 				if i%10 == 0 && err != context.Canceled || i%10 != 0 && (err != nil || d.Source != penstock.FromLease) {
-					t.Errorf("caller %d: %v from %v, %v", i, d, d.Source, err)
+					t.Errorf("caller %d: %v from %v, %v; want a decision of the lease, or the caller's cancellation", i, d, d.Source, err)
 				}
 			})
 		}
@@ -260,13 +260,13 @@ func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 			synctest.Wait()
 			store.setFault(fault)
 			if d, err := l.Decide(t.Context(), one(limit, "k")); !errors.Is(err, penstock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v, %v", d, err)
+				t.Errorf("%v, %v; want the store's error", d, err)
 			}
 			store.setFault(nil)
 			spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		}
 		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 100, time.Millisecond); leased != 100 {
-			t.Errorf("%d of 100 leased once the store is back", leased)
+			t.Errorf("%d of 100 leased after the store is back; want all", leased)
 		}
 	})
 }
@@ -334,7 +334,7 @@ func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 		store.setFault(nil)
 		time.Sleep(2 * time.Second)
 		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
-			t.Error("nothing is leased afterwards")
+			t.Error("nothing is leased after the outage")
 		}
 	})
 }
@@ -358,7 +358,7 @@ func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if s := l.Stats(); s.Keys > 10 || s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent == 0 {
-			t.Errorf("%+v after other keys", s)
+			t.Errorf("%+v after other keys; want at most 10 keys, and all units accounted for", s)
 		}
 	})
 }
@@ -401,7 +401,7 @@ func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 			}
 		}
 		if leased < 2000 {
-			t.Errorf("%d of 6000 leased", leased)
+			t.Errorf("%d of 6000 leased; want 2000 or more", leased)
 		}
 	})
 }

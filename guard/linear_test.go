@@ -21,9 +21,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// Concurrent clients of guarded stores must get answers that some sequence of the same calls gives.
-// Without leases that holds exactly. With leases it holds as if instances always held up to a fixed
-// number of units. The clock of Redis does not run here, so limits are counters.
+// Concurrent clients of guarded stores must get decisions that some sequence of the same calls
+// would give. Without leases that holds exactly. With leases it holds as if instances always held
+// up to a fixed number of units. The clock of Redis does not run here, so limits are counters.
 
 const countClients = 8
 
@@ -60,7 +60,7 @@ type answer struct {
 	left    [3]int64
 }
 
-// countModel is the sequential specification. Of each limit, up to idle units may be leased and not
+// countModel is the sequential specification. Up to idle units of each limit may be leased and not
 // spent.
 func countModel(idle int64) porcupine.Model {
 	return porcupine.Model{
@@ -127,7 +127,7 @@ type countHistory struct {
 	sources [6]int
 }
 
-// record makes a call for a client. If the store was not called, there is nothing to record.
+// record makes a call for a client. It records nothing if the store was not called.
 func (h *countHistory) record(store penstock.Store, who int, key string, operations []operation) (isStoreCalled bool) {
 	charges := make([]penstock.Charge, len(operations))
 	for i, d := range operations {
@@ -142,7 +142,7 @@ func (h *countHistory) record(store penstock.Store, who int, key string, operati
 	}
 	out := answer{allowed: d.Allowed, source: d.Source}
 	if err != nil || d.Source == penstock.FromClosed {
-		out, op.Return = answer{unknown: true}, math.MaxInt64 // done at any time from then on, or never
+		out, op.Return = answer{unknown: true}, math.MaxInt64 // the call may take effect at any later time, or never
 	} else {
 		for i := range operations {
 			s := d.Status(i)
@@ -278,7 +278,7 @@ func countHistories(
 	return sources
 }
 
-// noneIdle says that no unit is leased and unspent.
+// noneIdle is the idle of histories without leases: no unit is leased and unspent.
 func noneIdle() int64 { return 0 }
 
 // spendsAndPeeks is a batch of spends, draws and peeks.

@@ -51,7 +51,7 @@ func callsOf(charges ...penstock.Charge) (calls []*many.Call) {
 	return calls
 }
 
-// A list gets the decisions that its batches would get one by one. The caches of both stacks agree.
+// Each batch of a list gets the decision that it would get alone. The caches of both stacks agree.
 func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	decided, lists := 0, 0
 	for i := range uint64(seeds(40)) {
@@ -90,10 +90,10 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 					want, err := one.Decide(t.Context(), charges[i:i+1])
 					got := call.Decision
 					if errors.Is(err, penstock.ErrInvalid) != errors.Is(call.Err, penstock.ErrInvalid) || (err == nil) != (call.Err == nil) {
-						t.Fatalf("seed %d, step %d: %v; by itself %v", seed, step, call.Err, err)
+						t.Fatalf("seed %d, step %d: in a list %v; want %v as alone", seed, step, call.Err, err)
 					}
 					if err == nil && (got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted || got.Source != want.Source && charges[i].Plan != plans[2]) {
-						t.Fatalf("seed %d, step %d: %v of %v: %v from %v; by itself %v from %v", seed, step, charges[i].Mode, charges[i].Plan, got, got.Source, want, want.Source)
+						t.Fatalf("seed %d, step %d: %v of %v: in a list %v from %v; want %v from %v as alone", seed, step, charges[i].Mode, charges[i].Plan, got, got.Source, want, want.Source)
 					}
 					decided++
 				}
@@ -107,8 +107,8 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	t.Logf("counted: %d decisions of lists", decided)
 }
 
-// Each batch of a list that the store does not decide has an answer of the fallback, and counts for
-// the breaker.
+// The fallback decides each batch of a list that the store does not decide. Each such batch counts
+// for the breaker.
 func TestListsGoThroughAnOutage(t *testing.T) {
 	for name, fail := range map[string]func(context.Context) error{
 		"refused": func(context.Context) error {
@@ -129,14 +129,14 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 			many.Decide(t.Context(), g, calls)
 			for i, c := range calls {
 				if c.Err != nil || c.Decision.Source != penstock.FromFallback || c.Decision.Allowed != (i != 2) {
-					t.Errorf("%s: call %d: %v from %v, %v", name, i, c.Decision, c.Decision.Source, c.Err)
+					t.Errorf("%s: call %d: %v from %v, %v; want a decision of the fallback, denied only for cost 2", name, i, c.Decision, c.Decision.Source, c.Err)
 				}
 			}
 			if took := time.Since(begin); took > 300*time.Millisecond {
 				t.Errorf("%s: the list took %v", name, took)
 			}
 			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
-				t.Errorf("%s: after five failures the breaker is %v", name, state)
+				t.Errorf("%s: after five failures the breaker is %v; want open", name, state)
 			}
 			many.Decide(t.Context(), g, calls)
 			if store.lists != 1 {
@@ -186,6 +186,6 @@ func TestPanicOfAListIsContained(t *testing.T) {
 		}
 	}
 	if state := g.Stats().Breakers[""]; state != guard.StateOpen {
-		t.Errorf("after five panics the breaker is %v", state)
+		t.Errorf("after five panics the breaker is %v; want open", state)
 	}
 }

@@ -110,10 +110,10 @@ func TestObservingAllocatesNothing(t *testing.T) {
 	store := guard.Observe(func(guard.Event) {})(granting)
 	charges := one(compiled(t, penstock.PerHour(1)), "k")
 	if n := testing.AllocsPerRun(100, func() { store.Decide(context.Background(), charges) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want none", n)
 	}
 	if next := guard.Observe(nil)(memstore.New(memstore.Options{})); slices.Contains([]any{nil}, any(next)) {
-		t.Error("no observer, and no store")
+		t.Error("Observe(nil) returns a nil store")
 	}
 }
 

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A real server is stopped once and killed once. Every call is answered, the breaker spares callers
-// the wait, and when the server is back, it is used again.
-func TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
+// A real server is stopped once and killed once. Every call gets a decision, and the breaker spares
+// callers the wait. When the server is back, it is used again.
+func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []struct {
 		name       string
@@ -46,7 +46,7 @@ func TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 			call := func() penstock.Source {
 				d := decide(t, store, one(limit, "k")...)
 				if !d.Allowed {
-					t.Fatalf("denied: %v from %v", d, d.Source)
+					t.Fatalf("%v from %v; want a grant", d, d.Source)
 				}
 				answered[d.Source]++
 				return d.Source
@@ -70,7 +70,7 @@ func TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 			outage.end(server)
 			until(penstock.FromStore, "closed")
 			if changes[0] != "open" || !slices.Contains(changes, "half_open") {
-				t.Errorf("the breaker went %v", changes)
+				t.Errorf("the breaker went %v; want open first, then half_open", changes)
 			}
 			t.Logf("counted: %d calls answered in an outage (%d by the server before and after it; the breaker went %v)",
 				answered[penstock.FromFallback], answered[penstock.FromStore], changes)

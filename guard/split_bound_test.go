@@ -16,9 +16,9 @@ import (
 )
 
 // If all units are spent in one burst, exactly these are granted: no unit is denied while a shard
-// has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be
-// denied: those that chance sends to a shard beyond its part. Split makes a few more calls for each
-// of them instead.
+// has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be denied,
+// because chance sends them to a shard that has used its part. Split makes a few more calls for
+// each of them instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 			for i := range units + 100 {
 				calls = 0
 				if d := decide(t, s, one(limit, "k")...); d.Allowed != (i < units) {
-					t.Fatalf("%d units in %d shards, spend %d: %v", units, shards, i, d)
+					t.Fatalf("%d units in %d shards, spend %d: %v; want a grant while units are left", units, shards, i, d)
 				}
 				if i < units {
 					probes += calls - 1
@@ -61,7 +61,8 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	}
 }
 
-// Under more load than fits, a split bucket admits Burst + r·w, and no less than S units under it.
+// Under more load than fits, a split bucket admits at most Burst + r·w, and at least S units less
+// than that.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -113,7 +114,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 					old, lowered := compiled(t, penstock.PerDay(from).With(a)), compiled(t, penstock.PerDay(to).With(a))
 					for range used {
 						if !decide(t, s, one(old, "k")...).Allowed {
-							t.Fatal("denied by the old limit")
+							t.Fatal("the old limit denied a unit; want all granted")
 						}
 					}
 					want, whole := 0, max(to-used, 0)

@@ -35,7 +35,7 @@ func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return split(1)(memstore.New(memstore.Options{})) })
 }
 
-// A summed store gets what is left of a split limit by a Peek, since a Spend only estimates it.
+// A summed store sets Remaining of a split limit by a Peek, because a Spend only estimates it.
 func summed(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -185,10 +185,10 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	}
 	all.Wait()
 	if granted.Load() != 1999 {
-		t.Errorf("%d of 1999 units were granted", granted.Load())
+		t.Errorf("%d units were granted; want all 1999", granted.Load())
 	}
 	if len(by) < 2 {
-		t.Errorf("one server decides all: %v", by)
+		t.Errorf("one server made all decisions: %v; want several", by)
 	}
 	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(by))
 }
@@ -223,11 +223,11 @@ func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 					d = decide(t, store, c)
 					s := d.Status(0)
 					if granted += s.Granted; d.Allowed && (s.Granted != 1 || s.Remaining < 0 || s.Remaining > count-1) || !d.Allowed && s.Remaining != 0 {
-						t.Fatalf("%s: %d in %d shards, unit %d: %+v", name, count, n, granted, s)
+						t.Fatalf("%s: %d in %d shards, unit %d: %+v; want 1 granted, or none left", name, count, n, granted, s)
 					}
 				}
 				if granted != count {
-					t.Errorf("%s: %d in %d shards grant %d before they deny", name, count, n, granted)
+					t.Errorf("%s: %d in %d shards grant %d before they deny; want all", name, count, n, granted)
 				}
 				tried++
 			}
@@ -260,7 +260,7 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 				s := d.Status(0)
 				granted += s.Granted
 				if d.Allowed != (s.RetryAfter == 0) || (s.RetryAfter == penstock.Never) != (cost > burst && mode == penstock.Spend) {
-					t.Fatalf("%v %d: %+v", mode, cost, s)
+					t.Fatalf("%v %d: %+v; want a RetryAfter for a denial, and Never beyond the burst", mode, cost, s)
 				}
 				steps++
 			}
@@ -343,7 +343,7 @@ func (n *firstKeyStore) Decide(ctx context.Context, charges []penstock.Charge) (
 
 type firstKey struct{}
 
-func TestProbingPreventsFalseDenialsInABurst(t *testing.T) {
+func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	effort.WithoutRace(t)
 	const crowd = 8
 	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
@@ -384,10 +384,10 @@ func TestProbingPreventsFalseDenialsInABurst(t *testing.T) {
 		formula := math.Sqrt(n * s * (1 - 1/s) / (2 * math.Pi))
 		mean := float64(without) / float64(rounds)
 		if denied != 0 || math.Abs(mean-formula) > 0.15*formula {
-			t.Errorf("burst of %d over %d shards: %d denied; without probing %.1f a burst, by the formula %.1f", row.n, row.shards, denied, mean, formula)
+			t.Errorf("burst of %d over %d shards: %d denied; want 0; without further calls %.1f a burst, by the formula %.1f", row.n, row.shards, denied, mean, formula)
 		}
 		if per := float64(calls) / float64(rounds) / n; per > 3 {
-			t.Errorf("burst of %d over %d shards: %.2f calls per decision", row.n, row.shards, per)
+			t.Errorf("burst of %d over %d shards: %.2f calls per decision; want at most 3", row.n, row.shards, per)
 		} else {
 			t.Logf("counted: %d spends in bursts (%d shards; %.1f denials prevented per burst, formula %.1f; %.2f calls per decision)",
 				rounds*row.n, row.shards, mean, formula, per)
@@ -409,7 +409,7 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 		peek := charge
 		peek.Mode = penstock.Peek
 		if p := decide(t, store, peek); d.Allowed || p.RetryAfter() != d.RetryAfter() {
-			t.Fatalf("cost %d: %v; Peek: %v", cost, d, p)
+			t.Fatalf("cost %d: %v; Peek: %v; want a denial with the same RetryAfter", cost, d, p)
 		}
 		clock.advance(d.RetryAfter() - time.Microsecond)
 		if early := decide(t, store, charge); cost == 1 && early.Allowed {
@@ -417,10 +417,10 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 		}
 		clock.advance(time.Microsecond)
 		if d := decide(t, store, charge); cost == 1 && !d.Allowed {
-			t.Errorf("cost %d: %v when it should be granted", cost, d)
+			t.Errorf("cost %d: %v after its RetryAfter; want a grant", cost, d)
 		}
 		if d.RetryAfter() > 72*time.Second { // the time in which a shard of 3 is full again
-			t.Errorf("cost %d: retry after %v", cost, d.RetryAfter())
+			t.Errorf("cost %d: retry after %v; want at most 72s", cost, d.RetryAfter())
 		}
 	}
 }
@@ -431,7 +431,7 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(8)), Patience: time.Hour}
 	for i := range 8 {
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != 0 {
-			t.Fatalf("unit %d: %v, wait %v", i, d, d.Wait())
+			t.Fatalf("unit %d: %v, wait %v; want a grant at once", i, d, d.Wait())
 		}
 	}
 	last := time.Duration(0)
@@ -444,7 +444,7 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	}
 	charge.Patience = last
 	if d := decide(t, store, charge); d.Allowed {
-		t.Fatalf("%v, wait %v", d, d.Wait())
+		t.Fatalf("%v, wait %v; want a denial", d, d.Wait())
 	}
 }
 
@@ -458,7 +458,7 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 		}
 		for i := range slots {
 			if d := call(i, penstock.Spend); !d.Allowed || d.Status(0).Granted != 1 {
-				t.Fatalf("%d shards, hold %d: %v", n, i, d)
+				t.Fatalf("%d shards, hold %d: %v; want a grant", n, i, d)
 			}
 			if d := call(i/2, penstock.Spend); !d.Allowed || d.Status(0).Granted != 0 {
 				t.Fatalf("%d shards, %d lent: hold %d is renewed with %+v", n, i+1, i/2, d.Status(0))
@@ -490,23 +490,23 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		user := penstock.Charge{Key: "user", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
 		for range 4 {
 			if d := decide(t, split, user, hot, other); !d.Allowed {
-				t.Fatalf("%v", d)
+				t.Fatalf("%v; want a grant", d)
 			}
 		}
 		before := store.calls.Load()
 		d := decide(t, split, hot, user, other)
 		if calls := store.calls.Load() - before; d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 || calls > 3 {
-			t.Fatalf("%v: %+v %+v, after %d calls", d, d.Status(0), d.Status(1), calls)
+			t.Fatalf("%v: %+v %+v, after %d calls; want a denial by the user's limit after 3 calls at most", d, d.Status(0), d.Status(1), calls)
 		}
 		user.Key = "another"
 		for range 2 {
 			if d := decide(t, split, hot, other, user); !d.Allowed {
-				t.Fatalf("%v", d)
+				t.Fatalf("%v; want a grant", d)
 			}
 		}
 		d = decide(t, split, other, user, hot)
 		if d.Allowed || d.Strictest() != 2 || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 2 {
-			t.Fatalf("%v: %+v %+v %+v", d, d.Status(0), d.Status(1), d.Status(2))
+			t.Fatalf("%v: %+v %+v %+v; want a denial by the hot limit only", d, d.Status(0), d.Status(1), d.Status(2))
 		}
 		other.Mode, user.Mode, hot.Mode = penstock.Peek, penstock.Peek, penstock.Peek
 		d = decide(t, split, user, other, hot)
@@ -517,10 +517,10 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		}
 		user.Mode, other.Mode = penstock.Spend, penstock.Refund
 		if d := decide(t, split, other, user, hot); d.Allowed || d.Status(0).Granted != 0 || d.Status(1).Granted != 0 || d.Status(1).Remaining != 2 {
-			t.Errorf("a batch of which a Peek is denied: %+v, %+v", d.Status(0), d.Status(1))
+			t.Errorf("a batch of which a Peek is denied: %+v, %+v; want nothing granted", d.Status(0), d.Status(1))
 		}
 		if d := decide(t, split, other, user); !d.Allowed || d.Status(0).Granted != 1 || d.Status(0).Remaining != 3 {
-			t.Errorf("a refund in a batch: %+v", d.Status(0))
+			t.Errorf("a refund in a batch: %+v; want 1 granted and 3 left", d.Status(0))
 		}
 	}
 }
@@ -566,7 +566,7 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	charges := one(compiled(t, penstock.PerHour(40)), "k")
 	for i := range 30 {
 		if d := decide(t, store, charges...); !d.Allowed {
-			t.Fatalf("unit %d: %v", i, d)
+			t.Fatalf("unit %d: %v; want a grant", i, d)
 		}
 	}
 	for range 10 {
@@ -639,10 +639,10 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 		batch = append(batch, penstock.Charge{Key: fmt.Sprint(i), Cost: 33, Plan: compiled(t, penstock.PerHour(64))})
 	}
 	if d, err := store.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Settings.SplitInto") {
-		t.Fatalf("96 shards at once: %v, %v", d, err)
+		t.Fatalf("96 shards at once: %v, %v; want an ErrInvalid that names Settings.SplitInto", d, err)
 	}
 	if d := decide(t, store, batch[:2]...); !d.Allowed || d.Status(1).Remaining != 31 || d.Status(1).Granted != 33 {
-		t.Fatalf("64 shards at once: %+v", d.Status(1))
+		t.Fatalf("64 shards at once: %+v; want 33 granted and 31 left", d.Status(1))
 	}
 	leaky := penstock.Limit{Name: "q", Algorithm: penstock.LeakyBucket, Count: 10, Burst: 9, Period: time.Hour}.MustCompile()
 	seen := ""

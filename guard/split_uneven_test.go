@@ -7,16 +7,16 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A limit of 10 a minute in four shards has bursts of 3, 3, 2 and 2, and each shard gets a unit in
-// 24 s. A cost that no shard has is spread over all shards. The first ones get the remainder: 5
-// units are 2, 1, 1 and 1. So all shards have their parts once the first has its own.
+// A limit of 10 a minute in four shards has bursts of 3, 3, 2 and 2. Each shard gets a unit in 24
+// s. A cost that no shard has is spread over all shards, and the first ones take the remainder: 5
+// units are 2, 1, 1 and 1. So all shards have their parts as soon as the first shard has its own.
 func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 	for cost, wait := range map[int64]time.Duration{4: 24 * time.Second, 5: 48 * time.Second, 8: 48 * time.Second, 9: 72 * time.Second, 10: 72 * time.Second} {
 		store := split(4)(newClock().memory())
 		charge := spend("k", compiled(t, penstock.PerMinute(10)), 1)
 		for range 10 {
 			if d := decide(t, store, charge); !d.Allowed {
-				t.Fatalf("%+v of 10 units", d.Status(0))
+				t.Fatalf("%+v; want each of 10 units granted", d.Status(0))
 			}
 		}
 		charge.Cost = cost

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/internal/many"
 )
 
-// A Server tells the guards about the servers behind a store. A *redisstore.Store is one.
+// A Server reports the nodes and the instances of a store to the guards. A *redisstore.Store is
+// one.
 type Server interface {
 	// Node returns the name of the node that decides a batch, or "" if it is not known. It must not
 	// block.

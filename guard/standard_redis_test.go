@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// patient is the options of a guard whose store may be slow, since the machine may be busy.
+// patient returns options for a store that may be slow, because the machine may be busy.
 func patient(server guard.Server, o guard.Options) guard.Options {
 	o.Server = server
 	o.Timeout.After = 10 * time.Second
@@ -47,8 +47,8 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	}
 }
 
-// Guards send other batches to the store than they get, such as draws of leases and keys of shards.
-// Load loads the scripts of these too.
+// Guards send other batches to the store than they receive, such as draws of leases and charges to
+// shards. Load also loads the scripts of these batches.
 func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
@@ -147,8 +147,8 @@ func same(got, want penstock.Decision) error {
 	return nil
 }
 
-// While its clock stops, jumps and steps back, Redis behind all guards answers in every field as
-// a store in memory without guards does.
+// The clock of Redis stops, jumps and steps back. Redis behind all guards makes the same decisions,
+// in every field, as a store in memory without guards.
 func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -188,7 +188,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 				t.Fatal(err1, err2)
 			}
 			if err := same(got, want); err != nil || got.Source != penstock.FromStore {
-				t.Fatalf("seed %d, step %d, %+v: by %v: %v", seed, step, batch, got.Source, err)
+				t.Fatalf("seed %d, step %d, %+v: by %v, want the store: %v", seed, step, batch, got.Source, err)
 			}
 			decided++
 		}

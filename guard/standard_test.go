@@ -89,7 +89,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	})
 }
 
-// While Redis is killed, stopped and back again, every call is answered in time, and by Redis
+// While Redis is killed, stopped and back again, every call gets a decision in time. Redis decides
 // again within a second of its return.
 func TestStandardGoesThroughAnOutage(t *testing.T) {
 	server := redistest.Start(t)
@@ -128,7 +128,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%s: still answered by %v", what, got[0])
+				t.Fatalf("%s: still decided by %v", what, got[0])
 			}
 		}
 	}
@@ -208,7 +208,7 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 		}
 		s := g.Stats()
 		if s.Deny.Entries != 1 || s.Lease.Keys != 1 || s.Lease.Drawn < 1000 || s.Lease.Drawn != s.Lease.Spent+s.Lease.Live+s.Lease.Returned+s.Lease.Expired {
-			t.Errorf("%+v", s)
+			t.Errorf("%+v; want 1 cached denial, 1 leased key, and all its units accounted for", s)
 		}
 		want := map[string]guard.State{"": guard.StateClosed, "denied": guard.StateClosed, "leased": guard.StateClosed, "dead": guard.StateOpen}
 		if !maps.Equal(s.Breakers, want) {
@@ -224,16 +224,16 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 		}
 		g.Close()
 		if s := g.Stats().Lease; s.Live != 0 || s.Returned == 0 {
-			t.Errorf("after Close: %+v", s)
+			t.Errorf("after Close: %+v; want no live units, and some returned", s)
 		}
 	})
 }
 
-func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
+func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
 	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: -1, Instances: 3})
 	defer g.Close()
 	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
-		t.Errorf("%+v of %d instances", s, g.Instances())
+		t.Errorf("%+v of %d instances; want no entry, 1 breaker and 3 instances", s, g.Instances())
 	}
 }
 
@@ -294,13 +294,13 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	}
 	for range 20 {
 		if source := call("dead"); source != penstock.FromFallback {
-			t.Errorf("a dead shard's key was answered by %v", source)
+			t.Errorf("the key of a dead node was decided by %v", source)
 		}
 	}
 	calls := store.calls.Load()
 	for range 20 {
 		if source := call("alive"); source != penstock.FromStore {
-			t.Errorf("a living shard's key was answered by %v", source)
+			t.Errorf("the key of a live node was decided by %v", source)
 		}
 		call("dead")
 	}
@@ -314,7 +314,7 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	}
 }
 
-// A sharded store has a dead shard: that of the key "dead".
+// A sharded store has several nodes. The node of the key "dead" is dead.
 type sharded struct {
 	penstock.Store
 	calls atomic.Int64

@@ -59,9 +59,9 @@ const defaultAfter = 250 * time.Millisecond
 
 func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAfter) }
 
-// AnswerBy returns a context for decisions whose caller needs an answer soon. If the store has not
-// answered at this time, the decision ends as if TimeoutOptions.After had passed, and a Fallback
-// decides. A context that ends by itself has no answer instead. Timeout must be around the store.
+// AnswerBy returns a context for decisions whose caller needs a decision soon. If the store has not
+// replied at this time, the decision ends as if TimeoutOptions.After had passed, and a Fallback
+// decides. If ctx itself ends, no Fallback decides. Timeout must be around the store.
 func AnswerBy(ctx context.Context, at time.Time) context.Context { return deadline.AnswerBy(ctx, at) }
 
 type timeout struct {

@@ -166,7 +166,7 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 		store := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
 			func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if at, ok := ctx.Deadline(); !ok || time.Until(at) != time.Second || ctx.Err() != nil || ctx.Value(key{}) != "value" {
-					t.Errorf("its deadline is in %v, its error %v, its value %v", time.Until(at), ctx.Err(), ctx.Value(key{}))
+					t.Errorf("the context's deadline is in %v, its error %v, its value %v; want an open context", time.Until(at), ctx.Err(), ctx.Value(key{}))
 				}
 				kept = ctx
 				if charges[0].Key != "calls Done" {
@@ -188,11 +188,11 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 			select {
 			case <-kept.Done():
 			default:
-				t.Errorf("%s: it is not done after the decision", name)
+				t.Errorf("%s: the context is not done after the decision", name)
 			}
 		}
 		if err := kept.Err(); err != context.Canceled {
-			t.Errorf("after the decision its error is %v", err)
+			t.Errorf("after the decision the context's error is %v", err)
 		}
 		late := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
 			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
@@ -200,7 +200,7 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 				return penstock.Decision{}, ctx.Err()
 			}))
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("late, without a call of Done: %v", err)
+			t.Errorf("late, without a call of Done: %v; want an ErrUnavailable that wraps DeadlineExceeded", err)
 		}
 		cancel()
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.Canceled) {

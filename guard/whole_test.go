@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A decision may need several calls of the store, or wait for another caller's. In each case it has
-// one deadline.
+// A decision may need several calls to the store, or wait for the call of another request. In each
+// case it has one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	effort.WithoutRace(t)
 	limits := map[string]guard.Settings{
@@ -88,7 +88,8 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	})
 }
 
-// The breaker closes without callers: those that come long after the store's return find it closed.
+// The breaker closes without callers: callers that come long after the store's return find it
+// closed.
 func TestBreakerClosesWithoutCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
@@ -162,7 +163,7 @@ func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
 			store.setFault(nil)
 			time.Sleep(time.Second)
 			if n := len(s.Stats().Breakers); n > 70 {
-				t.Fatalf("%d breakers after %d servers, each used for a second", n, servers)
+				t.Fatalf("%d breakers after %d servers, each used for a second; want 70 at most", n, servers)
 			}
 		}
 		store.at.Store(0)
@@ -185,8 +186,8 @@ type moving struct {
 
 func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", m.at.Load()) }
 
-// A caller with a very short deadline learns nothing about the store's health. One with more than
-// half of the store's own deadline does.
+// A timeout of a caller with a very short deadline does not count as a failure of the store. That
+// of a caller with more than half of the store's own deadline does.
 func TestShortDeadlinesDoNotOpenTheBreaker(t *testing.T) {
 	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -282,7 +283,7 @@ func TestOpenBreakerSparesCallersTheWait(t *testing.T) {
 		store.setFault(nil)
 		time.Sleep(time.Second)
 		if d, err := s.Decide(t.Context(), one(limit, "k")); err != nil || d.Source != penstock.FromStore {
-			t.Errorf("a second after the store's return: %v, %v", d.Source, err)
+			t.Errorf("a second after the store's return: %v, %v; want a decision of the store", d.Source, err)
 		}
 	})
 }

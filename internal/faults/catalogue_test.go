@@ -15,8 +15,8 @@ var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, time
 // they are tested, as "file: test", or why not.
 var elsewhere = map[string][]string{
 	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
-	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled"},
-	"F4":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled"},
+	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
+	"F4":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
 	"F5":  {"redisstore/internal/clienttest/errors.go: serverIsLoading"},
 	"F7":  {"redisstore/internal/clienttest/errors.go: serverCannotDecide"}, // also denials
 	"F9":  {"redisstore/internal/clienttest/errors.go: clusterDown"},

@@ -68,8 +68,8 @@ func AnswerBy(ctx context.Context, at time.Time) context.Context { return &answe
 
 type answerByKey struct{}
 
-// An answerBy is a context that says when the store must have answered. It does not end then: the
-// time after that is for the fallback.
+// An answerBy is a context with a time by which the store must have replied. The context does not
+// end then: the time after that is for the fallback.
 type answerBy struct {
 	context.Context
 	at time.Time
@@ -167,7 +167,7 @@ type Context struct {
 	done     chan struct{} // nil before the first call of Done
 	timer    *time.Timer   // that closes done
 	unfollow func() bool   // stops closing done with the caller's context
-	err      error         // why it is over
+	err      error         // why the context has ended
 }
 
 // Left returns how much of the decision's time is left, if no more of it is lost.
@@ -257,7 +257,7 @@ func (d *Context) Err() error {
 	return err
 }
 
-// errLocked returns why it is over, or nil. Once it is over, it stays over.
+// errLocked returns why the context has ended, or nil. Its error never changes once it is set.
 func (d *Context) errLocked() error {
 	if d.err == nil {
 		d.err = d.Context.Err()
@@ -268,7 +268,7 @@ func (d *Context) errLocked() error {
 	return d.err
 }
 
-// End cancels it: the decision is over.
+// End cancels the context, because the decision has ended.
 func (d *Context) End() {
 	d.lateness.end()
 	d.mu.Lock()

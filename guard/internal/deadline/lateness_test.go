@@ -45,7 +45,7 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 	}
 }
 
-func TestNothingTicksWithoutDecisions(t *testing.T) {
+func TestTimerStopsWithoutDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lateness
 		for range 3 {
@@ -55,15 +55,15 @@ func TestNothingTicksWithoutDecisions(t *testing.T) {
 			l.end()
 			time.Sleep(time.Second)
 			if synctest.Wait(); l.tally.Load().due.IsZero() {
-				t.Error("with a decision in flight, nothing ticks")
+				t.Error("the timer is stopped while a decision is in flight")
 			}
 			l.end()
 			time.Sleep(tick)
 			if synctest.Wait(); !l.tally.Load().due.IsZero() {
-				t.Error("it ticks on")
+				t.Error("the timer still runs without decisions")
 			}
 			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
-				t.Errorf("%v lost while nothing ticks", got)
+				t.Errorf("%v lost while the timer was stopped; want 0", got)
 			}
 		}
 	})
@@ -85,7 +85,7 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 			pauses++
 		}
 		if took := now.Sub(began); took > max(8*after, 10*late+after)+tick+late || took < after {
-			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses", late, tick+late, took, pauses)
+			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses, out of its bounds", late, tick+late, took, pauses)
 		}
 	}
 }

@@ -133,8 +133,8 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	return d, nil
 }
 
-// passAndUnlock sends a batch to the store. If the store probably has too little left, it first
-// returns what is held here.
+// passAndUnlock sends a batch to the store. If the store probably has too few units left, it first
+// returns those that are held here.
 func (l *Store) passAndUnlock(
 	ctx context.Context, k *leasedKey, p *pool, now time.Duration, charges []penstock.Charge,
 ) (penstock.Decision, error) {
@@ -259,8 +259,8 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *dra
 	}
 }
 
-// receiveLocked keeps what a draw has brought. It returns refunds of what came in unequal amounts,
-// too late, or after Close.
+// receiveLocked keeps the units of a draw. It returns refunds of units that came in unequal
+// numbers, too late, or after Close.
 func (l *Store) receiveLocked(
 	k *leasedKey, p *pool, pending *draw, d *penstock.Decision, size int64, sent, now time.Duration,
 ) (refunds []refund) {
@@ -290,7 +290,7 @@ func (l *Store) receiveLocked(
 		if part.decay != algorithm.DecayContinuous {
 			b.expires = min(b.expires, b.resets[i])
 		}
-		more := s.Granted - units // all limits of the batch lend the same number, so this is too much
+		more := s.Granted - units // the batch can only use equal numbers of units, so the rest is returned
 		if more <= 0 {
 			continue
 		}

@@ -35,7 +35,7 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	p.block = 50
 	reply := penstock.Single(penstock.Status{Granted: 50, ResetAfter: time.Hour})
 	if refunds := l.receiveLocked(k, p, &draw{block: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
-		t.Fatalf("%+v", refunds)
+		t.Fatalf("refunds %+v; want none", refunds)
 	}
 	p.timer.Stop()
 	for _, row := range []struct {
@@ -102,7 +102,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 					}
 				}
 				if pending.addWaiterLocked(p, 1) != nil {
-					t.Error("more wait than the block serves")
+					t.Error("a caller joined a draw whose block has no units left")
 				}
 				for range row.earlyLeave {
 					pending.waitersBefore.removeWaiterLocked(k, 1)
@@ -155,7 +155,7 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l.receiveLocked(k, p, pending, &reply, 10, 0, time.Millisecond)
 	p.timer.Stop()
 	if pending.waitersBefore.spendLocked(k, p, 0, 1); pending.waitersBefore.share != 5 || k.counts.spent != 6 {
-		t.Errorf("one took its part of 6: %+v, %+v", pending.waitersBefore, k.counts)
+		t.Errorf("after one caller took 1 of 6: %+v, %+v; want a share of 5", pending.waitersBefore, k.counts)
 	}
 	pending.waitersBefore.removeWaiterLocked(k, 2)
 	if pending.waitersBefore.spendLocked(k, p, 0, 4); pending.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {

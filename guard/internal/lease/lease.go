@@ -187,8 +187,8 @@ func (l *Store) Stats() Stats {
 	}
 }
 
-// stats returns the counts, and the number of removed keys before it counted. The counts are right
-// if no key was removed meanwhile.
+// stats returns the counts, and the number of keys that were removed before it began. The counts
+// are right if no key was removed meanwhile.
 func (l *Store) stats() (s Stats, swept int64) {
 	l.mu.Lock()
 	sum, swept := l.removedCounts, l.removedKeys

@@ -320,8 +320,8 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	return nil
 }
 
-// hasTogether tells whether all shards together have the cost, and whether it may be taken from
-// several. (A hold may not, because it must be found again.)
+// hasTogether tells whether all shards together have the cost, and whether several may grant it. (A
+// hold must be in one shard, so that it is found again.)
 func (p *chargeState) hasTogether(cost int64) bool {
 	return !p.parts.hasHolds && p.sumLeft() >= cost
 }
@@ -333,7 +333,7 @@ func (p *chargeState) sumLeft() (sum int64) {
 	return sum
 }
 
-// peekOthers answers a batch in which a Peek is denied. Its other charges become Peeks.
+// peekOthers decides a batch in which a Peek is denied. Its other charges become Peeks.
 func (b *splitBatch) peekOthers(ctx context.Context) (penstock.Decision, error) {
 	b.clearBatch()
 	for i := range b.charges {
@@ -361,7 +361,7 @@ func (b *splitBatch) peekOthers(ctx context.Context) (penstock.Decision, error) 
 	return b.makeDecision(), nil
 }
 
-// peekCost returns the cost for a Peek that gets the answer which the charge would get.
+// peekCost returns the cost of a Peek that gets the same status as the charge.
 func peekCost(c *penstock.Charge) int64 {
 	switch c.Mode {
 	case penstock.Spend, penstock.Peek:
@@ -544,7 +544,8 @@ func isBreakerOpen(err error) bool {
 	return e != nil && e.Reason == penstock.ReasonBreakerOpen
 }
 
-// skipShard moves a charge that is alone on to the next shard, if a breaker rejected the call.
+// skipShard moves on to the next shard after a breaker rejected the call of a charge that is alone
+// in its batch.
 func (b *splitBatch) skipShard(err error) bool {
 	p := &b.states[0]
 	if len(b.charges) > 1 || p.strategy != oneShard || p.tried == p.parts.N()-1 || !isBreakerOpen(err) {
@@ -622,7 +623,7 @@ func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 	return b.chargeAllShards(ctx, i, penstock.Force)
 }
 
-// The costs of all shards.
+// The next functions set the costs of a charge at all its shards.
 
 func (p *chargeState) spreadEqually(cost int64) {
 	for shard := range p.parts.N() {
@@ -681,7 +682,7 @@ func (p *Parts) N() int { return len(p.plans) }
 // unitsOf returns the capacity of one part.
 func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shard) }
 
-// home returns the shard to call first.
+// home returns the shard that is called first.
 func (p *Parts) home(c *penstock.Charge) int {
 	if !p.hasHolds {
 		return rand.IntN(p.N())
