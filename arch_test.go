@@ -19,9 +19,9 @@ import (
 
 const module = "github.com/penstock/penstock"
 
-// mayImport says what each package may import besides the standard library: packages of this module
-// by their path in it ("." is the root), others by their full path. Imports only point down, so
-// each row names rows before it.
+// mayImport lists what each package may import besides the standard library: packages of this
+// module by their path in it ("." is the root), others by their full path. Imports only point down,
+// so each row names rows before it.
 var mayImport = []struct {
 	pkg     string
 	imports []string
@@ -78,8 +78,8 @@ var mayImport = []struct {
 // mayTest are the packages that exist for tests, and so may import package testing.
 var mayTest = []string{"storetest", "internal/redistest", "internal/gatetest", "redisstore/internal/clienttest"}
 
-// mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who
-// imports this module: a new one needs a reason in docs/decisions.
+// mayRequire are the modules that go.mod may require directly. Each of them becomes a dependency of
+// every program that imports this module. So a new one needs a reason in docs/decisions.
 var mayRequire = []string{
 	"github.com/redis/rueidis",     // the default client
 	"go.yaml.in/yaml/v4",           // policy/policyfile: YAML
@@ -141,7 +141,7 @@ func TestImportsOnlyPointDown(t *testing.T) {
 		for _, path := range row.imports {
 			if !strings.Contains(path, ".") || path == "." {
 				if !slices.Contains(lower, path) {
-					t.Errorf("mayImport lets %s import %s, which has no earlier row", row.pkg, path)
+					t.Errorf("mayImport lets %s import %s, which has no earlier row; move its row up", row.pkg, path)
 				}
 			}
 		}
@@ -213,7 +213,7 @@ func TestRequirementsStayFew(t *testing.T) {
 	}
 	for _, r := range mod.Require {
 		if !r.Indirect && !slices.Contains(mayRequire, r.Path) {
-			t.Errorf("go.mod requires %s; say in docs/decisions why, and add it to mayRequire", r.Path)
+			t.Errorf("go.mod requires %s; give the reason in docs/decisions, and add it to mayRequire", r.Path)
 		}
 	}
 }
@@ -318,7 +318,7 @@ func undocumented(p *doc.Package) (names []string) {
 // documentedElsewhere are methods that the standard library documents.
 var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 
-// TestTestsWithoutRaceAreFound: make test finds them by the line before effort.WithoutRace(t).
+// make test finds the tests without the race detector by their first line, effort.WithoutRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
 	begins := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {

@@ -12,12 +12,12 @@ import (
 // longer than any other duration.
 const Never time.Duration = math.MaxInt64
 
-// A Decision answers a batch of charges. Stores make one with NewDecision or Single.
+// A Decision is the result of a batch of charges. Stores make one with NewDecision or Single.
 type Decision struct {
 	// Allowed is true if every charge was granted. If it is false, no charge was made.
 	Allowed bool
 
-	// Source says who answered.
+	// Source is who made the decision.
 	Source Source
 
 	// The status of a batch of one charge is stored here, so that the most frequent decision needs no
@@ -61,7 +61,7 @@ func (d Decision) Len() int {
 	return len(d.batch)
 }
 
-// Status answers charge i of the batch.
+// Status returns the status of charge i of the batch.
 func (d Decision) Status(i int) Status {
 	if d.batch == nil {
 		return d.single
@@ -69,7 +69,7 @@ func (d Decision) Status(i int) Status {
 	return d.batch[i]
 }
 
-// A Status is the answer to one charge. Its times are durations from the decision on, because
+// A Status is the result of one charge. Its times are durations from the decision on, because
 // clocks differ. They are exact to the microsecond.
 type Status struct {
 	Granted    int64         // units taken; 0 if the batch was denied. For a Refund: whole units returned; it may return a fraction more
@@ -79,7 +79,7 @@ type Status struct {
 	Wait       time.Duration // how long the caller must wait before it goes ahead; never above the charge's Patience
 }
 
-// Source says who answered a batch.
+// A Source is who made a Decision.
 type Source uint8
 
 const (

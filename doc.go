@@ -16,7 +16,7 @@
 // # Map
 //
 //   - limit.go, rate.go, plan.go: a limit, its text form, its compiled form
-//   - charge.go, decision.go, store.go: the request, the answer, and who answers
+//   - charge.go, decision.go, store.go: the request, the decision, and the interface that decides
 //   - limiter.go, allow_with.go, wait.go, hold.go: charging, waiting, holding a slot
 //   - package algorithm: the arithmetic, each algorithm with its bound
 //   - package memstore and package redisstore: where state lives
@@ -29,8 +29,8 @@
 //
 //   - [Check] checks a batch; every Decide must call it first
 //   - [Plan.ID], [Plan.Tag], [Plan.Params] and [Charge.Request] are what a step computes with
-//   - [StatusOf], [Single], [SetOutcome] and [NewDecision] make the answer
-//   - [NewStoreError] says why there is no answer
+//   - [StatusOf], [Single], [SetOutcome] and [NewDecision] make the Decision
+//   - [NewStoreError] makes the error of a batch that was not decided
 //
 // # Denials and errors
 //

@@ -209,8 +209,8 @@ func TestGlossaryStaysShort(t *testing.T) {
 	}
 }
 
-// Each walk of docs/architecture.md answers a newcomer's question with at most four files. Another
-// test checks that the files exist.
+// Each walk of docs/architecture.md answers a question of a newcomer with at most four files.
+// Another test checks that the files exist.
 func TestWalksOpenFewFiles(t *testing.T) {
 	text := pages(t)[filepath.Join("docs", "architecture.md")]
 	_, walks, _ := strings.Cut(text, "\n## Three walks\n")
@@ -259,7 +259,8 @@ func TestConfigurationListsAllItsSections(t *testing.T) {
 	}
 }
 
-// What does not fit into a short cell is a sentence with a heading, which can be linked to.
+// Text that does not fit into a short cell stands under a heading, so that other pages can link to
+// it.
 func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 	const most = 100
 	cells := 0
@@ -286,8 +287,8 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 	}
 }
 
-// Words that people search for. The index has each of them, so that readers and the site's search
-// find the page.
+// These are words that people search for. The index has each of them, so that readers and the
+// site's search find the page.
 var searchedFor = []string{
 	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",

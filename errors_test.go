@@ -46,21 +46,22 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	}
 	for _, err := range []error{nil, penstock.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("other")} {
 		if e := penstock.AsStoreError(err); e != nil {
-			t.Errorf("%v is %v; it is no error of a store", err, e)
+			t.Errorf("%v is %v; want nil, because it is not an error of a store", err, e)
 		}
 	}
 }
 
-// An unknown reason of a later version does not panic, and means that charges may have been made.
-func TestReasonsThatAreNotKnown(t *testing.T) {
+// A reason that only a later version knows does not panic. It means that charges may have been
+// made.
+func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
 	names := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {
 		if other, twice := names[r.String()]; twice {
-			t.Errorf("%d and %d are both named %q", r, other, r)
+			t.Errorf("%d and %d have the same name, %q; want different names", r, other, r)
 		}
 		names[r.String()] = r
 	}
 	if e := penstock.NewStoreError(255, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
-		t.Errorf("%v: %+v", e, e)
+		t.Errorf("%v: %+v; want the reason unknown, and that charges may have been made", e, e)
 	}
 }

@@ -140,7 +140,8 @@ func ExampleDecision() {
 	// nearest to its end: day
 }
 
-// A status says when the denied request would be granted, and when nothing is used any more.
+// A status has the time until the denied request would be granted, and the time until nothing is
+// used any more.
 func ExampleStatus() {
 	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerMinute(6))
 	if err != nil {
@@ -154,16 +155,16 @@ func ExampleStatus() {
 		}
 		status := decision.Status(0)
 		if status.RetryAfter == penstock.Never {
-			fmt.Printf("asked for %d: the limit is smaller than that\n", n)
+			fmt.Printf("cost %d: larger than the limit\n", n)
 			continue
 		}
-		fmt.Printf("asked for %d: granted %d, %d left, retry after %v, new after %v\n",
+		fmt.Printf("cost %d: granted %d, %d left, retry after %v, new after %v\n",
 			n, status.Granted, status.Remaining, status.RetryAfter, status.ResetAfter)
 	}
 	// Output:
-	// asked for 5: granted 5, 1 left, retry after 0s, new after 50s
-	// asked for 4: granted 0, 1 left, retry after 30s, new after 50s
-	// asked for 7: the limit is smaller than that
+	// cost 5: granted 5, 1 left, retry after 0s, new after 50s
+	// cost 4: granted 0, 1 left, retry after 30s, new after 50s
+	// cost 7: larger than the limit
 }
 
 // A batch may charge several keys at once, here a user and all users together.
@@ -223,7 +224,7 @@ func ExampleLimiter() {
 	}
 	ctx, key := context.Background(), "tenant:7"
 
-	peek, _ := limiter.Peek(ctx, key) // errors are left out here
+	peek, _ := limiter.Peek(ctx, key) // this example ignores errors
 	fmt.Println("would be allowed:", peek.Allowed)
 	rows, _ := limiter.AllowN(ctx, key, 70)
 	fmt.Println("70 rows:", rows.Allowed)
@@ -344,7 +345,7 @@ func ExampleStoreFunc() {
 	// true
 }
 
-// A Decorator wraps a Store, to observe it or to answer in its place.
+// A Decorator wraps a Store, to observe its decisions or to decide in its place.
 func ExampleWrap() {
 	watched := func(next penstock.Store) penstock.Store {
 		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

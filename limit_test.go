@@ -37,7 +37,7 @@ func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
 		for cost, never := range map[int64]bool{c.want: false, c.want + 1: true} {
 			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: c.limit.MustCompile(), Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
 			if err != nil || (d.RetryAfter() == penstock.Never) != never {
-				t.Errorf("%v: a cost of %d is granted after %v, %v", c.limit, cost, d.RetryAfter(), err)
+				t.Errorf("%v: a cost of %d is granted after %v, %v; want 0 up to the capacity, and Never above it", c.limit, cost, d.RetryAfter(), err)
 			}
 		}
 	}

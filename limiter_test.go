@@ -36,8 +36,8 @@ func newLimiter(t *testing.T, store penstock.Store, name string, limits ...penst
 	return l
 }
 
-// want fails unless a decision is as expected; its first argument makes room for a call with two
-// results.
+// want returns a function that fails the test unless a decision is as expected. The results of a
+// method can be passed to that function directly.
 func want(t *testing.T, allowed bool, remaining int64, retry time.Duration) func(penstock.Decision, error) {
 	t.Helper()
 	return func(d penstock.Decision, err error) {
@@ -69,7 +69,7 @@ func wantError(t *testing.T, err, wraps error, words ...string) {
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Fatalf("%q does not say %q", err, word)
+			t.Fatalf("%q does not contain %q", err, word)
 		}
 	}
 }
@@ -117,7 +117,7 @@ func TestRefundReturnsAtMostWhatIsUsed(t *testing.T) {
 	d, err := l.Refund(ctx, "alice", 2)
 	want(t, true, 6, 0)(d, err)
 	if d.Status(0).Granted != 2 {
-		t.Errorf("granted %d of a refund of 2", d.Status(0).Granted)
+		t.Errorf("a refund of 2 has Granted %d; want 2", d.Status(0).Granted)
 	}
 	want(t, true, 10, 0)(l.Refund(ctx, "alice", 100))
 	want(t, true, 10, 0)(l.Refund(ctx, "alice", 100))
@@ -148,7 +148,7 @@ func TestDeniedBatchSpendsNothing(t *testing.T) {
 		t.Errorf("%d statuses, the strictest is %d; want 2 and 1", d.Len(), d.Strictest())
 	}
 	if s := d.Status(0); s.Remaining != 7 || s.Granted != 0 || s.RetryAfter != 0 {
-		t.Errorf("the limit that did not deny answers %+v; want 7 remaining, 0 granted", s)
+		t.Errorf("the limit that did not deny has the status %+v; want 7 remaining, 0 granted", s)
 	}
 }
 
@@ -183,7 +183,7 @@ func TestLimiterEndsWithItsContext(t *testing.T) {
 	want(t, true, 2, 0)(l.Peek(t.Context(), "alice"))
 }
 
-func TestNewLimiterSaysWhatIsWrong(t *testing.T) {
+func TestErrorsOfNewLimiterNameTheMistake(t *testing.T) {
 	store := newClock().store()
 	rows := []struct {
 		store  penstock.Store
@@ -204,7 +204,7 @@ func TestNewLimiterSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestLimitsSayWhatIsWrong(t *testing.T) {
+func TestErrorsOfLimitsNameTheMistake(t *testing.T) {
 	ok := penstock.PerSecond(10)
 	rows := []struct {
 		limit penstock.Limit
@@ -240,7 +240,7 @@ func TestLimitsSayWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestChargesSayWhatIsWrong(t *testing.T) {
+func TestErrorsOfChargesNameTheMistake(t *testing.T) {
 	limit := penstock.PerSecond(10).MustCompile()
 	charge := penstock.Charge{Key: "alice", Plan: limit, Cost: 1}
 	with := func(change func(*penstock.Charge)) []penstock.Charge {
@@ -307,7 +307,7 @@ func TestMustCompilePanicsOnAnInvalidLimit(t *testing.T) {
 	penstock.PerSecond(0).MustCompile()
 }
 
-func TestLimitsReadWell(t *testing.T) {
+func TestLimitsAreWrittenAsText(t *testing.T) {
 	rows := map[string]penstock.Limit{
 		"second: 10 per 1s (token-bucket)":          penstock.PerSecond(10),
 		"minute: 10 per 1m, burst 3 (token-bucket)": penstock.PerMinute(10).WithBurst(3),
@@ -365,7 +365,7 @@ func TestWrapPutsTheFirstDecoratorOutermost(t *testing.T) {
 	}
 }
 
-func TestDeniedErrorSaysWhen(t *testing.T) {
+func TestDeniedErrorHasTheRetryAfter(t *testing.T) {
 	rows := map[time.Duration]string{
 		penstock.Never:          "penstock: denied for ever: the cost is larger than the limit",
 		1500 * time.Microsecond: "penstock: denied, retry after 1.5ms",
@@ -389,7 +389,7 @@ func TestWaitersGoFirstComeFirstServed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := time.Since(start); got != after*time.Millisecond {
-				t.Errorf("waiter %d went after %v; want %v", i, got, after*time.Millisecond)
+				t.Errorf("waiter %d was admitted after %v; want %v", i, got, after*time.Millisecond)
 			}
 		}
 	})
@@ -423,7 +423,7 @@ func TestWaitersOfAQueueLeaveOneByOne(t *testing.T) {
 
 func must(_ any, ok bool) bool { return ok }
 
-func TestWaitAsksWindowsAgain(t *testing.T) {
+func TestWaitRetriesOnWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(t, memstore.New(memstore.Options{}), "search", penstock.PerMinute(2).With(penstock.AnchoredWindow))
 		start := time.Now()
@@ -433,12 +433,12 @@ func TestWaitAsksWindowsAgain(t *testing.T) {
 			}
 		}
 		if got := time.Since(start); got < time.Minute || got > time.Minute+102*time.Millisecond {
-			t.Errorf("the third waiter went after %v; want 1m0s and up to 101ms of jitter", got)
+			t.Errorf("the third waiter was admitted after %v; want 1m0s and up to 101ms of jitter", got)
 		}
 	})
 }
 
-func TestWaitDoesNotBeginWhatItCannotEnd(t *testing.T) {
+func TestWaitFailsAtOnceIfItCannotSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
@@ -461,7 +461,7 @@ func TestWaitDoesNotBeginWhatItCannotEnd(t *testing.T) {
 	})
 }
 
-func TestInterruptedWaitGivesItsTurnBack(t *testing.T) {
+func TestCanceledWaitRefundsItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(t, memstore.New(memstore.Options{}), "search", penstock.PerSecond(1))
 		if err := l.Wait(t.Context(), "alice"); err != nil {
@@ -480,7 +480,7 @@ func TestInterruptedWaitGivesItsTurnBack(t *testing.T) {
 	})
 }
 
-func TestReservationTellsItsDelay(t *testing.T) {
+func TestDelayOfAReservationEndsAtItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		l := newLimiter(t, memstore.New(memstore.Options{}), "search", penstock.PerSecond(10))
@@ -498,7 +498,7 @@ func TestReservationTellsItsDelay(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if later.Delay() != 0 {
-			t.Errorf("after its time, the delay is %v; want 0", later.Delay())
+			t.Errorf("after its turn, the delay is %v; want 0", later.Delay())
 		}
 	})
 }
@@ -589,7 +589,7 @@ func TestHoldsOccupySlotsUntilReleased(t *testing.T) {
 	wantError(t, first.Renew(ctx), penstock.ErrInvalid, "released")
 }
 
-func TestReleasedHoldAsksNoMore(t *testing.T) {
+func TestSecondReleaseDoesNotCallTheStore(t *testing.T) {
 	store, calls := newClock().store(), 0
 	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		calls++
@@ -625,7 +625,7 @@ func TestHoldEndsUnlessRenewed(t *testing.T) {
 	wantDenied(t, err, 20*time.Second)
 	now.pass(20 * time.Second)
 	if err := first.Renew(ctx); err != nil {
-		t.Fatalf("the slot is free, yet: %v", err)
+		t.Fatalf("a free slot was not acquired: %v", err)
 	}
 	now.pass(time.Minute)
 	second, err := l.Acquire(ctx, "alice")
@@ -661,7 +661,7 @@ func TestAcquireChargesTheOtherLimitsOnce(t *testing.T) {
 	}
 }
 
-func TestLimiterToldTheWrongVerbSaysTheRight(t *testing.T) {
+func TestWrongMethodIsAnErrorThatNamesTheRightOne(t *testing.T) {
 	ctx, store := t.Context(), newClock().store()
 	uploads := newLimiter(t, store, "upload", penstock.InFlight(5, time.Minute))
 	search := newLimiter(t, store, "search", penstock.PerSecond(1))
@@ -676,7 +676,7 @@ func TestLimiterToldTheWrongVerbSaysTheRight(t *testing.T) {
 	wantError(t, err, penstock.ErrInvalid, "0 slots")
 }
 
-func TestUnavailableStoreIsReportedAsSuch(t *testing.T) {
+func TestUnavailableStoreIsAnErrUnavailable(t *testing.T) {
 	broken := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, fmt.Errorf("%w: no route", penstock.ErrUnavailable)
 	})
@@ -691,7 +691,7 @@ func TestUnavailableStoreIsReportedAsSuch(t *testing.T) {
 	}
 }
 
-func TestFullStoreDeniesNobodyItKnows(t *testing.T) {
+func TestFullStoreStillDecidesKnownKeys(t *testing.T) {
 	ctx := t.Context()
 	l := newLimiter(t, memstore.New(memstore.Options{Now: newClock().Now, MaxCounters: 1}), "search", penstock.PerSecond(3))
 	want(t, true, 2, 0)(l.Allow(ctx, "alice"))
@@ -700,7 +700,7 @@ func TestFullStoreDeniesNobodyItKnows(t *testing.T) {
 	want(t, true, 1, 0)(l.Allow(ctx, "alice"))
 }
 
-func TestLimiterServesManyAtOnceExactly(t *testing.T) {
+func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 	ctx := t.Context()
 	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(100), penstock.PerDay(1000).With(penstock.SlidingLog))
 	var workers sync.WaitGroup
@@ -749,13 +749,13 @@ func TestLimitsOfCallsAreCompiledOnceAndBounded(t *testing.T) {
 		}
 	}
 	if compiled != 1000 {
-		t.Errorf("1000 limits were compiled %d times", compiled)
+		t.Errorf("1000 limits were compiled %d times; want each once", compiled)
 	}
 	for n := range int64(5000) {
 		call(n + 1)
 	}
 	if compiled > 6000 || compiled < 5000 {
-		t.Errorf("5000 limits were compiled %d times; want each once, and those that were forgotten again", compiled-1000)
+		t.Errorf("5000 limits were compiled %d times; want each once, and once more after the cache was emptied", compiled-1000)
 	}
 	if n := testing.AllocsPerRun(100, func() { call(5000) }); n != 0 {
 		t.Errorf("a call with a limit takes %v allocations; want 0", n)
@@ -773,17 +773,17 @@ func TestSurplusStaysChargedIfTheStoreFails(t *testing.T) {
 	l := newLimiter(t, fails, "api", penstock.PerDay(10), penstock.PerHour(5).With(penstock.FixedWindow))
 	d, err := l.AllowAtMost(t.Context(), "k", 8)
 	if err != nil || !d.Allowed || d.Granted() != 5 || d.Status(0).Granted != 5 || d.Status(0).Remaining != 2 {
-		t.Errorf("%v, %v: granted %d, %d left of the first", d, err, d.Granted(), d.Status(0).Remaining)
+		t.Errorf("%v, %v: granted %d, %d left of the first; want the surplus charged", d, err, d.Granted(), d.Status(0).Remaining)
 	}
 }
 
 func TestNamesOfUnknownValuesDoNotPanic(t *testing.T) {
 	for _, text := range []string{penstock.Source(200).String(), penstock.Mode(200).String(), penstock.Reason(200).String(), algorithm.CalendarUnit(200).String()} {
 		if text == "" {
-			t.Error("an unknown value has no name")
+			t.Error("an unknown value has an empty name")
 		}
 	}
 	if err := penstock.PerDay(1).With(penstock.CalendarWindow(9, time.UTC)).Validate(); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("a calendar window of an unknown unit: %v", err)
+		t.Errorf("a calendar window of an unknown unit: %v; want an ErrInvalid", err)
 	}
 }

@@ -60,7 +60,7 @@ func parseRate(text string) (Limit, error) {
 // maxRate is the longest text of a rate, in bytes. It bounds the work.
 const maxRate = 128
 
-// A word after a number multiplies it, names a unit of time, or says what is counted.
+// A word after a number multiplies it, is a unit of time, or names what is counted.
 var (
 	multipliers = map[string]int64{"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6}
 
@@ -75,8 +75,8 @@ var (
 		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
 	}
 
-	// unclear has words that may not say what is counted: a reader could take them for a multiplier or
-	// a unit, which would change the limit. The values say what to write instead.
+	// unclear has words that may not name what is counted: a reader could take them for a
+	// multiplier or a unit, which would change the limit. The values are what to write instead.
 	unclear = map[string]string{
 		"hundred": "write the number in digits", "dozen": "write the number in digits",
 		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
@@ -145,7 +145,7 @@ func (r *reader) count() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// counted reads the word that says what is counted. It does not consume "per".
+// counted reads the word that names what is counted. It does not consume "per".
 func (r *reader) counted(at int, word string) error {
 	lower := strings.ToLower(word)
 	_, unit := units[lower]

@@ -105,7 +105,7 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 }
 
 // Each row's error must hold every one of the words: where, what, and what to write instead.
-func TestParseRateSaysWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
+func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 	rows := []struct {
 		text  string
 		words []string
@@ -183,16 +183,16 @@ func TestParseRateSaysWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 		}
 		for _, word := range row.words {
 			if !strings.Contains(err.Error(), word) {
-				t.Errorf("ParseRate(%q): %q does not say %q", row.text, err, word)
+				t.Errorf("ParseRate(%q): %q does not contain %q", row.text, err, word)
 			}
 		}
 		if strings.Count(err.Error(), penstock.ErrInvalid.Error()) != 1 {
-			t.Errorf("ParseRate(%q): %q should say once that it is invalid", row.text, err)
+			t.Errorf("ParseRate(%q): %q should contain the text of ErrInvalid once", row.text, err)
 		}
 	}
 }
 
-// rateOf is the part of a limit's String that says its rate.
+// rateOf is the part of a limit's String that has its rate.
 func rateOf(l penstock.Limit) string {
 	_, rate, _ := strings.Cut(l.String(), ": ")
 	rate, _, _ = strings.Cut(rate, " (")

@@ -13,8 +13,8 @@ import (
 )
 
 // A day begins at the first moment that has its date, in every zone. That includes zones where
-// midnight does not exist or comes twice, and where a day was skipped. The oracle walks through the
-// clock's changes, minute by minute near them.
+// midnight does not exist or comes twice, and where a day was skipped. The test walks through the
+// clock's changes, minute by minute near them, and compares.
 func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	since := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	until := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -46,7 +46,7 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 		}
 	}
 	if len(zones) < 400 || checked < 2000 {
-		t.Errorf("only %d changes of %d zones were checked", checked, len(zones))
+		t.Errorf("only %d changes of %d zones were checked; the list of zones may be incomplete", checked, len(zones))
 	}
 	t.Logf("counted: %d changes of the clock in %d zones (%d far from midnight were passed over)", checked, len(zones), passed)
 }
@@ -171,7 +171,7 @@ func TestStepBackAdmitsNoThirdCount(t *testing.T) {
 			r.now -= back
 			stepped := r.now
 			peek := r.decide(Request{Mode: Peek, Cost: 1})
-			for r.now < stepped+length-2_000_000 { // of real time, not quite a window
+			for r.now < stepped+length-2_000_000 { // slightly less than a window of real time
 				admitted += r.decide(all).Granted
 				r.now += length / 97
 			}
@@ -179,12 +179,12 @@ func TestStepBackAdmitsNoThirdCount(t *testing.T) {
 				t.Errorf("%s: %d admitted in less than a window, %d µs back", a.name, admitted, back)
 			}
 			if peek.OK() {
-				t.Errorf("%s: %d µs back, a unit is left", a.name, back)
+				t.Errorf("%s: %d µs back, a unit is left; want none", a.name, back)
 				continue
 			}
 			r.now = stepped + peek.RetryAfter - 1
 			if out := r.decide(Request{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
-				t.Errorf("%s: %d µs back, 1 µs before the time that a peek named: %+v", a.name, back, out)
+				t.Errorf("%s: %d µs back, 1 µs before the RetryAfter of a peek: %+v; want a RetryAfter of 1", a.name, back, out)
 			}
 		}
 	}

@@ -201,37 +201,38 @@ func (a *Algorithm) Windows() string { return a.windows }
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
-// IsCollection is set by the option Collection says.
+// IsCollection tells whether the option Collection is set.
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
-// Numbers is set by the option Numbers says.
+// Numbers is the number that the option Numbers sets.
 func (a *Algorithm) Numbers() int { return a.numbers }
 
-// IsAdditive is set by the option Additive says.
+// IsAdditive tells whether the option Additive is set.
 func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
 
-// NeedsHolder is set by the option NeedsHolder says.
+// NeedsHolder tells whether the option NeedsHolder is set.
 func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }
 
-// OwnsRefunds is set by the option OwnsRefunds says.
+// OwnsRefunds tells whether the option OwnsRefunds or NeedsHolder is set.
 func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
-// CanRefund is set by the option CanRefund says.
+// CanRefund tells whether the option CanRefund is set.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
 
-// CanBook is set by the option CanBook says.
+// CanBook tells whether the option CanBook is set.
 func (a *Algorithm) CanBook() bool { return a.canBook }
 
-// BurstUse is set by the option Burst says.
+// BurstUse is what the option Burst sets.
 func (a *Algorithm) BurstUse() BurstUse { return a.burst }
 
-// RefillsSteadily is set by the option RefillsSteadily says.
+// RefillsSteadily tells whether the option RefillsSteadily is set.
 func (a *Algorithm) RefillsSteadily() bool { return a.hasSteadyRefill }
 
-// WindowsDiffer is set by the option WindowsDiffer says.
+// WindowsDiffer tells whether the option WindowsDiffer is set.
 func (a *Algorithm) WindowsDiffer() bool { return a.hasDifferentWindows }
 
-// RetryAfterGrant is set by the option RetryAfterGrant says, and 0 without it.
+// RetryAfterGrant calls the function of the option RetryAfterGrant. Without the option, it returns
+// 0.
 func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	if a.retryAfterGrant == nil {
 		return 0
@@ -242,7 +243,7 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 // ResetsAtOnce tells whether all units become free at once, when a window ends.
 func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 
-// Decay is set by the option Leasable says.
+// Decay is what the option Leasable sets.
 func (a *Algorithm) Decay() Decay { return a.decay }
 
 // Window is the length of the limit's window, or of a part of it, in µs. It is 0 without windows.

@@ -31,7 +31,7 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 				for i := range n {
 					part, ok := a.Part(whole, n, i)
 					if ok != a.CanSplit() {
-						t.Errorf("%s: part %d of %d of %+v: %v", a.Title(), i, n, whole, ok)
+						t.Errorf("%s: part %d of %d of %+v: %v; want that it exists exactly if limits can be split", a.Title(), i, n, whole, ok)
 					}
 					if ok {
 						sum += capacity(a, part)
@@ -58,7 +58,7 @@ func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 		t.Errorf("the defaults are %+v", a)
 	}
 	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and the bound of its algorithm "mine"` {
-		t.Errorf("the bound is %q", text)
+		t.Errorf("the default bound is %q; want the capacity and the name", text)
 	}
 }
 
@@ -67,7 +67,7 @@ func TestTitlesDiffer(t *testing.T) {
 	known := make(map[string]bool)
 	for _, a := range All() {
 		if known[a.Title()] {
-			t.Errorf("two algorithms are called %s", a.Title())
+			t.Errorf("two algorithms have the title %s", a.Title())
 		}
 		known[a.Title()] = true
 	}

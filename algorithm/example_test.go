@@ -72,7 +72,7 @@ func ExampleDefine() {
 	}
 	prepare := func(l algorithm.Limit) (algorithm.Params, error) {
 		if l.Count != 1 {
-			return algorithm.Params{}, errors.New("a gate lets one through; set the count to 1")
+			return algorithm.Params{}, errors.New("a gate admits one request at a time; set the count to 1")
 		}
 		return algorithm.Params{l.Period}, nil
 	}

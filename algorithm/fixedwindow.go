@@ -260,7 +260,8 @@ func windowEnd(first, second, align, now int64) (end, next, length, kind int64) 
 	return end, end + length, length, kind
 }
 
-// calendarKind returns whether windows are days, weeks or months, from the length of two of them.
+// calendarKind returns whether windows are days, weeks or months, given the length of two of them
+// in µs.
 func calendarKind(two int64) int64 {
 	if two < 4*86_400_000_000 {
 		return 1

@@ -13,8 +13,8 @@ import (
 // universal are the laws that hold for any trace.
 var universal = []law{
 	numbersStayInRange, remainingStaysWithinTheLimit, peekChangesNothing, peekAnswersWhatSpendWould, whatCannotFitIsDeniedForEver,
-	cheaperRequestsAreGrantedToo, whatIsAnsweredIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
-	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackHeals,
+	cheaperRequestsAreGrantedToo, outcomeIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
+	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackIsRepaired,
 }
 
 // byteDice are dice that read bytes, as few as the range needs. After the last byte, they return
@@ -73,8 +73,8 @@ func FuzzSlidingLog(f *testing.F) { fuzz(f, logSubject()) }
 
 func FuzzConcurrency(f *testing.F) { fuzz(f, slotSubject()) }
 
-// Each limit is either invalid with a reason, or its parameters are numbers that
-// a twin can compute with, and outcomes of the largest requests are in range.
+// Each limit is either invalid with a reason, or valid. If it is valid, its parameters are numbers
+// that a twin can compute with, and outcomes of the largest requests are in range.
 func FuzzPrepare(f *testing.F) {
 	for _, l := range corners {
 		f.Add(l.Count, l.Period, l.Burst, uint8(10))
@@ -92,12 +92,12 @@ func FuzzPrepare(f *testing.F) {
 			p, err := a.prepare(l)
 			if err != nil {
 				if err.Error() == "" || p != (Params{}) && l.check() == nil && a.at == nil {
-					t.Fatalf("%s refuses %+v with %q and %v", a.name, l, err, p)
+					t.Fatalf("%s rejects %+v with %q and the parameters %v; want a reason and no parameters", a.name, l, err, p)
 				}
 				continue
 			}
 			if l.check() != nil && a.at == nil {
-				t.Fatalf("%s accepts %+v", a.name, l)
+				t.Fatalf("%s accepts %+v; want an error", a.name, l)
 			}
 			for i, n := range p {
 				if n < 0 || n > Max {
@@ -116,7 +116,7 @@ func largest(a subject, l Limit) error {
 	r := &run{subject: a, now: epoch}
 	r.change(l)
 	if a.name != "concurrency" && r.peek(r.now).Remaining != a.room(l) {
-		return errors.New("a fresh state has not all units")
+		return errors.New("a fresh state does not have all units")
 	}
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
 		request := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}

@@ -22,7 +22,7 @@ import (
 
 // The laws are properties that every algorithm must have. Each is written once for all algorithms,
 // as a function of a subject and dice that returns an error. So a law can be tested with our
-// algorithms (here), and seen to fail for broken ones (zoo_test.go).
+// algorithms here, and zoo_test.go can show that it fails for broken ones.
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -128,16 +128,16 @@ type subject struct {
 
 	room   func(Limit) int64                     // units that a fresh state has
 	heal   func(Limit) int64                     // µs after which a state without debt equals a fresh one
-	bound  func(l Limit, apart int64) int64      // cost that moments so far apart, and all between, can admit; nil: another law says
-	inTurn func(turns []turn, apart int64) int64 // the same of limits that take turns
-	window int64                                 // the shortest window of a calendar
+	bound  func(l Limit, apart int64) int64      // most cost that an interval of this length in µs can admit; nil: another law checks it
+	inTurn func(turns []turn, apart int64) int64 // the same for limits that are used in turn
+	window int64                                 // the shortest window of a calendar, in µs
 	grain  func(Limit) int64                     // shifting a trace by this much changes nothing; 0: by nothing
 
-	limits []Limit // that it is tried with; nil: with any
+	limits []Limit // limits that it is tested with; nil: any
 
 	bookable, holds, queues, additive bool
 	again                             func(p *Params, cost, remaining, reset int64) int64 // nil: it is unknown
-	kin                               []*Algorithm                                        // they share its stored states
+	kin                               []*Algorithm                                        // algorithms that share its stored states
 }
 
 // values converts a stepper to a Step.
@@ -148,7 +148,7 @@ func values[S any](step stepper[S]) Step[S] {
 	}
 }
 
-// of hides the type of a step's state. A nil state is fresh.
+// of hides the type of a step's state. A nil state means a fresh one.
 func of[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
 	return func(s any, p Params, a Request, now int64) (Outcome, any) {
 		var state S
@@ -594,7 +594,7 @@ func (r *run) useWithChanges(each func(a Request, out Outcome) error) error {
 	return nil
 }
 
-// haveSameAnswers returns an error if two runs of one subject answer the same requests differently
+// haveSameAnswers returns an error if two runs of one subject decide the same requests differently
 // from a time on.
 func haveSameAnswers(r, other *run, from int64) error {
 	r, other = r.clone(), other.clone()
@@ -603,7 +603,7 @@ func haveSameAnswers(r, other *run, from int64) error {
 		a := r.anyRequest(Spend, Draw, Peek, Refund)
 		other.now = r.now
 		if got, want := r.decide(a), other.decide(a); answer(got) != answer(want) {
-			return r.lawError("%v %d is answered %+v and not %+v", a.Mode, a.Cost, got, want)
+			return r.lawError("%v %d has the outcome %+v, and in the other run %+v", a.Mode, a.Cost, got, want)
 		}
 		r.pass()
 	}
@@ -632,7 +632,7 @@ var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice)
 		}
 		without.now = r.now
 		if got := without.decide(request); answer(got) != answer(out) {
-			return r.lawError("without the denials before, the answer is %+v", got)
+			return r.lawError("without the earlier denials, the outcome is %+v", got)
 		}
 	}
 	return nil
@@ -649,7 +649,7 @@ var peekChangesNothing = law{"peek changes nothing", func(a subject, d dice) err
 			return nil // the denial repaired the state
 		}
 		if out.Granted != 0 || out.Keep != Unchanged || !reflect.DeepEqual(before, orNil(after, before)) {
-			return r.lawError("peek answers %+v and leaves %+v", out, after)
+			return r.lawError("a peek has the outcome %+v and leaves %+v", out, after)
 		}
 		return nil
 	})
@@ -719,16 +719,16 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 		}
 		if out.RetryAfter == Never {
 			if later := r.decideAt(request, r.now+d(0, 4*r.heal(r.limit))); later.RetryAfter != Never {
-				return r.lawError("never has become %+v", later)
+				return r.lawError("RetryAfter was Never, and later the outcome is %+v", later)
 			}
 			continue
 		}
 		if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
-			return r.lawError("at the time named, it is denied: %+v", at)
+			return r.lawError("at its RetryAfter, the request is denied: %+v", at)
 		}
 		for _, early := range []int64{1, d(1, out.RetryAfter)} {
 			if before := r.decideAt(request, r.now+out.RetryAfter-early); before.RetryAfter != early {
-				return r.lawError("%d µs before the time named, it is answered %+v", early, before)
+				return r.lawError("%d µs before its RetryAfter, the outcome is %+v", early, before)
 			}
 		}
 	}
@@ -743,7 +743,7 @@ var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", fun
 		request := r.anyRequest(Spend, Peek)
 		out := r.decideAt(request, r.now)
 		if (out.RetryAfter == Never) != (request.Cost > r.room(r.limit)) {
-			return r.lawError("%v %d, with room for %d in a fresh state, is answered %+v", request.Mode, request.Cost, r.room(r.limit), out)
+			return r.lawError("%v %d, with room for %d in a fresh state, has the outcome %+v", request.Mode, request.Cost, r.room(r.limit), out)
 		}
 		return nil
 	})
@@ -753,7 +753,7 @@ func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
 	prove(t, whatCannotFitIsDeniedForEver, allSubjects())
 }
 
-var cheaperRequestsAreGrantedToo = law{"cheaper asks are granted too", func(a subject, d dice) error {
+var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(a subject, d dice) error {
 	r := startRun(a, d)
 	return r.useWithChanges(func(Request, Outcome) error {
 		request := r.anyRequest(Spend, Peek)
@@ -762,10 +762,10 @@ var cheaperRequestsAreGrantedToo = law{"cheaper asks are granted too", func(a su
 		cheaper.Cost = d(0, request.Cost)
 		less := r.decideAt(cheaper, r.now)
 		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
-			return r.lawError("%d is granted %+v, but %d is answered %+v", request.Cost, out, cheaper.Cost, less)
+			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v", request.Cost, out, cheaper.Cost, less)
 		}
 		if out.RetryAfter > 0 && (less.RetryAfter == Never || less.RetryAfter > out.RetryAfter) {
-			return r.lawError("%d waits %d, but %d waits %d", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
+			return r.lawError("a cost of %d has RetryAfter %d, and a cost of %d has %d", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
 		}
 		return nil
 	})
@@ -829,7 +829,7 @@ func inRange(a Request, out Outcome, state any) error {
 	const top = 1 << 53
 	switch {
 	case out.Granted < 0 || out.Granted > a.Cost:
-		return fmt.Errorf("granted %d of %d", out.Granted, a.Cost)
+		return fmt.Errorf("Granted is %d of a cost of %d", out.Granted, a.Cost)
 	case out.Remaining < 0 || out.Remaining >= top:
 		return fmt.Errorf("remaining is %d", out.Remaining)
 	case out.RetryAfter < Never || out.RetryAfter >= top:
@@ -839,7 +839,7 @@ func inRange(a Request, out Outcome, state any) error {
 	case out.Wait < 0 || out.Wait > a.Patience:
 		return fmt.Errorf("wait is %d with patience %d", out.Wait, a.Patience)
 	case !out.OK() && (out.Granted != 0 || out.Wait != 0):
-		return fmt.Errorf("denied, with granted %d and wait %d", out.Granted, out.Wait)
+		return fmt.Errorf("a denial has Granted %d and Wait %d", out.Granted, out.Wait)
 	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
 		return fmt.Errorf("keep is %d, reset after %d", out.Keep, out.ResetAfter)
 	case a.Mode >= Force && !out.OK():
@@ -889,11 +889,11 @@ var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subj
 		request.Patience = Max
 	}
 	if out := r.decideAt(request, r.now); !out.OK() {
-		return r.lawError("%d remain, and a spend of them is answered %+v", left, out)
+		return r.lawError("%d remain, and a spend of them has the outcome %+v", left, out)
 	}
 	request.Cost++
 	if out := r.decideAt(request, r.now); out.OK() {
-		return r.lawError("%d remain, and a spend of one more is answered %+v", left, out)
+		return r.lawError("%d remain, and a spend of one more has the outcome %+v", left, out)
 	}
 	return nil
 }}
@@ -908,7 +908,7 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
 	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
 		out := r.decideAt(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
-			return r.lawError("%v 0 is answered %+v, a peek %+v", mode, out, left)
+			return r.lawError("%v 0 has the outcome %+v, a peek has %+v", mode, out, left)
 		}
 	}
 	return nil
@@ -933,7 +933,7 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 		}
 		refunded += out.Granted
 		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.room(r.limit) {
-			return r.lawError("a refund of %d made %d of %d", out.Granted, out.Remaining, before.Remaining)
+			return r.lawError("a refund of %d made Remaining %d; before it was %d", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
 			return r.lawError("%d granted, %d refunded", granted, refunded)
@@ -951,17 +951,17 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 
 func TestRefundNeverExceedsUse(t *testing.T) { prove(t, refundNeverExceedsUse, allSubjects()) }
 
-var whatIsAnsweredIsKept = law{"what is answered is kept", func(a subject, d dice) error {
+var outcomeIsKept = law{"an outcome is kept", func(a subject, d dice) error {
 	r := startRun(a, d)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
-			return r.lawError("the answer was %+v, and a peek says %+v", out, kept)
+			return r.lawError("the outcome was %+v, and a peek has %+v", out, kept)
 		}
 		return nil
 	})
 }}
 
-func TestAnsweredStateIsKept(t *testing.T) { prove(t, whatIsAnsweredIsKept, allSubjects()) }
+func TestOutcomeIsKept(t *testing.T) { prove(t, outcomeIsKept, allSubjects()) }
 
 var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subject, d dice) error {
 	r := startRun(a, d)
@@ -978,14 +978,14 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 			continue
 		}
 		if out.Keep > out.ResetAfter {
-			return r.lawError("kept for %d µs, though fresh after %d", out.Keep, out.ResetAfter)
+			return r.lawError("the state is kept for %d µs, but is fresh after %d", out.Keep, out.ResetAfter)
 		}
 		r.state, r.last = next, out
 		fresh := r.clone()
 		fresh.state = nil
 		if out.Keep == 0 { // stores forget it at once
 			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
-				return r.lawError("to be forgotten, but a peek says %+v, and when fresh %+v", kept, other)
+				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v", kept, other)
 			}
 			r.state = nil
 		} else if from := r.now + out.Keep + d(0, 3); from <= late {
@@ -1005,14 +1005,14 @@ var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) erro
 	r.pass()
 	reset := r.peek(r.now).ResetAfter
 	if at := r.peek(r.now + reset); at.Remaining != r.room(r.limit) || at.ResetAfter != 0 {
-		return r.lawError("after %d µs it should be fresh, and is %+v", reset, at)
+		return r.lawError("after %d µs the state should be fresh; a peek has %+v", reset, at)
 	}
 	if reset == 0 {
 		return nil
 	}
 	early := d(1, reset)
 	if before := r.peek(r.now + reset - early); before.Remaining >= r.room(r.limit) || before.ResetAfter != early {
-		return r.lawError("%d µs before it is fresh, it is %+v", early, before)
+		return r.lawError("%d µs before the state should be fresh, it is %+v", early, before)
 	}
 	return nil
 }}
@@ -1024,7 +1024,7 @@ var resetForgetsEverything = law{"reset forgets everything", func(a subject, d d
 	return r.useWithChanges(func(Request, Outcome) error {
 		out := r.decideAt(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.room(r.limit) {
-			return r.lawError("reset is answered %+v", out)
+			return r.lawError("a reset has the outcome %+v", out)
 		}
 		return nil
 	})
@@ -1044,7 +1044,7 @@ var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
 			return r.lawError("the same request gets %+v, then %+v", out, again)
 		}
 		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != seen {
-			return r.lawError("a step wrote to a state that it was given, or has returned")
+			return r.lawError("a step wrote to the state that it was given, or to one that it returned before")
 		}
 		return nil
 	})
@@ -1068,7 +1068,7 @@ var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a 
 		shifted.now = r.now + shift
 		request := r.anyRequest(Spend, Draw, Peek, Force, Refund)
 		if out, other := r.decide(request), shifted.decide(request); out != other {
-			return r.lawError("%d µs later, the answer is %+v", shift, other)
+			return r.lawError("the same request %d µs later has the outcome %+v", shift, other)
 		}
 	}
 	return nil
@@ -1090,10 +1090,10 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
 		admitted += parts.decide(Request{Mode: Spend, Cost: 1}).Granted
 	}
 	if admitted != min(left, cost) {
-		return parts.lawError("%d remained, and %d single units of %d were admitted", left, admitted, cost)
+		return parts.lawError("%d units remained, and %d of %d single units were admitted", left, admitted, cost)
 	}
 	if out := whole.decide(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
-		return whole.lawError("%d units alone are admitted, but their sum is answered %+v", admitted, out)
+		return whole.lawError("%d units alone are admitted, but their sum has the outcome %+v", admitted, out)
 	}
 	if admitted < cost {
 		return nil
@@ -1124,7 +1124,7 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 			return one.lawError("%d times the cost is granted at once, but not one by one", times)
 		}
 		if i > 0 && out.Remaining != last.Remaining-request.Cost {
-			return one.lawError("of %d that remained, a spend left %d", last.Remaining, out.Remaining)
+			return one.lawError("a spend of the cost changed Remaining from %d to %d", last.Remaining, out.Remaining)
 		}
 		if i > 0 {
 			least, most = min(least, out.ResetAfter-last.ResetAfter), max(most, out.ResetAfter-last.ResetAfter)
@@ -1136,13 +1136,13 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 	}
 	total.Granted = last.Granted
 	if total != last || !reflect.DeepEqual(one.state, sum.state) {
-		return sum.lawError("one by one the answer is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
+		return sum.lawError("one by one the outcome is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
 	}
 	return nil
 }}
 
 // The contract of the option RetryAfterGrant, in any state.
-var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice) error {
+var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a subject, d dice) error {
 	r := startRun(a, d)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if !out.OK() {
@@ -1154,14 +1154,14 @@ var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice
 			truth = 0 // unknown
 		}
 		if again > truth || again < truth-1 {
-			return r.lawError("RetryAfterGrant says that %d more are granted after %d µs; they are after %d", cost, again, truth)
+			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; they are granted after %d", cost, again, truth)
 		}
 		return nil
 	})
 }}
 
 func TestRetryAfterGrant(t *testing.T) {
-	prove(t, grantTellsWhenAgain, subjectsWhere(func(a subject) bool { return a.again != nil }))
+	prove(t, grantPredictsNextDenial, subjectsWhere(func(a subject) bool { return a.again != nil }))
 }
 
 func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(additives)) }
@@ -1190,12 +1190,12 @@ func within(events []event, bound func(apart int64) int64) error {
 	return nil
 }
 
-// traffic is greedy: it takes all units, often at the time at which there are more.
+// traffic makes greedy requests: it takes all units, often at the moment at which more are free.
 func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
 	for range r.d(1, 40) {
 		r.pass()
-		if r.now >= expires { // as stores do
+		if r.now >= expires { // stores drop the state then
 			r.state = nil
 		}
 		request := r.anyRequest(Draw, Draw, Spend, Peek)
@@ -1267,7 +1267,7 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 	prove(t, slidingWindowAdmitsOnePlusF, []subject{slidingSubject()})
 }
 
-// The bounds are not only kept but reached, so they could not be smaller.
+// Each bound is reached, so it could not be smaller.
 func TestBoundsAreReached(t *testing.T) {
 	const width = 60_000_000
 	edge := epoch - epoch%width + width
@@ -1344,10 +1344,10 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 			switch {
 			case out.Granted == 0:
 			case tail != &line[len(line)-1]:
-				return r.lawError("a place within the queue was refunded")
+				return r.lawError("a place with others behind it was refunded")
 			case out.Granted > tail.cost:
-				return r.lawError("a place was refunded that was taken by another")
-			default: // who gives all places back says that it did not go
+				return r.lawError("a holder refunded the place of another")
+			default: // a holder that refunds all of its places has not left the queue
 				if tail.cost -= out.Granted; tail.cost == 0 {
 					line = line[:len(line)-1]
 				}
@@ -1388,7 +1388,7 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 	r := startRun(a, d)
 	r.use(Spend, Draw, Refund)
 	r.pass()
-	if r.bookable { // bookings of the future use more than there is
+	if r.bookable { // bookings may use more units than the limit has
 		r.decide(Request{Mode: Refund, Cost: Max / 2})
 		r.use(Peek)
 	}
@@ -1408,10 +1408,10 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 	}
 	r.change(raised)
 	if a.name == "slidingwindow" && old[3] != r.params[3] {
-		return nil // time is read in other ticks
+		return nil // the new limit counts time in other ticks
 	}
 	if after := r.peek(r.now); after.Remaining != before.Remaining+by {
-		return r.lawError("raised by %d, and %d became %d", by, before.Remaining, after.Remaining)
+		return r.lawError("after raising the limit by %d, Remaining changed from %d to %d", by, before.Remaining, after.Remaining)
 	}
 	return nil
 }}
@@ -1436,7 +1436,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		}
 	}
 	if r.state != nil && r.history[len(r.history)-1].out.Keep == Unchanged {
-		return nil // the state is older than now, and the time since counts at the new rate
+		return nil // the time since the state was written counts at the new rate
 	}
 	old, used, before := r.limit, r.room(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
 	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].name == "subwindow" {
@@ -1466,14 +1466,14 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	usedNow := room - after.Remaining
 	least, most := min(used, room), min(used, room)
 	switch a.name {
-	case "leakybucket": // those who wait keep their turns: the time until all have left stays
+	case "leakybucket": // callers that wait keep their turns, so the time until all have left stays
 		least, most = 0, room
 		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
 			return r.lawError("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
 		}
 	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
-		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // what a window holds is capped, by finer ticks at less
+		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // the units of a window are capped, and at less with finer ticks
 		most = min(room, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
 	case "slidinglog": // each grant counts if it is younger than the new period
 		least, most = 0, 0
@@ -1526,11 +1526,11 @@ var stepBackStallsTheState = law{"a step back stalls the state", func(a subject,
 		then, now := r.now, r.now-pick(d, d(1, 10), d(1, MaxStall), MaxStall)
 		before, after := r.decideAt(request, then), r.decideAt(request, now)
 		if after.Granted > before.Granted || r.peek(now).Remaining > r.peek(then).Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
-			return r.lawError("%v %d: %d µs back, %+v has become %+v", request.Mode, request.Cost, then-now, before, after)
+			return r.lawError("%v %d: %d µs back, the outcome changed from %+v to %+v", request.Mode, request.Cost, then-now, before, after)
 		}
 		later := now + after.RetryAfter - then - before.RetryAfter
 		if after.RetryAfter != Never && (later > 0 || later < 0 && !before.OK()) {
-			return r.lawError("%v %d: %d µs back, %+v has become %+v: %d later", request.Mode, request.Cost, then-now, before, after, later)
+			return r.lawError("%v %d: %d µs back, the outcome changed from %+v to %+v: granted %d µs later", request.Mode, request.Cost, then-now, before, after, later)
 		}
 	}
 	return nil
@@ -1542,17 +1542,17 @@ func TestStepBackStallsTheState(t *testing.T) {
 
 // After a step back by more than 5 s, no more units are left than before it, no caller waits longer
 // than one refill, and retries do not make a denied client wait longer.
-var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) error {
+var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, d dice) error {
 	r := startRun(a, d)
 	r.use(Spend, Draw)
 	if r.bookable && r.room(r.limit)-r.peek(r.now).Remaining == r.room(r.limit) {
-		r.decide(Request{Mode: Refund, Cost: Max / 2}) // booked units are refilled later
+		r.decide(Request{Mode: Refund, Cost: Max / 2}) // without it, booked units would refill later
 	}
 	r.decide(Request{Mode: Draw, Cost: r.fitting(), Holder: r.newHolder()})
 	before := r.peek(r.now)
 	r.now -= MaxStall + pick(d, d(1, 10), d(1, day), d(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
-		return r.lawError("the step back made %d of %d", after.Remaining, before.Remaining)
+		return r.lawError("the step back changed Remaining to %d; before it was %d", after.Remaining, before.Remaining)
 	}
 	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
 	out := r.decide(request)
@@ -1563,13 +1563,13 @@ var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) erro
 	for !out.OK() {
 		r.now += max(d(1, out.RetryAfter), out.RetryAfter/8)
 		if out = r.decide(request); r.now+out.RetryAfter != granted {
-			return r.lawError("%d was promised for %d, and now for %d", request.Cost, granted, r.now+out.RetryAfter)
+			return r.lawError("a cost of %d was to be granted at %d, and now at %d", request.Cost, granted, r.now+out.RetryAfter)
 		}
 	}
 	return nil
 }}
 
-func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackHeals, allSubjects()) }
+func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackIsRepaired, allSubjects()) }
 
 // Two clocks, one up to 5 s behind the other, together admit no more than one would in
 // a time that is longer by this difference.
@@ -1603,17 +1603,17 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
-	booked := int64(0) // beyond the room; in a queue it is within
+	booked := int64(0) // units booked beyond the room; a queue has them within
 	for _, s := range r.history {
 		if s.out.Wait > 0 && !r.queues {
 			booked += s.out.Granted
 		}
 	}
-	// The most units that a state counts as used: twice the capacity, and Max/2.
+	// A state counts at most this many units as used: twice the capacity, and at most Max/2.
 	cost := max(min(r.fitting()-booked, Max/2-(r.room(r.limit)-left)), 0)
 	out := r.decide(Request{Mode: Force, Cost: cost, Holder: r.newHolder()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
-		return r.lawError("%d remained, and force %d is answered %+v", left, cost, out)
+		return r.lawError("%d units remained, and force %d has the outcome %+v", left, cost, out)
 	}
 	return nil
 }}
@@ -1631,7 +1631,7 @@ var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) erro
 		}
 		out := r.decide(request)
 		if want := min(left, request.Cost); out.Granted != want || out.OK() != (want > 0 || request.Cost == 0) {
-			return r.lawError("%d remained, and draw %d is answered %+v", left, request.Cost, out)
+			return r.lawError("%d units remained, and draw %d has the outcome %+v", left, request.Cost, out)
 		}
 	}
 	return nil
@@ -1646,7 +1646,7 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d di
 	holds := map[string]held{}
 	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
 	steps := d.oneIn(2)
-	if steps { // a hold may have ended, and live again
+	if steps { // after a step back, a hold that has ended may live again
 		modes = modes[:3]
 	}
 	for range d(1, 40) {
@@ -1685,7 +1685,7 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d di
 			}
 		}
 		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !steps && out.OK() != fits {
-			return r.lawError("%d slots are held by others of %d, and %v %d is answered %+v", others, slots, request.Mode, request.Cost, out)
+			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v", others, slots, request.Mode, request.Cost, out)
 		}
 	}
 	return nil
@@ -1710,7 +1710,7 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 		r.now += d(0, r.limit.Period-1)
 		greedy()
 		if out := r.decide(mine); !out.OK() || out.Granted != 0 {
-			return r.lawError("the renewal is answered %+v", out)
+			return r.lawError("the renewal has the outcome %+v", out)
 		}
 	}
 	r.decide(Request{Mode: Reset})
@@ -1743,17 +1743,17 @@ var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject
 	r.decide(Request{Mode: Spend, Cost: cost, Holder: "mine"})
 	held := r.decide(Request{Mode: Peek}).Remaining
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: r.newHolder()}); out.Granted != 0 || out.Remaining != held {
-		return r.lawError("a stranger refunded %d", out.Granted)
+		return r.lawError("another holder refunded %d slots; want 0", out.Granted)
 	}
 	part := d(0, cost)
 	if out := r.decide(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
-		return r.lawError("a refund of %d of %d is answered %+v", part, cost, out)
+		return r.lawError("a refund of %d of %d slots has the outcome %+v", part, cost, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
-		return r.lawError("a refund of %d of %d after %d is answered %+v", cost, cost, part, out)
+		return r.lawError("a refund of %d of %d after %d has the outcome %+v", cost, cost, part, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
-		return r.lawError("refunded twice: %+v", out)
+		return r.lawError("a second refund has the outcome %+v; want 0 granted", out)
 	}
 	return nil
 }}
@@ -1790,7 +1790,7 @@ var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject
 		left := r.limit.Count - used[date]
 		out := r.decide(request)
 		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && request.Cost <= left {
-			return r.lawError("%d of %d were left on %s", left, r.limit.Count, date)
+			return r.lawError("%d of %d units were left on the first charge of %s", left, r.limit.Count, date)
 		}
 		if out.ResetAfter == 0 {
 			continue
@@ -1825,7 +1825,7 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 		skewed.at = func(p Params, now int64) Params { return r.at(p, now+skew) }
 		request := r.anyRequest(Spend, Draw, Refund)
 		if out, other := r.decide(request), skewed.decide(request); answer(out) != answer(other) {
-			return r.lawError("a caller %d µs ahead is answered %+v", skew, other)
+			return r.lawError("for a caller %d µs ahead, the outcome is %+v", skew, other)
 		}
 	}
 	return nil
@@ -1837,7 +1837,7 @@ func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 
 // However far behind a caller's clock is, its parameters select a window of a unit's length
 // that has not ended.
-var clocksBehindNameAWindow = law{"clocks behind name a window", func(a subject, d dice) error {
+var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subject, d dice) error {
 	r := startRun(a, d)
 	calendar := r.at
 	for range d(1, 10) {
@@ -1850,14 +1850,14 @@ var clocksBehindNameAWindow = law{"clocks behind name a window", func(a subject,
 		}
 		right := calendar(r.params, r.now)
 		if end, _, _, _ := windowEnd(right[1], right[2], right[3], r.now); r.now+out.ResetAfter != end && a.name == "fixedwindow/day/Asia/Kolkata" {
-			return r.lawError("all days are as long, and by a clock that is %d µs behind, one ends at %d", behind, r.now+out.ResetAfter)
+			return r.lawError("days of one length end at multiples of it; by a clock that is %d µs behind, one ends at %d", behind, r.now+out.ResetAfter)
 		}
 	}
 	return nil
 }}
 
-func TestClocksBehindNameAWindow(t *testing.T) {
-	prove(t, clocksBehindNameAWindow, calendarSubjects())
+func TestClocksBehindSelectAWindow(t *testing.T) {
+	prove(t, clocksBehindSelectAWindow, calendarSubjects())
 }
 
 // Converting a level to other parts never decreases it. It increases it by less than two parts, and
@@ -1885,7 +1885,7 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	}
 }
 
-// A limit that cannot be enforced is an error, and the error is right.
+// A limit that cannot be enforced is an error with the right reason.
 func TestInvalidLimitsAreErrors(t *testing.T) {
 	good := Limit{Count: 10, Period: 1_000_000}
 	change := func(edit func(*Limit)) Limit {
@@ -1930,8 +1930,8 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	}
 }
 
-// States answer as their step does. They keep nothing that is not committed, and a new state has
-// nothing left from an earlier one.
+// States decide as their step does. They keep nothing that is not committed, and a new state has
+// nothing left from a removed one.
 func TestCellsKeepWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
 		t.Run(a.name, func(t *testing.T) {

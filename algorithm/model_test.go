@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// The models are the algorithms in their simplest form: with exact fractions, all grants stored,
-// and without conversions. They share no code with the steps, and find the
-// first time that grants by binary search.
+// The models are the algorithms in their simplest form. They use exact fractions, store all grants
+// and convert nothing. They share no code with the steps. They find the first time that grants by
+// binary search.
 
 // A model decides requests at increasing times.
 type model interface {
@@ -350,7 +350,7 @@ func TestStepsEqualTheirModels(t *testing.T) {
 func compare(a subject, d dice) (int, error) {
 	l := a.anyLimit(d)
 	for a.name == "slidingwindow" && tickOf(l.Count, l.Period) > 1 {
-		l = a.anyLimit(d) // in coarser ticks, it promises less than the model has
+		l = a.anyLimit(d) // with coarser ticks, the step admits less than the model
 	}
 	r, m := startRunWith(a, d, l), modelFor(a, l)
 	for historyEntry := range 100 {
@@ -358,7 +358,7 @@ func compare(a subject, d dice) (int, error) {
 		request := r.anyRequest(Spend, Spend, Spend, Draw, Draw, Peek, Refund, Force)
 		switch {
 		case request.Mode == Force:
-			request.Cost = min(request.Cost, max(min(2*r.room(l), Max/2)-m.use(r.now), 0)) // beyond, the steps forget some
+			request.Cost = min(request.Cost, max(min(2*r.room(l), Max/2)-m.use(r.now), 0)) // the steps drop units beyond this
 		case request.Mode == Refund && r.queues && d.oneIn(2) && m.(*bucketModel).tail != "":
 			request.Holder = m.(*bucketModel).tail
 		case d.oneIn(50):
@@ -366,7 +366,7 @@ func compare(a subject, d dice) (int, error) {
 		}
 		want := decide(m, request, r.now)
 		if got := answer(r.decide(request)); got != want {
-			return historyEntry, r.lawError("%v %d: the model answers %+v", request.Mode, request.Cost, want)
+			return historyEntry, r.lawError("%v %d: the model has the outcome %+v", request.Mode, request.Cost, want)
 		}
 	}
 	return 100, nil

@@ -33,8 +33,8 @@ var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
 	Title("sliding-log"), Collection(), CanRefund(), Divisible(pieces), Bounded(slidingExactly))
 
-// record is the state of a sliding log: the grants in order of time and sum. Some may have expired.
-// The last expired one is kept, because its sum is the base of the used units.
+// record is the state of a sliding log: the grants, ordered by time and then by sum. Some of them
+// may have expired. The last expired one is kept, because the used units count from its sum.
 type record struct {
 	grants []grant
 }
@@ -42,7 +42,7 @@ type record struct {
 type grant struct {
 	at   int64
 	sum  int64 // of all costs up to this one
-	keep int64 // for how long after at it is kept, in µs; never dropped before an earlier grant
+	keep int64 // how long it is kept after at, in µs; it is never dropped before an earlier grant
 }
 
 func slidingLog(s record, p Params, a Request, now int64) (Outcome, record) {

@@ -136,8 +136,8 @@ func slidingWindow(s windowPair, p Params, a Request, now int64) (Outcome, windo
 	return out, windowPair{start, current, width, previous, owner}
 }
 
-// slide brings both windows up to now. repaired tells that the state came from too far in the
-// future, and was moved to a window that begins now.
+// slide advances both windows to now. repaired tells whether the state was too far in the future.
+// Then it was moved to a window that begins now.
 func slide(s windowPair, period, now int64) (start, current, width, previous int64, repaired bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {

@@ -80,9 +80,9 @@ func brokenLimiters() []brokenLimiter {
 	perDay := []Limit{{Count: 10_000, Period: day}, {Count: 1, Period: 30 * day}, {Count: 100, Period: 3 * hour}}
 	return []brokenLimiter{
 		{"a bucket writes its time backwards: two clocks add tokens", twoClocksAddNothing, bucket, timeWrittenBackwards, nil},
-		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackHeals, bucket, elapsedNotClamped, nil},
-		{"a bucket accepts any future time: locked out after a step back", farStepBackHeals, bucket, futureAccepted, nil},
-		{"a denial does not store the repaired state: nothing is admitted", farStepBackHeals, bucket, neverRepaired, nil},
+		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackIsRepaired, bucket, elapsedNotClamped, nil},
+		{"a bucket accepts any future time: locked out after a step back", farStepBackIsRepaired, bucket, futureAccepted, nil},
+		{"a denial does not store the repaired state: nothing is admitted", farStepBackIsRepaired, bucket, neverRepaired, nil},
 		{"state is kept for 3600 s, whatever the period", stateEqualsFreshAfterKeep, bucket, keptForAnHour, perDay},
 		{"state is kept for 3600 s: a full bucket after an idle hour", admittedCostStaysWithinTheBound, bucket, keptForAnHour, perDay},
 		{"state is kept for whole seconds, rounded down", admittedCostStaysWithinTheBound, bucket, keptForWholeSeconds,
@@ -93,13 +93,13 @@ func brokenLimiters() []brokenLimiter {
 		{"a cost above the burst has a RetryAfter", whatCannotFitIsDeniedForEver, bucket, oversizeHasRetryAfter, nil},
 		{"a cost of exactly the burst is refused", remainingIsWhatSpendFinds, bucket, wholeBurstRefused, nil},
 		{"a refund goes above the capacity", refundNeverExceedsUse, fixed, refundAboveCapacity, nil},
-		{"a refund that fills the bucket is not stored", whatIsAnsweredIsKept, bucket, fillingRefundLost, nil},
+		{"a refund that fills the bucket is not stored", outcomeIsKept, bucket, fillingRefundLost, nil},
 		{"a draw charges the fraction that it does not report", spendThenRefundIsNothing, bucket, drawChargesFraction, nil},
 		{"a log's member is its time: grants of one µs collapse", admittedCostStaysWithinTheBound, log, membersCollapse, nil},
 		{"a log forgets earlier grants when its period grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
 		{"a sliding window rounds the weight down", slidingWindowAdmitsOnePlusF, sliding, weightRoundedDown, nil},
 		{"a sliding window checks for one unit and charges all", admittedCostStaysWithinTheBound, sliding, costIgnored, nil},
-		{"a sliding window is realigned when it is repaired", farStepBackHeals, sliding, realigned, nil},
+		{"a sliding window is realigned when it is repaired", farStepBackIsRepaired, sliding, realigned, nil},
 		{"sub-windows count n parts only", admittedCostStaysWithinTheBound, sub, oneShort, nil},
 		{"a quotient is rounded up in floats", retryAfterIsTight, bucket, floatQuotients, []Limit{
 			{Count: 999_983, Period: 999_999_937, Burst: 2_251_000}, {Count: 7919, Period: 86_399_999_999, Burst: 26_000}}},

@@ -13,7 +13,7 @@ import (
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {
-		clock := aHand()
+		clock := newManualClock()
 		s := memstore.New(memstore.Options{Now: clock.Now, Locks: 1})
 		for range 10 {
 			decide(t, s, spend("k", limit.MustCompile(), 1))
@@ -28,7 +28,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
 			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {
-				t.Fatalf("%v, %v after the change to an hour: %v; granted was promised for %v", limit, clock.now, d, granted)
+				t.Fatalf("%v, %v after the change to an hour: %v; want a denial: the last one had a RetryAfter until %v", limit, clock.now, d, granted)
 			}
 		}
 	}

@@ -259,9 +259,9 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 	return true
 }
 
-// reclaim removes counters that are no longer needed, in other stripes, until the store is no
-// longer full. It returns whether that succeeded. Its caller holds locks, so it skips stripes that
-// are locked. After a failure it does nothing for fullPause.
+// reclaim removes counters that are no longer needed, in other stripes, until the store has room.
+// It returns whether that succeeded. Its caller holds locks, so it skips stripes that are locked.
+// After a failure it does nothing for fullPause.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
 		return false
@@ -326,8 +326,8 @@ func (s *Store) sweepLocked(t *table, now int64) {
 	}
 }
 
-// sweepEvery is a number of µs. A decision on one charge sweeps if its time is a multiple of it: on
-// average one decision of that many. Decisions that add a counter always sweep.
+// sweepEvery is a number of µs. A decision on one charge sweeps if its time is a multiple of
+// sweepEvery: one decision of 8 on average. Decisions that add a counter always sweep.
 const sweepEvery = 8
 
 // fullPause is the least time between two sweeps of a whole table, in µs.

@@ -22,7 +22,7 @@ import (
 // A manualClock is a clock that tests move.
 type manualClock struct{ now time.Time }
 
-func aHand() *manualClock { return &manualClock{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
+func newManualClock() *manualClock { return &manualClock{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
 
 func (h *manualClock) Now() time.Time          { return h.now }
 func (h *manualClock) advance(d time.Duration) { h.now = h.now.Add(d) }
@@ -47,7 +47,7 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
-			clock := aHand()
+			clock := newManualClock()
 			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
 			for i := range most {
 				decide(t, s, spend(fmt.Sprint("k", i), limit, 3))
@@ -73,7 +73,7 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 			}
 			// Charges that need no new counter are decided as usual.
 			if d := decide(t, s, penstock.Charge{Key: "new", Plan: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
-				t.Errorf("peek at a new key: %+v", d.Status(0))
+				t.Errorf("peek at a new key: %+v; want 10 left", d.Status(0))
 			}
 			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
 				t.Error("a cost that never fits was allowed")
@@ -93,7 +93,7 @@ func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
-			clock := aHand()
+			clock := newManualClock()
 			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
 			for round := range 5 {
 				for i := range most {
@@ -111,7 +111,7 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	const keys = 100_000
-	clock := aHand()
+	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now})
 	limits := []*penstock.Plan{penstock.PerSecond(10).MustCompile(), penstock.PerSecond(10).With(penstock.SlidingLog).MustCompile()}
 	for i := range keys {
@@ -126,7 +126,7 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: limits[i%2], Mode: penstock.Peek, Cost: 1})
 	}
 	if s.Len() > keys/1000 {
-		t.Errorf("%d of %d counters are left after an hour with as many decisions", s.Len(), keys)
+		t.Errorf("%d of %d counters are left after an hour with as many decisions; want none of them", s.Len(), keys)
 	}
 	empty := heap()
 	runtime.KeepAlive(s)
@@ -140,8 +140,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Sweeping a counter must not change any answer. A store that sweeps is compared with one that
-// never does.
+// Sweeping a counter must not change any decision. The test compares a store that sweeps with one
+// that never does.
 func TestSweepingChangesNoAnswer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -160,7 +160,7 @@ func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) 
 	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
-	clock := aHand()
+	clock := newManualClock()
 	o.Now, other.Now = clock.Now, clock.Now
 	a, b := memstore.New(o), memstore.New(other)
 	var limits []*penstock.Plan
@@ -182,11 +182,11 @@ func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) 
 		}
 		one, two := decide(t, a, batch...), decide(t, b, batch...)
 		if one.Allowed != two.Allowed {
-			t.Fatalf("seed %d, step %d, %+v: allowed %t and %t", seed, n, batch, one.Allowed, two.Allowed)
+			t.Fatalf("seed %d, step %d, %+v: allowed %t, and %t by the other store", seed, n, batch, one.Allowed, two.Allowed)
 		}
 		for i := range one.Len() {
 			if one.Status(i) != two.Status(i) {
-				t.Fatalf("seed %d, step %d, charge %+v: %+v and %+v", seed, n, batch[i], one.Status(i), two.Status(i))
+				t.Fatalf("seed %d, step %d, charge %+v: %+v, and %+v by the other store", seed, n, batch[i], one.Status(i), two.Status(i))
 			}
 		}
 		if rng.IntN(3) == 0 {
@@ -211,7 +211,7 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 				allowed++
 			}
 		}); n != 0 {
-			t.Errorf("%v: %v allocations per decision", limit, n)
+			t.Errorf("%v: %v allocations per decision; want 0", limit, n)
 		}
 		if allowed == 0 {
 			t.Errorf("%v: nothing was allowed", limit)
@@ -228,7 +228,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		penstock.PerDay(50).WithName("token"), penstock.PerDay(70).With(penstock.SlidingLog).WithName("log"),
 		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub"),
 	}
-	clock := aHand()
+	clock := newManualClock()
 	for _, locks := range []int{1, 2, 256} {
 		s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks})
 		seed := rand.Uint64()
@@ -293,7 +293,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 					defer mu.Unlock()
 					went = append(went, i)
 					if since := time.Since(start); since != time.Duration(i)*10*time.Minute {
-						t.Errorf("%s: waiter %d went after %v, want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
+						t.Errorf("%s: waiter %d was admitted after %v, want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
 					}
 				}()
 				synctest.Wait()
@@ -303,7 +303,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if !slices.Equal(went, []int{0, 1, 2, 3, 4}) {
-				t.Errorf("%s: the waiters went as %v", limit.Name, went)
+				t.Errorf("%s: the waiters were admitted in the order %v; want 0 to 4", limit.Name, went)
 			}
 		})
 	}
@@ -330,7 +330,7 @@ func TestWaitOnAWindowRetriesWhenItEnds(t *testing.T) {
 }
 
 // If a wait ends with its context, the next caller gets its turn.
-func TestCanceledTurnIsTheNextCallers(t *testing.T) {
+func TestNextCallerGetsTheTurnOfACanceledOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", penstock.Every(10*time.Minute))
@@ -344,13 +344,13 @@ func TestCanceledTurnIsTheNextCallers(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(3*time.Minute, cancel)
 		if err := limiter.Wait(ctx, "k"); !errors.Is(err, context.Canceled) {
-			t.Errorf("a wait that was given up: %v", err)
+			t.Errorf("a canceled wait: %v; want context.Canceled", err)
 		}
 		if err := limiter.Wait(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
 		if since := time.Since(start); since != 10*time.Minute {
-			t.Errorf("the next one went after %v, want 10m", since)
+			t.Errorf("the next caller was admitted after %v, want 10m", since)
 		}
 	})
 }

@@ -19,7 +19,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 		t.Run(turns[0].String(), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(40) {
-				clock := aHand()
+				clock := newManualClock()
 				turns := storetest.Turns{
 					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: turns, Now: clock.Now, Advance: clock.advance,
 				}
@@ -36,7 +36,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	clock := aHand()
+	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now})
 	premium, otherwise := penstock.PerSecond(10).WithBurst(600), penstock.PerSecond(10).WithBurst(20)
 	admitted := 0

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/redisguard"
 )
 
-// A service whose instances share a limit of 100 requests a minute for each user. While Redis does
-// not answer, each instance enforces its share of it.
+// The instances of a service share a limit of 100 requests a minute for each user. While Redis does
+// not answer, each instance enforces its share of the limit.
 func ExampleOpen() {
 	store, err := redisguard.Open("redis://localhost:6379", redisguard.Options{})
 	if err != nil {

@@ -71,7 +71,7 @@ func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 		t.Errorf("without a server: %v of %v, %v; want a grant of the fallback", d.Allowed, d.Source, err)
 	}
 	if err := first.Ping(t.Context()); !errors.Is(err, penstock.ErrUnavailable) {
-		t.Errorf("Ping without a server: %v", err)
+		t.Errorf("Ping without a server: %v; want an ErrUnavailable", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)

@@ -224,7 +224,7 @@ func (b *lawTest) decide(charges ...penstock.Charge) penstock.Decision {
 		b.fatal("%s failed: %v", showCharges(charges), err)
 	}
 	if d.Len() != len(charges) {
-		b.fatal("%s has %d statuses", showCharges(charges), d.Len())
+		b.fatal("%s has %d statuses; want one for each charge", showCharges(charges), d.Len())
 	}
 	return d
 }
@@ -329,7 +329,7 @@ func (b *lawTest) deniedTogether(free counter, charges ...penstock.Charge) {
 	for i, c := range charges {
 		s, full := d.Status(i), strings.HasPrefix(c.Plan.Name(), "full-")
 		if s.Granted != 0 || s.Wait != 0 || (s.RetryAfter != 0) != full {
-			b.violated("%s: status %d is %+v", showCharges(charges), i, s)
+			b.violated("%s: status %d is %+v; want RetryAfter and Granted as the law requires", showCharges(charges), i, s)
 		}
 		if want := int64(units); !full && s.Remaining != want {
 			b.violated("%s: in status %d, %d units remain, want %d", showCharges(charges), i, s.Remaining, want)
@@ -452,18 +452,18 @@ func peeking(b *lawTest) {
 				for _, cost := range []int64{1, left, left + 1, units} {
 					d := b.decide(c.as("asker").charge(penstock.Peek, cost))
 					if s := d.Status(0); d.Allowed != (cost <= left) || s.Granted != 0 || s.Remaining != left {
-						b.violated("peek at %d of %d: %s", cost, left, showDecision(d))
+						b.violated("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
 					}
 				}
 				for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund} {
-					b.wantGranted(fmt.Sprint(mode, " of 0"), b.allow(c.as("asker").charge(mode, 0)), 0, left)
+					b.wantGranted(fmt.Sprint(mode, " of 0"), b.allow(c.as("another").charge(mode, 0)), 0, left)
 				}
 			}
 		}
 	})
 }
 
-// left is what a counter has left.
+// left is how many units a counter has left.
 func (b *lawTest) left(c counter) int64 {
 	b.Helper()
 	return b.allow(c.charge(penstock.Peek, 0)).Remaining
@@ -475,13 +475,13 @@ func costTooLarge(b *lawTest) {
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Peek} {
 			for _, cost := range []int64{units + 1, penstock.MaxCost} {
 				if s := b.deny(c.charge(mode, cost)); s.RetryAfter != penstock.Never || s.Granted != 0 {
-					b.violated("%v of %d units: %+v", mode, cost, s)
+					b.violated("%v of %d units: %+v; want RetryAfter Never", mode, cost, s)
 				}
 			}
 		}
 		d := b.decide(c.spend(1), c.named("other").spend(units+1))
 		if d.RetryAfter() != penstock.Never || d.Strictest() != 1 {
-			b.violated("a batch with a cost that never fits: %s", showDecision(d))
+			b.violated("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
 		}
 		b.wantRemaining(c, units)
 	})
@@ -491,16 +491,16 @@ func retryAfter(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		if s := b.allow(c.charge(penstock.Peek, 1)); s.ResetAfter != 0 {
-			b.violated("a fresh counter: %+v", s)
+			b.violated("a fresh counter: %+v; want ResetAfter 0", s)
 		}
 		if s := b.allow(c.spend(units)); s.RetryAfter != 0 || s.ResetAfter <= 0 {
-			b.violated("a grant: %+v", s)
+			b.violated("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
 		}
 		longest := 2 * refillTime // a sliding window is the slowest to refill
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek} {
 			s := b.deny(c.as("other").charge(mode, 1))
 			if s.RetryAfter <= 0 || s.RetryAfter > longest || s.ResetAfter < s.RetryAfter || s.ResetAfter > longest {
-				b.violated("%v on an empty counter: %+v", mode, s)
+				b.violated("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
 			}
 		}
 	})
@@ -510,18 +510,18 @@ func refunds(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		if s := b.allow(c.charge(penstock.Refund, 3)); s.Granted != 0 || s.Remaining != units {
-			b.violated("a refund of an unused counter: %+v", s)
+			b.violated("a refund of an unused counter: %+v; want 0 granted", s)
 		}
 		b.allow(c.spend(6))
 		// A partly refilled unit may count as unused, so only the bounds of Granted are checked.
 		if s := b.allow(c.charge(penstock.Refund, 2)); s.Remaining != 6 || s.Granted > 2 {
-			b.violated("a refund of 2 of 6: %+v", s)
+			b.violated("a refund of 2 units: %+v; want 6 left", s)
 		}
 		if k.name == "leaky" {
-			return // the next in the queue cannot leave: see leavingTheQueue
+			return // only the last in the queue can be refunded: see leavingTheQueue
 		}
 		if s := b.allow(c.charge(penstock.Refund, penstock.MaxCost)); s.Remaining != units || s.Granted > 4 || s.ResetAfter != 0 {
-			b.violated("a refund of more than is used: %+v", s)
+			b.violated("a refund of more than is used: %+v; want a full counter", s)
 		}
 		b.allow(c.spend(units))
 		b.deny(c.as("other").spend(1))
@@ -551,7 +551,7 @@ func forces(b *lawTest) {
 		b.wantGranted("force 5 on 7 of 10", b.allow(c.charge(penstock.Force, 5)), 5, 0)
 		b.deny(c.as("third").spend(1))
 		if s := b.allow(c.charge(penstock.Refund, 5)); s.Remaining != 3 {
-			b.violated("a refund of forced units: %+v", s)
+			b.violated("a refund of forced units: %+v; want them returned", s)
 		}
 		b.wantGranted("force in a batch", b.allow(c.as("fourth").charge(penstock.Force, 4), b.token().named("other").spend(1)), 4, 0)
 	})
@@ -563,7 +563,7 @@ func draws(b *lawTest) {
 		b.wantGranted("draw 7 of 10", b.allow(c.as("first").charge(penstock.Draw, 7)), 7, 3)
 		b.wantGranted("draw 5 of 3", b.allow(c.as("second").charge(penstock.Draw, 5)), 3, 0)
 		if s := b.deny(c.as("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
-			b.violated("draw 5 of 0: %+v", s)
+			b.violated("draw 5 of 0: %+v; want a denial with nothing granted", s)
 		}
 		whole := c.named("whole")
 		b.wantGranted("draw more than the limit", b.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
@@ -597,7 +597,7 @@ func patience(b *lawTest) {
 
 	q := b.counter(kinds[1], 3)
 	if s := b.allow(patient(q, 0)); s.Wait != 0 || s.Remaining != 2 {
-		b.violated("the first in an empty queue: %+v", s)
+		b.violated("the first in an empty queue: %+v; want no wait", s)
 	}
 	near("the queue's RetryAfter without patience", b.deny(patient(q, 0)).RetryAfter, each)
 	near("the second in the queue waits", b.allow(patient(q, time.Hour)).Wait, each)
@@ -607,7 +607,7 @@ func patience(b *lawTest) {
 	w := b.counter(kinds[2], 1)
 	b.allow(w.spend(1))
 	if s := b.deny(patient(w, 24*time.Hour)); s.Wait != 0 {
-		b.violated("a window booked the future: %+v", s)
+		b.violated("a window booked the future: %+v; want a denial", s)
 	}
 }
 
@@ -719,7 +719,7 @@ func holds(b *lawTest) {
 	anna, ben := c.as("anna"), c.as("ben")
 	b.wantGranted("anna acquires", b.allow(anna.spend(3)), 3, 7)
 	if s := b.allow(anna.spend(3)); s.Granted != 0 || s.Remaining != 7 || s.ResetAfter != time.Hour {
-		b.violated("anna renews: %+v", s)
+		b.violated("anna renews: %+v; want 0 granted, and the slots as before", s)
 	}
 	b.wantGranted("ben acquires", b.allow(ben.spend(7)), 7, 0)
 	b.deny(c.as("carl").spend(1))
@@ -783,11 +783,11 @@ func mixed(b *lawTest) {
 	}
 	d := b.decide(ask("anna", 5, penstock.Spend)...)
 	if d.Allowed || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter == 0 || d.Status(2).RetryAfter != 0 || d.Strictest() != 1 {
-		b.violated("a sixth in flight: %s", showDecision(d))
+		b.violated("a sixth request in flight: %s; want a denial", showDecision(d))
 	}
 	for i, want := range []int64{5, 0, 495} {
 		if s := d.Status(i); s.Remaining != want {
-			b.violated("a sixth in flight: limit %d has %d left, want %d", i, s.Remaining, want)
+			b.violated("a sixth request in flight: limit %d has %d left, want %d", i, s.Remaining, want)
 		}
 	}
 	b.allow(ask("ben", 0, penstock.Spend)...)
@@ -850,7 +850,7 @@ func spenders(b *lawTest) {
 				for i := range 4 {
 					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.as(fmt.Sprint(who, ".", i)).spend(cost)})
 					if err != nil {
-						b.violated("%d goroutines: %v", goroutines, err)
+						b.violated("%d goroutines: %v; want no error", goroutines, err)
 						return
 					}
 					granted.Add(d.Status(0).Granted)
@@ -878,7 +878,7 @@ func opposite(b *lawTest) {
 				}
 				d, err := b.store.Decide(b.Context(), batch)
 				if err != nil {
-					b.violated("%d goroutines: %v", goroutines, err)
+					b.violated("%d goroutines: %v; want no error", goroutines, err)
 					return
 				}
 				if d.Allowed {
@@ -888,7 +888,7 @@ func opposite(b *lawTest) {
 		})
 		n := admitted.Load()
 		if n > 100 || place.first == place.second && n != 100 {
-			b.violated("%d batches were admitted of 100", n)
+			b.violated("%d batches were admitted; the limits allow 100", n)
 		}
 		b.wantRemaining(first, 100-n)
 		b.wantRemaining(second, 150-n)
@@ -915,7 +915,7 @@ func reuse(b *lawTest) {
 		batch := []penstock.Charge{c.at(fmt.Sprint(who)).spend(1), c.at(fmt.Sprint(who)).named("other").spend(5)}
 		for i := range 8 {
 			if _, err := b.store.Decide(b.Context(), batch[:1+i%2]); err != nil {
-				b.violated("a goroutine: %v", err)
+				b.violated("a goroutine: %v; want no error", err)
 			}
 			batch[0].Key = fmt.Sprint(who, "-", i)
 			batch[1].Key = batch[0].Key
@@ -990,7 +990,7 @@ func uselessWaits(b *lawTest) {
 		wantDenial("a reservation after the deadline", err)
 		d, err := l.Peek(ctx, "k")
 		if err != nil || d.Status(0).ResetAfter > time.Hour {
-			b.violated("%s: a wait that cannot succeed has booked units: %s, %v", limit.Name, showDecision(d), err)
+			b.violated("%s: a wait that cannot succeed booked units: %s, %v", limit.Name, showDecision(d), err)
 		}
 	}
 }
@@ -1002,7 +1002,7 @@ func abandonedWaits(b *lawTest) {
 		if err := l.Wait(b.Context(), "k"); err != nil {
 			b.fatal("%s: the first wait: %v", limit.Name, err)
 		}
-		// The caller leaves once it has its booking: before, it cannot know whether it has one.
+		// The caller leaves after it has its booking: before that, it cannot know whether it has one.
 		ctx, cancel := context.WithCancel(b.Context())
 		b.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			defer cancel()
@@ -1011,7 +1011,7 @@ func abandonedWaits(b *lawTest) {
 		err := b.limiter(limit).Wait(ctx, "k")
 		b.store = store
 		if !errors.Is(err, context.Canceled) {
-			b.violated("%s: an abandoned wait returned %v", limit.Name, err)
+			b.violated("%s: an abandoned wait returned %v; want the context's error", limit.Name, err)
 		}
 		if reset := b.resetAfter(l); reset > time.Hour {
 			b.violated("%s: the reset takes %v, so the booking was not refunded", limit.Name, reset)

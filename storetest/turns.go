@@ -36,9 +36,9 @@ type Turns struct {
 	Slack int64
 }
 
-// Run makes n charges of random limits. The error reports an excess, with the charges before it.
-// After each denial by a store without slack, Run checks RetryAfter: the same charge is granted at
-// that time, and not 1 µs before.
+// Run makes n charges of random limits. The error reports units beyond the bound, with the charges
+// before. After each denial by a store without slack, Run checks RetryAfter: the same charge is
+// granted at that time, and not 1 µs earlier.
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
@@ -158,7 +158,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 	t.Advance(time.Microsecond)
 	d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
 	if err == nil && !d.Allowed {
-		err = fmt.Errorf("RetryAfter was %v, but then the decision is %v", after, d)
+		err = fmt.Errorf("RetryAfter was %v, but at that time the decision is %v", after, d)
 	}
 	return d.Status(0), err
 }
@@ -201,9 +201,9 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn returns the bound of limits that are used in turn for one counter: how many units they
-// admit together in an interval whose first and last moment are apart by a duration. If one limit
-// has both the largest Burst or Count and the largest rate, it is the bound of that limit.
+// InTurn returns the bound of limits that are used in turn for one counter. The bound is how many
+// units they admit together in an interval whose first and last moments are apart. If one limit has
+// both the largest Burst or Count and the largest rate, it is the bound of that limit.
 func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
 	common, burst := limits[0].Algorithm(), int64(0)
 	if common == nil {
