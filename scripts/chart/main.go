@@ -70,6 +70,9 @@ func (c *checks) run() error {
 	if err := c.pack(); err != nil {
 		return err
 	}
+	if err := c.documented(filepath.Join(c.deploy, "..", "docs", "howto", "kubernetes.md")); err != nil {
+		return err
+	}
 	var err error
 	if c.redis, err = redistest.Launch(); err != nil {
 		return err
@@ -222,5 +225,48 @@ func (c *checks) pack() error {
 		return errors.New("helm package: other bytes in another folder")
 	}
 	log.Printf("the packed chart has %d bytes, twice the same", len(archives[0]))
+	return nil
+}
+
+// documented renders what the commands of a page install.
+func (c *checks) documented(page string) error {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(c.dir, "documented")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	deploy, err := filepath.Abs(c.deploy)
+	if err != nil {
+		return err
+	}
+	helm, err := filepath.Abs(c.helm)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.Symlink(deploy, filepath.Join(dir, "deploy")), os.WriteFile(filepath.Join(dir, "policy.yaml"), []byte("version: 1\n"), 0o644)); err != nil {
+		return err
+	}
+	commands := regexp.MustCompile(`(?m)^helm (?:install|upgrade) (.*)$`).FindAllStringSubmatch(string(text), -1)
+	for _, m := range commands {
+		args := strings.Fields(strings.ReplaceAll(m[1], "--reuse-values ", ""))
+		cmd := exec.Command(helm, append([]string{"template"}, args...)...)
+		cmd.Dir = dir
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w\n%s", page, m[0], err, stderr.Bytes())
+		}
+		if _, err := decode(out); err != nil {
+			return fmt.Errorf("%s: %s: %w", page, m[0], err)
+		}
+	}
+	if len(commands) < 3 {
+		return fmt.Errorf("%s has only %d commands of helm", page, len(commands))
+	}
+	log.Printf("helm runs the %d commands of the docs", len(commands))
 	return nil
 }
