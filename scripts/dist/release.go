@@ -114,8 +114,8 @@ func unpack(from io.Reader, folder string) error {
 		if err != nil {
 			return err
 		}
-		if h.Typeflag == tar.TypeXGlobalHeader {
-			continue // the commit
+		if h.Typeflag == tar.TypeXGlobalHeader || h.Typeflag == tar.TypeSymlink {
+			continue // the commit, and links, which Go leaves out of modules
 		}
 		if !filepath.IsLocal(h.Name) {
 			return fmt.Errorf("the archive has the path %q", h.Name)
