@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// never is how the API writes penstock.Never.
+// never is the number of the API for penstock.Never.
 const never = -1
 
 // inMS rounds up, so that a caller that waits this long is never too early.

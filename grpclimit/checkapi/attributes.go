@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of attributes, in bytes unless they say otherwise.
+// The bounds of attributes, in bytes unless noted.
 const (
 	maxMethod      = 32
 	maxHost        = 300
@@ -26,7 +26,7 @@ const (
 
 // attributes are the attributes of a request.
 type attributes struct {
-	values   [policy.KindRawQuery + 1]string // of kinds that have one
+	values   [policy.KindRawQuery + 1]string // of the kinds that have one value
 	headers  map[string][]string             // by canonical name
 	named    map[string]string               // descriptors
 	address  netip.Addr
@@ -140,7 +140,7 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 		case key == "Host":
 			return invalid("attributes.headers", "write the host as attributes.host")
 		case a.headers[key] != nil:
-			return invalid("attributes.headers", "%s is there twice; names that differ in case only are the same", key)
+			return invalid("attributes.headers", "%s is sent twice; the case of names does not matter", key)
 		case isLonger(value, maxHeaderValue) || strings.ContainsFunc(value, isControl):
 			return invalid("attributes.headers", "the value of %s is malformed; it has at most %d characters, and no control characters", key, maxHeaderValue)
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock/internal/bearer"
 )
 
-// A permission is what a caller may do. Larger ones include smaller ones.
+// A permission is what a caller may do. A larger permission includes the smaller ones.
 type permission uint8
 
 const (
@@ -15,7 +15,7 @@ const (
 	operator                   // Peek, Reset, Explain
 )
 
-// An AuthFailure is why a call over HTTP was refused for its token.
+// An AuthFailure is the reason why the token of a call over HTTP was refused.
 type AuthFailure uint8
 
 const (
@@ -34,7 +34,7 @@ func (f AuthFailure) String() string {
 	return authFailureNames[f]
 }
 
-// AuthFailures returns all reasons why calls are refused for their tokens.
+// AuthFailures returns all reasons why tokens are refused.
 func AuthFailures() []AuthFailure { return []AuthFailure{NoToken, WrongToken, NotOperator} }
 
 // failureOf returns why a call with these header values was refused.
@@ -48,7 +48,7 @@ func failureOf(headers []string, f *failure) AuthFailure {
 	return WrongToken
 }
 
-// tokens are those that callers and operators send.
+// tokens are the tokens that the service accepts from callers and operators.
 type tokens struct {
 	isOpen           bool
 	caller, operator bearer.Secret

@@ -31,21 +31,26 @@ func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchReques
 	case r.GetRequestId() != "":
 		return nil, invalid("request_id", "requests that are decided separately have ids of their own; write one into each of checks")
 	}
-	checks := make([]*validCheck, n)
-	for i, one := range r.GetChecks() {
-		check, err := s.read(one, fmt.Sprintf("checks[%d].", i), deciding)
+	checks := make([]readCheck, n)
+	for i, request := range r.GetChecks() {
+		check, err := s.read(request, fmt.Sprintf("checks[%d].", i), deciding)
 		if f := asFailure(err); err != nil && f.code == codes.InvalidArgument && !f.isConflict {
-			return nil, err // a mistake of the program; nothing has been charged
+			return nil, err // the calling program has a bug; nothing has been charged
 		}
-		checks[i] = check
+		checks[i] = readCheck{check, err}
 	}
-	return s.checkEach(ctx, r, checks), nil
+	return s.checkEach(ctx, checks), nil
 }
 
-// checkEach decides each request separately, several at once and in any order. A check is nil
-// if its request is invalid.
-func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest, checks []*validCheck) *penstockv1.CheckBatchResponse {
-	answers := make([]*penstockv1.CheckBatchAnswer, len(r.Checks))
+// A readCheck is a valid request of a batch, or the error of an invalid one.
+type readCheck struct {
+	check *validCheck
+	err   error
+}
+
+// checkEach decides each request separately, several at once and in any order.
+func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1.CheckBatchResponse {
+	answers := make([]*penstockv1.CheckBatchAnswer, len(checks))
 	var next atomic.Int64
 	work := func() {
 		for {
@@ -53,7 +58,7 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 			if i >= len(answers) {
 				return
 			}
-			answers[i] = s.checkOne(ctx, r.Checks[i], checks[i], fmt.Sprintf("checks[%d].", i))
+			answers[i] = s.checkOne(ctx, checks[i])
 		}
 	}
 	var workers sync.WaitGroup
@@ -77,15 +82,13 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 }
 
 // checkOne decides one request of a batch. A panic becomes an error of this request.
-func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, check *validCheck, field string) (answer *penstockv1.CheckBatchAnswer) {
+func (s *Service) checkOne(ctx context.Context, r readCheck) (answer *penstockv1.CheckBatchAnswer) {
 	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: panicked.Message, MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
 	var decision *penstockv1.CheckResponse
-	var err error
-	if check == nil {
-		_, err = s.read(r, field, deciding) // only for its error
-	} else {
-		decision, err = s.decide(ctx, check)
+	err := r.err
+	if err == nil {
+		decision, err = s.decide(ctx, r.check)
 	}
 	if err != nil {
 		f := asFailure(err)
@@ -100,11 +103,11 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 		return nil, invalid("checks", "there are %d; with all_or_nothing, write at most %d", len(r.Checks), penstock.MaxCharges)
 	}
 	together := new(policy.DirectCall)
-	ends := make([]int, len(r.Checks)) // of the charges of each request
+	ends := make([]int, len(r.Checks)) // where the charges of each request end
 	var rules *policy.Rules
-	for i, one := range r.Checks {
+	for i, request := range r.Checks {
 		field := fmt.Sprintf("checks[%d].", i)
-		check, err := s.read(one, field, deciding)
+		check, err := s.read(request, field, deciding)
 		switch {
 		case err != nil:
 			return nil, err

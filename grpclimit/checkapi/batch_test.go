@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-func TestRequestsOfABatchAreDecidedEachForItself(t *testing.T) {
+func TestRequestsOfABatchAreDecidedSeparately(t *testing.T) {
 	s := newService(t)
 	answer := s.ask("/v1/check-batch", `{"checks":[{"rule":"search","key":"user:1","cost":3},{"rule":"search","key":"user:2","cost":4},
 		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"rule":"jobs","key":"user:1"}]}`)
@@ -61,7 +61,7 @@ func TestABatchIsAllOrNothing(t *testing.T) {
 	}
 }
 
-func TestMistakesInBatchesAreRefused(t *testing.T) {
+func TestInvalidBatchesChargeNothing(t *testing.T) {
 	s := newService(t)
 	one := `{"rule":"search","key":"user:1"}`
 	for body, want := range map[string]string{
@@ -88,8 +88,8 @@ func TestMistakesInBatchesAreRefused(t *testing.T) {
 	}
 }
 
-// The bounds hold: of goroutines of one batch, and of all.
-func TestBatchesAreDecidedByFewGoroutines(t *testing.T) {
+// Parallel bounds the goroutines of one batch, and MaxParallel those of all batches.
+func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 	inner := memstore.New(memstore.Options{})
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -125,6 +125,6 @@ func TestBatchesAreDecidedByFewGoroutines(t *testing.T) {
 		t.Errorf("%d decisions were made, up to %d at once; want 600, and at most 13 at once: 10, and one for each batch", len(arrived), most)
 	}
 	if n := s.parallel.Load(); n != 0 {
-		t.Errorf("%d goroutines still count", n)
+		t.Errorf("%d goroutines are counted after the batches; want 0", n)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// BenchmarkCheck is a decision in JSON, in memory. BenchmarkBareHandler is the floor: the same body
-// is read, and an answer of the same length is written.
+// BenchmarkCheck is a decision in JSON with counters in memory. BenchmarkBareHandler is its lower
+// bound: it reads the same body and writes a response of the same length.
 func BenchmarkCheck(b *testing.B) {
 	compiled := rulesOf(b, "rules: [{name: search, per: {user: header X-User}, limits: [{name: second, rate: 1000000/s}]}]")
 	store := memstore.New(memstore.Options{})

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-func TestARequestIsAskedInThreeForms(t *testing.T) {
+func TestCheckAcceptsThreeForms(t *testing.T) {
 	s := newService(t)
 	for i, c := range []struct {
 		body, outcome string
@@ -51,7 +51,7 @@ func TestARequestIsAskedInThreeForms(t *testing.T) {
 	}
 }
 
-func TestADenialSaysWhenToRetry(t *testing.T) {
+func TestDenialHasRetryAfter(t *testing.T) {
 	s := newService(t)
 	s.ask("/v1/check", `{"rule":"search","key":"user:42","cost":3}`)
 	s.clock.advance(time.Second)
@@ -67,14 +67,14 @@ func TestADenialSaysWhenToRetry(t *testing.T) {
 	}
 	s.clock.advance(19 * time.Second)
 	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42"}`); answer["allowed"] != true {
-		t.Errorf("after retry_after_ms: %v", answer)
+		t.Errorf("after retry_after_ms: %v; want allowed", answer)
 	}
 	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42","cost":4}`); answer["retry_after_ms"] != -1.0 {
-		t.Errorf("a cost that never fits: %v; want -1", answer)
+		t.Errorf("a cost above the capacity: %v; want retry_after_ms -1", answer)
 	}
 }
 
-func TestStatus429IsForScripts(t *testing.T) {
+func TestQueryStatus429SetsStatusAndHeaders(t *testing.T) {
 	s := newService(t)
 	for _, c := range []struct {
 		body                            string
@@ -97,7 +97,7 @@ func TestStatus429IsForScripts(t *testing.T) {
 	}
 }
 
-func TestARepeatChargesNothing(t *testing.T) {
+func TestRepeatChargesNothing(t *testing.T) {
 	s := newService(t)
 	for i, c := range []struct {
 		body, header string
@@ -121,25 +121,25 @@ func TestARepeatChargesNothing(t *testing.T) {
 	}
 	s.clock.advance(admission.OnceFor + time.Second)
 	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false {
-		t.Errorf("after the time in which repeats are free: %v", answer)
+		t.Errorf("after the time in which repeats are free: %v; want a new charge", answer)
 	}
 }
 
-// Each mistake gets an error that says where it is.
-func TestMistakesAreRefused(t *testing.T) {
+// The error for an invalid request names the field.
+func TestInvalidRequestsAreRefused(t *testing.T) {
 	s := newService(t)
 	for body, want := range map[string]string{
 		``:                                  "the body: the JSON ends too early",
 		`[]`:                                "the body: it must be an object",
 		`null`:                              "the body: it must be an object",
 		`{}`:                                "the request: it has nothing to check; write attributes",
-		`{} {}`:                             "the body: there is more after the object",
+		`{} {}`:                             "the body: bytes follow the object",
 		`{"rule":"search","key":"user:42"`:  "the JSON ends too early",
 		`{"rule":"search" "key":"user:42"}`: "it is not JSON from byte",
 		`{"ruel":"search"}`:                 "there is no field ruel; did you mean rule?",
 		`{"requestId":"a"}`:                 "did you mean request_id?",
 		`{"attributes":{"metod":"GET"}}`:    "attributes: there is no field metod; did you mean method?",
-		`{"rule":"search","rule":"jobs"}`:   "rule: it is there twice",
+		`{"rule":"search","rule":"jobs"}`:   "rule: it is sent twice",
 		`{"rule":"","key":"a","limits":[{"rate":"1/s"}]}`: "rule: it is empty; leave it out",
 		`{"key":"a","limits":[]}`:                         "limits: it is empty; leave it out",
 		`{"key":"a","limits":[{"rate":"1/s","burst":0}]}`: "limits[0].burst: it is 0; write another number, or leave it out",
@@ -154,8 +154,8 @@ func TestMistakesAreRefused(t *testing.T) {
 		`{"rule":"search","cost":99999999999999999999}`:                         "cost: it is out of range",
 		`{"attributes":[]}`:                                                     "attributes: it must be an object",
 		`{"attributes":{"headers":{"A":1}}}`:                                    "attributes.headers: the value of A must be a string",
-		`{"attributes":{"headers":{"A":"1","A":"2"}}}`:                          "attributes.headers: A is there twice",
-		`{"attributes":{"headers":{"x-a":"1","X-A":"2"}}}`:                      "attributes.headers: X-A is there twice",
+		`{"attributes":{"headers":{"A":"1","A":"2"}}}`:                          "attributes.headers: A is sent twice",
+		`{"attributes":{"headers":{"x-a":"1","X-A":"2"}}}`:                      "attributes.headers: X-A is sent twice",
 		`{"attributes":{"headers":{"":"1"}}}`:                                   "a name is malformed",
 		`{"attributes":{"headers":{"A":"1\r\n2"}}}`:                             "the value of A is malformed",
 		`{"attributes":{"headers":{"Host":"a"}}}`:                               "write the host as attributes.host",
@@ -172,27 +172,27 @@ func TestMistakesAreRefused(t *testing.T) {
 		`{"attributes":{"body_size":-1}}`:                                       "attributes.body_size: it must not be negative",
 		`{"attributes":{},"rule":"search"}`:                                     "attributes: with attributes the policy decides",
 		`{"attributes":{},"cost":1}`:                                            "cost: with attributes the policy sets the cost",
-		`{"attributes":{"path":"/jobs"}}`:                                       "limit jobs.in-flight: its slot must be returned",
+		`{"attributes":{"path":"/jobs"}}`:                                       "limit jobs.in-flight: it is an in_flight limit",
 		`{"attributes":{"path":"/login"}}`:                                      "limit login.hour: its on_status needs",
 		`{"attributes":{"path":"/tokens"}}`:                                     "limit tokens.tokens: its cost.actual is known",
 		`{"attributes":{"path":"/upload"}}`:                                     "limit upload.bytes: it charges by the size of the body",
-		`{"rule":"jobs","key":"user:42"}`:                                       "its slot must be returned",
+		`{"rule":"jobs","key":"user:42"}`:                                       "whose slot must be returned",
 		`{"rule":"nothing"}`:                                                    "the policy has no rule of this name",
 		`{"rule":"Search"}`:                                                     "rule: write the name of a rule",
 		`{"rule":"search","key":"42"}`:                                          "write one such as user:42",
-		`{"rule":"search","limits":[{"rate":"1/s"}]}`:                           "limits: the rule \"search\" has its own",
+		`{"rule":"search","limits":[{"rate":"1/s"}]}`:                           "limits: the rule \"search\" has limits already",
 		`{"limits":[{"rate":"1/s"}]}`:                                           "key: it is missing",
 		`{"key":"a","limits":[{}]}`:                                             "limits[0].rate: it is missing",
 		`{"key":"a","limits":[{"rate":"1/s"},{"rate":"x"}]}`:                    "limits[1].rate: ",
 		`{"key":"a","limits":[{"rate":"1/s"},{"rate":"2/s"}]}`:                  "limits[1].name: two limits are called \"second\"",
 		`{"key":"a","limits":[{"rate":"1/s","name":"A"}]}`:                      "limits[0].name: write 1 to 64",
 		`{"key":"a","limits":[{"rate":"1/s","burst":-1}]}`:                      "limits[0].burst: write 1 to",
-		`{"key":"a","limits":[{"rate":"1/s, burst 3","burst":2}]}`:              "limits[0].burst: the rate has another one",
+		`{"key":"a","limits":[{"rate":"1/s, burst 3","burst":2}]}`:              "limits[0].burst: the rate has another burst",
 		`{"key":"a","limits":[{"rate":"1/s","algorithm":"x"}]}`:                 "limits[0].algorithm: it is unknown; write one of token-bucket, fixed-window",
 		`{"key":"a","limits":[{"rate":"1/s","ttl_ms":5}]}`:                      "limits[0].ttl_ms: only in_flight has it",
 		`{"key":"a","limits":[{"rate":"10001/d","algorithm":"sliding-log"}]}`:   "limits[0]: it keeps an entry for each of 10001 units",
 		`{"key":"a","limits":[{"in_flight":10001}]}`:                            "limits[0].in_flight: write 1 to 10000",
-		`{"key":"a","limits":[{"in_flight":1}]}`:                                "its slot must be returned",
+		`{"key":"a","limits":[{"in_flight":1}]}`:                                "whose slot must be returned",
 		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has a rate and in_flight",
 		`{"key":"` + strings.Repeat("a", 4097) + `","limits":[{"rate":"1/s"}]}`: "key: it is longer than 1024 characters",
 		`{"rule":"search","request_id":"` + strings.Repeat("a", 129) + `"}`:     "request_id: it is longer than 128 characters",
@@ -213,12 +213,12 @@ func TestMistakesAreRefused(t *testing.T) {
 	}
 	for _, e := range s.events {
 		if e.Outcome == admission.Allowed {
-			t.Errorf("a mistake was charged: %+v", e)
+			t.Errorf("an invalid request was charged: %+v; want no event", e)
 		}
 	}
 }
 
-func TestRequestsOfOtherKindsAreRefused(t *testing.T) {
+func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 	s := newService(t)
 	const body = `{"rule":"search","key":"user:42"}`
 	for name, c := range map[string]struct {
@@ -256,14 +256,14 @@ func TestRequestsOfOtherKindsAreRefused(t *testing.T) {
 		}
 		for _, header := range []string{"Access-Control-Allow-Origin", "Access-Control-Allow-Headers"} {
 			if w.Header().Get(header) != "" {
-				t.Errorf("%s: the answer has %s", name, header)
+				t.Errorf("%s: the response has the header %s; want none", name, header)
 			}
 		}
 		if c.status == 401 && !strings.HasPrefix(w.Header().Get("WWW-Authenticate"), "Bearer") {
 			t.Errorf("%s: WWW-Authenticate is missing", name)
 		}
 		if strings.Contains(w.Body.String(), callerToken[1:]) {
-			t.Errorf("%s: the answer shows the token: %s", name, w.Body)
+			t.Errorf("%s: the response contains the token: %s", name, w.Body)
 		}
 	}
 	if len(s.events) != 1 {
@@ -277,7 +277,7 @@ func large(r *http.Request) *http.Request {
 	return n
 }
 
-func TestWhoIsAnsweredWithoutAToken(t *testing.T) {
+func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
 	const body = `{"rule":"search","key":"user:42"}`
 	open := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken, o.AllowAnonymous = nil, nil, true })
 	for _, c := range []struct {
@@ -297,14 +297,14 @@ func TestWhoIsAnsweredWithoutAToken(t *testing.T) {
 	}
 	closed := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken = nil, nil })
 	if w := closed.send("", "/v1/check", body); w.Code != 401 || !strings.Contains(w.Body.String(), "set caller-token there") {
-		t.Errorf("a service without tokens answered %d %s", w.Code, w.Body)
+		t.Errorf("a service without tokens: %d %s; want that it refuses the call", w.Code, w.Body)
 	}
 	if w := closed.send(callerToken, "/v1/check", body); w.Code != 401 {
-		t.Errorf("a service without tokens accepted one: %d %s", w.Code, w.Body)
+		t.Errorf("a service without tokens, called with a token: %d %s; want that it refuses the call", w.Code, w.Body)
 	}
 	stated := newService(t, func(o *Options) { o.AllowStatedLimits = false })
-	if w := stated.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "set allow-stated-limits there") {
-		t.Errorf("limits that are not allowed: %d %s", w.Code, w.Body)
+	if w := stated.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "start the service with allow-stated-limits") {
+		t.Errorf("stated limits without AllowStatedLimits: %d %s; want that they are refused", w.Code, w.Body)
 	}
 }
 
@@ -326,7 +326,7 @@ func TestPeekChargesNothing(t *testing.T) {
 }
 
 // While the store gives no answer, the on_failure of each limit decides.
-func TestOnFailureDecidesWithoutTheStore(t *testing.T) {
+func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for onFailure, want := range map[string]struct {
 		outcome, source string
 		retry           float64
@@ -358,7 +358,7 @@ func TestOnFailureDecidesWithoutTheStore(t *testing.T) {
 	}
 }
 
-func TestACallThatEndsHasNoDecision(t *testing.T) {
+func TestCancelledCallMayBeCharged(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := newServiceOn(t, penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		cancel()

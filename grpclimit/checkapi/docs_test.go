@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// The calls of docs/migrate/gubernator.md are what the API accepts: ten pass in a second, as there.
-func TestCallsOfTheMigrationPage(t *testing.T) {
+// The API accepts the calls of docs/migrate/gubernator.md, and ten pass in a second as the page
+// describes.
+func TestMigrationPageShowsValidCalls(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate/gubernator.md")
 	if err != nil {
 		t.Fatal(err)

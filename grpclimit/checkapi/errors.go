@@ -19,7 +19,7 @@ import (
 type failure struct {
 	code         codes.Code
 	text         string
-	mayBeCharged bool          // the charge may have been made nevertheless
+	mayBeCharged bool          // the request may have been charged although the call failed
 	retryAfter   time.Duration // 0: do not retry
 	isConflict   bool          // parts of the call contradict each other, which a schema cannot check; status 409
 }
@@ -40,7 +40,7 @@ func conflict(field, format string, args ...any) error {
 	return &failure{code: codes.InvalidArgument, text: field + ": " + fmt.Sprintf(format, args...), isConflict: true}
 }
 
-// unavailableRetry is how soon a caller should retry while the store does not answer.
+// unavailableRetry is the time after which a caller should retry while the store gives no answer.
 const unavailableRetry = time.Second
 
 // asFailure returns the failure for an error of a store or of a context.

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// dial serves a service by gRPC, and returns a client of it.
+// dial serves a service over gRPC, and returns a client of it.
 func dial(t testing.TB, s *Service) penstockv1.LimitServiceClient {
 	t.Helper()
 	l := bufconn.Listen(1 << 20)
@@ -45,7 +45,7 @@ func with(t testing.TB, token string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 }
 
-func TestAllCallsOverGRPC(t *testing.T) {
+func TestAllCallsWorkOverGRPC(t *testing.T) {
 	client := dial(t, newService(t).Service)
 	ctx := with(t, operatorToken)
 	search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1"}
@@ -91,7 +91,7 @@ func TestAllCallsOverGRPC(t *testing.T) {
 	}
 }
 
-func TestGRPCNeedsTheTokenOfTheCall(t *testing.T) {
+func TestEachGRPCCallNeedsItsToken(t *testing.T) {
 	s := newService(t)
 	client := dial(t, s.Service)
 	check := func(ctx context.Context) error {
@@ -135,7 +135,7 @@ func TestGRPCNeedsTheTokenOfTheCall(t *testing.T) {
 	}
 }
 
-func TestNoDecisionIsUnavailableOverGRPC(t *testing.T) {
+func TestGRPCCallWithoutDecisionIsUnavailable(t *testing.T) {
 	s := newServiceOf(t, rules, away(penstock.ReasonTimeout))
 	_, err := dial(t, s.Service).Reset(with(t, operatorToken), &penstockv1.CheckRequest{Rule: "search", Key: "user:1"})
 	if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) != 2 {
@@ -143,7 +143,7 @@ func TestNoDecisionIsUnavailableOverGRPC(t *testing.T) {
 	}
 }
 
-// Every way to ask gives the decisions of the bare store.
+// Each form of Check gives the same decisions as the bare store.
 func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 	s := newService(t)
 	client := dial(t, s.Service)
@@ -180,12 +180,12 @@ func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 			denied++
 		}
 		if got.Allowed != want.Allowed || got.RetryAfterMs != inMS(want.RetryAfter()) {
-			t.Fatalf("call %d: %v; the store says %v", i, got, want)
+			t.Fatalf("call %d: %v; want %v as from the store", i, got, want)
 		}
 		for j, l := range got.Limits {
 			exact := want.Status(j)
 			if l.Remaining != exact.Remaining || l.RetryAfterMs != inMS(exact.RetryAfter) || l.ResetAfterMs != inMS(exact.ResetAfter) {
-				t.Fatalf("call %d: %v; the store says %+v", i, l, exact)
+				t.Fatalf("call %d: %v; want %+v as from the store", i, l, exact)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ const (
 	operatorToken = "operator-0123456789"
 )
 
-// A clock is set by the test.
+// A clock shows the time that the test sets.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -70,7 +70,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// A tested is a service that a test calls over HTTP.
+// A tested is a service that a test calls over HTTP, with its events.
 type tested struct {
 	testing.TB
 	*Service
@@ -86,7 +86,7 @@ func newService(t testing.TB, change ...func(*Options)) *tested {
 	return newServiceOn(t, memstore.New(memstore.Options{Now: c.Now}), c, change...)
 }
 
-// newServiceOn makes a service around a store that decides by itself.
+// newServiceOn makes a service on a store without guards.
 func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*Options)) *tested {
 	t.Helper()
 	s := &tested{TB: t, clock: c}
@@ -111,7 +111,7 @@ func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*
 	return s
 }
 
-// away is a store that gives no answer.
+// away returns a store that gives no answer.
 func away(reason penstock.Reason) penstock.Store {
 	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(reason, nil)
@@ -155,7 +155,7 @@ func (s *tested) send(token, path, body string, headers ...string) *httptest.Res
 // An object is a JSON object.
 type object map[string]any
 
-// ask sends a call of an operator, which must have status 200, and returns the answer.
+// ask sends a call with the operator token and returns the response, which must have status 200.
 func (s *tested) ask(path, body string, headers ...string) object {
 	s.Helper()
 	w := s.send(operatorToken, path, body, headers...)
@@ -197,6 +197,6 @@ func (o object) remaining(t testing.TB, limit string) int64 {
 			return int64(l["remaining"].(float64))
 		}
 	}
-	t.Fatalf("there is no limit %s in %v", limit, o)
+	t.Fatalf("%v has no limit %s", o, limit)
 	return 0
 }

@@ -27,10 +27,9 @@ var statuses = map[codes.Code]int{
 	codes.DeadlineExceeded: http.StatusServiceUnavailable, codes.Canceled: http.StatusServiceUnavailable, codes.Internal: http.StatusInternalServerError,
 }
 
-// ServeHTTP answers calls in JSON. A decision has status 200, whether the request is allowed or
-// not, unless the query is status=429. A path that is not an IsEndpoint gets 404.
-//
-// The server must bound the time in which a body arrives.
+// ServeHTTP serves calls in JSON. A decision has status 200. With the query status=429, a denial
+// has status 429. A path that is not an IsEndpoint gets 404. The http.Server must bound how long a
+// body may take to arrive.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
@@ -143,7 +142,7 @@ func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, 
 }
 
 // setRequestID sets the request_id of a message from the values of the header Idempotency-Key. A
-// value may have quotes, as a string of structured fields (RFC 9651) has.
+// value may have quotes, like a string of structured fields (RFC 9651).
 func setRequestID(values []string, m proto.Message) error {
 	if len(values) == 0 {
 		return nil
@@ -221,7 +220,7 @@ func fail(w http.ResponseWriter, err error) {
 	problem(w, status, err)
 }
 
-// problem answers with a problem document (RFC 9457).
+// problem writes a problem document (RFC 9457).
 func problem(w http.ResponseWriter, status int, err error) {
 	f := asFailure(err)
 	if status == 0 {
@@ -242,7 +241,7 @@ func problem(w http.ResponseWriter, status int, err error) {
 	w.Write(text)
 }
 
-// Paths returns the paths that ServeHTTP answers, for messages.
+// Paths returns the paths that ServeHTTP serves, for messages.
 func Paths() string {
 	var paths []string
 	for _, m := range methods {

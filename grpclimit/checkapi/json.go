@@ -28,7 +28,7 @@ func unmarshal(text []byte, m proto.Message) error {
 		return invalid("the body", "it is not UTF-8")
 	}
 	if at := loneSurrogate(text); at >= 0 {
-		return invalid("the body", "at byte %d there is half of a surrogate pair; write both halves", at)
+		return invalid("the body", "the escape at byte %d is half of a surrogate pair; write both halves", at)
 	}
 	d := decoder{json.NewDecoder(bytes.NewReader(text))}
 	d.UseNumber()
@@ -40,7 +40,7 @@ func unmarshal(text []byte, m proto.Message) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return invalid("the body", "there is more after the object; send one object")
+		return invalid("the body", "bytes follow the object; send one object")
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (d decoder) message(first json.Token, m protoreflect.Message, path string) 
 		}
 		at := join(path, name)
 		if slices.Contains(seen, field.Number()) {
-			return invalid(at, "it is there twice")
+			return invalid(at, "it is sent twice")
 		}
 		seen = append(seen, field.Number())
 		switch {
@@ -177,7 +177,7 @@ func (d decoder) fillMap(values protoreflect.Map, at string) error {
 		key := protoreflect.ValueOfString(name).MapKey()
 		switch {
 		case values.Has(key):
-			return invalid(at, "%s is there twice", wording.Plain(wording.Clip(name)))
+			return invalid(at, "%s is sent twice", wording.Plain(wording.Clip(name)))
 		case values.Len() == maxListed:
 			return invalid(at, "it has more than %d fields", maxListed)
 		}
@@ -224,7 +224,7 @@ func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (va
 // maxInteger is the largest integer that every JSON parser reads exactly.
 const maxInteger = 1<<53 - 1
 
-// wholeNumber reads a number of JSON that is whole: 3, 3.0 or 3e0. A number outside of ±maxInteger
+// wholeNumber parses a JSON number that is whole: 3, 3.0 or 3e0. A number outside ±maxInteger
 // becomes maxInteger + 1.
 func wholeNumber(text string) (n int64, ok bool) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
@@ -263,8 +263,8 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 	return invalid(placeOf(path), "there is no field %s; %s", wording.Plain(wording.Clip(name)), wording.Suggest(name, names))
 }
 
-// loneSurrogate returns where an escape has half of a surrogate pair, or -1. encoding/json replaces
-// such halves by U+FFFD, so different texts would become equal.
+// loneSurrogate returns the position of an escape that is half of a surrogate pair, or -1.
+// encoding/json replaces such halves by U+FFFD, so different texts would become equal.
 func loneSurrogate(text []byte) int {
 	unit := func(at int) (int64, bool) {
 		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {

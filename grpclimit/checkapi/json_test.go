@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// What unmarshal accepts is JSON, and protojson reads the same of it.
+// A text that unmarshal accepts is JSON, and protojson reads the same message from it.
 func FuzzUnmarshal(f *testing.F) {
 	for _, text := range []string{
 		`{}`, `{"rule":"search","key":"user:42","cost":3}`, `{"attributes":{"headers":{"a":"b","c":"\u00e9\ud83d\ude00"}}}`,
@@ -29,19 +29,20 @@ func FuzzUnmarshal(f *testing.F) {
 			return
 		}
 		if !json.Valid(text) {
-			t.Fatalf("%q is accepted, and is not JSON", text)
+			t.Fatalf("unmarshal accepts %q, which is not JSON", text)
 		}
 		if err := protojson.Unmarshal(text, &same); err != nil || !proto.Equal(&read, &same) {
 			t.Fatalf("%q is read as %v; protojson reads %v, %v", text, &read, &same, err)
 		}
 		var again penstockv1.CheckRequest
 		if err := protojson.Unmarshal(withoutMaps(&read), &again); err != nil {
-			t.Fatalf("%q: what marshal writes is not proto3 JSON: %v", text, err)
+			t.Fatalf("%q: marshal does not write proto3 JSON: %v", text, err)
 		}
 	})
 }
 
-// withoutMaps marshals a message without its map, which no answer has.
+// withoutMaps marshals a message without its map: marshal does not support maps, because no
+// response has one.
 func withoutMaps(m *penstockv1.CheckRequest) []byte {
 	c := proto.CloneOf(m)
 	if c.Attributes != nil {
@@ -75,7 +76,7 @@ func TestAnswersAreJSON(t *testing.T) {
 	}
 }
 
-// Whatever the body is, the answer is one that the OpenAPI file describes, and no mistake of ours.
+// The OpenAPI file describes the response to any body, and no response is an internal error.
 func FuzzCalls(f *testing.F) {
 	for i, body := range []string{
 		`{"rule":"search","key":"user:1","cost":1}`, `{"attributes":{"path":"/tokens","headers":{"X-User":"1"}}}`,

@@ -59,10 +59,10 @@ func methodAt(path string) *method {
 	return nil
 }
 
-// IsEndpoint tells whether Service.ServeHTTP answers the path of a URL.
+// IsEndpoint tells whether Service.ServeHTTP serves the path of a URL.
 func IsEndpoint(path string) bool { return methodAt(path) != nil || path == OpenAPIPath }
 
-// decisionIn returns the decision that an answer has, or nil.
+// decisionIn returns the decision in a response, or nil.
 func decisionIn(m proto.Message) *penstockv1.CheckResponse {
 	switch m := m.(type) {
 	case *penstockv1.CheckResponse:

@@ -12,7 +12,7 @@ import (
 //go:embed openapi.json
 var openAPI []byte
 
-// OpenAPIPath is where ServeHTTP serves the description of the API, for everyone who may connect.
+// OpenAPIPath is the path of the API's description. ServeHTTP serves it without a token.
 const OpenAPIPath = "/v1/openapi.json"
 
 // OpenAPI returns the description of the API in JSON, as OpenAPI 3.1 defines it.

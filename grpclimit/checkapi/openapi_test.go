@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write openapi.json")
 
-// TestOpenAPI: openapi.json is what the proto file and the bounds of this package say.
+// TestOpenAPI compares openapi.json with the proto file and the bounds of this package.
 func TestOpenAPI(t *testing.T) {
 	text, err := json.MarshalIndent(document(t), "", " ")
 	if err != nil {
@@ -35,7 +35,7 @@ func TestOpenAPI(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(text, openAPI) {
-		t.Error("openapi.json is not what the proto file says; run make protos")
+		t.Error("openapi.json differs from the proto file; run make protos")
 	}
 }
 
@@ -44,7 +44,7 @@ type entry map[string]any
 
 const protoFile = "../proto/penstock/v1/limit.proto"
 
-// commentsOf reads the comments of the proto file, by the full name of what they are about.
+// commentsOf reads the comments of the proto file. The key is the full name of the element.
 func commentsOf(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(protoFile)
@@ -75,8 +75,8 @@ func commentsOf(t *testing.T) map[string]string {
 	return comments
 }
 
-// The patterns of texts. Those of paths and rates accept less than the service, because a pattern
-// cannot say all that it accepts.
+// The patterns of strings. The patterns of paths and rates accept less than the service, because a
+// pattern cannot describe everything that the service accepts.
 const (
 	namePattern  = `^[a-z0-9_.-]{1,64}$`
 	tokenPattern = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
@@ -128,7 +128,7 @@ var bounds = map[string]entry{
 	"ExplainedCharge.cost":          {"minimum": 0},
 }
 
-// outcomes are those of decisions.
+// outcomes are the outcomes of decisions.
 func outcomes() (names []string) {
 	for _, o := range admission.Outcomes() {
 		switch o {
@@ -218,8 +218,8 @@ func (w *writer) object(m protoreflect.MessageDescriptor, description string, na
 	return schema
 }
 
-// whole is the schema of a message with all its fields. In answers, those without presence are
-// always there.
+// whole is the schema of a message with all its fields. A response always contains the fields
+// without presence.
 func (w *writer) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
 	var names []string
 	for i := range m.Fields().Len() {
@@ -334,7 +334,7 @@ func document(t *testing.T) entry {
 	}
 	for name := range bounds {
 		if !w.used[name] {
-			t.Errorf("the bound of %s is of no field", name)
+			t.Errorf("bounds has the field %s, which no message has", name)
 		}
 	}
 	return entry{
@@ -355,7 +355,7 @@ func document(t *testing.T) entry {
 	}
 }
 
-// links are the calls that take the id of an answer.
+// links are the calls that take the id from a response.
 var links = map[string][]string{"Reserve": {"Settle"}, "Acquire": {"Renew", "Release"}}
 
 func methodOf(name string) *method {

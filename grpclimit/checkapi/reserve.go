@@ -22,7 +22,7 @@ const (
 )
 
 // maxClockDifference is how much the clocks of two processes may differ. If they differ by more, a
-// reservation may be settled twice, once at each, around the time when it expires.
+// reservation may be settled twice around its expiry, once by each process.
 const maxClockDifference = time.Minute
 
 // Reserve implements the service, for callers that have been authenticated.
@@ -68,10 +68,9 @@ func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
 
-// Settle implements the service, for callers that have been authenticated.
-//
-// For each key it sends one batch: the corrections, and a charge that can be made only once. So
-// the corrections are made once, even if the call is repeated at another process.
+// Settle implements the service, for callers that have been authenticated. For each key it sends
+// one batch: the corrections, and a charge that can be made only once. So a correction happens only
+// once, even if another process gets the call too.
 func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
 	t, err := s.sealer.open(reservationKind, r.GetId())
 	if err != nil {
@@ -100,7 +99,7 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
 }
 
-// An end says how a reserved request ended.
+// An end is how a reserved request ended.
 type end struct {
 	actual   int64
 	hasCost  bool
@@ -188,7 +187,7 @@ func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundab
 	return c, false
 }
 
-// correctTimeout bounds a correction, which continues when its caller cancels.
+// correctTimeout bounds the time of a correction. A correction continues when its caller cancels.
 const correctTimeout = 2 * time.Second
 
 // correct sends a batch that can be made only once. isDone is false if it was made before.

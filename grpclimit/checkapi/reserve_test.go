@@ -35,7 +35,7 @@ func (s *tested) left(question, limit string) int64 {
 	return s.ask("/v1/peek", question).remaining(s, limit)
 }
 
-func TestAReservationIsCorrectedOnce(t *testing.T) {
+func TestSettleCorrectsAReservationOnce(t *testing.T) {
 	const tokens = `{"attributes":{"path":"/tokens","headers":{"X-User":"1"}}}`
 	const login = `{"attributes":{"path":"/login","address":"192.0.2.7"}}`
 	const search = `{"rule":"search","key":"user:1","cost":2}`
@@ -91,7 +91,7 @@ func twoInstances(t *testing.T) (all [2]*tested) {
 	return all
 }
 
-func TestASettleIsMadeOnceHoweverOftenItIsSent(t *testing.T) {
+func TestParallelSettlesCorrectOnce(t *testing.T) {
 	two := twoInstances(t)
 	for round := range 5 {
 		check := fmt.Sprintf(`{"key":"user:%d","limits":[{"name":"one","rate":"1000/w"},{"name":"two","rate":"9000/w"}],"cost":500}`, round)
@@ -111,13 +111,13 @@ func TestASettleIsMadeOnceHoweverOftenItIsSent(t *testing.T) {
 		}
 		all.Wait()
 		if one, other := two[1].left(check, "one"), two[1].left(check, "two"); first != 1 || one != 700 || other != 8700 {
-			t.Errorf("%d calls say that they were the first, and %d and %d units are left; want 1, 700 and 8700", first, one, other)
+			t.Errorf("%d calls are not repeats, and %d and %d units are left; want 1, 700 and 8700", first, one, other)
 		}
 	}
 }
 
-// Another instance settles with another policy in force: what it has is corrected.
-func TestAReservationOutlivesItsProcess(t *testing.T) {
+// Another instance, whose policy lacks some of the limits, settles the limits that it has.
+func TestAnotherProcessCanSettleAReservation(t *testing.T) {
 	two := twoInstances(t)
 	id := two[0].reserve(`{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
 	again := two[1].ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
@@ -126,7 +126,7 @@ func TestAReservationOutlivesItsProcess(t *testing.T) {
 	}
 	third := newServiceOn(t, two[1].Service.store, nil)
 	if answer := third.ask("/v1/settle", `{"id":"`+id+`","actual":1}`); answer["is_repeat"] != false {
-		t.Errorf("a process that started later: %v", answer)
+		t.Errorf("settle in a process that started later: %v; want no repeat", answer)
 	}
 	if answer := two[0].ask("/v1/settle", `{"id":"`+again["id"].(string)+`","actual":0}`); answer["is_repeat"] != true {
 		t.Errorf("the id that the repeat got: %v; want a repeat", answer)
@@ -136,9 +136,9 @@ func TestAReservationOutlivesItsProcess(t *testing.T) {
 	}
 }
 
-// A Settle is remembered for as long as its id may be used, and not for as long as an id with
-// another ttl. So a call with another ttl is no repeat, and makes a reservation of its own.
-func TestARepeatOfAReservationHasItsTTL(t *testing.T) {
+// The store remembers a Settle as long as its id is valid, which depends on the ttl. So a call with
+// another ttl is not a repeat, and makes another reservation.
+func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {
 	s := newService(t)
 	reserve := func(ttl string) object {
 		return s.ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","request_id":"a"},"ttl_ms":`+ttl+`}`)
@@ -153,18 +153,18 @@ func TestARepeatOfAReservationHasItsTTL(t *testing.T) {
 		}
 	}
 	if answer := s.ask("/v1/settle", `{"id":"`+long["id"].(string)+`","cancel":true}`); answer["is_repeat"] != false {
-		t.Errorf("the first settle: %v", answer)
+		t.Errorf("the first settle: %v; want no repeat", answer)
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
 		t.Errorf("%d left; want 2, as one of two reservations was cancelled", n)
 	}
 }
 
-func TestWhatIsNotAReservationIsRefused(t *testing.T) {
+func TestInvalidReservationIDsAreRefused(t *testing.T) {
 	s := newService(t)
 	id := s.reserve(`{"check":{"rule":"search","key":"user:secret","cost":2}}`)
 	if strings.Contains(id, "secret") || len(id) > 600 {
-		t.Errorf("the id shows the key, or is long: %s", id)
+		t.Errorf("the id %s contains the key or is too long", id)
 	}
 	hold := s.ask("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
 	old, err := s.sealer.seal(reservationKind, &ticket{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})
@@ -211,8 +211,8 @@ func TestWhatIsNotAReservationIsRefused(t *testing.T) {
 	}
 }
 
-// An outage does not settle twice, or not at all: the call is repeated.
-func TestASettleIsRepeatedAfterAnOutage(t *testing.T) {
+// A Settle that fails in an outage can be repeated. The correction then happens exactly once.
+func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 	inner := memstore.New(memstore.Options{})
 	var isAway, isLost bool
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -305,7 +305,7 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 }
 
 // A reservation with slots returns them when it is settled.
-func TestAReservationReturnsItsSlots(t *testing.T) {
+func TestSettleReturnsTheSlotsOfAReservation(t *testing.T) {
 	s := newService(t)
 	const check = `{"key":"b","limits":[{"in_flight":1},{"rate":"9/h"}]}`
 	id := s.reserve(`{"check":` + check + `}`)
@@ -318,7 +318,7 @@ func TestAReservationReturnsItsSlots(t *testing.T) {
 	}
 }
 
-func TestResetForgetsWhatWasUsed(t *testing.T) {
+func TestResetClearsUsage(t *testing.T) {
 	s := newService(t)
 	s.ask("/v1/check", `{"rule":"search","key":"user:1","cost":3}`)
 	s.ask("/v1/check", `{"rule":"search","key":"user:2","cost":3}`)
@@ -340,7 +340,7 @@ func TestResetForgetsWhatWasUsed(t *testing.T) {
 	}
 }
 
-func TestExplainSaysWhatWouldBeCharged(t *testing.T) {
+func TestExplainListsChargesWithoutCharging(t *testing.T) {
 	s := newService(t)
 	answer := s.ask("/v1/explain", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
 	if rules := answer.list("rules"); len(rules) != 1 || rules[0]["name"] != "search" || rules[0]["applies"] != true {
@@ -361,7 +361,7 @@ func TestExplainSaysWhatWouldBeCharged(t *testing.T) {
 	}
 }
 
-// On a Cluster, the keys of a reservation are in several slots. Each is corrected once.
+// On a Cluster, the keys of a reservation are in several slots. Each key is corrected once.
 func TestAReservationOfSeveralKeysIsCorrectedOnce(t *testing.T) {
 	const text = `
 rules:
@@ -400,8 +400,9 @@ rules:
 	}
 }
 
-// The guards of penstock serve change nothing about it: leases, split counters and the deny cache.
-func TestASettleIsMadeOnceThroughGuards(t *testing.T) {
+// Also with the guards of penstock serve, a settle corrects once: with leases, split counters and
+// the deny cache.
+func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 	for _, more := range []string{"", ", lease: 50", ", split_into: 4"} {
 		compiled := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: hour, rate: 1000/h`+more+`}]}]`)
 		store, err := guard.Standard(memstore.New(memstore.Options{Now: newClock().Now}), guard.Options{Limits: compiled.Settings, Instances: 1})

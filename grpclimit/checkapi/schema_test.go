@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A described is the OpenAPI file, to check answers by.
+// A described is the OpenAPI file. Responses are checked against it.
 var described = func() (d struct {
 	Paths      map[string]map[string]struct{ Responses map[string]response }
 	Components struct{ Schemas map[string]map[string]any }
@@ -24,7 +24,7 @@ type response struct {
 	Content map[string]struct{ Schema map[string]any }
 }
 
-// fitsDescription checks an answer against the OpenAPI file. Every answer of a test is checked.
+// fitsDescription checks a response against the OpenAPI file. The tests check each response.
 func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
 	t.Helper()
 	path, _, _ = strings.Cut(path, "?")
@@ -103,8 +103,8 @@ func fits(schema map[string]any, value any, at string) error {
 	return nil
 }
 
-// The check can fail.
-func TestAnswersThatDoNotFitAreFound(t *testing.T) {
+// The check of responses itself finds errors.
+func TestSchemaCheckFindsWrongResponses(t *testing.T) {
 	schema := map[string]any{"$ref": "#/components/schemas/AcquireResponse"}
 	for text, want := range map[string]string{
 		`{"id":"a","expires_in_ms":1}`:                            "",

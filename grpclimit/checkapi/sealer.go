@@ -25,7 +25,7 @@ type ticket struct {
 	Charges []ticketCharge `json:"c,omitempty"`
 }
 
-// A ticketCharge is a charge that was made.
+// A ticketCharge is a charge that a store has granted.
 type ticketCharge struct {
 	Rule    string `json:"r,omitempty"` // of the policy; empty for a stated limit
 	Limit   string `json:"l,omitempty"`
@@ -38,7 +38,7 @@ type ticketCharge struct {
 	RefundableUntil int64 `json:"x,omitempty"` // Unix ms; 0 for slots
 }
 
-// The kinds of tickets. One cannot be used as the other.
+// The kinds of tickets. A ticket of one kind is refused where the other kind is needed.
 const (
 	reservationKind = "reservation"
 	holdKind        = "hold"

@@ -16,8 +16,8 @@ type Options struct {
 	// CallerToken authenticates callers. Default: none.
 	CallerToken []byte
 
-	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Default: none,
-	// and nobody may call these.
+	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Default:
+	// none, and all calls of these are refused.
 	OperatorToken []byte
 
 	// AllowAnonymous accepts calls without a token. It is for listeners that only trusted programs
@@ -25,8 +25,8 @@ type Options struct {
 	// still need the operator token.
 	AllowAnonymous bool
 
-	// AllowStatedLimits lets callers state limits of their own. Their counters have the group
-	// policy.StatedGroup. Default: only the policy has limits.
+	// AllowStatedLimits accepts limits that callers state in their requests. The counters have the
+	// group policy.StatedGroup. Default: only the limits of the policy.
 	AllowStatedLimits bool
 
 	// AuthFailed is called for each call over HTTP that is refused for its token. Callers can cause
@@ -34,13 +34,13 @@ type Options struct {
 	// Default: none.
 	AuthFailed func(AuthFailure)
 
-	// Secret encrypts the ids of reservations and holds. Processes that have the same one can settle
-	// each other's reservations, also after a restart. It must be hard to guess, as 16 random bytes
-	// are. Default: a random one.
+	// Secret encrypts the ids of reservations and holds. Processes with the same secret can settle
+	// each other's reservations, also after a restart. It must be hard to guess, such as 16 random
+	// bytes. Default: a random secret.
 	Secret []byte
 
-	// Parallel is how many requests of a batch are decided at once. A redisstore decides them
-	// together in few scripts. 1 is best for a memstore. Default: 64.
+	// Parallel is how many requests of a batch are decided at once. A redisstore then decides many
+	// requests in one script call. 1 is best for a memstore. Default: 64.
 	Parallel int
 
 	// MaxParallel is how many requests are decided at once in all batches together, in addition to
@@ -66,8 +66,9 @@ type Service struct {
 	parallel atomic.Int64 // goroutines that decide requests of batches
 }
 
-// New makes a Service. The controller decides requests. The store must be that of the controller,
-// with its guards. Corrections are sent to it. An error wraps penstock.ErrInvalid.
+// New makes a Service. The controller decides requests. The store must be the one that the
+// controller has, with its guards. It gets the corrections of Settle. An error wraps
+// penstock.ErrInvalid.
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Service, error) {
 	if store == nil || controller == nil {
 		return nil, fmt.Errorf("%w: checkapi: the store or the controller is nil; memstore.New and admission.New make them", penstock.ErrInvalid)

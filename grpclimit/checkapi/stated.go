@@ -24,7 +24,7 @@ const (
 	maxStated     = 16 // of one request
 	maxRate       = 64 // bytes
 	maxUnits      = 1_000_000_000_000
-	maxEntries    = 10_000 // units of a limit that keeps an entry for each: its calls take time by their number
+	maxEntries    = 10_000 // units of a limit that keeps an entry for each unit: the time of a call grows with them
 	minSlotTTL    = time.Second
 	maxSlotTTL    = 24 * time.Hour
 	defaultTTL    = time.Minute
@@ -49,7 +49,7 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches compiled limits. A dropped one is compiled again in a few microseconds.
+// statedLimits caches compiled limits. To compile a dropped limit again takes a few microseconds.
 type statedLimits struct {
 	rule *policy.Rule
 
@@ -65,7 +65,7 @@ func specOf(l *penstockv1.Limit) spec {
 	return spec{l.GetName(), l.GetRate(), l.GetBurst(), l.GetAlgorithm(), l.GetInFlight(), l.GetTtlMs()}
 }
 
-// of returns the compiled form of a spec. The error names the field.
+// of returns the compiled limit of a spec. The error names the field.
 func (s *statedLimits) of(spec spec, field string) (*statedLimit, error) {
 	s.mu.RLock()
 	known := s.bySpec[spec]
@@ -159,7 +159,7 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	case s.TTL != 0:
 		return limit, invalid(field+".ttl_ms", "only in_flight has it; remove it")
 	case s.Burst > 0 && limit.Burst > 0 && s.Burst != limit.Burst:
-		return limit, invalid(field+".burst", "the rate has another one; remove one of them")
+		return limit, invalid(field+".burst", "the rate has another burst; remove one of them")
 	case s.Burst > 0:
 		limit.Burst = s.Burst
 	}
@@ -177,7 +177,8 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	return limit, invalid(field+".algorithm", "it is unknown; write one of %s", strings.Join(titles, ", "))
 }
 
-// withoutKind removes the kind of an error from its text, because failures have their own.
+// withoutKind removes the prefix of ErrInvalid from the text of an error, because a failure has a
+// code.
 func withoutKind(err error) string {
 	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 }
@@ -189,4 +190,4 @@ func milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, most)) * time.Millisecond
 }
 
-var errNoStated = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or set allow-stated-limits there")
+var errNoStated = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or start the service with allow-stated-limits")

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of a request, in characters, which have up to four bytes.
+// The bounds of a request, in characters. A character has up to four bytes.
 const (
 	maxKey    = 1024
 	maxID     = admission.MaxID / 4
@@ -59,13 +59,13 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*va
 	case isLonger(check.id, maxID):
 		return nil, invalid(field+"request_id", "it is longer than %d characters", maxID)
 	case check.id != "" && p == operating:
-		return nil, invalid(field+"request_id", "nothing is charged, so nothing is repeated; remove it")
+		return nil, invalid(field+"request_id", "this call charges nothing, so a repeat needs no id; remove it")
 	case r.Attributes != nil && (r.GetRule() != "" || hasLimits || r.GetKey() != ""):
 		return nil, invalid(field+"attributes", "with attributes the policy decides; remove rule, key and limits, or the attributes")
 	case r.Attributes != nil && r.Cost != nil:
 		return nil, invalid(field+"cost", "with attributes the policy sets the cost; remove it")
 	case r.GetRule() != "" && hasLimits:
-		return nil, invalid(field+"limits", "the rule %q has its own; remove one of them", r.GetRule())
+		return nil, invalid(field+"limits", "the rule %q has limits already; remove rule or limits", r.GetRule())
 	case cost < 0 || cost > penstock.MaxCost:
 		return nil, invalid(field+"cost", "write 0 to %d", int64(penstock.MaxCost))
 	case isLonger(r.GetKey(), maxKey):
@@ -147,14 +147,14 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 	return nil
 }
 
-// The reasons why a limit cannot be enforced by a call.
+// The reasons why a call cannot enforce a limit.
 var (
-	errSlots  = errors.New("its slot must be returned, as it is an in_flight limit; call Acquire")
+	errSlots  = errors.New("it is an in_flight limit, whose slot must be returned; call Acquire")
 	errStatus = errors.New("its on_status needs the status of the response; call Reserve, and send it with Settle")
 	errActual = errors.New("its cost.actual is known after the response; call Reserve, and send it with Settle")
 	errNoSlot = errors.New("no in_flight limit applies to the request, so there is no slot to hold; call Check")
 
-	errManyLimits = errors.New("the request has so many limits that Settle could not add the one that it needs; call Check")
+	errManyLimits = errors.New("too many limits apply to the request: Settle needs a charge of its own; call Check")
 	errBodySize   = errors.New("it charges by the size of the body; state attributes.body_size")
 )
 
@@ -166,7 +166,7 @@ func (check *validCheck) checkLimit(l *policy.Limit) error {
 	return nil
 }
 
-// needs returns what a limit needs and the call does not give, or nil.
+// needs returns why the call does not provide what the limit needs, or nil.
 func (check *validCheck) needs(l *policy.Limit) error {
 	switch canReturn := check.purpose == acquiring || check.purpose == reserving; {
 	case check.purpose == operating:

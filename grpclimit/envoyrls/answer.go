@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver tells whether a granted charge has exceeded its limit: its probe has no room left.
+// isOver tells whether a granted charge has exceeded its limit: the probe has no room left.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		if isBeyond(&charges[i], d.Status(i)) {
@@ -50,21 +50,21 @@ func (c *call) read(it *item, d *penstock.Decision, ok bool) {
 	it.reset = c.reset(it, s)
 }
 
-// reset returns the seconds until an exceeded limit has room again, or until another limit is
-// unused again. It is at least 1, because Envoy shows whole seconds.
+// reset returns a time in seconds. For an exceeded limit, the limit has room again after it. For
+// any other limit, no usage is left after it. It is at least 1, because Envoy shows whole seconds.
 func (c *call) reset(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		after = s.RetryAfter
 	}
 	if o := &c.engine.options; after <= 0 && it.limit.probe.Algorithm() == penstock.FixedWindow {
-		period := it.limit.period.Microseconds() // nothing is used, so the store did not say
+		period := it.limit.period.Microseconds() // nothing is used, so the store returned no time
 		after = time.Duration(period-o.Now().UnixMicro()%period) * time.Microsecond
 	}
 	return max(int64((after+time.Second-1)/time.Second), 1)
 }
 
-// closedReset is how soon a client should retry while the store does not answer, in seconds.
+// closedReset is the Reset, in seconds, of a status that FailClosed denies.
 const closedReset = 1
 
 // answer writes the response.
@@ -110,7 +110,7 @@ func (c *call) answer(to *Response) {
 	to.IsOver = to.IsOver && !o.ShadowMode
 }
 
-// isStricter tells whether a status matters more than another one of the same descriptor.
+// isStricter tells whether the response shows this status of a descriptor instead of the other.
 func (s *Status) isStricter(than *Status) bool {
 	if s.IsOver != than.IsOver {
 		return s.IsOver

@@ -22,14 +22,14 @@ type call struct {
 	policyShadows []policy.Shadow
 	configMatch   envoyconfig.Match
 	buffer        []byte
-	pending       []int // indexes of items to be decided in this round
-	nextRound     []int // indexes of items to be decided in the next round
+	pending       []int // indexes of items that this round decides
+	nextRound     []int // indexes of items that the next round decides
 	isDenied      bool  // the request is denied already: nothing more may be spent
 	isQuota       bool  // a limit with quota_mode has applied
 
 	direct   policy.DirectCall
 	shadows  []policy.Shadow
-	charges  []penstock.Charge // of shadows; their slices must stay, so it does not grow
+	charges  []penstock.Charge // of shadows, which refer to parts of it: it must not grow
 	limits   []*policy.Limit   // of shadows
 	admitted admission.Admission
 
@@ -47,7 +47,7 @@ type item struct {
 
 	isShadow, isQuota bool
 
-	batch, at int // where its charge is: batch 0 is enforced, the others are shadows
+	batch, at int // where its charge is: batch 0 is enforced, the others are shadows, -1 is the next round
 	answer    answer
 
 	isOver    bool
@@ -212,7 +212,7 @@ func (c *call) setCost(it *item, d *Descriptor) error {
 	return nil
 }
 
-// replace removes the limits that others in the request replace.
+// replace removes the limits that other limits of the request replace.
 func (c *call) replace() {
 	for i := range c.items {
 		l := c.items[i].limit
@@ -279,7 +279,7 @@ func (c *call) isPlain() bool {
 	return true
 }
 
-// decided takes over the decision of a round.
+// decided sets the answers of the items from the decision of a round.
 func (c *call) decided(a *admission.Admission, outcome admission.Outcome, err error) error {
 	defer a.Done(admission.Result{})
 	switch outcome {
@@ -350,7 +350,7 @@ func (c *call) compose() {
 	c.direct.Shadows = c.shadows
 }
 
-// charge returns what an item charges.
+// charge returns the charge of an item.
 func (c *call) charge(it *item) penstock.Charge {
 	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
 	switch it.kind {

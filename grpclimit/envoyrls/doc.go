@@ -1,7 +1,5 @@
 // Package envoyrls answers Envoy's Rate Limit Service protocol (RLS v3) with the limits of
-// envoyproxy/ratelimit's configuration files.
-//
-// An [Engine] decides requests. It knows no gRPC: its messages are plain structs, so that servers
-// with another codec can use it. [Register] puts it behind a server of grpc-go, and [NewHandler]
-// behind POST /json.
+// envoyproxy/ratelimit's configuration files. An [Engine] decides requests. Its messages are plain
+// structs, so that servers with any codec can use it. [Register] adds it to a server of grpc-go.
+// [NewHandler] serves it at /json.
 package envoyrls

@@ -24,8 +24,8 @@ type Engine struct {
 	calls      sync.Pool               // of *call
 }
 
-// New makes an Engine without a configuration. The controller decides and emits the events. Its
-// admission.Options.Settings, and guard.Options.Limits of its store, must return o.Settings for
+// New makes an Engine without a configuration. The controller decides requests and emits events.
+// Its admission.Options.Settings, and guard.Options.Limits of its store, must return o.Settings for
 // the limits of the engine. An error wraps penstock.ErrInvalid.
 func New(controller *admission.Controller, o Options) (*Engine, error) {
 	if controller == nil {

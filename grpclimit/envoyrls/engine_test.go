@@ -48,7 +48,7 @@ descriptors:
 - key: white
 `
 
-// A fixture is an engine whose events are kept.
+// A fixture is an engine that records its events.
 type fixture struct {
 	*envoyrls.Engine
 
@@ -85,9 +85,9 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 	return f
 }
 
-// request reads a request of domain d: descriptors are separated by a comma, entries by a blank.
-// A descriptor may end with +2 hits of its own, -2 negative ones, or @5/minute, an override.
-// The whole may begin with the hits of the request: 2: small.
+// request parses a request of domain d. Commas separate descriptors, and blanks separate entries. A
+// descriptor may end with +2 for 2 hits, -2 for 2 negative hits, or @5/2 for an override of 5 in
+// unit 2. A prefix such as "2: " sets the hits of the request.
 func request(text string) *envoyrls.Request {
 	r := &envoyrls.Request{Domain: "d"}
 	if hits, rest, ok := strings.Cut(text, ": "); ok {
@@ -114,9 +114,9 @@ func request(text string) *envoyrls.Request {
 	return r
 }
 
-// ask writes a response as "over: ok 3/minute 2 left 60s, over 10/hour 0 left 3600s". A status
-// without a limit is "none".
-func (f *fixture) ask(text string) string {
+// send decides a request and returns the response as text, such as "over: ok 3/minute 2 left 60s,
+// over 10/hour 0 left 3600s". A status without a limit is "none".
+func (f *fixture) send(text string) string {
 	var to envoyrls.Response
 	if err := f.Decide(context.Background(), request(text), &to); err != nil {
 		return err.Error()
@@ -146,7 +146,7 @@ func write(r *envoyrls.Response) string {
 	return code[r.IsOver] + ": " + strings.Join(all, ", ")
 }
 
-// A conversation is requests and their answers, one after another.
+// A conversation is a sequence of requests and their expected responses.
 type conversation struct {
 	name  string
 	lines string // "request -> response", from midnight on; "wait 10s"
@@ -170,9 +170,9 @@ func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 				if line == "" {
 					continue
 				}
-				ask, want, _ := strings.Cut(line, " -> ")
-				if got := f.ask(ask); got != want {
-					t.Errorf("%s\n got %s\nwant %s", ask, got, want)
+				sent, want, _ := strings.Cut(line, " -> ")
+				if got := f.send(sent); got != want {
+					t.Errorf("%s\n got %s\nwant %s", sent, got, want)
 				}
 			}
 		})
@@ -180,7 +180,7 @@ func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 }
 
 // The clock of synctest begins at midnight, 2000-01-01 UTC, a Saturday.
-func TestModeExactAnswersLikeEnvoysService(t *testing.T) {
+func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 	for _, c := range []conversation{
 		{"hits beyond the limit are counted", `
 			small -> ok: ok 3/minute 2 left 60s
@@ -192,27 +192,27 @@ func TestModeExactAnswersLikeEnvoysService(t *testing.T) {
 			small -> over: over 3/minute 0 left 1s
 			wait 500ms
 			small -> ok: ok 3/minute 2 left 60s`},
-		{"each descriptor counts for itself", `
+		{"each descriptor is counted separately", `
 			3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
 			small,large -> over: over 3/minute 0 left 60s, ok 10/hour 6 left 3600s
 			large -> ok: ok 10/hour 5 left 3600s`},
 		{"the same descriptor twice counts twice, in order", `
 			small,small -> ok: ok 3/minute 2 left 60s, ok 3/minute 1 left 60s
 			small,small -> over: ok 3/minute 0 left 60s, over 3/minute 0 left 60s`},
-		{"hits of 0 ask", `
+		{"hits of 0 only check", `
 			small +0 -> ok: ok 3/minute 3 left 60s
 			small +3 -> ok: ok 3/minute 0 left 60s
 			small +0 -> ok: ok 3/minute 0 left 60s
 			small +50 -> over: over 3/minute 0 left 60s
 			small +0 -> over: over 3/minute 0 left 60s`},
-		{"hits of 0 ask in the order of the request", `
+		{"hits of 0 check in the order of the request", `
 			small +0,small +1,small +0 -> ok: ok 3/minute 3 left 60s, ok 3/minute 2 left 60s, ok 3/minute 2 left 60s`},
 		{"negative hits are returned, at most all", `
 			small +3 -> ok: ok 3/minute 0 left 60s
 			small -1 -> ok: ok 3/minute 1 left 60s
 			small -9 -> ok: ok 3/minute 3 left 60s
 			small -> ok: ok 3/minute 2 left 60s`},
-		{"hits of a descriptor win", `
+		{"hits of a descriptor replace hits of the request", `
 			5: small +2,large -> ok: ok 3/minute 1 left 60s, ok 10/hour 5 left 3600s`},
 		{"each value has a counter", `
 			3: small=a -> ok: ok 3/minute 0 left 60s
@@ -268,7 +268,7 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 			2: small -> over: over 3/minute 1 left 60s
 			small -> ok: ok 3/minute 0 left 60s
 			small -> over: over 3/minute 0 left 60s`},
-		{"the other descriptors tell what is left", `
+		{"the other descriptors show what is left", `
 			3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
 			small,large -> over: over 3/minute 0 left 60s, ok 10/hour 7 left 3600s
 			large -> ok: ok 10/hour 6 left 3600s`},
@@ -333,7 +333,7 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 	quota.run(t, limits, envoyrls.Options{QuotaMode: true})
 }
 
-// With SHADOW_MODE, statuses tell what would be, and every request passes.
+// With SHADOW_MODE, statuses show what would have been enforced, and every request passes.
 func TestShadowModeDeniesNothing(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		c := conversation{"SHADOW_MODE", `
@@ -343,8 +343,7 @@ func TestShadowModeDeniesNothing(t *testing.T) {
 	}
 }
 
-// The same limits run on other algorithms. A limit that is exceeded by a report denies until it has
-// room again.
+// A report may exceed a limit of any algorithm. The limit then denies until it has room again.
 func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 	bucket := conversation{"token bucket", `
 		3: small -> ok: ok 3/minute 0 left 60s
@@ -364,8 +363,8 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, memstore.New(memstore.Options{}), limits, o)
 			for i, want := range []string{"ok: ok 3/minute 0", "over: over 3/minute 0", "ok: ok 3/minute 0", "over: over 3/minute 0", "over: over 3/minute 0"} {
-				if got := f.ask([]string{"3: small", "small", "small +0", "small +1", "small +0"}[i]); !strings.HasPrefix(got, want) {
-					t.Errorf("with %s, answer %d is %s; want %s", o.Algorithm.Title(), i, got, want)
+				if got := f.send([]string{"3: small", "small", "small +0", "small +1", "small +0"}[i]); !strings.HasPrefix(got, want) {
+					t.Errorf("with %s, response %d is %s; want %s", o.Algorithm.Title(), i, got, want)
 				}
 			}
 		})
@@ -377,12 +376,12 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 	}
 	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}, {Headers: []envoyrls.Dialect{"x"}}} {
 		if _, err := envoyrls.New(controller, o); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v is %v; want an error", o, err)
+			t.Errorf("New with %+v: the error is %v; want ErrInvalid", o, err)
 		}
 	}
 }
 
-func TestRequestsWithoutSenseAreRefused(t *testing.T) {
+func TestInvalidRequestsAreRefused(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
 	many := make([]envoyrls.Descriptor, envoyrls.MaxDescriptors+1)
 	for _, row := range []struct {
@@ -407,14 +406,14 @@ func TestRequestsWithoutSenseAreRefused(t *testing.T) {
 	}
 }
 
-// Keys that Envoy's service mixes up are different here.
-func TestNoTwoDescriptorsShareACounter(t *testing.T) {
+// Envoy's service gives some of these descriptors the same key.
+func TestDifferentDescriptorsHaveDifferentCounters(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}, descriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}}]}]", envoyrls.Options{})
 	for _, text := range []string{"a=b_c", "a_b=c", "a=b c=d", "a=b|c=d", "a=b=c", "a==b", "a=~1", "a=|"} {
-		if got := f.ask(text); !strings.HasPrefix(got, "ok") {
+		if got := f.send(text); !strings.HasPrefix(got, "ok") {
 			t.Errorf("the first %s is %s; want ok", text, got)
 		}
-		if got := f.ask(text); !strings.HasPrefix(got, "over") {
+		if got := f.send(text); !strings.HasPrefix(got, "over") {
 			t.Errorf("the second %s is %s; want over", text, got)
 		}
 	}
@@ -427,14 +426,14 @@ func TestNoTwoDescriptorsShareACounter(t *testing.T) {
 	}
 }
 
-func TestOneEventTellsOfEachRequest(t *testing.T) {
+func TestEachRequestHasItsEvents(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits+`
 - key: metric
   value_to_metric: true
   rate_limit: {unit: hour, requests_per_unit: 1}
 `, envoyrls.Options{})
 	for _, text := range []string{"small,large", "4: small,large", "large +20", "other", "new @1/1", "metric=v", "shadow", "shadow"} {
-		f.ask(text)
+		f.send(text)
 	}
 	want := []string{
 		"d.small minute allowed", "d.small minute denied", "d.large hour denied", "  unlimited", "d override allowed", "d.metric_v hour allowed",
@@ -450,22 +449,22 @@ func TestOneEventTellsOfEachRequest(t *testing.T) {
 			}
 		}
 		if !found {
-			t.Errorf("there is no event %q; the others are %q", e, f.events)
+			t.Errorf("the event %q is missing; the other events are %q", e, f.events)
 		}
 	}
 	if left := strings.Join(f.events, ""); left != "" {
-		t.Errorf("there are more events: %q", f.events)
+		t.Errorf("the events %q are unexpected", f.events)
 	}
 }
 
-func TestFailuresOfTheStore(t *testing.T) {
+func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	broken := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	for _, row := range []struct {
-		mode      envoyrls.Mode
-		onFailure envoyrls.Failure
-		ask, want string
+		mode          envoyrls.Mode
+		onFailure     envoyrls.Failure
+		request, want string
 	}{
 		{envoyrls.Atomic, envoyrls.FailOpen, "9: small,shadow", "ok: ok 3/minute 3 left 60s, ok 1/month 1 left 1987200s"},
 		{envoyrls.Atomic, envoyrls.FailOpen, "small +9", "ok: ok 3/minute 3 left 60s"},
@@ -483,14 +482,14 @@ func TestFailuresOfTheStore(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, broken, limits, envoyrls.Options{Mode: row.mode, OnFailure: row.onFailure})
-			if got := f.ask(row.ask); got != row.want {
-				t.Errorf("%v, on_failure %v: %s\n got %s\nwant %s", row.mode, row.onFailure, row.ask, got, row.want)
+			if got := f.send(row.request); got != row.want {
+				t.Errorf("%v, on_failure %v: %s\n got %s\nwant %s", row.mode, row.onFailure, row.request, got, row.want)
 			}
 		})
 	}
 }
 
-// Envoy waits 20 ms. If the store hangs, the fallback answers earlier.
+// Envoy waits 20 ms by default. If the store hangs, the fallback decides before that.
 func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := envoyrls.Options{OnFailure: envoyrls.FailOpen}
@@ -510,7 +509,7 @@ func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 		var to envoyrls.Response
 		err = f.Decide(ctx, request("small"), &to)
 		if took := time.Since(start); err != nil || to.IsOver || took != 16*time.Millisecond {
-			t.Errorf("after %v it is %v, %v; want OK after 16ms", took, write(&to), err)
+			t.Errorf("after %v the response is %v, %v; want OK after 16ms", took, write(&to), err)
 		}
 	})
 }
@@ -519,8 +518,8 @@ func TestHeadersHaveThreeDialects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: envoyrls.Dialects(), HeaderNames: envoyrls.HeaderNames{Reset: "x-reset"}})
 		for _, row := range []struct {
-			ask  string
-			want string
+			request string
+			want    string
 		}{
 			{"small,large", `RateLimit-Limit: 3|RateLimit-Remaining: 2|x-reset: 60|X-RateLimit-Limit: 3, 3;w=60;name="small", 10;w=3600|X-RateLimit-Remaining: 2|X-RateLimit-Reset: 60|` +
 				`RateLimit-Policy: "small";q=3;w=60, "2";q=10;w=3600|RateLimit: "small";r=2;t=60, "2";r=9;t=3600`},
@@ -529,7 +528,7 @@ func TestHeadersHaveThreeDialects(t *testing.T) {
 			{"other,free", ""},
 		} {
 			var to envoyrls.Response
-			if err := f.Decide(t.Context(), request(row.ask), &to); err != nil {
+			if err := f.Decide(t.Context(), request(row.request), &to); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
@@ -537,13 +536,13 @@ func TestHeadersHaveThreeDialects(t *testing.T) {
 				got = append(got, h.Name+": "+h.Value)
 			}
 			if strings.Join(got, "|") != row.want {
-				t.Errorf("%s has the headers\n%s\nwant\n%s", row.ask, strings.Join(got, "|"), row.want)
+				t.Errorf("%s has the headers\n%s\nwant\n%s", row.request, strings.Join(got, "|"), row.want)
 			}
 		}
 	})
 }
 
-func TestMetadataTellOfTheRequest(t *testing.T) {
+func TestMetadataShowTheRequest(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits+`
 - key: owned
   metadata: {team: web}
@@ -560,10 +559,10 @@ func TestMetadataTellOfTheRequest(t *testing.T) {
 	}
 }
 
-// The configuration may change while requests are decided.
-func TestAConfigurationIsReplacedAsAWhole(t *testing.T) {
+// Counters stay as they are when the configuration changes.
+func TestSetConfigKeepsCounters(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
-	f.ask("2: small")
+	f.send("2: small")
 	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "a", Content: []byte("domain: d\ndescriptors: [{key: small, rate_limit: {unit: minute, requests_per_unit: 9}}]")}}, envoyconfig.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -571,7 +570,7 @@ func TestAConfigurationIsReplacedAsAWhole(t *testing.T) {
 	if err := f.SetConfig(config); err != nil || f.Config() != config {
 		t.Fatal(err)
 	}
-	if got := f.ask("small,large"); !strings.HasPrefix(got, "ok: ok 9/minute 6 left") || !strings.HasSuffix(got, ", none") {
-		t.Errorf("it is %s; want the new limits, and what was used stays used", got)
+	if got := f.send("small,large"); !strings.HasPrefix(got, "ok: ok 9/minute 6 left") || !strings.HasSuffix(got, ", none") {
+		t.Errorf("the response is %s; want the new limits, with the usage from before", got)
 	}
 }

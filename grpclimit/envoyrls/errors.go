@@ -2,7 +2,7 @@ package envoyrls
 
 import "fmt"
 
-// A Code is why a request has no response. The numbers are those of gRPC.
+// A Code is the class of an Error. The numbers are those of gRPC.
 type Code uint32
 
 // The codes.
@@ -12,7 +12,8 @@ const (
 	Unavailable        Code = 14
 )
 
-// An Error is why a request has no response. Its text has nothing that the client sent.
+// An Error is the reason why a request has no response. Its text contains nothing that the client
+// sent.
 type Error struct {
 	Code Code
 	Text string

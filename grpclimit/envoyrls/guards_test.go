@@ -11,9 +11,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// The guards of the service change no answer: a cached denial of a charge says nothing about a
-// check.
-func TestGuardsChangeNoAnswer(t *testing.T) {
+// The guards of the service change no response. In particular, the deny cache must not answer a
+// check with the denial of a charge.
+func TestGuardsChangeNoResponse(t *testing.T) {
 	for _, a := range []*algorithm.Algorithm{penstock.FixedWindow, penstock.TokenBucket, penstock.SlidingWindow, penstock.SlidingLog} {
 		for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 			if mode == envoyrls.Exact && a != penstock.FixedWindow {
@@ -31,7 +31,7 @@ func TestGuardsChangeNoAnswer(t *testing.T) {
 					"3: small", "small +0", "small", "small", "small +0", "small,large", "small +0,large", "small +1", "small +0", "small,small +0", "small -2", "small +0", "small", "small @9/2", "small @1/2",
 					"zero", "zero", "zero +0", "10: large", "large", "large", "large @11/3", "large +0", "quota1,quota2", "quota1,quota2", "shadow", "shadow", "shadow +0",
 				} {
-					if got, want := guarded.ask(text), bare.ask(text); got != want {
+					if got, want := guarded.send(text), bare.send(text); got != want {
 						t.Errorf("%s, mode %v, call %d: %s\nwith guards %s\nwithout     %s", a.Title(), mode, i, text, got, want)
 					}
 				}

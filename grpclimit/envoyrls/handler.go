@@ -84,7 +84,7 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 	}
 	text, err := protojson.Marshal(answer)
 	if err != nil { // a name in the configuration is not UTF-8
-		http.Error(w, "the answer cannot be written as JSON", http.StatusInternalServerError)
+		http.Error(w, "the response cannot be encoded as JSON: a name in the configuration is not UTF-8", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -94,11 +94,12 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 	w.Write(text)
 }
 
-// maxMistake is the longest text of a mistake in bytes: it repeats a part of the body.
+// maxMistake is the length in bytes of the longest parse error that is returned. The error repeats
+// a part of the body.
 const maxMistake = 200
 
-// mistakeOf returns what protojson says of a body, such as: (line 1:19): unknown field "foo". Its
-// white space differs between builds.
+// mistakeOf returns the text of a protojson error, such as: (line 1:19): unknown field "foo". It
+// replaces white space, because protojson varies it between builds.
 func mistakeOf(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	text = strings.TrimPrefix(text, "proto: ")

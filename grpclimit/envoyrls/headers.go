@@ -13,23 +13,24 @@ type Dialect string
 
 // The dialects.
 const (
-	// DialectPlain is that of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED), about the limit
-	// with the least left, or the last one that denies:
+	// DialectPlain is the format of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED). It shows
+	// the last limit that denies, or else the one with the least remaining:
 	//	RateLimit-Limit: 10
 	//	RateLimit-Remaining: 9
 	//	RateLimit-Reset: 1
 	DialectPlain Dialect = "plain"
 
-	// DialectDraft03 is that of Envoy's enable_x_ratelimit_headers, for Envoys that do not write it:
+	// DialectDraft03 is the format of Envoy's enable_x_ratelimit_headers. Use it where Envoy does
+	// not write these headers itself:
 	//	X-RateLimit-Limit: 10, 10;w=1;name="second", 1000;w=3600
 	//	X-RateLimit-Remaining: 9
 	//	X-RateLimit-Reset: 1
 	DialectDraft03 Dialect = "draft-03"
 
-	// DialectDraft11 is draft-ietf-httpapi-ratelimit-headers-11, about all limits:
+	// DialectDraft11 is draft-ietf-httpapi-ratelimit-headers-11. It shows all limits:
 	//	RateLimit-Policy: "second";q=10;w=1, "1";q=1000;w=3600
 	//	RateLimit: "second";r=9;t=1, "1";r=980;t=1200
-	// A limit without a name gets the position of its descriptor as its name, from 1.
+	// The name of a limit without a name is the position of its descriptor, counted from 1.
 	DialectDraft11 Dialect = "draft-11"
 )
 
@@ -53,7 +54,7 @@ func (n *HeaderNames) setDefaults() {
 	}
 }
 
-// appendHeaders adds the header fields. There are none if no limit applied.
+// appendHeaders adds the header fields. It adds none if no limit applied.
 func (c *call) appendHeaders(to *Response) {
 	i := c.strictest(to)
 	if i < 0 {
@@ -95,7 +96,7 @@ func (c *call) strictest(to *Response) int {
 	return found
 }
 
-// draft03Policies lists the limits whose period is known.
+// draft03Policies lists the limits that have a unit.
 func draft03Policies(to *Response) string {
 	var b strings.Builder
 	for i := range to.Statuses {

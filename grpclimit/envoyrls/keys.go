@@ -11,15 +11,15 @@ import (
 // A KeyLimit is a limit of a configuration that counts under a key.
 type KeyLimit struct {
 	Rule, Limit string // as events name them
-	Key         string // of the counter: with share_threshold, many descriptors have one
+	Key         string // of the counter, which many descriptors share with share_threshold
 	Plan        *penstock.Plan
 	IsShadow    bool
 	Settings    guard.Settings
 }
 
-// KeyLimits returns the limits of the configuration in force that count under a key: the domain and
-// the entries of a descriptor, as in rides|api_key=abc. It is the key of events. It returns none
-// for limits that allow nothing or everything, and for those that come with requests.
+// KeyLimits returns the limits of the configuration in force that count under a key of an event.
+// The key is the domain and the entries of a descriptor, as in rides|api_key=abc. Limits that allow
+// nothing or everything are not in the result, nor are limits that came with a request.
 func (e *Engine) KeyLimits(key string) []KeyLimit {
 	s := e.state.Load()
 	if s == nil {
@@ -58,7 +58,7 @@ func KeyLimits(c *envoyconfig.Config, o Options, key string) ([]KeyLimit, error)
 	return e.KeyLimits(key), nil
 }
 
-// parseKey is the inverse of appendKey. It is false if the key is not of that form.
+// parseKey is the inverse of appendKey. ok is false if the key does not have that form.
 func parseKey(key string) (domain string, entries []envoyconfig.Entry, ok bool) {
 	parts := strings.Split(key, "|")
 	for _, part := range parts[1:] {

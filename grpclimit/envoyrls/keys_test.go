@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 )
 
-// The key of an event finds the limit that has denied it.
+// KeyLimits finds the limit that has denied a request by the key of the event.
 func TestKeyOfAnEventFindsItsLimit(t *testing.T) {
 	const yaml = `
 domain: d~|=

@@ -14,24 +14,25 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A state is a configuration in compiled form. Only its caches, named and tables, change.
+// A state is a compiled configuration. Only its caches, named and tables, change.
 type state struct {
 	config *envoyconfig.Config
 	limits []*limit // by their Index
 
 	mu     sync.RWMutex
-	named  map[string]*policy.Limit // by metric path, of detailed_metric and value_to_metric
+	named  map[string]*policy.Limit // by metric path: limits with detailed_metric or value_to_metric
 	tables tables
 }
 
-// tables cache the limits that requests carry.
+// tables cache the limits that come with requests.
 type tables struct {
 	mu        sync.RWMutex
 	overrides map[Override]*limit
-	domains   map[string]*policy.Limit // for events of overrides
+	domains   map[string]*policy.Limit // by domain: how events name overrides
 }
 
-// The bounds of what requests can add. A dropped limit is compiled again in a few microseconds.
+// The bounds of the caches that requests fill. To compile a dropped limit again takes a few
+// microseconds.
 const (
 	maxNamed     = 1000
 	maxOverrides = 1024
@@ -153,7 +154,7 @@ func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	return l
 }
 
-// An EventName is how events name a limit.
+// An EventName is the name of a limit in events.
 type EventName struct{ Rule, Limit, Algorithm string }
 
 // EventNames returns the names that events about the present configuration can have, except those

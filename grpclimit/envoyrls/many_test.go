@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A listing store decides lists, and counts their batches.
+// A listing store decides lists, and counts the batches in them.
 type listing struct {
 	penstock.Store
 	decided int
@@ -32,8 +32,8 @@ func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Each(ctx, l.Store, calls)
 }
 
-// Messages of a list get the responses that they would get one by one, and the same events.
-func TestListsAreAnsweredAsTheirMessages(t *testing.T) {
+// Messages of a list get the same responses as single messages, and cause the same events.
+func TestListsGetTheResponsesOfSingleMessages(t *testing.T) {
 	const yaml = `
 domain: d
 descriptors:
@@ -62,9 +62,9 @@ descriptors:
 				list := make([]envoyrls.Message, 1+random.IntN(30))
 				for i := range list {
 					r := &rlsv3.RateLimitRequest{Domain: "d", HitsAddend: random.Uint32N(3)}
-					for range random.IntN(4) { // sometimes none, which is an error
+					for range random.IntN(4) { // a request without descriptors is an error
 						d := &ratelimitv3.RateLimitDescriptor{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{
-							{Key: keys[random.IntN(len(keys))], Value: fmt.Sprint(i)}, // of a list, no two messages share a counter
+							{Key: keys[random.IntN(len(keys))], Value: fmt.Sprint(i)}, // no two messages of a list share a counter
 						}}
 						if random.IntN(8) == 0 {
 							d.HitsAddend, d.IsNegativeHits = wrapperspb.UInt64(random.Uint64N(3)), random.IntN(3) == 0
@@ -80,22 +80,22 @@ descriptors:
 					m := &list[i]
 					want, wantErr := bare.DecideMessage(t.Context(), m.Request, nil)
 					if status.Convert(m.Err).String() != status.Convert(wantErr).String() || m.Err == nil && string(m.Response) != string(want) {
-						t.Fatalf("seed %d, mode %v, round %d, message %d: %x, %v; by itself %x, %v", seed, mode, round, i, m.Response, m.Err, want, wantErr)
+						t.Fatalf("seed %d, mode %v, round %d, message %d: %x, %v; want %x, %v as for a single message", seed, mode, round, i, m.Response, m.Err, want, wantErr)
 					}
 				}
 			}
 			if store.decided == 0 {
-				t.Errorf("mode %v: the store got no list", mode)
+				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}
 			if len(listed.events) != len(bare.events) {
-				t.Errorf("there are %d events; without lists %d", len(listed.events), len(bare.events))
+				t.Errorf("%d events; want %d as without lists", len(listed.events), len(bare.events))
 			}
 		})
 	}
 }
 
-// A message that cannot be decoded harms no other.
-func TestMistakesInAListAreContained(t *testing.T) {
+// A message that cannot be decoded does not affect the other messages.
+func TestInvalidMessageDoesNotAffectItsList(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 5}}\n", envoyrls.Options{})
 	right, err := proto.Marshal(&rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*ratelimitv3.RateLimitDescriptor{
 		{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "a", Value: "b"}}},
@@ -107,7 +107,7 @@ func TestMistakesInAListAreContained(t *testing.T) {
 	f.DecideMessages(t.Context(), list)
 	for i, m := range list {
 		if isRight := i%2 == 1; isRight != (m.Err == nil) || isRight != (len(m.Response) > 0) {
-			t.Errorf("message %d: %x, %v", i, m.Response, m.Err)
+			t.Errorf("message %d: %x, %v; want an error for messages 0 and 2 only", i, m.Response, m.Err)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 type Request struct {
 	Domain      string
 	Descriptors []Descriptor
-	Hits        uint32 // of descriptors without HasHits; 0 means 1
+	Hits        uint32 // the cost of descriptors without HasHits; 0 means 1
 }
 
 // A Descriptor is one descriptor of a request.
@@ -35,7 +35,7 @@ type Override struct {
 // A Response is a RateLimitResponse.
 type Response struct {
 	IsOver   bool     // the overall code is OVER_LIMIT, else OK
-	Statuses []Status // of each descriptor, in their order
+	Statuses []Status // one for each descriptor, in the order of the request
 
 	Headers  []Header       // for the response to the client
 	Metadata map[string]any // dynamic metadata, in the form of JSON; nil: none
@@ -51,7 +51,7 @@ func (r *Response) reset(n int) {
 	}
 }
 
-// A Status answers one descriptor.
+// A Status is the result for one descriptor.
 type Status struct {
 	IsOver    bool          // OVER_LIMIT, else OK
 	Limit     *CurrentLimit // nil: no limit applied
@@ -67,7 +67,7 @@ type CurrentLimit struct {
 	UnitMultiplier  uint32 // 0 means 1
 }
 
-// period is how long the limit's window is.
+// period is the length of the limit's window.
 func (l *CurrentLimit) period() time.Duration {
 	return l.Unit.Period() * time.Duration(max(l.UnitMultiplier, 1))
 }

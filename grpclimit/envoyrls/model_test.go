@@ -15,14 +15,14 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A model is envoyproxy/ratelimit as its documentation says: a counter for each window, which each
-// hit increments, and which is over when it is above the limit.
+// A model is envoyproxy/ratelimit as its documentation describes it. Each window has a counter, and
+// each hit increments it. A window is over when its counter is above the limit.
 type model map[string]uint64
 
-// modelLimits are the limits of the test by their key: requests and seconds.
+// modelLimits are the limits of the test by descriptor key: the count, and the period in seconds.
 var modelLimits = map[string]struct{ count, period uint64 }{"second": {3, 1}, "minute": {10, 60}, "zero": {0, 3600}, "big": {50, 86400}}
 
-func (m model) ask(r *envoyrls.Request) string {
+func (m model) send(r *envoyrls.Request) string {
 	now := uint64(time.Now().Unix())
 	var all []string
 	isOver := false
@@ -50,7 +50,7 @@ func (m model) ask(r *envoyrls.Request) string {
 	return map[bool]string{true: "over: ", false: "ok: "}[isOver] + strings.Join(all, ", ")
 }
 
-// PENSTOCK_SEED repeats a run.
+// PENSTOCK_SEED repeats a run with the seed of its failure message.
 func TestModeExactEqualsTheModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
@@ -78,7 +78,7 @@ descriptors:
 				}
 				r.Descriptors = append(r.Descriptors, d)
 			}
-			want := m.ask(r)
+			want := m.send(r)
 			var to envoyrls.Response
 			if err := f.Decide(t.Context(), r, &to); err != nil {
 				t.Fatal(err)
@@ -97,8 +97,8 @@ descriptors:
 	})
 }
 
-// Whatever requests come together, no more passes than the limits allow, and each unit that is
-// counted passed.
+// Parallel requests pass at most as often as the limits allow, and exactly the units that passed
+// are counted.
 func TestModeAtomicCountsWhatPasses(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 100}}, {key: b, rate_limit: {unit: year, requests_per_unit: 70}}]", envoyrls.Options{})
 	passed := make(chan string, 4000)
@@ -108,7 +108,7 @@ func TestModeAtomicCountsWhatPasses(t *testing.T) {
 			defer func() { ended <- struct{}{} }()
 			for i := range 100 {
 				text := []string{"a", "b", "a,b", "b,a,other"}[(worker+i)%4]
-				if strings.HasPrefix(f.ask(text), "ok") {
+				if strings.HasPrefix(f.send(text), "ok") {
 					passed <- text
 				}
 			}
@@ -125,9 +125,9 @@ func TestModeAtomicCountsWhatPasses(t *testing.T) {
 		}
 	}
 	for key, limit := range map[string]int{"a": 100, "b": 70} {
-		left := strings.Fields(f.ask(key + " +0"))
+		left := strings.Fields(f.send(key + " +0"))
 		if counts[key] > limit || left[3] != strconv.Itoa(limit-counts[key]) {
-			t.Errorf("%d of %s passed, and %v; want at most %d, and the rest left", counts[key], key, left, limit)
+			t.Errorf("%d hits of %s passed, and the status is %v; want at most %d passed, and the rest remaining", counts[key], key, left, limit)
 		}
 	}
 }

@@ -85,17 +85,17 @@ func (f Failure) mode() guard.FailureMode {
 type Options struct {
 	Mode Mode
 
-	// Algorithm enforces all limits. Mode Exact supports only fixed windows. Algorithms with slots
-	// cannot be used, because Envoy returns no slots. Default: penstock.FixedWindow, with windows
-	// that begin when those of envoyproxy/ratelimit do.
+	// Algorithm enforces all limits. Mode Exact supports only fixed windows. Concurrency limits are
+	// not possible, because Envoy does not report the end of a request. Default:
+	// penstock.FixedWindow, with windows that begin when those of envoyproxy/ratelimit do.
 	Algorithm *algorithm.Algorithm
 
 	// OnFailure is what happens while the store gives no answer. Default: see FailDefault.
 	OnFailure Failure
 
-	// SpendsReports charges the hits_addend of a descriptor only if it fits, like the hits_addend of
-	// a request. Default: it is always charged, because it may report usage that has already
-	// happened.
+	// SpendsReports charges the hits_addend of a descriptor only if the limit has room for it, like
+	// the hits_addend of a request. Default: it is always charged, because it may report usage that
+	// has already happened.
 	SpendsReports bool
 
 	// ShadowMode answers OK to every request (SHADOW_MODE). The statuses show what would have been
@@ -126,8 +126,8 @@ type Options struct {
 	Rules func() *policy.Rules
 
 	// Observe is called with the event of each request that no limit applies to. The controller
-	// reports the others. Many goroutines call it at once. It must be quick, and must not keep the
-	// event. Default: none.
+	// emits all other events. Many goroutines call it at once. It must be quick, and must not keep
+	// the event. Default: none.
 	Observe func(*admission.Event)
 
 	// Now returns the time. It is used for the reset time of windows without usage. Default:
@@ -135,15 +135,22 @@ type Options struct {
 	Now func() time.Time
 }
 
+// onFailure returns OnFailure, or its default for the mode.
+func (o *Options) onFailure() Failure {
+	switch {
+	case o.OnFailure != FailDefault:
+		return o.OnFailure
+	case o.Mode == Exact:
+		return FailError
+	}
+	return FailLocal
+}
+
 func (o *Options) setDefaults() error {
 	if o.Algorithm == nil {
 		o.Algorithm = penstock.FixedWindow
 	}
-	if o.OnFailure == FailDefault {
-		if o.OnFailure = FailLocal; o.Mode == Exact {
-			o.OnFailure = FailError
-		}
-	}
+	o.OnFailure = o.onFailure()
 	if o.NewLimit == nil {
 		o.NewLimit = func(EventName) {}
 	}
@@ -182,11 +189,5 @@ func (o Options) Settings(plan *penstock.Plan) guard.Settings {
 	if plan.Group() != group {
 		return guard.Settings{}
 	}
-	if o.OnFailure == FailDefault {
-		o.OnFailure = FailLocal
-		if o.Mode == Exact {
-			o.OnFailure = FailError
-		}
-	}
-	return guard.Settings{OnFailure: o.OnFailure.mode()}
+	return guard.Settings{OnFailure: o.onFailure().mode()}
 }

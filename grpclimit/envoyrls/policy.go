@@ -12,11 +12,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A ruleset is a policy with a cache of the limits that requests have used, in compiled form.
+// A ruleset is a policy with a cache of its compiled limits.
 type ruleset struct {
 	rules *policy.Rules
 	mu    sync.RWMutex
-	plans map[*penstock.Plan]*limit // as many as the policy has
+	plans map[*penstock.Plan]*limit // bounded by the number of limits in the policy
 }
 
 // rulesInForce returns the policy in force, or nil.
@@ -50,9 +50,9 @@ func CheckRules(rules *policy.Rules) error {
 		for _, l := range r.Limits {
 			switch {
 			case l.Variants[0].Algorithm().NeedsHolder():
-				return fmt.Errorf("%w: rule %s has an in_flight limit and a descriptor, and Envoy does not say when a request ends; use a limit by rate", penstock.ErrInvalid, r.Name)
+				return fmt.Errorf("%w: rule %s has an in_flight limit and a descriptor, and Envoy does not report the end of a request; use a limit with rate", penstock.ErrInvalid, r.Name)
 			case l.Status != nil:
-				return fmt.Errorf("%w: rule %s has a limit with on_status and a descriptor, and Envoy does not tell the status; omit on_status", penstock.ErrInvalid, r.Name)
+				return fmt.Errorf("%w: rule %s has a limit with on_status and a descriptor, and Envoy does not report the status of a response; omit on_status", penstock.ErrInvalid, r.Name)
 			}
 		}
 	}
@@ -72,7 +72,7 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 	if plan.Algorithm().IsCalendar() {
 		unit, multiplier = envoyconfig.UnitUnknown, 0
 	}
-	made := &limit{
+	compiled := &limit{
 		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(numbers.Count), Unit: unit, UnitMultiplier: multiplier},
 		period:  numbers.Period, plan: plan,
 	}
@@ -82,13 +82,13 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 		numbers.Count++
 	}
 	var err error
-	if made.probe, err = numbers.Compile(); err != nil {
+	if compiled.probe, err = numbers.Compile(); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.plans[plan] = made
-	return made, nil
+	s.plans[plan] = compiled
+	return compiled, nil
 }
 
 // unitOf expresses a period as a multiple of the largest unit that divides it. If no unit does, it

@@ -51,13 +51,13 @@ func loadRules(t *testing.T, text string) *policy.Rules {
 	return p.Rules
 }
 
-// Domains that the files do not have are decided by the rules of the policy with descriptors.
+// The rules with descriptors decide requests whose domain is not in Envoy's files.
 func TestThePolicyDecidesOtherDomains(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		rules := loadRules(t, descriptorRules)
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Mode: mode, Rules: func() *policy.Rules { return rules }})
-			for _, row := range []struct{ ask, want string }{
+			for _, row := range []struct{ request, want string }{
 				{"path=/search user=a", "ok: ok 3/minute 2 left 60s"},
 				{"2: path=/search user=a,path=/search user=b", "ok: ok 3/minute 0 left 60s, ok 3/minute 1 left 60s"},
 				{"path=/search user=b,path=/search user=a", "over: ok 3/minute 1 left 60s, over 3/minute 0 left 60s"},
@@ -74,7 +74,7 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 				{"2: remote_address=192.0.2.1", "over: over 2/day 1 left 43200s"},
 				{"2: plan=basic", "ok: ok 9/day 7 left 86400s"},
 			} {
-				r := request(row.ask)
+				r := request(row.request)
 				r.Domain = "other"
 				var to envoyrls.Response
 				got := ""
@@ -84,11 +84,11 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 					got = write(&to)
 				}
 				if got != row.want {
-					t.Errorf("in mode %v, %s\n got %s\nwant %s", mode, row.ask, got, row.want)
+					t.Errorf("in mode %v, %s\n got %s\nwant %s", mode, row.request, got, row.want)
 				}
 			}
-			if got := f.ask("small"); got != "ok: ok 3/minute 2 left 60s" {
-				t.Errorf("a domain of the files is %s", got)
+			if got := f.send("small"); got != "ok: ok 3/minute 2 left 60s" {
+				t.Errorf("for a domain of the files the response is %s; want the limit of the files", got)
 			}
 			if all := strings.Join(f.events, "\n"); !strings.Contains(all, "shadow_denied") || !strings.Contains(all, "search minute denied") || !strings.Contains(all, "  refused") {
 				t.Errorf("the events are\n%s\nwant a shadow that denies, a denial and a refusal", all)
@@ -97,8 +97,8 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 	}
 }
 
-// A product of hits and the cost of a rule that does not fit into 64 bits is refused: it must not
-// wrap to a smaller cost.
+// The product of the hits and a rule's cost may exceed 64 bits. Then the request is refused: the
+// product must not wrap to a smaller cost.
 func TestTheCostOfARuleTimesTheHitsDoesNotWrap(t *testing.T) {
 	rules := loadRules(t, "rules: [{name: a, match: {descriptor user: '*'}, per: {user: descriptor user}, limits: [{rate: 100000/day, cost: 8192}]}]")
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Rules: func() *policy.Rules { return rules }})
@@ -111,7 +111,7 @@ func TestTheCostOfARuleTimesTheHitsDoesNotWrap(t *testing.T) {
 	}
 }
 
-func TestRulesThatEnvoyCannotFollowAreRefused(t *testing.T) {
+func TestRulesThatNeedTheEndOfARequestAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules: [{name: a, match: {descriptor x: y}, per: global, limits: [{in_flight: 2}]}]":                                      "in_flight",
 		"rules: [{name: a, per: {x: descriptor x}, limits: [{rate: 1/s, on_status: 401}]}]":                                        "on_status",
@@ -122,7 +122,7 @@ func TestRulesThatEnvoyCannotFollowAreRefused(t *testing.T) {
 	} {
 		err := envoyrls.CheckRules(loadRules(t, text))
 		if (err == nil) != (want == "") || err != nil && (!errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s is %v; want an error about %q", text, err, want)
+			t.Errorf("%s: the error is %v; want one about %q, or none if it is empty", text, err, want)
 		}
 	}
 }

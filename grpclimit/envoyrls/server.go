@@ -33,7 +33,7 @@ type exchange struct {
 	response Response
 }
 
-// maxEntriesKept is how many entries a descriptor may have for its memory to be reused.
+// maxEntriesKept is the capacity of Entries above which its memory is not reused.
 const maxEntriesKept = 32
 
 // release clears the strings of a request. It returns x to the pool unless x is too large.

@@ -118,9 +118,8 @@ func TestAClientOfGRPCGetsEveryField(t *testing.T) {
 	})
 }
 
-// In mode exact, the counters in Redis are those of the rules above, and the windows are the
-// store's.
-func TestBothStoresAnswerAlike(t *testing.T) {
+// Redis and the memory store give the same responses.
+func TestBothStoresGiveTheSameResponses(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		var answers []string
 		stores(t, func(t *testing.T, store penstock.Store) {
@@ -128,7 +127,7 @@ func TestBothStoresAnswerAlike(t *testing.T) {
 			var all []string
 			for _, text := range []string{"small,large", "2: small,large=x", "small +0", "small,small", "small +7,large", "small -3", "small +0,zero", "shared=s1,shared=s2,shared=s3", "shadow,quota1", "shadow,quota1,quota1"} {
 				// The ends of windows depend on the time.
-				answer := f.ask(text)
+				answer := f.send(text)
 				for field := range strings.FieldsSeq(answer) {
 					if strings.HasSuffix(field, "s") || strings.HasSuffix(field, "s,") {
 						answer = strings.Replace(answer, field, "", 1)
@@ -168,7 +167,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 	}
 }
 
-func TestJSONIsAnsweredLikeByEnvoysService(t *testing.T) {
+func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
 	isHealthy := true
 	server := httptest.NewServer(envoyrls.NewHandler(f.Engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return isHealthy }, MaxBody: 1000}))
@@ -213,7 +212,7 @@ func TestJSONIsAnsweredLikeByEnvoysService(t *testing.T) {
 			t.Errorf("%s is %d %s; want %d …%s…", row.name, code, text, row.code, row.want)
 		}
 		if code == 200 && !json.Valid([]byte(text)) {
-			t.Errorf("%s is no JSON: %s", row.name, text)
+			t.Errorf("%s: the response %s is not valid JSON", row.name, text)
 		}
 	}
 	if code, text := get("GET", "/healthcheck", ""); code != 200 || text != "OK" {
@@ -244,8 +243,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// The messages ask without counting, so each can be asked twice.
-func TestMessagesAreAnsweredAsByTheService(t *testing.T) {
+// The messages have 0 hits and change no counter, so each can be sent twice.
+func TestDecideMessageEqualsTheService(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain}, HasMetadata: true})
 	client := dial(t, f.Engine)
 	override := message("new")
@@ -264,7 +263,7 @@ func TestMessagesAreAnsweredAsByTheService(t *testing.T) {
 		}
 		answer, err := f.Engine.DecideMessage(t.Context(), encoded, []byte("before"))
 		if status.Convert(err).Proto().String() != status.Convert(wantErr).Proto().String() {
-			t.Errorf("%s: the error is %v; that of the service is %v", name, err, wantErr)
+			t.Errorf("%s: the error is %v; want %v as from the service", name, err, wantErr)
 		}
 		got := new(rlsv3.RateLimitResponse)
 		if err != nil {
@@ -274,10 +273,10 @@ func TestMessagesAreAnsweredAsByTheService(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if !proto.Equal(got, want) {
-			t.Errorf("%s is answered by\n%v; by the service\n%v", name, got, want)
+			t.Errorf("%s: the response is\n%v; want, as from the service,\n%v", name, got, want)
 		}
 	}
 	if _, err := f.Engine.DecideMessage(t.Context(), []byte{0xff}, nil); status.Code(err) != codes.Internal {
-		t.Errorf("what is no message is refused with %v; want INTERNAL as by grpc-go", err)
+		t.Errorf("for bytes that are not a message the error is %v; want INTERNAL as from grpc-go", err)
 	}
 }

@@ -22,8 +22,8 @@ import (
 const Method = "/" + ServiceName + "/ShouldRateLimit"
 
 // DecideMessage decides an encoded RateLimitRequest, and appends the encoded RateLimitResponse to
-// response. It answers as the service of [Register] does, but decodes and encodes without the
-// generated messages, which would take most of the time. An error is a gRPC status.
+// response. The response equals that of the service of [Register]. It takes less time, because it
+// does not use the generated messages. An error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([]byte, error) {
 	x := exchanges.Get().(*exchange)
 	defer x.release()
@@ -40,15 +40,15 @@ func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([
 	return answer, nil
 }
 
-// A Message is an encoded request of a list. The response is appended to Response, unless there is
-// an Err, which is a gRPC status.
+// A Message is an encoded request of a list, and its result: the response is appended to Response,
+// or Err is a gRPC status.
 type Message struct {
 	Request, Response []byte
 	Err               error
 }
 
-// DecideMessages decides requests that do not depend on each other, as DecideMessage does. The
-// store gets them as one list.
+// DecideMessages does what DecideMessage does for each message. The messages must not depend on
+// each other, because the store gets them as one list.
 func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	ctx = withEarlierAnswer(ctx)
 	var others sync.WaitGroup
@@ -93,7 +93,7 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	}
 }
 
-// A listedMessage is a message whose charges are decided as a part of a list.
+// A listedMessage is a message whose charges are in the list for the store.
 type listedMessage struct {
 	*Message
 	exchange   *exchange
@@ -103,7 +103,7 @@ type listedMessage struct {
 
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
-// answer writes the response of a call that is decided, and releases the call.
+// answer sets the result of a message after its call was decided, and releases the call.
 func (m *Message) answer(c *call, x *exchange, err error) {
 	if err == nil {
 		x.response.reset(len(x.request.Descriptors))
@@ -270,8 +270,8 @@ type field struct {
 func (f *field) isBytes() bool  { return f.kind == protowire.BytesType }
 func (f *field) isVarint() bool { return f.kind == protowire.VarintType }
 
-// each calls do with each field of the message from start to end. A field of an unknown number or
-// type is skipped.
+// each calls do with each field of the message from start to end. It skips groups and fields of
+// fixed size.
 func (in *decoder) each(start, end int, do func(protowire.Number, field) error) error {
 	for start < end {
 		number, kind, n := protowire.ConsumeTag(in.bytes[start:end])

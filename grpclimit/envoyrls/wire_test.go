@@ -28,7 +28,7 @@ var messages = []*rlsv3.RateLimitRequest{
 	}},
 }
 
-// FuzzRequest decodes any bytes as the generated code does.
+// FuzzRequest decodes any bytes. The result equals that of the generated code.
 func FuzzRequest(f *testing.F) {
 	for _, m := range messages {
 		b, err := proto.Marshal(m)
@@ -39,7 +39,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add(append(b, b...))
 		f.Add(append(b, 0x92, 0x01, 0)) // an unknown field
 	}
-	f.Add([]byte{0x0a, 1, 0xff})                                // no UTF-8
+	f.Add([]byte{0x0a, 1, 0xff})                                // not UTF-8
 	f.Add([]byte{0x08, 1, 0x13, 0x08, 1, 0x14, 0x1a, 1, 0})     // other types, and a group
 	f.Add([]byte{0x80, 0x80, 0x80, 0x80, 0x10, 1})              // a number that is too large
 	f.Add([]byte(strings.Repeat("\x12\x00", MaxDescriptors+1))) // too many descriptors
@@ -51,21 +51,21 @@ func FuzzRequest(f *testing.F) {
 		want.fromProto(&m)
 		err := used.unmarshal(message)
 		if isTooMany := len(m.GetDescriptors()) > MaxDescriptors; isTooMany && wantErr == nil {
-			wantErr = errNoDescriptors // any: Decide refuses it
+			wantErr = errNoDescriptors // any error: unmarshal refuses the request
 		}
 		if (err == nil) != (wantErr == nil) {
-			t.Fatalf("%x: the error is %v; that of the generated code is %v", message, err, wantErr)
+			t.Fatalf("%x: the error is %v; want %v as from the generated code", message, err, wantErr)
 		}
 		if cap(used.Descriptors) > 2*MaxDescriptors {
-			t.Errorf("%d descriptors are kept", cap(used.Descriptors))
+			t.Errorf("%d descriptors are kept; want at most %d", cap(used.Descriptors), 2*MaxDescriptors)
 		}
 		if err == nil && !reflect.DeepEqual(normal(used), normal(want)) {
-			t.Errorf("%x is\n%+v, by the generated code\n%+v", message, used, want)
+			t.Errorf("%x is\n%+v; want, as from the generated code,\n%+v", message, used, want)
 		}
 	})
 }
 
-// normal is a request with nil for empty slices.
+// normal returns a request with nil instead of empty slices.
 func normal(r Request) Request {
 	all := r.Descriptors
 	r.Descriptors = nil
@@ -78,7 +78,7 @@ func normal(r Request) Request {
 	return r
 }
 
-// FuzzResponse encodes responses to the bytes of the generated code.
+// FuzzResponse encodes any response. The size and the content equal those of the generated code.
 func FuzzResponse(f *testing.F) {
 	f.Add(true, uint32(5), uint32(60), "name", uint32(10), int32(2), uint32(3), "ratelimit-limit", "10")
 	f.Add(false, uint32(0), uint32(0), "", uint32(0), int32(0), uint32(0), "", "")
@@ -99,7 +99,7 @@ func FuzzResponse(f *testing.F) {
 		want, wantErr := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 		got, err := r.appendTo([]byte("before"))
 		if (err == nil) != (wantErr == nil) {
-			t.Fatalf("the error is %v; that of the generated code is %v", err, wantErr)
+			t.Fatalf("the error is %v; want %v as from the generated code", err, wantErr)
 		}
 		if err != nil {
 			return
@@ -109,7 +109,7 @@ func FuzzResponse(f *testing.F) {
 			t.Fatal(err)
 		}
 		if len(got) != len("before")+len(want) || !proto.Equal(&again, m) {
-			t.Errorf("%d bytes: %v; by the generated code %d bytes: %v", len(got)-len("before"), &again, len(want), m)
+			t.Errorf("%d bytes: %v; want, as from the generated code, %d bytes: %v", len(got)-len("before"), &again, len(want), m)
 		}
 	})
 }
