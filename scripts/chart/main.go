@@ -94,7 +94,7 @@ func (c *checks) set(path string) error {
 	if _, err := c.run1(c.helm, "lint", "--strict", "--values", path, c.chart()); err != nil {
 		return err
 	}
-	text, err := c.render("--values", path)
+	text, err := c.render("front", "--values", path)
 	if err != nil {
 		return err
 	}
@@ -118,9 +118,9 @@ func (c *checks) set(path string) error {
 	return nil
 }
 
-// render returns what helm renders of the chart.
-func (c *checks) render(args ...string) ([]byte, error) {
-	return c.run1(c.helm, append([]string{"template", "penstock", c.chart(), "--namespace", "edge"}, args...)...)
+// render returns what helm renders of the chart for a release.
+func (c *checks) render(release string, args ...string) ([]byte, error) {
+	return c.run1(c.helm, append([]string{"template", release, c.chart(), "--namespace", "edge"}, args...)...)
 }
 
 // run1 runs a program, and returns its standard output. The error has its standard error.
@@ -145,6 +145,7 @@ func (c *checks) refusals() error {
 		{"listeners.proxy.enabled=true", "listeners.proxy needs settings.upstream"},
 		{"settings.upstream=http://a", "settings.upstream needs listeners.proxy"},
 		{"listeners.grpc.enabled=true", "need callerToken.existingSecret"},
+		{"policy.text=", "write policy.text or policy.existingConfigMap"},
 		{"listeners.api.port=9180", "9180 is used twice"},
 		{"valkey.enabled=true", "kubectl create secret generic"},
 		{"store.existingSecret=", "2 instances need one in common"},
@@ -154,7 +155,7 @@ func (c *checks) refusals() error {
 		{"replicas=0", "minimum"},
 	}
 	for _, bad := range cases {
-		if _, err := c.render("--set", bad.values); err == nil || !strings.Contains(err.Error(), bad.text) {
+		if _, err := c.render("front", "--set", bad.values); err == nil || !strings.Contains(err.Error(), bad.text) {
 			return fmt.Errorf("values %s: helm should refuse them with %q: %v", bad.values, bad.text, err)
 		}
 	}
@@ -167,7 +168,7 @@ var ofHelm = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|he
 
 // manifests compares deploy/kubernetes with what the default values render.
 func (c *checks) manifests() error {
-	text, err := c.render()
+	text, err := c.render("penstock")
 	if err != nil {
 		return err
 	}
@@ -251,7 +252,7 @@ func (c *checks) documented(page string) error {
 	}
 	commands := regexp.MustCompile(`(?m)^helm (?:install|upgrade) (.*)$`).FindAllStringSubmatch(string(text), -1)
 	for _, m := range commands {
-		args := strings.Fields(strings.ReplaceAll(m[1], "--reuse-values ", ""))
+		args := strings.Fields(strings.ReplaceAll(m[1], "--reset-then-reuse-values ", ""))
 		cmd := exec.Command(helm, append([]string{"template"}, args...)...)
 		cmd.Dir = dir
 		var stderr bytes.Buffer

@@ -249,3 +249,66 @@ func TestComposeMonitoring(t *testing.T) {
 		t.Errorf("Grafana reads dashboards from %+v, and shows %q", dashboards.Providers, home)
 	}
 }
+
+// TestPlainManifests: deploy/kubernetes has settings that exist and a policy without a mistake, and
+// all files of deploy name the version of the chart. make chart compares it with the chart.
+func TestPlainManifests(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(deploy, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	manifests := read("kubernetes/penstock.yaml")
+	var environ []string
+	var policy string
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		var o struct {
+			Data map[string]string `yaml:"data"`
+			Spec struct {
+				Template struct {
+					Spec struct {
+						Containers []struct {
+							Env []struct{ Name, Value string }
+						}
+					}
+				}
+			}
+		}
+		if err := yaml.Load([]byte(document), &o); err != nil {
+			t.Fatal(err)
+		}
+		policy += o.Data["policy.yaml"]
+		for _, c := range o.Spec.Template.Spec.Containers {
+			for _, e := range c.Env {
+				environ = append(environ, e.Name+"="+e.Value)
+			}
+		}
+	}
+	store := filepath.Join(t.TempDir(), "store")
+	if err := os.WriteFile(store, []byte("redis://redis:6379"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	environ = append(environ, "PENSTOCK_STORE_FILE="+store)
+	if set, err := settings.Load(settings.Sources{Environ: environ}); err != nil || len(set.Unknown) > 0 || set.API == "" {
+		t.Errorf("the variables %q are unknown, or do not fit together: %v", set.Unknown, err)
+	}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errors := command("validate", "--strict", file); code != 0 {
+		t.Errorf("validate --strict ends with %d: %s%s", code, out, errors)
+	}
+
+	version := regexp.MustCompile(`(?m)^version: (.*)$`).FindStringSubmatch(read("helm/penstock/Chart.yaml"))[1]
+	for name, line := range map[string]string{
+		"helm/penstock/Chart.yaml": "\nappVersion: ", "kubernetes/kustomization.yaml": "\n    newTag: ", "kubernetes/penstock.yaml": "image: penstock:", "compose/compose.yaml": " penstock:",
+	} {
+		if !strings.Contains(read(name), line+version+"\n") {
+			t.Errorf("deploy/%s does not name the version %s after %q", name, version, line)
+		}
+	}
+}

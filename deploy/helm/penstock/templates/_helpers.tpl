@@ -110,6 +110,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $ports = append $ports (int $one.port) -}}
 {{- end -}}
 {{- end -}}
+{{- $hasPolicy := include "penstock.policyMap" . -}}
+{{- $hasEnvoy := or (include "penstock.envoyMap" .) .Values.settings.envoy_xds -}}
+{{- if and (not $hasPolicy) (or $l.proxy.enabled (and (or $l.api.enabled $l.grpc.enabled) (not $hasEnvoy))) -}}
+{{- fail "policy: there is none; write policy.text or policy.existingConfigMap" -}}
+{{- end -}}
 {{- $callers := or .Values.callerToken.existingSecret .Values.settings.caller_client_ca (eq (toString .Values.settings.allow_open_callers) "true") -}}
 {{- if and (or $l.grpc.enabled $l.resp.enabled) (not $callers) -}}
 {{- fail "listeners.grpc and listeners.resp need callerToken.existingSecret, settings.caller_client_ca, or settings.allow_open_callers: true if the network protects them" -}}
