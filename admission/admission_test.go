@@ -131,21 +131,21 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 			t.Errorf("%+v; want %+v", got, want)
 		}
 		if got := send("b", "/search"); got.Outcome != "allowed" {
-			t.Errorf("another user: %+v", got)
+			t.Errorf("another user: %+v; want it allowed", got)
 		}
 		if got := send("a", "/other"); got.Outcome != "unlimited" || len(got.Remaining) != 0 {
-			t.Errorf("a path without limits: %+v", got)
+			t.Errorf("a path without limits: %+v; want it unlimited", got)
 		}
 		time.Sleep(30 * time.Minute)
 		if got := send("a", "/search"); got.Outcome != "allowed" {
-			t.Errorf("after RetryAfter: %+v", got)
+			t.Errorf("after RetryAfter: %+v; want it allowed", got)
 		}
 
 		list := seen.take()
 		denial := list[2]
 		if denial.Rule != "search" || denial.Limit != "hour" || denial.Algorithm != "token-bucket" || denial.Key != "user:a" ||
 			denial.Outcome != admission.Denied || denial.Source != penstock.FromStore || denial.Err != nil {
-			t.Errorf("the event of the denial is %+v", denial)
+			t.Errorf("the event of the denial is %+v; want limit hour of rule search, by user:a", denial)
 		}
 		if denial.decision.Allowed || denial.decision.RetryAfter() != 30*time.Minute || !slices.Equal(denial.costs, []int64{1, 1}) {
 			t.Errorf("the event of the denial has the decision %v on costs %v", denial.decision, denial.costs)
@@ -180,7 +180,7 @@ func TestTransportWaits(t *testing.T) {
 		disconnect()
 		all.Wait()
 		if abandoned.Outcome != "abandoned" || abandoned.Error != context.Canceled.Error() {
-			t.Errorf("a request whose client left: %+v", abandoned)
+			t.Errorf("a request whose client left: %+v; want it abandoned", abandoned)
 		}
 		if next.Outcome != "allowed" || nextAfter != 2*time.Second {
 			t.Errorf("the next request: %+v after %v; want it allowed after 2s", next, nextAfter)
@@ -232,7 +232,7 @@ rules:
 	for _, c := range []struct {
 		what, path, limit string
 		end               jsonRequest
-		want              int64 // what a request after it finds
+		want              int64 // units left for the next request
 	}{
 		{"a larger cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(350)}, 1000 - 350 - 100},
 		{"a smaller cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(30)}, 550 - 30 - 100},
@@ -247,7 +247,7 @@ rules:
 		}
 		c.end.ID, c.end.IsEnded = "1", true
 		if got := post(t.Context(), server, c.end); got.Error != "" {
-			t.Errorf("%s: %s", c.what, got.Error)
+			t.Errorf("%s: the error is %s; want none", c.what, got.Error)
 		}
 		if got := left(c.path, c.limit); got != c.want {
 			t.Errorf("%s: %d left; want %d", c.what, got, c.want)
@@ -255,7 +255,7 @@ rules:
 	}
 	post(t.Context(), server, jsonRequest{ID: "1", Path: "/plain"})
 	if got := post(t.Context(), server, jsonRequest{ID: "1", IsEnded: true, Cost: cost(5)}); got.Error == "" {
-		t.Error("a cost is not an error if no limit is settled by it")
+		t.Error("a cost is accepted although no limit uses it; want an error")
 	}
 }
 
@@ -311,7 +311,7 @@ rules:
 		for _, c := range []struct {
 			what string
 			wait time.Duration
-			want []int64 // what the next request finds
+			want []int64 // units left for the next request
 		}{
 			{"at once", 0, []int64{59, 59, 59, 59}},
 			{"in the next window", time.Minute, []int64{59, 59, 59, 59}},
@@ -335,7 +335,7 @@ rules:
 		second, _ := admit()
 		first.Cancel()
 		if third, left := admit(); left[0] != 58 || left[1] != 58 {
-			t.Errorf("a request of the last minute is canceled: %v left; want 58", left)
+			t.Errorf("after canceling a request of the last minute: %v left; want 58", left)
 		} else {
 			third.Cancel()
 		}
@@ -406,7 +406,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 					}
 					for _, e := range seen.take() {
 						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
-							t.Errorf("observed %v from %v, with the error %v", e.Outcome, e.Source, e.Err)
+							t.Errorf("observed %v from %v, with the error %v; want the store's error and its fallback", e.Outcome, e.Source, e.Err)
 						}
 					}
 				})
@@ -501,7 +501,7 @@ rules:
 		}
 	}
 	if n := store.Len(); n != 0 {
-		t.Errorf("peeks left %d counters", n)
+		t.Errorf("peeks have made %d counters; want none", n)
 	}
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 	if got := peek(); got != admission.Denied {
@@ -545,7 +545,7 @@ func holds(t *testing.T, renewsHolds bool) {
 			time.Sleep(31 * time.Second)
 			other, outcome := admit()
 			if isHeld, err := a.Renew(t.Context()); outcome != admission.Allowed || isHeld || err != nil {
-				t.Errorf("a slot that was not renewed: the next is %v, renewed: %t, %v", outcome, isHeld, err)
+				t.Errorf("a slot that was not renewed: the next is %v, renewed: %t, %v; want it allowed, and the slot lost", outcome, isHeld, err)
 			}
 			other.Done(admission.Result{})
 		}
@@ -600,9 +600,9 @@ func TestOnlyAdmittedOutcomesAreServed(t *testing.T) {
 		}
 	}
 	if want := []string{"allowed", "failed_open", "unlimited", "exempt"}; !slices.Equal(admitted, want) {
-		t.Errorf("%v; want %v", admitted, want)
+		t.Errorf("admitted outcomes: %v; want %v", admitted, want)
 	}
 	if got := admission.Outcome(255).String(); got != "unknown" {
-		t.Errorf("an outcome of a newer version is %q", got)
+		t.Errorf("an outcome of a newer version is %q; want a text with its number", got)
 	}
 }

@@ -44,7 +44,7 @@ type scratch struct {
 	rejection  Rejection
 }
 
-// A Rejection says why a request was rejected.
+// A Rejection describes why a request was rejected.
 type Rejection struct {
 	Rule       string        // empty if no rule rejected it
 	Policies   []string      // public names of the limits that denied the request
@@ -101,8 +101,8 @@ func (a *Admission) Strictest() *policy.Limit {
 	return a.evaluation.Limits[a.decision.Strictest()]
 }
 
-// holdRetry is how soon a client should retry to get a slot. It is not known when one is returned:
-// the store only knows when the hold of one expires.
+// holdRetry is how soon a client should retry to get a slot. The true time is not known: a slot may
+// be returned at any time, and the store knows only when its hold expires.
 const holdRetry = time.Second
 
 // status is what a client may know of charge i.
@@ -196,7 +196,7 @@ func (a *Admission) adjustCharges() {
 	}
 }
 
-// withoutSlots removes the charges that take slots, in place.
+// evaluateCall evaluates a request that has no attributes. isCall is false for other requests.
 func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock.Charge, []*policy.Limit) {
 	n := 0
 	for i := range charges {
@@ -243,7 +243,7 @@ func (a *Admission) setHolder() {
 // decideBeforeAuth charges the rules with before_auth. What they grant stays charged. Clients do
 // not see their limits.
 func (a *Admission) decideBeforeAuth() (Outcome, error) {
-	d, latency, err := a.askStore()
+	d, latency, err := a.decideInStore()
 	if err != nil {
 		if outcome, err := a.undecided(err, latency); !outcome.IsAdmitted() {
 			return outcome, err
@@ -255,8 +255,8 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	return Allowed, nil
 }
 
-// askStore has the store decide the charges.
-func (a *Admission) askStore() (d penstock.Decision, latency time.Duration, err error) {
+// decideInStore has the store decide the charges.
+func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration, err error) {
 	charges := a.evaluation.Charges
 	if a.request.Peek {
 		for i := range charges {
@@ -272,7 +272,7 @@ func (a *Admission) askStore() (d penstock.Decision, latency time.Duration, err 
 // decide has the store decide, and waits for the request's turn if it has one later.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := a.controller.now()
-	d, latency, err := a.askStore()
+	d, latency, err := a.decideInStore()
 	a.endPiggybacked(shadows)
 	return a.decided(d, start, latency, err)
 }

@@ -37,7 +37,7 @@ rules:
 		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: peek})
 		if err != nil {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("%s: %v; want no error", path, err)
 		}
 		return a, outcome
 	}

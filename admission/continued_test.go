@@ -39,7 +39,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		t.Fatalf("the stream: %v", outcome)
 	}
 	if a, outcome := ask(false); outcome != admission.Denied {
-		t.Errorf("a second stream: %v; want denied for want of a slot", outcome)
+		t.Errorf("a second stream: %v; want denied, because no slot is free", outcome)
 	} else {
 		a.Done(admission.Result{})
 	}

@@ -14,16 +14,16 @@ import (
 
 // Options configure a Controller. The zero value is useful.
 type Options struct {
-	// HasFallback says that the store itself decides while its server gives no answer: it has
-	// guard.Standard or guard.Fallback in it, under any number of decorators. It also suits a
-	// memstore, which fails only when it is full: a local limit is then closed to new keys.
+	// HasFallback means that the store itself decides while its server gives no answer: it has
+	// guard.Standard or guard.Fallback in it, under any number of decorators. Set it for a memstore
+	// too, which fails only when it is full: a local limit is then closed to new keys.
 	//
 	// Default: New puts a guard.Fallback around the store, so that each limit fails as its rule says.
 	// Instances are not counted then, so each enforces the whole of a local limit.
 	HasFallback bool
 
 	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
-	// calls have limits that the rules lack. Default: what the rules in force say.
+	// calls have limits that the rules lack. Default: the settings of the rules in force.
 	Settings func(*penstock.Plan) guard.Settings
 
 	// Observe is called with an Event for each decision. Many goroutines call it at once. It must be
@@ -94,7 +94,7 @@ func (c *Controller) Rules() *policy.Rules { return c.rules() }
 // Waiting returns how many requests wait.
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 
-// A Request is what a transport asks to admit.
+// A Request is a request that a transport wants to admit.
 type Request struct {
 	// Attributes describe the request. Admit does not use them after it has returned. They are needed
 	// unless Named or Direct is set.
@@ -104,8 +104,8 @@ type Request struct {
 	// cannot be called in this way, the outcome is Malformed.
 	Named *policy.NamedCall
 
-	// Direct states the charges, in place of Attributes. Only they are decided. If they are
-	// invalid, the outcome is Malformed.
+	// Direct has the charges, in place of Attributes. Only they are decided. If they are invalid,
+	// the outcome is Malformed.
 	Direct *policy.DirectCall
 
 	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges:
@@ -136,20 +136,20 @@ type Request struct {
 	// MaxWaiting is how many requests may wait at once. Those beyond it are denied. Default: 1,000.
 	MaxWaiting int
 
-	// Peek asks what would be decided now. Nothing is charged or observed. Nothing waits: a request
-	// that would have to wait is denied.
+	// Peek returns what would be decided now. Nothing is charged or observed. Nothing waits: a
+	// request that would have to wait is denied.
 	Peek bool
 
-	// IsContinued says that the request is a further part of one that was admitted and still runs,
-	// such as another message of its stream: it takes no slots, because that one holds them.
+	// IsContinued means that the request is a further part of one that was admitted and still runs,
+	// such as another message of its stream. It takes no slots, because the first part holds them.
 	IsContinued bool
 
 	// Patience is how long the request may wait for its turn, at limits that can let requests wait.
 	// Default: as the limits say.
 	Patience time.Duration
 
-	// RenewsHolds says that the caller renews holds, by Admission.Renew. By default they are renewed
-	// in the background until Done.
+	// RenewsHolds means that the caller renews holds, by Admission.Renew. By default they are
+	// renewed in the background until Done.
 	RenewsHolds bool
 
 	// Into is memory for the Admission, which must be zero. Default: it is allocated.

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// directCall makes a call with one charge for each of the counts, which are limits per hour. They
-// fail as onFailure says.
+// directCall makes a call with one charge for each of the counts, which are limits per hour.
+// onFailure is their failure mode.
 func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *policy.DirectCall {
 	t.Helper()
 	rule := &policy.Rule{Name: "stated"}
@@ -100,7 +100,8 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 	}
 }
 
-// A call may have shadows. They are counted for every request, and it can read what they say.
+// A call may have shadows. They are counted for every request, and the caller can read their
+// decisions.
 func TestADirectCallReadsItsShadows(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
@@ -126,7 +127,7 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 			t.Errorf("the shadow of call %d is %v, %t; want it allowed twice, also for a denied request", i, d, ok)
 		}
 		if _, ok := a.ShadowDecision(1); ok {
-			t.Error("a shadow that was not stated has a decision")
+			t.Error("a shadow that the call does not have has a decision")
 		}
 		a.Done(admission.Result{})
 		if _, ok := a.ShadowDecision(0); ok {

@@ -38,7 +38,7 @@ func TestCostsAreBounded(t *testing.T) {
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
 	for cost, works := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
 		if err := a.Settle(cost); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("settle %d: %v", cost, err)
+			t.Errorf("settle %d: %v; want an ErrInvalid", cost, err)
 		}
 	}
 }

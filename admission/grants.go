@@ -13,14 +13,14 @@ type Grant struct {
 	Charge penstock.Charge
 	Limit  *policy.Limit
 
-	// RefundableUntil is when the charge counts no longer. A later refund would cancel newer charges.
+	// RefundableUntil is when the charge stops counting. A later refund would cancel newer charges.
 	// It is zero for slots, which can always be returned.
 	RefundableUntil time.Time
 }
 
-// TakeGrants returns what enforced limits were charged in the store, and leaves it to the caller to
-// correct that: Done returns and corrects nothing of it. What this process has counted alone, while
-// the store gave no answer, is not among them, except slots. It must be called before Done.
+// TakeGrants returns what enforced limits were charged in the store. Then the caller must correct
+// it: Done returns and corrects nothing of it. What this process alone has counted, while the store
+// gave no answer, is not included, except slots. TakeGrants must be called before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
 	if !a.isLimited || a.isRejected || a.request.Peek {
 		return nil

@@ -28,7 +28,7 @@ func grantController(t *testing.T, store penstock.Store) *admission.Controller {
 	return c
 }
 
-// named asks for the rule of grantRules.
+// named calls the rule of grantRules.
 func named(key string, cost int64) *policy.NamedCall {
 	return &policy.NamedCall{Rule: "search", Key: key, Cost: cost, CanEnd: true}
 }
@@ -91,13 +91,13 @@ func TestTheGrantOfARepeatIsAsOldAsTheFirst(t *testing.T) {
 	}
 }
 
-func TestATransportRefusesLimitsBeforeTheyAreCharged(t *testing.T) {
+func TestCheckLimitsRunsBeforeAnythingIsCharged(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
 	refused := errors.New("this transport has no status")
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1), CheckLimits: func(limits []*policy.Limit) error {
 		if len(limits) != 2 {
-			t.Errorf("it is asked about %d limits, want 2", len(limits))
+			t.Errorf("CheckLimits gets %d limits, want 2", len(limits))
 		}
 		return refused
 	}})

@@ -47,7 +47,7 @@ func newIdentities(now func() time.Time) *identities {
 	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
 }
 
-// admit tells whether an identity is known, or may be new now. If neither, it says when to retry.
+// admit tells whether an identity is known, or may be new now. If not, retryAfter is when to retry.
 func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
 	var h maphash.Hash
 	h.SetSeed(s.seed)
@@ -66,7 +66,7 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 			break
 		}
 		s.youngCount.Add(-1)
-		// age locks all stripes, so this one must be unlocked. Then the identity may have moved.
+		// age locks all stripes, so this one must be unlocked. Meanwhile the identity may have moved.
 		stripe.mu.Unlock()
 		s.age()
 		stripe.mu.Lock()
@@ -84,8 +84,8 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	return true, 0
 }
 
-// count counts a new identity for its address. It tells whether the address may send it, and if
-// not when to retry.
+// count counts a new identity for its address. ok is false if the address may not send it; then
+// retryAfter is when to retry.
 func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{{Key: u.Address, Plan: u.Limit, Cost: 1}}
 	d, err := s.counts.Decide(context.Background(), charge[:])

@@ -32,7 +32,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if young, old := countGenerations(s); young > maxIdentities || old != maxIdentities {
-		t.Errorf("%d young and %d old identities are known", young, old)
+		t.Errorf("%d young and %d old identities are known; want at most a generation of each", young, old)
 	}
 	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
 	if err != nil {
@@ -50,7 +50,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
-		t.Errorf("%d addresses sent new identities, and %d are counted", admitted, s.counts.Len())
+		t.Errorf("%d addresses sent new identities, and %d are counted; want the bound", admitted, s.counts.Len())
 	}
 	u.Limit, u.Key = limit, "in use"
 	if ok, _ := s.admit(u); !ok {
@@ -98,7 +98,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	}
 	young, old := countGenerations(s)
 	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
-		t.Errorf("%d young, counted as %d, and %d old identities are known", young, s.youngCount.Load(), old)
+		t.Errorf("%d young, counted as %d, and %d old identities are known; want at most a generation of each", young, s.youngCount.Load(), old)
 	}
 }
 

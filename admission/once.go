@@ -39,7 +39,7 @@ func (a *Admission) addOnce() error {
 		return errManyCharges
 	}
 	for i := range v.Charges {
-		v.Charges[i].Patience = 0 // a repeat could not tell a turn that has come from one that was given up
+		v.Charges[i].Patience = 0 // a repeat could not distinguish a turn that has come from one that was abandoned
 	}
 	a.onceName = digest(a.request.ID, v.Charges)
 	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}
@@ -102,13 +102,13 @@ func (a *Admission) endOnce(d *penstock.Decision) {
 	a.hasOnce = false
 }
 
-// OnceName returns a name that the request has in common with its repeats, and with no other
-// request. It is empty if it has no ID, or if no limit applied.
+// OnceName returns a name that the request shares with its repeats, and with no other request. It
+// is empty if the request has no ID, or if no limit applied.
 func (a *Admission) OnceName() string { return a.onceName }
 
 // Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
 func (a *Admission) Age() time.Duration { return a.age }
 
-// IsRepeat tells whether the request is a repeat of one that was granted, by its ID. It has charged
-// nothing.
+// IsRepeat tells whether the request has the ID of one that was granted before, so that it has
+// charged nothing.
 func (a *Admission) IsRepeat() bool { return a.isRepeat }

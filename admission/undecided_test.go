@@ -34,14 +34,14 @@ rules:
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: want.path, User: "a"}}})
 		d, _ := a.Decision()
 		if outcome != want.outcome || err != nil || d.Source != want.source || d.Allowed != outcome.IsAdmitted() || len(a.AppendVisible(nil)) > 0 {
-			t.Errorf("%s: %v, %v, by %v, allowed: %t", want.path, outcome, err, d.Source, d.Allowed)
+			t.Errorf("%s: %v, %v, by %v, allowed: %t; want the outcome of its failure modes", want.path, outcome, err, d.Source, d.Allowed)
 		}
 		e := seen.take()[0]
 		if "/"+e.Rule != want.path || e.Limit != want.limit || e.Algorithm == "" || e.Source != want.source || !errors.Is(e.Err, wrong) || e.costs != nil {
-			t.Errorf("%s: the event is %+v", want.path, e)
+			t.Errorf("%s: the event is %+v; want the limit that rejects, and the store's error", want.path, e)
 		}
 		if outcome == admission.FailedClosed && (e.Key != "user:a" || !slices.Equal(a.Rejection().Policies, []string{"mixed.hour"})) {
-			t.Errorf("%s: key %s, rejected by %v", want.path, e.Key, a.Rejection())
+			t.Errorf("%s: key %s, rejected by %v; want user:a and mixed.hour", want.path, e.Key, a.Rejection())
 		}
 		a.Done(admission.Result{})
 	}
@@ -52,12 +52,12 @@ rules:
 	}), false, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
 	a, outcome, err := c.Admit(clientCtx, admission.Request{Attributes: attributes{}})
 	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
-		t.Errorf("a client that left: %v, %v, by %v", outcome, err, d.Source)
+		t.Errorf("a client that left: %v, %v, by %v; want it abandoned", outcome, err, d.Source)
 	}
 	a.Done(admission.Result{})
 }
 
-func TestFullQueueNamesTheLimitThatIsWaitedFor(t *testing.T) {
+func TestFullQueueNamesTheLimitOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, `
 rules:

@@ -30,8 +30,8 @@ type Admission struct {
 	body       *countedBody // nil if no limit needs its size
 }
 
-// Admit decides a request. It returns the Admission, or nil if the request must not be served: then
-// it has been answered. If the request has to wait, Admit waits.
+// Admit decides a request. It returns the Admission, or nil if the request must not be served. Then
+// Admit has sent the response. If the request has to wait, Admit waits.
 //
 // Middleware uses it. It is exported for frameworks whose handlers are not http.Handlers.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
@@ -116,7 +116,7 @@ func isTokenChar(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", c)
 }
 
-// prepare makes an admitted request ready to be served, and tells the client about its limits.
+// prepare makes an admitted request ready to be served, and sets the headers about its limits.
 func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 	var isLimited bool
 	a.Decision, isLimited = a.admission.Decision()
@@ -131,7 +131,7 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 	}
 }
 
-// reject answers a request that is not admitted.
+// reject sends the response to a request that is not admitted.
 func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, outcome admission.Outcome) {
 	why, r := a.admission.Rejection(), a.Request
 	d := rejection{rule: why.Rule, policies: why.Policies, retryAfter: why.RetryAfter, detail: why.Detail}
@@ -157,8 +157,8 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 	g.answer(w, r, c, d)
 }
 
-// RejectMalformed answers a request with 400, as Admit answers one whose path is ambiguous. It is
-// for handlers that read requests before they call Admit. The detail is for the client: it must
+// RejectMalformed responds to a request with 400, as Admit does to one whose path is ambiguous. It
+// is for handlers that read requests before they call Admit. The detail is for the client: it must
 // contain no secrets.
 func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail string) {
 	g.rejectMalformed(w, r, g.current(), detail)
@@ -169,14 +169,14 @@ func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compil
 	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
 }
 
-// RejectPeer answers a request with 403. It is for handlers that serve trusted proxies only; see
-// IsTrustedProxy. The detail is for the peer: it must contain no secrets.
+// RejectPeer responds to a request with 403. It is for handlers that serve trusted proxies only;
+// see IsTrustedProxy. The detail is for the peer: it must contain no secrets.
 func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
 	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
 	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
 }
 
-// writeHeaders tells the client about its limits.
+// writeHeaders sets the headers about the request's limits.
 func (a *Admission) writeHeaders(c *compiledRules, denied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var statusBuf [8]admission.LimitStatus
 	var quotaBuf [8]quotaheaders.Quota
@@ -189,7 +189,7 @@ func (a *Admission) writeHeaders(c *compiledRules, denied bool, retryAfter time.
 	return c.headers.Write(a.header, quotas, denied, retryAfter)
 }
 
-// answer answers a request that is rejected.
+// answer sends the response to a rejected request.
 func (g *Gate) answer(w http.ResponseWriter, r *http.Request, c *compiledRules, d rejection) {
 	c.cors.allow(w.Header(), r)
 	if g.rejected == nil {
@@ -225,8 +225,8 @@ func admissionOf(ctx context.Context) *Admission {
 	return a
 }
 
-// DecisionOf returns the decision about the request that has this context. It is false if no limit
-// applied.
+// DecisionOf returns the decision about the request that has this context. The bool is false if no
+// limit applied.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a := admissionOf(ctx); a != nil {
 		return a.admission.Decision()
@@ -236,7 +236,7 @@ func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 
 type rejectionKey struct{}
 
-// A Rejection says why a request was rejected, for the handler Options.Rejected.
+// A Rejection describes why a request was rejected, for the handler Options.Rejected.
 type Rejection struct {
 	Status     int           // that the built-in answer would have
 	Rule       string        // empty if no rule rejected it

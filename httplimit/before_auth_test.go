@@ -43,7 +43,7 @@ rules:
 		statuses[last.Code]++
 	}
 	if checked != 20 || statuses[200] != 20 || statuses[429] != 980 {
-		t.Errorf("%d signatures were checked, and the statuses are %v", checked, statuses)
+		t.Errorf("%d signatures were checked, and the statuses are %v; want as many as the limit admits, then 429", checked, statuses)
 	}
 	if last.Header().Get("Retry-After") == "" || last.Header().Get("RateLimit") == "" {
 		t.Errorf("a denial has the headers %v", last.Header())

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Config says how HTTP requests are read and answered. It is the section http of a policy file:
-// give DefaultConfig to package policyfile as a Section. In Go code, a zero field means its
+// A Config defines how HTTP requests are read and answered. It is the section http of a policy
+// file: give DefaultConfig to package policyfile as a Section. In Go code, a zero field means its
 // default.
 type Config struct {
 	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`
@@ -45,7 +45,7 @@ type DeniedConfig struct {
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
 }
 
-// A CORSConfig says which web pages of other origins may read the gate's own responses.
+// A CORSConfig lists the web pages of other origins that may read the gate's own responses.
 type CORSConfig struct {
 	Origins     []string `yaml:"origins" jsonschema:"The origins of these pages, such as https://app.example.com, or * alone for any."`
 	Credentials bool     `yaml:"credentials" jsonschema:"Whether pages may send cookies and other credentials, and still read the response. Not with *. Default: false."`

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// cors says which web pages may read answers. If it is nil, none may.
+// cors defines which web pages may read responses. If it is nil, none may.
 type cors struct {
 	origins            []string // of the pages that may; "*" alone is any
 	canSendCredentials bool     // pages may send cookies, and still read the answer
@@ -80,7 +80,7 @@ func (c *cors) show(h http.Header, r *http.Request) {
 	}
 }
 
-// AllowOrigin sets the CORS headers of an answer that does not come from the upstream, as http.cors
-// in the policy says. A proxy calls it before it answers itself. The Gate's own answers have these
-// headers already.
+// AllowOrigin sets the CORS headers of a response that does not come from the upstream, as
+// http.cors of the policy defines. A proxy calls it before it sends a response of its own. The
+// Gate's own responses have these headers already.
 func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.current().cors.allow(h, r) }

@@ -82,7 +82,7 @@ func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 					t.Errorf("%s: the upstream's response allows %q", c.name, got)
 				}
 			} else if h.Get("Access-Control-Allow-Origin") != c.origin || h.Get("Access-Control-Allow-Credentials") != c.credential || h.Get("Vary") != c.vary {
-				t.Errorf("%s: %d has %v", c.name, status, h)
+				t.Errorf("%s: the headers of status %d are %v; want the row's", c.name, status, h)
 			}
 			want := ""
 			if c.origin != "" {
@@ -124,13 +124,13 @@ func TestPagesCanReadCustomDenials(t *testing.T) {
 	h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	send(h, "GET", "/", "Origin", "https://a.example")
 	if w := send(h, "GET", "/", "Origin", "https://a.example"); w.Code != 418 || w.Header().Get("Access-Control-Allow-Origin") != "https://a.example" {
-		t.Errorf("%d %v", w.Code, w.Header())
+		t.Errorf("%d %v; want 418 with the origin", w.Code, w.Header())
 	}
 	r := httptest.NewRequest("GET", "/", nil)
 	r.Header.Set("Origin", "https://a.example")
 	own := make(http.Header)
 	if gate.AllowOrigin(own, r); own.Get("Access-Control-Allow-Origin") != "https://a.example" {
-		t.Errorf("an answer of the proxy has %v", own)
+		t.Errorf("a response of the proxy has %v; want the origin", own)
 	}
 }
 
@@ -196,7 +196,7 @@ rules:
 		r.ContentLength = size
 		w := httptest.NewRecorder()
 		if h.ServeHTTP(w, r); w.Code != 429 {
-			t.Errorf("a preflight with a body of size %d got %d", size, w.Code)
+			t.Errorf("a preflight with a body of size %d got %d; want 429", size, w.Code)
 		}
 	}
 	r := httptest.NewRequest("OPTIONS", "/a", nil)
@@ -204,6 +204,6 @@ rules:
 	r.RemoteAddr = "203.0.113.9:1"
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 403 {
-		t.Errorf("a client on the deny list got %d", w.Code)
+		t.Errorf("a preflight of a client on the deny list got %d; want 403", w.Code)
 	}
 }

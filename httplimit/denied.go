@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A rejection is what the response to a rejected request says.
+// A rejection has the contents of the response to a rejected request.
 type rejection struct {
 	reason       rejectionReason
 	status       int           // default: the reason's own
@@ -106,7 +106,7 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d rejection) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(d.code())
 	if r.Method != http.MethodHead {
-		w.Write(body) // if it fails, the client is gone
+		w.Write(body) // if it fails, the client has left
 	}
 }
 

@@ -73,14 +73,14 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
 		}
 		if len(c.json) > 280 || !json.Valid([]byte(c.json)) {
-			t.Errorf("%s: %d bytes, valid: %v", c.what, len(c.json), json.Valid([]byte(c.json)))
+			t.Errorf("%s: the wanted body has %d bytes, and is valid JSON: %v", c.what, len(c.json), json.Valid([]byte(c.json)))
 		}
 		w = answerDenial(t, builtIn, "GET", "text/plain", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
 			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
 		}
 		if w := answerDenial(t, builtIn, "HEAD", "-", c.rejection); w.Code != c.status || w.Body.Len() != 0 {
-			t.Errorf("%s: HEAD is answered %d with %d bytes", c.what, w.Code, w.Body.Len())
+			t.Errorf("%s: HEAD gets %d with %d bytes; want no body", c.what, w.Code, w.Body.Len())
 		}
 	}
 }
@@ -90,7 +90,7 @@ func TestPolicyCanAnswerAllDenialsWithText(t *testing.T) {
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
 		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
 		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
-			t.Errorf("Accept: %s: %s %q", accept, w.Header().Get("Content-Type"), w.Body)
+			t.Errorf("Accept: %s: %s %q; want text", accept, w.Header().Get("Content-Type"), w.Body)
 		}
 	}
 }
@@ -186,7 +186,7 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 		b := newBodies(bodySettings{template: c.template, contentType: "text/html"})
 		w := answerDenial(t, b, "GET", "text/plain", many)
 		if w.Header().Get("Content-Type") != "application/problem+json" || !json.Valid(w.Body.Bytes()) || w.Code != 429 {
-			t.Errorf("a template %s: %d %s %q", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
+			t.Errorf("a template %s: %d %s %q; want 429 with the problem", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func FuzzAcceptNeverPanics(f *testing.F) {
 		d := searchDenied
 		body, contentType := b.render([]string{accept}, &d)
 		if (contentType == typeProblem) != json.Valid(body) || contentType != typeProblem && !strings.Contains(strings.ToLower(accept), "text/") {
-			t.Fatalf("Accept: %q: %s %q", accept, contentType, body)
+			t.Fatalf("Accept: %q: %s %q; want a body with a type", accept, contentType, body)
 		}
 	})
 }

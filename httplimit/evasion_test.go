@@ -225,17 +225,17 @@ rules:
 		send("GET", row.hosts[0])
 		for _, host := range row.hosts {
 			if status := send("GET", host); status != 429 {
-				t.Errorf("%s: a rule for %s does not match, or the tier is another: %d", host, row.rule, status)
+				t.Errorf("%s: a rule for %s does not match, or the tier differs: status %d", host, row.rule, status)
 			}
 			if status := send("DELETE", host); status != 403 {
-				t.Errorf("%s: a condition for %s does not hold: %d", host, row.rule, status)
+				t.Errorf("%s: a condition for %s does not hold: status %d", host, row.rule, status)
 			}
 		}
 		if status := send("GET", row.other); status != 404 {
-			t.Errorf("%s: a rule for %s matches: %d", row.other, row.rule, status)
+			t.Errorf("%s: a rule for %s matches: status %d", row.other, row.rule, status)
 		}
 		if status := send("DELETE", row.other); status != 404 {
-			t.Errorf("%s: a condition for %s holds: %d", row.other, row.rule, status)
+			t.Errorf("%s: a condition for %s holds: status %d", row.other, row.rule, status)
 		}
 	}
 }
@@ -282,14 +282,14 @@ func TestRefundsComeBeforeTheResponse(t *testing.T) {
 			again.Header.Set("Inner", "yes")
 			gate.Middleware(http.NotFoundHandler()).ServeHTTP(inner, again)
 			if inner.Code != 404 {
-				t.Errorf("%s: the client's next request was answered with %d", part, inner.Code)
+				t.Errorf("%s: the client's next request got %d; want it admitted", part, inner.Code)
 			}
 		}))
 		for range 5 {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest("POST", "/", nil))
 			if w.Code >= 400 {
-				t.Errorf("%s: a request was answered with %d", part, w.Code)
+				t.Errorf("%s: a request got %d; want 200 with the refund", part, w.Code)
 			}
 		}
 	}
@@ -318,7 +318,7 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		send()
 		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
 		if status := send(); status != 429 || served != 1 {
-			t.Errorf("answered with %d, %d served; want 429 and 1", status, served)
+			t.Errorf("status %d, %d served; want 429 and 1", status, served)
 		}
 	})
 }

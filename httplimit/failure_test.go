@@ -218,8 +218,8 @@ rules:
 	}
 }
 
-// The store never saw a charge that was decided locally. A refund there would return units of
-// others, and a forced charge would be a second one.
+// The store never saw a charge that was decided locally. A refund in the store would return units
+// of other clients, and a forced charge would be a second one.
 func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
 	const text = `
 rules:
@@ -446,12 +446,12 @@ rules:
 			}
 			synctest.Wait()
 			if n, held := answered.Load(), waiting.Load(); n != most || held != requests {
-				t.Errorf("%s: %d are answered while %d slots are returned; want %d, and %d", path, n, held, most, requests)
+				t.Errorf("%s: %d responses while %d slots are being returned; want %d, and %d", path, n, held, most, requests)
 			}
 			close(release)
 			synctest.Wait()
 			if n := returned.Load(); n != requests || answered.Load() != requests {
-				t.Errorf("%s: %d slots are returned, and %d answered; want %d", path, n, answered.Load(), requests)
+				t.Errorf("%s: %d slots are returned, and %d responses sent; want %d", path, n, answered.Load(), requests)
 			}
 		})
 	}
@@ -476,12 +476,12 @@ rules:
 	}
 	for _, e := range seen.list {
 		if failed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen; failed != errors.Is(e.Err, penstock.ErrUnavailable) {
-			t.Errorf("%v has the error %v", e.Outcome, e.Err)
+			t.Errorf("%v has the error %v; want one of the full store if it was rejected", e.Outcome, e.Err)
 		}
 	}
 }
 
-func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
+func TestGuardsOfTheStoreDefineHowLimitsFail(t *testing.T) {
 	store := newFlaky()
 	store.IsDown.Store(true)
 	all, err := guard.Standard(store, guard.Options{OnFailure: guard.FailClosed, Instances: 1})
@@ -498,7 +498,7 @@ func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
 	}
 }
 
-func TestLimitsInCodeFailAsTheOptionsSay(t *testing.T) {
+func TestOptionsDefineHowLimitsInCodeFail(t *testing.T) {
 	for way, want := range map[guard.FailureMode][]int{
 		guard.FailDefault: {200, 429}, guard.FailLocal: {200, 429}, guard.FailOpen: {200, 200}, guard.FailClosed: {503, 503},
 	} {

@@ -21,9 +21,9 @@ type Options struct {
 	// guard.Standard; see admission.Options. Default: New puts a guard.Fallback around the store.
 	HasFallback bool
 
-	// Rejected answers requests that are rejected, for any reason: over a limit, malformed, on the
-	// deny list, or the store gives no answer. The header fields about limits are set already;
-	// RejectionOf gives the details. Default: a problem of RFC 9457, or what the policy says.
+	// Rejected responds to requests that are rejected, for any reason: over a limit, malformed, on
+	// the deny list, or the store gives no answer. The header fields about limits are set already;
+	// RejectionOf returns the details. Default: a problem of RFC 9457, or what the policy defines.
 	Rejected http.Handler
 
 	// Observe is called with each decision. Many goroutines call it at once. It must be quick, and

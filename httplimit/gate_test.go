@@ -123,7 +123,7 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 		}
 	}
 	if got := send(h, "GET", "/search", "X-API-Key", "b").Code; got != 200 {
-		t.Errorf("key b shares the counter of key a: status %d", got)
+		t.Errorf("key b shares the counter of key a: status %d; want 200", got)
 	}
 	for range 10 {
 		w := send(h, "GET", "/other", "X-API-Key", "a")
@@ -150,10 +150,10 @@ func TestDenialHasReasonAndRetryAfter(t *testing.T) {
 		t.Errorf("Retry-After is %s, not 1200", got)
 	}
 	if got := w.Header().Get("RateLimit"); got != `"search.hour";r=0;t=1200` {
-		t.Errorf("RateLimit is %s", got)
+		t.Errorf("RateLimit is %s; want r=0 and t=1200", got)
 	}
 	if got := w.Header().Get("RateLimit-Policy"); got != `"search.hour";q=3;w=3600` {
-		t.Errorf("RateLimit-Policy is %s", got)
+		t.Errorf("RateLimit-Policy is %s; want q=3 and w=3600", got)
 	}
 	var problem struct {
 		Type     string   `json:"type"`
@@ -165,7 +165,7 @@ func TestDenialHasReasonAndRetryAfter(t *testing.T) {
 		t.Fatalf("the body is not problem+json: %v\n%s", err, w.Body)
 	}
 	if problem.Status != 429 || len(problem.Violated) != 1 || problem.Violated[0] != "search.hour" || problem.RetryMS < 1_199_000 || problem.RetryMS > 1_200_000 {
-		t.Errorf("the problem is %+v", problem)
+		t.Errorf("the problem is %+v; want search.hour, retry after 20 minutes", problem)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestLimitsInCode(t *testing.T) {
 			t.Errorf("request %d: status %d, not %d", i+1, w.Code, want)
 		}
 		if got := w.Header().Get("RateLimit-Policy"); got != `"api.hour";q=2;w=3600, "api.day";q=10;w=86400` {
-			t.Errorf("RateLimit-Policy is %s", got)
+			t.Errorf("RateLimit-Policy is %s; want both limits", got)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		"no key":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v; want an ErrInvalid", what, err)
 		}
 	}
 	for what, c := range map[string]struct {
@@ -246,7 +246,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		"a bad template":   {store, "a", limits, httplimit.Config{Denied: httplimit.DeniedConfig{Body: "{{.Nothing}}"}}},
 	} {
 		if _, err := httplimit.NewSimple(c.store, c.name, c.limits, httplimit.SimpleOptions{HTTP: c.http}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v; want an ErrInvalid", what, err)
 		}
 	}
 }
@@ -362,7 +362,7 @@ rules:
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("settled a request that no gate admitted: %v", err)
+		t.Errorf("to settle a request that no gate admitted returns %v; want an ErrInvalid", err)
 	}
 }
 
@@ -418,7 +418,7 @@ func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
 	}
 }
 
-func TestNobodyWaitsForASlotToExpire(t *testing.T) {
+func TestRetryAfterOfASlotIsASecond(t *testing.T) {
 	gate, _ := gateOf(t, `
 rules:
   - name: export
@@ -432,7 +432,7 @@ rules:
 	<-inside
 	w := send(h, "GET", "/")
 	if w.Code != 429 || w.Header().Get("Retry-After") != "1" || w.Header().Get("RateLimit") != `"export.in-flight";r=0;t=1` {
-		t.Errorf("status %d, Retry-After %s, RateLimit %s", w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
+		t.Errorf("status %d, Retry-After %s, RateLimit %s; want 429, a second and r=0", w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
 	}
 	close(leave)
 	first.Wait()
@@ -505,7 +505,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	})
 }
 
-// TestSlowBodiesTakeNoPlacesInTheQueue: a place is for the time until the turn comes.
+// A place in the queue is for the time until the turn comes.
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, queue)
@@ -532,7 +532,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if got := gate.Waiting(); got != 0 {
-			t.Errorf("%d requests wait, although all have had their turn", got)
+			t.Errorf("%d requests wait after all have had their turn; want 0", got)
 		}
 		send(h, "GET", "/")
 		if w := send(h, "GET", "/"); w.Code != 200 {
@@ -633,7 +633,7 @@ func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
 	for _, target := range []string{"/search", "//search", "/./search", "/x/../search", "/%73earch", "/s%65arch?q=1"} {
 		w := send(h, "GET", target, "X-API-Key", target)
 		if w.Body.String() != "/search" || w.Header().Get("RateLimit") == "" {
-			t.Errorf("%s is served as %s, with RateLimit %q", target, w.Body, w.Header().Get("RateLimit"))
+			t.Errorf("%s is served as %s, with RateLimit %q; want /search with a limit", target, w.Body, w.Header().Get("RateLimit"))
 		}
 	}
 	// net/url would send the second of these as /a/b%22, which another rule might match.
@@ -670,7 +670,7 @@ func TestOwnHandlerAnswersDenials(t *testing.T) {
 	}
 	w := send(h, "GET", "/search")
 	if w.Code != 420 || w.Body.String() != "true 429 search [search.hour] 20m0s" || w.Header().Get("Retry-After") != "1200" {
-		t.Errorf("status %d, Retry-After %s, body %q", w.Code, w.Header().Get("Retry-After"), w.Body)
+		t.Errorf("status %d, Retry-After %s, body %q; want the handler's response", w.Code, w.Header().Get("Retry-After"), w.Body)
 	}
 }
 
@@ -710,7 +710,7 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 		}
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), begins) {
-			t.Errorf("body: %s: %d %s", body, w.Code, w.Body)
+			t.Errorf("body: %s: %d %s; want the policy's body", body, w.Code, w.Body)
 		}
 	}
 }
@@ -720,7 +720,7 @@ func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 3); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("cost: %s: %v", cost, err)
+				t.Errorf("cost: %s: %v; want an error only without actual", cost, err)
 			}
 		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}

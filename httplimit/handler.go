@@ -15,7 +15,7 @@ func (g *Gate) Middleware(next http.Handler) http.Handler {
 			return
 		}
 		recorded := &recorder{ResponseWriter: w, admission: a}
-		defer func() { a.Done(recorded.status) }() // also if the handler panics, with or without an answer
+		defer func() { a.Done(recorded.status) }() // also if the handler panics, with or without a response
 		next.ServeHTTP(recorded, a.Request)
 		recorded.note(http.StatusOK) // what the server sends for a handler that writes nothing
 	})

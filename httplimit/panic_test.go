@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The request goes on, and is limited.
+// The request continues, and is limited.
 func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looser, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
@@ -45,7 +45,7 @@ func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := send(gate.Middleware(respond(200)), "GET", "/"); w.Code != 200 {
-		t.Errorf("%d; want 200", w.Code)
+		t.Errorf("status %d; want 200", w.Code)
 	}
 }
 
@@ -61,7 +61,7 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 		}), "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1}]}]")
 		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { time.Sleep(10 * time.Minute) }))
 		if w := send(h, "GET", "/"); w.Code != 200 || calls < 3 {
-			t.Errorf("%d after %d calls; want 200, and calls to renew and return", w.Code, calls)
+			t.Errorf("status %d after %d calls; want 200, and calls to renew and return", w.Code, calls)
 		}
 	})
 }

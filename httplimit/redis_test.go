@@ -47,7 +47,7 @@ func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Durat
 	return g
 }
 
-// Two servers share one Redis, with real clients over loopback: each counts what the other admits,
+// Two servers share one Redis, with real clients over loopback. Each counts what the other admits,
 // with guards and without.
 func TestServersShareLimitsOverRedis(t *testing.T) {
 	single := redistest.Start(t)
@@ -109,9 +109,9 @@ rules:
 			}
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
-			// On a Cluster, a request peeks and then charges, and another may come between. While its
-			// charges are refunded, others may be denied for a moment. Nothing is lost: successive requests
-			// are is admitted.
+			// On a Cluster, a request peeks and then charges, and another may come between. While
+			// its charges are refunded, others may be denied for a moment. No unit is lost: of
+			// successive requests, the rest of the limit is admitted.
 			for key := range allowed {
 				for send(key, key%2) {
 				}
@@ -125,7 +125,7 @@ rules:
 				}
 			}
 			if sum != 50 || atOnce != 50 && strings.HasPrefix(name, "single") {
-				t.Errorf("the tenant was allowed %d times, and %d of them at once, not 50", sum, atOnce)
+				t.Errorf("the tenant was allowed %d times, and %d of them at once; want 50", sum, atOnce)
 			}
 			t.Logf("counted: 120 requests over loopback to two servers on one Redis (%s, %d allowed)", name, sum)
 		})
@@ -164,7 +164,7 @@ rules:
 		case response.StatusCode == 400:
 			refused++
 		case response.StatusCode != 429:
-			t.Errorf("%s: status %d", target, response.StatusCode)
+			t.Errorf("%s: status %d; want 200, 429 or 400", target, response.StatusCode)
 		}
 	}
 	if got != 1 {
@@ -187,8 +187,8 @@ func (c *scriptCounter) EvalSha(ctx context.Context, digest string, keys, args [
 	return reply, err
 }
 
-// A candidate of its limit's algorithm needs no script call, through all guards; one of another
-// algorithm needs one.
+// A candidate with its limit's algorithm needs no script call, through all guards. A candidate with
+// another algorithm needs one.
 func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 20
@@ -225,9 +225,9 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	}
 }
 
-// If a guard answers for the enforced limit, the store is called for its candidate alone, so the
+// If a guard decides the enforced limit, the store is called for its candidate alone. So the
 // candidate still counts.
-func TestCandidatesCountWhenAGuardAnswers(t *testing.T) {
+func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
 	gate, seen := gateOver(t, guarded(t, openStore(t, server.URL()), text, time.Hour), true, text)
@@ -247,7 +247,7 @@ func TestCandidatesCountWhenAGuardAnswers(t *testing.T) {
 		}
 	}
 	if cached == 0 {
-		t.Error("the deny cache answered nothing, so the test proves nothing")
+		t.Error("the deny cache denied nothing; the test needs a cached denial")
 	}
 }
 
@@ -285,7 +285,7 @@ rules:
 	}
 	for _, e := range seen.list {
 		if e.Rule != "a" || e.Err != nil || e.Source != penstock.FromStore {
-			t.Errorf("observed %+v", e)
+			t.Errorf("observed %+v; want no decision of the shadow", e)
 		}
 	}
 }

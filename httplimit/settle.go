@@ -47,9 +47,9 @@ func SettleContext(ctx context.Context, actual int64) error {
 	return a.admission.Settle(actual)
 }
 
-// MarkStatusUnknown says that it is unknown how a request ended, whatever its handler answers. Then
-// what is charged by status stays charged. A proxy calls it when the upstream has the request, or
-// may have it, and gives no answer.
+// MarkStatusUnknown records that it is unknown how a request ended, whatever its handler writes.
+// Then what is charged by status stays charged. A proxy calls it when the upstream has the request,
+// or may have it, and gives no answer.
 func MarkStatusUnknown(r *http.Request) {
 	if a := admissionOf(r.Context()); a != nil {
 		a.admission.MarkStatusUnknown()

@@ -65,7 +65,7 @@ func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 		}
 		for _, e := range seen.list {
 			if e.Err != nil || e.Source != penstock.FromStore {
-				t.Errorf("%v: observed %+v", err, e)
+				t.Errorf("%v: observed %+v; want no event of a shadow", err, e)
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 		synctest.Wait()
 		for range 5 { // the candidate allows each, since the one before has left
 			if w := send(h, "GET", "/"); w.Code != 429 {
-				t.Errorf("%d; want 429", w.Code)
+				t.Errorf("status %d; want 429", w.Code)
 			}
 			synctest.Wait() // slots are returned in the background
 		}
@@ -132,7 +132,7 @@ rules: [{name: a, per: global, limits: [{name: hard, rate: 1/h}, {name: failed, 
 		h := gate.Middleware(respond(401))
 		for i := range 10 {
 			if w := send(h, "GET", "/"); (w.Code == 401) != (i == 0) {
-				t.Errorf("request %d: %d", i+1, w.Code)
+				t.Errorf("request %d: status %d; want 429 after the first", i+1, w.Code)
 			}
 			synctest.Wait()
 		}

@@ -41,18 +41,18 @@ func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
 		c := Config{TrustedProxies: []string{"10.0.0.0/8", text}}
 		err := c.finish()
 		if want = fmt.Sprintf("%q %s", text, want); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%q is refused with %v; want %s", text, err, want)
+			t.Errorf("%q gets the error %v; want %s", text, err, want)
 		}
 	}
 	for _, header := range []string{"X-Real-IP:", "X Real IP", " ", "X-Real-IP\n", "für", "a,b", "@"} {
 		c := Config{TrustedProxies: []string{"10.0.0.0/8"}, AddressHeader: header}
 		err := c.finish()
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP") {
-			t.Errorf("the header %q is refused with %v", header, err)
+			t.Errorf("the header %q gets the error %v; want how to write it", header, err)
 		}
 	}
 	c := Config{AddressHeader: "X-Real-IP"}
 	if err := c.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), "no proxy is trusted, so the header is never used; add trusted_proxies") {
-		t.Errorf("a header without proxies is refused with %v", err)
+		t.Errorf("a header without proxies gets the error %v; want that it is never used", err)
 	}
 }

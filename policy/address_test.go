@@ -46,7 +46,7 @@ func TestKeysOfAddressesAreAsDocumented(t *testing.T) {
 			t.Errorf("%s with prefixes %d and %d has the key %q; want %q", row.address, row.prefix4, row.prefix6, got, row.want)
 		}
 		if got := AppendAddress([]byte("ip="), a, row.prefix4, row.prefix6); string(got) != "ip="+row.want {
-			t.Errorf("%s is appended as %q", row.address, got)
+			t.Errorf("%s is appended as %q; want %q after the prefix", row.address, got, row.want)
 		}
 	}
 }
@@ -120,7 +120,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 		v := r.Uint32()
 		a := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != a {
-			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s have one key, want two (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = a
 	}

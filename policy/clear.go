@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// What identifies a client must be readable in exactly one way. Otherwise rules could see one
+// Text that identifies a client must be readable in exactly one way. Otherwise rules could see one
 // client, and the upstream another. This file defines which spellings of headers, cookies,
 // parameters and tokens are accepted. A request with any other spelling is malformed.
 
@@ -27,7 +27,7 @@ func (q *request) identifies(s *Source) string {
 		return ""
 	}
 	if s.Kind == KindDescriptor && len(values) == 1 {
-		return values[0] // the proxy has made it
+		return values[0] // a proxy made it, so it has one form
 	}
 	text, why := values[0], ""
 	switch {

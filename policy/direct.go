@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A DirectCall states its charges. It is for limits that are not in the Rules: those of another
+// A DirectCall states its own charges. It is for limits that are not in the Rules: those of another
 // file, or those that a caller sends with each call.
 type DirectCall struct {
 	// Charges are decided as one batch, in the modes and with the Patience that they state. There are
@@ -25,7 +25,7 @@ type DirectCall struct {
 
 var errDirect = errors.New("a direct call needs a limit with a rule for each charge")
 
-// EvaluateDirect makes the charges that a call states those of the Evaluation. The lists and
+// EvaluateDirect sets the charges of the Evaluation to those of the call. The lists and
 // new_identities of the Rules do not apply. It copies the slices of the call, but not those in its
 // Shadows.
 func (r *Rules) EvaluateDirect(c DirectCall, v *Evaluation) error {

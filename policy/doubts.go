@@ -59,7 +59,7 @@ func (id *Identity) doubts(q *request, doubt func(*Test)) {
 	}
 }
 
-// listed says how many values a test accepts, and where they are listed. It does not show the
+// listed describes how many values a test accepts, and where they are listed. It does not show the
 // values.
 func (t *Test) listed() string {
 	if t.File != "" {

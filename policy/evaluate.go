@@ -197,7 +197,8 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 }
 
 // isPreflight tells whether an OPTIONS request is a CORS preflight as browsers send it. Preflights
-// are free. So a request with a body, or with anything that identifies the client, is no preflight.
+// are free. So a request with a body, or with anything that identifies the client, does not count
+// as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false
@@ -319,7 +320,8 @@ func (q *request) tierIndex() int {
 	return q.tier
 }
 
-// cost returns what the request costs under a limit. Without a Max, that is up to MaxCost.
+// cost returns the cost of the request under a limit, in units. It is at most Max, or MaxCost
+// without a Max.
 func (q *request) cost(l *Limit) int64 {
 	c := &l.Cost
 	most := cmp.Or(c.Max, penstock.MaxCost)

@@ -21,7 +21,7 @@ type Identity struct {
 	FirstOf []*Identity // the first that the request has
 	AllOf   []*Identity // a combination
 
-	index int // the place of its key in a request, from 1; 0 if the key depends on the rule that matched
+	index int // the index of its key in request.keys, from 1; 0 if the key depends on the rule that matched
 }
 
 // Global is one key for all requests.
@@ -43,7 +43,7 @@ func FirstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
 // AllOf limits by the combination of several identities.
 func AllOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }
 
-// Keys that no identity with a source has, because those contain a colon.
+// These are keys that no identity with a source has, because those contain a colon.
 const (
 	globalKey  = "global"  // of all requests
 	unknownKey = "unknown" // of requests without a key by their identity

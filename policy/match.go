@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Match says which requests a rule matches. The zero value matches all.
+// A Match describes which requests a rule matches. The zero value matches all.
 type Match struct {
 	Methods []string  // none: any. GET includes HEAD, unless HEAD is named by another rule
 	Hosts   []string  // as ParseHost returns them; none, or an empty one: any

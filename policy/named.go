@@ -19,11 +19,12 @@ type NamedCall struct {
 	// under this key has the same counter. A limit whose identity is Global ignores this key.
 	Key string
 
-	// Cost is charged to each limit of the rule, whatever cost the rule says.
+	// Cost is charged to each limit of the rule, whatever cost the rule sets.
 	Cost int64
 
-	// CanEnd says that the caller will state how its request ends: it returns slots of in_flight
-	// limits, and states the status for on_status. Rules with such limits are refused otherwise.
+	// CanEnd means that the caller will report how its request ends: it returns slots of in_flight
+	// limits, and reports the status for on_status. Without it, rules with such limits are an
+	// error.
 	CanEnd bool
 }
 

@@ -100,7 +100,7 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 	}
 }
 
-func TestACallerThatEndsItsRequestsMayAskAnyRule(t *testing.T) {
+func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 	t.Parallel()
 	rules := named(t, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) })
 	var v Evaluation

@@ -33,7 +33,7 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 	}
 }
 
-// invented tells whether the client chose its identity itself.
+// invented tells whether the client chose the value of its identity itself.
 func (q *request) invented(id *Identity) bool {
 	switch {
 	case id.FirstOf != nil:

@@ -8,10 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// Paths says how the paths of requests are read before rules are matched. Every spelling of a path
-// becomes one canonical path. A path that servers read in different ways is rejected. The zero
-// value is the strict reading, which suits most servers. The upstream must get the path that the
-// rules saw, so a proxy must forward the path that Rewrite wrote.
+// Paths defines how the paths of requests are read before rules are matched. Every spelling of a
+// path becomes one canonical path. A path that servers read in different ways is rejected. The zero
+// value is the strict form, which suits most servers. The upstream must get the path that the rules
+// matched, so a proxy must forward the path that Rewrite wrote.
 //
 // A canonical path, with any Paths,
 //

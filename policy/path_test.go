@@ -16,7 +16,7 @@ var (
 	loose   = Paths{KeepEncodedSlash: true, IgnoreTrailingSlash: true, IgnoreCase: true, StripParameters: true}
 )
 
-// everyPaths are all settings there are.
+// everyPaths returns all combinations of settings.
 func everyPaths() (all []Paths) {
 	for i := range 16 {
 		all = append(all, Paths{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0})
@@ -118,7 +118,7 @@ func TestEverySpellingOfAPathIsOnePath(t *testing.T) {
 	t.Logf("counted: %d spellings of paths (written by hand)", n)
 }
 
-// « and » mark the error in a path.
+// The marks « and » enclose the part of a path that the error names.
 func TestAmbiguousPathsAreErrors(t *testing.T) {
 	t.Parallel()
 	n := 0

@@ -19,7 +19,7 @@ const (
 	// store gives no answer, nothing is corrected.
 	SettledGroup = reservedPrefix + "settled."
 
-	// StatedGroup is the group of limits that callers state themselves.
+	// StatedGroup is the group of limits that callers send themselves.
 	StatedGroup = reservedPrefix + "stated"
 )
 

@@ -30,6 +30,6 @@ func TestNoRuleHasAReservedName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "are reserved; rename it") {
-		t.Errorf("a rule called %s: %v", StatedGroup, err)
+		t.Errorf("a rule called %s: %v; want an error that the name is reserved", StatedGroup, err)
 	}
 }

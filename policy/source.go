@@ -169,7 +169,7 @@ type Test struct {
 	domains    []string // of hosts, as *.example.com
 }
 
-// Is returns a test whether a source has one of certain values. Add describes them.
+// Is returns a test that holds if a source has one of certain values. Add describes the values.
 func Is(source Source, values ...string) (Test, error) {
 	t := Test{Source: source}
 	for _, value := range values {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Tokens say where requests have a token that identifies their client, and which Verifier verifies
-// it. In the zero value no claims are used.
+// Tokens define where requests have a token that identifies their client, and which Verifier
+// verifies it. In the zero value no claims are used.
 type Tokens struct {
 	// Header is the request header with the token, in canonical form: "Bearer <token>" in
 	// Authorization and Proxy-Authorization, the token alone in any other. Empty: no header.
@@ -82,7 +82,7 @@ func (t *Tokens) inHeader(lines []string) (token, why string) {
 	return token, ""
 }
 
-// one returns the token in the only value that there may be.
+// one returns the token if there is at most one value. Otherwise why is the reason.
 func one(values []string) (token, why string) {
 	switch {
 	case len(values) > 1:

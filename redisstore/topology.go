@@ -111,7 +111,7 @@ func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 	defer cancel()
 	for pause := firstRetryDelay; ; pause *= 2 {
 		attempt, cancel := context.WithTimeout(ctx, refreshTimeout/4)
-		text, err := s.askLayout(attempt)
+		text, err := s.queryLayout(attempt)
 		cancel()
 		if err == nil {
 			l, err := parseLayout(text)
@@ -143,7 +143,7 @@ for i, range in ipairs(redis.call('CLUSTER', 'SLOTS')) do
 end
 return table.concat(lines, '\n')`
 
-func (s *Store) askLayout(ctx context.Context) (string, error) {
+func (s *Store) queryLayout(ctx context.Context) (string, error) {
 	key := fmt.Sprintf("%s{%%@%d}", s.prefix, rand.Uint32())
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
@@ -160,7 +160,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	if !sharded {
 		return one, nil
 	}
-	text, err := s.askLayout(ctx)
+	text, err := s.queryLayout(ctx)
 	if _, replied := errors.AsType[ReplyError](err); replied && classify(err) == penstock.ReasonRejected {
 		return one, nil
 	}

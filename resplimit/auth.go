@@ -15,7 +15,7 @@ type Credential struct {
 	Password string
 }
 
-// An AuthFailure is why a client was refused for its password.
+// An AuthFailure is why a client was rejected for its password.
 type AuthFailure uint8
 
 const (
@@ -33,10 +33,10 @@ func (f AuthFailure) String() string {
 	return authFailureNames[f]
 }
 
-// AuthFailures returns all reasons why clients are refused for their passwords.
+// AuthFailures returns all reasons for which clients are rejected for their passwords.
 func AuthFailures() []AuthFailure { return []AuthFailure{WrongPassword, NoPassword} }
 
-// authFailed reports that the client is refused.
+// authFailed reports that the client is rejected.
 func (c *client) authFailed(f AuthFailure) {
 	if report := c.server.options.AuthFailed; report != nil {
 		report(f, c.conn.RemoteAddr())

@@ -41,12 +41,12 @@ type job struct {
 	next int // the next job of the same key; 0: none
 }
 
-// A kind is the command that a job answers.
+// A kind is the command of a job.
 type kind uint8
 
 const (
-	cell   kind = iota // CL.THROTTLE
-	crab               // THROTTLE
+	cell   kind = iota // CL.THROTTLE of redis-cell
+	crab               // THROTTLE of throttlecrab
 	forget             // DEL
 	named              // PENSTOCK.CHECK
 )
@@ -121,8 +121,8 @@ func (s *Server) decideLists(b *batch) {
 	}
 }
 
-// reserve returns how many of n jobs may be decided now. One may always be; deciding counts the
-// others.
+// reserve returns how many of n jobs may be decided now, at least one. The field deciding counts
+// the jobs beyond the first.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
 	if over := min(s.deciding.Add(others)-int64(s.options.MaxParallel), others); over > 0 {

@@ -42,15 +42,15 @@ func (c *client) reset() {
 	c.proto, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
 }
 
-// The bounds of what is kept for a client while its commands are answered. It sends no further
-// command while it does not read its replies.
+// These are bounds of what is kept for a client while its commands are executed. While the client
+// does not read its replies, no further command is executed.
 const (
-	maxJobs  = 256      // decisions that wait to be gathered
+	maxJobs  = 256      // jobs that are collected before they are decided
 	maxReply = 16 << 10 // bytes of replies that wait to be written, besides one command's
 )
 
-// serve answers the client until it leaves, breaks the protocol or exceeds a timeout, or the
-// server is closed.
+// serve executes the client's commands until it leaves, breaks the protocol or exceeds a timeout,
+// or until the server is closed.
 func (c *client) serve() {
 	defer panicked.Recover("a RESP client is served")
 	if c.handshake() != nil {
@@ -79,8 +79,8 @@ func (c *client) handshake() error {
 	return conn.HandshakeContext(ctx)
 }
 
-// receive reads once. The deadline of a command does not move while it arrives, so that a client
-// cannot keep its connection by a byte now and then.
+// receive reads once. The deadline of a command does not move while it arrives. So a client cannot
+// keep its connection by sending a byte now and then.
 func (c *client) receive() error {
 	o := &c.server.options
 	deadline := c.authenticateBy
@@ -99,7 +99,7 @@ func (c *client) receive() error {
 	return c.reader.fill()
 }
 
-// answer answers all commands that have arrived. It returns false if the connection ends then.
+// answer executes all commands that have arrived. It returns false if the connection ends then.
 func (c *client) answer(b *batch) (isOpen bool) {
 	for {
 		args, err := c.reader.next()

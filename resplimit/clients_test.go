@@ -47,13 +47,13 @@ func TestRedisCLIWorks(t *testing.T) {
 		t.Errorf("the seventeenth reply is %q; want %q", got, want)
 	}
 	if got := run("PING\nSELECT 0\nCLIENT GETNAME\nnonesuch a\nQUIT\n", "-a", "token"); !strings.HasPrefix(got, "PONG\nOK\n\nERR unknown command 'nonesuch', with args beginning with: 'a'") {
-		t.Errorf("piped commands reply %q", got)
+		t.Errorf("piped commands reply %q; want each reply, and an error for nonesuch", got)
 	}
 	if got := run("", "CL.THROTTLE", "user123", "15", "30", "60"); got != "NOAUTH Authentication required." {
-		t.Errorf("without a password the reply is %q", got)
+		t.Errorf("without a password the reply is %q; want NOAUTH", got)
 	}
 	if got := run("", "--raw", "-a", "token", "INFO"); !strings.Contains(got, "loading:0") {
-		t.Errorf("INFO replies %q", got)
+		t.Errorf("INFO replies %q; want loading:0", got)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 		if first == nil {
 			first = replies
 		} else if !slices.Equal(replies, first) {
-			t.Errorf("%s replies otherwise than another store:\n%v\n%v", name, replies, first)
+			t.Errorf("%s has other replies than the first store:\n%v\n%v", name, replies, first)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func needsUser(name []byte) bool {
 func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	switch name {
 	case "POST", "HOST:":
-		return false // as Redis does: a web page may have a browser send commands in the body of a request
+		return false // like Redis, because a web page may make a browser send commands in the body of a request
 	case "QUIT":
 		b.simple("OK")
 		return false
@@ -269,7 +269,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 	return true
 }
 
-// selectDB executes SELECT. There is one database: clients that count on several would share their
+// selectDB executes SELECT. There is one database: clients that use several would share their
 // counters without noticing it.
 func (c *client) selectDB(b *batch, args [][]byte) {
 	if len(args) != 2 {

@@ -62,7 +62,7 @@ func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	}
 }
 
-// Redis accepts these. Here they would need more memory, or leave room for two readings.
+// Redis accepts these inputs. Here they would need more memory, or could be read in two ways.
 func TestFramingIsStricterThanThatOfRedis(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
 	for input, want := range map[string]string{

@@ -50,7 +50,7 @@ func hostile(seed uint64) (inputs []string) {
 	return inputs
 }
 
-// For any input, a client gets well-formed replies or the end of its connection, and others are
+// For any input, a client gets well-formed replies or the end of its connection. Other clients are
 // served as before.
 func TestHostileInputIsContained(t *testing.T) {
 	seed := effort.Seed()
@@ -72,7 +72,7 @@ func TestHostileInputIsContained(t *testing.T) {
 		for r := bufio.NewReader(conn); ; replies++ {
 			_, err := readReply(r)
 			if e, ok := err.(net.Error); ok && e.Timeout() {
-				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: neither a reply nor the end", seed, i, input)
+				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: neither a reply nor the end of the connection", seed, i, input)
 			} else if strings.HasPrefix(fmt.Sprint(err), "a reply begins") {
 				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: a malformed reply: %v", seed, i, input, err)
 			} else if err != nil {

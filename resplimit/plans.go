@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// numbers are the limit that a call states.
+// numbers are the numbers of a limit that comes with a call.
 type numbers struct{ burst, count, period int64 } // period in seconds
 
 // plans caches the compiled form of limits that come with calls. All have one name, so a key has
@@ -20,8 +20,8 @@ type plans struct {
 	byNumbers map[numbers]*penstock.Plan
 }
 
-// maxPlans bounds the cache: 1,024 plans take about 300 kB. One that is dropped is compiled again,
-// in some microseconds.
+// maxPlans bounds the cache: 1,024 plans take about 300 kB. A plan that was dropped is compiled
+// again, which takes a few microseconds.
 const maxPlans = 1024
 
 func newPlans(name string) (*plans, error) {

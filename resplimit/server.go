@@ -18,7 +18,8 @@ import (
 
 // Options configure a Server. Either Credentials or AllowAnonymous must be set.
 type Options struct {
-	// Credentials are those of clients. A client without one is asked for it, and gets no decision.
+	// Credentials are those of clients. A client without one gets the error NOAUTH, and no
+	// decision.
 	Credentials []Credential
 
 	// AllowAnonymous serves clients without a credential. It is for listeners that only trusted
@@ -60,9 +61,9 @@ type Options struct {
 	// must not keep the Event. Default: none.
 	Observe func(*admission.Event)
 
-	// AuthFailed is called each time that a client is refused for its password, with the client's
-	// address. The client can cause this at will, so log it at a bounded rate. Many goroutines call it
-	// at once. It must be quick. Default: none.
+	// AuthFailed is called each time that a client is rejected for its password, with the client's
+	// address. The client can cause this at will, so log it at a bounded rate. Many goroutines call
+	// it at once. It must be quick. Default: none.
 	AuthFailed func(AuthFailure, net.Addr)
 }
 
@@ -93,7 +94,7 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// A Server answers Redis clients. Make one with New. Many goroutines may use it at once.
+// A Server serves Redis clients. Make one with New. Many goroutines may use it at once.
 type Server struct {
 	store       penstock.Store
 	lists       many.Store // the store; nil if it decides no lists
@@ -169,7 +170,7 @@ func (s *Server) Serve(l net.Listener) error {
 			return ErrServerClosed
 		case !isTemporary(err):
 			return fmt.Errorf("resplimit: accept: %w", err)
-		default: // such as too many open files
+		default: // a temporary error, such as too many open files
 			pause = min(max(2*pause, minPause), maxPause)
 			select {
 			case <-time.After(pause):
@@ -179,14 +180,14 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// The pauses after an accept that failed for now.
+// The pauses after a temporary error of Accept.
 const (
 	minPause = 5 * time.Millisecond
 	maxPause = time.Second
 )
 
-// isTemporary tells whether accepting may work later. The method is deprecated for other errors
-// than those of Accept.
+// isTemporary tells whether Accept may work later. The method Temporary is deprecated, except for
+// errors of Accept.
 func isTemporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error

@@ -33,7 +33,7 @@ func TestUnsafeOptionsAreErrors(t *testing.T) {
 	}
 }
 
-// It sends every command before and after AUTH.
+// The test sends every command before and after AUTH.
 func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
 	var decisions atomic.Int64
 	memory := memstore.New(memstore.Options{})
@@ -97,10 +97,10 @@ func TestVersionThreeHasItsOwnTypes(t *testing.T) {
 	}
 	w.expect("CLIENT MAINT_NOTIFICATIONS ON", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.")
 	if got := w.do("INFO"); !strings.Contains(got, "loading:0\r\n") || !strings.Contains(got, "connected_clients:1\r\n") || !strings.HasPrefix(got, "txt:") {
-		t.Errorf("INFO replies %q", got)
+		t.Errorf("INFO replies %q; want loading:0 and one client, as verbatim text", got)
 	}
 	if got := w.do("CLIENT INFO"); !strings.Contains(got, "resp=3") {
-		t.Errorf("CLIENT INFO replies %q", got)
+		t.Errorf("CLIENT INFO replies %q; want resp=3", got)
 	}
 	w.expect("QUIT", "+OK")
 	w.expectEnd()
@@ -176,7 +176,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 	store.once.Do(func() { close(store.release) })
 	for range 40 {
 		if got := w.reply(); got != "[0 2 1 -1 60]" {
-			t.Errorf("the reply is %q", got)
+			t.Errorf("the reply is %q; want [0 2 1 -1 60]", got)
 		}
 	}
 	if n := store.most.Load(); n != 5 {
@@ -213,7 +213,7 @@ func TestPanicOfAListIsContained(t *testing.T) {
 	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
 	for range 2 {
 		if got := w.reply(); !strings.Contains(got, "UNAVAILABLE") {
-			t.Errorf("the reply is %q", got)
+			t.Errorf("the reply is %q; want an error", got)
 		}
 	}
 	if got := w.reply(); got != "end" {
@@ -316,7 +316,7 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 		w.send(pipeline.String())
 		for range n {
 			if got := w.reply(); got != "[0 2 1 -1 60]" {
-				t.Fatalf("the reply is %s", got)
+				t.Fatalf("the reply is %s; want [0 2 1 -1 60]", got)
 			}
 		}
 	}
@@ -410,7 +410,7 @@ func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := s.Shutdown(ctx); err != context.Canceled {
-		t.Errorf("Shutdown with an ended context returns %v", err)
+		t.Errorf("Shutdown with an ended context returns %v; want the context's error", err)
 	}
 	idle.expectEnd()
 	if _, err := net.Dial("tcp", addr); err == nil {
@@ -418,14 +418,14 @@ func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	}
 	close(store.release)
 	if got := busy.reply(); got != "[0 2 1 -1 60]" {
-		t.Errorf("the reply in flight is %q", got)
+		t.Errorf("the reply in flight is %q; want [0 2 1 -1 60]", got)
 	}
 	busy.expectEnd()
 	if err := s.Shutdown(context.Background()); err != nil || s.Connections() != 0 {
-		t.Errorf("Shutdown returns %v with %d connections", err, s.Connections())
+		t.Errorf("Shutdown returns %v with %d connections; want nil with none", err, s.Connections())
 	}
 	if err := s.Serve(closedOnly{}); !errors.Is(err, ErrServerClosed) {
-		t.Errorf("Serve after Shutdown returns %v", err)
+		t.Errorf("Serve after Shutdown returns %v; want ErrServerClosed", err)
 	}
 }
 
@@ -442,7 +442,7 @@ func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
 	s.Close()
 	if n := store.inside.Load(); n != 0 || s.Connections() != 0 {
-		t.Errorf("after Close, %d decisions are in flight and %d clients connected", n, s.Connections())
+		t.Errorf("after Close, %d decisions are in flight and %d clients connected; want none", n, s.Connections())
 	}
 	w.expectEnd()
 }
@@ -454,7 +454,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	second.expect("PING", "+PONG")
 	third := connect(t, addr)
 	if got := third.reply(); got != "-ERR max number of clients reached" {
-		t.Errorf("the third client gets %q", got)
+		t.Errorf("the third client gets %q; want an error and the end", got)
 	}
 	third.expectEnd()
 	first.Close()
@@ -503,7 +503,7 @@ func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := tls.NewListener(tcp, &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		return nil, errors.New("no handshake gets so far")
+		return nil, errors.New("the handshake must not get here")
 	}})
 	go s.Serve(l)
 	defer s.Close()

@@ -17,9 +17,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// redisCell is a model of redis-cell by its documentation: GCRA in nanoseconds, with one
-// theoretical arrival time (TAT) per key. The module differs from its documentation in that it
-// forgets a key up to 1 ms early, because it truncates the time to live.
+// redisCell is a model of redis-cell, written from its documentation: GCRA in nanoseconds, with one
+// theoretical arrival time (TAT) per key. Unlike its documentation, the module forgets a key up to
+// 1 ms early, because it truncates the time to live.
 type redisCell struct {
 	tats    map[string]int64
 	expires map[string]int64 // in ms; nil: no key is forgotten early
@@ -68,13 +68,13 @@ var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 
 // The test makes 100,000 calls and compares every integer with those of redis-cell. The only
 // difference is the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, it also calls
 // that module, in a server with the same clock, which must answer like the model.
-func TestThrottleAnswersAsRedisCell(t *testing.T) {
+func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	effort.WithoutRace(t)
-	askModule := func(string, time.Time) string { return "" }
+	callModule := func(string, time.Time) string { return "" }
 	if module := os.Getenv("PENSTOCK_REDIS_CELL"); module != "" {
 		server, clock := redistest.StartClocked(t, "--loadmodule", module)
 		w := connect(t, server.Addr)
-		askModule = func(line string, at time.Time) string {
+		callModule = func(line string, at time.Time) string {
 			if err := clock.Freeze(at); err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +101,7 @@ func TestThrottleAnswersAsRedisCell(t *testing.T) {
 			line = strings.TrimSuffix(line, " 1")
 		}
 		want, isRounded := model.throttle(key, l[0], l[1], l[2], quantity, now.Now().UnixNano())
-		if module := askModule(line, now.Now()); module != "" {
+		if module := callModule(line, now.Now()); module != "" {
 			forgetful, _ := forgetting.throttle(key, l[0], l[1], l[2], quantity, now.Now().UnixNano())
 			if module != fmt.Sprint(forgetful) {
 				t.Fatalf("PENSTOCK_SEED=%d, call %d: %s: the module replies %s; its model %v", seed, i, line, module, forgetful)
@@ -129,7 +129,7 @@ func TestThrottleAnswersAsRedisCell(t *testing.T) {
 	t.Logf("%d calls: %d denied, %d of these never fit; %d times below 1 ms were rounded up; the module had forgotten %d times too early",
 		calls, denied, never, rounded, early)
 	if denied < calls/20 || never < calls/500 || rounded < calls/1000 {
-		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; the test does not reach what it is for", calls, denied, never, rounded)
+		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; the test needs more of each", calls, denied, never, rounded)
 	}
 }
 

@@ -46,7 +46,8 @@ func needsDescriptor(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Match.Where, func(t policy.Test) bool { return t.Source.Kind == policy.KindDescriptor })
 }
 
-// unseen names what a limit needs that forward-auth does not see, and how to fix it; "" if nothing.
+// unseen returns what a limit needs that forward-auth does not see, and how to fix it; "" if
+// nothing.
 func unseen(l *policy.Limit) string {
 	const remedy = "; use penstock's own proxy or middleware for it, or remove it"
 	switch {

@@ -21,15 +21,15 @@ type Options struct {
 	Observe       func(*admission.Event)   // as in httplimit.Options
 	TokenRejected func(*policy.TokenError) // as in httplimit.Options
 
-	// Misused is called with the reason for each request that is answered with 403 because its peer is
-	// not trusted, or with 400 because it does not describe a request; and once for rules that Check
-	// rejects. Proxies show none of these texts, so log them, at a bounded rate. The text contains no
-	// secrets. Many goroutines call it at once. It must be quick. Default: none.
+	// Misused is called with the reason for each request that gets 403 because its peer is not
+	// trusted, or 400 because it does not describe a request. It is also called once for rules that
+	// Check rejects. Proxies show none of these texts, so log them, at a bounded rate. The text
+	// contains no secrets. Many goroutines call it at once. It must be quick. Default: none.
 	Misused func(error)
 }
 
-// A Handler answers proxies whether a request may pass. Make one with New. It serves the paths
-// Forward, Request and Ext, and answers all others with 404.
+// A Handler tells proxies whether a request may pass. Make one with New. It serves the paths
+// Forward, Request and Ext, and responds to all others with 404.
 //
 // The path of a request must reach it unchanged. An http.ServeMux redirects paths such as
 // /auth/ext//a, and a proxy would treat that as a denial. Use IsEndpoint instead.
@@ -96,8 +96,8 @@ var (
 	errClient = errors.New("the address that the request came from is missing")
 )
 
-// Decide decides a described request, and answers as ServeHTTP does at Ext. The context is that of
-// the proxy's question.
+// Decide decides a described request, and responds as ServeHTTP does at Ext. The context is that of
+// the proxy's subrequest.
 func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Description) {
 	r := (&http.Request{Method: d.Method, Host: d.Host, RemoteAddr: d.Proxy, Header: d.Header, URL: new(url.URL), Body: http.NoBody}).WithContext(ctx)
 	if !h.gate.IsTrustedProxy(r) {
@@ -137,7 +137,7 @@ func (h *Handler) rejectPeer(w http.ResponseWriter, r *http.Request) {
 	h.gate.RejectPeer(w, r, detail)
 }
 
-// decide answers with 200, or with what the gate writes.
+// decide responds with 200, or with what the gate writes.
 func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
 	a := h.gate.Admit(w, original)
 	if a == nil {
@@ -147,7 +147,7 @@ func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
 	w.WriteHeader(http.StatusOK) // Envoy treats any other status as a denial, even 204
 }
 
-// untrusted says how to make a peer trusted.
+// untrusted returns how to make a peer trusted.
 func untrusted(remote string) string {
 	host, _, err := net.SplitHostPort(remote)
 	switch {
@@ -159,10 +159,10 @@ func untrusted(remote string) string {
 	return fmt.Sprintf("only trusted proxies may send requests here; if %s is your proxy, add it to http.trusted_proxies of the policy", host)
 }
 
-// A subrequestWriter answers a subrequest of nginx. nginx treats 401 and 403 as denials, and any
-// other status as a failure of this service, for which many configurations admit the request. So
-// each rejection is a 403 with its status in X-RateLimit-Status. Only if there is no decision,
-// because the service shuts down, the status stays 503.
+// A subrequestWriter responds to a subrequest of nginx. nginx treats 401 and 403 as denials, and
+// any other status as a failure of this service, for which many configurations admit the request.
+// So each rejection is a 403 with its status in X-RateLimit-Status. If there is no decision because
+// the service shuts down, the status stays 503.
 type subrequestWriter struct {
 	http.ResponseWriter
 	context context.Context // of the subrequest

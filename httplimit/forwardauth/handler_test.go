@@ -106,7 +106,7 @@ func send(h http.Handler, way string, d description, header ...string) *httptest
 	return with(h, method, target, host, append(own, header...)...)
 }
 
-// clientStatus is the status that the client is to get.
+// clientStatus is the status that the client must get.
 func clientStatus(t testing.TB, way string, w *httptest.ResponseRecorder) (status string) {
 	t.Helper()
 	status = fmt.Sprint(w.Code)
@@ -286,10 +286,10 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 			h.ServeHTTP(w, r)
 			const remedy = "add it to http.trusted_proxies of the policy"
 			if got := clientStatus(t, way, w); got != "403" || !strings.Contains(w.Body.String(), "if "+name+" is your proxy, "+remedy) {
-				t.Errorf("%s from %q: %s %s", way, peer, got, w.Body)
+				t.Errorf("%s from %q: %s %s; want 403 with the remedy", way, peer, got, w.Body)
 			}
 			if len(texts) != 1 || !strings.Contains(texts[0], remedy) || !reflect.DeepEqual(outcomes, []admission.Outcome{admission.Refused}) {
-				t.Errorf("%s from %q: reported %q, observed %v", way, peer, texts, outcomes)
+				t.Errorf("%s from %q: reported %q, observed %v; want one report and one rejection", way, peer, texts, outcomes)
 			}
 		}
 	}
@@ -311,7 +311,7 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	}
 }
 
-// The handler answers each spelling of a path as the gate does. The bytes are those that a proxy
+// The handler decides each spelling of a path as the gate does. The bytes are those that a proxy
 // sends.
 func TestSpellingsOfOnePathShareOneCounter(t *testing.T) {
 	const text = `
@@ -368,7 +368,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 			})
 			for i, target := range targets {
 				if got[i] != want[i] {
-					t.Errorf("%s: %s; the gate says %s", target, got[i], want[i])
+					t.Errorf("%s: %s; want %s as from the gate", target, got[i], want[i])
 				}
 			}
 			t.Logf("counted: %d spellings of one path", len(targets))
@@ -399,11 +399,11 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 				send(h, way, api, header...)
 				got := send(h, way, api, header...)
 				if status := clientStatus(t, way, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
-					t.Errorf("%s, %s %q: %s; the gate says %d", name, way, header, status, want.Code)
+					t.Errorf("%s, %s %q: %s; want %d as from the gate", name, way, header, status, want.Code)
 				}
 				got.Header().Del("X-RateLimit-Status")
 				if !reflect.DeepEqual(got.Header(), want.Header()) || got.Body.String() != want.Body.String() {
-					t.Errorf("%s, %s %q:\n%v\n%s; the gate says\n%v\n%s", name, way, header, got.Header(), got.Body, want.Header(), want.Body)
+					t.Errorf("%s, %s %q:\n%v\n%s; want as from the gate\n%v\n%s", name, way, header, got.Header(), got.Body, want.Header(), want.Body)
 				}
 			}
 		}
@@ -422,7 +422,7 @@ func TestAllMethodsAreDecided(t *testing.T) {
 		}
 		// The method of the proxy's own request does not matter elsewhere.
 		if w := with(h, method, "/auth/forward", "limiter", "X-Forwarded-Method", "BREW", "X-Forwarded-Uri", "/", "X-Forwarded-Host", "a"); w.Code != 200 {
-			t.Errorf("%s /auth/forward: %d", method, w.Code)
+			t.Errorf("%s /auth/forward: %d; want 200", method, w.Code)
 		}
 	}
 }
@@ -436,12 +436,12 @@ func TestOtherPathsAreNotFound(t *testing.T) {
 	}
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext", "/auth/ext/", "/auth/ext//a/../b"} {
 		if !forwardauth.IsEndpoint(path) {
-			t.Errorf("%s is no endpoint", path)
+			t.Errorf("%s is not an endpoint; want that it is one", path)
 		}
 	}
 }
 
-// A store that is down, and one that hangs until the request ends.
+// down is a store that is down. hanging is one that hangs until the request ends.
 func down(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Decision{}, fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
 }
@@ -468,7 +468,7 @@ rules:
 					t.Errorf("%s of %s, request %d: %s %v; want %s", way, path, i+1, got, w.Header(), want)
 				}
 				if path == "/open" && w.Header().Get("RateLimit") != "" {
-					t.Errorf("%s of %s: what is not counted has RateLimit %s", way, path, w.Header().Get("RateLimit"))
+					t.Errorf("%s of %s: a request that is not counted has RateLimit %s", way, path, w.Header().Get("RateLimit"))
 				}
 			}
 		}
@@ -511,12 +511,12 @@ func TestNoBodyIsRead(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if w.Code != 200 {
-				t.Fatalf("%s: %d %s", way, w.Code, w.Body)
+				t.Fatalf("%s: %d %s; want 200", way, w.Code, w.Body)
 			}
 		}
 	}
 	if n := h.Waiting(); n != 0 {
-		t.Errorf("%d requests wait after all are answered", n)
+		t.Errorf("%d requests wait after all have their responses", n)
 	}
 }
 
@@ -573,7 +573,7 @@ func FuzzURI(f *testing.F) {
 		path, _, _ := strings.Cut(uri, "?")
 		_, err := paths.Clean(path)
 		if isClean := uri != "" && uri[0] == '/' && err == nil; got != 400 && !isClean || got != 200 && got != 400 && got != 429 {
-			t.Errorf("X-Forwarded-Uri %q: %d, and its path has the error %v", uri, got, err)
+			t.Errorf("X-Forwarded-Uri %q: %d, but its path has the error %v", uri, got, err)
 		}
 	})
 }
@@ -622,7 +622,7 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 	}
 	for _, rules := range []func() *policy.Rules{nil, func() *policy.Rules { return nil }} {
 		if _, err := forwardauth.New(stopped(), rules, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("without rules: %v", err)
+			t.Errorf("without rules: %v; want an ErrInvalid", err)
 		}
 	}
 }
@@ -649,7 +649,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 			for range 500 {
 				w := send(h, forwardauth.Forward, description{"GET", "a", "/", "203.0.113.9"})
 				if w.Code != 200 || !strings.Contains(w.Header().Get("RateLimit-Policy"), "000000;") {
-					t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+					t.Errorf("%d %v %s; want 200 or 429 with headers", w.Code, w.Header(), w.Body)
 				}
 			}
 		})
@@ -672,7 +672,7 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	options := policyfile.Options{Check: forwardauth.Check, Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 	write("{in_flight: 3}")
 	if _, err := policyfile.Load(file, options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "rule login") {
-		t.Errorf("loaded with the error %v", err)
+		t.Errorf("Load returns %v; want an ErrInvalid that names the rule", err)
 	}
 	write("{rate: 1/h}")
 	reloads := make(chan policyfile.Reload, 1)
@@ -684,7 +684,7 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	first := watcher.Rules()
 	write("{in_flight: 3}")
 	if r := <-reloads; !errors.Is(r.Err, penstock.ErrInvalid) || watcher.Rules() != first {
-		t.Errorf("reloaded with the error %v, and the rules changed: %t", r.Err, watcher.Rules() != first)
+		t.Errorf("the reload has the error %v, and the rules changed: %t; want an error and the old rules", r.Err, watcher.Rules() != first)
 	}
 }
 
@@ -695,7 +695,7 @@ func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
 		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: jobs, match: {descriptor kind: job}, per: {job: descriptor id}, limits: [{in_flight: 3}]}]}",
 	} {
 		if err := forwardauth.Check(rulesOf(t, text)); err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("%s: %v; want no error", text, err)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A server is a fake network: it answers, and records what it was sent and when.
+// A server is a fake network: it responds, and records the requests and when they came.
 type server struct {
 	answer func(n int) *http.Response // to request n, from 0; nil: 200
 
@@ -110,7 +110,7 @@ func send(t testing.TB, rt http.RoundTripper, target string) (*http.Response, er
 	r, closed := newRequest(t, context.Background(), "GET", target, "x")
 	answer, err := rt.RoundTrip(r)
 	if closed.Load() != 1 {
-		t.Errorf("%s: the request's body was closed %d times", target, closed.Load())
+		t.Errorf("%s: the request's body was closed %d times; want once", target, closed.Load())
 	}
 	if err == nil {
 		io.Copy(io.Discard, answer.Body)
@@ -155,7 +155,7 @@ func (s *server) wantClosed(t testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open != 0 {
-		t.Errorf("%d answers are not closed", s.open)
+		t.Errorf("%d response bodies are not closed", s.open)
 	}
 }
 
@@ -264,14 +264,14 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 			mustSend(t, client, "http://a.example/")
 			mustSend(t, client, "http://a.example/")
 			if s.at[1] != 0 {
-				t.Errorf("%d %v: the next request waited for %v", answer.StatusCode, answer.Header, s.at[1])
+				t.Errorf("%d %v: the next request waited for %v; want no pause", answer.StatusCode, answer.Header, s.at[1])
 			}
 		})
 	}
 	t.Logf("counted: %d responses that ask for no pause", len(answers))
 }
 
-// A 429 without a time pauses too.
+// A 429 without a time causes a pause too.
 func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
 		what    string
@@ -301,7 +301,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 				}
 			}
 			if len(client.pauses) > 1 {
-				t.Errorf("%s: %d pauses are remembered", c.what, len(client.pauses))
+				t.Errorf("%s: %d pauses are remembered; want those that have not ended", c.what, len(client.pauses))
 			}
 		})
 	}
@@ -472,7 +472,7 @@ func TestDenialOfTheLimiterIsFound(t *testing.T) {
 				t.Errorf("%s: %v; want a DeniedError", what, err)
 			}
 			if got := time.Since(s.start); got != 0 {
-				t.Errorf("%s: the denial took %v", what, got)
+				t.Errorf("%s: the denial took %v; want none", what, got)
 			}
 			s.wantSent(t, 0)
 		})
@@ -508,7 +508,7 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 		all.Wait()
 		s.wantSent(t, 0, 0, time.Second, 2*time.Second, 3*time.Second)
 		if client.waiting != 0 {
-			t.Errorf("%d still wait", client.waiting)
+			t.Errorf("%d requests still wait; want 0", client.waiting)
 		}
 	})
 }
@@ -528,7 +528,7 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 			t.Errorf("%v; want the context's cause", err)
 		}
 		if closed.Load() != 1 || time.Since(s.start) != 500*time.Millisecond {
-			t.Errorf("body closed %d times, after %v", closed.Load(), time.Since(s.start))
+			t.Errorf("the body was closed %d times, after %v; want once, after 500ms", closed.Load(), time.Since(s.start))
 		}
 		mustSend(t, client, "http://a.example/")
 		s.wantSent(t, 0, time.Second)
@@ -539,11 +539,11 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() { cancel(gone) })
 		r, _ = newRequest(t, ctx, "GET", "http://a.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) || time.Since(s.start) != 6*time.Second {
-			t.Errorf("%v after %v", err, time.Since(s.start))
+			t.Errorf("%v after %v; want the context's cause after 5s", err, time.Since(s.start))
 		}
 		r, _ = newRequest(t, ctx, "GET", "http://c.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
-			t.Errorf("a request whose context has ended: %v", err)
+			t.Errorf("a request whose context has ended: %v; want its cause", err)
 		}
 		s.wantSent(t, 0, time.Second)
 	})
@@ -609,7 +609,7 @@ func TestAHangingStoreEndsWithTheWait(t *testing.T) {
 		_, err := send(t, &Transport{Base: s, Limiter: clientLimiter(t, hangs, penstock.PerSecond(1))}, "http://a.example/")
 		wantNotSent(t, err, 0)
 		if time.Since(s.start) != 30*time.Second {
-			t.Errorf("it took %v", time.Since(s.start))
+			t.Errorf("the request took %v; want MaxWait", time.Since(s.start))
 		}
 	})
 }
@@ -678,13 +678,13 @@ func TestRetries(t *testing.T) {
 			}
 			body, err := io.ReadAll(answer.Body)
 			if string(body) != "the answer" && len(body) != maxBuffered+1 || err != nil {
-				t.Errorf("%s: the answer's body has %d bytes, %v", c.what, len(body), err)
+				t.Errorf("%s: the response's body has %d bytes, %v", c.what, len(body), err)
 			}
 			answer.Body.Close()
 			s.wantClosed(t)
 			s.wantSent(t, c.sent...)
 			if !c.noBody && closed.Load() != 1 {
-				t.Errorf("%s: the body was closed %d times", c.what, closed.Load())
+				t.Errorf("%s: the body was closed %d times; want once for each try", c.what, closed.Load())
 			}
 			for i, got := range s.bodies {
 				if got != "the request" && !c.noBody {
@@ -713,7 +713,7 @@ func TestRetryThatTheLimiterDeniesReturnsTheFirstResponse(t *testing.T) {
 		}
 		body, err := io.ReadAll(answer.Body)
 		if answer.StatusCode != 429 || string(body) != "the answer" || err != nil {
-			t.Errorf("%d %q, %v", answer.StatusCode, body, err)
+			t.Errorf("%d %q, %v; want the first response", answer.StatusCode, body, err)
 		}
 		s.wantSent(t, 0)
 		s.wantClosed(t)
@@ -727,7 +727,7 @@ func TestARetryEndsWithItsContext(t *testing.T) {
 		time.AfterFunc(3*time.Second, cancel)
 		r, _ := newRequest(t, ctx, "POST", "http://a.example/", "x")
 		if _, err := (&Transport{Base: s, Retries: 3}).RoundTrip(r); !errors.Is(err, context.Canceled) || time.Since(s.start) != 3*time.Second {
-			t.Errorf("%v after %v", err, time.Since(s.start))
+			t.Errorf("%v after %v; want the context's error at its end", err, time.Since(s.start))
 		}
 		s.wantSent(t, 0)
 		s.wantClosed(t)
@@ -804,12 +804,12 @@ func TestRememberedPausesAreBounded(t *testing.T) {
 		}
 		receive(5, 9000) // known: no other pause is evicted
 		if len(client.pauses) != maxPauses || client.pause("0") == 0 {
-			t.Fatalf("%d pauses, the first for %v", len(client.pauses), client.pause("0"))
+			t.Fatalf("%d pauses, the first for %v; want the bound, and the first kept", len(client.pauses), client.pause("0"))
 		}
 		receive(maxPauses, 5000)
 		if len(client.pauses) != maxPauses || client.pause("0") != 0 || client.pause("1") != 1001*time.Second ||
 			client.pause(strconv.Itoa(maxPauses)) != 5000*time.Second {
-			t.Errorf("%d pauses; the one that ends first lasts for %v", len(client.pauses), client.pause("0"))
+			t.Errorf("%d pauses; the one that ends first lasts for %v; want it replaced", len(client.pauses), client.pause("0"))
 		}
 		time.Sleep(2000 * time.Second) // 1 to 1000 are over, but 5
 		receive(maxPauses+1, 10)
@@ -839,12 +839,12 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 	all.Wait()
 	s.wantClosed(t)
 	if len(s.at) < 16*each || client.waiting != 0 {
-		t.Errorf("%d were sent, %d wait", len(s.at), client.waiting)
+		t.Errorf("%d were sent, %d wait; want all sent", len(s.at), client.waiting)
 	}
 	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
 }
 
-// A real connection: the response asks for a pause, and the body is sent twice.
+// The test uses a real connection. The response asks for a pause, and the body is sent twice.
 func TestTransportOverTheNetwork(t *testing.T) {
 	var mu sync.Mutex
 	var got []string
@@ -873,7 +873,7 @@ func TestTransportOverTheNetwork(t *testing.T) {
 	}
 	answer.Body.Close()
 	if want := []string{"POST a=b", "POST a=b"}; answer.StatusCode != 200 || !slices.Equal(got, want) {
-		t.Fatalf("%d; sent %q; want %q", answer.StatusCode, got, want)
+		t.Fatalf("status %d; sent %q; want 200 and %q", answer.StatusCode, got, want)
 	}
 }
 

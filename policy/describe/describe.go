@@ -1,5 +1,5 @@
 // Package describe writes policies and limits in words: for penstock validate and explain, and for
-// the log. What a limit admits beyond its number in an outage is written by guard.Options.Bounds.
+// the log. guard.Options.Bounds describes what a limit admits beyond its number in an outage.
 package describe
 
 import (
@@ -18,8 +18,8 @@ import (
 )
 
 // Spec describes a policy: first what is common to all requests, then each rule in the order of the
-// file. The same files always have the same description. It contains no secrets: the values of
-// headers, cookies and queries in a policy may be keys, so it only counts them.
+// file. The same files always have the same description. The description contains no secrets:
+// values of headers, cookies and queries may be keys, so it only counts them.
 //
 // A section of the policy that has a method Describe(line func(label string, texts ...string))
 // describes itself.
@@ -138,7 +138,7 @@ func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 	}
 }
 
-// When says when a rule applies that matches a request.
+// When describes in which case a rule that matches a request applies.
 func When(rule *policy.Rule) string {
 	when := "if it is the most specific"
 	switch {
@@ -164,7 +164,7 @@ type Condition struct {
 	Text  string `json:"text"`
 }
 
-// Conditions says which requests a rule matches: those that meet all of the conditions.
+// Conditions describes the requests that a rule matches: those that meet all of the conditions.
 func Conditions(rule *policy.Rule) (all []Condition) {
 	m := &rule.Match
 	var hosts, paths []string
@@ -254,7 +254,7 @@ func (p *printer) guards(l *policy.Limit) {
 	p.line("    store fails", StoreFailure(g))
 }
 
-// StoreFailure says what happens to requests while the store gives no answer.
+// StoreFailure describes what happens to requests while the store gives no answer.
 func StoreFailure(s *guard.Settings) string {
 	switch {
 	case s.OnFailure == guard.FailClosed:

@@ -12,9 +12,9 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A fetcher reads an issuer's keys at an interval. After a failure it retries in 1 s, then 2 s, 4
-// s, up to a minute. An unknown key ID makes it read sooner, at most once a minute. No request
-// waits for it.
+// A fetcher reads an issuer's keys at an interval. After a failure it retries after 1 s, 2 s, 4 s
+// and so on, up to a minute. An unknown key ID makes it read sooner, at most once a minute. No
+// request waits for it.
 type fetcher struct {
 	url    string
 	every  time.Duration
@@ -36,7 +36,7 @@ const (
 	fetchTimeout   = 5 * time.Second // for the whole response
 	firstFetchWait = 2 * time.Second // how long start waits for the first read
 	minFetchGap    = time.Minute     // the least time before a read because of an unknown key ID
-	fetchRetry     = time.Second     // after a failure; doubles up to minFetchGap
+	fetchRetry     = time.Second     // before a retry; doubles after each failure, up to minFetchGap
 )
 
 func newFetcher(url string, every time.Duration, wanted []string) *fetcher {

@@ -91,7 +91,7 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
 		if !accepts(v, keptToken(0)) || accepts(v, keptToken(1)) {
-			t.Fatal("the published key's token is not accepted, or that of another key is")
+			t.Fatal("a token of the published key is rejected, or one of another key is accepted")
 		}
 		p.publish(keptSet(0, 1))
 		time.Sleep(minFetchGap)
@@ -106,19 +106,19 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 		time.Sleep(DefaultRefresh)
 		synctest.Wait()
 		if accepts(v, keptToken(0)) || !accepts(v, keptToken(1)) {
-			t.Error("a cached token of a withdrawn key is accepted, or the other is rejected")
+			t.Error("a cached token of a withdrawn key is accepted, or one of the new key is rejected")
 		}
 		v.Close()
 		if p.read() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
-			t.Errorf("%d readings, reported %v", p.read(), reports)
+			t.Errorf("%d reads, reported %v; want 3 reads without an error", p.read(), reports)
 		}
 		if !accepts(v, keptToken(1)) {
-			t.Error("after Close the keys are gone")
+			t.Error("after Close, the keys are no longer used")
 		}
 	})
 }
 
-func TestForgedKeyIDsDoNotHammerTheIssuer(t *testing.T) {
+func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 	t.Parallel()
 	jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestForgedKeyIDsDoNotHammerTheIssuer(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if reads := p.read(); reads > minutes+1 || reads < minutes-1 {
-			t.Errorf("%d forged key IDs in %d minutes: %d readings", forged, minutes, reads)
+			t.Errorf("%d forged key IDs in %d minutes: %d reads; want at most one a minute", forged, minutes, reads)
 		}
 		t.Logf("counted: %d forged key IDs (%d readings)", forged, p.read())
 	})
@@ -154,17 +154,17 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
 		if accepts(v, keptToken(0)) {
-			t.Error("accepted without keys")
+			t.Error("a token is accepted without keys")
 		}
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
 		if reads := p.read(); reads != 15 || len(reports) != reads {
-			t.Errorf("%d readings in ten minutes, %d reports", reads, len(reports))
+			t.Errorf("%d reads in ten minutes, %d reports; want 15 of each", reads, len(reports))
 		}
 		for _, err := range reports {
 			if err == nil || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ") {
-				t.Errorf("reported: %v", err)
+				t.Errorf("reported: %v; want an error of tokens.jwks_url", err)
 			}
 		}
 		p.publish(keptSet(0))
@@ -177,7 +177,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		time.Sleep(3 * DefaultRefresh)
 		synctest.Wait()
 		if !accepts(v, keptToken(0)) {
-			t.Error("the issuer is down, and its token is rejected")
+			t.Error("while the issuer is down, a token of its last keys is rejected")
 		}
 		for _, odd := range []string{"{}", "[]", "<html>", `{"keys":[]}`, `{"keys":[{"kty":"oct","k":"AAAA"}]}`, `{"keys":null}`} {
 			p.publish(odd)
@@ -227,13 +227,13 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 		before := time.Now()
 		v.Start(func(err error) { reports <- err })
 		if waited := time.Since(before); waited != firstFetchWait { // the bubble's time is exact
-			t.Errorf("start waited %v", waited)
+			t.Errorf("Start waited %v; want 2s", waited)
 		}
 		if accepts(v, keptToken(0)) || time.Since(before) != firstFetchWait {
-			t.Error("a token was accepted, or its check waited")
+			t.Error("without keys, a token was accepted, or its check waited")
 		}
 		if err := <-reports; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
-			t.Errorf("reported %v after %v", err, time.Since(before))
+			t.Errorf("reported %v after %v; want a timeout after 5s", err, time.Since(before))
 		}
 		time.Sleep(2 * time.Second) // the next reading is in progress
 		before = time.Now()
@@ -244,7 +244,7 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 		select {
 		case <-v.issuer.ended:
 		default:
-			t.Error("Close returned before the reading ended")
+			t.Error("Close returned before the read ended")
 		}
 	})
 }
@@ -308,7 +308,7 @@ func TestKeysOverHTTP(t *testing.T) {
 	defer secure.Close()
 	v := byURL(t, secure.URL)
 	if _, err := v.issuer.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server with a self-signed certificate: %v", err)
+		t.Errorf("a server with a self-signed certificate: %v; want an error of the certificate", err)
 	}
 	v.issuer.client.Transport = secure.Client().Transport
 	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
@@ -335,7 +335,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 	v.Start(func(err error) { reports <- err })
 	defer v.Close()
 	if err := <-reports; err == nil || accepts(v, keptToken(1)) {
-		t.Fatalf("reported %v", err)
+		t.Fatalf("reported %v; want an error before the server starts", err)
 	}
 	up.Store(true)
 	deadline := time.After(time.Minute)
@@ -343,7 +343,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 		select {
 		case <-reports:
 		case <-deadline:
-			t.Fatal("the token is rejected")
+			t.Fatal("after the server has started, the token is rejected")
 		}
 	}
 }
@@ -367,7 +367,7 @@ func TestVerifyWhileKeysChange(t *testing.T) {
 			for range 500 {
 				c, err := issuer.v.Claims(token)
 				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
-					t.Errorf("%q, %v", sub, err)
+					t.Errorf("the sub is %q, %v; want the victim's", sub, err)
 				}
 				issuer.v.keys.Store(&keySet{list: issuer.v.fixed})
 			}

@@ -77,7 +77,7 @@ type Config struct {
 	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
 
-// DefaultLeeway is how far clocks may differ unless Config.Leeway says otherwise.
+// DefaultLeeway is the default of Config.Leeway.
 const DefaultLeeway = 30 * time.Second
 
 const maxLeeway = 5 * time.Minute

@@ -104,7 +104,7 @@ func TestEveryAlgorithmIsAccepted(t *testing.T) {
 		for range 2 { // verified, then cached
 			c, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
 			if sub, ok := c.Text("sub"); err != nil || !ok || sub != "victim" {
-				t.Errorf("%s: sub %q, %v", alg, sub, err)
+				t.Errorf("%s: sub %q, %v; want the victim's", alg, sub, err)
 			}
 			counted++
 		}
@@ -119,7 +119,7 @@ func TestKeysDefaultToTheirOwnAlgorithm(t *testing.T) {
 		_, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
 		usual := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
 		if (err == nil) != usual {
-			t.Errorf("%s: %v; accepted by default: %v", alg, err, usual)
+			t.Errorf("%s: %v; want accepted by default: %v", alg, err, usual)
 		}
 	}
 }
@@ -150,7 +150,7 @@ func TestKeysOfASetAreUsedForTheirAlgorithm(t *testing.T) {
 		}
 		_, err := v.Claims(jwttest.Sign(c.alg, pairs[c.alg][c.which], header, `{"sub":"x",`+tokenOK+`}`))
 		if (err == nil) != c.isAccepted {
-			t.Errorf("%+v: %v", c, err)
+			t.Errorf("%+v: %v; want accepted exactly if the last field is true", c, err)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func TestKeyOfASetIsUsedForNoOtherAlgorithm(t *testing.T) {
 	v := fromSet(t, Config{Algorithms: []string{"PS512", "RS256"}}, jwttest.JWKS(jwttest.JWK(key, `,"alg":"PS512"`), jwttest.JWK(jwttest.Pairs()["RS256"][1], "")))
 	for alg, want := range map[string]bool{"PS512": true, "RS256": false} {
 		if _, err := v.Claims(jwttest.Sign(alg, key, `{"alg":"`+alg+`"}`, `{`+tokenOK+`}`)); (err == nil) != want {
-			t.Errorf("%s: %v", alg, err)
+			t.Errorf("%s: %v; want only PS512 accepted", alg, err)
 		}
 	}
 }
@@ -451,7 +451,7 @@ func TestForgedTokensAreNeverAccepted(t *testing.T) {
 	}
 	t.Logf("counted: %d forged tokens refused (of %d forms)", tried, len(forms))
 	if len(forms) < 200 {
-		t.Errorf("only %d forms", len(forms))
+		t.Errorf("only %d forms of forged tokens; the test needs more", len(forms))
 	}
 }
 
@@ -469,7 +469,7 @@ func TestSignatureHasOneForm(t *testing.T) {
 			}
 		}
 		if spelled != 1 {
-			t.Errorf("%s: a signature has %d forms", alg, spelled)
+			t.Errorf("%s: a signature has %d accepted forms; want 1", alg, spelled)
 		}
 	}
 }
@@ -489,7 +489,7 @@ func TestTimesAreCheckedWithLeeway(t *testing.T) {
 	} {
 		issuer.v.now = func() time.Time { return tokenNow.Add(c.at) }
 		if _, err := issuer.v.Claims(token); (err == nil) != c.isAccepted {
-			t.Errorf("at %v: %v", c.at, err)
+			t.Errorf("at %v: %v; want accepted exactly if the token is valid then", c.at, err)
 		}
 	}
 }
@@ -511,7 +511,7 @@ func TestIssuerAndAudienceCountOnlyIfConfigured(t *testing.T) {
 	} {
 		got := c.tokens.Warnings()
 		if !slices.EqualFunc(got, c.fields, strings.HasPrefix) {
-			t.Errorf("%+v: %q", c.tokens, got)
+			t.Errorf("%+v: the warnings are %q", c.tokens, got)
 		}
 	}
 }
@@ -677,11 +677,11 @@ func TestCacheOfTokensIsBounded(t *testing.T) {
 			t.Fatalf("%d tokens: %d bytes held", i, held)
 		}
 		if _, ok := seen.get(sum(0)); i%1000 == 0 && !ok {
-			t.Fatalf("a token that is used repeatedly was evicted after %d others", i)
+			t.Fatalf("a token in repeated use was evicted after %d others", i)
 		}
 	}
 	if _, ok := seen.get(sum(1)); ok {
-		t.Error("a token that was used once is still cached")
+		t.Error("a token that was used once, long ago, is still cached")
 	}
 }
 
@@ -697,7 +697,7 @@ func FuzzToken(f *testing.F) {
 	f.Add("..", `{"sub":"\ud800","e":1e3,`+tokenOK+`}`)
 	f.Fuzz(func(t *testing.T, text, payload string) {
 		if c, err := issuer.v.Claims(text); (err == nil) != (text == genuine) {
-			t.Fatalf("%q: %v, %v", text, c, err)
+			t.Fatalf("%q was accepted: %v, %v", text, c, err)
 		}
 		c, err := issuer.v.Claims(issuer.token("", payload))
 		if err != nil {

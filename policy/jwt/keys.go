@@ -278,7 +278,8 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 	return k, wrongPublicKey(k.key)
 }
 
-// wrongJWK returns why a key of a set cannot be used, by its members without its numbers, or nil.
+// wrongJWK returns why the kind or the members of a key forbid its use, or nil. It does not check
+// the key's numbers.
 func wrongJWK(j jwkset.JWKMarshal, members any) error {
 	forVerifying := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {

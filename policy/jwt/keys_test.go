@@ -45,7 +45,7 @@ func member(t testing.TB, key, name string) []byte {
 	return data
 }
 
-// Each row is an odd key of a set. The key is used, reported as wrong, or left out.
+// Each row is an unusual key of a set. It is used, reported as wrong, or skipped without an error.
 func TestOddKeysOfASet(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -229,21 +229,21 @@ func FuzzKeySet(f *testing.F) {
 			}
 			var members map[string]any
 			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {
-				t.Fatalf("%s is used: %v: %q", key.from, err, text)
+				t.Fatalf("%s is a secret and is used: %v: %q", key.from, err, text)
 			}
 			if d, ok := members["d"]; ok && d != nil && d != "" {
-				t.Fatalf("%s is used, and private: %q", key.from, text)
+				t.Fatalf("%s is private and is used: %q", key.from, text)
 			}
 		}
 		for _, err := range wrong {
 			if !strings.Contains(err.Error(), ";") || strings.ContainsAny(err.Error(), "\r\n") {
-				t.Fatalf("not one line that says how to fix it: %q", err)
+				t.Fatalf("the error is not one line with how to fix it: %q", err)
 			}
 		}
 	})
 }
 
-// unsound returns why a key should not be used. It checks in another way than the code under test.
+// unsound returns why a key should not be used. It does not share code with the package.
 func unsound(k verifyKey) error {
 	switch key := k.key.(type) {
 	case *rsa.PublicKey:
@@ -262,7 +262,7 @@ func unsound(k verifyKey) error {
 		return fmt.Errorf("%T", key)
 	}
 	if len(k.algorithms) == 0 {
-		return errors.New("for nothing")
+		return errors.New("it has no algorithm")
 	}
 	for _, alg := range k.algorithms {
 		signature := bytes.Repeat([]byte{0x55}, map[string]int{"ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64}[alg])

@@ -36,7 +36,7 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 		}
 		seen[row.reason] = true
 		if checked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != checked {
-			t.Errorf("%s: want one signature check, then the cache: %v", row.reason, !checked)
+			t.Errorf("%s: the signature check is in the cache: %v; want the opposite", row.reason, !checked)
 		}
 	}
 	for _, reason := range policy.TokenReasons() {
@@ -57,7 +57,7 @@ func TestCacheOfForgedTokensIsBounded(t *testing.T) {
 		t.Errorf("%d forged tokens are cached", n)
 	}
 	if len(keys.seen.young) > 0 {
-		t.Error("they evict valid tokens")
+		t.Error("forged tokens evict valid ones from the cache")
 	}
 }
 
@@ -83,6 +83,6 @@ func TestTokensWithoutAKeyIDAreTriedWithFewKeys(t *testing.T) {
 	}
 	_, err := set(MaxKeysTried+1, 0).Claims(genuine)
 	if err == nil || !strings.Contains(err.Error(), "any of 9 ES384 keys, and at most 8 are tried") {
-		t.Errorf("with %d keys of its algorithm: %v", MaxKeysTried+1, err)
+		t.Errorf("with %d keys of its algorithm: %v; want an error with the number of keys", MaxKeysTried+1, err)
 	}
 }

@@ -38,7 +38,7 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 		t.Fatal(err)
 	}
 	if name := p.Rules.Rules()[0].Limits[0].Algorithm; name != "every-second" {
-		t.Errorf("the algorithm is %s", name)
+		t.Errorf("the algorithm is %s; want every-second", name)
 	}
 	store := memstore.New(memstore.Options{})
 	for _, want := range []bool{true, false} {
@@ -52,7 +52,7 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 
 func TestUnregisteredAlgorithmsAreUnknown(t *testing.T) {
 	if err := mistakesOf("p.yaml", ownAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
-		t.Errorf("the error is %v", err)
+		t.Errorf("the error is %v; want one that names the unknown algorithm", err)
 	}
 }
 
@@ -61,7 +61,7 @@ func TestCustomAlgorithmsNeedUniqueNames(t *testing.T) {
 	for what, list := range map[string][]*algorithm.Algorithm{"twice": {everySecond, everySecond}, "built in": {penstock.FixedWindow}, "nil": {nil}} {
 		_, err := load("testdata/golden/minimal.yaml", Options{Algorithms: list})
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Algorithms") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v; want an ErrInvalid that names Options.Algorithms", what, err)
 		}
 	}
 }

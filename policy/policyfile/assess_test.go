@@ -27,7 +27,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// A testRequest is "GET /a" from 192.0.2.1, unless its fields say otherwise.
+// A testRequest is "GET /a" from 192.0.2.1, unless its fields differ.
 type testRequest struct {
 	method, host, path, address string
 	header                      http.Header
@@ -143,7 +143,7 @@ func keyOf(t testing.TB, rules *policy.Rules, a testRequest) string {
 	rules.Evaluate(a, &v)
 	if v.Unclear != "" {
 		if len(v.Charges)+len(v.Matched)+len(v.Shadows) > 0 || v.ListMatch != policy.NotListed {
-			t.Errorf("%v is malformed, but is charged or listed", a)
+			t.Errorf("%v is malformed, but has charges or is on a list", a)
 		}
 		return "malformed"
 	}
@@ -365,12 +365,12 @@ func TestRulesAgreeWithASecondImplementation(t *testing.T) {
 				got = append(got, rule.Name)
 			}
 			if !slices.Equal(got, names) {
-				t.Fatalf("seed %d: %v matches %v and should match %v, in this order, by\n%s", seed, a, got, names, text.String())
+				t.Fatalf("seed %d: %v matches %v; want %v, in this order, by\n%s", seed, a, got, names, text.String())
 			}
 			var v policy.Evaluation
 			rules.Evaluate(a, &v)
 			if len(v.Matched) != min(1, len(names)) || len(names) > 0 && v.Matched[0].Name != names[0] {
-				t.Fatalf("seed %d: %v: %v applies and should %v by\n%s", seed, a, v.Matched, names, text.String())
+				t.Fatalf("seed %d: %v: %v applies; want %v, by\n%s", seed, a, v.Matched, names, text.String())
 			}
 		}
 	}
@@ -762,7 +762,7 @@ rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-41
 	for status := range 1000 {
 		in := status == 401 || status >= 500 && status < 600 || status >= 410 && status <= 412
 		if s.Has(status) != in {
-			t.Errorf("status %d: %v", status, !in)
+			t.Errorf("status %d is charged: %v; want the opposite", status, !in)
 		}
 	}
 	if s.Has(-1) || s.Has(1<<40) {
@@ -1080,7 +1080,7 @@ func TestPipesAreErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Load(pipe, Options{}); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
-		t.Errorf("the error is %v", err)
+		t.Errorf("the error is %v; want that it is not a regular file", err)
 	}
 	for _, text := range []string{
 		"deny: {ip: {file: " + pipe + "}}\n",

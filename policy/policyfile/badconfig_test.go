@@ -116,8 +116,8 @@ func mistakesOf(name, text string, env func(string) (string, bool)) error {
 	return err
 }
 
-// Every error names the place, says what is wrong, and says how to fix it.
-func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
+// Every error has the place, the mistake, and how to fix it.
+func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
 	effort.WithoutRace(t)
 	files, err := filepath.Glob("testdata/bad/*.txt")
 	if err != nil || len(files) == 0 {
@@ -140,7 +140,7 @@ func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 			text := c.text(t)
 			err := mistakesOf("policy.yaml", text, c.env)
 			if err == nil {
-				t.Errorf("%s: no error", at)
+				t.Errorf("%s: the policy compiles; want an error", at)
 				continue
 			}
 			n++
@@ -174,7 +174,7 @@ func formErrors(text string, err error) (wrong []string) {
 		case e.Line < 1 || e.Line > len(lines) || e.Column < 1 || e.Column > utf8.RuneCountInString(lines[e.Line-1])+1:
 			wrong = append(wrong, fmt.Sprintf("%v: there is no such place in the file", e))
 		case !strings.Contains(e.Message, ";"):
-			wrong = append(wrong, fmt.Sprintf("%v: the error does not say how to fix it", e))
+			wrong = append(wrong, fmt.Sprintf("%v: the error has no text on how to fix it", e))
 		case strings.HasSuffix(e.Message, ".") || strings.Contains(e.Message, "%!") || strings.ContainsAny(e.Message, "\r\n\t"):
 			wrong = append(wrong, fmt.Sprintf("%q: it is not one clean line", e.Message))
 		case len(e.Message) > 400:
@@ -251,7 +251,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 					t.Errorf("%d mistakes are reported", n)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("it takes more than a minute")
+				t.Fatal("the policy takes more than a minute to compile")
 			}
 		})
 	}

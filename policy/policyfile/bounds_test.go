@@ -42,7 +42,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 		}
 		err := mistakesOf(dir+"/policy.yaml", text.String(), nil)
 		if (err == nil) != (c.says == nil) {
-			t.Errorf("%d files, from %s: %v", len(c.files), c.files[0], err)
+			t.Errorf("%d files, from %s: %v; want no error", len(c.files), c.files[0], err)
 		}
 		for _, says := range c.says {
 			if err != nil && strings.Count(err.Error(), says) != 1 {
@@ -64,11 +64,11 @@ func TestNestingOfIdentitiesIsBounded(t *testing.T) {
 		return mistakesOf("policy.yaml", text.String(), nil)
 	}
 	if err := chain(maxDepth); err != nil {
-		t.Errorf("%d levels: %v", maxDepth, err)
+		t.Errorf("%d levels: %v; want no error", maxDepth, err)
 	}
 	for _, levels := range []int{maxDepth + 1, 5000} {
 		if err := chain(levels); err == nil || !strings.Contains(err.Error(), "the identity is nested more than 32 levels deep") {
-			t.Errorf("%d levels: %.300v", levels, err)
+			t.Errorf("%d levels: %.300v; want an error with the bound", levels, err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// Options say what a file may contain besides the policy itself. The zero value is useful.
+// Options define what a file may contain besides the policy itself. The zero value is useful.
 type Options struct {
 	// Sections are the parts of the file that other packages use, with their defaults. A file with
 	// another section is invalid. Default: none.

@@ -150,7 +150,7 @@ func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 
 // Bounds of files with values.
 const (
-	maxListFiles = 1000      // a file that is named twice counts twice, here and below
+	maxListFiles = 1000      // a file that is named twice counts twice, in all bounds
 	maxLists     = 64 << 20  // bytes of all files
 	maxListLines = 1_000_000 // of all files
 	maxListLine  = 16 << 10  // bytes

@@ -82,8 +82,8 @@ func (c *compiler) checkOverlaps(matchers []*placed) {
 	}
 }
 
-// sameMethods tells whether some method is in both lists. An empty list has all methods, and goes
-// before none.
+// sameMethods tells whether some method is in both lists. An empty list stands for all methods. A
+// list with methods is more specific than an empty one, so the two have none in common.
 func sameMethods(a, b []string) bool {
 	if len(a) == 0 && len(b) == 0 {
 		return true

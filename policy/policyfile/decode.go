@@ -474,8 +474,8 @@ func fieldsOf(t reflect.Type) map[string]int {
 	return known
 }
 
-// elsewhere says where an unknown field belongs, or which known field was probably meant. sections
-// are the sections of the file, if the fields are those of the file.
+// elsewhere returns where an unknown field belongs, or which known field was probably meant.
+// sections are the sections of the file, if the fields are those of the file.
 func elsewhere(name string, known map[string]int, sections []Section) string {
 	places := []struct {
 		field string

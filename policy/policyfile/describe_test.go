@@ -28,14 +28,14 @@ rules:
   - {name: b, per: {both: {header X-Shared: SECRET-shared}}, limits: [{rate: {paid: 10/s, free: 1/s}}]}
 `)
 	if text := described(rules); strings.Contains(text, "SECRET") {
-		t.Errorf("it contains a secret:\n%s", text)
+		t.Errorf("the description contains a secret:\n%s", text)
 	}
 	rules = rulesOf(t, `
 tokens: {jwks_url: "https://SECRET-user:SECRET@issuer.example/keys?code=SECRET#SECRET"}
 rules: [{name: a, per: {user: claim sub}, limits: [{rate: 10/s}]}]
 `)
 	if text := described(rules); strings.Contains(text, "SECRET") || !strings.Contains(text, "https://issuer.example/keys,") {
-		t.Errorf("it contains a secret, or lacks the origin of keys:\n%s", text)
+		t.Errorf("the description contains a secret, or lacks the origin of keys:\n%s", text)
 	}
 }
 
@@ -86,7 +86,7 @@ rules: [{name: a, per: global, limits: [{rate: 100/s, cost: {methods: {GET: 1, P
 	first := described(rulesOf(t, policy))
 	for range 50 {
 		if again := described(rulesOf(t, policy)); again != first {
-			t.Fatalf("it is\n%s\nand then\n%s", first, again)
+			t.Fatalf("the description is\n%s\nand then\n%s", first, again)
 		}
 	}
 }
@@ -103,7 +103,7 @@ func TestRulesMadeInCodeAreDescribed(t *testing.T) {
 	}
 	for _, part := range []string{"rule code", "a function of the program", "10 per 1s, burst 20", "sub-window", "5 in flight", "store fails     rejected", "by the handler"} {
 		if !strings.Contains(described(rules), part) {
-			t.Errorf("it lacks %q:\n%s", part, described(rules))
+			t.Errorf("the description lacks %q:\n%s", part, described(rules))
 		}
 	}
 }

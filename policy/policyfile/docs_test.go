@@ -22,7 +22,7 @@ func page(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/configuration/*.md")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("docs/configuration has %d pages, %v", len(files), err)
+		t.Fatalf("docs/configuration has %d pages, %v; want more", len(files), err)
 	}
 	var all strings.Builder
 	for _, name := range append(files, "../../docs/configuration.md") {
@@ -199,7 +199,7 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 		return nil
 	})
 	if err != nil || policies == 0 {
-		t.Errorf("%d policies, %v", policies, err)
+		t.Errorf("%d policies of the docs were found, %v; want more", policies, err)
 	}
 	t.Logf("counted: %d policies of the docs", policies)
 }

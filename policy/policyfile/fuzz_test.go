@@ -54,7 +54,7 @@ func FuzzParse(f *testing.F) {
 					t.Fatalf("%v: there is no such place in the file of %d lines", e, len(lines))
 				}
 				if !strings.Contains(e.Message, ";") || strings.Contains(e.Message, "%!") {
-					t.Fatalf("%v: the error does not say how to fix it", e)
+					t.Fatalf("%v: the error has no text on how to fix it", e)
 				}
 			}
 			return

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// fieldsInstead says what to write in place of n where the fields of a struct are expected.
+// fieldsInstead returns what to write in place of n where the fields of a struct are expected.
 func fieldsInstead(n *yaml.Node, t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[LimitConfig](), reflect.TypeFor[CandidateConfig]():
@@ -27,7 +27,7 @@ func fieldsInstead(n *yaml.Node, t reflect.Type) string {
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
 }
 
-// listInstead says what to write in place of n where a list is expected.
+// listInstead returns what to write in place of n where a list is expected.
 func listInstead(n *yaml.Node, element reflect.Type) string {
 	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {
 		return "write [" + fieldsInstead(n, element) + "]"
@@ -55,8 +55,8 @@ var (
 	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
 )
 
-// rateHint says how to write an unknown field of a limit as a rate. It returns "" if the field is
-// something else.
+// rateHint returns how to write an unknown field of a limit as a rate. It returns "" if the field
+// is something else.
 func rateHint(name string, value *yaml.Node, known map[string]int) string {
 	_, isLimit := known["rate"]
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {

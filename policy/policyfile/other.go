@@ -17,7 +17,7 @@ func Decode(name string, text []byte, into any, empty string) (*Places, error) {
 	return &Places{d.source}, d.err()
 }
 
-// Places are where the values are that Decode has read.
+// Places are the positions of the values that Decode has read.
 type Places struct{ source *source }
 
 // At returns the position of the value that p points to, or zeros if the file does not have it.

@@ -47,7 +47,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	broken.Store(true)
 	isPanic(t, w.Reload())
 	if versionOf(w) != "first" || len(reports.all()) != 1 {
-		t.Fatalf("rules %s are in force, and %d loads were reported", versionOf(w), len(reports.all()))
+		t.Fatalf("rules %s are in force, and %d loads were reported; want the old rules and one report", versionOf(w), len(reports.all()))
 	}
 	isPanic(t, reports.all()[0].Err)
 	broken.Store(false)

@@ -39,7 +39,7 @@ rules:
 	}
 	stranger := penstock.PerSecond(1).MustCompile()
 	if s := rules.Settings(stranger); s != (guard.Settings{}) {
-		t.Errorf("an unknown limit has settings: %+v", s)
+		t.Errorf("an unknown limit has the settings %+v; want none", s)
 	}
 	plan := rules.Rules()[0].Limits[0].Variants[0]
 	if n := testing.AllocsPerRun(100, func() { rules.Settings(plan) }); n != 0 {
@@ -105,14 +105,14 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 			for _, lease := range []int64{1, 2, 3, 10} {
 				compared++
 				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (can(guard.Settings{Lease: lease}, "leased", "")) {
-					t.Errorf("%s, lease: %d: the compiler says %v, and the guards disagree", limit, lease, err)
+					t.Errorf("%s, lease: %d: the compiler returns %v, and the guards disagree", limit, lease, err)
 				}
 			}
 			for shards := 2; shards <= 33; shards++ {
 				compared++
 				_, err := compile(fmt.Sprintf(", split_into: %d", shards))
 				if (err == nil) != can(guard.Settings{SplitInto: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
-					t.Errorf("%s, split_into: %d: the compiler says %v, and the guards disagree", limit, shards, err)
+					t.Errorf("%s, split_into: %d: the compiler returns %v, and the guards disagree", limit, shards, err)
 				}
 			}
 		}

@@ -62,7 +62,7 @@ func (k *kindOf) note(at any, format string, args ...any) {
 	}
 }
 
-// end reports it, if it occurred.
+// end reports the warning or hint, if it occurred.
 func (k *kindOf) end() {
 	switch {
 	case k.places == 1:

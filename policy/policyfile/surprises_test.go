@@ -72,7 +72,7 @@ func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 			t.Errorf("%s\nhas the hints %v; want %s", row.text, p.Hints, row.says)
 		}
 		if len(p.Warnings) > 0 {
-			t.Errorf("%s\nhas the warnings %v", row.text, p.Warnings)
+			t.Errorf("%s\nhas the warnings %v; want none", row.text, p.Warnings)
 		}
 	}
 }

@@ -39,7 +39,7 @@ type Watcher struct {
 
 	mu       sync.Mutex  // held while loading
 	files    []string    // of the rules: sorted, absolute
-	tried    fingerprint // of files, at the last load
+	tried    fingerprint // of files, when they were last loaded
 	failed   error       // the error of the last load
 	isClosed bool
 }
@@ -303,7 +303,8 @@ func absolute(names []string) []string {
 	return slices.Compact(all)
 }
 
-// A fingerprint tells whether files have changed.
+// A fingerprint is a hash of the contents of files. Different fingerprints mean that a file has
+// changed.
 type fingerprint [sha256.Size]byte
 
 func fingerprintOf(names []string) (p fingerprint) {

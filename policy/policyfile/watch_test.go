@@ -214,7 +214,7 @@ func TestChangesAreLoaded(t *testing.T) {
 				dir := t.TempDir()
 				w := newWatcher(t, way.begin(t, dir), poll, WatchOptions{}, loadPlain)
 				if v := versionOf(w); v != "v1" {
-					t.Fatalf("%s is loaded", v)
+					t.Fatalf("version %s is loaded; want v1", v)
 				}
 				way.change(t, dir)
 				eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
@@ -260,7 +260,7 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 	got := slices.Clone(reloads)
 	w.mu.Unlock()
 	if want := []string{"v1 over none", "v2 over v1"}; !slices.Equal(got, want) {
-		t.Errorf("made ready: %v, want %v", got, want)
+		t.Errorf("Ready was called with %v, want %v", got, want)
 	}
 }
 
@@ -325,15 +325,15 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 		replace(t, name, text)
 		eventually(t, "the failure is reported", func() bool { return len(n.all()) == 1 })
 		if r := n.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
-			t.Errorf("%d: reported %+v", i, r)
+			t.Errorf("broken file %d: reported %+v; want an error and the number of old rules", i, r)
 		}
 		if w.Rules() != before {
-			t.Errorf("%d: the rules changed", i)
+			t.Errorf("broken file %d changed the rules", i)
 		}
 		replace(t, name, version("v2"))
 		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) == 2 })
 		if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-			t.Errorf("%d: reported %q", i, got)
+			t.Errorf("broken file %d: reported %q; want a failure, then a load", i, got)
 		}
 	}
 	t.Logf("counted: %d broken files that changed nothing", len(broken))
@@ -358,7 +358,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 		replace(t, name, version("v2"))
 		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 0 })
 		if got := n.outcomes(); !slices.Equal(got, []string{"loaded"}) {
-			t.Errorf("reported %q", got)
+			t.Errorf("reported %q; want one load", got)
 		}
 	}
 }
@@ -375,12 +375,12 @@ func TestAbsenceIsReportedOnce(t *testing.T) {
 	must(t, os.Remove(name))
 	eventually(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
 	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
-		t.Errorf("reported %v", r)
+		t.Errorf("reported %v; want one failure", r)
 	}
 	write(t, name, version("v1")) // the old text, but its return must be reported
 	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-		t.Errorf("reported %q", got)
+		t.Errorf("reported %q; want a failure, then a load", got)
 	}
 }
 
@@ -442,7 +442,7 @@ func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
 	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-		t.Errorf("reported %q", got)
+		t.Errorf("reported %q; want a failure, then a load", got)
 	}
 }
 
@@ -457,7 +457,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	}
 	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
 	if loads := len(n.all()); loads > changes/10 {
-		t.Errorf("%d changes took %d loads", changes, loads)
+		t.Errorf("%d changes took %d loads; want fewer", changes, loads)
 	}
 	t.Logf("counted: %d changes at once (%d loads)", changes, len(n.all()))
 }
@@ -575,7 +575,7 @@ func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 	changing = true
 	w.mu.Unlock()
 	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
-		t.Errorf("Reload: %v; %s is loaded", err, versionOf(w))
+		t.Errorf("Reload: %v; %s is loaded; want the second version", err, versionOf(w))
 	}
 }
 
@@ -596,7 +596,7 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	restless = true
 	w.mu.Unlock()
 	if err := w.Reload(); err == nil || !strings.Contains(err.Error(), "change faster") {
-		t.Errorf("Reload: %v", err)
+		t.Errorf("Reload: %v; want an error that the files change faster than they are read", err)
 	}
 	if got := versionOf(w); got != "v1" {
 		t.Errorf("%s was loaded", got)
@@ -618,22 +618,22 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 	w := newWatcher(t, name, never, WatchOptions{Notify: n.notify}, loadPlain)
 	before := w.Rules()
 	if err := w.Reload(); err != nil || w.Rules() == before {
-		t.Errorf("Reload of an unchanged file: %v, new rules: %v", err, w.Rules() != before)
+		t.Errorf("Reload of an unchanged file: %v, new rules: %v; want new rules", err, w.Rules() != before)
 	}
 	write(t, name, "rules:")
 	if err := w.Reload(); !errors.Is(err, penstock.ErrInvalid) || versionOf(w) != "v1" {
-		t.Errorf("Reload of a broken file: %v, %s", err, versionOf(w))
+		t.Errorf("Reload of a broken file: %v, %s in force; want an error and the old rules", err, versionOf(w))
 	}
 	write(t, name, version("v2"))
 	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
-		t.Errorf("Reload of a changed file: %v, %s", err, versionOf(w))
+		t.Errorf("Reload of a changed file: %v, %s in force; want the new rules", err, versionOf(w))
 	}
 	must(t, w.Close())
 	if got := n.outcomes(); len(got) < 3 || got[0] != "loaded" {
-		t.Errorf("reported %q", got)
+		t.Errorf("reported %q; want one report for each load", got)
 	}
 	if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
-		t.Errorf("Reload after Close: %v, %s", err, versionOf(w))
+		t.Errorf("Reload after Close: %v, %s in force; want an error and the old rules", err, versionOf(w))
 	}
 }
 
@@ -683,7 +683,7 @@ func TestFirstLoadThatFailsIsAnError(t *testing.T) {
 	for _, name := range []string{"absent.yaml", "broken.yaml", "absent/p.yaml", "."} {
 		w, err := Watch(filepath.Join(dir, name), WatchOptions{})
 		if err == nil || w != nil || !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: %v, %v", name, w, err)
+			t.Errorf("%s: %v, %v; want an error and no watcher", name, w, err)
 		}
 	}
 }
@@ -742,12 +742,12 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 		}
 		wg.Wait()
 		if w.Rules() == nil {
-			t.Error("no rules after Close")
+			t.Error("the watcher has no rules after Close")
 		}
 	}
 	for _, broken := range []string{"absent", "."} {
 		if _, err := Watch(filepath.Join(dir, broken), WatchOptions{}); err == nil {
-			t.Error("no error")
+			t.Error("Watch of a broken file returns no error")
 		}
 	}
 	running := func() (found []string) {
