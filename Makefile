@@ -20,8 +20,9 @@ packages = github.com/penstock/penstock/...
 raced = ./redisstore ./guard ./redisguard ./redisstore/goredis ./cmd/penstock/internal/service ./redisstore/internal/client ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./observe/otel ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
 unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
-# Most tests wait for servers, so more of them run at once than there are cores.
-at_once = -parallel 6
+# Most tests wait for servers, so more of them run at once than there are cores. Linking takes a third of
+# the time without debug information.
+testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
@@ -35,9 +36,9 @@ run:
 test: tools
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	@go build -o bin/summary ./scripts/summary
-	@{ go test -json -vet=off -count=1 -timeout 10m $(at_once) -race $(raced) || failed=1; \
-	go test -json -vet=off -count=1 -timeout 5m $(at_once) $(unraced) || failed=1; \
-	go test -json -vet=off -count=1 -timeout 5m $(at_once) -run '^($(sequential))$$' $(sequential_in) || failed=1; \
+	@{ go test $(testing) -timeout 10m -race $(raced) || failed=1; \
+	go test $(testing) -timeout 5m $(unraced) || failed=1; \
+	go test $(testing) -timeout 5m -run '^($(sequential))$$' $(sequential_in) || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## race: every test again under the race detector
