@@ -19,8 +19,8 @@ import (
 
 const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}]"
 
-// askAdmin reads an answer of the admin API.
-func askAdmin[T any](r *running, path string) (body T) {
+// getAdmin sends a read to the admin API, and returns the body of the response.
+func getAdmin[T any](r *running, path string) (body T) {
 	r.Helper()
 	text := r.mustGet("http://"+r.Admin+adminapi.Prefix+path, 200)
 	if err := json.Unmarshal([]byte(text), &body); err != nil {
@@ -29,7 +29,7 @@ func askAdmin[T any](r *running, path string) (body T) {
 	return body
 }
 
-func TestEitherInstanceShowsWhoIsDeniedAtAnother(t *testing.T) {
+func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 	redis := redistest.Start(t)
 	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL()})
 	a := start(t, hello, flags)
@@ -39,36 +39,36 @@ func TestEitherInstanceShowsWhoIsDeniedAtAnother(t *testing.T) {
 	}
 	b.mustSend("GET", "/", "X-Key: customer-4711")
 	var got adminapi.Offenders
-	await(t, "each instance to show both", func() bool {
-		got = askAdmin[adminapi.Offenders](b, "offenders")
-		return got.Instances == 2 && len(got.Offenders) == 1 && got.Offenders[0].Count == 4 && len(askAdmin[adminapi.Instances](a, "instances").Instances) == 2
+	await(t, "each instance to show both instances", func() bool {
+		got = getAdmin[adminapi.Offenders](b, "offenders")
+		return got.Instances == 2 && len(got.Offenders) == 1 && got.Offenders[0].Count == 4 && len(getAdmin[adminapi.Instances](a, "instances").Instances) == 2
 	})
 	one := got.Offenders[0]
 	if one.Rule != "api" || one.Limit != "day" || !one.IsExact || !strings.HasPrefix(one.Identity, "key:cu…11#") {
-		t.Errorf("the offender is %+v", one)
+		t.Errorf("the offender is %+v; want the exact count of api.day, with a masked key", one)
 	}
-	key := askAdmin[adminapi.Key](b, "key?ref="+one.Ref)
+	key := getAdmin[adminapi.Key](b, "key?ref="+one.Ref)
 	if len(key.DeniedBy) != 1 || key.DeniedBy[0] != "api.day" || key.Limits[0].Used != 2 || key.Limits[0].RetryMS < 1000 || key.Source == "" {
-		t.Errorf("the key is %+v", key)
+		t.Errorf("the key is %+v; want it denied by api.day, with 2 units used", key)
 	}
-	if state := askAdmin[adminapi.State](a, "state"); state.Health.Status != "ok" || state.Store.Name != redis.URL() || state.Fleet.Registered != 2 {
-		t.Errorf("the state is %+v", state)
+	if state := getAdmin[adminapi.State](a, "state"); state.Health.Status != "ok" || state.Store.Name != redis.URL() || state.Fleet.Registered != 2 {
+		t.Errorf("the state is %+v; want status ok, and 2 registered instances", state)
 	}
-	if report := askAdmin[struct{ Allowed *bool }](a, "explain?url=/&header=X-Key:%20customer-4711"); report.Allowed == nil || *report.Allowed {
-		t.Errorf("the explanation is %+v", report)
+	if report := getAdmin[struct{ Allowed *bool }](a, "explain?url=/&header=X-Key:%20customer-4711"); report.Allowed == nil || *report.Allowed {
+		t.Errorf("the explanation is %+v; want a denial", report)
 	}
 	redis.Kill()
-	await(t, "the state to say that the store is away", func() bool {
+	await(t, "the state to report that the store fails", func() bool {
 		a.mustSend("GET", "/", "X-Key: another")
-		state := askAdmin[adminapi.State](a, "state")
+		state := getAdmin[adminapi.State](a, "state")
 		return state.Store.IsFailing && state.Store.Reason != "" && state.Store.Breakers["default"] != "closed" && state.Health.Status == "degraded" && state.Fleet.Problem != ""
 	})
-	if got := askAdmin[adminapi.Offenders](a, "offenders"); len(got.Offenders) == 0 || got.Instances != 1 {
-		t.Errorf("without the store, the instance shows %+v", got)
+	if got := getAdmin[adminapi.Offenders](a, "offenders"); len(got.Offenders) == 0 || got.Instances != 1 {
+		t.Errorf("without the store, the offenders are %+v; want those of this instance alone", got)
 	}
 }
 
-func TestAdminAPINeedsATokenWhereOthersCanReachIt(t *testing.T) {
+func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 	const token = "0123456789abcdef"
 	for _, c := range []struct {
 		flags  map[string]string
@@ -91,7 +91,7 @@ func TestAdminAPINeedsATokenWhereOthersCanReachIt(t *testing.T) {
 				}
 			}
 			if strings.Contains(r.log.String(), token) {
-				t.Error("the log has the token")
+				t.Error("the log contains the token")
 			}
 		})
 	}
@@ -115,8 +115,8 @@ func TestAdminAddressMayBeASocket(t *testing.T) {
 	}
 }
 
-// A reader of events does not keep the service from ending, and sees one snapshot a second.
-func TestEventsEndWithTheService(t *testing.T) {
+// A reader of events gets one snapshot a second, and does not keep the service from stopping.
+func TestReaderOfEventsDoesNotKeepTheServiceFromStopping(t *testing.T) {
 	r := start(t, hello, nil)
 	res, err := http.Get("http://" + r.Admin + "/api/v1/events")
 	if err != nil {
@@ -165,11 +165,11 @@ func TestResetAdmitsAgain(t *testing.T) {
 	}
 	for range 3 {
 		if status := reset("Bearer wrong-wrong-wrong"); status != 401 {
-			t.Errorf("with a wrong token: %d", status)
+			t.Errorf("with a wrong token, the status is %d; want 401", status)
 		}
 	}
 	if status := reset("Bearer " + token); status != 200 {
-		t.Errorf("with the token: %d", status)
+		t.Errorf("with the token, the status is %d; want 200", status)
 	}
 	ask(200)
 	log := b.log.String()
@@ -179,7 +179,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 		}
 	}
 	if strings.Contains(log, "customer-4711") || strings.Contains(log, token) || strings.Count(log, "was refused or has failed") > 2 {
-		t.Errorf("the log has a client, the token or a line for each attempt: %s", log)
+		t.Errorf("the log contains a client, the token or a line for each attempt: %s", log)
 	}
 }
 
@@ -224,8 +224,8 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 	}
 }
 
-// The audit file has what the log has. If it cannot be written, requests go on, and the log says
-// so.
+// The audit file gets the same lines as the log. If it cannot be written, requests are still served,
+// and the log has an error.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"
@@ -243,7 +243,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 			t.Fatal(err)
 		}
 		if res.Body.Close(); res.StatusCode != 200 {
-			t.Errorf("a reset answers %d", res.StatusCode)
+			t.Errorf("a reset has status %d; want 200", res.StatusCode)
 		}
 	}
 	read := func() string {

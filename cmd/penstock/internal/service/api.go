@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
-// newAPI makes the handler of the API: forward-auth for other proxies, and calls in JSON.
+// newAPI makes the handler of a listener for forward-auth, the check API and Envoy's JSON calls.
 func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 	check, err := s.newCheck(l, s.callRefused())
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// openAudit opens the audit file, if there is one. Its lines are written in the background.
+// openAudit opens the audit file, if one is set. Its lines are written in the background.
 func (s *service) openAudit() error {
 	s.auditFile = io.Discard
 	if s.Settings.AuditFile == "" {
@@ -29,7 +29,7 @@ func (s *service) openAudit() error {
 	return nil
 }
 
-// A reportedWriter reports errors of a writer, at most once a second.
+// A reportedWriter writes to another writer and reports its errors, at most once a second.
 type reportedWriter struct {
 	to     io.Writer
 	report func(err error, unreported int64)
@@ -46,8 +46,8 @@ func (w *reportedWriter) Write(line []byte) (int, error) {
 	return n, err
 }
 
-// audit returns a function that records each write of the admin API, and one of many that are
-// refused or fail: in the log, and in the audit file.
+// audit returns a function that records writes of the admin API in the log and in the audit file:
+// each that succeeds, and at most one a second of those that are refused or fail.
 func (s *service) audit() func(audit.Line) {
 	line := &logthrottle.Line{Every: time.Second}
 	return func(a audit.Line) {

@@ -22,13 +22,13 @@ import (
 	"github.com/penstock/penstock/resplimit"
 )
 
-// maxQuestion is the largest body that a caller may send, in bytes.
-const maxQuestion = 1 << 20
+// maxMessage is the largest body that a caller may send, in bytes.
+const maxMessage = 1 << 20
 
 // throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
 const throttleName = "cl.throttle"
 
-// checkRules refuses rules that a listener for callers cannot enforce.
+// checkRules returns an error if a listener for callers cannot enforce a rule.
 func (s *service) checkRules(rules *policy.Rules) error {
 	for _, rule := range rules.Rules() {
 		if rule.Name == envoyrls.Group() && (s.Settings.GRPC != "" || s.Settings.API != "") {
@@ -49,7 +49,7 @@ func (s *service) checkRules(rules *policy.Rules) error {
 	return forwardauth.Check(rules)
 }
 
-// newCallers makes the server of a listener for callers, which get decisions there.
+// newCallers makes the server of a listener where callers get decisions.
 func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
 	files := callerFiles(s.Settings)
 	if l.Name == "api" && s.Settings.APIWithoutTLS {
@@ -69,7 +69,7 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	if err != nil {
 		return nil, err
 	}
-	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(s.telemetry.Handler(handler), maxQuestion)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(s.telemetry.Handler(handler), maxMessage)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
 	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
 }
 
@@ -91,7 +91,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
 	}
 	if s.Settings.Store == "" {
-		o.Parallel = 1 // there are no round trips to save
+		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
 	resp, err := resplimit.New(s.core.Store, controller, o)
 	if err != nil {
@@ -116,8 +116,8 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}, nil
 }
 
-// authFailed returns a function that counts Redis clients that are refused for their password, and
-// logs each reason at most every ten seconds.
+// authFailed returns a function that counts Redis clients with a missing or wrong password, and logs
+// each reason at most every ten seconds.
 func (s *service) authFailed() func(resplimit.AuthFailure, net.Addr) {
 	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
 	for i := range lines {
@@ -127,7 +127,7 @@ func (s *service) authFailed() func(resplimit.AuthFailure, net.Addr) {
 		s.metrics.AuthFailed(f)
 		s.Log.Debug("a Redis client was refused", "reason", f.String(), "client", peer.String())
 		if skipped, isDue := lines[f].Due(); isDue {
-			s.Log.Warn("a Redis client did not send the right caller_token, and is refused", "reason", f.String(), "unlogged", skipped)
+			s.Log.Warn("a Redis client was refused: its caller_token is missing or wrong", "reason", f.String(), "unlogged", skipped)
 		}
 	}
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 )
 
-// oncePerHour denies the second request of an address, and trusts the tests to name addresses.
+// oncePerHour denies the second request of an address. Tests state the address in X-Forwarded-For.
 const oncePerHour = `
 http: {trusted_proxies: [127.0.0.1, unix]}
 rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{rate: 1/h}]}]
 `
 
-// ask asks at /auth/forward whether a client may get a path. It returns the status.
-func ask(t *testing.T, client *http.Client, base, address, path string) int {
+// forwardAuth sends the forward-auth call for a client's GET of a path, and returns the status.
+func forwardAuth(t *testing.T, client *http.Client, base, address, path string) int {
 	t.Helper()
 	r, err := http.NewRequest("GET", base+"/auth/forward", nil)
 	if err != nil {
@@ -42,7 +42,7 @@ func ask(t *testing.T, client *http.Client, base, address, path string) int {
 	return res.StatusCode
 }
 
-func TestServiceWithoutUpstreamAnswersCallers(t *testing.T) {
+func TestServiceWithoutUpstreamServesCallers(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0"}
 		for name, text := range flags {
@@ -59,7 +59,7 @@ func TestServiceWithoutUpstreamAnswersCallers(t *testing.T) {
 		}{
 			{"192.0.2.1", "/api/a", 200}, {"192.0.2.1", "/api/b", 429}, {"192.0.2.2", "/api/a", 200}, {"192.0.2.1", "/other", 200},
 		} {
-			if status := ask(t, http.DefaultClient, base, c.address, c.path); status != c.status {
+			if status := forwardAuth(t, http.DefaultClient, base, c.address, c.path); status != c.status {
 				t.Errorf("%s of %s: %d, want %d", c.path, c.address, status, c.status)
 			}
 		}
@@ -73,10 +73,10 @@ func TestServiceWithoutUpstreamAnswersCallers(t *testing.T) {
 func TestProxyAndCallersShareLimits(t *testing.T) {
 	r := startLimited(t, hello, oncePerHour, map[string]string{"api": "127.0.0.1:0"})
 	if res := r.mustSend("GET", "/api/a", "X-Forwarded-For: 192.0.2.1"); res.StatusCode != 200 {
-		t.Fatalf("the proxy answered %d", res.StatusCode)
+		t.Fatalf("the proxy returned %d; want 200", res.StatusCode)
 	}
-	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
-		t.Errorf("forward-auth answered %d after the proxy had used up the limit, want 429", status)
+	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
+		t.Errorf("after the proxy had used up the limit, forward-auth returned %d; want 429", status)
 	}
 }
 
@@ -94,26 +94,26 @@ func TestUnixSocketOfCallers(t *testing.T) {
 		return d.DialContext(ctx, "unix", path)
 	}}}
 	for _, want := range []int{200, 429} {
-		if status := ask(t, client, "http://limiter", "192.0.2.1", "/api/a"); status != want {
-			t.Errorf("by the socket: %d, want %d", status, want)
+		if status := forwardAuth(t, client, "http://limiter", "192.0.2.1", "/api/a"); status != want {
+			t.Errorf("through the socket, the status is %d; want %d", status, want)
 		}
 	}
 	second := options(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "unix:" + path}))
 	if err := Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another process listens") {
-		t.Errorf("a second service on the same socket: %v", err)
+		t.Errorf("a second service started on the same socket: %v", err)
 	}
 	r.wait()
 	if _, err := os.Stat(path); err == nil {
-		t.Error("the socket stays when the service has ended")
+		t.Error("the socket still exists after the service has ended")
 	}
 
 	file := filepath.Join(t.TempDir(), "file")
 	replaceFile(t, file, "precious")
 	if err := Run(t.Context(), options(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "unix:" + file}))); err == nil {
-		t.Error("a service listens in place of a file")
+		t.Error("a service has started at the path of an ordinary file; want an error")
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != "precious" {
-		t.Errorf("the file has become %q, %v", text, err)
+		t.Errorf("the file is now %q, %v; want it unchanged", text, err)
 	}
 }
 
@@ -123,25 +123,25 @@ func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
 	flags := limitedBy(t, unseen, map[string]string{"api": "127.0.0.1:0"})
 	err := Run(t.Context(), options(t, nil, flags))
 	if err == nil || !strings.Contains(err.Error(), "slots") || !strings.Contains(err.Error(), "in_flight") {
-		t.Errorf("started with a rule on slots: %v", err)
+		t.Errorf("with an in_flight rule, Run returned %v; want an error that names the rule", err)
 	}
 	replaceFile(t, flags["config"], oncePerHour)
 	r := start(t, nil, flags)
 	replaceFile(t, flags["config"], unseen)
 	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
-	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
-		t.Errorf("after a refused reload: %d", status)
+	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Errorf("after a refused reload, the first request got %d; want 200", status)
 	}
-	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
-		t.Errorf("after a refused reload the old rules do not apply: %d", status)
+	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
+		t.Errorf("after a refused reload, the second request got %d; want 429 by the old rules", status)
 	}
 }
 
-func TestRuleMayNotHaveTheNameOfThrottle(t *testing.T) {
+func TestRuleNamedLikeCLThrottleIsRejected(t *testing.T) {
 	const clash = "rules: [{name: cl.throttle, match: {path: /**}, per: ip, limits: [{name: cl.throttle, rate: 3/h}]}]\n"
 	err := Run(t.Context(), options(t, nil, limitedBy(t, clash, map[string]string{"resp": "127.0.0.1:0"})))
 	if err == nil || !strings.Contains(err.Error(), "rename the rule") {
-		t.Errorf("started with a rule that shares counters with CL.THROTTLE: %v", err)
+		t.Errorf("with a rule that shares counters with CL.THROTTLE, Run returned %v; want an error", err)
 	}
 	start(t, nil, limitedBy(t, clash, map[string]string{"api": "127.0.0.1:0"})) // no CL.THROTTLE, no clash
 }
@@ -159,10 +159,10 @@ func TestCallersNeedACertificate(t *testing.T) {
 		}}
 	}
 	if _, err := client().Get("https://" + r.API + "/auth/forward"); err == nil {
-		t.Error("a caller without a certificate was answered")
+		t.Error("a caller without a certificate got a response; want a failed handshake")
 	}
-	if status := ask(t, client(certificate), "https://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
-		t.Errorf("a caller with a certificate: %d", status)
+	if status := forwardAuth(t, client(certificate), "https://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Errorf("a caller with a certificate got %d; want 200", status)
 	}
 }
 
@@ -188,7 +188,7 @@ func (r *running) redis(args ...string) string {
 	return reply
 }
 
-func TestRedisClientsAsk(t *testing.T) {
+func TestRedisClientsGetDecisions(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "resp": "127.0.0.1:0"}
 		for name, text := range flags {
@@ -212,10 +212,10 @@ func TestRedisClientsAsk(t *testing.T) {
 func TestRedisClientsNeedNoPolicy(t *testing.T) {
 	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
 	if reply := r.redis("CL.THROTTLE", "user123", "15", "30", "60", "1"); reply != "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n" {
-		t.Errorf("redis-cell's example: %q", reply)
+		t.Errorf("the reply to redis-cell's example is %q; want 15 of 16 left", reply)
 	}
 	if reply := r.redis("PENSTOCK.CHECK", "search", "user123"); !strings.Contains(reply, "has no policy") {
-		t.Errorf("a rule without a policy: %q", reply)
+		t.Errorf("PENSTOCK.CHECK without a policy replied %q; want an error", reply)
 	}
 }
 
@@ -227,8 +227,8 @@ rules:
   - {name: both, match: {path: /x}, limits: [{name: a, rate: 1/h, per: ip}, {name: k, rate: 1/h, per: {key: header X-Key}}]}
 `,
 		map[string]string{"api": "127.0.0.1:0", "resp": "127.0.0.1:0"})
-	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
-		t.Fatalf("forward-auth: %d", status)
+	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Fatalf("forward-auth returned %d; want 200", status)
 	}
 	for _, c := range []struct{ rule, key, reply string }{
 		{"api", "ip:192.0.2.1", "*7\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n$6\r\ndenied\r\n$8\r\napi.hour\r\n"},
@@ -247,13 +247,13 @@ func TestRedisClientsNeedTheToken(t *testing.T) {
 	const token = "0123456789abcdef"
 	r := startLimited(t, nil, oncePerHour, map[string]string{"resp": "127.0.0.1:0", "caller-token": token})
 	if reply := r.redis("CL.THROTTLE", "k", "1", "1", "60"); !strings.HasPrefix(reply, "-NOAUTH") {
-		t.Errorf("without the token: %q", reply)
+		t.Errorf("without the token, the reply is %q; want NOAUTH", reply)
 	}
 	if reply := r.redis("AUTH", token); reply != "+OK\r\n" {
-		t.Errorf("with the token: %q", reply)
+		t.Errorf("with the token, the reply is %q; want OK", reply)
 	}
 	if reply := r.redis("AUTH", token[1:]); !strings.HasPrefix(reply, "-WRONGPASS") {
-		t.Errorf("with another token: %q", reply)
+		t.Errorf("with a wrong token, the reply is %q; want WRONGPASS", reply)
 	}
 	if text := r.log.String(); strings.Contains(text, token) {
 		t.Errorf("the log shows the token: %s", text)
@@ -282,7 +282,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		for range 20 {
 			r.redis("CL.THROTTLE", "k", "13", "1", "3600")
 		}
-		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // only asks
+		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // reads, and charges nothing
 		counts := map[string]string{
 			"rate_limiter_allowed_total" + series: "14", "rate_limiter_rejected_total" + series: "6", "rate_limiter_latency_seconds_count" + series: "20",
 			`rate_limiter_allowed_total{algorithm="other",limit="other",rule="other"}`:  "0",
@@ -303,7 +303,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 	r.wait()
 	none := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "127.0.0.1:0"}))
 	if n := none.metric("rate_limiter_allowed_total" + series); n != "" {
-		t.Errorf("without Redis clients there is a series of CL.THROTTLE: %s", n)
+		t.Errorf("without a RESP listener, the series of CL.THROTTLE is %s; want none", n)
 	}
 }
 
@@ -323,7 +323,7 @@ func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
 			if n := r.metric(`rate_limiter_resp_auth_failures_total{reason="` + reason + `"}`); n != want {
 				t.Errorf("%q refusals are counted with reason %s, want %s", n, reason, want)
 			}
-			if lines := log.Lines("level=WARN", "did not send the right caller_token", "reason="+reason); len(lines) != 1 || strings.Contains(lines[0], "client=") {
+			if lines := log.Lines("level=WARN", "a Redis client was refused", "reason="+reason); len(lines) != 1 || strings.Contains(lines[0], "client=") {
 				t.Errorf("%s: the lines are %q; want one, without the client's address", reason, lines)
 			}
 		}
@@ -355,5 +355,5 @@ func TestConnectedRedisClientsAreCounted(t *testing.T) {
 	}
 	await(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
 	conns[0].Close()
-	await(t, "2 clients to be left", func() bool { return r.metric(series) == "2" })
+	await(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }

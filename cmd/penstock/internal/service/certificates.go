@@ -28,8 +28,8 @@ func adminFiles(s settings.Settings) tlsFiles {
 	return tlsFiles{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"}
 }
 
-// tlsConfig is the TLS configuration for a listener, or nil without a certificate. The metrics show
-// when the certificate expires, under the listener's name.
+// tlsConfig returns the TLS configuration for a listener, or nil without a certificate. The metrics
+// show under the listener's name when the certificate expires.
 func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error) {
 	if files.cert == "" {
 		return nil, nil
@@ -91,9 +91,9 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current, nil
 }
 
-// expiry is when the current certificate expires. It reads the files again if they have changed.
+// expiry returns when the current certificate expires. It reads the files again if they have changed.
 func (c *certificates) expiry() time.Time {
-	current, _ := c.get(nil) // it has no error
+	current, _ := c.get(nil) // its error is always nil
 	return current.Leaf.NotAfter
 }
 

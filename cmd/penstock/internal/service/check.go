@@ -35,13 +35,13 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.shared, AuthFailed: authFailed,
 	}
 	if s.Settings.Store == "" {
-		o.Parallel = 1 // there are no round trips to save
+		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
 	return checkapi.New(s.core.Store, s.checking, o)
 }
 
-// callRefused returns a function that counts calls in JSON that are refused for their token, and
-// logs each reason at most every ten seconds.
+// callRefused returns a function that counts JSON calls with a missing or wrong token, and logs each
+// reason at most every ten seconds.
 func (s *service) callRefused() func(checkapi.AuthFailure) {
 	count := s.metrics.API()
 	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
@@ -51,7 +51,7 @@ func (s *service) callRefused() func(checkapi.AuthFailure) {
 	return func(f checkapi.AuthFailure) {
 		count(f)
 		if skipped, isDue := lines[f].Due(); isDue {
-			s.Log.Warn("a program did not send the right token, and is refused", "reason", f.String(), "unlogged", skipped)
+			s.Log.Warn("a call of the check API was refused: its token is missing or wrong", "reason", f.String(), "unlogged", skipped)
 		}
 	}
 }

@@ -22,7 +22,7 @@ const (
 	testOperatorToken = "operator-0123456789"
 )
 
-// checked has rules that programs ask for.
+// checked is a policy whose rules the test programs use.
 const checked = `
 rules:
 - {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: hour, rate: 3/w}]}
@@ -64,7 +64,7 @@ func check(t *testing.T, r *running, token, path, body string) checkAnswer {
 	return answer
 }
 
-func TestProgramsAskInJSON(t *testing.T) {
+func TestProgramsGetDecisionsInJSON(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "allow-stated-limits": "true"}
 		for name, text := range flags {
@@ -104,7 +104,7 @@ func TestProgramsAskInJSON(t *testing.T) {
 			if n := r.metric(`rate_limiter_api_auth_failures_total{reason="` + reason + `"}`); n != want {
 				t.Errorf("%q refusals with reason %s are counted, want %s", n, reason, want)
 			}
-			if lines := r.log.Lines("level=WARN", "a program did not send the right token", "reason="+reason); len(lines) != 1 {
+			if lines := r.log.Lines("level=WARN", "a call of the check API was refused", "reason="+reason); len(lines) != 1 {
 				t.Errorf("%s: the lines are %q; want one", reason, lines)
 			}
 		}
@@ -116,9 +116,9 @@ func TestProgramsAskInJSON(t *testing.T) {
 	})
 }
 
-// A listener that other machines reach answers programs only with a token. Forward-auth is still
-// for trusted proxies.
-func TestNoDecisionWithoutATokenAtAnOpenAddress(t *testing.T) {
+// A listener that other machines can reach requires a token for the check API, but not for
+// forward-auth, which accepts trusted proxies.
+func TestPublicAddressRequiresAToken(t *testing.T) {
 	r := startLimited(t, nil, oncePerHour, map[string]string{"api": ":0"})
 	if answer := check(t, r, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 401 || !strings.Contains(answer.text, "set caller-token") {
 		t.Errorf("%d %s; want 401", answer.status, answer.text)
@@ -128,7 +128,7 @@ func TestNoDecisionWithoutATokenAtAnOpenAddress(t *testing.T) {
 	}
 }
 
-func TestProgramsAskByGRPC(t *testing.T) {
+func TestProgramsGetDecisionsByGRPC(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "grpc": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken}
 		for name, text := range flags {
@@ -144,7 +144,7 @@ func TestProgramsAskByGRPC(t *testing.T) {
 			}
 		}
 		if answer := check(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
-			t.Errorf("JSON and gRPC count apart: %s", answer.text)
+			t.Errorf("after calls by gRPC, a peek in JSON has %s; want one shared counter with 1 left", answer.text)
 		}
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, testCallerToken: codes.PermissionDenied, testOperatorToken: codes.OK} {
 			_, err := client.Reset(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), search)
@@ -188,8 +188,8 @@ func TestInstancesShareReservations(t *testing.T) {
 	}
 }
 
-// The rows of docs/failure-modes.md: what programs get while Redis is killed, stopped, and back.
-func TestProgramsWithoutRedis(t *testing.T) {
+// It checks the rows of docs/failure-modes.md: responses while Redis is killed or paused, and later.
+func TestProgramsGetTheFallbackWithoutRedis(t *testing.T) {
 	const failing = `
 rules:
 - {name: open, match: {path: /open}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: open}]}

@@ -56,7 +56,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	case *net.UnixConn:
 		return &limitedUnix{conn, release}, nil
 	}
-	return nil, fmt.Errorf("a connection of an unknown kind, %T", conn)
+	return nil, fmt.Errorf("unknown type of connection %T", conn)
 }
 
 // connections returns how many are open.

@@ -28,7 +28,7 @@ func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 		}
 	}), corsPolicy, map[string]string{"max-body": "10B"})
 	const app = "https://app.example.com"
-	ask := func(method, path, body string, headers ...string) *http.Response {
+	request := func(method, path, body string, headers ...string) *http.Response {
 		t.Helper()
 		req, err := http.NewRequest(method, "http://"+r.Listen+path, strings.NewReader(body))
 		if err != nil {
@@ -59,7 +59,7 @@ func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 		{"PUT", "/", strings.Repeat("a", 11), nil, 413, ""},
 		{"GET", "/broken", "", nil, 502, ""},
 	} {
-		res := ask(c.method, c.path, c.body, c.headers...)
+		res := request(c.method, c.path, c.body, c.headers...)
 		if res.StatusCode != c.status || strings.Join(res.Header["Access-Control-Allow-Origin"], "|") != app {
 			t.Errorf("%s %s: %s %v; want %d that %s may read", c.method, c.path, res.Status, res.Header, c.status, app)
 		}
@@ -76,7 +76,7 @@ func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 		}
 	}
 	for range 3 {
-		res := ask("OPTIONS", "/limited", "", "Access-Control-Request-Method", "PUT")
+		res := request("OPTIONS", "/limited", "", "Access-Control-Request-Method", "PUT")
 		if res.StatusCode != 200 || res.Header.Get("Access-Control-Allow-Methods") != "PUT" || <-preflights != "/limited" {
 			t.Errorf("a preflight got %s %v", res.Status, res.Header)
 		}

@@ -59,9 +59,8 @@ rules:
 	flags := limitedBy(t, policyText, nil)
 	r := start(t, upstream, flags)
 	n := 0
-	// ask sends a request from a new address. It returns the status and what the upstream has
-	// received.
-	ask := func(target string, lines ...string) (status int, behind string) {
+	// try sends a request from a new address. It returns the status and what the upstream received.
+	try := func(target string, lines ...string) (status int, behind string) {
 		n++
 		conn, err := net.Dial("tcp", r.Listen)
 		if err != nil {
@@ -89,8 +88,8 @@ rules:
 	}
 	used := func(target string, lines ...string) {
 		t.Helper()
-		first, _ := ask(target, lines...)
-		if second, _ := ask(target, lines...); first != 200 || second != 429 {
+		first, _ := try(target, lines...)
+		if second, _ := try(target, lines...); first != 200 || second != 429 {
 			t.Fatalf("%s %q: %d, then %d", target, lines, first, second)
 		}
 	}
@@ -98,12 +97,12 @@ rules:
 	used("/", "X-API-Key: k-4711")
 	used("/", "Cookie: sid=s-4711")
 	used("/?api_key=q-4711")
-	if status, _ := ask("/", "Authorization: Bearer "+banned); status != 403 {
+	if status, _ := try("/", "Authorization: Bearer "+banned); status != 403 {
 		t.Fatalf("a client on the deny list got %d", status)
 	}
 	passed := 0
 	odd := func(credential, target string, lines ...string) {
-		status, behind := ask(target, lines...)
+		status, behind := try(target, lines...)
 		plain, _ := url.QueryUnescape(behind)
 		if strings.Contains(behind, credential) || strings.Contains(plain, credential) {
 			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, behind)
@@ -153,7 +152,7 @@ rules:
 	}
 	// Some servers unescape backslashes in a quoted cookie: they read each of these as s-4711.
 	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
-		if status, behind := ask("/", "Cookie: sid="+value); status != 400 || behind != "" {
+		if status, behind := try("/", "Cookie: sid="+value); status != 400 || behind != "" {
 			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)
 		}
 	}
@@ -164,27 +163,27 @@ rules:
 		{"X-API-Key: k-4711", "Connection: X-API-Key"}, {"X-API-Key: k-4711", "Connection: close;x-api-key"}, {"X-API-Key: x", "Connection: a", "Connection:\tX-Api-Key\t"},
 		{"Cookie: sid=s-4711", "Connection: Cookie"}, {"Cookie: sid=x", "Connection: x, cookie"}, {"Connection: X-API-Key"},
 	} {
-		if status, behind := ask("/", lines...); status != 400 || behind != "" {
+		if status, behind := try("/", lines...); status != 400 || behind != "" {
 			t.Errorf("%q: %d; the upstream received %q", lines, status, behind)
 		}
 	}
-	if status, _ := ask("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
+	if status, _ := try("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
 		t.Error("a Connection header that names other headers is malformed")
 	}
 	// Servers split such a query differently: some find no key in it, or another key.
 	for _, query := range []string{
 		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
 	} {
-		if status, behind := ask("/?" + query); status != 400 || behind != "" {
+		if status, behind := try("/?" + query); status != 400 || behind != "" {
 			t.Errorf("%s: %d; the upstream received %q", query, status, behind)
 		}
 	}
 	for _, query := range []string{"x=1;y=2", "x=%zz", "x=api_key;"} {
-		if status, _ := ask("/?" + query); status != 200 {
+		if status, _ := try("/?" + query); status != 200 {
 			t.Errorf("%s contains no key, but got %d", query, status)
 		}
 	}
-	if status, _ := ask("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
+	if status, _ := try("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
 		t.Errorf("cookies without a credential: %d", status)
 	}
 	for _, query := range []string{

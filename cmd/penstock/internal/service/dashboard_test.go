@@ -27,13 +27,13 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	}
 	var top adminapi.Offenders
 	await(t, "other clients, and the offender on top", func() bool {
-		top = askAdmin[adminapi.Offenders](r, "offenders")
-		state := askAdmin[adminapi.State](r, "state")
+		top = getAdmin[adminapi.Offenders](r, "offenders")
+		state := getAdmin[adminapi.State](r, "state")
 		return len(top.Offenders) > 0 && len(state.Counts) > 3 && state.Upstream != nil && state.Upstream.Latency.Calls > 0
 	})
 	page := r.mustGet("http://"+r.Admin+"/key?ref="+top.Offenders[0].Ref, 200)
 	if !strings.Contains(page, "Denied now") || !strings.Contains(page, "receipt-export.hour") || strings.Contains(page, demotraffic.Offender) {
-		t.Errorf("the page of the offender is %s", page)
+		t.Errorf("the page of the offender is %s; want its denial, without the identity", page)
 	}
 	token := regexp.MustCompile(`operator_token=(\w{20,})`).FindStringSubmatch(r.log.String())
 	if token == nil {
@@ -60,22 +60,22 @@ func TestDashboardIsOnTheAdminAddress(t *testing.T) {
 	r := start(t, hello, nil)
 	for _, path := range []string{"/", "/dashboard", "/rules", "/offenders", "/key", "/explain", "/health"} {
 		if page := r.mustGet("http://"+r.Admin+path, 200); !strings.Contains(page, "<h1>") {
-			t.Errorf("%s is %s", path, page)
+			t.Errorf("%s is %s; want a page with a heading", path, page)
 		}
 	}
 	if status, text, _ := get("http://" + r.Admin + "/nothing"); status != 404 || strings.Contains(text, "<") {
-		t.Errorf("a page that does not exist: %d %s", status, text)
+		t.Errorf("a page that does not exist: %d %s; want 404, in plain text", status, text)
 	}
 	q, _ := http.NewRequest("GET", "http://"+r.Admin+"/dashboard", nil)
 	q.Host = "evil.example"
 	if res, err := http.DefaultClient.Do(q); err != nil || res.StatusCode != http.StatusMisdirectedRequest {
-		t.Errorf("by another name for 127.0.0.1: %v, %v", res, err)
+		t.Errorf("a request with a foreign Host got %v, %v; want 421", res, err)
 	} else {
 		res.Body.Close()
 	}
 	remote := startBeside(t, hello, map[string]string{"admin-listen": "0.0.0.0:0"})
 	_, port, _ := strings.Cut(remote.Admin, "]:")
 	if status, text, err := get("http://127.0.0.1:" + port + "/"); status != http.StatusForbidden || !strings.Contains(text, "set operator_token") {
-		t.Errorf("where others can reach it, without a token: %d %s, %v", status, text, err)
+		t.Errorf("if other machines can reach it, without a token: %d %s, %v; want 403", status, text, err)
 	}
 }

@@ -32,7 +32,7 @@ var envoyAlgorithms = map[string]*algorithm.Algorithm{
 	"fixed-window": penstock.FixedWindow, "token-bucket": penstock.TokenBucket, "sliding-window": penstock.SlidingWindow, "sliding-log": penstock.SlidingLog,
 }
 
-// EnvoyOptions are those of the engine for Envoy's limits.
+// EnvoyOptions returns the options of the engine for Envoy's limits.
 func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	o := envoyrls.Options{
 		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
@@ -47,20 +47,21 @@ func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	return o, errors.Join(errs[:]...)
 }
 
-// envoy answers Envoy's rate limit service with the limits of a folder, and of the policy.
+// envoy serves Envoy's rate limit service with the limits of a folder or a control plane, and with
+// those of the policy.
 type envoy struct {
 	service *service
-	dir     string // "" for none
+	dir     string // the folder; "" for none
 	engine  *envoyrls.Engine
 	watcher *envoyconfig.Watcher
 
 	mu       sync.Mutex
-	names    []metrics.Rule        // of the configuration in force
+	names    []metrics.Rule        // of the limits in force
 	warnings []envoyconfig.Warning // that were logged
 }
 
-// openEnvoy makes the engine, and loads and watches the folder, if there is one. Requests of other
-// domains are decided by the policy.
+// openEnvoy makes the engine, and loads and watches the folder, if one is set. The policy decides
+// requests of domains that the folder does not have.
 func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-chan os.Signal) error {
 	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
 		HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
@@ -112,8 +113,8 @@ func (e *envoy) from() string {
 	return e.service.Settings.EnvoyXDS
 }
 
-// followControlPlane uses the limits that a control plane sends. Until the first ones, calls are
-// answered with an error.
+// followControlPlane uses the limits that a control plane sends. Until it has sent the first ones,
+// calls return an error.
 func (e *envoy) followControlPlane(ctx context.Context) error {
 	s := e.service
 	o := envoyxds.Options{
@@ -196,7 +197,7 @@ func (e *envoy) addName(name envoyrls.EventName) {
 // maxEnvoyLines is how many mistakes, and how many warnings, of a load are logged.
 const maxEnvoyLines = 5
 
-// logWarningsLocked logs the warnings that the configuration before did not have.
+// logWarningsLocked logs the warnings that the previous configuration did not have.
 func (e *envoy) logWarningsLocked(warnings []envoyconfig.Warning) {
 	logged := 0
 	for _, w := range warnings {
@@ -257,7 +258,7 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 				for _, to := range both {
 					select {
 					case to <- signal:
-					default: // one is pending already
+					default: // a reload is already pending
 					}
 				}
 			}
@@ -275,11 +276,12 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// handler serves /json, /healthcheck and /rlconfig. All but the health check need the token. Where
-// callers need none, web pages do: a browser on this machine could call for them, and sends Origin.
+// handler serves /json, /healthcheck and /rlconfig. All but the health check need the token. If the
+// listener requires no token, requests with an Origin header still need it: a browser on this machine
+// sends them for web pages.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
-	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxQuestion})
+	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxMessage})
 	isOpen, secret := s.Settings.AdmitsOpenCallers(l), bearer.NewSecret(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: 10 * time.Second}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -289,7 +291,7 @@ func (e *envoy) handler(l settings.Listener) http.Handler {
 			return
 		}
 		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("a caller in JSON did not send the right caller_token, and is refused", "unlogged", skipped)
+			s.Log.Warn("a JSON call of Envoy's rate limit service was refused: its caller_token is missing or wrong", "unlogged", skipped)
 		}
 		w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		http.Error(w, "the token is missing or wrong; set caller_token, and send it as Authorization: Bearer TOKEN", http.StatusUnauthorized)

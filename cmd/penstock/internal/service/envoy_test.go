@@ -37,7 +37,7 @@ func envoyRequest(value string) *rlsv3.RateLimitRequest {
 	}}
 }
 
-// envoyFolder makes a folder with one file.
+// envoyFolder makes a folder with one file of Envoy's limits, and returns its path.
 func envoyFolder(t *testing.T, content string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -47,18 +47,18 @@ func envoyFolder(t *testing.T, content string) string {
 	return dir
 }
 
-func TestEnvoyAsksOverGRPCAndJSON(t *testing.T) {
+func TestEnvoyGetsDecisionsByGRPCAndJSON(t *testing.T) {
 	for name, store := range map[string]string{"memory": "memory", "redis": redistest.Start(t).URL()} {
 		t.Run(name, func(t *testing.T) {
 			withBothGRPCServers(t, func(t *testing.T, server string) {
-				prefix := name + server // the two share no counter
-				envoyAsks(t, map[string]string{"store": store, "prefix": prefix, "grpc-server": server})
+				prefix := name + server // each subtest has counters of its own
+				testEnvoyGetsDecisions(t, map[string]string{"store": store, "prefix": prefix, "grpc-server": server})
 			})
 		})
 	}
 }
 
-func envoyAsks(t *testing.T, more map[string]string) {
+func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 	store := more["store"]
 	r := start(t, nil, map[string]string{"store": store, "prefix": more["prefix"], "grpc-server": more["grpc-server"], "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits)})
 	conn := r.grpcClient(nil)
@@ -103,7 +103,7 @@ func envoyAsks(t *testing.T, more map[string]string) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 	if text := r.mustGet("http://"+r.API+"/rlconfig", 200); text != "web.remote_address: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n" {
-		t.Errorf("/rlconfig is %s", text)
+		t.Errorf("/rlconfig is %s; want the limit of the file", text)
 	}
 	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
 	for _, want := range []string{
@@ -130,16 +130,16 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	logged("reload of Envoy's rate limits failed")
 	logged("web.yaml:2: unknown key 'foo'")
 	if answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
-		t.Errorf("after a broken file it is %v, %v; want the old limits", answer, err)
+		t.Errorf("after a broken file the decision is %v, %v; want the old limits", answer, err)
 	}
 	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
 	logged("unit has no effect in a descriptor")
 	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("b"))
 	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
-		t.Errorf("after a change it is %v, %v; want the new limits", answer, err)
+		t.Errorf("after a change the decision is %v, %v; want the new limits", answer, err)
 	}
 	if strings.Contains(r.log.String(), "has no limits") {
-		t.Errorf("a folder with limits is said to have none:\n%s", r.log.String())
+		t.Errorf("the log reports a folder without limits, but it has some:\n%s", r.log.String())
 	}
 	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\n")
 	logged("the folder of envoy-config has no limits")
@@ -152,10 +152,10 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
-		t.Errorf("without a token it is %v", err)
+		t.Errorf("without a token the error is %v; want Unauthenticated", err)
 	}
 	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
-		t.Errorf("with the token it is %v, %v", answer, err)
+		t.Errorf("with the token the decision is %v, %v; want one without an error", answer, err)
 	}
 	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
 		request, _ := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
@@ -174,8 +174,8 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// The example of docs/envoy-ratelimit.md: five requests pass, the sixth does not.
-func TestEnvoyExampleOfTheDocs(t *testing.T) {
+// It runs the example of docs/envoy-ratelimit.md: five requests pass, and the sixth is denied.
+func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/envoy-ratelimit.md")
 	if err != nil {
 		t.Fatal(err)
@@ -196,25 +196,25 @@ func TestEnvoyExampleOfTheDocs(t *testing.T) {
 			codes += fmt.Sprint(response.StatusCode, " ")
 		}
 		if time.Now().Unix()/60 != minute {
-			continue // the calls are not of one minute
+			continue // the minute changed between the calls, and so did the window
 		}
 		if codes != "200 200 200 200 200 429 " {
-			t.Errorf("six calls are %s; want five that pass, and one that does not", codes)
+			t.Errorf("the statuses of six calls are %s; want five of 200, then 429", codes)
 		}
 		break
 	}
 	await(t, "the denied descriptor among the offenders", func() bool {
-		got := askAdmin[adminapi.Offenders](r, "offenders").Offenders
+		got := getAdmin[adminapi.Offenders](r, "offenders").Offenders
 		return len(got) > 0 && got[0].Rule == envoyrls.Group()
 	})
 	if text := r.log.String(); strings.Contains(text, "level=WARN") {
-		t.Errorf("the example is warned of: %s", text)
+		t.Errorf("the example causes a warning: %s", text)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// Without files, and for domains that they lack, the policy decides.
-func TestThePolicyDecidesWhatEnvoyAsks(t *testing.T) {
+// The policy decides if there are no files, and for domains that the files do not have.
+func TestThePolicyDecidesDomainsThatNoFileHas(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "rules.yaml")
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{name: day, rate: 1/day}]}]`)
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "config": config})
@@ -229,8 +229,9 @@ func TestThePolicyDecidesWhatEnvoyAsks(t *testing.T) {
 	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not say when a request ends") })
 }
 
-// Hits of a descriptor may be a report of what was used. By default they are charged in any case.
-func TestReportsOfEnvoyAreChargedAsTheSettingSays(t *testing.T) {
+// A descriptor with hits_addend may report units that were already used. By default such a report
+// is charged even if it exceeds the limit.
+func TestEnvoyReportsDecidesWhetherReportsAreForced(t *testing.T) {
 	for setting, want := range map[string]uint32{"force": 0, "spend": 2} {
 		t.Run(setting, func(t *testing.T) {
 			r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits), "envoy-reports": setting})
@@ -238,11 +239,11 @@ func TestReportsOfEnvoyAreChargedAsTheSettingSays(t *testing.T) {
 			report := envoyRequest("a")
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(50)
 			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("a report of 50 is %v, %v; want OVER_LIMIT", answer, err)
+				t.Errorf("a report of 50 units got %v, %v; want OVER_LIMIT", answer, err)
 			}
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
 			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.Statuses[0].LimitRemaining != want {
-				t.Errorf("after it %v, %v; want %d left", answer, err, want)
+				t.Errorf("after the report, the decision is %v, %v; want %d left", answer, err, want)
 			}
 		})
 	}

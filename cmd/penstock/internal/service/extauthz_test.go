@@ -7,7 +7,7 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 )
 
-// authorize asks as Envoy does whether a client may get a path.
+// authorize sends the ext_authz call that Envoy sends for a client's GET of a path.
 func (r *running) authorize(address, path string) *authv3.CheckResponse {
 	r.Helper()
 	answer, err := authv3.NewAuthorizationClient(r.grpcClient(nil)).Check(patient(r.T), &authv3.CheckRequest{Attributes: &authv3.AttributeContext{
@@ -22,7 +22,7 @@ func (r *running) authorize(address, path string) *authv3.CheckResponse {
 	return answer
 }
 
-func TestEnvoyAsksByGRPC(t *testing.T) {
+func TestExtAuthzEnforcesThePolicy(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"grpc": "127.0.0.1:0"}
 		for name, text := range flags {
@@ -45,17 +45,17 @@ func TestEnvoyAsksByGRPC(t *testing.T) {
 	})
 }
 
-// Rules that ext_authz cannot enforce do not keep the service from starting: other callers may use
-// them. Envoy gets an error, and the log says why.
+// The service starts with rules that ext_authz cannot enforce, because other callers may use them.
+// Envoy gets an error, and the log has the reason.
 func TestRulesThatExtAuthzCannotEnforceAreLogged(t *testing.T) {
 	r := startLimited(t, nil, `
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: slots, match: {path: /api/**}, per: ip, limits: [{in_flight: 3}]}]
 `, map[string]string{"grpc": "127.0.0.1:0"})
 	if answer := r.authorize("192.0.2.1", "/api/a"); answer.GetErrorResponse() == nil {
-		t.Errorf("Envoy got %v", answer)
+		t.Errorf("Envoy got %v; want an error", answer)
 	}
 	if lines := r.log.Lines("level=WARN", "ext_authz", "slots", "in_flight"); len(lines) != 1 {
-		t.Errorf("the log has %s", r.log)
+		t.Errorf("the log lacks the expected line: %s", r.log)
 	}
 }

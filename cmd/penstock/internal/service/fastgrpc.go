@@ -15,18 +15,18 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// serveFast serves a gRPC listener by package fastgrpc: Envoy's rate limit service by itself, all
-// else by grpc-go.
+// serveFast serves a gRPC listener. Package fastgrpc serves Envoy's rate limit service, and grpc-go
+// all other services.
 func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCalls, authenticate authenticator, config *tls.Config) error {
 	o := fastgrpc.Options{
 		Methods: make(map[string]fastgrpc.Handler), Fallback: grpcServer,
 		MaxConnections: int(s.Settings.MaxConnections), // the listener has a lower bound
-		MaxStreams:     maxStreams, MaxMessage: maxQuestion, MaxHeaderList: int(s.Settings.MaxHeader),
+		MaxStreams:     maxStreams, MaxMessage: maxMessage, MaxHeaderList: int(s.Settings.MaxHeader),
 		IdleTimeout: s.Settings.IdleTimeout, ReadTimeout: s.Settings.HeaderTimeout, WriteTimeout: s.Settings.StallTimeout, KeepAlive: s.Settings.StallTimeout,
 		MaxAge: maxConnectionAge, MaxAgeGrace: maxConnectionAgeGrace,
 	}
 	if s.Settings.Store == "" {
-		o.Parallel = 1 // there are no round trips to save
+		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
 	if authenticate != nil {
 		o.IsPublic = func(method string) bool { return serviceName(method) == healthService }
@@ -77,7 +77,8 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 	return nil
 }
 
-// counted does for a method of fastgrpc what unary does for those of grpc-go.
+// counted wraps a handler of fastgrpc as unary wraps those of grpc-go: with metrics, spans and recovery
+// from panics.
 func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Handler {
 	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
 		c.service.inFlight.Add(1)
@@ -94,7 +95,7 @@ func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Ha
 	}
 }
 
-// countedList is counted for a handler of lists.
+// countedList is like counted, for a handler of lists.
 func (c *grpcCalls) countedList(method string, handler fastgrpc.ListHandler) fastgrpc.ListHandler {
 	return func(ctx context.Context, list []*fastgrpc.Call) {
 		c.service.inFlight.Add(int64(len(list)))

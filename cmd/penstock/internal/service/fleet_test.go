@@ -35,16 +35,16 @@ rules:
 		stays := start(t, upstream, flags)
 		stops := startBeside(t, upstream, flags)
 		var allowed [keys]atomic.Int64
-		var asked, denied, again atomic.Int64
-		ask := func(key int) {
-			gate := stays
+		var requests, denied, resent atomic.Int64
+		decide := func(key int) {
+			instance := stays
 			if rand.N(2) == 0 {
-				gate = stops
+				instance = stops
 			}
 			header := "X-API-Key: " + string(rune('a'+key))
-			res, err := send("POST", "http://"+gate.Listen, header)
-			if err != nil && gate == stops { // it accepts no more, but must answer what it accepted
-				again.Add(1)
+			res, err := send("POST", "http://"+instance.Listen, header)
+			if err != nil && instance == stops { // it accepts no more connections, but must respond on those that it accepted
+				resent.Add(1)
 				res, err = send("POST", "http://"+stays.Listen, header)
 			}
 			switch {
@@ -57,7 +57,7 @@ rules:
 			default:
 				t.Errorf("key %c got %s", 'a'+key, res.Status)
 			}
-			if asked.Add(1) == keys*limit/2 {
+			if requests.Add(1) == keys*limit/2 {
 				stops.stop()
 			}
 		}
@@ -66,7 +66,7 @@ rules:
 			for range 2 {
 				clients.Go(func() {
 					for range each / 2 {
-						ask(key)
+						decide(key)
 					}
 				})
 			}
@@ -78,10 +78,10 @@ rules:
 				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", each, 'a'+key, a, s, limit)
 			}
 		}
-		if again.Load() == 0 {
-			t.Error("no request met the instance that stopped")
+		if resent.Load() == 0 {
+			t.Error("no request was sent again because its instance had stopped; want some")
 		}
-		t.Logf("counted: %d requests to two instances of which one stopped (%d denied, %d sent again)", asked.Load(), denied.Load(), again.Load())
+		t.Logf("counted: %d requests to two instances of which one stopped (%d denied, %d sent again)", requests.Load(), denied.Load(), resent.Load())
 	}
 	t.Run("single", func(t *testing.T) { share(t, redistest.Start(t).URL()) })
 	t.Run("cluster", func(t *testing.T) { share(t, "redis+cluster://"+strings.Join(redistest.StartCluster(t).Addrs(), ",")) })

@@ -32,9 +32,9 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// grpcServices are the services of the gRPC listener. Each function makes one and registers it.
-// Authentication, health by the service's name, reflection, metrics, panics and the drain are done
-// for all of them.
+// grpcServices are the services of the gRPC listener. Each function makes one and registers it. The
+// listener adds authentication, health by the service's name, reflection, metrics, recovery from
+// panics and the drain.
 var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 	(*service).registerCheck,
 	(*service).registerExtAuthz,
@@ -54,18 +54,18 @@ const (
 	// minPing is how often a client may ping. Clients that ping more often are disconnected.
 	minPing = 10 * time.Second
 
-	// streamWorkers is how many goroutines are kept for calls. A new one grows its stack for each
-	// call, which takes an eighth of the call's time.
+	// streamWorkers is how many goroutines are kept for calls. Without them, each call starts a
+	// goroutine, and growing its stack takes an eighth of the call's time.
 	streamWorkers = 256
 
 	// readBuffer is the size in bytes of each connection's buffer.
 	readBuffer = 8 << 10
 )
 
-// healthService can be called without the token, like /livez: orchestrators cannot send one.
+// healthService can be called without a token, like /livez: orchestrators cannot send one.
 const healthService = "grpc.health.v1.Health"
 
-// Probes that were written for envoyproxy/ratelimit ask for rlsService by rlsHealthName.
+// rlsHealthName is the name by which probes written for envoyproxy/ratelimit check rlsService.
 const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
 
 // newGRPC makes the server for gRPC clients.
@@ -74,14 +74,14 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
 		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.MaxRecvMsgSize(maxQuestion),
+		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(uint32(s.Settings.MaxHeader)),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionIdle:     s.Settings.IdleTimeout,
 			MaxConnectionAge:      maxConnectionAge,
 			MaxConnectionAgeGrace: maxConnectionAgeGrace,
-			Time:                  s.Settings.StallTimeout, // a silent client gets a ping; 0 is two hours
+			Time:                  s.Settings.StallTimeout, // after this time a silent client gets a ping; 0 is two hours
 			Timeout:               s.Settings.StallTimeout,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
@@ -162,15 +162,15 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	return made, nil
 }
 
-// grpcCalls does what all calls need.
+// grpcCalls authenticates, counts and traces all calls, and recovers from their panics.
 type grpcCalls struct {
 	service *service
 	counts  *metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
 }
 
-// maxProbes is how many health checks a connection may have open. They need no token, so clients
-// without one could fill the memory otherwise. Package fastgrpc has a bound of its own.
+// maxProbes is how many health checks a connection may have open. Health checks need no token, so
+// without this bound any client could fill the memory. Package fastgrpc has a bound of its own.
 const maxProbes = 16
 
 // openProbes counts the open health checks of each connection, by the address of its client.
@@ -179,7 +179,8 @@ type openProbes struct {
 	byConnection map[net.Addr]int
 }
 
-// add counts a call until ctx, its context, ends. It is false if the connection has too many.
+// add counts a call until ctx, the call's context, ends. It returns false if the connection already
+// has maxProbes open.
 func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,11 +198,11 @@ func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	return true
 }
 
-// An authenticator refuses a call of a method, by the values of its header authorization. It runs
-// before the message is read.
+// An authenticator returns an error if the values of a call's authorization header do not permit the
+// method. It runs before the message is read.
 type authenticator func(method string, authorization []string, client net.Addr) error
 
-// authenticator returns an authenticator that accepts any of the tokens. An operator may call what
+// authenticator returns an authenticator that accepts any of the tokens: operators may call all that
 // callers may. Empty tokens are ignored.
 func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	var secrets []bearer.Secret
@@ -215,7 +216,7 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 		}
 		if len(values) == 0 {
 			refused(client, "no_token")
-			return status.Error(codes.Unauthenticated, "there is no token; send caller_token as metadata: authorization: Bearer TOKEN")
+			return status.Error(codes.Unauthenticated, "the token is missing; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		token, _ := bearer.Token(values)
 		isRight := false
@@ -230,8 +231,8 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	}
 }
 
-// refused returns a function that counts calls that are refused for their token, and logs each
-// reason at most every ten seconds.
+// refused returns a function that counts calls with a missing or wrong token, and logs each reason
+// at most every ten seconds.
 func (c *grpcCalls) refused() func(client net.Addr, reason string) {
 	lines := make(map[string]*logthrottle.Line)
 	for _, reason := range metrics.GRPCFailures {
@@ -243,7 +244,7 @@ func (c *grpcCalls) refused() func(client net.Addr, reason string) {
 			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", client.String())
 		}
 		if skipped, isDue := lines[reason].Due(); isDue {
-			c.service.Log.Warn("a gRPC client did not send the right caller_token, and is refused", "reason", reason, "unlogged", skipped)
+			c.service.Log.Warn("a gRPC call was refused: its caller_token is missing or wrong", "reason", reason, "unlogged", skipped)
 		}
 	}
 }
@@ -273,8 +274,8 @@ func firstOf(values []string) string {
 	return values[0]
 }
 
-// stream does not count calls of health checks and reflection as in flight: clients may keep them
-// open for ever. It ends them when the server shuts down.
+// stream handles streaming calls: health checks and reflection. Clients may keep them open for ever,
+// so they do not count as in flight, and end when the server shuts down.
 func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.ended(info.FullMethod, recover(), err) }()
 	if name := serviceName(info.FullMethod); name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {

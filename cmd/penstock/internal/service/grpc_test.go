@@ -28,7 +28,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// An echo is a service for tests: it answers what its function returns.
+// An echo is a gRPC service for tests. Its response is what the function returns.
 type echo func(ctx context.Context, text string) (string, error)
 
 const echoMethod = "/penstock.test.Echo/Say"
@@ -49,7 +49,7 @@ func (e echo) register(r grpc.ServiceRegistrar) {
 	}, e)
 }
 
-// serving makes a service serve more services by gRPC.
+// serving adds an echo to the gRPC listener.
 func serving(e echo) func(*Options) { return func(o *Options) { o.wrap.services = e.register } }
 
 // grpcClient connects to the gRPC listener.
@@ -118,14 +118,14 @@ func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
 		t.Fatal(err)
 	}
 	if text := answer.String(); !strings.Contains(text, "penstock.test.Echo") || !strings.Contains(text, "grpc.health.v1.Health") {
-		t.Errorf("reflection lists %s", text)
+		t.Errorf("reflection lists %s; want the echo and the health service", text)
 	}
 	if text := r.log.String(); !strings.Contains(text, "grpc="+r.GRPC) {
-		t.Errorf("the line listening has no gRPC address: %s", text)
+		t.Errorf("the line \"listening\" has no gRPC address: %s", text)
 	}
 }
 
-// Health checks need no token. A client without one may keep 16 open, and no more.
+// Health checks need no token. Each connection may have at most maxProbes of them open.
 func TestOpenHealthChecksAreBounded(t *testing.T) {
 	withBothGRPCServers(t, testOpenHealthChecksAreBounded)
 }
@@ -150,7 +150,7 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 		}
 	}
 	if err := watch(patient(t)); err == nil {
-		t.Errorf("a connection has more than %d health checks open", maxProbes)
+		t.Errorf("a connection has more than %d health checks open; want the next one refused", maxProbes)
 	}
 	end()
 	await(t, "room for another health check", func() bool { return watch(patient(t)) == nil })
@@ -199,13 +199,13 @@ func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 		t.Errorf("%d calls were decided, want 2", decided)
 	}
 	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{}); err != nil {
-		t.Errorf("a health check without the token: %v", err)
+		t.Errorf("a health check without the token returned %v; want no error", err)
 	}
 	for reason, want := range map[string]string{"no_token": "1", "wrong_token": "7"} {
 		if n := r.metric(`rate_limiter_grpc_auth_failures_total{reason="` + reason + `"}`); n != want {
 			t.Errorf("%s refusals are counted with reason %s, want %s", n, reason, want)
 		}
-		if lines := r.log.Lines("level=WARN", "gRPC client did not send", "reason="+reason); len(lines) != 1 {
+		if lines := r.log.Lines("level=WARN", "a gRPC call was refused", "reason="+reason); len(lines) != 1 {
 			t.Errorf("%s: the lines are %q; want one", reason, lines)
 		}
 	}
@@ -221,14 +221,14 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 		"grpc": "127.0.0.1:0", "caller-tls-cert": authority.path("cert.pem"), "caller-tls-key": authority.path("key.pem"), "caller-client-ca": authority.path("ca.pem"),
 	}, serving(loud))
 	if _, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool}), "x"); status.Code(err) != codes.Unavailable {
-		t.Errorf("without a certificate: %v", err)
+		t.Errorf("without a certificate, the error is %v; want Unavailable", err)
 	}
 	if answer, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool, Certificates: []tls.Certificate{certificate}}), "x"); answer != "X" {
-		t.Errorf("with a certificate: %q, %v", answer, err)
+		t.Errorf("with a certificate, the response is %q, %v; want X", answer, err)
 	}
 	plain := r.grpcClient(nil)
 	if _, err := say(patient(t), plain, "x"); status.Code(err) != codes.Unavailable {
-		t.Errorf("without TLS: %v", err)
+		t.Errorf("without TLS, the error is %v; want Unavailable", err)
 	}
 }
 
@@ -243,13 +243,13 @@ func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
 	}))
 	conn := r.grpcClient(nil)
 	if _, err := say(patient(t), conn, "panic"); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no such limit") {
-		t.Errorf("a panic: %v", err)
+		t.Errorf("a handler that panics returned %v; want Internal, without the text of the panic", err)
 	}
 	if answer, err := say(patient(t), conn, "next"); answer != "next" {
-		t.Errorf("after a panic: %q, %v", answer, err)
+		t.Errorf("after a panic, the next response is %q, %v; want next", answer, err)
 	}
 	if lines := r.log.Lines("level=ERROR", "panic in a gRPC call", echoMethod, "grpc_test.go"); len(lines) != 1 {
-		t.Errorf("the log has %s", r.log)
+		t.Errorf("the log lacks the expected line: %s", r.log)
 	}
 	for code, want := range map[string]string{"OK": "1", "Internal": "1", "Unknown": "0"} {
 		if n := r.metric(`rate_limiter_grpc_calls_total{code="` + code + `",service="penstock.test.Echo"}`); n != want {
@@ -265,20 +265,20 @@ func TestLargeGRPCMessagesAreRefused(t *testing.T) {
 func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(loud))
 	conn := r.grpcClient(nil)
-	if _, err := say(patient(t), conn, strings.Repeat("x", maxQuestion)); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("a message above the limit: %v", err)
+	if _, err := say(patient(t), conn, strings.Repeat("x", maxMessage)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a message above the limit returned %v; want ResourceExhausted", err)
 	}
-	if _, err := say(patient(t), conn, strings.Repeat("x", maxQuestion-10)); err != nil {
-		t.Errorf("a message below the limit: %v", err)
+	if _, err := say(patient(t), conn, strings.Repeat("x", maxMessage-10)); err != nil {
+		t.Errorf("a message below the limit returned %v; want no error", err)
 	}
 	ctx := metadata.AppendToOutgoingContext(patient(t), "x", strings.Repeat("x", 20<<10))
 	if _, err := say(ctx, conn, "x"); err == nil {
-		t.Error("metadata above max_header was accepted")
+		t.Error("metadata above max_header was accepted; want an error")
 	}
 }
 
-// Calls in flight end before the service does. Health checks report the end at once, and neither
-// they nor reflection keep the service from stopping.
+// Calls in flight complete before the service stops. Health checks report NOT_SERVING at once.
+// Open health checks and reflection streams do not keep the service from stopping.
 func TestGRPCCallsAreDrained(t *testing.T) { withBothGRPCServers(t, testGRPCCallsAreDrained) }
 
 func testGRPCCallsAreDrained(t *testing.T, server string) {
@@ -294,7 +294,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 		t.Fatal(err)
 	}
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("health before: %v, %v", answer, err)
+		t.Fatalf("before the drain, health is %v, %v; want SERVING", answer, err)
 	}
 	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(patient(t))
 	if err != nil {
@@ -318,13 +318,13 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	<-entered
 	r.stop()
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("health while draining: %v, %v", answer, err)
+		t.Errorf("during the drain, health is %v, %v; want NOT_SERVING", answer, err)
 	}
 	if _, err := watch.Recv(); err == nil {
-		t.Error("the watch goes on")
+		t.Error("the health check is still open during the drain")
 	}
 	if _, err := reflecting.Recv(); err == nil || err == io.EOF {
-		t.Errorf("reflection goes on: %v", err)
+		t.Errorf("reflection is still open during the drain: %v", err)
 	}
 	await(t, "the listener to close", func() bool {
 		conn, err := net.Dial("tcp", r.GRPC)
@@ -335,7 +335,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	})
 	close(leave)
 	if got := <-called; got.answer != "done" {
-		t.Errorf("the call in flight: %+v", got)
+		t.Errorf("the call in flight ended with %+v; want its response", got)
 	}
 	r.wait()
 	if lines := r.log.Lines("shutting down", "in_flight=1"); len(lines) != 1 {
@@ -364,7 +364,7 @@ func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 	<-entered
 	r.stop()
 	if err := <-called; status.Code(err) != codes.Unavailable {
-		t.Errorf("the client got %v", err)
+		t.Errorf("the client got %v; want Unavailable", err)
 	}
 }
 
@@ -395,13 +395,13 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 		t.Errorf("%s clients are connected, max_connections is 3", n)
 	}
 	conns[0].Close()
-	await(t, "the fourth to be served", func() bool { return r.metric(series) == "3" })
+	await(t, "the fourth client to be served", func() bool { return r.metric(series) == "3" })
 	conns[1].Close()
-	await(t, "2 clients to be left", func() bool { return r.metric(series) == "2" })
+	await(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }
 
-// Connections that do not speak gRPC end after the header timeout, and disturb nobody.
-func TestHostileGRPCConnections(t *testing.T) {
+// Connections that do not use gRPC end after the header timeout. Other clients are served meanwhile.
+func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, serving(loud))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	settings := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -428,7 +428,7 @@ func TestHostileGRPCConnections(t *testing.T) {
 		io.WriteString(conn, sent) // it may fail: the service has closed the connection
 		conns = append(conns, conn)
 		if answer, err := say(patient(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
-			t.Errorf("beside %s: %q, %v", name, answer, err)
+			t.Errorf("beside a client that sends %s, another got %q, %v; want the same text in capitals", name, answer, err)
 		}
 	}
 	for _, conn := range conns {
@@ -438,8 +438,8 @@ func TestHostileGRPCConnections(t *testing.T) {
 	}
 }
 
-// Idle clients cost little memory, and keep none of the others out.
-func TestManyIdleGRPCClients(t *testing.T) {
+// Many idle clients are connected, and another client is still served.
+func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	n := effort.Of(100, 8_000)
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(2 * n)}, serving(loud))
 	var clients []*grpc.ClientConn

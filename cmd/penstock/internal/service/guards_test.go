@@ -14,9 +14,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// When an instance closes, it returns its leased units to the store, and other instances no longer
-// count it.
-func TestClosingReturnsLeasesAndTheInstance(t *testing.T) {
+// When an instance closes, it returns its leased units to the store and removes its registration.
+func TestClosingInstanceReturnsLeasesAndUnregisters(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-window, lease: 100, headers: true}]}]
 `
@@ -33,15 +32,15 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	}
 	await(t, "the instance to be counted", func() bool { return instances() == int64(1) })
 	if n := r.metric("rate_limiter_instances"); n != "2" {
-		t.Errorf("there are %s instances; want 2, the setting", n)
+		t.Errorf("the metric has %s instances; want 2, the value of min-instances", n)
 	}
-	asked := 0
+	requests := 0
 	await(t, "leases", func() bool {
 		for range 100 {
 			if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
 				t.Fatal(res.Status)
 			}
-			asked++
+			requests++
 		}
 		var n int
 		fmt.Sscan(r.metric(`rate_limiter_decisions_total{source="lease"}`), &n)
@@ -51,24 +50,24 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	fmt.Sscan(r.metric(`rate_limiter_lease_units_total{fate="drawn"}`), &drawn)
 	fmt.Sscan(r.metric(`rate_limiter_lease_units_total{fate="spent"}`), &spent)
 	if drawn < spent || spent < 300 {
-		t.Errorf("%d units were drawn, %d spent", drawn, spent)
+		t.Errorf("%d units were drawn and %d spent; want at least 300 spent, and no more than were drawn", drawn, spent)
 	}
 	r.wait()
 	if n := instances(); n != int64(0) {
-		t.Errorf("after it closed, %v instances are counted", n)
+		t.Errorf("after the instance closed, %v are registered; want 0", n)
 	}
 	next := startBeside(t, hello, limitedBy(t, policy, flags))
 	page := httptest.NewRecorder()
 	c.Metrics.Handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
-	expired := 0 // a busy machine may return a block too late
+	expired := 0 // on a busy machine, leased units may expire before they are returned
 	if _, text, ok := strings.Cut(page.Body.String(), `rate_limiter_lease_units_total{fate="expired"} `); ok {
 		fmt.Sscan(text, &expired)
 	}
 	left := next.mustSend("GET", "/").Header.Get("RateLimit")
-	if !strings.Contains(left, fmt.Sprintf("r=%d;", 100_000-asked-expired-1)) || expired > 200 {
-		t.Errorf("after %d requests and %d expired units, the next response has %s", asked, expired, left)
+	if !strings.Contains(left, fmt.Sprintf("r=%d;", 100_000-requests-expired-1)) || expired > 200 {
+		t.Errorf("after %d requests and %d expired units, the next response has %s", requests, expired, left)
 	}
-	t.Logf("counted: %d requests, %d of them decided by leases", asked, spent)
+	t.Logf("counted: %d requests, %d of them decided by leases", requests, spent)
 }
 
 func TestMissingRightIsLogged(t *testing.T) {
@@ -84,15 +83,15 @@ func TestMissingRightIsLogged(t *testing.T) {
 		}
 	}
 	if len(r.log.Lines("level=ERROR", "the store made no decision", "reason=permission_denied", "needs=+evalsha")) != 1 {
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("/readyz is %q", body)
 	}
 }
 
-// Redis may answer PING and still make no decision.
-func TestStoreThatAnswersPingButMakesNoDecisionIsDown(t *testing.T) {
+// Redis may reply to PING and still be unable to run the scripts.
+func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 	effort.WithoutRace(t)
 	const policy = "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n"
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +evalsha +eval +time +get"
@@ -128,19 +127,19 @@ func TestStoreThatAnswersPingButMakesNoDecisionIsDown(t *testing.T) {
 			verbose := func() string { return r.mustGet("http://"+r.Admin+"/readyz?verbose", 200) }
 			want := "service ok\nstore degraded: " + c.reason + "\npolicy ok\ndegraded: store\n"
 			for range 3 { // each after a self-test
-				asked := evals(t, redis)
-				await(t, "a self-test", func() bool { return evals(t, redis) > asked })
+				before := evals(t, redis)
+				await(t, "a self-test", func() bool { return evals(t, redis) > before })
 				if body := verbose(); body != want {
 					t.Errorf("/readyz is %q; want %q", body, want)
 				}
 			}
 			if len(r.log.Lines("the store decides again")) != 0 {
-				t.Errorf("logged %s", r.log)
+				t.Errorf("the log is not as expected: %s", r.log)
 			}
 			do(c.fixes)
 			await(t, "the store to decide", func() bool { return verbose() == "service ok\nstore ok\npolicy ok\nok\n" })
 			if len(r.log.Lines("level=INFO", "the store decides again")) != 1 { // without any request
-				t.Errorf("logged %s", r.log)
+				t.Errorf("the log is not as expected: %s", r.log)
 			}
 			do(c.breaks) // between two self-tests
 			if body := verbose(); body != want {
@@ -150,7 +149,7 @@ func TestStoreThatAnswersPingButMakesNoDecisionIsDown(t *testing.T) {
 	}
 }
 
-// evals counts the scripts that a server was asked to run, but rejected.
+// evals returns how many script calls a server has received and rejected.
 func evals(t *testing.T, redis *redistest.Server) (n int) {
 	t.Helper()
 	text, err := redis.Do("INFO", "commandstats")

@@ -23,7 +23,7 @@ import (
 // patience is the longest time that a test waits.
 const patience = 20 * time.Second
 
-// A running is a service that runs in a test.
+// running is a service that runs in a test.
 type running struct {
 	*testing.T
 	Addresses
@@ -32,18 +32,17 @@ type running struct {
 	ended chan error         // what Run returned
 }
 
-// start runs a service with settings as flags. Addresses are free ones unless given. The upstream
-// is the handler, or the demo's if it is nil; with api, grpc or resp there is none then. Without a
-// policy there is one that limits no request of a test. When the test ends, the service must stop
-// without an error and leave no goroutine running.
+// start runs a service with settings as flags. Addresses that are not given are free ports. A nil
+// upstream stands for the demo's, or for none if api, grpc or resp is set. The default policy is
+// noLimits. When the test ends, the service must stop without an error and leave no goroutine running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
 	return startBeside(t, upstream, flags, more...)
 }
 
-// startBeside is start for a second service in one test, and for parallel tests: it does not check
-// goroutines, which may belong to another service.
+// startBeside is like start, but does not check goroutines. It is for parallel tests and for a second
+// service in one test, because a goroutine may belong to the other service.
 func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	o := options(t, upstream, flags)
@@ -74,9 +73,9 @@ func reloadOn(reload <-chan os.Signal) func(*Options) {
 }
 
 // noLimits is a policy that limits no request of a test.
-const noLimits = "rules: [{name: none, match: {path: /no/test/asks/for/this}, per: global, limits: [{rate: 1/s}]}]\n"
+const noLimits = "rules: [{name: none, match: {path: /no/test/requests/this}, per: global, limits: [{rate: 1/s}]}]\n"
 
-// options are the options with which start runs a service.
+// options returns the Options with which start runs a service.
 func options(t *testing.T, upstream http.Handler, flags map[string]string) Options {
 	t.Helper()
 	all := map[string]string{"listen": "127.0.0.1:0", "admin-listen": "127.0.0.1:0"}
@@ -216,7 +215,7 @@ func limitedBy(t *testing.T, policy string, flags map[string]string) map[string]
 	return all
 }
 
-// replaceFile replaces a file as editors do: it writes another file and renames it.
+// replaceFile replaces a file by renaming a new one to its name, as editors do.
 func replaceFile(t *testing.T, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(name+"~", []byte(text), 0o600); err != nil {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// slowClients are clients that only occupy a connection. Each sends begin, and then drip forever.
+// slowClients occupy a connection. Each sends begin once, and then drip again and again.
 var slowClients = []struct{ name, begin, drip string }{
 	{"sends nothing", "", ""},
 	{"sends only a request line", "GET / HTTP/1.1\r\n", ""},
@@ -97,7 +97,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	close(gone)
 	others.Wait()
 	if served.Load() == 0 {
-		t.Error("no other client was served")
+		t.Error("no other client was served beside the slow ones; want some")
 	}
 	t.Logf("counted: %d slow clients that were cut off (%d others were served meanwhile)", len(slowClients)*each, served.Load())
 }
@@ -113,7 +113,7 @@ func TestStalledBodyGets408(t *testing.T) {
 		}
 	}
 	if r.log.Lines("level=WARN") != nil {
-		t.Errorf("the log blames the upstream: %s", r.log)
+		t.Errorf("the log reports an error of the upstream, but the client stalled: %s", r.log)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestClientThatReadsNoResponseFreesTheUpstream(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(patience):
-		t.Error("the upstream still sends")
+		t.Error("the upstream is still sending to a client that reads nothing")
 	}
 }
 

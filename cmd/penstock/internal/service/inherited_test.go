@@ -16,7 +16,7 @@ func TestInheritedListenerTakesThePlaceOfTheAddress(t *testing.T) {
 	}
 	r := start(t, nil, map[string]string{"listen": "192.0.2.1:1"}, func(o *Options) { o.Inherited = l })
 	if r.Listen != l.Addr().String() || r.Admin == r.Listen {
-		t.Errorf("it listens on %s, admin %s; want %s", r.Listen, r.Admin, l.Addr())
+		t.Errorf("the proxy listens on %s and admin on %s; want the proxy on %s", r.Listen, r.Admin, l.Addr())
 	}
 	resp, err := http.Get("http://" + r.Listen)
 	if err != nil {
@@ -24,7 +24,7 @@ func TestInheritedListenerTakesThePlaceOfTheAddress(t *testing.T) {
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		t.Errorf("status %d", resp.StatusCode)
+		t.Errorf("the status is %d; want 200", resp.StatusCode)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }
@@ -38,6 +38,6 @@ func TestInheritedListenerNeedsAnUpstream(t *testing.T) {
 	o := options(t, nil, map[string]string{"api": "127.0.0.1:0"})
 	o.Inherited = l
 	if err := Run(t.Context(), o); !errors.Is(err, settings.ErrInvalid) {
-		t.Errorf("Run returned %v", err)
+		t.Errorf("Run returned %v; want ErrInvalid", err)
 	}
 }

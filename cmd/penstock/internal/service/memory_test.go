@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestMemoryOfTheStoreIsChecked(t *testing.T) {
+func TestAdminAPIShowsTheMemoryOfTheStore(t *testing.T) {
 	redis := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	r := startLimited(t, hello, "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n", map[string]string{"store": redis.URL()})
 	await(t, "the line", func() bool {

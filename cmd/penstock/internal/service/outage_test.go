@@ -52,21 +52,21 @@ rules:
 			})
 		}
 	}
-	down("without a store from the beginning")
+	down("without a store from the start")
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	up("after it came up")
+	up("after Redis came up")
 	redis.Kill()
-	down("after it was killed")
+	down("after Redis was killed")
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	up("after it was back")
+	up("after Redis restarted")
 	redis.Pause()
-	down("while it hangs")
+	down("while Redis hangs")
 	redis.Resume()
-	up("after it hung")
+	up("after Redis resumed")
 	for series, least := range map[string]int{
 		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * outage,
 		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * outage,
@@ -86,10 +86,10 @@ rules:
 		}
 	}
 	if n := len(r.log.Lines("level=ERROR", "the store made no decision")); n == 0 || n > 8 {
-		t.Errorf("%d lines were logged:\n%s", n, r.log)
+		t.Errorf("%d lines about the store were logged; want 1 to 8:\n%s", n, r.log)
 	}
 	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 || n > 4 {
-		t.Errorf("%d lines about unlimited requests were logged:\n%s", n, r.log)
+		t.Errorf("%d lines about unlimited requests were logged; want 1 to 4:\n%s", n, r.log)
 	}
 	t.Logf("counted: %d clients without a store (%d outages)", 4*outages*outage, outages)
 }

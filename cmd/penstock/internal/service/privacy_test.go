@@ -49,12 +49,12 @@ rules:
 		{"/account/LEAK%00malformed", ""},
 		{"/account/LEAKmalformed%2f..", ""},
 	}
-	asked := 1
+	sent := 1
 	all := func(headers ...string) {
 		for _, q := range requests {
 			for range 2 {
 				r.mustSend("GET", q.path, append(headers, q.header)...)
-				asked++
+				sent++
 			}
 		}
 	}
@@ -110,7 +110,7 @@ rules:
 			}
 		}
 	}
-	t.Logf("counted: %d requests whose client neither metrics, nor log, nor the admin API name", asked)
+	t.Logf("counted: %d requests whose client neither metrics, nor log, nor the admin API name", sent)
 }
 
 // tokenOf makes a token with signed claims.

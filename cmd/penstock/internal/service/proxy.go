@@ -81,7 +81,7 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: 100,
-			SendPingTimeout:      s.Settings.StallTimeout, // after that, a silent client gets a ping
+			SendPingTimeout:      s.Settings.StallTimeout, // after this time a silent client gets a ping
 			WriteByteTimeout:     s.Settings.StallTimeout,
 		},
 		DisableGeneralOptionsHandler: true, // OPTIONS * is limited like other requests
@@ -90,8 +90,8 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 	}
 }
 
-// readTimeout limits bodies of requests that the server answers by itself, such as with 417.
-// Package slowclient limits all others.
+// readTimeout bounds reading the body of a request that http.Server rejects by itself, such as with
+// 417. Package slowclient bounds all others.
 func (s *service) readTimeout() time.Duration {
 	if s.Settings.StallTimeout == 0 {
 		return 0

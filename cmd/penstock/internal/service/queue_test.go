@@ -42,7 +42,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 		}
 	}), policy, map[string]string{"drain-timeout": "100ms"})
 	if res := r.mustSend("GET", "/queue"); res.StatusCode != 200 {
-		t.Fatalf("the first got %s", res.Status)
+		t.Fatalf("the first request got %s; want 200", res.Status)
 	}
 	for _, path := range []string{"/queue", "/slow"} {
 		conn := r.dial()
@@ -66,14 +66,14 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 		var served atomic.Int64
 		upstream := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) })
 		flags = limitedBy(t, policy, flags)
-		booked := make(chan time.Duration, 100) // waits of admitted requests
+		waits := make(chan time.Duration, 100) // of admitted requests
 		r := start(t, upstream, flags, observing(func(c penstock.Charge, d penstock.Decision) {
 			if c.Mode == penstock.Spend && d.Allowed {
-				booked <- d.Wait()
+				waits <- d.Wait()
 			}
 		}))
-		if res := r.mustSend("GET", "/"); res.StatusCode != 200 || <-booked != 0 {
-			t.Fatalf("the first got %s", res.Status)
+		if res := r.mustSend("GET", "/"); res.StatusCode != 200 || <-waits != 0 {
+			t.Fatalf("the first request got %s; want 200", res.Status)
 		}
 		h2 := &http.Transport{Protocols: new(http.Protocols)}
 		h2.Protocols.SetUnencryptedHTTP2(true)
@@ -95,7 +95,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 				gone <- err
 			}()
 			select {
-			case wait := <-booked:
+			case wait := <-waits:
 				if wait <= 0 || wait > time.Hour {
 					t.Errorf("client %d would wait for %v, behind clients that left", i, wait)
 				}
@@ -110,7 +110,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			}
 			goAway()
 			if err := <-gone; err == nil {
-				t.Errorf("client %d was answered", i)
+				t.Errorf("client %d got a response before its turn", i)
 			}
 			await(t, "the client to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 		}
@@ -131,8 +131,8 @@ http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 2, max_wait: 3h}]}]
 `
 	r := startLimited(t, hello, policy, map[string]string{"api": "127.0.0.1:0"})
-	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/queue"); status != 200 {
-		t.Fatalf("the first got %d", status)
+	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/queue"); status != 200 {
+		t.Fatalf("the first request got %d; want 200", status)
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	gone := make(chan struct{}, 2)
@@ -144,7 +144,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 		request.Header = header
 		go func() {
 			if res, err := http.DefaultClient.Do(request); err == nil {
-				t.Errorf("%s answered %s to a request that must wait", url, res.Status)
+				t.Errorf("%s returned %s to a request that must wait", url, res.Status)
 				res.Body.Close()
 			}
 			gone <- struct{}{}
@@ -158,5 +158,5 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	leave()
 	<-gone
 	<-gone
-	await(t, "both to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+	await(t, "both requests to leave the queue", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 }

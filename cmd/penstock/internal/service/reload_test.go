@@ -25,10 +25,10 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	warnings := func() int { return len(r.log.Lines("level=WARN", "rules.yaml:1:")) }
 	if warnings() != 1 {
-		t.Errorf("at the start: %s", r.log)
+		t.Errorf("at the start, the warnings of the policy are not as expected: %s", r.log)
 	}
 	if len(r.log.Lines("listening", "digest="+digestOf(warned))) != 1 {
-		t.Errorf("no digest at the start: %s", r.log)
+		t.Errorf("the line of the start has no digest: %s", r.log)
 	}
 	again(warned)
 	again(warned + "# changed\n")
@@ -37,7 +37,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	again(good)
 	if r.log.Lines("policy reloaded", "digest="+digestOf(good)) == nil {
-		t.Errorf("no digest of a reload: %s", r.log)
+		t.Errorf("the line of the reload has no digest: %s", r.log)
 	}
 	before := warnings() // the watcher may have reloaded too
 	again(good + "# changed\n")
@@ -46,7 +46,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	again(warned)
 	if warnings() == before {
-		t.Errorf("after the reload: %s", r.log)
+		t.Errorf("after the reload, the warnings of the policy are not as expected: %s", r.log)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestWarningForRulesByHostThatClientsCanEvade(t *testing.T) {
 			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserve})
 			r := start(t, hello, flags)
 			if warned := r.log.Lines("level=WARN", "rule api matches the host") != nil; warned != row.warned {
-				t.Errorf("%s warned: %v", row.policy, warned)
+				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, warned, row.warned)
 			}
 		})
 	}
@@ -192,14 +192,14 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		}
 		body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200)
 		if !strings.Contains(body, "\npolicy reload failed: the rules of 20") || !strings.HasSuffix(body, "Z stay in force\nok\n") {
-			t.Errorf("with a broken policy /readyz is %q", body)
+			t.Errorf("with a broken policy /readyz is %q; want the failed reload, and ok", body)
 		}
 	}
 	replaceFile(t, flags["config"], good)
 	reload <- nil
 	reload <- nil
 	if body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.HasSuffix(body, "\npolicy ok\nok\n") {
-		t.Errorf("with a good policy /readyz is %q", body)
+		t.Errorf("with a good policy /readyz is %q; want ok", body)
 	}
 	t.Log("counted: 46 mistakes in policies, of which 11 are logged")
 }
@@ -212,11 +212,11 @@ func TestManyRulesStartWithFewLines(t *testing.T) {
 	}
 	flags := limitedBy(t, text, nil)
 	r := start(t, hello, flags)
-	if n := len(r.log.Lines("rules.yaml")); n != 2 { // a warning, and that it listens
+	if n := len(r.log.Lines("rules.yaml")); n != 2 { // the warning, and the line "listening"
 		t.Errorf("the start of 2,000 rules has %d lines: %.1000s", n, r.log)
 	}
 	if n := len(r.log.Lines("level=WARN", "this occurs in 2000 places")); n != 1 {
-		t.Errorf("their warning: %.1000s", r.log)
+		t.Errorf("the warning about 2,000 rules was not logged exactly once: %.1000s", r.log)
 	}
 }
 
@@ -237,8 +237,8 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 	}
 }
 
-// TestNoPolicyFileEndsARunningService has regressions: an alias as a source, a value that contains
-// itself, and a panic of the code that reads the file.
+// TestNoPolicyFileEndsARunningService covers three former faults: an alias as a source, a value that
+// contains itself, and a panic of the code that reads the file.
 func TestNoPolicyFileEndsARunningService(t *testing.T) {
 	const good = "rules: [{name: all, per: global, limits: [{rate: 10/s}]}]\n"
 	flags := limitedBy(t, good, nil)

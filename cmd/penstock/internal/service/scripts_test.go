@@ -15,7 +15,7 @@ func (r *running) scripts(event string) string {
 	return r.metric(`rate_limiter_scripts_total{event="` + event + `"}`)
 }
 
-// A store that was down at the start gets no decision before it has the scripts.
+// If the store was down at the start, it gets the scripts before the first decision.
 func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
 	effort.WithoutRace(t)
 	redis := redistest.Start(t)

@@ -15,7 +15,7 @@ type server struct {
 	listener *limitedListener
 
 	serve       func(net.Listener) error  // returns nil after shutdown or stop
-	announceEnd func()                    // tells clients that it will shut down; nil: they cannot ask
+	announceEnd func()                    // reports to clients that it will shut down; nil: the protocol has no such message
 	shutdown    func(ctx context.Context) // accepts nothing new; returns when nothing is in flight or ctx ends
 	stop        func()                    // closes all connections
 	ended       chan struct{}             // closed when serve has returned

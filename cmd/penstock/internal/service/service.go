@@ -32,13 +32,13 @@ import (
 type Options struct {
 	Settings settings.Settings
 
-	// Reload reloads the policy file with each value. Default: only a change of the file does.
+	// Reload reloads the policy file with each value. Default: only a changed file is reloaded.
 	Reload <-chan os.Signal
 
 	// Log is for operators. Default: nothing is logged.
 	Log *slog.Logger
 
-	// LinesLost returns how many lines of the log were lost. Default: there is no metric of them.
+	// LinesLost returns how many log lines were lost. Default: the metrics do not have this number.
 	LinesLost func() int64
 
 	// Algorithms are those that policies may name besides the built-in ones. Default: none.
@@ -76,9 +76,9 @@ type Addresses struct {
 	Admin  string // "" if it is off
 }
 
-// Run runs the service until ctx ends, then drains it: /readyz fails at once. After the drain delay
-// no new request is accepted. Requests in flight may continue until the drain timeout; then they
-// are cut off. Run then returns nil, and leaves nothing running.
+// Run runs the service until ctx ends, and then drains it. /readyz fails at once. After the drain
+// delay, no new request is accepted. After the drain timeout, requests in flight are cut off. Run
+// then returns nil, and leaves nothing running.
 //
 // An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used,
 // and penstock.ErrUnavailable if the store is required and makes no decision.
@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Options) error {
 	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID())}
 	s.makeDemoToken()
 	s.telemetry = telemetry.Open(telemetry.Options{Plan: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
-	defer s.telemetry.Close() // last, so that it has all that happened
+	defer s.telemetry.Close() // last, so that it exports the drain too
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}
@@ -125,12 +125,12 @@ type service struct {
 	Options
 	metrics   *metrics.Metrics
 	core      *core.Core
-	telemetry *telemetry.Telemetry  // nil: it is off
+	telemetry *telemetry.Telemetry  // nil if it is off
 	upstream  string                // URL
 	servers   []*server             // the admin server, if there is one, is the last
-	checking  *admission.Controller // of the check API; nil without it
+	checking  *admission.Controller // of the check API; nil if that is off
 	shared    []byte                // encrypts the ids of the check API, and makes masks
-	envoy     *envoy                // nil without envoy-config
+	envoy     *envoy                // nil without limits of Envoy
 	denials   *denials.Recorder
 
 	auditFile io.Writer // takes lines at once; discards them if there is no file
@@ -189,7 +189,7 @@ func (s *service) open(runCtx context.Context) error {
 		s.wrap.core(s.core)
 	}
 	if s.Inherited != nil && !s.Settings.HasProxy() {
-		return fmt.Errorf("%w: systemd passes a socket for requests, and there is no upstream to send them to; set upstream, or disable the socket unit", settings.ErrInvalid)
+		return fmt.Errorf("%w: systemd passes a socket for requests, but no upstream is set; set upstream, or disable the socket unit", settings.ErrInvalid)
 	}
 	if s.Settings.HasProxy() {
 		proxy, err := s.newProxy(runCtx, budget)
@@ -248,7 +248,7 @@ func (s *service) countInFlight(next http.Handler) http.Handler {
 	})
 }
 
-// announce logs one line that describes the running service.
+// announce logs warnings about the settings, and one line that describes the running service.
 func (s *service) announce() {
 	set, policy := s.Settings, s.core.Policy()
 	for _, name := range set.Unknown {
@@ -284,7 +284,7 @@ func (s *service) announce() {
 	}
 }
 
-// makeDemoToken gives a demo with traffic an operator token, unless it has one.
+// makeDemoToken makes an operator token for a demo with traffic, unless the settings have one.
 func (s *service) makeDemoToken() {
 	if s.Settings.DemoTraffic && len(s.Settings.OperatorToken) == 0 {
 		s.demoToken = rand.Text()
@@ -292,8 +292,8 @@ func (s *service) makeDemoToken() {
 	}
 }
 
-// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for
-// the last one. It logs where to look, and a token that was made for the demo.
+// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for the
+// last request. It logs the URL of the dashboard, and the token that makeDemoToken made.
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var about []any
 	for _, server := range s.servers {
@@ -310,7 +310,7 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	return running.Wait
 }
 
-// urlOf is the URL of a listener, as this machine reaches it.
+// urlOf returns the URL by which this machine reaches a listener.
 func urlOf(a net.Addr) string {
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
@@ -329,8 +329,7 @@ func orNone(text string) string {
 	return text
 }
 
-// drain ends the service: first it stops new requests, then those in flight, and the admin server
-// last.
+// drain ends new requests first, then those in flight, and the admin server last.
 func (s *service) drain(delay time.Duration) {
 	s.isDraining.Store(true)
 	for _, server := range s.servers {

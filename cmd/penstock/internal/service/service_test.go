@@ -28,7 +28,7 @@ rules:
 	r := start(t, nil, flags)
 	line := r.log.Lines("listening")
 	if len(line) != 1 {
-		t.Fatalf("logged %s", r.log)
+		t.Fatalf("the log is not as expected: %s", r.log)
 	}
 	for _, want := range []string{"listen=" + r.Listen, "admin_listen=" + r.Admin, "tls=false", "upstream=http://127.0.0.1:", "store=redis://127.0.0.1:1/0 ",
 		"rules=2", "policy=" + flags["config"], `on_store_failure="1 limit local, 2 limits open"`} {
@@ -51,20 +51,20 @@ func TestStartLogsWhatAFullMemoryStoreDoes(t *testing.T) {
 	}
 }
 
-func TestRequestsPassAndAreNotLogged(t *testing.T) {
+func TestAllowedRequestsAreNotLogged(t *testing.T) {
 	r := start(t, hello, nil)
 	before := r.log.String()
 	for range 10 {
 		if body := r.mustGet("http://"+r.Listen+"/x", 200); body != "hello /x" {
-			t.Errorf("got %q", body)
+			t.Errorf("got %q; want the upstream's response", body)
 		}
 	}
 	if after := r.log.String(); after != before {
-		t.Errorf("logged %s", strings.TrimPrefix(after, before))
+		t.Errorf("the log is not as expected: %s", strings.TrimPrefix(after, before))
 	}
 }
 
-func TestHealthAndMetricsAreForThisMachineOnly(t *testing.T) {
+func TestAdminAddressIsLocalByDefault(t *testing.T) {
 	if s, err := settings.Load(settings.Sources{Flags: map[string]string{"demo": "true"}}); err != nil || !strings.HasPrefix(s.AdminListen, "127.0.0.1:") {
 		t.Fatalf("the default admin address is %s, %v", s.AdminListen, err)
 	}
@@ -103,7 +103,7 @@ func TestAdminCanBeOff(t *testing.T) {
 	r.mustGet("http://"+r.Listen, 200)
 }
 
-func TestLimitsComeBeforeTheUpstream(t *testing.T) {
+func TestDeniedRequestsDoNotReachTheUpstream(t *testing.T) {
 	const policy = "rules: [{name: one, match: {path: /denied}, per: global, limits: [{rate: 1/d}]}]\n"
 	var served []string
 	upstream := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served = append(served, r.URL.Path) })
@@ -113,11 +113,11 @@ func TestLimitsComeBeforeTheUpstream(t *testing.T) {
 	r.mustGet("http://"+r.Listen+"/x", 200)
 	r.wait()
 	if fmt.Sprint(served) != "[/denied /x]" {
-		t.Errorf("the upstream served %v", served)
+		t.Errorf("the upstream served %v; want only the allowed requests", served)
 	}
 }
 
-func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
+func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 	came, goOn := make(chan struct{}), make(chan struct{})
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/slow" {
@@ -141,7 +141,7 @@ func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
 		return status == 503 && body == "down: service\n"
 	})
 	if status, _, err := get("http://" + r.Admin + "/livez"); status != 200 {
-		t.Errorf("/livez of a draining service: %d, %v", status, err)
+		t.Errorf("during the drain, /livez is %d, %v; want 200", status, err)
 	}
 	await(t, "new connections to be refused", func() bool {
 		conn, err := net.Dial("tcp", r.Listen)
@@ -158,17 +158,17 @@ func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
 	close(goOn)
 	for range slow {
 		if answer := <-answers; answer != "200done<nil>" {
-			t.Errorf("a request in flight got %s", answer)
+			t.Errorf("a request in flight got %s; want its response", answer)
 		}
 	}
 	r.wait()
 	if r.log.Lines("cut off") != nil {
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 	t.Logf("counted: %d requests in flight that completed", slow)
 }
 
-func TestDrainDelayStillServes(t *testing.T) {
+func TestRequestsAreServedDuringTheDrainDelay(t *testing.T) {
 	r := start(t, hello, map[string]string{"drain-delay": "1s"})
 	r.stop()
 	await(t, "readiness to fail", func() bool {
@@ -177,7 +177,7 @@ func TestDrainDelayStillServes(t *testing.T) {
 	})
 	response, err := http.Get("http://" + r.Listen)
 	if err != nil {
-		t.Fatalf("during the drain delay: %v", err)
+		t.Fatalf("a request during the drain delay failed: %v", err)
 	}
 	response.Body.Close()
 	if response.StatusCode != 200 || !response.Close {
@@ -222,21 +222,21 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 		}
 	}
 	if r.log.Lines("cut off", "requests=2") == nil {
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 }
 
-func TestStoreMayComeUpLater(t *testing.T) {
+func TestServiceFindsAStoreThatStartsLater(t *testing.T) {
 	effort.WithoutRace(t)
 	server := redistest.Start(t)
 	server.Kill()
 	r := start(t, hello, map[string]string{"store": server.URL(), "store-timeout": "1s"})
 	r.mustGet("http://"+r.Listen, 200)
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("without its store, /readyz is %q", body)
+		t.Errorf("without its store, /readyz is %q; want degraded: store", body)
 	}
 	if len(r.log.Lines("level=WARN", "the store makes no decision")) != 1 {
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
@@ -246,12 +246,12 @@ func TestStoreMayComeUpLater(t *testing.T) {
 		return body == "service ok\nstore ok\npolicy ok\nok\n"
 	})
 	if len(r.log.Lines("level=INFO", "the store decides again")) != 1 { // without any request
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 	server.Pause()
 	defer server.Resume()
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("with a store that hangs, /readyz is %q", body)
+		t.Errorf("with a store that hangs, /readyz is %q; want degraded: store", body)
 	}
 }
 

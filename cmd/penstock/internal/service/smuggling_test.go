@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A strict upstream parses HTTP/1.1 exactly as the standard requires, with its own parser. It
-// complains about requests that are ambiguous or badly framed.
+// A strict upstream parses HTTP/1.1 exactly as RFC 9112 requires, with its own parser. It records a
+// complaint about each request that is ambiguous or badly framed.
 type strict struct {
 	net.Listener
 	conns sync.WaitGroup
@@ -154,8 +154,8 @@ const (
 	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 )
 
-// attacks try to confuse the borders between messages. If passes is nil, nothing may reach the
-// upstream.
+// attacks try to make two servers disagree about where a message ends. passes are the messages that
+// may reach the upstream.
 var attacks = []struct {
 	text   string
 	passes []string
@@ -196,8 +196,8 @@ var attacks = []struct {
 	{post + "Transfer-Encoding:\r\n chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 	{post + "Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 
-	// both: the encoding counts. What follows the last chunk is a separate message, and is limited
-	// as one
+	// a length and an encoding: the encoding counts. What follows the last chunk is a message of
+	// its own, and passes the limits too
 	{post + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", []string{"POST /a"}},
 	{post + "Transfer-Encoding: chunked\r\nContent-Length: 40\r\n\r\n0\r\n\r\n" + smuggled, []string{"POST /a", "GET /smuggled"}},
 	{"POST /a HTTP/1.0\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", []string{"POST /a"}},
@@ -265,7 +265,7 @@ var attacks = []struct {
 	{"PRI * HTTP/2.0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 }
 
-// A watcher records the requests that reach the limits, and denies those for /denied.
+// A watcher records each request that the limits check, and denies those for /denied.
 type watcher struct {
 	mu     sync.Mutex
 	passed []string
@@ -322,7 +322,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 			for n := range 5 { // connections to the upstream still work
 				path := fmt.Sprintf("/after/%d", n)
 				if body := r.mustGet("http://"+r.Listen+path, 200); body != "GET "+path+" " {
-					t.Errorf("%.200q: then %s got %q", attack.text, path, body)
+					t.Errorf("%.200q: afterwards %s got %q; want its own response", attack.text, path, body)
 				}
 			}
 			r.wait()
@@ -334,7 +334,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 			}
 			for _, message := range upstream.got {
 				if !slices.Contains(gate.passed, message) {
-					t.Errorf("%.200q: %s did not pass the limits", attack.text, message)
+					t.Errorf("%.200q: %s reached the upstream without a check of the limits", attack.text, message)
 				}
 			}
 		})

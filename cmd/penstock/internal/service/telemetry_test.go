@@ -22,14 +22,14 @@ func trace(n int) (id, header string) {
 	return id, "00-" + id + "-00f067aa0ba902b7-01"
 }
 
-// exporting switches the export to a collector on.
+// exporting makes the service export to a collector.
 func exporting(t *testing.T, c *fakecollector.Collector) func(*Options) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
 	return func(o *Options) { o.Telemetry = telemetry.Environment() }
 }
 
-// The traces of callers go on in spans of the service, whatever protocol they use, and to the
-// upstream. Latencies have exemplars with their ids.
+// For each protocol, the service continues the caller's trace in its own spans, and passes it to the
+// upstream. The latency histograms have exemplars with the trace ids.
 func TestTracesOfCallersAreContinued(t *testing.T) {
 	withBothGRPCServers(t, func(t *testing.T, server string) {
 		c := fakecollector.New()
@@ -75,7 +75,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		response.Body.Close()
 		http.DefaultClient.CloseIdleConnections()
 		if !regexp.MustCompile(`rate_limiter_latency_seconds_bucket\{[^}]*rule="all"[^}]*\} \d+ # \{trace_id="4bf92f3577b34da6a3ce929d0e0e470[12]"`).Match(page) {
-			t.Error("the latencies have no exemplar")
+			t.Error("the latency histogram has no exemplar with the trace id")
 		}
 
 		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxied) })
@@ -94,10 +94,10 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		}
 		decided := of(proxied, "ratelimit.decide")
 		if len(decided) != 2 || !strings.Contains(decided[0], "ratelimit.outcome=allowed ratelimit.rule=all ratelimit.limit=hour") || !strings.Contains(decided[1], "ratelimit.outcome=denied") {
-			t.Errorf("the decisions of the proxy are %q", decided)
+			t.Errorf("the decision spans of the proxy are %q; want one allowed, then one denied", decided)
 		}
 		if id := strings.Split(forwarded, "-"); len(id) != 4 || id[1] != proxied || id[2] == "00f067aa0ba902b7" {
-			t.Errorf("the upstream got traceparent %q", forwarded)
+			t.Errorf("the upstream got traceparent %q; want the caller's trace id, and a new span id", forwarded)
 		}
 		const method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 		for _, want := range [][2]string{{byAPI, "POST"}, {byAPI, "ratelimit.decide"}, {byGRPC, method}, {byGRPC, "ratelimit.decide"}} {
@@ -109,13 +109,13 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			t.Errorf("the spans are\n%s", all)
 		}
 		if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
-			t.Errorf("the exported metrics are %v", c.Metrics())
+			t.Errorf("the exported metrics lack the expected ones: %v", c.Metrics())
 		}
 	})
 }
 
-// With a collector that never answers, requests are served and the service ends.
-func TestTheServiceEndsBesideAHangingCollector(t *testing.T) {
+// With a collector that never responds, requests are served and the service stops.
+func TestHangingCollectorDoesNotKeepTheServiceFromStopping(t *testing.T) {
 	reached, release := make(chan struct{}, 10), make(chan struct{})
 	c := fakecollector.New()
 	defer c.Close()

@@ -100,32 +100,32 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 	body, _ := io.ReadAll(res.Body)
 	res.Body.Close()
 	if res.ProtoMajor != 2 || string(body) != "https" {
-		t.Errorf("HTTP/%d, %s", res.ProtoMajor, body)
+		t.Errorf("the response is HTTP/%d, %s; want HTTP/2, https", res.ProtoMajor, body)
 	}
 	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS11} {
 		if _, err := a.serial(r.Listen, &tls.Config{MinVersion: version, MaxVersion: version}); err == nil {
-			t.Errorf("the connection used %s", tls.VersionName(version))
+			t.Errorf("the connection used %s; want 1.2 or later", tls.VersionName(version))
 		}
 	}
 	if status, _, err := get("http://" + r.Listen); err == nil && status != 400 {
-		t.Errorf("without TLS: %d", status)
+		t.Errorf("without TLS, the status is %d; want 400 or no connection", status)
 	}
 }
 
-func TestChangedCertificateIsReloadedUnlessBroken(t *testing.T) {
+func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	effort.WithoutRace(t)
 	a := newAuthority(t)
 	a.issue(2)
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
 	if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-		t.Fatalf("certificate %d, %v", n, err)
+		t.Fatalf("the server presents certificate %d, %v; want the old one", n, err)
 	}
 	if err := os.WriteFile(a.path("cert.pem"), []byte("half a fi"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the broken file to be noticed", func() bool {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-			t.Fatalf("certificate %d, %v", n, err)
+			t.Fatalf("the server presents certificate %d, %v; want the old one", n, err)
 		}
 		return r.log.Lines("level=ERROR", "certificate reload failed") != nil
 	})
@@ -143,7 +143,7 @@ func TestChangedCertificateIsReloadedUnlessBroken(t *testing.T) {
 		return n == 3
 	})
 	if len(r.log.Lines("level=ERROR")) != 1 {
-		t.Errorf("logged %s", r.log)
+		t.Errorf("the log is not as expected: %s", r.log)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestCertificateInAPipeIsRejected(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(patience):
-			t.Fatalf("with a pipe as %s the start hangs", name)
+			t.Fatalf("with a pipe as %s the start does not return; want an error", name)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// onEnd is a hook that reports each request that has left the limits.
+// onEnd sends to ended when the handler that applies the limits has returned.
 func onEnd(ended chan<- struct{}) func(*Options) {
 	return func(o *Options) {
 		o.wrap.limits = func(next http.Handler) http.Handler {
@@ -26,13 +26,13 @@ func onEnd(ended chan<- struct{}) func(*Options) {
 	}
 }
 
-// A request that is charged only on success must not be free for clients that prevent the service
-// from learning of the success.
+// A limit may count only successful responses. A client that prevents the response, so that its
+// status is unknown, is still charged.
 func TestClientThatPreventsTheResponseIsCharged(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
 `
-	const tries, paid = 20, 2
+	const tries, charged = 20, 2
 	for _, c := range []struct {
 		name  string
 		flags map[string]string
@@ -63,7 +63,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			conn := r.dial()
 			defer conn.Close()
 			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
-			if i < paid { // the server reads the body of a denied request
+			if i < charged { // the server reads the body of a denied request
 				<-reached
 			}
 			fmt.Fprint(conn, "zz\r\n\r\n")
@@ -92,7 +92,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			t.Cleanup(func() { close(over) })
 			for i := range tries {
 				want := c.status
-				if i >= paid {
+				if i >= charged {
 					want = 429
 				}
 				if status := c.try(r, i, reached); status != want {
@@ -104,8 +104,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 					t.Fatalf("try %d does not end", i+1)
 				}
 			}
-			if served.Load() != paid {
-				t.Errorf("%d reached the upstream; want %d", served.Load(), paid)
+			if served.Load() != charged {
+				t.Errorf("%d requests reached the upstream; want %d", served.Load(), charged)
 			}
 			t.Logf("counted: %d responses prevented or denied", tries)
 		})
@@ -144,8 +144,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 	t.Logf("counted: %d requests that were refunded", tries)
 }
 
-// Guards do not handle every error. Requests that pass by on_failure: open are then counted and
-// logged too.
+// Guards pass some errors on, such as ErrInvalid. Requests that then pass by on_failure: open are
+// counted and logged too.
 func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
 	const text = `
 rules:
@@ -155,7 +155,7 @@ rules:
 	r := start(t, hello, limitedBy(t, text, nil), func(o *Options) {
 		o.wrap.core = func(c *core.Core) {
 			c.Store = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
-				return penstock.Decision{}, fmt.Errorf("%w: so it cannot be asked", penstock.ErrInvalid)
+				return penstock.Decision{}, fmt.Errorf("%w: the test's store rejects the charges", penstock.ErrInvalid)
 			})
 		}
 	})

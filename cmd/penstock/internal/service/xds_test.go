@@ -19,7 +19,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyxds"
 )
 
-// A plane is a control plane that sends its configurations to each client, and keeps the answers.
+// A plane is a control plane. It sends its configurations to each client, and keeps the client's
+// replies.
 type plane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	configs chan *configv3.RateLimitConfig
@@ -82,25 +83,25 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("before the first configuration it is %v", err)
+		t.Errorf("before the first configuration, the error is %v; want FailedPrecondition", err)
 	}
 	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
 	if a := <-p.answers; a.VersionInfo != "1" || a.ErrorDetail != nil {
-		t.Errorf("the answer is %v; want an ACK", a)
+		t.Errorf("the client's reply is %v; want an ACK", a)
 	}
 	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a"))
 	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
-		t.Errorf("it is %v, %v; want 4 left", answer, err)
+		t.Errorf("the decision is %v, %v; want 4 left", answer, err)
 	}
 	p.configs <- xdsConfig("2", configv3.RateLimitUnit_UNKNOWN, 9)
 	if a := <-p.answers; a.VersionInfo != "1" || !strings.Contains(a.GetErrorDetail().GetMessage(), "invalid rate limit unit") {
-		t.Errorf("the answer is %v; want a NACK with the mistake", a)
+		t.Errorf("the client's reply is %v; want a NACK with the mistake", a)
 	}
 	await(t, "the refusal in the log", func() bool {
 		return strings.Contains(r.log.String(), "reload of Envoy's rate limits failed") && strings.Contains(r.log.String(), "invalid rate limit unit")
 	})
 	if answer, err = client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
-		t.Errorf("it is %v, %v; want the old limits", answer, err)
+		t.Errorf("the decision is %v, %v; want the old limits", answer, err)
 	}
 }
 
@@ -125,7 +126,7 @@ func TestTheConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	})
 	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
 	if answer := <-p.answers; answer.VersionInfo != "1" || answer.ErrorDetail != nil {
-		t.Errorf("the answer is %v; want an ACK", answer)
+		t.Errorf("the client's reply is %v; want an ACK", answer)
 	}
 
 	stranger := newAuthority(t)

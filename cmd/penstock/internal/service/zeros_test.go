@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Before the first request, each limit, each candidate and each limit of new identities has its
-// series, at zero. So do requests without a rule.
+// Before the first request, the metrics have a series at zero for each limit, each candidate, each
+// limit of new identities, and for requests without a rule.
 func TestEveryLimitHasItsSeriesFromTheStart(t *testing.T) {
 	r := startLimited(t, http.NotFoundHandler(), `
 rules:
