@@ -1,5 +1,5 @@
-// Package adminapi answers what operators ask about a running instance, in JSON: what is limited,
-// who is, and why. It resets keys. Nothing that it does delays a request.
+// Package adminapi serves the admin API in JSON: the rules in force, the keys that were denied, and
+// the health of the instance and its store. It also resets keys. It never delays a request.
 package adminapi
 
 import (
@@ -34,10 +34,10 @@ const (
 
 // Options of a Handler. All fields without a default must be set.
 type Options struct {
-	// Token is what operators send as Authorization: Bearer. Default: nobody has one.
+	// Token is the token of operators, sent as Authorization: Bearer. Default: no token is accepted.
 	Token []byte
 
-	// IsLocal says that only this machine can reach the handler, so that reads need no token.
+	// IsLocal is true if only this machine can reach the handler. Then reads need no token.
 	IsLocal bool
 
 	Identities string // ShowOff, ShowMasked or ShowFull
@@ -54,17 +54,16 @@ type Options struct {
 	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
 	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
-	// Denials are those of the instance. Default: there are none.
+	// Denials records the denials of the instance. Default: a recorder that is always empty.
 	Denials *denials.Recorder
 
-	// EnvoyLimits returns the limits that count under a key and are not of the policy. Default: none.
+	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
 	// Audit records a write, and each attempt that was refused.
 	Audit func(Audit)
 
-	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
-	// hash.
+	// Name returns the name that a key has in the store. Key is its inverse; ok is false for a hash.
 	Name func(key string) string
 	Key  func(name string) (key string, ok bool)
 }
@@ -89,7 +88,7 @@ const Prefix = "/api/v1/"
 // resetPath is the only path that writes.
 const resetPath = "key/reset"
 
-// timeout bounds how long a response takes to be made.
+// timeout bounds the time to make a response.
 const timeout = 5 * time.Second
 
 // New makes a Handler.
@@ -100,7 +99,7 @@ func New(o Options) *Handler {
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler = h
 	for _, r := range routes {
-		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.answer(w, q, r) })
+		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.serve(w, q, r) })
 	}
 	h.mux.HandleFunc("GET "+Prefix+"events", h.live.serve)
 	h.mux.HandleFunc("GET "+Prefix+denialsRoute.path, h.serveDenials)
@@ -117,15 +116,15 @@ func New(o Options) *Handler {
 				method = "POST"
 			}
 			w.Header().Set("Allow", method)
-			fail(w, http.StatusMethodNotAllowed, "this path cannot be asked in this way; use "+method)
+			fail(w, http.StatusMethodNotAllowed, "this path does not accept the method; use "+method)
 			return
 		}
-		fail(w, http.StatusNotFound, "there is nothing here; "+Prefix+"openapi.json lists the paths")
+		fail(w, http.StatusNotFound, "no such path; "+Prefix+"openapi.json lists the paths")
 	})
 	return h
 }
 
-// A route is a path that answers with JSON.
+// A route is a path whose response is JSON.
 type route struct {
 	path, summary string
 	parameters    []parameter
@@ -141,23 +140,23 @@ type parameter struct {
 	isRepeated bool
 }
 
-// A Viewer is who reads or writes. The zero Viewer may read where everyone may.
+// A Viewer is a client of the API. The zero Viewer has sent no token; it may only read.
 type Viewer struct{ isOperator bool }
 
-// IsOperator tells whether the viewer has sent the token.
+// IsOperator reports whether the viewer has sent the token.
 func (v Viewer) IsOperator() bool { return v.isOperator }
 
 var routes = []route{
-	{"state", "What is live: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
+	{"state", "The current state: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
 	{"health", "Whether the instance is ready, and why not.", nil, Health{}, (*Handler).makeHealth},
-	{"store", "What the instance knows of its store.", nil, StoreState{}, (*Handler).makeStore},
+	{"store", "The store: whether it fails, its breakers, latencies and memory.", nil, StoreState{}, (*Handler).makeStore},
 	{"instances", "The instances that share the store.", nil, Instances{}, (*Handler).makeInstances},
-	{"rules", "The rules in force, their limits with bounds, and what they did.", nil, Rules{}, (*Handler).makeRules},
+	{"rules", "The rules in force, their limits with bounds, and their recent counts.", nil, Rules{}, (*Handler).makeRules},
 	{"history", "Counts of this instance by the second or by the minute.", []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
 		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
-		{name: "rule", doc: "only of this rule"},
-		{name: "limit", doc: "only of this limit"},
+		{name: "rule", doc: "only counts of this rule"},
+		{name: "limit", doc: "only counts of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
 		{name: "sum", doc: "rules: the limits of each rule are added up, and all rules as the rule that has no name", choices: []string{"none", "rules"}},
 	}, History{}, (*Handler).makeHistory},
@@ -167,15 +166,15 @@ var routes = []route{
 	}, Timings{}, (*Handler).makeTimings},
 	{"offenders", "The keys that were denied, were near their limit, or used most.", []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "near_limit", "units"}},
-		{name: "window", doc: "how far it reaches back", choices: []string{"5m", "1h"}},
+		{name: "window", doc: "the time that is counted, up to now", choices: []string{"5m", "1h"}},
 		{name: "scope", doc: "of all instances, or of this one", choices: []string{"fleet", "instance"}},
 		{name: "limit", doc: "how many; default 20, at most 100"},
 	}, Offenders{}, (*Handler).makeOffenders},
-	{"key", "What all limits know of one key. It charges nothing.", []parameter{
+	{"key", "The state of one key in all limits. It charges nothing.", []parameter{
 		{name: "key", doc: "as explain writes it, such as key:abc"},
 		{name: "ref", doc: "instead of key: the ref of an offender"},
 		{name: "rule", doc: "only the limits of this rule"},
-		{name: "all", doc: "true: also limits of which nothing is used", choices: []string{"false", "true"}},
+		{name: "all", doc: "true: also limits that the key has not used", choices: []string{"false", "true"}},
 	}, Key{}, (*Handler).makeKey},
 	{"explain", "Which limits apply to a request, and what they would decide. It charges nothing.", []parameter{
 		{name: "url", doc: "a path or a URL", isRequired: true},
@@ -183,7 +182,7 @@ var routes = []route{
 		{name: "header", doc: "Name: value", isRepeated: true},
 		{name: "descriptor", doc: "KEY=VALUE: an entry of a descriptor that Envoy sends", isRepeated: true},
 		{name: "from", doc: "the address of the client; default 192.0.2.1"},
-		{name: "size", doc: "of the body in bytes; default 0; -1: unknown"},
+		{name: "size", doc: "size of the body in bytes; default 0; -1: unknown"},
 	}, explain.Report{}, (*Handler).makeExplain},
 }
 
@@ -220,7 +219,8 @@ func (h *Handler) CheckOrigin(q *http.Request) error {
 	return nil
 }
 
-// isForeign tells whether a browser says that a page of another origin has sent the request.
+// isForeign reports whether, by the headers of the browser, a page of another origin has sent the
+// request.
 func isForeign(q *http.Request) bool {
 	switch q.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":
@@ -236,8 +236,8 @@ func isForeign(q *http.Request) bool {
 	return err != nil || u.Host != q.Host
 }
 
-// ViewerOf returns who sends a request, or why it may not read. An operator sends the token, or the
-// cookie of a session.
+// ViewerOf returns the client that sends a request, or an error if it may not read. An operator
+// sends the token, or the cookie of a session.
 func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	headers := q.Header.Values("Authorization")
 	token, hasToken := bearer.Token(headers)
@@ -248,7 +248,7 @@ func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 		return Viewer{}, errWrongToken
 	case h.hasSession(q):
 		return Viewer{isOperator: true}, nil
-	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // an authority of operators has signed the certificate
+	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // a client certificate of an operator
 		return Viewer{}, nil
 	case !h.token.IsSet():
 		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
@@ -258,7 +258,7 @@ func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 
 var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer")
 
-// ViewerOfToken returns who sends a token, or an error if it is wrong.
+// ViewerOfToken returns the client that sends a token, or an error if the token is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	if !h.token.Matches(token) {
 		return Viewer{}, errWrongToken
@@ -266,8 +266,8 @@ func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	return Viewer{isOperator: true}, nil
 }
 
-// answer makes a response in JSON.
-func (h *Handler) answer(w http.ResponseWriter, q *http.Request, r route) {
+// serve sends the response of a route in JSON.
+func (h *Handler) serve(w http.ResponseWriter, q *http.Request, r route) {
 	values, err := r.values(q.URL.RawQuery)
 	var body any
 	if err == nil {
@@ -305,7 +305,7 @@ func (r *route) values(query string) (url.Values, error) {
 	for name, list := range values {
 		i := slices.IndexFunc(r.parameters, func(p parameter) bool { return p.name == name })
 		if i < 0 {
-			return nil, refuse(http.StatusBadRequest, "there is no parameter %.40q; there are %s", name, r.names())
+			return nil, refuse(http.StatusBadRequest, "unknown parameter %.40q; the parameters are: %s", name, r.names())
 		}
 		p := r.parameters[i]
 		switch {
@@ -339,7 +339,7 @@ func (r *route) names() string {
 	return strings.Join(names, ", ")
 }
 
-// fail answers with an error.
+// fail sends a Problem.
 func fail(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
@@ -355,7 +355,7 @@ type encoded struct {
 func (e encoded) serve(w http.ResponseWriter, q *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("ETag", e.tag)
-	w.Header().Set("Cache-Control", "no-cache") // keep it, and ask whether it has changed
+	w.Header().Set("Cache-Control", "no-cache") // caches must revalidate by the ETag
 	for tag := range strings.SplitSeq(q.Header.Get("If-None-Match"), ",") {
 		if tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/"); tag == e.tag || tag == "*" {
 			w.WriteHeader(http.StatusNotModified)

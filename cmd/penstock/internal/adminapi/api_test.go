@@ -44,7 +44,7 @@ rules:
 
 const token = "0123456789abcdef"
 
-// A fixture is a Handler of an instance in memory.
+// A fixture is a Handler with a store in memory.
 type fixture struct {
 	*Handler
 	t       testing.TB
@@ -100,7 +100,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	return f
 }
 
-// spend charges a key, and lets the recorder see it.
+// spend charges a key n times, and passes the events to the recorder.
 func (f *fixture) spend(limit, key string, n int) {
 	f.t.Helper()
 	i := slices.IndexFunc(f.options.Rules().Plans(), func(p *penstock.Plan) bool {
@@ -146,7 +146,8 @@ func (f *fixture) send(method, path string, headers ...string) *httptest.Respons
 	return w
 }
 
-// read decodes a response of status 200. Fields that the type lacks are an error.
+// read decodes a response with status 200. The test fails if the response has fields that the type
+// lacks.
 func read[T any](f *fixture, path string, headers ...string) (body T) {
 	f.t.Helper()
 	w := f.get(path, headers...)
@@ -163,7 +164,7 @@ func read[T any](f *fixture, path string, headers ...string) (body T) {
 
 const operator = "Authorization: Bearer " + token
 
-func TestWhoMayRead(t *testing.T) {
+func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
 	locked := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
 	tried := 0
@@ -185,7 +186,7 @@ func TestWhoMayRead(t *testing.T) {
 				t.Errorf("%s with %q, local %v: %d, want %d: %s", path, c.header, c.f.options.IsLocal, w.Code, c.status, w.Body)
 			}
 			if hint := w.Header().Get("WWW-Authenticate"); (hint != "") != (c.status == 401) {
-				t.Errorf("%s with %q: WWW-Authenticate is %q", path, c.header, hint)
+				t.Errorf("%s with %q: WWW-Authenticate is %q; want it only with a 401", path, c.header, hint)
 			}
 		}
 	}
@@ -200,31 +201,31 @@ func TestWhoMayRead(t *testing.T) {
 		}
 	}
 	if w := local.get("nothing"); w.Code != 404 {
-		t.Errorf("a path that does not exist: %d", w.Code)
+		t.Errorf("a path that does not exist: %d; want 404", w.Code)
 	}
 	t.Logf("counted: %d requests", tried)
 }
 
-func TestBadParametersAreExplained(t *testing.T) {
+func TestMalformedParametersAreRejected(t *testing.T) {
 	f := newFixture(t, nil)
 	for path, want := range map[string]string{
 		"offenders?kind=x":                           "kind is unknown; write denied or near_limit or units",
-		"offenders?limit=0":                          "limit is no number from 1 to 100",
-		"offenders?limit=9999":                       "limit is no number from 1 to 100",
-		"offenders?knd=denied":                       `there is no parameter "knd"; there are kind, window, scope, limit`,
+		"offenders?limit=0":                          "limit is not a number from 1 to 100",
+		"offenders?limit=9999":                       "limit is not a number from 1 to 100",
+		"offenders?knd=denied":                       `unknown parameter "knd"; the parameters are: kind, window, scope, limit`,
 		"offenders?kind=units&kind=denied":           "kind is given 2 times",
-		"history?last=601":                           "last is no number from 1 to 600",
-		"history?span=minutes&last=1441":             "last is no number from 1 to 1440",
+		"history?last=601":                           "last is not a number from 1 to 600",
+		"history?span=minutes&last=1441":             "last is not a number from 1 to 1440",
 		"key":                                        "name one key",
 		"key?key=a&ref=b":                            "name one key",
 		"key?key=" + strings.Repeat("x", maxValue+1): "key is longer than 4096 bytes",
 		"explain":                                    "url is missing",
 		"explain?url=x":                              "neither a path nor a URL",
-		"explain?url=/&size=x":                       "size is no number of bytes",
+		"explain?url=/&size=x":                       "size is not a number of bytes",
 		"explain?url=/&from=x":                       "is not an address",
 		"explain?url=/&descriptor=x":                 "descriptor",
 		"explain?url=/&header=x":                     "has no colon",
-		"state?x=1":                                  "there are none",
+		"state?x=1":                                  "the parameters are: none",
 		"state?a;b":                                  "the query cannot be read",
 		"events?x=1":                                 "events have no parameters",
 	} {
@@ -269,7 +270,7 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 	}
 }
 
-func TestMasksHideWhoItIs(t *testing.T) {
+func TestMasksHideTheIdentity(t *testing.T) {
 	for key, want := range map[string]string{
 		"ip:192.0.2.77": "ip:192.0.2.0/24", "ip:192.0.2.0/28": "ip:192.0.2.0/24", "ip:10.0.0.0/8": "ip:10.0.0.0/8", "ip:2001:db8:1:2::/64": "ip:2001:db8:1::/48", "ip:2001:db8::1": "ip:2001:db8::/48",
 		"ip:::ffff:192.0.2.77": "ip:192.0.2.0/24", "key:secret": "key:…", "key:0123456789ab": "key:01…ab", "org:7,user:customer-4711": "org:…,user:cu…11", "unknown": "…", "": "…",
@@ -288,15 +289,15 @@ func TestMasksHideWhoItIs(t *testing.T) {
 	})
 	a, b := f.identity(Viewer{}, "key:0123456789ab"), f.identity(Viewer{}, "key:01aaaaaaaaab")
 	if a == b || a != f.identity(Viewer{}, "key:0123456789ab") {
-		t.Errorf("masked identities are %s and %s", a, b)
+		t.Errorf("the masked identities are %s and %s; want different digits after #", a, b)
 	}
 	name := hashed.Name("key:abc")
 	if got := hashed.identity(Viewer{isOperator: true}, name); got != name {
-		t.Errorf("a hashed key is shown as %s", got)
+		t.Errorf("a hashed key is shown as %s; want no part of it", got)
 	}
 }
 
-func TestKeyHasAllItsLimitsAndNothingIsWritten(t *testing.T) {
+func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:abc", 12)
 	f.spend("api.day", "key:abc", 3)
@@ -330,28 +331,28 @@ func TestKeyHasAllItsLimitsAndNothingIsWritten(t *testing.T) {
 		t.Errorf("the limits are %q, want %q", names, want)
 	}
 	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true"); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
-		t.Errorf("an address has the limits %+v", got.Limits)
+		t.Errorf("an address has the limits %+v; want one shadow", got.Limits)
 	}
 	if got := read[Key](f, "key?key=ip:2001:db8::1"); got.Identity != "ip:2001:db8::/64" && got.Identity != "ip:2001:db8::" {
-		t.Errorf("an address of IPv6 stands for %s, not for its network", got.Identity)
+		t.Errorf("an IPv6 address is counted as %s; want its /64 network", got.Identity)
 	}
 	if got := read[Key](f, "key?key=key:fresh"); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
-		t.Errorf("a key that has used nothing: %+v", got)
+		t.Errorf("an unused key has the limits %+v; want none", got)
 	}
 }
 
-func TestKeySaysThatTheStoreIsAway(t *testing.T) {
-	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+func TestKeyReportsThatTheStoreFails(t *testing.T) {
+	failing := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("key:abc did not answer"))
 	})
-	f := newFixture(t, func(o *Options) { o.Store = away })
+	f := newFixture(t, func(o *Options) { o.Store = failing })
 	if w := f.get("key?key=key:abc"); w.Code != 503 || !strings.Contains(w.Body.String(), "timeout") || strings.Contains(w.Body.String(), "abc") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	fallback := penstock.Wrap(away, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Instances: func() int { return 1 }}))
+	fallback := penstock.Wrap(failing, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Instances: func() int { return 1 }}))
 	f = newFixture(t, func(o *Options) { o.Store = fallback })
 	if got := read[Key](f, "key?key=key:abc"); got.Source == "store" {
-		t.Errorf("while the store is away, %+v", got)
+		t.Errorf("while the store fails, the key is %+v; want the fallback as its source", got)
 	}
 }
 
@@ -367,14 +368,14 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 		t.Errorf("%+v", hour)
 	}
 	if want := []Count{{"api", "hour", "allowed", 7, 7}}; !slices.Equal(hour.Counts, want) {
-		t.Errorf("the counts are %+v, want %+v", hour.Counts, want)
+		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)
 	}
 	if got.Rules[1].Limits[0].Kind != "shadow" {
 		t.Errorf("%+v", got.Rules[1])
 	}
 }
 
-func TestStateIsNotSentAgain(t *testing.T) {
+func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:abc", 1)
 	first := f.get("state")
@@ -397,11 +398,11 @@ func TestStateIsNotSentAgain(t *testing.T) {
 	f.options.Recorder.Tick(2*time.Second, func(add func(activity.Series, uint64)) { add(activity.Series{Name: "source:store"}, 99) })
 	f.states.at = time.Time{}
 	if again := f.get("state", "If-None-Match: "+tag); again.Code != 200 || again.Header().Get("ETag") == tag {
-		t.Errorf("another state has the ETag of the first")
+		t.Errorf("a changed state has the same ETag as before")
 	}
 }
 
-// check compares a value with a schema.
+// check returns an error if a value does not have the form of a schema.
 func check(where string, schema, schemas object, value any) error {
 	if ref, ok := schema["$ref"].(string); ok {
 		return check(where, schemas[strings.TrimPrefix(ref, "#/components/schemas/")].(object), schemas, value)
@@ -455,7 +456,7 @@ func check(where string, schema, schemas object, value any) error {
 	return nil
 }
 
-func TestOpenAPIIsWhatIsServed(t *testing.T) {
+func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 	const file = "../../../../docs/openapi.json"
 	if *update {
 		if err := os.WriteFile(file, OpenAPI(), 0o644); err != nil {
@@ -469,7 +470,7 @@ func TestOpenAPIIsWhatIsServed(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:abc", 14)
 	if served := f.get("openapi.json"); !bytes.Equal(served.Body.Bytes(), text) {
-		t.Error("another document is served")
+		t.Error("the served document differs from docs/openapi.json")
 	}
 	var doc struct {
 		OpenAPI    string
@@ -506,7 +507,7 @@ func TestOpenAPIIsWhatIsServed(t *testing.T) {
 		checked++
 	}
 	if checked != len(routes) {
-		t.Errorf("%d paths of the document; there are %d routes", checked, len(routes))
+		t.Errorf("the document has %d paths; want %d, one for each route", checked, len(routes))
 	}
 	for name, schema := range doc.Components.Schemas {
 		if properties := schema.(object)["properties"]; reflect.ValueOf(properties).Len() == 0 {

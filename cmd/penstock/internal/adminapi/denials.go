@@ -16,7 +16,7 @@ type Denial struct {
 	Rule     string    `json:"rule"`
 	Limit    string    `json:"limit"`
 	Identity string    `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
-	Ref      string    `json:"ref,omitempty" doc:"stands for the key in /api/v1/key"`
+	Ref      string    `json:"ref,omitempty" doc:"a short name of the key, for /api/v1/key?ref="`
 	Outcome  string    `json:"outcome" doc:"denied, denied_new_identity or failed_closed"`
 	Source   string    `json:"source" doc:"who decided: store, deny_cache, lease, fallback or closed"`
 	RetryMS  int64     `json:"retry_after_ms" doc:"0: not known; -1: never"`
@@ -26,18 +26,18 @@ type Denial struct {
 
 // denialsRoute describes the path that sends denials.
 var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
-	{name: "rule", doc: "only of this rule"},
+	{name: "rule", doc: "only counts of this rule"},
 	{name: "key", doc: "only of this key, such as key:abc"},
 	{name: "ref", doc: "instead of key: the ref of an offender"},
 }, body: Denial{}}
 
 const (
-	maxFollowers   = 32 // besides the log
-	deniedASecond  = 50 // for each reader
-	deniedOfALimit = 40 // of them, of one limit
+	maxFollowers   = 32 // readers of denials, without the log
+	deniedASecond  = 50 // denials a second for each reader
+	deniedOfALimit = 40 // of these, denials by one limit
 )
 
-// serveDenials answers /api/v1/denials until the reader leaves.
+// serveDenials serves /api/v1/denials until the reader disconnects.
 func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 	values, err := denialsRoute.values(q.URL.RawQuery)
 	if err != nil {
@@ -65,7 +65,7 @@ func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 	}
 	defer h.Denials.Leave(reader)
 	follow(w, q, reader.C, func(d denials.Denial) []byte {
-		text, _ := json.Marshal(h.denialOf(v, &d)) // it has texts and numbers only
+		text, _ := json.Marshal(h.denialOf(v, &d)) // a Denial can always be encoded
 		return fmt.Appendf(nil, "event: denial\ndata: %s\n\n", text)
 	})
 }

@@ -53,7 +53,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 		}
 		synctest.Wait()
 		if fmt.Sprint(len(all), len(rule), len(key), len(network)) != "3 1 2 1" {
-			t.Errorf("%d of all, %d of a rule, %d of a key, %d of a network", len(all), len(rule), len(key), len(network))
+			t.Errorf("%d denials in all, %d of a rule, %d of a key, %d of a network; want 3, 1, 2, 1", len(all), len(rule), len(key), len(network))
 		}
 		d := <-rule
 		if d.Rule != "api" || d.Limit != "hour" || d.Outcome != "denied" || d.Source != "store" || !strings.HasPrefix(d.Identity, "key:cu…11#") || d.Ref != f.ref("key:customer-4711") {
@@ -62,10 +62,10 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 	})
 }
 
-func TestWrongQueriesOfDenialsAreExplained(t *testing.T) {
+func TestMalformedQueriesOfDenialsAreRejected(t *testing.T) {
 	f := newFixture(t, withDenials)
 	for path, want := range map[string]string{
-		"denials?a=b":           "there is no parameter",
+		"denials?a=b":           "unknown parameter",
 		"denials?key=a&ref=b":   "name one key",
 		"denials?ref=none":      "no offender of the last hour",
 		"denials?rule=a&rule=b": "given 2 times",
@@ -77,8 +77,8 @@ func TestWrongQueriesOfDenialsAreExplained(t *testing.T) {
 	}
 }
 
-// Slow readers of denials are dropped, and neither requests nor other readers wait for them.
-func TestSlowReadersOfDenialsHarmNobody(t *testing.T) {
+// Slow readers of denials are disconnected. Neither requests nor other readers wait for them.
+func TestSlowReadersOfDenialsDelayNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, withDenials)
 		s := startLive(t, f)
@@ -92,7 +92,7 @@ func TestSlowReadersOfDenialsHarmNobody(t *testing.T) {
 		full, response := s.open(t, "denials")
 		defer full.Close()
 		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
-			t.Errorf("one more reader gets %d", response.StatusCode)
+			t.Errorf("a reader above the maximum gets %d; want 503 with Retry-After", response.StatusCode)
 		}
 		began := time.Now()
 		for range 10_000 {
@@ -101,11 +101,11 @@ func TestSlowReadersOfDenialsHarmNobody(t *testing.T) {
 		other, response := s.open(t, "state")
 		defer other.Close()
 		if took := time.Since(began); response.StatusCode != 200 || took != 0 {
-			t.Errorf("beside slow readers, a request took %v: %d", took, response.StatusCode)
+			t.Errorf("beside slow readers, a request took %v and got %d; want 200 at once", took, response.StatusCode)
 		}
 		time.Sleep(6 * time.Second)
 		if n := f.followers.Load(); n != 0 {
-			t.Errorf("%d slow readers are left", n)
+			t.Errorf("%d slow readers are still connected; want 0", n)
 		}
 	})
 }

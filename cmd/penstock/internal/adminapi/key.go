@@ -26,7 +26,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	if q.Has("ref") {
 		found.Identity = h.identity(v, name)
 		if h.shown(v) != ShowFull {
-			found.Stored = "" // without a secret, it has the key
+			found.Stored = "" // without key_hash_secret, the name contains the key
 		}
 	}
 	all := limits
@@ -59,8 +59,8 @@ func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped 
 	return limits, skipped
 }
 
-// storeFailed is the refusal while the store gives no answer. It does not say more than the reason:
-// the text of an error may have a key.
+// storeFailed returns the refusal for an error of the store. It contains only the reason, because
+// the text of an error may contain a key.
 func storeFailed(err error) error {
 	if e := penstock.AsStoreError(err); e != nil {
 		return refuse(http.StatusServiceUnavailable, "the store gives no answer: %s", e.Reason)
@@ -68,10 +68,10 @@ func storeFailed(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return refuse(http.StatusServiceUnavailable, "the store gives no answer in time")
 	}
-	return refuse(http.StatusBadRequest, "the store cannot be asked about such a key")
+	return refuse(http.StatusBadRequest, "the store rejects this key")
 }
 
-// keyOf returns the key that a request asks about, as the policy counts it.
+// keyOf returns the key that a request names by key or by ref, as the policy counts it.
 func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 	switch key, ref := q.Get("key"), q.Get("ref"); {
 	case key != "" && ref == "":
@@ -98,9 +98,9 @@ func (h *Handler) keyOfRef(ctx context.Context, ref string) (string, error) {
 				if key, ok := h.Key(item.Name); ok {
 					return key, nil
 				}
-				return "", refuse(http.StatusConflict, "the store has only the hash of this key; ask by the key itself")
+				return "", refuse(http.StatusConflict, "the store has only the hash of this key; name the key itself")
 			}
 		}
 	}
-	return "", refuse(http.StatusNotFound, "no offender of the last hour has this ref; it may be of another instance")
+	return "", refuse(http.StatusNotFound, "no offender of the last hour has this ref; it may belong to another instance")
 }

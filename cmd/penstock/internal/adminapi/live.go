@@ -10,13 +10,13 @@ import (
 
 const (
 	maxReaders   = 32
-	snapshots    = time.Second      // between two
-	comments     = 15 * time.Second // between two, which keep a connection open through proxies
-	writeTimeout = 5 * time.Second  // a reader that is slower is dropped
+	snapshots    = time.Second      // from one snapshot to the next
+	comments     = 15 * time.Second // from one comment to the next; they keep connections open in proxies
+	writeTimeout = 5 * time.Second  // of one event; a slower reader is dropped
 )
 
 // A live sends the state to readers of server-sent events. Each reader has room for one snapshot.
-// A snapshot that it has not taken is replaced by the next one, so a slow reader delays nobody.
+// The next snapshot replaces one that a reader has not taken, so a slow reader delays no other.
 type live struct {
 	handler *Handler
 
@@ -26,7 +26,7 @@ type live struct {
 	ended   chan struct{}
 }
 
-// serve answers /api/v1/events until the reader leaves.
+// serve serves /api/v1/events until the reader disconnects.
 func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 	if q.URL.RawQuery != "" {
 		fail(w, http.StatusBadRequest, "events have no parameters")
@@ -41,19 +41,19 @@ func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 	follow(w, q, reader, func(text []byte) []byte { return text })
 }
 
-// refuseReader answers a reader for whom there is no place.
+// refuseReader refuses a reader because most readers already follow what.
 func refuseReader(w http.ResponseWriter, most int, what string) {
 	w.Header().Set("Retry-After", "10")
 	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow %s; close one of them", most, what))
 }
 
-// follow sends what comes from a channel as server-sent events, until the reader leaves. A reader
-// that is too slow is dropped.
+// follow sends the values of a channel as server-sent events, until the reader disconnects. It
+// drops a reader that is too slow.
 func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode func(T) []byte) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // the request has been read
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // of nginx
+	w.Header().Set("X-Accel-Buffering", "no") // nginx must not buffer
 	send := func(text []byte) error {
 		if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return err
@@ -84,8 +84,8 @@ func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode
 	}
 }
 
-// join adds a reader, and begins to make snapshots for the first one. It is false if there are too
-// many.
+// join adds a reader, and starts to make snapshots for the first one. It returns false at
+// maxReaders.
 func (l *live) join(reader chan []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,8 @@ func (l *live) join(reader chan []byte) bool {
 	return true
 }
 
-// leave removes a reader. It stops making snapshots with the last one, and waits for that.
+// leave removes a reader. After the last one, it stops making snapshots and waits until that has
+// ended.
 func (l *live) leave(reader chan []byte) {
 	l.mu.Lock()
 	delete(l.readers, reader)
@@ -136,7 +137,7 @@ func (l *live) run(ctx context.Context, ended chan struct{}) {
 	}
 }
 
-// offer gives each reader a snapshot in place of the one that it has not taken.
+// offer gives each reader the latest snapshot, in place of one that the reader has not taken.
 func (l *live) offer(text []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

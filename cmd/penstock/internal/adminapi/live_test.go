@@ -60,7 +60,7 @@ func startLive(t *testing.T, f *fixture) *liveServer {
 	return s
 }
 
-// open sends a request and reads the head of its response.
+// open sends a request, and reads the status and headers of its response.
 func (s *liveServer) open(t *testing.T, path string) (net.Conn, *http.Response) {
 	t.Helper()
 	client, server := net.Pipe()
@@ -75,7 +75,7 @@ func (s *liveServer) open(t *testing.T, path string) (net.Conn, *http.Response) 
 	return client, response
 }
 
-func TestEventsAreTheStateEverySecond(t *testing.T) {
+func TestEventsSendTheStateEverySecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startLive(t, newFixture(t, nil))
 		conn, response := s.open(t, "events")
@@ -84,7 +84,7 @@ func TestEventsAreTheStateEverySecond(t *testing.T) {
 			t.Fatalf("%d %v", response.StatusCode, response.Header)
 		}
 		start, snapshots, comments := time.Now(), 0, 0
-		for lines := bufio.NewScanner(response.Body); snapshots < 60 && lines.Scan(); { // longer than the timeouts of the server
+		for lines := bufio.NewScanner(response.Body); snapshots < 60 && lines.Scan(); { // 60 s is longer than the timeouts of the server
 			line := lines.Text()
 			if strings.HasPrefix(line, ":") {
 				comments++
@@ -100,19 +100,19 @@ func TestEventsAreTheStateEverySecond(t *testing.T) {
 			}
 		}
 		if took := time.Since(start); snapshots != 60 || took < 58*time.Second || took > 61*time.Second || comments < 3 {
-			t.Errorf("%d snapshots and %d comments in %v", snapshots, comments, took)
+			t.Errorf("%d snapshots and %d comments in %v; want 60 in 58 s to 61 s, and at least 3 comments", snapshots, comments, took)
 		}
 		conn.Close()
 		time.Sleep(2 * time.Second)
 		s.live.mu.Lock()
 		defer s.live.mu.Unlock()
 		if len(s.live.readers) != 0 || s.live.stop != nil {
-			t.Error("after the last reader has left, snapshots are still made")
+			t.Error("snapshots are still made after the last reader has disconnected")
 		}
 	})
 }
 
-func TestSlowReadersHarmNobody(t *testing.T) {
+func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startLive(t, newFixture(t, nil))
 		fast, response := s.open(t, "events")
@@ -126,38 +126,38 @@ func TestSlowReadersHarmNobody(t *testing.T) {
 			}
 		}()
 		for range maxReaders - 1 {
-			slow, _ := s.open(t, "events") // it reads the head, and then no more
+			slow, _ := s.open(t, "events") // reads the headers, and nothing more
 			defer slow.Close()
 		}
 		full, response := s.open(t, "events")
 		defer full.Close()
 		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
-			t.Errorf("one more reader gets %d", response.StatusCode)
+			t.Errorf("a reader above the maximum gets %d; want 503 with Retry-After", response.StatusCode)
 		}
 		time.Sleep(4500 * time.Millisecond)
 		if n := len(got); n < 4 {
-			t.Errorf("beside %d slow readers, a fast one got %d snapshots in 4.5 s", maxReaders-1, n)
+			t.Errorf("beside %d slow readers, a fast one got %d snapshots in 4.5 s; want at least 4", maxReaders-1, n)
 		}
 		began := time.Now()
 		other, response := s.open(t, "state")
 		defer other.Close()
 		if took := time.Since(began); response.StatusCode != 200 || took != 0 {
-			t.Errorf("beside slow readers, /state took %v: %d", took, response.StatusCode)
+			t.Errorf("beside slow readers, /state took %v and got %d; want 200 at once", took, response.StatusCode)
 		}
 		time.Sleep(4 * time.Second)
 		s.live.mu.Lock()
 		n := len(s.live.readers)
 		s.live.mu.Unlock()
 		if n != 1 {
-			t.Errorf("%d readers are left; want the fast one", n)
+			t.Errorf("%d readers are still connected; want only the fast one", n)
 		}
 		if n := len(got); n < 8 {
-			t.Errorf("the fast reader got %d snapshots in 8.5 s", n)
+			t.Errorf("the fast reader got %d snapshots in 8.5 s; want at least 8", n)
 		}
 		after, response := s.open(t, "events")
 		defer after.Close()
 		if response.StatusCode != 200 {
-			t.Errorf("after slow readers were dropped, a new one gets %d", response.StatusCode)
+			t.Errorf("after slow readers were disconnected, a new one gets %d; want 200", response.StatusCode)
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 )
 
-// maxOffenders is how many offenders a response has at most.
+// maxOffenders bounds the offenders of a response.
 const maxOffenders = 100
 
 func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (any, error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-// OpenAPI returns the description of the API in the form of OpenAPI 3.1. It is made of the routes
-// and of the types of their bodies.
+// OpenAPI returns the OpenAPI 3.1 document of the API. It is generated from the routes and the
+// types of their bodies.
 var OpenAPI = sync.OnceValue(func() []byte {
 	d := document{schemas: object{}}
 	paths := object{}
@@ -25,7 +25,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 			"responses": object{
 				"200": object{"description": "OK", "content": contents},
 				"400": failure("a parameter is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"),
-				"404": failure("there is no such thing"), "409": failure("the question cannot be answered"), "503": failure("the store, or a place for a reader, is not there"),
+				"404": failure("the key, rule or limit does not exist"), "409": failure("the key must be named in another way"), "503": failure("the store does not respond, or too many readers are connected"),
 			},
 		}
 		if parameters != nil {
@@ -65,7 +65,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 	text, err := json.MarshalIndent(object{
 		"openapi": "3.1.0",
 		"info": object{"title": "Penstock admin API", "version": "1", "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
-			"description": "What operators ask about a running instance. Fields may be added; readers must ignore those that they do not know."},
+			"description": "The state of a running instance, for operators. Fields may be added; readers must ignore those that they do not know."},
 		"servers": []any{object{"url": "http://127.0.0.1:9180"}},
 		"paths":   paths,
 		"components": object{"schemas": d.schemas,
@@ -75,7 +75,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 			}},
 	}, "", "  ")
 	if err != nil {
-		panic(err) // maps of texts can always be written
+		panic(err) // unreachable: maps of strings can always be encoded
 	}
 	return append(text, '\n')
 })

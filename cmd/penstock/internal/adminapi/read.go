@@ -11,7 +11,7 @@ import (
 )
 
 // Read returns the body of the response to a GET of a path below Prefix, for pages of this process.
-// T is the type of the body. StatusOf has the status of an error.
+// T is the type of the body. StatusOf returns the status of an error.
 func Read[T any](ctx context.Context, h *Handler, v Viewer, path string, q url.Values) (body T, err error) {
 	i := slices.IndexFunc(routes, func(r route) bool { return r.path == path })
 	values, err := routes[i].values(q.Encode())
@@ -41,9 +41,9 @@ func (h *Handler) ReadState(ctx context.Context) *State {
 	return h.states.state
 }
 
-// Reset resets a key for a request to a page of this process. The token is what came with the
-// form; "" stands for that of the request itself.
-func (h *Handler) Reset(q *http.Request, token string, asked ResetRequest) (*keylimits.Reset, error) {
+// Reset resets a key for a request to a page of this process. token comes from the page's form; if
+// it is "", the request itself must have the token or a session.
+func (h *Handler) Reset(q *http.Request, token string, wanted ResetRequest) (*keylimits.Reset, error) {
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
 	defer cancel()
 	a := newAudit(q)
@@ -56,12 +56,12 @@ func (h *Handler) Reset(q *http.Request, token string, asked ResetRequest) (*key
 			err = h.mayWrite(v)
 		}
 		if err == nil {
-			err = asked.check()
+			err = wanted.check()
 		}
 		if err != nil {
 			return nil, err
 		}
-		return h.reset(ctx, asked, &a)
+		return h.reset(ctx, wanted, &a)
 	}()
 	h.record(&a, err)
 	return done, err

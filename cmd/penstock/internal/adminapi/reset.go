@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-// A ResetRequest says what to forget.
+// A ResetRequest names the key and the limits to reset.
 type ResetRequest struct {
 	Key    string `json:"key,omitempty" doc:"as explain writes it, such as key:abc"`
 	Ref    string `json:"ref,omitempty" doc:"instead of key: the ref of an offender"`
@@ -21,14 +21,14 @@ type ResetRequest struct {
 	Reason string `json:"reason" doc:"for the audit, 1 to 200 letters"`
 }
 
-// An Audit describes a write.
+// An Audit is the audit line of a write.
 type Audit = audit.Line
 
 func newAudit(q *http.Request) Audit {
 	return audit.New("reset", audit.Actor{Kind: audit.API, Address: q.RemoteAddr})
 }
 
-// record ends the description of a write, and passes it on.
+// record completes the audit line of a write with its result, and hands it to Options.Audit.
 func (h *Handler) record(a *Audit, err error) {
 	a.End(err, StatusOf(err) != http.StatusServiceUnavailable)
 	h.Audit(*a)
@@ -36,7 +36,7 @@ func (h *Handler) record(a *Audit, err error) {
 
 const maxBody = 16 << 10 // bytes
 
-// serveReset answers POST /api/v1/key/reset.
+// serveReset serves POST /api/v1/key/reset.
 func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
 	a := newAudit(q)
 	ctx, cancel := context.WithTimeout(q.Context(), timeout)
@@ -59,34 +59,34 @@ func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, q *ht
 	if err != nil {
 		return nil, err
 	}
-	asked, err := readReset(w, q)
+	wanted, err := readReset(w, q)
 	if err != nil {
 		return nil, err
 	}
-	return h.reset(ctx, asked, a)
+	return h.reset(ctx, wanted, a)
 }
 
-// mayWrite returns why a viewer may not write.
+// mayWrite returns an error if a viewer may not write.
 func (h *Handler) mayWrite(v Viewer) error {
 	switch {
 	case v.isOperator:
 		return nil
 	case len(h.Token) == 0:
-		return refuse(http.StatusForbidden, "nobody may write, because this service has no operator_token; set it")
+		return refuse(http.StatusForbidden, "writes need an operator token, and this service has none; set operator_token")
 	}
 	return refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
 }
 
-// reset resets a key that an operator has named. It describes what it does in a.
-func (h *Handler) reset(ctx context.Context, asked ResetRequest, a *Audit) (*keylimits.Reset, error) {
-	a.Reason = asked.Reason
-	key, err := h.keyOf(ctx, url.Values{"key": {asked.Key}, "ref": {asked.Ref}})
+// reset resets a key for an operator, and completes the audit line a.
+func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*keylimits.Reset, error) {
+	a.Reason = wanted.Reason
+	key, err := h.keyOf(ctx, url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}})
 	if err != nil {
 		return nil, err
 	}
 	name := h.Name(key)
 	a.Ref, a.Key = h.ref(name), mask(key)
-	limits, err := h.toReset(key, asked)
+	limits, err := h.toReset(key, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -102,45 +102,45 @@ func (h *Handler) reset(ctx context.Context, asked ResetRequest, a *Audit) (*key
 }
 
 // readReset reads and checks the body of a request.
-func readReset(w http.ResponseWriter, q *http.Request) (asked ResetRequest, err error) {
+func readReset(w http.ResponseWriter, q *http.Request) (wanted ResetRequest, err error) {
 	if kind, _, err := mime.ParseMediaType(q.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return asked, refuse(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
+		return wanted, refuse(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
 	}
 	decoder := json.NewDecoder(http.MaxBytesReader(w, q.Body, maxBody))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&asked); err != nil || decoder.More() {
-		return asked, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
+	if err := decoder.Decode(&wanted); err != nil || decoder.More() {
+		return wanted, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
 	}
-	return asked, asked.check()
+	return wanted, wanted.check()
 }
 
-func (asked *ResetRequest) check() error {
-	reason := keylimits.CheckReason(asked.Reason)
+func (wanted *ResetRequest) check() error {
+	reason := keylimits.CheckReason(wanted.Reason)
 	switch {
 	case reason != nil:
 		return refuse(http.StatusBadRequest, "%v", reason)
-	case asked.Limit != "" && asked.Rule == "":
+	case wanted.Limit != "" && wanted.Rule == "":
 		return refuse(http.StatusBadRequest, "limit is given without its rule")
-	case len(asked.Key) > maxValue:
+	case len(wanted.Key) > maxValue:
 		return refuse(http.StatusBadRequest, "key is longer than %d bytes", maxValue)
 	}
 	return nil
 }
 
 // toReset returns the limits to reset.
-func (h *Handler) toReset(key string, asked ResetRequest) ([]keylimits.Limit, error) {
-	all, skipped := h.limitsOf(key, asked.Rule)
+func (h *Handler) toReset(key string, wanted ResetRequest) ([]keylimits.Limit, error) {
+	all, skipped := h.limitsOf(key, wanted.Rule)
 	if skipped > 0 {
 		return nil, refuse(http.StatusConflict, "there are more than %d limits of such a key; name a rule", keylimits.MaxLimits)
 	}
-	limits := keylimits.Resettable(all, asked.Limit)
+	limits := keylimits.Resettable(all, wanted.Limit)
 	if len(limits) == 0 {
 		return nil, refuse(http.StatusNotFound, "no such limit counts under such a key; %srules lists them", Prefix)
 	}
 	return limits, nil
 }
 
-// failWith answers with an error.
+// failWith sends an error as a Problem.
 func failWith(w http.ResponseWriter, err error) {
 	r, ok := errors.AsType[refusal](err)
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// post sends a body to the path that resets.
+// post sends a body to the path of resets.
 func (f *fixture) post(body string, headers ...string) *httptest.ResponseRecorder {
 	q := httptest.NewRequest("POST", "http://127.0.0.1:9180"+Prefix+resetPath, strings.NewReader(body))
 	q.Header.Set("Content-Type", "application/json")
@@ -41,11 +41,11 @@ func (f *fixture) used(limit string) int64 {
 			return l.Used
 		}
 	}
-	f.t.Fatalf("there is no limit %s", limit)
+	f.t.Fatalf("the key has no limit %s", limit)
 	return 0
 }
 
-func TestResetForgetsAKeyOrOneLimitOfIt(t *testing.T) {
+func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 	for _, c := range []struct {
 		body      string
 		reset     []string
@@ -72,19 +72,19 @@ func TestResetForgetsAKeyOrOneLimitOfIt(t *testing.T) {
 		}
 		for _, l := range done.After {
 			if l.Used != 0 || l.IsDenied {
-				t.Errorf("%s: after it, %+v", c.body, l)
+				t.Errorf("%s: after the reset, the limit is %+v; want the full rate", c.body, l)
 			}
 		}
 		if hour, day := f.used("hour"), f.used("day"); hour != c.hour || day != c.day {
 			t.Errorf("%s: %d and %d are used; want %d and %d", c.body, hour, day, c.hour, c.day)
 		}
 		if len(f.audits) != 1 || f.audits[0].Problem != "" || len(f.audits[0].Limits) != len(c.reset) || f.audits[0].Actor.Address == "" {
-			t.Errorf("%s: the audit is %+v", c.body, f.audits)
+			t.Errorf("%s: the audit line is %+v", c.body, f.audits)
 		}
 	}
 }
 
-func TestResetOfARef(t *testing.T) {
+func TestResetByRef(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:customer-4711", 12)
 	ref := read[Offenders](f, "offenders").Offenders[0].Ref
@@ -94,16 +94,15 @@ func TestResetOfARef(t *testing.T) {
 	}
 	a := f.audits[0]
 	if a.Ref != ref || a.Reason != "support-4711" || !strings.Contains(a.Limits.String(), "api.hour 10->0") || a.Result != audit.OK {
-		t.Errorf("the audit is %+v", a)
+		t.Errorf("the audit line is %+v; want api.hour 10->0 with the ref and the reason", a)
 	}
 	if text := string(a.JSON()); strings.Contains(text, "customer") || strings.Contains(text, token) {
-		t.Errorf("the audit names the client or has the token: %s", text)
+		t.Errorf("the audit line contains the client or the token: %s", text)
 	}
 }
 
-// Whatever a request looks like, nothing is written without the token or for a page of another
-// origin.
-func TestNothingIsResetWithoutTheToken(t *testing.T) {
+// Nothing is reset without the token, or for a page of another origin.
+func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 	tried := 0
 	for _, c := range []struct {
 		change  func(*Options)
@@ -131,14 +130,14 @@ func TestNothingIsResetWithoutTheToken(t *testing.T) {
 		}
 		for _, a := range f.audits {
 			if a.Problem == "" || a.Result != audit.Refused || strings.Contains(fmt.Sprintf("%+v", a), "customer") {
-				t.Errorf("%v: the audit is %+v", c.headers, a)
+				t.Errorf("%v: the audit line is %+v; want a refusal without the identity", c.headers, a)
 			}
 		}
 	}
 	t.Logf("counted: %d requests that reset nothing", tried)
 }
 
-func TestBadResetsAreExplained(t *testing.T) {
+func TestMalformedResetsAreRejected(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:customer-4711", 5)
 	for body, want := range map[string]string{
@@ -165,26 +164,26 @@ func TestBadResetsAreExplained(t *testing.T) {
 		}
 	}
 	if f.used("hour") != 5 {
-		t.Error("something was reset")
+		t.Error("a malformed reset has reset the key")
 	}
 }
 
-// While the store gives no answer, a fallback would only reset what this instance counts.
+// While the store fails, a reset fails too: a fallback would only reset the counters of this
+// instance.
 func TestResetNeedsTheStore(t *testing.T) {
-	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	failing := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer"))
 	})
-	local := penstock.Wrap(away, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailLocal, Instances: func() int { return 1 }}))
-	for _, store := range []penstock.Store{away, local} {
+	local := penstock.Wrap(failing, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailLocal, Instances: func() int { return 1 }}))
+	for _, store := range []penstock.Store{failing, local} {
 		f := newFixture(t, func(o *Options) { o.Store = store })
 		if w := f.post(resetAll, operator); w.Code != 503 || len(f.audits) != 1 || f.audits[0].Problem == "" {
-			t.Errorf("%d %s, %+v", w.Code, w.Body, f.audits)
+			t.Errorf("%d %s, audits %+v; want 503 and one audit line", w.Code, w.Body, f.audits)
 		}
 	}
 }
 
-// Whatever a body says, the answer is no error of the service, and without the token nothing is
-// written.
+// No body causes a 500, and no body resets a key without the token.
 func FuzzResets(f *testing.F) {
 	x := newFixture(f, nil)
 	for _, body := range []string{`{"key": "key:abc", "reason": "r"}`, `{"ref": "0", "reason": "r"}`, `{"key": "ip:\u0000", "rule": "api", "limit": "hour", "reason": "r"}`, `[]`, `{`, "\xff"} {

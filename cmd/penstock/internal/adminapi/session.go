@@ -12,8 +12,9 @@ import (
 )
 
 // A session lets a browser read and write without sending the token each time. Its cookie has the
-// time of its end, and an HMAC of that with the token. So it does not reveal the token, every
-// instance with the same token accepts it, and a new token ends it.
+// time at which the session ends, and an HMAC of that time with the token as the key. The cookie
+// does not reveal the token. Every instance with the same token accepts it. A new token ends all
+// sessions.
 const (
 	sessionCookie = "penstock_session"
 	sessionLife   = 12 * time.Hour
@@ -41,11 +42,11 @@ func LogOut(q *http.Request) *http.Cookie {
 }
 
 func cookie(value string, q *http.Request) *http.Cookie {
-	isSecure := q.TLS != nil || strings.HasPrefix(q.Header.Get("Origin"), "https://") // a proxy has TLS
+	isSecure := q.TLS != nil || strings.HasPrefix(q.Header.Get("Origin"), "https://") // the browser uses TLS to a proxy
 	return &http.Cookie{Name: sessionCookie, Value: value, HttpOnly: true, Secure: isSecure, SameSite: http.SameSiteStrictMode}
 }
 
-// hasSession tells whether a request has the cookie of a session that has not ended.
+// hasSession reports whether a request has the cookie of a session that has not ended.
 func (h *Handler) hasSession(q *http.Request) bool {
 	c, err := q.Cookie(sessionCookie)
 	if err != nil || len(h.Token) == 0 {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestSessionsStandForTheToken(t *testing.T) {
+func TestSessionReplacesTheToken(t *testing.T) {
 	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
 	other := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, []byte("fedcba9876543210") })
 	none := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
@@ -18,7 +18,7 @@ func TestSessionsStandForTheToken(t *testing.T) {
 	for _, f := range []*fixture{local, remote, none} {
 		for _, wrong := range []string{"", "0123456789abcdeF", token + "0"} {
 			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != 401 {
-				t.Errorf("the token %q makes a session: %v, %v", wrong, c, err)
+				t.Errorf("the wrong token %q makes a session: %v, %v; want an error", wrong, c, err)
 			}
 		}
 	}
@@ -28,7 +28,7 @@ func TestSessionsStandForTheToken(t *testing.T) {
 	}
 	q.Header.Set("Origin", "https://ops.example")
 	if c, _ := remote.LogIn(token, q); !c.Secure {
-		t.Error("with TLS, the cookie is sent without TLS too")
+		t.Error("the cookie of a page with TLS is not Secure")
 	}
 	end, signature, _ := strings.Cut(c.Value, ".")
 	old := strconv.FormatInt(time.Now().Add(-time.Second).Unix(), 10)
@@ -54,14 +54,14 @@ func TestSessionsStandForTheToken(t *testing.T) {
 	cookie := "Cookie: " + sessionCookie + "=" + c.Value
 	for _, header := range []string{"Origin: http://evil.example", "Origin: http://127.0.0.1:8080", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"} {
 		if w := remote.post(resetAll, cookie, header); w.Code != 403 {
-			t.Errorf("with %s, a page of another origin resets a key: %d", header, w.Code)
+			t.Errorf("with %s, a reset by a page of another origin gets %d; want 403", header, w.Code)
 		}
 		if w := remote.get("state", cookie, header); w.Code != 403 {
-			t.Errorf("with %s, a page of another origin reads: %d", header, w.Code)
+			t.Errorf("with %s, a read by a page of another origin gets %d; want 403", header, w.Code)
 		}
 	}
 	if w := remote.get("state", cookie, "Authorization: Bearer wrong"); w.Code != 401 {
-		t.Errorf("a wrong token beside a session: %d", w.Code)
+		t.Errorf("a wrong token with a valid session gets %d; want 401", w.Code)
 	}
 	if c := LogOut(q); c.MaxAge >= 0 || c.Value != "" || c.Name != sessionCookie {
 		t.Errorf("%+v", c)
@@ -71,26 +71,26 @@ func TestSessionsStandForTheToken(t *testing.T) {
 func TestPagesResetLikeTheAPI(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:customer-4711", 12)
-	asked := ResetRequest{Key: "key:customer-4711", Reason: "support-4711"}
+	wanted := ResetRequest{Key: "key:customer-4711", Reason: "support-4711"}
 	q := httptest.NewRequest("POST", "/reset", nil)
 	q.RemoteAddr = "192.0.2.9:1"
 	for _, wrong := range []string{"", "wrong"} {
-		if done, err := f.Reset(q, wrong, asked); err == nil || done != nil || StatusOf(err) != 401 || f.used("hour") != 10 {
-			t.Errorf("with the token %q: %v, %v", wrong, done, err)
+		if done, err := f.Reset(q, wrong, wanted); err == nil || done != nil || StatusOf(err) != 401 || f.used("hour") != 10 {
+			t.Errorf("with the wrong token %q: %v, %v; want 401, and no reset", wrong, done, err)
 		}
 	}
-	if _, err := f.Reset(q, token, ResetRequest{Key: asked.Key}); StatusOf(err) != 400 || f.used("hour") != 10 {
-		t.Errorf("without a reason: %v", err)
+	if _, err := f.Reset(q, token, ResetRequest{Key: wanted.Key}); StatusOf(err) != 400 || f.used("hour") != 10 {
+		t.Errorf("without a reason: %v; want 400", err)
 	}
-	if done, err := f.Reset(q, token, asked); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
+	if done, err := f.Reset(q, token, wanted); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor.Address != q.RemoteAddr || f.audits[3].Reason != asked.Reason || strings.Contains(f.audits[3].Key, "4711") {
+	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor.Address != q.RemoteAddr || f.audits[3].Reason != wanted.Reason || strings.Contains(f.audits[3].Key, "4711") {
 		t.Errorf("the audit has %d lines: %+v", n, f.audits)
 	}
 }
 
-func TestReadIsWhatTheAPIServes(t *testing.T) {
+func TestReadReturnsWhatTheAPIServes(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:customer-4711", 12)
 	got, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", nil)
@@ -98,10 +98,10 @@ func TestReadIsWhatTheAPIServes(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if _, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", map[string][]string{"kind": {"x"}}); StatusOf(err) != 400 {
-		t.Errorf("a wrong parameter: %v", err)
+		t.Errorf("a wrong parameter: %v; want 400", err)
 	}
 	text, _ := json.Marshal(f.ReadState(t.Context()))
 	if served := strings.TrimSpace(f.get("state").Body.String()); served != string(text) {
-		t.Errorf("the state is\n%s\nand is served as\n%s", text, served)
+		t.Errorf("ReadState returns\n%s\nand the API serves\n%s", text, served)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
-// states makes the state at most once a second for all readers.
+// states caches the state, which is made at most once a second for all readers.
 type states struct {
 	mu     sync.Mutex
 	at     time.Time
@@ -34,7 +34,7 @@ func (h *Handler) makeState(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	return h.state(ctx), nil
 }
 
-// state returns the current state, up to a second old. Readers that wait for it share it.
+// state returns the state, which is up to a second old. Concurrent readers wait for one to make it.
 func (h *Handler) state(ctx context.Context) encoded {
 	s := &h.states
 	s.mu.Lock()
@@ -50,7 +50,7 @@ func (h *Handler) state(ctx context.Context) encoded {
 	if name := h.Upstream(); name != "" {
 		now.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
-	same, _ := json.Marshal(now) // without the time
+	same, _ := json.Marshal(now) // for the ETag, so without what changes every second
 	sum := sha256.Sum256(same)
 	now.Time = time.Now().UTC()
 	now.Recent, now.Times = h.history("seconds", recent, true, nil), h.timings("seconds", recent)
@@ -60,10 +60,10 @@ func (h *Handler) state(ctx context.Context) encoded {
 	return s.latest
 }
 
-// recent is how many seconds the state has one by one.
+// recent is how many of the last seconds the state lists one by one.
 const recent = 10
 
-// storeState returns what is known of the store.
+// storeState returns the state of the store as this instance sees it.
 func (h *Handler) storeState(ctx context.Context) StoreState {
 	now := h.StoreInfo(ctx)
 	now.Latency = latencyOf(&h.Recorder.Store)
@@ -82,7 +82,7 @@ func latencyOf(t *activity.Timing) Latency {
 	return Latency{times.Calls, times.Failed, times.P50.Microseconds(), times.P95.Microseconds(), times.P99.Microseconds()}
 }
 
-// overAdmission returns what the limits may admit beyond themselves while the store fails.
+// overAdmission returns how much more than allowed the limits may admit while the store fails.
 func (h *Handler) overAdmission(instances int) *OverAdmission {
 	const most = 50
 	rules, all := h.Rules(), &OverAdmission{Limits: []LimitBound{}}
@@ -102,7 +102,7 @@ func (h *Handler) overAdmission(instances int) *OverAdmission {
 	return all
 }
 
-// counts returns those of this instance, sorted.
+// counts returns the recent counts of this instance, sorted.
 func (h *Handler) counts() []Count {
 	history := h.Recorder.History()
 	last10 := history.Since(10)
@@ -199,7 +199,7 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	return all, nil
 }
 
-// maxLines is how many lines a history has at most.
+// maxLines bounds the lines of a history.
 const maxLines = 200
 
 func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, error) {
@@ -230,7 +230,7 @@ func spanOf(q url.Values) (span string, n int, err error) {
 	return span, n, err
 }
 
-// history returns the last n counts of the series that has is true for; nil stands for all.
+// history returns the last n counts of each series for which has returns true; nil selects all.
 func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
 	all, read, length := h.Recorder.History(), h.Recorder.History().BySecond, int64(1)
@@ -310,7 +310,7 @@ func timesOf(all []activity.Times) *Times {
 	return t
 }
 
-// readAt reads something that changes each second, and returns the second that it is of.
+// readAt calls read until no new second begins meanwhile, and returns the second that was read.
 func readAt(second func() int64, read func()) int64 {
 	for {
 		before := second()
@@ -327,7 +327,7 @@ func number(q url.Values, name string, otherwise, most int) (int, error) {
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {
-		return 0, refuse(http.StatusBadRequest, "%s is no number from 1 to %d", name, most)
+		return 0, refuse(http.StatusBadRequest, "%s is not a number from 1 to %d", name, most)
 	}
 	return n, nil
 }
@@ -337,7 +337,7 @@ func (h *Handler) makeExplain(ctx context.Context, _ Viewer, q url.Values) (any,
 	if q.Has("size") {
 		var err error
 		if size, err = strconv.ParseInt(q.Get("size"), 10, 64); err != nil || size < -1 {
-			return nil, refuse(http.StatusBadRequest, "size is no number of bytes; -1 stands for unknown")
+			return nil, refuse(http.StatusBadRequest, "size is not a number of bytes; -1 stands for unknown")
 		}
 	}
 	r, err := explain.NewRequest(cmp.Or(q.Get("method"), "GET"), q.Get("url"), q["header"], cmp.Or(q.Get("from"), "192.0.2.1"), size)

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
-// The bodies of responses. The tag doc describes a field in the OpenAPI document.
+// These types are the bodies of responses. The tag doc describes a field in the OpenAPI document.
 
-// A Health is the readiness of the instance, and why.
+// A Health is the readiness of the instance, with its checks.
 type Health struct {
 	Status string  `json:"status" doc:"ok, degraded (the fallback decides) or down"`
 	Checks []Check `json:"checks"`
@@ -19,10 +19,10 @@ type Health struct {
 type Check struct {
 	Name   string `json:"name"`
 	Status string `json:"status" doc:"ok, degraded or down"`
-	Detail string `json:"detail,omitempty" doc:"why, if it is known"`
+	Detail string `json:"detail,omitempty" doc:"the reason of the status, if it is known"`
 }
 
-// A State is what is live.
+// A State is the current state of the instance and the store.
 type State struct {
 	Time     time.Time  `json:"time"`
 	Health   Health     `json:"health"`
@@ -30,7 +30,7 @@ type State struct {
 	Fleet    FleetState `json:"fleet"`
 	Counts   []Count    `json:"counts" doc:"of this instance"`
 	AllTotal []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
-	Waiting  int        `json:"waiting" doc:"requests that wait now at this instance"`
+	Waiting  int        `json:"waiting" doc:"requests that wait for their turn at this instance"`
 	Upstream *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
 	Recent   History    `json:"recent" doc:"the last 10 seconds, by rule, and the sum of all rules as the rule that has no name"`
 	Times    Timings    `json:"recent_timings" doc:"the last 10 seconds"`
@@ -42,8 +42,8 @@ type Upstream struct {
 	Latency Latency `json:"latency" doc:"until the headers of a response; failed: no response, or a status of 500 or more"`
 }
 
-// A Latency is how long calls took in the last 10 seconds. The true quantile is at most the number,
-// and at least four fifths of it.
+// A Latency is how long calls took in the last 10 seconds. A true quantile is at most the number
+// shown, and at least four fifths of it.
 type Latency struct {
 	Calls  uint64 `json:"calls_10s"`
 	Failed uint64 `json:"failed_10s"`
@@ -52,18 +52,18 @@ type Latency struct {
 	P99    int64  `json:"p99_us"`
 }
 
-// A FleetState tells how many instances there are.
+// A FleetState is how many instances share the store.
 type FleetState struct {
 	Shown      int    `json:"shown" doc:"instances whose numbers are in fleet_counts"`
 	Registered int    `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
-	Problem    string `json:"problem,omitempty" doc:"why only this instance is shown"`
+	Problem    string `json:"problem,omitempty" doc:"why the other instances are not shown"`
 }
 
-// A Count is how often something has happened lately.
+// A Count is how often an event has occurred in the last 10 and 60 seconds.
 type Count struct {
-	Rule   string `json:"rule,omitempty" doc:"empty: of the whole instance"`
+	Rule   string `json:"rule,omitempty" doc:"empty for counts of the whole instance"`
 	Limit  string `json:"limit,omitempty"`
-	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; waited; source:NAME, who decided; error:REASON, why the store failed"`
+	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; waited; source:NAME, decisions by source; error:REASON, failed calls of the store by reason"`
 	Last10 uint64 `json:"last_10s" doc:"in the last 10 seconds"`
 	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
 }
@@ -71,22 +71,22 @@ type Count struct {
 // A StoreState is what this instance knows of its store.
 type StoreState struct {
 	Name      string            `json:"name" doc:"the URL without its password and options, or memory"`
-	IsFailing bool              `json:"failing" doc:"it gives no answer, or gave none within the last 10 s"`
-	Reason    string            `json:"reason,omitempty" doc:"why it fails, as rate_limiter_errors_total names it"`
+	IsFailing bool              `json:"failing" doc:"a call has failed within the last 10 s, or fails now"`
+	Reason    string            `json:"reason,omitempty" doc:"why it fails: a reason of rate_limiter_errors_total"`
 	Breakers  map[string]string `json:"breakers" doc:"state by node: closed, open or half_open"`
-	Memory    *Memory           `json:"memory,omitempty" doc:"if the user has the right to INFO; up to a minute old"`
+	Memory    *Memory           `json:"memory,omitempty" doc:"only if the Redis user has the right +info; up to a minute old"`
 	Instances int               `json:"instances" doc:"how many instances share the limits if the store fails"`
-	Latency   Latency           `json:"latency" doc:"of decisions of the store, as this instance sees it"`
-	Over      *OverAdmission    `json:"over_admission,omitempty" doc:"what limits may admit beyond themselves until the store answers again; only while it fails"`
+	Latency   Latency           `json:"latency" doc:"of the store's decisions, measured at this instance"`
+	Over      *OverAdmission    `json:"over_admission,omitempty" doc:"what limits may admit in excess until the store decides again; only while it fails"`
 }
 
-// An OverAdmission is what limits may admit beyond themselves.
+// An OverAdmission is how much more than allowed the limits may admit.
 type OverAdmission struct {
 	Limits  []LimitBound `json:"limits" doc:"at most 50"`
-	Skipped int          `json:"skipped" doc:"limits beyond that"`
+	Skipped int          `json:"skipped" doc:"how many limits are not listed"`
 }
 
-// A LimitBound is how much one limit may admit beyond itself.
+// A LimitBound is how much more than allowed one limit may admit.
 type LimitBound struct {
 	Rule      string  `json:"rule"`
 	Limit     string  `json:"limit"`
@@ -94,13 +94,13 @@ type LimitBound struct {
 	Bounds    []Bound `json:"bounds" doc:"while the store fails, and when it returns"`
 }
 
-// A Memory is that of a server.
+// A Memory is the memory of a server.
 type Memory struct {
 	Used   int64  `json:"used_bytes"`
 	Max    int64  `json:"max_bytes" doc:"0: no bound"`
 	Policy string `json:"policy" doc:"maxmemory-policy"`
 	Server string `json:"server,omitempty" doc:"on a Cluster: its address"`
-	Evicts bool   `json:"evicts" doc:"it may delete counters, and so admit again what was used"`
+	Evicts bool   `json:"evicts" doc:"the server may delete counters, so clients may use their limits again"`
 }
 
 // Rules are the rules in force.
@@ -115,7 +115,7 @@ type Rule struct {
 	Always    bool                 `json:"always,omitempty"`
 	Shadow    bool                 `json:"shadow,omitempty"`
 	Unlimited bool                 `json:"unlimited,omitempty"`
-	When      string               `json:"when" doc:"when it applies to a request that it matches"`
+	When      string               `json:"when" doc:"in which cases the rule applies to a request that it matches"`
 	Match     []describe.Condition `json:"match" doc:"conditions that a request must meet"`
 	Limits    []Limit              `json:"limits"`
 }
@@ -124,21 +124,21 @@ type Rule struct {
 type Limit struct {
 	Name      string   `json:"name"`
 	Kind      string   `json:"kind" doc:"enforced, shadow or candidate"`
-	Identity  string   `json:"identity" doc:"whose limit it is"`
+	Identity  string   `json:"identity" doc:"the identity that the limit counts by"`
 	Algorithm string   `json:"algorithm"`
 	Rates     []string `json:"rates" doc:"one for each tier, or one if they do not differ"`
 	OnFailure string   `json:"on_failure" doc:"open, closed or local"`
 	Failure   string   `json:"store_failure" doc:"what happens to requests while the store gives no answer"`
-	WaitMS    int64    `json:"max_wait_ms,omitempty" doc:"how long a request may wait"`
+	WaitMS    int64    `json:"max_wait_ms,omitempty" doc:"the longest time that a request may wait"`
 	Bounds    []Bound  `json:"bounds" doc:"of the first rate"`
 	Counts    []Count  `json:"counts" doc:"of this instance"`
-	Candidate *Limit   `json:"candidate,omitempty" doc:"a form of the limit that counts beside it"`
+	Candidate *Limit   `json:"candidate,omitempty" doc:"another form of the limit, which counts and denies nothing"`
 }
 
 // A Bound is how much a limit admits at most in one situation.
 type Bound struct {
 	When string `json:"when"`
-	Over *int64 `json:"over" doc:"units beyond the limit itself; null: any number"`
+	Over *int64 `json:"over" doc:"units in excess of the limit; null: no bound"`
 	Text string `json:"text"`
 }
 
@@ -150,11 +150,11 @@ type Offenders struct {
 	Identities   string     `json:"identities" doc:"how identities are shown: off, masked or full"`
 	Offenders    []Offender `json:"offenders" doc:"the most active first"`
 	Total        uint64     `json:"total" doc:"of all keys"`
-	OthersAtMost uint64     `json:"others_at_most" doc:"each key that the instances do not list has at most this"`
-	Missed       uint64     `json:"missed" doc:"what was not counted, because two events came at once; any key may have this many more"`
+	OthersAtMost uint64     `json:"others_at_most" doc:"a key that is not listed has at most this count"`
+	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; any key may have this many more"`
 	Distinct     *Distinct  `json:"distinct,omitempty" doc:"with kind denied: how many different keys were denied, once for each limit"`
 	Instances    int        `json:"instances"`
-	Problem      string     `json:"problem,omitempty" doc:"why only this instance is shown"`
+	Problem      string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
 }
 
 // An Offender is a key with a limit that it met.
@@ -162,7 +162,7 @@ type Offender struct {
 	Rule     string `json:"rule"`
 	Limit    string `json:"limit"`
 	Identity string `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
-	Ref      string `json:"ref" doc:"stands for the key in /api/v1/key"`
+	Ref      string `json:"ref" doc:"a short name of the key, for /api/v1/key?ref="`
 	Count    uint64 `json:"count" doc:"an estimate, never below what was counted"`
 	AtLeast  uint64 `json:"at_least"`
 	AtMost   uint64 `json:"at_most"`
@@ -176,7 +176,7 @@ type Distinct struct {
 	ByLimit   []DistinctLimit `json:"by_limit"`
 }
 
-// A DistinctLimit is the part of one limit.
+// A DistinctLimit is the number of different keys of one limit.
 type DistinctLimit struct {
 	Rule      string `json:"rule"`
 	Limit     string `json:"limit"`
@@ -184,23 +184,23 @@ type DistinctLimit struct {
 	Deviation uint64 `json:"standard_error"`
 }
 
-// A Key is what all limits know of one key.
+// A Key is the state of one key in all limits.
 type Key struct {
 	Identity string            `json:"identity,omitempty"`
 	Ref      string            `json:"ref"`
 	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store"`
-	Source   string            `json:"source" doc:"who answered: store, deny_cache, lease, fallback, open or closed"`
+	Source   string            `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
 	Limits   []keylimits.Limit `json:"limits"`
-	Global   []keylimits.Limit `json:"global,omitempty" doc:"of all clients together, in the same rules; they may deny the key's requests too"`
-	Skipped  int               `json:"skipped" doc:"limits that were not asked, because there are too many; name a rule"`
+	Global   []keylimits.Limit `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
+	Skipped  int               `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 
 // Instances are those that share the store.
 type Instances struct {
 	Instances  []Instance `json:"instances" doc:"this one first"`
 	Registered int        `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
-	Problem    string     `json:"problem,omitempty" doc:"why only this instance is shown"`
+	Problem    string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
 	Ignored    Ignored    `json:"ignored" doc:"summaries of other instances that could not be used, since the start"`
 }
 
@@ -214,23 +214,23 @@ type Ignored struct {
 // An Instance is one process.
 type Instance struct {
 	Name    string    `json:"name" doc:"random; empty if it is not registered"`
-	IsSelf  bool      `json:"self" doc:"it has answered this request"`
+	IsSelf  bool      `json:"self" doc:"true for the instance that sends this response"`
 	Version string    `json:"version"`
 	Host    string    `json:"host"`
 	Digest  string    `json:"digest" doc:"of its policy"`
 	Started time.Time `json:"started"`
-	Written time.Time `json:"written" doc:"by its own clock"`
-	Reason  string    `json:"store_reason,omitempty" doc:"why the store fails for it"`
+	Written time.Time `json:"written" doc:"by the clock of that instance"`
+	Reason  string    `json:"store_reason,omitempty" doc:"why the store fails, as that instance sees it"`
 	Counts  []Count   `json:"counts"`
 }
 
-// A History is how much counters have grown.
+// A History is how much each counter has grown, by the second or minute.
 type History struct {
 	Span  string    `json:"span" doc:"seconds or minutes"`
-	End   time.Time `json:"end" doc:"of the last number"`
-	Last  int64     `json:"last" doc:"number of the last second or minute, counted from the start of the instance"`
+	End   time.Time `json:"end" doc:"end of the last second or minute"`
+	Last  int64     `json:"last" doc:"index of the last second or minute, counted from the start of the instance"`
 	Lines []Line    `json:"lines"`
-	Cut   bool      `json:"cut" doc:"there are more lines; name a rule"`
+	Cut   bool      `json:"cut" doc:"lines are missing because there are too many; name a rule"`
 }
 
 // A Line is how much one counter has grown.
@@ -244,8 +244,8 @@ type Line struct {
 // Timings are how long calls took.
 type Timings struct {
 	Span     string    `json:"span" doc:"seconds or minutes"`
-	End      time.Time `json:"end" doc:"of the last number"`
-	Last     int64     `json:"last" doc:"number of the last second or minute, counted from the start of the instance"`
+	End      time.Time `json:"end" doc:"end of the last second or minute"`
+	Last     int64     `json:"last" doc:"index of the last second or minute, counted from the start of the instance"`
 	Store    Times     `json:"store"`
 	Upstream *Times    `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
 }

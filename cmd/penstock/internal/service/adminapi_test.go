@@ -224,8 +224,8 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 	}
 }
 
-// The audit file gets the same lines as the log. If it cannot be written, requests are still served,
-// and the log has an error.
+// The audit file gets the same lines as the log. If it cannot be written, requests are still
+// served, and the log has an error.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"

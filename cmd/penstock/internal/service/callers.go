@@ -116,8 +116,8 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}, nil
 }
 
-// authFailed returns a function that counts Redis clients with a missing or wrong password, and logs
-// each reason at most every ten seconds.
+// authFailed returns a function that counts Redis clients with a missing or wrong password, and
+// logs each reason at most every ten seconds.
 func (s *service) authFailed() func(resplimit.AuthFailure, net.Addr) {
 	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
 	for i := range lines {

@@ -40,8 +40,8 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 	return checkapi.New(s.core.Store, s.checking, o)
 }
 
-// callRefused returns a function that counts JSON calls with a missing or wrong token, and logs each
-// reason at most every ten seconds.
+// callRefused returns a function that counts JSON calls with a missing or wrong token, and logs
+// each reason at most every ten seconds.
 func (s *service) callRefused() func(checkapi.AuthFailure) {
 	count := s.metrics.API()
 	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))

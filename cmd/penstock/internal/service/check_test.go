@@ -188,7 +188,8 @@ func TestInstancesShareReservations(t *testing.T) {
 	}
 }
 
-// It checks the rows of docs/failure-modes.md: responses while Redis is killed or paused, and later.
+// It checks the rows of docs/failure-modes.md: responses while Redis is killed or paused, and
+// later.
 func TestProgramsGetTheFallbackWithoutRedis(t *testing.T) {
 	const failing = `
 rules:

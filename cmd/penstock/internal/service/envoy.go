@@ -277,8 +277,8 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 }
 
 // handler serves /json, /healthcheck and /rlconfig. All but the health check need the token. If the
-// listener requires no token, requests with an Origin header still need it: a browser on this machine
-// sends them for web pages.
+// listener requires no token, requests with an Origin header still need it: a browser on this
+// machine sends them for web pages.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxMessage})

@@ -77,8 +77,8 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 	return nil
 }
 
-// counted wraps a handler of fastgrpc as unary wraps those of grpc-go: with metrics, spans and recovery
-// from panics.
+// counted wraps a handler of fastgrpc as unary wraps those of grpc-go: with metrics, spans and
+// recovery from panics.
 func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Handler {
 	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
 		c.service.inFlight.Add(1)

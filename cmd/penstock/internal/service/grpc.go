@@ -198,12 +198,12 @@ func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	return true
 }
 
-// An authenticator returns an error if the values of a call's authorization header do not permit the
-// method. It runs before the message is read.
+// An authenticator returns an error if the values of a call's authorization header do not permit
+// the method. It runs before the message is read.
 type authenticator func(method string, authorization []string, client net.Addr) error
 
-// authenticator returns an authenticator that accepts any of the tokens: operators may call all that
-// callers may. Empty tokens are ignored.
+// authenticator returns an authenticator that accepts any of the tokens: operators may call all
+// that callers may. Empty tokens are ignored.
 func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	var secrets []bearer.Secret
 	for _, token := range tokens {
@@ -274,8 +274,8 @@ func firstOf(values []string) string {
 	return values[0]
 }
 
-// stream handles streaming calls: health checks and reflection. Clients may keep them open for ever,
-// so they do not count as in flight, and end when the server shuts down.
+// stream handles streaming calls: health checks and reflection. Clients may keep them open for
+// ever, so they do not count as in flight, and end when the server shuts down.
 func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.ended(info.FullMethod, recover(), err) }()
 	if name := serviceName(info.FullMethod); name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {

@@ -400,7 +400,8 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 	await(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }
 
-// Connections that do not use gRPC end after the header timeout. Other clients are served meanwhile.
+// Connections that do not use gRPC end after the header timeout. Other clients are served
+// meanwhile.
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, serving(loud))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -34,15 +34,16 @@ type running struct {
 
 // start runs a service with settings as flags. Addresses that are not given are free ports. A nil
 // upstream stands for the demo's, or for none if api, grpc or resp is set. The default policy is
-// noLimits. When the test ends, the service must stop without an error and leave no goroutine running.
+// noLimits. When the test ends, the service must stop without an error and leave no goroutine
+// running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
 	return startBeside(t, upstream, flags, more...)
 }
 
-// startBeside is like start, but does not check goroutines. It is for parallel tests and for a second
-// service in one test, because a goroutine may belong to the other service.
+// startBeside is like start, but does not check goroutines. It is for parallel tests and for a
+// second service in one test, because a goroutine may belong to the other service.
 func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	o := options(t, upstream, flags)

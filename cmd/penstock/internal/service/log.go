@@ -27,8 +27,8 @@ func (w serverLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// StandardLog returns a writer for log.SetOutput. It receives messages that the standard library logs
-// by itself, such as one about an unsolicited response of the upstream.
+// StandardLog returns a writer for log.SetOutput. It receives messages that the standard library
+// logs by itself, such as one about an unsolicited response of the upstream.
 func StandardLog(l *slog.Logger) io.Writer { return &standardLines{log: l} }
 
 type standardLines struct {

@@ -237,8 +237,8 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 	}
 }
 
-// TestNoPolicyFileEndsARunningService covers three former faults: an alias as a source, a value that
-// contains itself, and a panic of the code that reads the file.
+// TestNoPolicyFileEndsARunningService covers three former faults: an alias as a source, a value
+// that contains itself, and a panic of the code that reads the file.
 func TestNoPolicyFileEndsARunningService(t *testing.T) {
 	const good = "rules: [{name: all, per: global, limits: [{rate: 10/s}]}]\n"
 	flags := limitedBy(t, good, nil)

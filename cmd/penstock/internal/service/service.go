@@ -292,8 +292,8 @@ func (s *service) makeDemoToken() {
 	}
 }
 
-// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for the
-// last request. It logs the URL of the dashboard, and the token that makeDemoToken made.
+// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for
+// the last request. It logs the URL of the dashboard, and the token that makeDemoToken made.
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var about []any
 	for _, server := range s.servers {

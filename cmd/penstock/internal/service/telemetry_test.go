@@ -28,8 +28,8 @@ func exporting(t *testing.T, c *fakecollector.Collector) func(*Options) {
 	return func(o *Options) { o.Telemetry = telemetry.Environment() }
 }
 
-// For each protocol, the service continues the caller's trace in its own spans, and passes it to the
-// upstream. The latency histograms have exemplars with the trace ids.
+// For each protocol, the service continues the caller's trace in its own spans, and passes it to
+// the upstream. The latency histograms have exemplars with the trace ids.
 func TestTracesOfCallersAreContinued(t *testing.T) {
 	withBothGRPCServers(t, func(t *testing.T, server string) {
 		c := fakecollector.New()
