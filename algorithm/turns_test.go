@@ -115,7 +115,7 @@ func windowsInTurn(strict bool) func([]turn, int64) int64 {
 // If several limits use one state in turn, what one has used counts for the others: together they
 // admit what the largest admits. A denied request is granted at its RetryAfter and not before. It
 // waits no longer than the slowest limit needs to refill all used units.
-var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice) error {
+var limitsInTurn = law{"limits in turn keep used units", func(a subject, d dice) error {
 	r := startRun(a, d)
 	turns := r.turnsOf()
 	heal := int64(0)
@@ -152,16 +152,16 @@ var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice)
 		}
 		if !out.OK() && out.RetryAfter != Never {
 			if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
-				return r.lawError("at the time named, it is denied: %+v; the limits are %+v", at, turns)
+				return r.lawError("after its RetryAfter, the request is denied: %+v; the limits are %+v", at, turns)
 			}
 			if early := d(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
-				return r.lawError("%d µs before the time named, it is answered %+v; the limits are %+v", early,
+				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; the limits are %+v", early,
 					r.decideAt(request, r.now+out.RetryAfter-early), turns)
 			}
 			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.room)/a.room(l)+2, a.heal(l)) })
 			if out.RetryAfter > longest && !a.queues && !a.holds ||
 				out.RetryAfter > a.heal(r.limit)+heal && (a.queues || a.holds) {
-				return r.lawError("it must wait %d; the limits are %+v", out.RetryAfter, turns)
+				return r.lawError("RetryAfter is %d, longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
 			}
 		}
 		if out.Granted == 0 {

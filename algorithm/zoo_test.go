@@ -36,11 +36,11 @@ func TestBrokenLimitersAreDetected(t *testing.T) {
 				err = b.law.holds(broken, seeded(seed, at))
 			}
 			if err == nil {
-				t.Fatalf("%q does not detect it in %d cases of seed %d", b.law.name, cases, seed)
+				t.Fatalf("%q does not detect the broken limiter in %d cases of seed %d", b.law.name, cases, seed)
 			}
 			for i := range max(2*at, 200) {
 				if err := b.law.holds(sound, seeded(seed, i)); err != nil {
-					t.Fatalf("%q also rejects the sound one, in case %d of seed %d: %v", b.law.name, i, seed, err)
+					t.Fatalf("%q also rejects the sound limiter in case %d of seed %d: %v", b.law.name, i, seed, err)
 				}
 			}
 			t.Logf("detected by %q in case %d", b.law.name, at)
@@ -210,7 +210,7 @@ func denialCounted(s window, p Params, a Request, now int64) (Outcome, window) {
 	return out, next
 }
 
-// GCRA that answers when the arrival time would allow the cost, which it never does.
+// GCRA whose RetryAfter is when the arrival time would allow the cost, which it never does.
 func oversizeHasRetryAfter(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter == Never {
@@ -535,7 +535,7 @@ func feePerSpend(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	return out, next
 }
 
-// A bucket that answers its reset in whole milliseconds.
+// A bucket that returns its reset in whole milliseconds.
 func resetRounded(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000

@@ -149,7 +149,7 @@ func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
 			}
 			synctest.Wait()
-			got := store.Asked(penstock.Refund)
+			got := store.Received(penstock.Refund)
 			if slices.Sort(got); !slices.Equal(got, want) {
 				t.Errorf("on_failure: %s: the refunds are %v; want %v", way, got, want)
 			}
@@ -173,7 +173,7 @@ rules:
 			w.WriteHeader(200)
 		}))
 		send(h, "GET", "/")
-		if got := store.Asked(penstock.Refund); slices.Contains(got, "open") {
+		if got := store.Received(penstock.Refund); slices.Contains(got, "open") {
 			t.Errorf("the refunds are %v; want none, since open had not counted", got)
 		}
 	})
@@ -202,7 +202,7 @@ rules:
 			store.Forget()
 			leave()
 			gone.Wait()
-			given := store.Asked(penstock.Refund)
+			given := store.Received(penstock.Refund)
 			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
 				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", back, given)
 			}
@@ -247,7 +247,7 @@ rules:
 				r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 3000)))
 				r.ContentLength = -1
 				h.ServeHTTP(httptest.NewRecorder(), r)
-				got := append(store.Asked(penstock.Refund), store.Asked(penstock.Force)...)
+				got := append(store.Received(penstock.Refund), store.Received(penstock.Force)...)
 				corrected += len(got)
 				slices.Sort(got)
 				want := []string{"slots"}
@@ -399,7 +399,7 @@ func slotOfAClientThatLeft(t *testing.T) {
 	h := gate.Middleware(respond(200))
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	synctest.Wait()
-	if got := store.Asked(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
+	if got := store.Received(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
 		t.Errorf("%d abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
 	}
 }

@@ -75,7 +75,7 @@ var readers = []struct {
 	{"Forwarded", `by="[2001:db8:10::1]";for="%s:5555";host="a\\\", for=198.51.100.9;b=\"";proto=https`},
 }
 
-func TestForgedHeadersNeverMoveWhoIsNotBehindAProxy(t *testing.T) {
+func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 	t.Parallel()
 	n := 0
 	for _, header := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Cf-Connecting-Ip"} {
@@ -93,7 +93,7 @@ func TestForgedHeadersNeverMoveWhoIsNotBehindAProxy(t *testing.T) {
 			}
 		}
 	}
-	// Headers that nobody asked for are not read behind a proxy either.
+	// Behind a proxy, only the configured header is read.
 	a := mustTrust(t, "", proxies...)
 	for _, header := range []string{"Forwarded", "X-Real-Ip", "Cf-Connecting-Ip", "True-Client-Ip", "X-Forwarded", "Via", "x-forwarded-for"} {
 		for _, lines := range forgeries {
@@ -120,7 +120,7 @@ func appended(lines []string, hops ...string) (passed [][]string) {
 	}
 }
 
-func TestWhatClientsWriteNeverMovesThemBehindAProxy(t *testing.T) {
+func TestForgedHeadersDoNotChangeAClientBehindAProxy(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	seed := rand.Uint64()
@@ -149,7 +149,7 @@ func TestWhatClientsWriteNeverMovesThemBehindAProxy(t *testing.T) {
 	t.Logf("counted: %d forged headers (behind proxies, seed %d)", n, seed)
 }
 
-func TestClientsStandRightOfWhatNobodyVouchesFor(t *testing.T) {
+func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 	t.Parallel()
 	const peer = "10.0.0.1"
 	n := 0
@@ -368,7 +368,7 @@ func TestPeersAreReadAsNetHTTPWritesThem(t *testing.T) {
 	}
 }
 
-func TestPeersOfAUnixSocketAreTrustedIfAsked(t *testing.T) {
+func TestPeersOfAUnixSocketAreTrustedIfConfigured(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", path)

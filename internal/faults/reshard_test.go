@@ -233,7 +233,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	var admitted, unready, unknown [keys]atomic.Int64
 	var stopping atomic.Bool
 	var all sync.WaitGroup
-	ask := func(k int) {
+	decide := func(k int) {
 		ctx, cancel := context.WithTimeout(context.Background(), patient)
 		defer cancel()
 		d, err := store.Decide(ctx, batch(k))
@@ -252,7 +252,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	for who := range 8 {
 		all.Go(func() {
 			for n := who; !stopping.Load(); n++ {
-				ask(n % keys)
+				decide(n % keys)
 			}
 		})
 	}
@@ -272,7 +272,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		to := c.Nodes[(slices.Index(c.Nodes, c.Owner(slot))+1)%3]
 		if err := c.Move(slot, slot, to, func(int) {
 			for range 10 {
-				ask(m % keys)
+				decide(m % keys)
 			}
 		}); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,7 @@ var secured = []fault{
 		wantErrors: []penstock.Reason{penstock.ReasonUnreachable},
 		finally: func(l *experiment) {
 			if texts := l.texts(penstock.ReasonUnreachable.String()); !strings.Contains(fmt.Sprint(texts), "expired") {
-				l.Errorf("no error says that the server's certificate has expired: %v", texts)
+				l.Errorf("no error mentions that the server's certificate has expired: %v", texts)
 			}
 		},
 	},

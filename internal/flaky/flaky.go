@@ -40,9 +40,9 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return penstock.Decision{}, ErrDown
 }
 
-// Asked returns the names of the limits of all charges of a mode that it has received, also while
-// it was down.
-func (s *Store) Asked(mode penstock.Mode) (names []string) {
+// Received returns the names of the limits of all charges of a mode that it has received, also
+// while it was down.
+func (s *Store) Received(mode penstock.Mode) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.charges {
@@ -53,7 +53,7 @@ func (s *Store) Asked(mode penstock.Mode) (names []string) {
 	return names
 }
 
-// Forget clears what Asked returns.
+// Forget clears what Received returns.
 func (s *Store) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

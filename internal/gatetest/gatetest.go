@@ -18,15 +18,15 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A Service makes a service with a gate. POST /api/rides/request answers 200. POST /body answers
-// with its body. Its routes for GET do common things in the way of the framework:
+// A Service makes a service with a gate. POST /api/rides/request responds with 200. POST /body
+// responds with its body. Its routes for GET do common things in the way of the framework:
 //
-//	/fails       answers 502
+//	/fails       responds with 502
 //	/panics      panics
 //	/waits       calls wait
-//	/costs       answers with the header X-Cost: 5
+//	/costs       responds with the header X-Cost: 5
 //	/settles     settles the cost of 5 by its context
-//	/files/**    answers 200, by a route that takes all paths that begin so
+//	/files/**    responds with 200, by one route for all paths with this prefix
 type Service func(gate *httplimit.Gate, wait func()) (serve func(net.Listener) error)
 
 // Run tests a Service.
@@ -274,7 +274,7 @@ func (s *running) want(t *testing.T, times int, path string, status int) {
 	t.Helper()
 	for i := range times {
 		if res := s.send(t, "GET", path, nil); res.StatusCode != status {
-			t.Errorf("GET %s, number %d: %s, not %d", path, i+1, res.Status, status)
+			t.Errorf("GET %s, number %d: %s; want %d", path, i+1, res.Status, status)
 		}
 	}
 }
@@ -282,7 +282,7 @@ func (s *running) want(t *testing.T, times int, path string, status int) {
 func wantHeader(t *testing.T, res *http.Response, name, value string) {
 	t.Helper()
 	if got := res.Header[name]; len(got) != 1 || got[0] != value {
-		t.Errorf("%s: the header %s is %q, not %q", res.Status, name, got, value)
+		t.Errorf("%s: the header %s is %q; want %q", res.Status, name, got, value)
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package lazy lets a guard tell a store about a deadline that has no timer.
+// Package lazy lets a guard pass a store a deadline that has no timer.
 package lazy
 
 import (

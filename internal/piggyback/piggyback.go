@@ -33,8 +33,8 @@ type Batch struct {
 // Take returns true for the first caller only.
 func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 
-// Key is the context key of *Batches. A context of this module that can hold batches answers for
-// the key itself, so that the search ends there.
+// Key is the context key of *Batches. A context of this module that can hold batches handles the
+// key in its own Value method, so that the search does not go on to its parent.
 type Key struct{}
 
 // Offered returns the shadows that may be decided with charges. There are none if charges is not

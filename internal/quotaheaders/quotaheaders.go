@@ -83,7 +83,7 @@ type Quota struct {
 	IsShare bool // the status is about this process' share of the limit, or about its ceiling
 }
 
-// A Policy is what every response says about a limit. NewPolicy makes it once.
+// A Policy is what every response shows about a limit. NewPolicy makes it once.
 type Policy struct {
 	name              string // public, such as "search.second"
 	limit             int64  // units at once: q
@@ -155,7 +155,7 @@ func PoliciesOf(rules *policy.Rules) Policies {
 	return all
 }
 
-// Quota returns what a response says about a limit after a decision.
+// Quota returns what a response shows about a limit after a decision.
 func (p Policies) Quota(s *admission.LimitStatus) Quota {
 	known := p[s.Plan]
 	if known == nil { // a Plan that is not in the rules

@@ -23,8 +23,8 @@ import (
 // dialects are all dialects.
 var dialects = Dialects()
 
-// A saidLimit is one limit as some dialect tells it; what it does not tell is -1.
-type saidLimit struct{ limit, remaining, reset int64 }
+// A shownLimit is one limit as a dialect shows it; a value that it does not show is -1.
+type shownLimit struct{ limit, remaining, reset int64 }
 
 // parseLists reads the headers of draft-11 as RFC 9651 demands.
 func parseLists(t testing.TB, h http.Header) (names []string, items map[string]map[string]any) {
@@ -62,7 +62,7 @@ func parseLists(t testing.TB, h http.Header) (names []string, items map[string]m
 }
 
 // parseOld reads the headers of one of the older dialects.
-func parseOld(t testing.TB, h http.Header, dialect Dialect) saidLimit {
+func parseOld(t testing.TB, h http.Header, dialect Dialect) shownLimit {
 	t.Helper()
 	number := func(header string) int64 {
 		if h.Get(header) == "" {
@@ -87,11 +87,11 @@ func parseOld(t testing.TB, h http.Header, dialect Dialect) saidLimit {
 			}
 			return member.(httpsfv.Item).Value.(int64)
 		}
-		return saidLimit{value("limit"), value("remaining"), value("reset")}
+		return shownLimit{value("limit"), value("remaining"), value("reset")}
 	case Draft06:
-		return saidLimit{number("RateLimit-Limit"), number("RateLimit-Remaining"), number("RateLimit-Reset")}
+		return shownLimit{number("RateLimit-Limit"), number("RateLimit-Remaining"), number("RateLimit-Reset")}
 	}
-	return saidLimit{number("X-RateLimit-Limit"), number("X-RateLimit-Remaining"), number("X-RateLimit-Reset")}
+	return shownLimit{number("X-RateLimit-Limit"), number("X-RateLimit-Remaining"), number("X-RateLimit-Reset")}
 }
 
 var anyAlgorithm = []*algorithm.Algorithm{
@@ -146,9 +146,9 @@ func ceilRat(x *big.Rat) int64 {
 
 func ratOf(d time.Duration) *big.Rat { return big.NewRat(int64(d), int64(time.Second)) }
 
-// meantPolicy is what a limit's policy must say, computed with fractions. A window of 0 is not
-// said.
-func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
+// wantPolicy is what a limit's policy must show, computed with fractions. A window of 0 is not
+// shown.
+func wantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
 	a := limit.Algorithm
 	if a == nil {
 		a = penstock.TokenBucket
@@ -178,9 +178,9 @@ func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) 
 	return limit.Count, 0, nil, false
 }
 
-// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For a
-// bucket it may be one microsecond late.
-func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
+// wantReset is the range of the time, in whole seconds, until the limit must have more; -1 if that
+// time must not be shown. For a bucket it may be one microsecond late.
+func wantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
 	if status.RetryAfter == penstock.Never {
 		return -1, -1
 	}
@@ -188,7 +188,7 @@ func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64
 		n := ceilRat(ratOf(status.RetryAfter))
 		return n, n
 	}
-	q, _, _, bucket := meantPolicy(limit)
+	q, _, _, bucket := wantPolicy(limit)
 	after := ratOf(status.ResetAfter)
 	if !bucket {
 		n := ceilRat(after)
@@ -203,10 +203,10 @@ func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64
 	return max(ceilRat(next), 0), max(ceilRat(late(next)), 0)
 }
 
-func meantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
+func wantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 	strictest := 0
 	share := func(i int) *big.Rat {
-		q, _, _, _ := meantPolicy(limits[i])
+		q, _, _, _ := wantPolicy(limits[i])
 		return big.NewRat(statuses[i].Remaining, q)
 	}
 	for i := range limits {
@@ -220,7 +220,7 @@ func meantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 
 const mostInteger = 999_999_999_999_999
 
-func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
+func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 	responses, values := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 4).Draw(rt, "quotas")
@@ -248,17 +248,17 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 		wrote := New(settings).Write(h, quotas, denied, retryAfter)
 		responses++
 
-		strictest := meantStrictest(limits, statuses)
-		q, window, _, _ := meantPolicy(limits[strictest])
-		least, most := meantReset(limits[strictest], statuses[strictest])
-		meant := saidLimit{min(q, mostInteger), min(statuses[strictest].Remaining, mostInteger), least}
-		agree := func(who Dialect, said saidLimit) {
+		strictest := wantStrictest(limits, statuses)
+		q, window, _, _ := wantPolicy(limits[strictest])
+		least, most := wantReset(limits[strictest], statuses[strictest])
+		want := shownLimit{min(q, mostInteger), min(statuses[strictest].Remaining, mostInteger), least}
+		agree := func(who Dialect, shown shownLimit) {
 			values += 3
-			if said.limit != meant.limit || said.remaining != meant.remaining || said.reset < least || said.reset > most {
-				rt.Fatalf("%s says %+v; meant is %+v (reset up to %d) by limit %v, status %+v: %v",
-					who, said, meant, most, limits[strictest], statuses[strictest], h)
+			if shown.limit != want.limit || shown.remaining != want.remaining || shown.reset < least || shown.reset > most {
+				rt.Fatalf("%s shows %+v; want %+v (reset up to %d) for limit %v, status %+v: %v",
+					who, shown, want, most, limits[strictest], statuses[strictest], h)
 			}
-			meant.reset, least, most = said.reset, said.reset, said.reset // the next dialect says exactly the same
+			want.reset, least, most = shown.reset, shown.reset, shown.reset // the next dialect must show exactly the same
 		}
 
 		longest := int64(0)
@@ -269,43 +269,43 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 		}
 		for _, dialect := range dialects {
 			if dialect != Draft11 {
-				said := parseOld(t, h, dialect)
-				if dialect == XRateLimit && !settings.ResetSeconds && said.reset >= 0 {
-					said.reset -= int64(math.Ceil(float64(now.UnixNano()-1_800_000_000*1e9)/1e9)) + 1_800_000_000
+				shown := parseOld(t, h, dialect)
+				if dialect == XRateLimit && !settings.ResetSeconds && shown.reset >= 0 {
+					shown.reset -= int64(math.Ceil(float64(now.UnixNano()-1_800_000_000*1e9)/1e9)) + 1_800_000_000
 				}
-				agree(dialect, said)
+				agree(dialect, shown)
 				continue
 			}
 			names, items := parseLists(t, h)
 			for i, limit := range limits {
 				item := items[limit.Name]
-				q, window, unit, _ := meantPolicy(limit)
-				least, most := meantReset(limit, statuses[i])
+				q, window, unit, _ := wantPolicy(limit)
+				least, most := wantReset(limit, statuses[i])
 				values += 4
 				if names[i] != limit.Name || item["q"] != min(q, mostInteger) || item["r"] != min(statuses[i].Remaining, mostInteger) || item["qu"] != unit {
-					rt.Fatalf("item %d is %v; meant is q %d, qu %v for %v, %+v", i, item, q, unit, limit, statuses[i])
+					rt.Fatalf("item %d is %v; want q %d, qu %v for %v, %+v", i, item, q, unit, limit, statuses[i])
 				}
 				if w, ok := item["w"]; ok != (window > 0) || ok && w != window {
-					rt.Fatalf("item %d has w %v; meant is %d for %v", i, w, window, limit)
+					rt.Fatalf("item %d has w %v; want %d for %v", i, w, window, limit)
 				}
 				if reset, ok := item["t"].(int64); ok != (least >= 0) || ok && (reset < least || reset > most) {
-					rt.Fatalf("item %d has t %v; meant is %d to %d for %v, %+v", i, item["t"], least, most, limit, statuses[i])
+					rt.Fatalf("item %d has t %v; want %d to %d for %v, %+v", i, item["t"], least, most, limit, statuses[i])
 				}
 			}
 			item := items[limits[strictest].Name]
-			said := saidLimit{item["q"].(int64), item["r"].(int64), -1}
+			shown := shownLimit{item["q"].(int64), item["r"].(int64), -1}
 			if reset, ok := item["t"].(int64); ok {
-				said.reset = reset
+				shown.reset = reset
 			}
-			agree(Draft11, said)
+			agree(Draft11, shown)
 		}
 		if !slices.Contains(dialects, Draft11) {
-			want := ""
+			field := ""
 			if window > 0 {
-				want = fmt.Sprintf("%d;w=%d", meant.limit, window)
+				field = fmt.Sprintf("%d;w=%d", want.limit, window)
 			}
-			if got := h.Get("RateLimit-Policy"); got != want {
-				rt.Fatalf("RateLimit-Policy: %s; want %q", got, want)
+			if got := h.Get("RateLimit-Policy"); got != field {
+				rt.Fatalf("RateLimit-Policy: %q; want %q", got, field)
 			}
 		}
 
@@ -330,7 +330,7 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 	t.Logf("counted: %d random responses in all dialects (%d values compared)", responses, values)
 }
 
-// What a real store answers, in the words of each algorithm: after a first request of the given
+// The headers for decisions of a real store, for each algorithm: after a first request of the given
 // cost, and after a second.
 func TestHeadersOfEachAlgorithm(t *testing.T) {
 	everyTenth := penstock.PerSecond(10)
@@ -474,7 +474,7 @@ Retry-After: 30`},
 			got = append(got, lines.String())
 		}
 		if text := strings.Join(got, "\nthen"); text != c.want {
-			t.Errorf("%v, asked for %d and then %d:%s\nwant%s", c.limit, c.first, c.second, text, c.want)
+			t.Errorf("%v, after requests of %d and %d:%s\nwant%s", c.limit, c.first, c.second, text, c.want)
 		}
 	}
 }
@@ -603,8 +603,8 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 
 // The draft's effective window is "the number of seconds within which the client can use no more
 // than the available quota": a client that uses it all has one unit more then, and not before.
-func TestEffectiveWindowIsTheDrafts(t *testing.T) {
-	asked := 0
+func TestEffectiveWindowEndsWhenTheLimitHasMore(t *testing.T) {
+	compared := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		limit := penstock.Limit{
 			Name: "x", Count: rapid.Int64Range(1, 1000).Draw(rt, "count"), Burst: rapid.Int64Range(1, 1000).Draw(rt, "burst"),
@@ -615,7 +615,7 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 		start := time.Unix(1_800_000_000, 0)
 		now := start
 		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
-		ask := func(mode penstock.Mode, cost int64) penstock.Status {
+		decide := func(mode penstock.Mode, cost int64) penstock.Status {
 			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit.MustCompile(), Cost: cost, Mode: mode}})
 			if err != nil {
 				rt.Fatal(err)
@@ -623,31 +623,31 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 			return d.Status(0)
 		}
 		q := Quota{Policy: policyOf("x", limit)}
-		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
+		decide(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
 		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
-		q.Status = ask(penstock.Peek, 0)
+		q.Status = decide(penstock.Peek, 0)
 		if !q.Policy.canRefill && q.Status.ResetAfter == 0 {
 			return // the window is over, and the next one has not begun
 		}
-		asked++
+		compared++
 		until, ok := q.until()
 		if !ok {
-			rt.Fatalf("%v: %+v says nothing", limit, q.Status)
+			rt.Fatalf("%v: %+v has no effective window", limit, q.Status)
 		}
-		ask(penstock.Force, q.Status.Remaining)
-		told := now.Add(until)
+		decide(penstock.Force, q.Status.Remaining)
+		end := now.Add(until)
 		if until > 2*time.Microsecond {
-			now = told.Add(-2 * time.Microsecond)
-			if s := ask(penstock.Peek, 0); s.Remaining > 0 {
-				rt.Fatalf("%v: there is more 2µs before %v, which it told: %+v, then %+v", limit, until, q.Status, s)
+			now = end.Add(-2 * time.Microsecond)
+			if s := decide(penstock.Peek, 0); s.Remaining > 0 {
+				rt.Fatalf("%v: the limit has more already 2µs before its effective window of %v ends: %+v, then %+v", limit, until, q.Status, s)
 			}
 		}
-		now = told
-		if s := ask(penstock.Peek, 0); s.Remaining < 1 {
-			rt.Fatalf("%v: after %v, which it told, there is no more: %+v, then %+v", limit, until, q.Status, s)
+		now = end
+		if s := decide(penstock.Peek, 0); s.Remaining < 1 {
+			rt.Fatalf("%v: the limit has no more after its effective window of %v: %+v, then %+v", limit, until, q.Status, s)
 		}
 	})
-	t.Logf("counted: %d limits asked when there is more", asked)
+	t.Logf("counted: %d effective windows compared with the store", compared)
 }
 
 // The hot writer against a marshaller of RFC 9651.
@@ -672,7 +672,7 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 		h := make(http.Header)
 		New(Settings{}).Write(h, []Quota{q, q}, false, 0)
 
-		size, window, unit, _ := meantPolicy(limit)
+		size, window, unit, _ := wantPolicy(limit)
 		policy := httpsfv.NewItem(name)
 		policy.Params.Add("q", min(size, mostInteger))
 		if unit != nil {

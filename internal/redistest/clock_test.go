@@ -46,7 +46,7 @@ func TestRelaunchedServerMayBeLoading(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Do("GET", "k"); err == nil || !strings.HasPrefix(err.Error(), "LOADING") {
-		t.Errorf("a loading server answered %v", err)
+		t.Errorf("GET during loading: %v; want the error LOADING", err)
 	}
 	if err := await(answerLimit, s.ready); err != nil {
 		t.Error(err)

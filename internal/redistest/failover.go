@@ -170,8 +170,8 @@ func (s *SentinelGroup) Rejoin() error {
 	return nil
 }
 
-// Demote swaps Primary and Replica without a Sentinel failover. Then it tells the Sentinels the new
-// address. Clients of the old primary stay connected.
+// Demote swaps Primary and Replica without a Sentinel failover. Then it sets the new address in the
+// Sentinels. Clients of the old primary stay connected.
 func (s *SentinelGroup) Demote() error {
 	if _, err := s.Replica.Do("REPLICAOF", "NO", "ONE"); err != nil {
 		return err
@@ -208,8 +208,8 @@ func (s *Server) revive() error {
 	return s.Restart()
 }
 
-// Readdress makes the primary listen at another address instead of its own, and tells the
-// Sentinels: no failover is announced. The group must be proxied.
+// Readdress makes the primary listen at another address instead of its own, and sets that
+// address in the Sentinels. No failover is announced. The group must be proxied.
 func (s *SentinelGroup) Readdress() error {
 	p, err := NewProxy("tcp", s.Primary.Addr)
 	if err != nil {

@@ -86,7 +86,7 @@ func (s *Server) Kill() {
 	}
 }
 
-// Pause stops the process. The kernel still accepts connections, but nothing is answered until
+// Pause stops the process. The kernel still accepts connections, but no command gets a reply until
 // Resume.
 func (s *Server) Pause() {
 	cmd, _ := s.process()

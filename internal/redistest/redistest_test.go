@@ -21,16 +21,16 @@ func TestServerAnswersOnSocketAndPort(t *testing.T) {
 	want(t, s, nil, "GET", "absent")
 	want(t, s, int64(1), "INCR", "n")
 	if got, err := s.Do("EVAL", "return {1, 'a', {false}}", "0"); fmt.Sprint(got, err) != "[1 a [<nil>]] <nil>" {
-		t.Errorf("nested array: %v, %v", got, err)
+		t.Errorf("nested array: %v, %v; want [1 a [<nil>]] without an error", got, err)
 	}
 	if _, err := s.Do("INCR", "k"); err == nil || !strings.HasPrefix(err.Error(), "ERR value is not an integer") {
 		t.Errorf("error reply: %v", err)
 	}
 	if got, err := call("tcp", s.Addr, answerLimit, "GET", "n"); got != "1" {
-		t.Errorf("over TCP: %v, %v", got, err)
+		t.Errorf("GET over TCP: %v, %v; want 1", got, err)
 	}
 	if s.URL() != "unix://"+s.Socket {
-		t.Errorf("URL %q", s.URL())
+		t.Errorf("URL %q; want %q", s.URL(), "unix://"+s.Socket)
 	}
 }
 
@@ -46,16 +46,16 @@ func TestServerMeasuresItself(t *testing.T) {
 	}
 	after, err := s.CPU()
 	if used := after - before; err != nil || used < time.Millisecond || used > time.Minute {
-		t.Errorf("a loop of a million took %v, %v", used, err)
+		t.Errorf("a loop of a million took %v, %v; want 1ms to 1m", used, err)
 	}
 	if calls, usec, err := s.CommandStats("EVAL"); calls != 1 || usec < 1000 || err != nil {
-		t.Errorf("commandstats of EVAL: %d calls, %d µs, %v", calls, usec, err)
+		t.Errorf("commandstats of EVAL: %d calls, %d µs, %v; want 1 call of at least 1000 µs", calls, usec, err)
 	}
 	if calls, _, err := s.CommandStats("zadd"); calls != 0 || err != nil {
-		t.Errorf("commandstats of ZADD: %d calls, %v", calls, err)
+		t.Errorf("commandstats of ZADD: %d calls, %v; want 0", calls, err)
 	}
 	if n, err := s.UsedMemory(); n < 100_000 || err != nil {
-		t.Errorf("used memory: %d, %v", n, err)
+		t.Errorf("used memory: %d bytes, %v; want at least 100000", n, err)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestLaterArgumentsWin(t *testing.T) {
 	t.Parallel()
 	s := Start(t, "--port", "0", "--appendonly", "yes", "--appendfsync", "always")
 	if s.Addr != "" {
-		t.Errorf("Addr %q of a server without a port", s.Addr)
+		t.Errorf("Addr %q of a server without a port; want none", s.Addr)
 	}
 	want(t, s, "OK", "SET", "k", "kept")
 	s.Kill()
@@ -81,7 +81,7 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	}
 	s.Kill()
 	if _, err := s.Do("PING"); err == nil {
-		t.Error("a killed server answers")
+		t.Error("PING to a killed server succeeded; want an error")
 	}
 	if _, err := s.CPU(); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("CPU of a killed server: %v", err)
@@ -89,10 +89,10 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	restart(t, s)
 	want(t, s, nil, "GET", "k")
 	if got, err := call("tcp", addr, answerLimit, "PING"); got != "PONG" {
-		t.Errorf("on the old port: %v, %v", got, err)
+		t.Errorf("PING on the old port: %v, %v; want PONG", got, err)
 	}
 	if s.PID() == pid {
-		t.Error("the process is the same")
+		t.Error("the restarted server has the old process ID")
 	}
 }
 
@@ -179,7 +179,7 @@ func TestClusterServesEverySlot(t *testing.T) {
 	c := StartCluster(t)
 	found := c.Primaries()
 	if len(found) != primaries || !slices.Equal(found, c.Nodes[:primaries]) {
-		t.Fatalf("%d primaries", len(found))
+		t.Fatalf("found %d primaries; want the first %d nodes", len(found), primaries)
 	}
 	for _, p := range found {
 		setOwnKey(t, p)
@@ -196,7 +196,7 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 			}
 		}
 		if n := len(announced(t, n)); n != 2*primaries {
-			t.Errorf("CLUSTER SLOTS names %d ports", n)
+			t.Errorf("CLUSTER SLOTS names %d ports; want %d", n, 2*primaries)
 		}
 	}
 
@@ -248,7 +248,7 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 
 	through(t, p, int64(4), "INCR", "n")
 	if p.Lost() != 2 {
-		t.Errorf("%d connections lost a reply", p.Lost())
+		t.Errorf("%d connections lost a reply; want 2", p.Lost())
 	}
 }
 
@@ -324,7 +324,7 @@ func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := readReply(replies); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after a lost reply: %v, %v", got, err)
+		t.Errorf("after a lost reply: %v, %v; want a timeout", got, err)
 	}
 }
 
@@ -341,13 +341,13 @@ func TestMatchMayArriveInPieces(t *testing.T) {
 		}
 		if piece == "NG\r\n" {
 			if got, err := readReply(replies); got != "PONG" {
-				t.Fatalf("PING: %v, %v", got, err)
+				t.Fatalf("PING: %v, %v; want PONG", got, err)
 			}
 		}
 		time.Sleep(5 * time.Millisecond) // so that each piece is a separate read; the test holds either way
 	}
 	if got, err := readReply(replies); !errors.Is(err, io.EOF) {
-		t.Errorf("evalsha in pieces: %v, %v", got, err)
+		t.Errorf("evalsha in pieces: %v, %v; want EOF", got, err)
 	}
 }
 
@@ -358,7 +358,7 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	through(t, p, "PONG", "PING")
 	s.Kill()
 	if got, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
-		t.Errorf("a killed server answered %v", got)
+		t.Errorf("the reply of a killed server is %v; want an error", got)
 	}
 	restart(t, s)
 	through(t, p, "PONG", "PING")

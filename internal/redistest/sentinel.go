@@ -100,7 +100,7 @@ func (s *SentinelGroup) launch() (err error) {
 	if s.Replica, err = s.launchData(1, "--replicaof", host, port); err != nil {
 		return err
 	}
-	// Sentinels ask the primary for its replicas at the start, then only every 10 s.
+	// Sentinels query the primary for its replicas at the start, then only every 10 s.
 	if err := await(readyLimit, s.Replica.inSync); err != nil {
 		return s.Replica.explain(err)
 	}

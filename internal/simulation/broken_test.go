@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A breakage says which guards are broken on purpose in a run.
+// A breakage lists the guards that are broken on purpose in a run.
 type breakage struct {
 	replaysRequests  bool          // a client repeats requests without a reply
 	isUndivided      bool          // the instances do not know each other

@@ -318,7 +318,7 @@ func (w *simulation) checkDeadline(ctx context.Context, c *call) {
 	}
 }
 
-// checkDenial asks the store itself about a denial of the deny cache. It skips denials that are
+// checkDenial compares a denial of the deny cache with the store. It skips denials that are
 // younger than the latest credit.
 func (w *simulation) checkDenial(c *call) {
 	life := w.plan.denyFor
