@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// mayNotImport says what packages of this module must not need, directly or through others.
+// mayNotImport lists, for packages of this module, the imports that they must not have, directly or
+// indirectly.
 var mayNotImport = map[string][]string{
 	// Transports do not know each other. Only extauthz imports one: docs/decisions/0022.
 	".":              {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit"},
@@ -14,11 +15,11 @@ var mayNotImport = map[string][]string{
 	"envoyrls":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
 	"connectlimit":   {"google.golang.org/grpc/internal/transport", "github.com/penstock/penstock/httplimit"},
 	"internal/calls": {"google.golang.org/grpc/internal/transport", "connectrpc.com/connect", "net/http/httptest"},
-	// The files are also read by programs that speak no gRPC.
+	// Programs without gRPC read the files too.
 	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
 }
 
-func TestPackagesNeedOnlyWhatTheyMay(t *testing.T) {
+func TestPackagesAvoidForbiddenImports(t *testing.T) {
 	for pkg, forbidden := range mayNotImport {
 		out, err := exec.Command("go", "list", "-deps", "./"+pkg).Output()
 		if err != nil {
@@ -27,7 +28,7 @@ func TestPackagesNeedOnlyWhatTheyMay(t *testing.T) {
 		for path := range strings.FieldsSeq(string(out)) {
 			for _, other := range forbidden {
 				if path == other || strings.HasPrefix(path, other+"/") {
-					t.Errorf("package %s needs %s", pkg, path)
+					t.Errorf("package %s imports %s, which mayNotImport forbids", pkg, path)
 				}
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// What the interceptor adds to a call, without the network.
+// BenchmarkUnary is the time that the interceptor adds to a call, without the network.
 func BenchmarkUnary(b *testing.B) {
 	for name, rules := range map[string]string{
 		"no rule":   `rules: [{name: r, match: {path: /other/*}, per: ip, limits: [{rate: 1/h}]}]`,
@@ -38,7 +38,7 @@ func BenchmarkUnary(b *testing.B) {
 	}
 }
 
-// transport takes the metadata of answers.
+// transport receives the metadata of responses.
 type transport struct{}
 
 func (transport) Method() string               { return "/test.Shop/Buy" }

@@ -29,21 +29,21 @@ type ClientOptions struct {
 	// ends the wait. Default: 30 seconds. Below 0, it is sent at once or fails.
 	MaxWait time.Duration
 
-	// Messages says that the messages that the client sends on a stream are charged too. The first one
-	// is charged with the stream.
+	// Messages also charges the messages that the client sends on a stream. The first message is
+	// charged with the stream.
 	Messages bool
 
-	// FailClosed sends nothing while the Limiter's store is unavailable. By default calls are sent:
-	// the server has limits of its own anyway. A store with guard.Standard around it decides by its
-	// own settings instead.
+	// FailClosed sends nothing while the Limiter's store is unavailable. By default calls are sent,
+	// because the server has its own limits. It has no effect if guard.Standard is around the
+	// store: then its settings decide.
 	FailClosed bool
 }
 
 const defaultMaxWait = 30 * time.Second
 
 // A NotSentError is the error of a call or message that was not sent, because it would have waited
-// for too long. It is safe to repeat. Its status is RESOURCE_EXHAUSTED with the detail RetryInfo,
-// or UNAVAILABLE if the store gave no answer.
+// too long. It is safe to repeat. Its status is RESOURCE_EXHAUSTED with the detail RetryInfo, or
+// UNAVAILABLE if the store gave no answer.
 type NotSentError struct {
 	Key        string        // of the Limiter
 	RetryAfter time.Duration // penstock.Never if the cost is larger than the limit; 0 if the time is unknown
@@ -54,7 +54,7 @@ func (e *NotSentError) Error() string { return "grpclimit: the call was not sent
 
 func (e *NotSentError) Unwrap() error { return e.Err }
 
-// GRPCStatus is for package status.
+// GRPCStatus returns the gRPC status. Package status calls it.
 func (e *NotSentError) GRPCStatus() *status.Status {
 	if !errors.As(e.Err, new(*penstock.DeniedError)) && !errors.Is(e.Err, context.DeadlineExceeded) {
 		return status.New(codes.Unavailable, e.Error())
@@ -110,7 +110,7 @@ func (s *clientStream) SendMsg(message any) error {
 	return s.ClientStream.SendMsg(message)
 }
 
-// admit returns when a call or message may be sent.
+// admit waits until a call or message may be sent.
 func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, conn *grpc.ClientConn, method string, message any) error {
 	key, cost := "", int64(1)
 	if o.Key != nil {
@@ -141,7 +141,7 @@ func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, co
 	return status.Error(codes.InvalidArgument, fmt.Sprintf("grpclimit: %v", err))
 }
 
-// wait takes the units, and waits for them if need be.
+// wait charges the units. It waits until they are available.
 func (o *ClientOptions) wait(ctx context.Context, limiter *penstock.Limiter, key string, cost int64) error {
 	if o.MaxWait < 0 {
 		d, err := limiter.AllowN(ctx, key, cost)

@@ -32,7 +32,7 @@ func limited(limiter *penstock.Limiter, o grpclimit.ClientOptions) []grpc.DialOp
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(grpclimit.UnaryClient(limiter, o)), grpc.WithChainStreamInterceptor(grpclimit.StreamClient(limiter, o))}
 }
 
-func TestClientsFailAtOnceIfAsked(t *testing.T) {
+func TestClientsWithNegativeMaxWaitFailAtOnce(t *testing.T) {
 	served := atomic.Int64{}
 	s := &shop{buy: func(context.Context, string) (string, error) { served.Add(1); return "", nil }}
 	limiter := limiterOf(t, stopped(), penstock.PerHour(2))
@@ -45,7 +45,7 @@ func TestClientsFailAtOnceIfAsked(t *testing.T) {
 	r := buy(t, conn, "Buy", "a")
 	var notSent *grpclimit.NotSentError
 	if !errors.As(r.err, &notSent) || notSent.RetryAfter != 30*time.Minute || notSent.Key != conn.Target() || !errors.As(r.err, new(*penstock.DeniedError)) {
-		t.Errorf("the third call: %#v", r.err)
+		t.Errorf("the third call: %#v; want a NotSentError", r.err)
 	}
 	if status.Code(r.err) != codes.ResourceExhausted || detail[*errdetails.RetryInfo](t, r.err).RetryDelay.AsDuration() != 30*time.Minute {
 		t.Errorf("its status: %v", status.Convert(r.err))
@@ -59,7 +59,7 @@ func TestClientsFailAtOnceIfAsked(t *testing.T) {
 	}
 }
 
-func TestClientsWait(t *testing.T) {
+func TestClientsWaitUpToMaxWait(t *testing.T) {
 	limiter := limiterOf(t, memstore.New(memstore.Options{}), penstock.PerSecond(1000).WithBurst(1))
 	conn := dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{Messages: true})...)
 	for range 20 {
@@ -77,16 +77,16 @@ func TestClientsWait(t *testing.T) {
 	conn = dial(t, serve(t, new(shop)), limited(slow, grpclimit.ClientOptions{MaxWait: time.Minute})...)
 	buy(t, conn, "Buy", "a")
 	if r := buy(t, conn, "Buy", "a"); !errors.As(r.err, new(*grpclimit.NotSentError)) {
-		t.Errorf("a call that would wait for an hour: %v", r.err)
+		t.Errorf("a call that would wait for an hour: %v; want a NotSentError", r.err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := conn.Invoke(ctx, "/test.Shop/Buy", wrapperspb.String(""), new(wrapperspb.StringValue)); status.Code(err) != codes.Canceled {
-		t.Errorf("a call whose context has ended: %v", err)
+		t.Errorf("a call whose context has ended: %v; want the error of the context", err)
 	}
 }
 
-// One call takes one unit, however often the client retries it.
+// A call is charged one unit, even if the client retries it.
 func TestRetriesOfAClientAreNotCharged(t *testing.T) {
 	attempts := atomic.Int64{}
 	s := &shop{buy: func(context.Context, string) (string, error) {
@@ -102,7 +102,7 @@ func TestRetriesOfAClientAreNotCharged(t *testing.T) {
 	}
 }
 
-func TestKeysAndCostsOfAClient(t *testing.T) {
+func TestClientChargesItsKeysAndCosts(t *testing.T) {
 	limiter := limiterOf(t, stopped(), penstock.PerHour(10))
 	conn := dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{
 		MaxWait: -1, Messages: true,
@@ -137,20 +137,20 @@ func TestKeysAndCostsOfAClient(t *testing.T) {
 	}
 }
 
-func TestClientsWithoutAStore(t *testing.T) {
+func TestFailClosedSendsNothingWhileTheStoreFails(t *testing.T) {
 	limiter := limiterOf(t, unavailable{}, penstock.PerHour(1))
 	if r := buy(t, dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{})...), "Buy", "a"); r.err != nil {
-		t.Errorf("by default: %v", r.err)
+		t.Errorf("by default: %v; want that the call is sent", r.err)
 	}
 	r := buy(t, dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{FailClosed: true})...), "Buy", "a")
 	if status.Code(r.err) != codes.Unavailable || !errors.Is(r.err, penstock.ErrUnavailable) {
-		t.Errorf("with FailClosed: %v", r.err)
+		t.Errorf("with FailClosed: %v; want UNAVAILABLE", r.err)
 	}
 }
 
-// ContextLimiter is used by the middleware of go-grpc-middleware as here: it makes every error a
-// denial.
-func TestLimiterForOtherMiddleware(t *testing.T) {
+// This test calls ContextLimiter like the middleware of go-grpc-middleware, which makes every error
+// a denial.
+func TestContextLimiterDeniesOverTheLimit(t *testing.T) {
 	var limiter interface{ Limit(context.Context) error } = grpclimit.ContextLimiter{Limiter: limiterOf(t, stopped(), penstock.PerHour(1))}
 	middleware := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if err := limiter.Limit(ctx); err != nil {
@@ -171,9 +171,9 @@ func TestLimiterForOtherMiddleware(t *testing.T) {
 	cancel()
 	down := grpclimit.ContextLimiter{Limiter: limiterOf(t, unavailable{}, penstock.PerHour(1)), Key: func(context.Context) string { return "k" }}
 	if err := down.Limit(t.Context()); err != nil {
-		t.Errorf("without a store: %v", err)
+		t.Errorf("while the store fails: %v; want nil", err)
 	}
 	if err := down.Limit(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("a call that has ended: %v", err)
+		t.Errorf("a call that has ended: %v; want the error of the context", err)
 	}
 }

@@ -41,7 +41,7 @@ func rulesOf(t testing.TB, text string) func() *policy.Rules {
 	return func() *policy.Rules { return p.Rules }
 }
 
-// stopped is a store in memory whose clock does not run.
+// stopped returns a memory store whose clock does not advance.
 func stopped() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -56,8 +56,8 @@ func gateOf(t testing.TB, store penstock.Store, text string, o grpclimit.Options
 	return gate
 }
 
-// A shop is the service of the tests. Its methods are /test.Shop/Buy and /test.Shop/Look, which are
-// unary, and /test.Shop/Chat, which answers each message with itself.
+// A shop is the service of the tests. Its methods /test.Shop/Buy and /test.Shop/Look are unary. Its
+// method /test.Shop/Chat is a stream that returns each message.
 type shop struct {
 	buy  func(ctx context.Context, text string) (string, error) // default: the text
 	chat func(stream grpc.ServerStream) error                   // default: the same messages
@@ -138,7 +138,7 @@ func serveOn(t testing.TB, listener net.Listener, s *shop, options ...grpc.Serve
 	})
 }
 
-// guarded are the options of a server with these Gates, the outermost first.
+// guarded returns the options of a server with these Gates, the outermost first.
 func guarded(gates ...*grpclimit.Gate) (options []grpc.ServerOption) {
 	for _, g := range gates {
 		options = append(options, grpc.ChainUnaryInterceptor(g.Unary), grpc.ChainStreamInterceptor(g.Stream))
@@ -162,7 +162,7 @@ func patient(t testing.TB) context.Context {
 	return ctx
 }
 
-// A reply is what a client sees of a call.
+// A reply is what a client gets from a call.
 type reply struct {
 	text            string
 	err             error
@@ -190,7 +190,7 @@ func chat(t testing.TB, conn *grpc.ClientConn, pairs ...string) grpc.ClientStrea
 	return stream
 }
 
-// say sends a message on a stream and returns the answer.
+// say sends a message on a stream and returns the response.
 func say(stream grpc.ClientStream, text string) (string, error) {
 	stream.SendMsg(wrapperspb.String(text)) // if it fails, RecvMsg says why
 	answer := new(wrapperspb.StringValue)

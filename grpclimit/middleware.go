@@ -9,10 +9,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A ContextLimiter has the one method of the interface ratelimit.Limiter of go-grpc-middleware. Its
-// middleware turns every error into RESOURCE_EXHAUSTED with a text, also when the store gives no
-// answer or the client leaves, and tells the client no time. A [Gate] does better; this one is for
-// programs that have that middleware already.
+// A ContextLimiter implements the interface ratelimit.Limiter of go-grpc-middleware. It is for
+// programs that already use that middleware. A [Gate] gives better responses: that middleware turns
+// every error into RESOURCE_EXHAUSTED, even if the client has left, and sends no retry time.
 type ContextLimiter struct {
 	// Limiter has the limits. They must not lend slots (Concurrency).
 	Limiter *penstock.Limiter

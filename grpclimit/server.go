@@ -20,8 +20,8 @@ import (
 
 // Options configure a Gate. The zero value is useful.
 type Options struct {
-	// TrustedProxies are those whose metadata names the client: networks such as 10.0.0.0/8, or unix
-	// for peers on a unix socket. Default: none, so the peer is the client.
+	// TrustedProxies are the proxies that may name the client in AddressHeader: networks such as
+	// 10.0.0.0/8, or unix for peers on a unix socket. Default: none, so the peer is the client.
 	TrustedProxies []string
 
 	// AddressHeader is the metadata with the client's address: X-Forwarded-For, Forwarded, or one with
@@ -32,11 +32,11 @@ type Options struct {
 	// x-ratelimit, or none alone. Default: draft-11.
 	Dialects []string
 
-	// Domain is that of the detail ErrorInfo. Default: penstock.
+	// Domain is the domain in the detail ErrorInfo. Default: penstock.
 	Domain string
 
 	// Exempt tells whether calls of a method ("/package.Service/Method") are not limited. Default:
-	// those of health checks, reflection and channelz.
+	// calls of health checks, reflection and channelz.
 	Exempt func(method string) bool
 
 	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
@@ -44,14 +44,14 @@ type Options struct {
 	// begins. Default: clients may send call-cost themselves.
 	Cost func(ctx context.Context, method string, message any) int64
 
-	// Messages says whether the messages that a client sends on a stream are charged. Default: only
-	// the stream is, once, when it begins.
+	// Messages is whether the messages that a client sends on a stream are charged. Default: a
+	// stream is charged once, when it begins.
 	Messages MessageMode
 
 	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
 	MaxMessageWait time.Duration
 
-	// MaxWaiting is how many calls may wait at once because their rules let them. Default: 1,000.
+	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
 	MaxWaiting int
 
 	// HasFallback, Observe and TokenRejected are as in admission.Options.
@@ -60,7 +60,7 @@ type Options struct {
 	TokenRejected func(*policy.TokenError)
 }
 
-// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// A MessageMode is how the messages of streams are charged. The first message of a stream is
 // charged with the stream. Each further one is charged as a call of its own, except that it takes
 // no slots of in_flight limits.
 type MessageMode = calls.MessageMode
@@ -77,7 +77,7 @@ const (
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
-// as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+// like (*policyfile.Watcher).Rules. An error wraps penstock.ErrInvalid.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
 	gate, err := calls.New("grpclimit", store, rules, calls.Options(o))
 	if err != nil {
@@ -89,8 +89,8 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, er
 // Waiting returns how many calls and messages wait.
 func (g *Gate) Waiting() int { return g.calls.Waiting() }
 
-// Unary is a grpc.UnaryServerInterceptor. Put it before those that do work, and after those that
-// authenticate by connection.
+// Unary is a grpc.UnaryServerInterceptor. Chain it before interceptors that do work, and after
+// interceptors that authenticate the connection.
 func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if g.calls.Exempts(info.FullMethod) {
 		return handler(ctx, request)
@@ -147,7 +147,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	return err
 }
 
-// callOf describes a call.
+// callOf returns the attributes of a call.
 func callOf(ctx context.Context, method string, message any) *calls.Call {
 	c := &calls.Call{Method: method, Message: message, Header: func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }}
 	if authority := c.Header(":authority"); len(authority) > 0 {
@@ -159,7 +159,7 @@ func callOf(ctx context.Context, method string, message any) *calls.Call {
 	return c
 }
 
-// A serverStream tells the client about its limits with the first message, and charges messages.
+// A serverStream sends the metadata about limits with the first message, and charges messages.
 type serverStream struct {
 	grpc.ServerStream
 	ctx    context.Context
@@ -173,8 +173,8 @@ type serverStream struct {
 
 func (s *serverStream) Context() context.Context { return s.ctx }
 
-// setFields sets the header as late as possible: a stream that fails before must not have one, or
-// clients would not retry it.
+// setFields sets the header as late as possible: if a stream fails with a header, clients do not
+// retry it.
 func (s *serverStream) setFields() {
 	if s.fields != nil {
 		s.ServerStream.SetHeader(s.fields)
@@ -223,8 +223,8 @@ func begin(ctx context.Context) (*serverCall, context.Context) {
 
 const pushbackField = "grpc-retry-pushback-ms"
 
-// refuse returns the error of a refused call. All metadata goes into one trailer:
-// with a header, or with two values of the pushback, it would not retry.
+// refuse returns the error of a refused call. All metadata is in one trailer: with a header, or
+// with two values of the pushback, a client would not retry.
 func (c *serverCall) refuse(r *calls.Refusal, setTrailer func(metadata.MD)) error {
 	trailer := make(metadata.MD, len(r.Fields)+1)
 	for name, values := range r.Fields {

@@ -26,7 +26,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-func TestDenialsSayWhyAndWhenToRetry(t *testing.T) {
+func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 	gate := gateOf(t, stopped(), `rules: [{name: shop, match: {path: "/test.Shop/Buy"}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, grpclimit.Options{Domain: "shop.example"})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for i, left := range []string{"1", "0"} {
@@ -38,7 +38,7 @@ func TestDenialsSayWhyAndWhenToRetry(t *testing.T) {
 	}
 	r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
 	if status.Code(r.err) != codes.ResourceExhausted {
-		t.Fatalf("the third call: %v", r.err)
+		t.Fatalf("the third call: %v; want RESOURCE_EXHAUSTED", r.err)
 	}
 	if d := detail[*errdetails.RetryInfo](t, r.err); d.RetryDelay.AsDuration() != time.Hour {
 		t.Errorf("RetryInfo: %v", d)
@@ -57,13 +57,13 @@ func TestDenialsSayWhyAndWhenToRetry(t *testing.T) {
 		}
 	}
 	if text := fmt.Sprint(r.err, status.Convert(r.err).Details(), r.trailer); strings.Contains(text, "secret-of-a") {
-		t.Errorf("the answer shows the key: %s", text)
+		t.Errorf("the response contains the key: %s", text)
 	}
 	if r := buy(t, conn, "Look", "a", "x-key", "secret-of-a"); r.err != nil || r.header["ratelimit"] != nil {
 		t.Errorf("another method: %+v", r)
 	}
 	if r := buy(t, conn, "Buy", "a", "x-key", "b"); r.err != nil {
-		t.Errorf("another key: %v", r.err)
+		t.Errorf("a call with another key: %v; want no error", r.err)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestRulesMatchCalls(t *testing.T) {
 	}
 }
 
-func TestAddressesOfClients(t *testing.T) {
+func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	const byAddress = `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`
 	trusting := grpclimit.Options{TrustedProxies: []string{"127.0.0.0/8", "unix"}}
 	for _, c := range []struct {
@@ -172,7 +172,7 @@ func TestHealthChecksAreNotLimited(t *testing.T) {
 	}
 	healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest))
 	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("a health check that is not exempt: %v", err)
+		t.Errorf("a health check that is not exempt: %v; want RESOURCE_EXHAUSTED", err)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestHealthChecksAreNotLimited(t *testing.T) {
 const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
-func TestClientsRetryAsTheTrailerSays(t *testing.T) {
+func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 	const soon = `rules: [{name: r, per: global, limits: [{rate: 10/s, burst: 1}]}]`
 	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
 	for _, c := range []struct {
@@ -245,7 +245,7 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no server"))
 }
 
-func TestCallsWithoutAStore(t *testing.T) {
+func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]codes.Code{"open": codes.OK, "closed": codes.Unavailable, "local": codes.OK} {
 		gate := gateOf(t, unavailable{}, `rules: [{name: r, per: global, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, grpclimit.Options{})
 		conn := dial(t, serve(t, new(shop), guarded(gate)...))
@@ -263,31 +263,31 @@ func TestCallsWithoutAStore(t *testing.T) {
 		}
 		if mode == "local" {
 			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
-				t.Errorf("the second call of local: %v", r.err)
+				t.Errorf("the second call with local: %v; want RESOURCE_EXHAUSTED", r.err)
 			}
 		}
 	}
 }
 
-func TestDenyListsAndMalformedCalls(t *testing.T) {
+func TestDeniedAndMalformedCallsAreRefused(t *testing.T) {
 	gate := gateOf(t, stopped(), `
 deny: [{header X-Key: bad}]
 rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.Options{})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	if r := buy(t, conn, "Buy", "a", "x-key", "bad"); status.Code(r.err) != codes.PermissionDenied {
-		t.Errorf("a client on the deny list: %v", r.err)
+		t.Errorf("a client on the deny list: %v; want PERMISSION_DENIED", r.err)
 	}
 	if r := buy(t, conn, "Buy", "a", "x-key", "one", "x-key", "two"); status.Code(r.err) != codes.InvalidArgument {
-		t.Errorf("two keys: %v", r.err)
+		t.Errorf("a call with two keys: %v; want INVALID_ARGUMENT", r.err)
 	}
 	bad := dial(t, serve(t, new(shop), guarded(gate)...), grpc.WithAuthority("a b"))
 	if r := buy(t, bad, "Buy", "a"); status.Code(r.err) != codes.InvalidArgument && status.Code(r.err) != codes.Internal {
-		t.Errorf("a malformed authority: %v", r.err)
+		t.Errorf("a malformed authority: %v; want INVALID_ARGUMENT", r.err)
 	}
 }
 
 // A limit with on_status counts only calls that end with such a code.
-func TestCodesAreReadAsStatuses(t *testing.T) {
+func TestOnStatusCountsCodes(t *testing.T) {
 	code := codes.OK
 	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "as asked") }}
 	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
@@ -296,7 +296,7 @@ func TestCodesAreReadAsStatuses(t *testing.T) {
 		code = free
 		for range 2 {
 			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != free {
-				t.Errorf("%v is charged: %v", free, r.err)
+				t.Errorf("calls that end with %v are charged: %v; want no charge", free, r.err)
 			}
 		}
 	}
@@ -305,7 +305,7 @@ func TestCodesAreReadAsStatuses(t *testing.T) {
 		t.Fatal(r.err)
 	}
 	if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
-		t.Errorf("after a call that is charged: %v", r.err)
+		t.Errorf("after a call that is charged: %v; want RESOURCE_EXHAUSTED", r.err)
 	}
 }
 
@@ -352,23 +352,23 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 			t.Error(err)
 		}
 		if r := buy(t, conn, "Buy", "panic"); status.Code(r.err) != codes.Internal {
-			t.Errorf("a panic: %v", r.err)
+			t.Errorf("a call whose handler panics: %v; want INTERNAL", r.err)
 		}
 	}
 	stream := chat(t, conn)
 	<-entered
 	if r := buy(t, conn, "Look", "a"); status.Code(r.err) != codes.ResourceExhausted {
-		t.Errorf("a call beside a stream: %v; want no slot", r.err)
+		t.Errorf("a call during a stream: %v; want no slot", r.err)
 	}
 	leave <- struct{}{}
 	if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
-		t.Errorf("the stream: %v", err)
+		t.Errorf("the stream ended with %v; want no error", err)
 	}
 	last := call()
 	<-entered
 	leave <- struct{}{}
 	if err := <-last; err != nil {
-		t.Errorf("after the stream: %v", err)
+		t.Errorf("a call after the stream: %v; want that it gets the slot", err)
 	}
 }
 

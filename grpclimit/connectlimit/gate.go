@@ -21,8 +21,8 @@ import (
 
 // Options configure a Gate. The zero value is useful.
 type Options struct {
-	// TrustedProxies are those whose header names the client: networks such as 10.0.0.0/8, or unix for
-	// peers on a unix socket. Default: none, so the peer is the client.
+	// TrustedProxies are the proxies that may name the client in AddressHeader: networks such as
+	// 10.0.0.0/8, or unix for peers on a unix socket. Default: none, so the peer is the client.
 	TrustedProxies []string
 
 	// AddressHeader is the header with the client's address: X-Forwarded-For, Forwarded, or one with a
@@ -33,11 +33,11 @@ type Options struct {
 	// or none alone. Default: draft-11.
 	Dialects []string
 
-	// Domain is that of the detail ErrorInfo. Default: penstock.
+	// Domain is the domain in the detail ErrorInfo. Default: penstock.
 	Domain string
 
-	// Exempt tells whether calls of a procedure ("/package.Service/Method") are not limited. Default:
-	// those of health checks, reflection and channelz.
+	// Exempt tells whether calls of a procedure ("/package.Service/Method") are not limited.
+	// Default: calls of health checks, reflection and channelz.
 	Exempt func(procedure string) bool
 
 	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
@@ -45,14 +45,14 @@ type Options struct {
 	// begins. Default: clients may send Call-Cost themselves.
 	Cost func(ctx context.Context, procedure string, message any) int64
 
-	// Messages says whether the messages that a client sends on a stream are charged. Default: only
-	// the stream is, once, when it begins.
+	// Messages is whether the messages that a client sends on a stream are charged. Default: a
+	// stream is charged once, when it begins.
 	Messages MessageMode
 
 	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
 	MaxMessageWait time.Duration
 
-	// MaxWaiting is how many calls may wait at once because their rules let them. Default: 1,000.
+	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
 	MaxWaiting int
 
 	// HasFallback, Observe and TokenRejected are as in admission.Options.
@@ -61,7 +61,7 @@ type Options struct {
 	TokenRejected func(*policy.TokenError)
 }
 
-// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// A MessageMode is how the messages of streams are charged. The first message of a stream is
 // charged with the stream. Each further one is charged as a call of its own, except that it takes
 // no slots of in_flight limits.
 type MessageMode = calls.MessageMode
@@ -78,7 +78,7 @@ const (
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
-// as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+// like (*policyfile.Watcher).Rules. An error wraps penstock.ErrInvalid.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
 	gate, err := calls.New("connectlimit", store, rules, calls.Options(o))
 	if err != nil {
@@ -152,8 +152,8 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	}
 }
 
-// A stream sets the headers about limits with its first message: before, it can still fail without
-// any. It charges the messages that it receives.
+// A stream charges the messages that it receives. It sets the headers about limits with its first
+// message, because a stream that fails earlier must not have them.
 type stream struct {
 	connect.StreamingHandlerConn
 	ctx      context.Context
@@ -202,7 +202,7 @@ func set(header http.Header, fields map[string][]string) {
 	}
 }
 
-// errorOf is the error of a refused call.
+// errorOf returns the error of a refused call.
 func errorOf(r *calls.Refusal) *connect.Error {
 	err := connect.NewError(connect.Code(r.Code()), errors.New(r.Message))
 	for _, d := range r.Details {
@@ -224,7 +224,7 @@ func errorOf(r *calls.Refusal) *connect.Error {
 	return err
 }
 
-// statusOf is the status of HTTP under which on_status counts an error.
+// statusOf returns the HTTP status that on_status compares for an error.
 func statusOf(err error) int {
 	if err == nil {
 		return http.StatusOK

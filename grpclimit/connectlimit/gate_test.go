@@ -41,7 +41,7 @@ func gateOf(t *testing.T, store penstock.Store, rules string, o connectlimit.Opt
 	return gate
 }
 
-// stopped is a store in memory whose clock does not run.
+// stopped returns a memory store whose clock does not advance.
 func stopped() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -80,10 +80,11 @@ func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *con
 	return server.URL, server.Client()
 }
 
-// protocols are those of connect-go.
+// protocols are the protocols of connect-go.
 var protocols = map[string][]connect.ClientOption{"Connect": nil, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()}}
 
-// field returns the metadata of an error, wherever its protocol has it.
+// field returns a field of an error's metadata: from its header or its trailer, as the protocol has
+// it.
 func field(err error, name string) []string {
 	var failed *connect.Error
 	if !errors.As(err, &failed) {
@@ -111,7 +112,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 			}
 			_, err := call("k")
 			if connect.CodeOf(err) != connect.CodeResourceExhausted {
-				t.Fatalf("the third call: %v", err)
+				t.Fatalf("the third call: %v; want RESOURCE_EXHAUSTED", err)
 			}
 			for field0, want := range map[string]string{"Retry-After": "3600", "Grpc-Retry-Pushback-Ms": "3600000", "RateLimit": `"shop.hour";r=0;t=3600`} {
 				if got := field(err, field0); !slices.Equal(got, []string{want}) {
@@ -142,15 +143,14 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 				t.Errorf("the details are %q", kinds)
 			}
 			if _, err := call("other"); err != nil {
-				t.Errorf("another key: %v", err)
+				t.Errorf("a call with another key: %v; want no error", err)
 			}
 		})
 	}
 }
 
-// With the Connect protocol, a denial is status 429 with Retry-After, for clients that know HTTP
-// only.
-func TestDenialsAreStatus429(t *testing.T) {
+// With the Connect protocol, a denial has status 429 with Retry-After.
+func TestConnectDenialsHaveStatus429(t *testing.T) {
 	url, client := serve(t, gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
 	for _, want := range []int{200, 429} {
 		response, err := client.Post(url+procedure, "application/json", strings.NewReader(`"a"`))
@@ -199,14 +199,14 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 			}
 			last, err := begin()
 			if connect.CodeOf(err) != connect.CodeResourceExhausted || !slices.Equal(field(err, "Retry-After"), []string{"1200"}) && field(err, "Retry-After") == nil {
-				t.Errorf("the fourth stream: %v", err)
+				t.Errorf("the fourth stream: %v; want a denial", err)
 			}
 			end(last)
 		})
 	}
 }
 
-// The first message is charged with its stream. Each further one is a call of its own.
+// The first message is charged with its stream. Each further message is charged as a separate call.
 func TestMessagesOfStreamsAreCharged(t *testing.T) {
 	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
 		gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
@@ -229,7 +229,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 	}
 }
 
-// A message waits until its limit lets it pass.
+// A message waits until its limit admits it.
 func TestMessagesOfStreamsWait(t *testing.T) {
 	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 100/s, burst: 1}]}]`, connectlimit.Options{Messages: connectlimit.WaitForMessages})
 	url, client := serve(t, gate, nil)
@@ -255,7 +255,7 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("no server"))
 }
 
-func TestCallsWithoutAStore(t *testing.T) {
+func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} {
 		url, client := serve(t, gateOf(t, unavailable{}, `rules: [{name: r, per: ip, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, connectlimit.Options{}), nil)
 		_, err := connect.NewClient[text, text](client, url+procedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
@@ -265,12 +265,12 @@ func TestCallsWithoutAStore(t *testing.T) {
 	}
 }
 
-// A limit with on_status counts calls by the status of their code, and handlers may settle.
-func TestResultsOfCalls(t *testing.T) {
+// A limit with on_status counts calls by the HTTP status of their code, and handlers may settle.
+func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 	var code connect.Code
 	handler := func(ctx context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
 		if _, ok := connectlimit.DecisionOf(ctx); !ok {
-			t.Error("the handler sees no decision")
+			t.Error("DecisionOf returns false in the handler")
 		}
 		if r.Msg.Value == "settle" {
 			return connect.NewResponse(r.Msg), connectlimit.Settle(ctx, 4)
@@ -300,10 +300,10 @@ func TestResultsOfCalls(t *testing.T) {
 		t.Error(err)
 	}
 	if err := call("settle"); connect.CodeOf(err) != connect.CodeResourceExhausted {
-		t.Errorf("after a call that was settled for 4 units: %v", err)
+		t.Errorf("after a call that was settled for 4 units: %v; want a denial", err)
 	}
 	if err := connectlimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("settled outside a call: %v", err)
+		t.Errorf("Settle outside a call: %v; want ErrInvalid", err)
 	}
 }
 
@@ -319,10 +319,10 @@ func TestPanicsReturnSlots(t *testing.T) {
 	buy := connect.NewClient[text, text](client, url+procedure)
 	for range 3 {
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "panic"})); err == nil {
-			t.Error("a panic is no error")
+			t.Error("the call whose handler panics returns no error")
 		}
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "a"})); err != nil {
-			t.Errorf("after a panic: %v", err)
+			t.Errorf("a call after the panic: %v; want that it gets the slot", err)
 		}
 	}
 }
@@ -330,6 +330,6 @@ func TestPanicsReturnSlots(t *testing.T) {
 func TestWrongOptionsAreRefused(t *testing.T) {
 	if _, err := connectlimit.New(stopped(), func() *policy.Rules { return nil }, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
 		!strings.Contains(err.Error(), "connectlimit") {
-		t.Errorf("a wrong dialect: %v", err)
+		t.Errorf("for a wrong dialect the error is %v; want one of connectlimit", err)
 	}
 }

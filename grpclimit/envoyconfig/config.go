@@ -31,7 +31,7 @@ func (c *Config) Domains() []string {
 // Limits returns all limits in the order of the files. The Index of each is its place in the list.
 func (c *Config) Limits() []*Limit { return c.limits }
 
-// Warnings returns probable mistakes that envoyproxy/ratelimit accepts.
+// Warnings returns probable errors in the files that envoyproxy/ratelimit accepts.
 func (c *Config) Warnings() []Warning { return c.warnings }
 
 // String lists the limits as envoyproxy/ratelimit lists them at /rlconfig, one in a line.
@@ -65,7 +65,7 @@ type node struct {
 	file            string
 }
 
-// compositeOf returns the composite key, which descriptors are matched by.
+// compositeOf returns the composite key that Match compares.
 func compositeOf(key, value string) string {
 	if value == "" {
 		return key

@@ -1,3 +1,3 @@
-// Package envoyconfig reads the configuration files of envoyproxy/ratelimit, and finds the limit of
-// a descriptor in them, as that service does.
+// Package envoyconfig reads the configuration files of envoyproxy/ratelimit. Like that service, it
+// finds the limit of a descriptor in them.
 package envoyconfig

@@ -9,7 +9,7 @@ import (
 // ErrInvalid is wrapped by the errors of Load.
 var ErrInvalid = errors.New("the configuration of Envoy's rate limits is invalid")
 
-// An Error is one mistake in a file.
+// An Error is one error in a file.
 type Error struct {
 	File   string
 	Line   int    // 0: unknown
@@ -21,7 +21,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s; %s", place(e.File, e.Line), e.What, e.Remedy)
 }
 
-// Errors are all mistakes that Load has found.
+// Errors are all errors that Load has found.
 type Errors []*Error
 
 func (e Errors) Error() string {
@@ -34,7 +34,7 @@ func (e Errors) Error() string {
 
 func (e Errors) Unwrap() error { return ErrInvalid }
 
-// A Warning is about a probable mistake that envoyproxy/ratelimit accepts.
+// A Warning is about a probable error in a file that envoyproxy/ratelimit accepts.
 type Warning struct {
 	File string
 	Line int

@@ -39,8 +39,8 @@ const (
 )
 
 // Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. Load refuses
-// what envoyproxy/ratelimit refuses. It reports every mistake: the error is of type Errors and
-// wraps ErrInvalid.
+// what envoyproxy/ratelimit refuses. It reports all errors of all files: the error is of type
+// Errors and wraps ErrInvalid.
 func Load(files []File, o Options) (*Config, error) {
 	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, domainOf: make(map[string]string)}
 	for _, f := range files {
@@ -182,8 +182,8 @@ func countDocuments(content []byte) int {
 	return 2
 }
 
-// The places of keys. envoyproxy/ratelimit accepts a known key at any place, but at a wrong place
-// it has no effect.
+// The places where keys have an effect. envoyproxy/ratelimit accepts a known key at any place, and
+// ignores it at a wrong place.
 const (
 	inRoot       = "the file"
 	inDescriptor = "a descriptor"
@@ -210,7 +210,7 @@ var keyPlaces = map[string][]string{
 	"name":              {inLimit, inReplaces},
 }
 
-// keyList lists the known keys for remedies.
+// keyList returns the known keys for error messages.
 const keyList = "write one of domain, descriptors, key, value, rate_limit, unit, requests_per_unit, unlimited, name, replaces, shadow_mode, quota_mode, " +
 	"detailed_metric, value_to_metric, share_threshold and metadata"
 
@@ -351,8 +351,8 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	l.addDescriptors(n, y.Descriptors, at.to("descriptors"), below)
 }
 
-// addLimit adds the rate_limit of a descriptor to the configuration. If it is wrong, addLimit
-// reports the mistakes and returns nil.
+// addLimit adds the rate_limit of a descriptor to the configuration. If the rate_limit is invalid,
+// addLimit reports the errors and returns nil.
 func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 	before := len(l.mistakes)
 	r, at := y.RateLimit, at.to("rate_limit")

@@ -28,8 +28,9 @@ func files(contents ...string) (files []envoyconfig.File) {
 	return files
 }
 
-// Each file is refused with a message that has its line, and begins and ends as the row says.
-func TestMistakesAreNamedWithTheirLineAndRemedy(t *testing.T) {
+// The error for each file begins with the text in want, which has the line, and contains the
+// remedy.
+func TestErrorsHaveALineAndARemedy(t *testing.T) {
 	for _, row := range []struct{ name, file, want, remedy string }{
 		{"an empty file", "", "a.yaml: the file has no domain", "write domain: NAME"},
 		{"no domain", "descriptors: []", "a.yaml:1: the file has no domain", "write domain: NAME"},
@@ -67,7 +68,7 @@ func TestMistakesAreNamedWithTheirLineAndRemedy(t *testing.T) {
 	}
 }
 
-func TestAllMistakesOfAllFilesAreReported(t *testing.T) {
+func TestAllErrorsOfAllFilesAreReported(t *testing.T) {
 	_, err := envoyconfig.Load(files(
 		"domain: a\ndescriptors:\n- key: k\n  rate_limit: {unit: eon}\n- value: v",
 		"domain: b\nfoo: 1\nbar: 2",
@@ -78,16 +79,16 @@ func TestAllMistakesOfAllFilesAreReported(t *testing.T) {
 	}
 }
 
-func TestADomainIsInOneFileUnlessDomainsAreMerged(t *testing.T) {
+func TestDomainInTwoFilesNeedsMergeDomains(t *testing.T) {
 	two := files("domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]",
 		"domain: a\ndescriptors: [{key: l, rate_limit: {unit: day, requests_per_unit: 1}}]")
 	_, err := envoyconfig.Load(two, envoyconfig.Options{})
 	if err == nil || !strings.HasPrefix(err.Error(), "b.yaml:1: domain 'a' is in a.yaml already") {
-		t.Errorf("it is %v; want an error that names both files", err)
+		t.Errorf("the error is %v; want one that names both files", err)
 	}
 	c, err := envoyconfig.Load(two, envoyconfig.Options{MergeDomains: true})
 	if err != nil || len(c.Limits()) != 2 {
-		t.Fatalf("merged, it is %v, %v; want two limits", c, err)
+		t.Fatalf("with MergeDomains Load returns %v, %v; want two limits", c, err)
 	}
 	two[1].Content = two[0].Content
 	if _, err = envoyconfig.Load(two, envoyconfig.Options{MergeDomains: true}); err == nil || !strings.Contains(err.Error(), "duplicate descriptor composite key 'a.k' (the other one is at a.yaml:2)") {
@@ -95,14 +96,14 @@ func TestADomainIsInOneFileUnlessDomainsAreMerged(t *testing.T) {
 	}
 }
 
-// Scalars keep the text that is written, as in YAML 1.1.
+// A scalar that YAML 1.1 could read as a number or a bool keeps the text of the file.
 func TestScalarsKeepTheirSpelling(t *testing.T) {
 	for _, text := range []string{"7", "true", "on", "No", "010", "0x1F", "1_000", "2001-01-01", "1:30", "'quoted'", "\"1.5\""} {
 		c := load(t, "domain: a\ndescriptors: [{key: k, value: "+text+", rate_limit: {unit: DAY, requests_per_unit: 1}}]")
 		var m envoyconfig.Match
 		c.Domain("a").Match([]envoyconfig.Entry{{Key: "k", Value: strings.Trim(text, "'\"")}}, &m)
 		if m.Limit == nil {
-			t.Errorf("value: %s does not match its text", text)
+			t.Errorf("the descriptor with value: %s does not match an entry with that text", text)
 		}
 	}
 	c := load(t, "domain: a\ndescriptors: [{key: k, value: ~, rate_limit: {unit: Second, requests_per_unit: 010}}]")
@@ -130,7 +131,7 @@ descriptors:
 	}
 }
 
-func TestLimitsAreListedLikeRlconfig(t *testing.T) {
+func TestStringListsLimitsLikeRlconfig(t *testing.T) {
 	c := load(t, "domain: d\ndescriptors:\n- {key: nest, value: a, descriptors: [{key: k, value: x, rate_limit: {unit: day, requests_per_unit: 4}}]}\n- {key: s, shadow_mode: true, quota_mode: true, rate_limit: {unit: week, requests_per_unit: 1}}")
 	want := "d.nest_a.k_x: unit=DAY requests_per_unit=4, shadow_mode: false, quota_mode: false\n" +
 		"d.s: unit=WEEK requests_per_unit=1, shadow_mode: true, quota_mode: true\n"
@@ -139,7 +140,7 @@ func TestLimitsAreListedLikeRlconfig(t *testing.T) {
 	}
 }
 
-func TestWhatHasNoEffectIsWarnedOf(t *testing.T) {
+func TestSettingsWithoutEffectCauseWarnings(t *testing.T) {
 	for _, row := range []struct{ name, file, want string }{
 		{"shadow_mode in rate_limit", "domain: a\ndescriptors:\n- key: k\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    shadow_mode: true",
 			"a.yaml:7: shadow_mode has no effect in rate_limit; write it in a descriptor"},
@@ -156,7 +157,7 @@ func TestWhatHasNoEffectIsWarnedOf(t *testing.T) {
 		})
 	}
 	if w := load(t, "domain: a\ndescriptors: [{key: user_id, value: x_y}, {key: path, value: a_b, metadata: {owner: {team: web, n: 1.5}}}]").Warnings(); len(w) > 0 {
-		t.Errorf("a good file has warnings: %v", w)
+		t.Errorf("a file without errors has the warnings %v; want none", w)
 	}
 }
 
@@ -172,18 +173,19 @@ func TestLargeFilesAndFoldersAreRefused(t *testing.T) {
 	}
 	write("a.yaml", comment(file))
 	if _, err := envoyconfig.LoadDir(dir, envoyconfig.Options{}); err == nil || !strings.Contains(err.Error(), "a.yaml") || !strings.Contains(err.Error(), "longer than 2097152 bytes") {
-		t.Errorf("the error for a large file is %v", err)
+		t.Errorf("the error for a large file is %v; want one with the file and the bound", err)
 	}
 	for i := range folder/(file-100) + 1 {
 		write(fmt.Sprint(i, ".yaml"), comment(file-100))
 	}
 	write("a.yaml", comment(0))
 	if _, err := envoyconfig.ReadDir(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MB together") {
-		t.Errorf("the error for a large folder is %v", err)
+		t.Errorf("the error for a large folder is %v; want one with the bound", err)
 	}
 }
 
-// Small files that would need many gigabytes are refused, or have few warnings.
+// Small files could need many gigabytes of memory. They are refused, or the number of warnings is
+// bounded.
 func TestHostileFilesNeedLittleMemory(t *testing.T) {
 	children, aliases, nested := new(strings.Builder), new(strings.Builder), new(strings.Builder)
 	fmt.Fprintf(children, "domain: d\ndescriptors:\n- key: %s\n  descriptors:\n", strings.Repeat("k", 500_000))
@@ -208,7 +210,7 @@ func TestHostileFilesNeedLittleMemory(t *testing.T) {
 	}
 }
 
-func TestMetadataIsFree(t *testing.T) {
+func TestMetadataMayHaveAnyKeys(t *testing.T) {
 	c := load(t, "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}, metadata: {owner: {team: web}, list: [1, {a: b}], ratio: 1.5}}]")
 	m := c.Limits()[0].Metadata
 	if owner, ok := m["owner"].(map[string]any); !ok || owner["team"] != "web" || m["ratio"] != 1.5 {
@@ -216,7 +218,7 @@ func TestMetadataIsFree(t *testing.T) {
 	}
 }
 
-// No file ends the process or takes for ever.
+// Load neither panics nor hangs, whatever a file contains.
 func FuzzLoad(f *testing.F) {
 	for _, seed := range []string{
 		"", "domain: a\ndescriptors: [{key: k, value: '*', share_threshold: true, rate_limit: {unit: day, requests_per_unit: 1}}]",

@@ -9,9 +9,9 @@ type Entry struct{ Key, Value string }
 type Match struct {
 	Limit *Limit // nil: no limit applies
 
-	// Shared has, for each entry, the text that replaces its value in the key of the counter, because
-	// of share_threshold. An empty text keeps the value. Shared may be shorter than the entries: the
-	// values of the others are kept.
+	// Shared has one text for each entry. With share_threshold it replaces the value of the entry
+	// in the key of the counter. An empty text keeps the value. If Shared is shorter than the
+	// entries, the other entries keep their values.
 	Shared []string
 
 	isInMetric []bool // by entry: value_to_metric
@@ -62,9 +62,9 @@ func (n *node) child(composite []byte, key string) (next *node, isWildcard bool)
 	return n.exact[key], false
 }
 
-// AppendMetricPath appends the name of the matched limit for metrics. With detailed_metric it has
-// the values of all entries, otherwise those of descriptors with value_to_metric. Clients can
-// create any number of such names.
+// AppendMetricPath appends the name of the matched limit for metrics. With detailed_metric it
+// contains the values of all entries, and otherwise the values of descriptors with value_to_metric.
+// Clients can create any number of such names.
 func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []byte {
 	if m.Limit == nil {
 		return to
@@ -91,7 +91,7 @@ func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []by
 	return to
 }
 
-// A wildcard is a composite key with asterisks. Each stands for any text.
+// A wildcard is a composite key with asterisks. Each asterisk matches any text.
 type wildcard struct {
 	parts []string // between the asterisks
 	node  *node

@@ -42,7 +42,8 @@ descriptors:
 - {key: none}
 `
 
-// Entries are written key=value, separated by blanks. want is the count of the limit, 0 for none.
+// Each row has entries key=value, separated by blanks. want is the count of the limit that matches,
+// or 0 for none.
 func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 	d := load(t, matching).Domain("d")
 	var m envoyconfig.Match
@@ -97,7 +98,7 @@ func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 	}
 }
 
-func TestMetricPathsHaveTheValuesThatTheFileAsksFor(t *testing.T) {
+func TestMetricPathsHaveTheConfiguredValues(t *testing.T) {
 	d := load(t, `
 domain: d
 descriptors:

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Policy writes the limits as a policy file of Penstock. It lists what a policy cannot express in
-// comments. The policy is a draft: the comments at its head say how its behaviour differs.
+// Policy returns the limits as a policy file of Penstock. Comments list the limits that a policy
+// cannot express. The policy is a draft: the comments at its head describe how its behaviour
+// differs.
 func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}
 	p.b.WriteString(policyHead)
@@ -39,8 +40,7 @@ func (c *Config) Policy() string {
 	return p.b.String()
 }
 
-// LeftOut returns a line for each limit that Policy leaves out: where it is, and why no policy can
-// express it.
+// LeftOut returns a line for each limit that Policy omits, with its place and the reason.
 func (c *Config) LeftOut() (lines []string) {
 	for _, l := range c.limits {
 		if why := l.obstacle(); why != "" {
@@ -136,7 +136,7 @@ func (l *Limit) obstacle() string {
 		case key == "domain":
 			return "a key is \"domain\", which is the domain of the request in a policy"
 		case seen[key]:
-			return "the key " + clean(key) + " is there twice"
+			return "the key " + clean(key) + " is used twice"
 		case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' }) || key == "":
 			return "a key has white space"
 		case strings.Contains(key, "*"), value != "*" && strings.Contains(value, "*"):

@@ -11,8 +11,8 @@ type path []any
 
 func (p path) to(step ...any) path { return append(slices.Clip(p), step...) }
 
-// A position finds the lines of values. The values themselves come from a YAML 1.1 parser that
-// does not report lines.
+// A position finds the lines of values. It is needed because the YAML 1.1 parser that reads the
+// values reports no lines.
 type position struct{ root *yaml.Node }
 
 // positionsIn reads the positions of a file. If that fails, all lines are unknown.
@@ -24,7 +24,8 @@ func positionsIn(content []byte) position {
 	return position{document.Content[0]}
 }
 
-// line returns the line of a value, or of the nearest enclosing value that it finds.
+// line returns the line of a value. If it does not find the value, it returns the line of the
+// nearest enclosing value.
 func (p position) line(at path) int {
 	node, line := p.root, 0
 	for i := 0; node != nil; i++ {

@@ -114,7 +114,7 @@ const (
 	maxSettle     = 20 // times Settle
 )
 
-// A Watcher keeps a configuration up to date with its folder. If any file has a mistake, the old
+// A Watcher keeps a configuration up to date with its folder. If any file is invalid, the old
 // configuration stays in force. Many goroutines may call its methods.
 type Watcher struct {
 	dir     string
@@ -239,7 +239,7 @@ func (w *Watcher) reload(always bool) error {
 	return err
 }
 
-// loadLocked loads the files. isNew is false if they are those of the last load.
+// loadLocked loads the files. isNew is false if they have not changed since the last load.
 func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 	files, folders, err := readDir(w.dir)
 	if err == nil {

@@ -19,7 +19,7 @@ func write(t *testing.T, name, content string) {
 	}
 }
 
-// reloads watches a folder. It returns the results of reloads.
+// reloads watches a folder. It returns the watcher, and a channel with the result of each reload.
 func reloads(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
 	t.Helper()
 	results := make(chan error, 100)
@@ -31,7 +31,7 @@ func reloads(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
 	return w, results
 }
 
-// await waits until a reload has made the configuration have so many limits.
+// await waits for reloads until the configuration has this number of limits.
 func await(t *testing.T, w *envoyconfig.Watcher, results <-chan error, limits int) {
 	t.Helper()
 	timeout := time.After(30 * time.Second)
@@ -59,11 +59,11 @@ func TestChangesOfAFolderTakeEffect(t *testing.T) {
 		select {
 		case err = <-results:
 		case <-time.After(30 * time.Second):
-			t.Fatal("a broken file is not reported")
+			t.Fatal("Notify was called without an error; want the error of the invalid file")
 		}
 	}
 	if n := len(w.Config().Limits()); n != 2 {
-		t.Errorf("after a broken file there are %d limits; want the 2 of before", n)
+		t.Errorf("after an invalid file there are %d limits; want the 2 limits from before", n)
 	}
 	if err := os.Remove(filepath.Join(dir, "b.yaml")); err != nil {
 		t.Fatal(err)
@@ -77,8 +77,8 @@ func TestChangesOfAFolderTakeEffect(t *testing.T) {
 	await(t, w, results, 2)
 }
 
-// Kubernetes changes a ConfigMap by one link: the files are links to ..data/NAME, and ..data is a
-// link to a folder with one version.
+// Kubernetes updates a ConfigMap by replacing one link: the files are links to ..data/NAME, and
+// ..data is a link to the folder of one version.
 func TestSwappedLinksTakeEffect(t *testing.T) {
 	dir := t.TempDir()
 	for version, content := range map[string]string{"..1": oneLimit, "..2": oneLimit + "\n- {key: l, rate_limit: {unit: day, requests_per_unit: 1}}"} {
@@ -118,14 +118,14 @@ func TestSwappedLinksTakeEffect(t *testing.T) {
 func TestReloadReadsAgain(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := envoyconfig.Watch(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
-		t.Error("a missing folder is watched")
+		t.Error("Watch of a missing folder returns no error")
 	}
 	write(t, filepath.Join(dir, "a.yaml"), "domain: a\nfoo: bar")
 	if _, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'") {
-		t.Errorf("a broken folder is watched, or the error does not name the file: %v", err)
+		t.Errorf("for an invalid file the error is %v; want one with the file and the line", err)
 	}
 	if _, err := envoyconfig.Watch(filepath.Join(dir, "a.yaml"), envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), "is a file") {
-		t.Errorf("a file instead of a folder is %v", err)
+		t.Errorf("for a file instead of a folder the error is %v; want that it is a file", err)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
 	calls := 0
@@ -134,10 +134,10 @@ func TestReloadReadsAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.Reload(); err != nil || calls != 2 {
-		t.Errorf("a reload is %v, with %d loads; want 2", err, calls)
+		t.Errorf("the error of Reload is %v, after %d loads; want nil after 2", err, calls)
 	}
 	w.Close()
 	if err := w.Reload(); err == nil {
-		t.Error("a closed watcher reloads")
+		t.Error("Reload after Close returns no error")
 	}
 }

@@ -1,5 +1,5 @@
-// Package envoyxds receives rate limits from a control plane such as Envoy Gateway, as
-// envoyproxy/ratelimit does with CONFIG_TYPE=GRPC_XDS_SOTW.
+// Package envoyxds receives rate limits from a control plane such as Envoy Gateway. It corresponds
+// to the setting CONFIG_TYPE=GRPC_XDS_SOTW of envoyproxy/ratelimit.
 package envoyxds
 
 import (
@@ -45,8 +45,8 @@ type Options struct {
 	// plane, and the old configuration stays in force. The calls do not overlap.
 	Use func(*envoyconfig.Config) error
 
-	// Report is called with each result: nil for a configuration that is in force, else why one was
-	// refused or the connection ended. The calls do not overlap. Default: none.
+	// Report is called with nil after a configuration took effect. It is called with an error when
+	// a configuration was refused or the connection ended. The calls do not overlap. Default: none.
 	Report func(error)
 
 	// MinPause and MaxPause bound the pause before a new connection. Default: 1 s and 60 s.
@@ -76,8 +76,8 @@ type Client struct {
 	version string // of the configuration in force
 }
 
-// Follow connects to a control plane and uses the configurations that it sends, until Close. It
-// returns at once. If the connection ends, it reconnects, and the configuration stays in force. An
+// Follow starts a Client, which connects to a control plane and uses its configurations until
+// Close. If the connection ends, the client reconnects, and the configuration stays in force. An
 // error wraps penstock.ErrInvalid.
 func Follow(o Options) (*Client, error) {
 	if o.Target == "" || o.Use == nil {
@@ -138,7 +138,7 @@ func (c *Client) report(err error) {
 	c.options.Report(err)
 }
 
-// follow uses the configurations of one stream. hasUsed tells whether there was one.
+// follow uses the configurations of one stream. hasUsed tells whether it has used at least one.
 func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -150,7 +150,8 @@ func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	for name, value := range c.options.NodeMetadata {
 		metadata.Fields[name] = structpb.NewStringValue(value)
 	}
-	// No version: a control plane that restarted may use the same versions for other configurations.
+	// The first request has no version, because a control plane that restarted may use the same
+	// versions for other configurations.
 	first := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: c.options.NodeID, Metadata: metadata}, TypeUrl: TypeURL}
 	if err := stream.Send(first); err != nil {
 		return false, err
@@ -190,9 +191,9 @@ func (c *Client) use(resources []*anypb.Any) error {
 	return err
 }
 
-var errKind = errors.New("it is not a RateLimitConfig")
+var errKind = errors.New("the resource is not a RateLimitConfig")
 
-// load reads resources as if they were files.
+// load converts resources to files and loads them.
 func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error) {
 	files := make([]envoyconfig.File, 0, len(resources))
 	for i, r := range resources {
@@ -209,8 +210,8 @@ func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error
 	return envoyconfig.Load(files, envoyconfig.Options{MergeDomains: mergeDomains})
 }
 
-// escaped replaces characters outside ASCII by escapes. JSON allows all of them, but YAML refuses
-// some, and reads others, such as U+0085, as the end of a line.
+// escaped replaces characters outside ASCII by escapes. YAML, unlike JSON, refuses some of these
+// characters, and reads others, such as U+0085, as the end of a line.
 func escaped(content []byte) []byte {
 	to := make([]byte, 0, len(content))
 	for _, r := range string(content) {

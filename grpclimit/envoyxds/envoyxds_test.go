@@ -19,7 +19,8 @@ import (
 
 const patience = 20 * time.Second
 
-// A plane is a control plane: the test answers what comes over its channels.
+// A plane is a control plane. The test receives its requests and sends its responses through
+// channels.
 type plane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	requests  chan *discoveryv3.DiscoveryRequest
@@ -62,7 +63,7 @@ func (p *plane) next(t *testing.T) *discoveryv3.DiscoveryRequest {
 	case r := <-p.requests:
 		return r
 	case <-time.After(patience):
-		t.Fatal("the client sends nothing")
+		t.Fatal("the client sent no request in time")
 		return nil
 	}
 }
@@ -110,7 +111,7 @@ func limit(domain, key string, count uint32) *configv3.RateLimitConfig {
 	}}}
 }
 
-func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
+func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 	p, target := start(t)
 	used, reports := make(chan *envoyconfig.Config, 10), make(chan error, 100)
 	client, err := envoyxds.Follow(envoyxds.Options{
@@ -122,7 +123,7 @@ func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
 	}
 	defer client.Close()
 	if r := p.next(t); r.GetNode().GetId() != "envoy-ratelimit" || r.GetNode().GetMetadata().GetFields()["zone"].GetStringValue() != "a" || r.TypeUrl != envoyxds.TypeURL || r.VersionInfo != "" {
-		t.Errorf("the first request is %v", r)
+		t.Errorf("the first request is %v; want one without a version", r)
 	}
 	p.send(t, "1", limit("a", "k", 4), limit("b", "k", 5))
 	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-1" || r.ErrorDetail != nil {
@@ -136,7 +137,7 @@ func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
 
 	p.send(t, "2", limit("a", "k", 4), limit("a", "k", 5))
 	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-2" || !strings.Contains(r.GetErrorDetail().GetMessage(), "domain 'a' is in config of a already") {
-		t.Errorf("the answer is %v; want a NACK of version 2 with the mistake", r)
+		t.Errorf("the answer is %v; want a NACK of version 2 with the error", r)
 	}
 	p.responses <- &discoveryv3.DiscoveryResponse{VersionInfo: "3", Nonce: "nonce-3", TypeUrl: envoyxds.TypeURL, Resources: []*anypb.Any{{TypeUrl: "x", Value: []byte("y")}}}
 	if r := p.next(t); r.VersionInfo != "1" || r.GetErrorDetail() == nil {
@@ -165,7 +166,7 @@ func TestConfigurationsOfAControlPlaneAreUsedAndAcknowledged(t *testing.T) {
 	}
 }
 
-func TestAControlPlaneThatIsAwayIsAskedAgain(t *testing.T) {
+func TestClientReconnectsToAControlPlane(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -186,11 +187,11 @@ func TestAControlPlaneThatIsAwayIsAskedAgain(t *testing.T) {
 	}
 	for range 3 {
 		if err := <-reports; err == nil {
-			t.Error("a connection that cannot be is reported as a success")
+			t.Error("Report got nil; want the error of the connection")
 		}
 	}
 	client.Close()
 	if _, err := envoyxds.Follow(envoyxds.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a target it is %v", err)
+		t.Errorf("without a target the error is %v; want ErrInvalid", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-func TestTextsOfResourcesAreReadAsTheyAre(t *testing.T) {
+func TestTextsOfResourcesAreNotChanged(t *testing.T) {
 	for _, text := range []string{"true", "1.5", "~", "a: b", "'\"\\", "\x00\t\n\x7f", "\u0085x\u009f", "\u2028", "\ufeffx", "é😀"} {
 		resource, err := anypb.New(&configv3.RateLimitConfig{Domain: "d", Descriptors: []*configv3.RateLimitDescriptor{
 			{Key: text, RateLimit: &configv3.RateLimitPolicy{Unit: configv3.RateLimitUnit_DAY, RequestsPerUnit: 1}},
@@ -19,7 +19,7 @@ func TestTextsOfResourcesAreReadAsTheyAre(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 		} else if got := config.Limits()[0].Path; got != "d."+text {
-			t.Errorf("%q is read as %q", "d."+text, got)
+			t.Errorf("the path is %q; want %q", got, "d."+text)
 		}
 	}
 }

@@ -41,10 +41,10 @@ type Server struct {
 	handler atomic.Pointer[forwardauth.Handler]
 }
 
-// New makes a Server that counts in the store, by rules, which are as in httplimit.New. While the
-// rules have limits that ext_authz cannot enforce (see forwardauth.Check), the response to each
-// check is an error, and Options.Misused is called with the reason. If rules change to such rules,
-// the old ones stay in force.
+// New makes a Server that counts in the store. Rules returns the policy in force, as for
+// httplimit.New. While the rules have limits that ext_authz cannot enforce (see forwardauth.Check),
+// the response to each check is an error, and Options.Misused is called with the reason. If rules
+// change to such rules, the old ones stay in force.
 func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) (*Server, error) {
 	if store == nil || rules == nil {
 		return nil, fmt.Errorf("%w: extauthz: a store and rules are needed", penstock.ErrInvalid)
@@ -123,9 +123,9 @@ func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Descript
 	return d
 }
 
-// headersOf returns the headers of a request, without pseudo headers and those that Envoy's
-// context_extensions are for. With encode_raw_headers a header that was sent twice has two values;
-// otherwise Envoy has joined them.
+// headersOf returns the headers of a request, without pseudo headers and headers with
+// ContextPrefix. With encode_raw_headers a header that was sent twice has two values; otherwise
+// Envoy has joined them.
 func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
 	headers := make(http.Header, len(r.GetHeaders())+len(r.GetHeaderMap().GetHeaders()))
 	add := func(name, value string) {
@@ -148,8 +148,8 @@ func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
 	return headers
 }
 
-// addressOf returns an address as http.Request.RemoteAddr has it: "@" for a pipe, "" if there is
-// none.
+// addressOf returns an address in the form of http.Request.RemoteAddr: "@" for a pipe, "" if it is
+// missing.
 func addressOf(a *corev3.Address) string {
 	switch {
 	case a.GetPipe() != nil:
@@ -192,8 +192,8 @@ func (r *recorder) options() (all []*corev3.HeaderValueOption) {
 	return all
 }
 
-// describing are headers that describe requests to other kinds of proxies. Envoy sets none of them,
-// so a client has written those that are there.
+// describing are the headers in which other proxies describe a request. Envoy sets none of them. If
+// one is present, the client has sent it.
 var describing = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
 
 func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
@@ -224,7 +224,7 @@ func denied(answer *recorder) *authv3.CheckResponse {
 	}
 }
 
-// statusOf returns a status of HTTP. Envoy refuses those that it does not know; they become 429.
+// statusOf returns the status for Envoy. A status that Envoy does not know becomes 429.
 func statusOf(status int) *typev3.HttpStatus {
 	code := typev3.StatusCode(status)
 	if typev3.StatusCode_name[int32(code)] == "" {

@@ -42,13 +42,13 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// stopped is a store in memory whose clock does not run.
+// stopped returns a memory store whose clock does not advance.
 func stopped() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-// serverOf makes a Server that has the guards' fallback.
+// serverOf makes a Server on a store with the fallback of package guard.
 func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) *extauthz.Server {
 	t.Helper()
 	s, err := extauthz.New(store, rules, o)
@@ -89,7 +89,7 @@ func authorize(t testing.TB, text string) authv3.AuthorizationClient {
 	return serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{}))
 }
 
-// question is what Envoy asks about a request of a client at 192.0.2.1.
+// question returns Envoy's CheckRequest for a request of the client 192.0.2.1.
 func question(method, path string, headers ...string) *authv3.CheckRequest {
 	r := &authv3.AttributeContext_HttpRequest{
 		Id: "1", Method: method, Path: path, Host: "shop.example:443", Scheme: "https", Size: -1, Protocol: "HTTP/1.1",
@@ -112,7 +112,7 @@ func from(address string, q *authv3.CheckRequest) *authv3.CheckRequest {
 	return q
 }
 
-// check asks, and checks what holds for every answer.
+// check sends a CheckRequest, and checks the properties of every response.
 func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckRequest) *authv3.CheckResponse {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -125,12 +125,13 @@ func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckReque
 		t.Errorf("Envoy refuses the answer: %v\n%v", err, answer)
 	}
 	if isOK := answer.GetStatus().GetCode() == int32(codes.OK); isOK != (answer.GetOkResponse() != nil) {
-		t.Errorf("the status and the answer differ: %v", answer)
+		t.Errorf("the status contradicts the response: %v", answer)
 	}
 	return answer
 }
 
-// status is what the client of Envoy gets: 200 if the request passes, 500 if nobody has decided.
+// status returns the HTTP status that Envoy's client gets: 200 if the request passes, 500 if there
+// is no decision.
 func status(answer *authv3.CheckResponse) int {
 	switch {
 	case answer.GetOkResponse() != nil:
@@ -159,27 +160,27 @@ http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{name: hour, rate: 1/h}]}]
 `
 
-func TestAnswersAreThoseOfEnvoysProtocol(t *testing.T) {
+func TestResponsesFollowEnvoysProtocol(t *testing.T) {
 	client := authorize(t, hourly)
 	passed := check(t, client, question("GET", "/api/a"))
 	if status(passed) != 200 || header(passed, "RateLimit") != `"api.hour";r=0;t=3600` || header(passed, "RateLimit-Policy") != `"api.hour";q=1;w=3600` {
-		t.Errorf("the first request: %v", passed)
+		t.Errorf("the first request: %v; want that it passes", passed)
 	}
 	denied := check(t, client, question("GET", "/api/a"))
 	if status(denied) != 429 || denied.Status.Code != int32(codes.ResourceExhausted) || header(denied, "Retry-After") != "3600" ||
 		header(denied, "Content-Type") != "application/problem+json" || header(denied, "RateLimit") == "" || !strings.Contains(denied.GetDeniedResponse().Body, `"violated-policies":["api.hour"]`) {
-		t.Errorf("the second request: %v", denied)
+		t.Errorf("the second request: %v; want 429", denied)
 	}
 	if free := check(t, client, question("GET", "/other")); status(free) != 200 || header(free, "RateLimit") != "" {
-		t.Errorf("a request without limits: %v", free)
+		t.Errorf("a request without limits: %v; want that it passes", free)
 	}
 	if other := check(t, client, from("192.0.2.2", question("GET", "/api/a"))); status(other) != 200 {
-		t.Errorf("another client: %v", other)
+		t.Errorf("another client: %v; want that it passes", other)
 	}
 }
 
-// Each spelling of a path gets the status that forward-auth over HTTP gives it.
-func TestSpellingsOfPathsAreReadAsByForwardAuth(t *testing.T) {
+// Each spelling of a path gets the same status as from forward-auth over HTTP.
+func TestSpellingsOfPathsGetTheStatusOfForwardAuth(t *testing.T) {
 	const text = `
 http: {trusted_proxies: [127.0.0.1, 192.0.2.1]}
 rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{rate: 1/h}]}]
@@ -199,7 +200,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 			r.Header = http.Header{"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {target}, "X-Forwarded-Host": {"shop.example"}, "X-Forwarded-For": {"192.0.2.1"}}
 			over.ServeHTTP(w, r)
 			if got := status(check(t, client, question("GET", target))); got != w.Code {
-				t.Errorf("%s: %d; forward-auth says %d", target, got, w.Code)
+				t.Errorf("%s: %d; want %d as from forward-auth", target, got, w.Code)
 			}
 			counts[w.Code]++
 			n++
@@ -230,7 +231,7 @@ func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 			t.Errorf("%s: %d; want 429", name, got)
 		}
 	}
-	// Behind a load balancer that is trusted, the address that it appended is the client.
+	// The client is the address that the trusted load balancer has appended.
 	behind := authorize(t, strings.Replace(hourly, "[127.0.0.1]", "[127.0.0.1, 10.0.0.0/8]", 1))
 	for _, c := range []struct {
 		list string
@@ -242,11 +243,11 @@ func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 	}
 	removed := check(t, client, question("GET", "/other", "x-forwarded-uri", "/admin", "x-original-url", "http://a/b", "x-forwarded-proto", "https")).GetOkResponse().HeadersToRemove
 	if !slices.Equal(removed, []string{"X-Forwarded-Uri", "X-Original-Url"}) {
-		t.Errorf("Envoy removes %q", removed)
+		t.Errorf("Envoy removes the headers %q", removed)
 	}
 }
 
-func TestMalformedQuestions(t *testing.T) {
+func TestMalformedCheckRequestsGetStatus400(t *testing.T) {
 	client := authorize(t, hourly)
 	for name, q := range map[string]*authv3.CheckRequest{
 		"nothing":            {},
@@ -271,12 +272,12 @@ func TestMalformedQuestions(t *testing.T) {
 	twice := question("GET", "/api/a")
 	twice.Attributes.Request.Http.Host = "shop.example/x"
 	if answer := check(t, client, twice); status(answer) != 400 {
-		t.Errorf("a malformed host: %v", answer)
+		t.Errorf("a malformed host: %v; want 400", answer)
 	}
 }
 
-// With encode_raw_headers a header that was sent twice is two values, which identify nobody.
-func TestRawHeaders(t *testing.T) {
+// With encode_raw_headers, a header that was sent twice has two values and identifies no client.
+func TestRepeatedRawHeaderIdentifiesNoClient(t *testing.T) {
 	client := authorize(t, `
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
@@ -324,20 +325,20 @@ rules:
 	}
 }
 
-func TestOnlyTrustedPeersAreAnswered(t *testing.T) {
+func TestUntrustedPeersAreRefused(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
 	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	if answer := check(t, client, question("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
-		t.Errorf("a peer that is not trusted: %v", answer)
+		t.Errorf("an untrusted peer: %v; want that it is refused", answer)
 	}
 	if len(reasons) != 1 || !strings.Contains(reasons[0], "127.0.0.1") || !strings.Contains(reasons[0], "trusted_proxies") {
 		t.Errorf("the reasons are %q", reasons)
 	}
 }
 
-// Rules that ext_authz cannot enforce are an error for Envoy until they change.
-func TestRulesThatCannotBeEnforced(t *testing.T) {
+// While ext_authz cannot enforce the rules, Envoy gets an error.
+func TestRulesThatCannotBeEnforcedAreAnError(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, `
 http: {trusted_proxies: [127.0.0.1]}
@@ -359,11 +360,11 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 		}
 	}
 	if _, err := extauthz.New(nil, func() *policy.Rules { return rules }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a store: %v", err)
+		t.Errorf("without a store the error is %v; want ErrInvalid", err)
 	}
 }
 
-// A failing store gives no answer; one that hangs answers when its caller leaves.
+// A failing store returns an error: at once, or, if it hangs, when the context ends.
 type failing struct{ hangs bool }
 
 func (s failing) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
@@ -374,7 +375,7 @@ func (s failing) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Deci
 	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("no server"))
 }
 
-func TestRequestsWithoutAStore(t *testing.T) {
+func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]int{"open": 200, "closed": 503, "local": 200} {
 		rules := rulesOf(t, strings.Replace(hourly, "rate: 1/h", "rate: 1/h, on_failure: "+mode, 1))
 		client := serve(t, serverOf(t, failing{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
@@ -393,7 +394,7 @@ func TestRequestsWithoutAStore(t *testing.T) {
 	}
 }
 
-// Whatever Envoy sends, there is an answer that it accepts.
+// Envoy accepts the response to any CheckRequest.
 func FuzzCheck(f *testing.F) {
 	for _, q := range []*authv3.CheckRequest{{}, question("GET", "/api/a?b=c"), question("", "")} {
 		text, err := proto.Marshal(q)

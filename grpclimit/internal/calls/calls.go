@@ -1,4 +1,4 @@
-// Package calls decides calls of remote procedures by a policy. It is for grpc-go and connect: it
+// Package calls decides remote procedure calls by a policy. It is for grpc-go and connect: it
 // imports the server of neither.
 package calls
 
@@ -42,7 +42,7 @@ type Options struct {
 	TokenRejected  func(*policy.TokenError)
 }
 
-// DefaultDomain is the domain of errors whose server names none.
+// DefaultDomain is the domain of errors if Options.Domain is empty.
 const DefaultDomain = "penstock"
 
 // CostHeader is the header in which rules find the result of Options.Cost.
@@ -66,7 +66,7 @@ type compiled struct {
 	policies quotaheaders.Policies
 }
 
-// New makes a Gate that counts in the store. The package is that of the errors.
+// New makes a Gate that counts in the store. pkg is the name of the package in error texts.
 func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
 	var errs []error
 	for _, text := range o.TrustedProxies {
@@ -122,7 +122,7 @@ func dialectsOf(names []string) (dialects []quotaheaders.Dialect, err error) {
 		case !slices.Contains(quotaheaders.Dialects(), d):
 			return nil, fmt.Errorf("Dialects: unknown value %.40q; write draft-11, draft-07, draft-06, x-ratelimit, or none alone", name)
 		case slices.Contains(names[:i], name):
-			return nil, fmt.Errorf("Dialects: %s is there twice; keep one", name)
+			return nil, fmt.Errorf("Dialects: %s is listed twice; keep one", name)
 		}
 		dialects = append(dialects, d)
 	}
@@ -161,7 +161,8 @@ type Call struct {
 	Patience    time.Duration // how long the message may wait; 0: as the rules say
 }
 
-// Admit decides a call. The Admission must be ended by Done. It is nil if there is a Refusal.
+// Admit decides a call. The caller must call Done of the Admission, which is nil if there is a
+// Refusal.
 func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refusal) {
 	rules := g.rules()
 	host, ok := policy.CleanHost(c.Authority)
@@ -184,7 +185,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	return nil, g.refusal(ctx, admitted, outcome)
 }
 
-// malformed refuses a call that cannot be read in one way.
+// malformed refuses a call whose attributes are ambiguous or malformed.
 func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 	if g.options.Observe != nil {
 		g.options.Observe(&admission.Event{Context: ctx, Outcome: admission.Malformed})
@@ -221,7 +222,7 @@ func (g *Gate) policies() quotaheaders.Policies {
 	return c.policies
 }
 
-// attributes are what a policy may know of a call.
+// attributes are the attributes of a call, as rules read them.
 type attributes struct {
 	gate   *Gate
 	call   *Call
@@ -229,8 +230,7 @@ type attributes struct {
 	single [policy.KindRawQuery + 1]string // values of kinds that have one
 }
 
-// Lookup implements policy.Attributes, as Address and BodySize do. Calls have no query and no
-// cookies.
+// Lookup implements policy.Attributes. Calls have no query and no cookies.
 func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	switch kind {
 	case policy.KindMethod, policy.KindHost, policy.KindPath:
@@ -255,7 +255,7 @@ func (a *attributes) header(name string) []string {
 	return a.call.Header(lower)
 }
 
-// lower is the name of a header in lower case. Rules have few names, so all are kept.
+// lower returns the name of a header in lower case. It caches all names, because rules have few.
 func (g *Gate) lower(name string) string {
 	if known, ok := g.names.Load(name); ok {
 		return known.(string)

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// A MessageMode is how the messages of streams are charged. The first message of a stream is
 // charged with the stream. Each further one is charged as a call of its own, except that it takes
 // no slots of in_flight limits.
 type MessageMode uint8
@@ -21,17 +21,17 @@ const (
 
 const defaultMessageWait = time.Minute
 
-// ChargesMessages tells whether the mode is another than IgnoreMessages.
+// ChargesMessages tells whether the mode is not IgnoreMessages.
 func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessages }
 
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream
-// of which no message has come. Its method must not be called concurrently.
+// without messages so far. Its method must not be called concurrently.
 type Messages struct {
 	hasFirst bool // the message that was charged with the stream has come
 }
 
-// Received decides a message that was received, and may wait. Call it if ChargesMessages. If there
-// is a Refusal or an error, which is that of ctx, the message must not be processed.
+// Received decides a message that was received, and may wait. Call it only if ChargesMessages. If
+// it returns a Refusal or an error, the message must not be processed. The error is that of ctx.
 func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, error) {
 	if !m.hasFirst {
 		m.hasFirst = true
@@ -57,7 +57,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 	}
 }
 
-// sleep returns after d. If ctx ends before, it returns its error.
+// sleep returns after d. If ctx ends before that, sleep returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/internal/quotaheaders"
 )
 
-// A Refusal says why a call was not admitted.
+// A Refusal is the reason why a call was not admitted, and what its client gets.
 type Refusal struct {
 	Outcome    admission.Outcome
 	Err        error // of the context, if the call was abandoned
@@ -118,8 +118,8 @@ func (r *Refusal) IsTemporary() bool {
 	return r.Outcome == admission.Denied && r.RetryAfter > 0 && r.RetryAfter != penstock.Never
 }
 
-// HTTPStatus is the status of HTTP that google.rpc.Code names for a code. Rules with on_status list
-// it.
+// HTTPStatus returns the HTTP status that google.rpc.Code documents for a code. Rules with
+// on_status list such statuses.
 func HTTPStatus(code codes.Code) int {
 	if int(code) < len(httpStatuses) {
 		return httpStatuses[code]
@@ -153,7 +153,8 @@ func (r *Refusal) RetrySeconds() string {
 }
 
 // Pushback returns the text of grpc-retry-pushback-ms: how long a client should wait before it
-// retries, rounded up to a millisecond, or -1 if it should not; "" if that is not known.
+// retries, in milliseconds, rounded up. It is -1 if the client should not retry, and "" if the time
+// is unknown.
 func (r *Refusal) Pushback() string {
 	switch {
 	case len(r.Details) == 0:
