@@ -27,24 +27,24 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func(continued bool) (*admission.Admission, admission.Outcome) {
+	admit := func(continued bool) (*admission.Admission, admission.Outcome) {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, IsContinued: continued})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a, outcome
 	}
-	stream, outcome := ask(false)
+	stream, outcome := admit(false)
 	if outcome != admission.Allowed {
 		t.Fatalf("the stream: %v", outcome)
 	}
-	if a, outcome := ask(false); outcome != admission.Denied {
+	if a, outcome := admit(false); outcome != admission.Denied {
 		t.Errorf("a second stream: %v; want denied, because no slot is free", outcome)
 	} else {
 		a.Done(admission.Result{})
 	}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied} {
-		a, outcome := ask(true)
+		a, outcome := admit(true)
 		if outcome != want {
 			t.Errorf("message %d: %v; want %v", i, outcome, want)
 		}

@@ -770,7 +770,7 @@ func mixed(b *lawTest) {
 	rate.limit = penstock.Limit{Name: "rate", Group: b.group, Count: 10, Period: refillTime}
 	slots := b.counter(kinds[8], 5).named("in-flight")
 	total := b.counter(kinds[8], 500).named("in-all").at("")
-	ask := func(user string, n int, mode penstock.Mode) []penstock.Charge {
+	charges := func(user string, n int, mode penstock.Mode) []penstock.Charge {
 		holder := fmt.Sprint(user, n)
 		batch := []penstock.Charge{slots.at(user).as(holder).charge(mode, 1), total.as(holder).charge(mode, 1)}
 		if mode == penstock.Spend {
@@ -779,9 +779,9 @@ func mixed(b *lawTest) {
 		return batch
 	}
 	for i := range 5 {
-		b.allow(ask("anna", i, penstock.Spend)...)
+		b.allow(charges("anna", i, penstock.Spend)...)
 	}
-	d := b.decide(ask("anna", 5, penstock.Spend)...)
+	d := b.decide(charges("anna", 5, penstock.Spend)...)
 	if d.Allowed || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter == 0 || d.Status(2).RetryAfter != 0 || d.Strictest() != 1 {
 		b.violated("a sixth request in flight: %s; want a denial", showDecision(d))
 	}
@@ -790,15 +790,15 @@ func mixed(b *lawTest) {
 			b.violated("a sixth request in flight: limit %d has %d left, want %d", i, s.Remaining, want)
 		}
 	}
-	b.allow(ask("ben", 0, penstock.Spend)...)
+	b.allow(charges("ben", 0, penstock.Spend)...)
 	b.wantRemaining(total, 494)
 	for i := range 5 {
-		b.allow(ask("anna", i, penstock.Refund)...)
-		b.allow(ask("anna", 10+i, penstock.Spend)...)
+		b.allow(charges("anna", i, penstock.Refund)...)
+		b.allow(charges("anna", 10+i, penstock.Spend)...)
 	}
 	b.wantRemaining(rate.at("anna"), 0)
-	b.allow(ask("anna", 10, penstock.Refund)...)
-	b.deny(ask("anna", 20, penstock.Spend)...) // now the rate is exhausted
+	b.allow(charges("anna", 10, penstock.Refund)...)
+	b.deny(charges("anna", 20, penstock.Spend)...) // now the rate is exhausted
 	b.wantRemaining(slots.at("anna"), 1)
 	b.wantRemaining(total, 495)
 }

@@ -40,7 +40,7 @@ func moveSlots(t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	if c.Owner(slot) != c.Nodes[0] {
-		t.Fatalf("the owner of slot %d is %v", slot, c.Owner(slot))
+		t.Fatalf("the owner of slot %d is %v; want %v", slot, c.Owner(slot), c.Nodes[0])
 	}
 	added, err := c.Grow()
 	if err != nil {
@@ -55,14 +55,15 @@ func moveSlots(t *testing.T, c *Cluster) {
 		halves++
 		n++
 		if got := follow(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
-			t.Errorf("INCR during the move, call %d: %s", halves, got)
+			t.Errorf("INCR during the move, call %d: %s; want %d", halves, got, n)
 		}
 	})
 	if err != nil || halves != 2 {
-		t.Errorf("moved with %d calls during the move, %v", halves, err)
+		t.Errorf("%d calls during the move, %v; want 2", halves, err)
 	}
 	if c.Owner(slot) != added || c.Owner(slot+1) != added || c.Owner(slot+2) == added {
-		t.Errorf("slots belong to %v and %v", c.Owner(slot), c.Owner(slot+1))
+		t.Errorf("slots %d to %d belong to %v, %v and %v; want only the first two with %v",
+			slot, slot+2, c.Owner(slot), c.Owner(slot+1), c.Owner(slot+2), added)
 	}
 	want(t, added, fmt.Sprint(n), "GET", key)
 	if _, err := c.Nodes[0].Do("GET", key); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
@@ -78,7 +79,7 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	slot, _ := c.Slot(key)
 	replica := c.Replica(old)
 	if replica != c.Nodes[primaries] {
-		t.Fatalf("the replica is %v", replica)
+		t.Fatalf("the replica is %v; want %v", replica, c.Nodes[primaries])
 	}
 	if err := c.Promote(replica); err != nil {
 		t.Fatal(err)
