@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -19,39 +20,51 @@ import (
 
 // newValidate makes the command that checks policies.
 func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var output string
-	var verbose, isStrict bool
+	var output, envoyFolder string
+	var verbose, isStrict, mergesDomains bool
 	c := &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check policy files and list all errors",
 		Long: "validate reads policy files like serve does. It prints each error as file:line:column, what is wrong, and how to fix it.\n" +
 			"Warnings are about likely mistakes, and serve logs them too. Hints are about what a valid policy may miss.\n" +
 			"With --strict, warnings are errors. Hints never are.\n" +
-			"It replaces ${NAME} in the files by environment variables, like serve. The exit status is 0 if all files are valid, else 4.",
+			"It replaces ${NAME} in the files by environment variables, like serve. With --envoy-config, it also reads the files of\n" +
+			"envoyproxy/ratelimit in a folder. The exit status is 0 if all files are valid, else 4.",
 		Example: "  penstock validate rules.yaml\n  penstock validate -v rules.yaml        # also describes the rules\n" +
-			"  penstock validate --strict rules.yaml  # in CI",
-		Args: needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml"),
+			"  penstock validate --strict rules.yaml  # in CI\n  penstock validate --envoy-config config/ratelimit",
+		Args: func(c *cobra.Command, args []string) error {
+			if envoyFolder != "" {
+				return nil
+			}
+			return needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml")(c, args)
+		},
 		RunE: func(c *cobra.Command, files []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
 			all := []finding{}
 			invalid := 0
+			add := func(name string, r result) {
+				if isStrict && makeErrors(r.found) > 0 {
+					r.isValid = false
+				}
+				if !r.isValid {
+					invalid++
+				}
+				all = append(all, r.found...)
+				if output == "text" {
+					r.print(c.OutOrStdout(), name, verbose)
+				}
+			}
 			for _, file := range files {
-				found, p, err := validate(file, algorithms)
+				r, err := validate(file, algorithms)
 				if crash := (*panicked.Error)(nil); errors.As(err, &crash) {
 					fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
 				}
-				if isStrict && makeErrors(found) > 0 {
-					p = nil
-				}
-				if p == nil {
-					invalid++
-				}
-				all = append(all, found...)
-				if output == "text" {
-					printFindings(c.OutOrStdout(), file, found, p, verbose)
-				}
+				add(file, r)
+			}
+			if envoyFolder != "" {
+				add(envoyFolder, validateEnvoy(envoyFolder, mergesDomains))
 			}
 			if output == "json" {
 				if err := writeJSON(c.OutOrStdout(), struct {
@@ -72,6 +85,8 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "also describe the rules of each policy")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings as errors")
+	c.Flags().StringVar(&envoyFolder, "envoy-config", "", "folder with files of envoyproxy/ratelimit")
+	c.Flags().BoolVar(&mergesDomains, "envoy-merge-domains", false, "let several of these files have one domain")
 	return c
 }
 
@@ -84,29 +99,73 @@ type finding struct {
 	Message  string `json:"message"`
 }
 
-func validate(file string, algorithms []*algorithm.Algorithm) (found []finding, p *policyfile.Policy, err error) {
-	p, err = policyfile.Load(file, settings.PolicyOptions(algorithms...))
+// place returns the file, and the line and the column if they are known.
+func (f *finding) place() string {
+	switch {
+	case f.Line == 0:
+		return f.File
+	case f.Column == 0:
+		return fmt.Sprintf("%s:%d", f.File, f.Line)
+	}
+	return fmt.Sprintf("%s:%d:%d", f.File, f.Line, f.Column)
+}
+
+// A result is what was found in a policy file, or in a folder for Envoy.
+type result struct {
+	found       []finding
+	isValid     bool
+	description string // of the rules
+	summary     string // of what is valid
+}
+
+func validate(file string, algorithms []*algorithm.Algorithm) (r result, err error) {
+	p, err := policyfile.Load(file, settings.PolicyOptions(algorithms...))
 	var mistakes policyfile.Errors
 	var unread *fs.PathError
 	switch {
 	case err == nil:
 		defer p.Close()
 		for _, w := range p.Warnings {
-			found = append(found, finding{"warning", w.File, w.Line, w.Column, w.Message})
+			r.found = append(r.found, finding{"warning", w.File, w.Line, w.Column, w.Message})
 		}
 		for _, h := range p.Hints {
-			found = append(found, finding{"hint", h.File, h.Line, h.Column, h.Message})
+			r.found = append(r.found, finding{"hint", h.File, h.Line, h.Column, h.Message})
 		}
+		n := len(p.Rules.Rules())
+		r.isValid, r.description = true, describe.Spec(p.Rules.Spec())
+		r.summary = fmt.Sprintf("%d %s, digest %s", n, plural(n, "rule"), p.Digest)
 	case errors.As(err, &mistakes):
 		for _, e := range mistakes {
-			found = append(found, finding{"error", e.File, e.Line, e.Column, e.Message})
+			r.found = append(r.found, finding{"error", e.File, e.Line, e.Column, e.Message})
 		}
 	case errors.As(err, &unread):
-		found = []finding{{Severity: "error", File: file, Message: "cannot read the file: " + unread.Err.Error() + "; write the name of a policy file"}}
+		r.found = []finding{{Severity: "error", File: file, Message: "cannot read the file: " + unread.Err.Error() + "; write the name of a policy file"}}
 	default:
-		found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
+		r.found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}
-	return found, p, err
+	return r, err
+}
+
+// validateEnvoy reads the files of envoyproxy/ratelimit in a folder.
+func validateEnvoy(folder string, mergesDomains bool) (r result) {
+	config, err := envoyconfig.LoadDir(folder, envoyconfig.Options{MergeDomains: mergesDomains})
+	var mistakes envoyconfig.Errors
+	switch {
+	case err == nil:
+		for _, w := range config.Warnings() {
+			r.found = append(r.found, finding{Severity: "warning", File: w.File, Line: w.Line, Message: w.Text})
+		}
+		domains, limits := len(config.Domains()), len(config.Limits())
+		r.isValid, r.description = true, config.String()
+		r.summary = fmt.Sprintf("%d %s, %d %s", domains, plural(domains, "domain"), limits, plural(limits, "limit"))
+	case errors.As(err, &mistakes):
+		for _, e := range mistakes {
+			r.found = append(r.found, finding{Severity: "error", File: e.File, Line: e.Line, Message: e.What + "; " + e.Remedy})
+		}
+	default:
+		r.found = []finding{{Severity: "error", File: folder, Message: textOf(err)}}
+	}
+	return r
 }
 
 // makeErrors turns warnings into errors, and returns how many there were.
@@ -120,22 +179,21 @@ func makeErrors(found []finding) (warnings int) {
 	return warnings
 }
 
-func printFindings(out io.Writer, file string, found []finding, p *policyfile.Policy, verbose bool) {
-	for _, f := range found {
-		e := policyfile.Error{File: f.File, Line: f.Line, Column: f.Column, Message: f.Message}
+func (r *result) print(out io.Writer, name string, verbose bool) {
+	for _, f := range r.found {
+		fmt.Fprint(out, f.place(), ": ")
 		if f.Severity != "error" {
-			e.Message = f.Severity + ": " + e.Message
+			fmt.Fprint(out, f.Severity, ": ")
 		}
-		fmt.Fprintln(out, e.Error())
+		fmt.Fprintln(out, f.Message)
 	}
-	if p == nil {
+	if !r.isValid {
 		return
 	}
 	if verbose {
-		fmt.Fprint(out, describe.Spec(p.Rules.Spec()))
+		fmt.Fprint(out, r.description)
 	}
-	n := len(p.Rules.Rules())
-	fmt.Fprintf(out, "%s: valid, %d %s, digest %s\n", file, n, plural(n, "rule"), p.Digest)
+	fmt.Fprintf(out, "%s: valid, %s\n", name, r.summary)
 }
 
 func plural(n int, word string) string {

@@ -168,3 +168,36 @@ func TestVerboseDescribesThePolicy(t *testing.T) {
 		t.Errorf("an invalid policy is described: %s", out)
 	}
 }
+
+func TestFilesForEnvoyAreValidated(t *testing.T) {
+	good := "../../../examples/envoy"
+	code, out, err := command("validate", "--envoy-config", good, "../../../examples/rides.yaml")
+	if code != 0 || err != "" || !strings.Contains(out, "rides.yaml: valid, 4 rules") || !strings.HasSuffix(out, good+": valid, 1 domain, 5 limits\n") {
+		t.Errorf("exit status %d, %s%s; want both valid", code, out, err)
+	}
+	if _, out, _ := command("validate", "-v", "--envoy-config", good); !strings.Contains(out, "rides.remote_address: unit=MINUTE requests_per_unit=5") {
+		t.Errorf("-v prints %s; want the limits", out)
+	}
+	dir := t.TempDir()
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("domain: web\nfoo: 1\n")
+	if code, out, err := command("validate", "--envoy-config", dir); code != exitInvalid || err != "" || !strings.HasPrefix(out, filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'; write one of ") {
+		t.Errorf("exit status %d, %s%s; want %d and the mistake at its line", code, out, err, exitInvalid)
+	}
+	write("domain: web\ndescriptors: [{key: a, unit: day}]\n")
+	for flag, want := range map[string]int{"--verbose": 0, "--strict": exitInvalid} {
+		if code, out, _ := command("validate", flag, "--envoy-config", dir); code != want || !strings.Contains(out, "unit has no effect in a descriptor") {
+			t.Errorf("%s: exit status %d, %s; want %d and a warning", flag, code, out, want)
+		}
+	}
+	if code, out, _ := command("validate", "--envoy-config", filepath.Join(dir, "missing")); code != exitInvalid || !strings.Contains(out, "no such file") {
+		t.Errorf("without the folder: exit status %d, %s; want %d", code, out, exitInvalid)
+	}
+	if code, _, err := command("validate"); code != exitUsage || !strings.Contains(err, "write the name of a policy file") {
+		t.Errorf("without arguments: exit status %d, %s; want %d", code, err, exitUsage)
+	}
+}
