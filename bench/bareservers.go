@@ -16,7 +16,8 @@ import (
 
 const rlsMethod = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// bareServers give one answer and decide nothing: they are the floors of the services section.
+// bareServers send a constant response and decide nothing. They are the lower bounds of the
+// services section.
 var bareServers = map[string]func(net.Listener) error{
 	"grpc-go":  serveBareGRPC,
 	"fastgrpc": serveBareFast,

@@ -116,8 +116,8 @@ func guardsSection(r *report) error {
 		{"over 100/s", names[:1], hundred, clientWindow, []guarded{{"deny", deny, 15}}},
 		{"hot", names[:1], plenty, clientWindow, []guarded{{"lease of 100", lease, 8}}},
 		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guarded{{"lease of 100", lease, 0}}},
-		// Buckets are full when a window begins, and traffic that goes on finds them in use: most of a
-		// second is like that.
+		// Buckets are full when a window begins. In continuous traffic they are partly used, which
+		// is the case for most of a second.
 		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},
 	} {
 		for _, goroutines := range []int{64, 512} {
@@ -145,8 +145,8 @@ func guardsSection(r *report) error {
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
-			// The last has leases, the one before none. Few callers depend more on what else the machine
-			// does, so they have no goal.
+			// The last store has leases, the store before it has none. There is no goal for few
+			// callers, because their results depend more on other load of the machine.
 			if n := len(load.guards); n > 1 && goroutines >= 512 {
 				ratio := median(ratios(all[1+n].rates, all[n].rates))
 				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)

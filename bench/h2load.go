@@ -161,7 +161,8 @@ var (
 	errUnknown  = errors.New("the server answers a call that is not open")
 )
 
-// receive acts on all frames that have arrived. With goesOn, a call is followed by another one.
+// receive handles all frames that have arrived. With goesOn, each call that has ended is followed
+// by another call.
 func (l *h2Load) receive(now time.Time, goesOn bool) error {
 	for l.w-l.r >= 9 {
 		header := l.in[l.r : l.r+9]

@@ -85,7 +85,7 @@ func httpAnswer(r *bufio.Reader) error {
 	}
 	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200 ")) {
 		rest, _ := r.Peek(min(r.Buffered(), 500))
-		return fmt.Errorf("the answer is %q %q", line, rest)
+		return fmt.Errorf("the response is %q %q; want status 200", line, rest)
 	}
 	length := -1
 	for len(line) > 2 {

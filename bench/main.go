@@ -14,7 +14,7 @@
 //   - libraries: the same with other libraries
 //   - memstore: decisions in memory
 //   - proxy: requests through penstock serve
-//   - services: what callers of other programs ask: RLS, JSON, CL.THROTTLE
+//   - services: services for other programs: RLS, JSON, CL.THROTTLE
 //
 // The cases of a section are measured in turn, in many short windows. They are compared by the
 // quantile that other programs disturb least. Idle cores are kept awake if the system allows it

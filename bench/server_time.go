@@ -267,8 +267,8 @@ func serverTimeSection(r *report) error {
 			return err
 		}
 	}
-	// Every key is visited three times. What is known is measured at the third: the second may still
-	// find the form that the first left.
+	// Every key is charged three times. Known keys are measured the third time, because the state's
+	// format may still change the second time.
 	for _, phases := range [][]phase{{fresh}, {known}, {known, denied}} {
 		for _, s := range subjects {
 			s.script[known], s.process[known] = nil, nil

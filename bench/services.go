@@ -23,9 +23,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The services section compares the services that callers of other programs ask: Envoy's rate limit
-// service, the JSON API and CL.THROTTLE. Each server is a process with a core of its own. Its Redis
-// and the load have another one.
+// The services section compares rate limit services for other programs: Envoy's rate limit service,
+// the JSON API and CL.THROTTLE. Each server is a process with a core of its own. Its Redis and the
+// load have another one.
 
 const (
 	serviceRounds  = 9
@@ -44,8 +44,8 @@ type serving struct {
 	rates, cpu, p50, p99 []float64 // of each window; cpu is µs per decision
 }
 
-// A loader makes calls on a connection. run makes them until a time, and returns when the last is
-// answered.
+// A loader makes calls on a connection. run makes calls until a time, and returns after the last
+// response.
 type loader interface {
 	run(until time.Time) error
 	took() []float64 // µs of each call of the last run
@@ -240,7 +240,7 @@ func (s *serving) ratio(to *serving) float64 { return median(ratios(s.rates, to.
 
 const zeros = "000000" // stand for a key
 
-// callsOf has a service asked for a descriptor on one connection.
+// callsOf returns a loader that sends one descriptor to a service on one connection.
 func (s *serving) callsOf(key, value string) error {
 	message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
 		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
@@ -370,8 +370,8 @@ func (b *servicesBench) envoyRateLimit(name, configs string, environment ...stri
 	}, environment...), program)
 }
 
-// The JSON API is asked on as many connections as gRPC has streams. CL.THROTTLE is asked in
-// pipelines, on few.
+// The JSON API gets as many connections as gRPC has streams. CL.THROTTLE gets pipelines on few
+// connections.
 const respConnections = 4
 
 // apiPolicy limits the measured requests, and admits all of them.
@@ -466,7 +466,7 @@ func (b *servicesBench) throttle(r *report) error {
 	return nil
 }
 
-// lines has a service asked by lines, on several connections.
+// lines returns loaders that call a service by a protocol of lines, on several connections.
 func (s *serving) lines(request string, connections, depth int, answer func(*bufio.Reader) error) error {
 	s.loads = nil
 	for i := range connections {
@@ -479,11 +479,11 @@ func (s *serving) lines(request string, connections, depth int, answer func(*buf
 	return nil
 }
 
-// throttlecrabVersion is that of its server in the registry of Rust packages.
+// throttlecrabVersion is the version of its server in the registry of Rust packages.
 const throttlecrabVersion = "0.4.40"
 
 // throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is
-// its program; otherwise cargo builds it. It returns nil if there is neither.
+// its program; otherwise cargo builds it. It returns nil if neither is available.
 func (b *servicesBench) throttlecrab() (*serving, error) {
 	program := os.Getenv("PENSTOCK_THROTTLECRAB")
 	if program == "" {

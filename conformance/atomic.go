@@ -4,8 +4,8 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
-// A charge is what one or more descriptors of an atomic request cost together: those with one
-// counter that are charged alike.
+// A charge is the common cost of the descriptors of an atomic request that have the same counter
+// and are charged in the same way.
 type charge struct {
 	members []int  // descriptors
 	name    string // of the counter in this window
@@ -18,9 +18,10 @@ type charge struct {
 // decideTogether decides the descriptors of a request atomically.
 //
 // Hits of a descriptor are charged in any case, because they may report what has been used. Hits of
-// the request are charged if those of all descriptors fit. Hits of 0 ask whether a limit is
-// exceeded. Descriptors with one counter are charged together if they are alike. Otherwise the
-// later ones are decided after the others, and so are forced charges of a request that is denied.
+// the request are charged if those of all descriptors fit. Hits of 0 check whether a limit is
+// exceeded. Descriptors with the same counter are charged together if they are charged in the same
+// way. Otherwise the later descriptors wait for the next round. Forced charges of a denied request
+// wait too.
 //
 // A denial is repeated from a cache for a second, with the numbers of the first answer. So what is
 // left of limits that were denied before may be aged: it may have been more then, and others of the
@@ -48,7 +49,7 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, 
 	}
 }
 
-// age marks the descriptors that an earlier denial may answer.
+// age marks the descriptors whose status may come from a cached denial.
 func (m *model) age(charges []*charge, results []result, isDenied bool, now int64) {
 	together := make(map[string][]*charge)
 	key := ""
@@ -83,7 +84,7 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 	}
 }
 
-// compose returns the charges of a round, and the descriptors that wait for the next one.
+// compose returns the charges of a round, and the descriptors that wait for the next round.
 func (m *model) compose(request *rls.RateLimitRequest, results []result, pending []int, now int64) (charges []*charge, later []int) {
 	byName := make(map[string]*charge)
 	for _, i := range pending {
@@ -107,8 +108,8 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	return charges, later
 }
 
-// fits tells whether a charge does not deny. After a denial nothing that fits is charged, so each
-// charge is asked for itself.
+// fits tells whether the limit has room for a charge. After a denial nothing is charged, so each
+// charge is tested separately.
 func (m *model) fits(c *charge, results []result, isDenied bool) bool {
 	count := uint64(results[c.members[0]].limit.count)
 	switch {

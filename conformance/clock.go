@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// A clock tells the second in which the services decide.
+// A clock shows the second in which the services decide.
 type clock interface {
 	now() int64
 	advance(r *rand.Rand) error // called before each request
@@ -24,8 +24,8 @@ type systemClock struct{}
 func (systemClock) now() int64               { return time.Now().Unix() }
 func (systemClock) advance(*rand.Rand) error { return nil }
 
-// A setClock does not run while a request is decided. Both services see it: envoyproxy/ratelimit
-// reads it from a file, and Penstock decides by the clock of its Redis.
+// A setClock does not advance while a request is decided. Both services use it:
+// envoyproxy/ratelimit reads it from a file, and Penstock decides by the clock of its Redis.
 type setClock struct {
 	file   string // for envoyproxy/ratelimit
 	second int64
@@ -54,8 +54,8 @@ func (c *setClock) set(fraction time.Duration) error {
 // lastSecond bounds set clocks: Penstock counts until 2112.
 const lastSecond = 4_000_000_000 // in 2096
 
-// later is a second at which the next request comes: often the same, or the next one, or about the
-// end of a window.
+// later returns the second of the next request: often the same, the next, or one near the end of a
+// window.
 func later(r *rand.Rand, second int64) int64 {
 	switch n := r.IntN(30); {
 	case second > lastSecond:

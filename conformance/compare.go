@@ -28,7 +28,7 @@ func (a answer) String() string {
 
 func (a answer) code() codes.Code { return status.Code(a.err) }
 
-// normalize undoes what differs between two builds of one service.
+// normalize removes differences between two builds of one service.
 func (a answer) normalize() answer {
 	for _, d := range a.response.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
 		fields := d.GetStructValue().GetFields()
@@ -39,8 +39,8 @@ func (a answer) normalize() answer {
 	return a
 }
 
-// differences are the fields in which two answers differ, such as "statuses[1].code". Fields of a
-// status that only one answer has are named once, as the status. None: the answers are equal.
+// differences returns the fields in which two answers differ, such as "statuses[1].code". If only
+// one answer has a status, the result has the status instead of its fields.
 func differences(a, b answer) (fields []string) {
 	if a.err != nil || b.err != nil {
 		if a.code() != b.code() {
@@ -97,7 +97,7 @@ func compareLists(a, b protoreflect.List, field protoreflect.FieldDescriptor, na
 	}
 }
 
-// A tally counts what was compared, by name.
+// A tally has counts by name.
 type tally struct {
 	names  []string
 	counts map[string]int
@@ -120,5 +120,5 @@ func (t *tally) String() (text string) {
 	return text
 }
 
-// ordered is the tally with its names in an order.
+// ordered returns the tally sorted by name.
 func (t *tally) ordered(names []string) *tally { return &tally{names, t.counts} }

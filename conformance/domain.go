@@ -36,7 +36,7 @@ type limit struct {
 	replaces  []string
 }
 
-// label is key_value, or the key of a node without value. Nodes of one level differ by it.
+// label returns key_value, or the key of a node without a value. It is unique within a level.
 func (n *node) label() string {
 	if n.value == "" {
 		return n.key
@@ -54,7 +54,7 @@ var seconds = map[string]int64{
 // unitNames are the units by their number in the protocol.
 var unitNames = []string{1: "SECOND", 2: "MINUTE", 3: "HOUR", 4: "DAY", 5: "MONTH", 6: "YEAR", 7: "WEEK"}
 
-// Few keys and values, so that entries match, repeat, and have labels that are equal by chance.
+// There are few keys and values, so that entries often match, repeat, or have equal labels.
 var (
 	keys   = []string{"k", "k", "a", "a_b", "path", "remote_address", "é"}
 	values = []string{"", "", "", "x", "x", "y", "b_c", "c", "10", "true", "1.2.3.4", "/api", "/api/v1", "a b", "x*", "*", "/api/*", "b*", "*b", "ü"}
@@ -181,7 +181,7 @@ func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
 	}
 }
 
-// scalar quotes what must be quoted, and now and then what need not be.
+// scalar quotes a text if necessary, and sometimes without need.
 func scalar(r *rand.Rand, s string) string {
 	_, err := strconv.ParseFloat(s, 64)
 	isFloat := err == nil && strings.Contains(s, ".")
@@ -191,5 +191,5 @@ func scalar(r *rand.Rand, s string) string {
 	return s
 }
 
-// unitNumber is the number of a unit in the protocol.
+// unitNumber returns the number of a unit in the protocol.
 func unitNumber(unit string) int { return slices.Index(unitNames, unit) }

@@ -62,9 +62,9 @@ func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcess, e
 	return s, engine.SetConfig(config)
 }
 
-// Penstock's answers in memory, beside the model of envoyproxy/ratelimit. The conformance program
-// compares the same with the real service, and so checks the model.
-func TestEngineAnswersAsItsModel(t *testing.T) {
+// This test compares Penstock, with counters in memory, with the model of envoyproxy/ratelimit. The
+// conformance program compares the model with the real service.
+func TestEngineEqualsTheModel(t *testing.T) {
 	t.Parallel()
 	for mode, its := range map[envoyrls.Mode]rules{envoyrls.Exact: exactRules, envoyrls.Atomic: atomicRules} {
 		t.Run(fmt.Sprint(mode), func(t *testing.T) {

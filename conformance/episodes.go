@@ -24,7 +24,7 @@ type asker interface {
 	ask(request *rls.RateLimitRequest) answer
 }
 
-// A comparison asks two services the same.
+// A comparison sends the same requests to two services.
 type comparison struct {
 	seed  uint64
 	only  int // the number of the only domain to run; -1: all
@@ -37,11 +37,11 @@ type comparison struct {
 	// right are the rules of the right service, by which its answers are predicted.
 	right rules
 
-	// ownClock is whether the right service knows by a clock of its own when a window ends in which
-	// nothing is counted. It is not the clock that is set.
+	// ownClock tells whether the right service uses the system's clock, which is not set, for the
+	// end of a window without hits.
 	ownClock bool
 
-	// through changes how a service is asked. nil: by gRPC.
+	// through changes the protocol of requests. nil: gRPC.
 	through func(asker) (asker, error)
 
 	tally      tally
@@ -56,7 +56,7 @@ type generation struct {
 	settings settings
 }
 
-// An exchange is a request and what both services answered in one second.
+// An exchange is a request and the answers of both services within one second.
 type exchange struct {
 	request     *rls.RateLimitRequest
 	now         int64
@@ -66,7 +66,7 @@ type exchange struct {
 	shared      []bool    // by descriptor: other entries or units have the same counter
 }
 
-// unshared leaves out the fields that shared counters change.
+// unshared omits the fields that shared counters change.
 func (x *exchange) unshared(fields []string) []string {
 	return slices.DeleteFunc(slices.Clone(fields), func(field string) bool {
 		for i := range x.shared {
@@ -79,7 +79,7 @@ func (x *exchange) unshared(fields []string) []string {
 	})
 }
 
-// run compares until so many exchanges were comparable.
+// run sends requests until the given number of exchanges was comparable.
 func (c *comparison) run(requests int) error {
 	for first := 0; c.tally.counts["compared"] < requests && c.mismatches < reported; first += domainsPerStart {
 		if c.only >= 0 && (c.only < first || c.only >= first+domainsPerStart) {
@@ -198,7 +198,7 @@ func (c *comparison) episode(number int, g *generation, i int, text string, r *r
 	return nil
 }
 
-// wrong are the fields of the right answer that its model does not allow.
+// wrong returns the fields of the right service's answer that its model does not allow.
 func (c *comparison) wrong(x *exchange, m *model) []string {
 	fields := differences(x.right, x.expected[1])
 	if !c.right.ownNames {
@@ -229,7 +229,7 @@ func (c *comparison) wrong(x *exchange, m *model) []string {
 	})
 }
 
-// both asks both services at once, so that both are likely to decide in one second.
+// both sends a request to both services at once, so that both probably decide in the same second.
 func both(left, right asker, request *rls.RateLimitRequest) (a, b answer) {
 	done := make(chan struct{})
 	go func() {
@@ -253,7 +253,7 @@ const (
 	fullHeaders    = "headers for 4294967295 remaining"
 )
 
-// documented are the words that docs/envoy-ratelimit.md has about each difference.
+// documented are the words of docs/envoy-ratelimit.md about each difference.
 var documented = map[string]string{
 	ownCounters:    "has a counter of its own",
 	anyAsterisk:    "an asterisk anywhere in a value",
@@ -271,7 +271,7 @@ type models struct {
 	causes      map[string]string // of counters that differ: why they do
 }
 
-// decide predicts both answers, and says why they may differ.
+// decide predicts both answers, and returns why they may differ.
 func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool) (expected [2]answer, cause string) {
 	lefts, rights := m.left.find(request), m.right.find(request)
 	for i := range rights {
@@ -319,7 +319,8 @@ func (m match) isSame(other match) bool {
 		m.isOverride && other.isOverride
 }
 
-// isDenied tells whether a limit that applies has no room, be it in shadow_mode or quota_mode.
+// isDenied tells whether a limit that applies has no room, including limits in shadow_mode or
+// quota_mode.
 func isDenied(response *rls.RateLimitResponse) bool {
 	return slices.ContainsFunc(response.Statuses, func(s *rls.RateLimitResponse_DescriptorStatus) bool {
 		return s.CurrentLimit != nil && s.LimitRemaining == 0
@@ -369,14 +370,14 @@ func (c *comparison) report(what string, number, n int, text string, x exchange,
 		what, n, number, x.now, fields, c.seed, number, x.request, x.left, x.expected[0], x.right, x.expected[1])
 }
 
-// kinds are what the requests of a run must meet, each at least once.
+// kinds are the kinds of requests of which a run needs at least one each.
 var kinds = []string{
 	"no limit", "within the limit", "over the limit", "limit of 0", "unlimited", "replaced", "shadow_mode over the limit", "quota_mode over the limit",
 	"share_threshold", "override of the limit", "hits of the descriptor", "hits of 0", "no entries", "unknown domain", "a descriptor twice", "nested",
 	"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR",
 }
 
-// note counts what a request met.
+// note counts the kinds of a request.
 func (c *comparison) note(request *rls.RateLimitRequest, matches []match, response *rls.RateLimitResponse) {
 	seen := make(map[string]bool)
 	when := func(is bool, kind string) {
@@ -410,7 +411,7 @@ func (c *comparison) note(request *rls.RateLimitRequest, matches []match, respon
 	when(strings.HasSuffix(request.Domain, "-unknown"), "unknown domain")
 }
 
-// notMet are the kinds that no request has met.
+// notMet returns the kinds that no request had.
 func (c *comparison) notMet() (missing []string) {
 	for _, kind := range kinds {
 		if c.met.counts[kind] == 0 {

@@ -23,14 +23,14 @@ func (c *steppedClock) advance(r *rand.Rand) error {
 	return nil
 }
 
-// A fake is a service whose answers a model makes, with a defect or without.
+// A fake is a service that responds like its model, with or without a defect.
 type fake struct {
 	*model
 	clock  clock
 	defect defect
 }
 
-// A defect is what a service does wrong: each part changes what the model sees or says.
+// A defect is an error of a fake: each field changes a request or a response of the model.
 type defect struct {
 	domain   func(*domain)
 	request  func(*rls.RateLimitRequest)
@@ -92,7 +92,7 @@ func TestEqualServicesHaveNoMismatch(t *testing.T) {
 		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
 	}
 	if missing := c.notMet(); len(missing) > 0 {
-		t.Errorf("seed %d: no request met %v", c.seed, missing)
+		t.Errorf("seed %d: no request was of the kinds %v", c.seed, missing)
 	}
 }
 
@@ -170,14 +170,14 @@ func TestDefectsAreFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if c := compareFakes(t, 12_000, d); c.mismatches == 0 {
-				t.Errorf("seed %d: no mismatch in %d requests", c.seed, c.tally.counts["compared"])
+				t.Errorf("seed %d: no mismatch in %d requests; want at least one", c.seed, c.tally.counts["compared"])
 			}
 		})
 	}
 }
 
-// A straddlingClock goes on by a second while some exchanges are decided. What the left service
-// decides is before, and what the right one decides is after.
+// A straddlingClock advances by a second during some exchanges: after the left service has decided,
+// and before the right service decides.
 type straddlingClock struct {
 	second, begun atomic.Int64
 	isDue         atomic.Bool
@@ -228,8 +228,8 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	}
 }
 
-// A seed makes the same configurations and requests again, whatever was answered.
-func TestSeedReplays(t *testing.T) {
+// A seed reproduces the same configurations and requests, independent of the responses.
+func TestSeedReproducesRequests(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	run := func() (text string, requests []*rls.RateLimitRequest) {
@@ -245,7 +245,7 @@ func TestSeedReplays(t *testing.T) {
 	text, requests := run()
 	again, others := run()
 	if text != again || !slices.EqualFunc(requests, others, func(a, b *rls.RateLimitRequest) bool { return proto.Equal(a, b) }) {
-		t.Errorf("seed %d makes different requests", seed)
+		t.Errorf("seed %d: the requests of two runs differ", seed)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestDifferencesAreDocumented(t *testing.T) {
 	text := strings.Join(strings.Fields(string(page)), " ")
 	for name, words := range documented {
 		if !strings.Contains(text, words) {
-			t.Errorf("docs/envoy-ratelimit.md does not say of %q: %q", name, words)
+			t.Errorf("docs/envoy-ratelimit.md does not describe the difference %q with the words %q", name, words)
 		}
 	}
 }

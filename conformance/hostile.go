@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// ends is what a message does to a process that it ends.
+// ends is the expected answer if a message ends the process.
 const ends = codes.Code(100)
 
 // A hostileCase is a message that few clients send.
@@ -102,8 +102,8 @@ func withConfigs(text string, run func(*generation) error) error {
 	return run(&generation{configs: configs})
 }
 
-// hostile sends messages that few clients send. Penstock refuses what it cannot count, and serves
-// on, by both of its gRPC servers.
+// hostile sends messages that few clients send. Penstock refuses messages that it cannot count, and
+// continues to serve. Both of its gRPC servers are tested.
 func (p *program) hostile() error {
 	return withConfigs(bodiesConfig, func(g *generation) error {
 		var services []*alone
@@ -136,7 +136,7 @@ func (p *program) hostile() error {
 	})
 }
 
-// check sends a message, and returns an error if the answer is another one.
+// check sends a message, and returns an error if the answer is not the expected one.
 func (s *service) check(c hostileCase, want codes.Code) error {
 	got := s.ask(c.request).code()
 	if want == ends && s.awaitEnd() || s.hasEnded() {
@@ -177,7 +177,7 @@ func (p *program) startAlone(g *generation, name string, start starter) (*alone,
 	}}, nil
 }
 
-// awaitEnd tells whether the process ends.
+// awaitEnd tells whether the process ends in time.
 func (s *service) awaitEnd() bool {
 	select {
 	case <-s.ended:
@@ -187,7 +187,7 @@ func (s *service) awaitEnd() bool {
 	}
 }
 
-// tools runs the command line programs of envoyproxy/ratelimit: its client asks both services, and
+// tools runs the command line programs of envoyproxy/ratelimit: its client calls both services, and
 // its checker reads the files in examples.
 func (p *program) tools() error {
 	return withConfigs(bodiesConfig, func(g *generation) error {
@@ -217,7 +217,7 @@ func (p *program) tools() error {
 
 var resetSeconds = regexp.MustCompile(`duration_until_reset: ?\{[^}]*\}`)
 
-// runClient returns the line with the answer.
+// runClient runs the client and returns the line with the response.
 func (p *program) runClient(args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()

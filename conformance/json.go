@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// A page is what POST /json answers.
+// A page is a response of POST /json.
 type page struct {
 	status int
 	kind   string // Content-Type
@@ -22,7 +22,7 @@ type page struct {
 	tree   any // the body, if it is JSON
 }
 
-// A jsonAsker asks a service by POST /json.
+// A jsonAsker sends requests to POST /json of a service.
 type jsonAsker struct {
 	asker
 	url    string
@@ -38,7 +38,7 @@ func newJSONAsker(a asker) (asker, error) {
 }
 
 func (j jsonAsker) ask(request *rls.RateLimitRequest) answer {
-	// Both forms of names are in use.
+	// Clients use both forms of names.
 	body, err := protojson.MarshalOptions{UseProtoNames: len(request.Descriptors)%2 == 0}.Marshal(request)
 	if err != nil {
 		return answer{err: err}
@@ -76,7 +76,7 @@ func (j jsonAsker) post(method string, body []byte) (*page, error) {
 	return p, nil
 }
 
-// differencesOfPages are those that the messages do not show.
+// differencesOfPages returns the differences of status and headers, which the messages do not show.
 func differencesOfPages(a, b *page) (fields []string) {
 	if a == nil || b == nil {
 		return nil
@@ -90,7 +90,7 @@ func differencesOfPages(a, b *page) (fields []string) {
 	if !reflect.DeepEqual(a.tree, b.tree) {
 		fields = append(fields, "JSON")
 	}
-	// Penstock says more of what is wrong.
+	// Penstock's error texts have more details.
 	if a.tree == nil && b.tree == nil && !strings.HasPrefix(b.body, strings.TrimSpace(a.body)) {
 		fields = append(fields, "body")
 	}
@@ -113,7 +113,7 @@ func (p *program) json() error {
 	})
 }
 
-// bodiesConfig has a year in place of shorter windows, so that none ends.
+// bodiesConfig has windows of a year, so that no window ends during the comparison.
 const bodiesConfig = `domain: d
 descriptors:
 - key: k
@@ -145,7 +145,7 @@ var bodies = []string{
 	`{"domain":"d","descriptors":[` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `]}`,
 }
 
-// compareBodies asks both services by the fixed bodies.
+// compareBodies sends the fixed bodies to both services.
 func compareBodies(left, right asker) error {
 	l, err := newJSONAsker(left)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
-// filesPerRequest is how many files the loader section compares in place of one request.
+// filesPerRequest is how many files the loader section compares for each request of the flag
+// -requests.
 const filesPerRequest = 2
 
 // loader compares which configuration files both services load, and the limits that they find in
@@ -62,7 +63,7 @@ func (p *program) loader() error {
 	return nil
 }
 
-// A loaded is what a loader made of a file.
+// A loaded is the result of a loader for one file.
 type loaded struct {
 	Error  string // "" if it loads
 	Limits string // as the services list them at /rlconfig

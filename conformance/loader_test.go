@@ -27,7 +27,7 @@ func TestLoadersAreCompared(t *testing.T) {
 	}
 }
 
-// Our loader accepts what the generator makes of random configurations.
+// Penstock's loader accepts the random configurations of the generator.
 func TestRandomConfigurationsLoad(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()

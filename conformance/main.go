@@ -1,8 +1,8 @@
 // The conformance program sends the same random requests to Penstock and to envoyproxy/ratelimit,
-// with the same configuration files and a real Redis each. It compares every field of every answer,
-// fails on any difference that docs/envoy-ratelimit.md does not name, and counts those that it
-// does. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in the PATH, or
-// PENSTOCK_TEST_SERVER.
+// with the same configuration files and a real Redis each. It compares every field of every
+// response. Differences that docs/envoy-ratelimit.md describes are counted; on any other difference
+// the program fails. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in
+// the PATH, or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only SECTION,SECTION] [-requests N] [-seed N] [-domain N]
 //
@@ -48,7 +48,7 @@ func main() {
 	}
 }
 
-// A program is what the flags say, and what was built.
+// A program has the flags and the paths of the built programs.
 type program struct {
 	requests int
 	seed     uint64
@@ -109,7 +109,7 @@ func (p *program) self() error {
 	return p.compare(&comparison{}, p.oracle.start)
 }
 
-// selfClocked is self while the clock is set.
+// selfClocked is self with a clock that is set before each request.
 func (p *program) selfClocked() error {
 	return p.compareClocked(&comparison{}, p.oracle.start)
 }
@@ -199,7 +199,7 @@ func (p *program) finish(c *comparison) error {
 		err = fmt.Errorf("compared %d requests of %d", c.tally.counts["compared"], p.requests)
 	}
 	if missing := c.notMet(); err == nil && p.domain < 0 && len(missing) > 0 {
-		err = fmt.Errorf("no request met: %s", strings.Join(missing, ", "))
+		err = fmt.Errorf("no request was of the kinds: %s", strings.Join(missing, ", "))
 	}
 	return err
 }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// A model answers as a service should, from its documentation. It explains differences between real
-// services, and takes the place of a service in the tests of this program.
+// A model predicts the answers of a service from its documentation. It explains differences between
+// real services, and replaces a service in the tests of this program.
 type model struct {
 	rules    rules
 	settings settings
@@ -27,7 +27,8 @@ type model struct {
 	unused   []bool            // of the last request, by descriptor: nothing is counted in its window
 }
 
-// rules are the documented differences from envoyproxy/ratelimit. The zero value has none.
+// rules are the documented differences from envoyproxy/ratelimit. The zero value is
+// envoyproxy/ratelimit itself.
 type rules struct {
 	ownNames      bool // different entries and units have different counters
 	anyWildcards  bool // an asterisk may be anywhere
@@ -46,7 +47,7 @@ type settings struct {
 	quota    bool // QUOTA_MODE
 }
 
-// exactRules and atomicRules are those of Penstock's modes.
+// exactRules and atomicRules are the rules of Penstock's modes.
 var (
 	exactRules  = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true}
 	atomicRules = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true, isAtomic: true, chargesShadow: true}
@@ -124,7 +125,7 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 }
 
 // step finds the node of one level: the label of key and value, or the first wildcard, or the key.
-// byPattern tells that it was a wildcard.
+// byPattern tells whether the node is a wildcard.
 func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, byPattern bool) {
 	whole := entry.Key + "_" + entry.Value
 	for _, n := range nodes {
@@ -149,7 +150,7 @@ func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rul
 	return nil, false
 }
 
-// matchesPattern tells whether a text is like a pattern whose asterisks stand for any text.
+// matchesPattern tells whether a text matches a pattern. An asterisk matches any text.
 func matchesPattern(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -160,7 +161,8 @@ func matchesPattern(pattern, text string) bool {
 	return text != "" && text[0] == pattern[0] && matchesPattern(pattern[1:], text[1:])
 }
 
-// counter is the name of a match's counter in Redis. Different descriptors may have one name.
+// counter returns the name of a match's counter in Redis. Different descriptors may have the same
+// name.
 func (m match) counter(request *rls.RateLimitRequest, i int, now int64) string {
 	var b strings.Builder
 	b.WriteString(request.Domain + "_")
@@ -172,7 +174,7 @@ func (m match) counter(request *rls.RateLimitRequest, i int, now int64) string {
 	return b.String()
 }
 
-// identity is what counter should stand for: the unit, and entries that cannot be taken for others.
+// identity returns an unambiguous name of the counter: the unit and the quoted entries.
 func (m match) identity(request *rls.RateLimitRequest, i int) string {
 	parts := []string{request.Domain, m.limit.unit}
 	for j, entry := range request.Descriptors[i].Entries {
@@ -188,7 +190,7 @@ func (m match) value(j int, entry *ratelimitv3.RateLimitDescriptor_Entry) string
 	return entry.Value
 }
 
-// hits is what a descriptor costs, and whether the descriptor itself says so.
+// hits returns the cost of a descriptor, and whether the descriptor itself has it.
 func hits(request *rls.RateLimitRequest, i int) (cost uint64, own bool) {
 	if h := request.Descriptors[i].HitsAddend; h != nil {
 		return h.Value, true
@@ -228,7 +230,7 @@ type result struct {
 	remaining uint32
 }
 
-// decide answers a request in a second.
+// decide returns the answer to a request at a second.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
 	results := make([]result, len(request.Descriptors))
 	m.aged, m.unused = make([]bool, len(results)), make([]bool, len(results))
@@ -250,7 +252,7 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 	return m.answer(request, results, now)
 }
 
-// name is the name of a counter.
+// name returns the name of a counter.
 func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int64) string {
 	if m.rules.ownNames {
 		return fmt.Sprint(match.identity(request, i), now/seconds[match.limit.unit])
@@ -258,7 +260,7 @@ func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int6
 	return match.counter(request, i, now)
 }
 
-// read sets the result by what its counter has.
+// read sets the result from the value of its counter.
 func (m *model) read(v *result, request *rls.RateLimitRequest, i int, now int64) {
 	used, count := m.counters[m.name(v.match, request, i, now)], uint64(v.limit.count)
 	v.isOver, v.remaining = used > count, uint32(count-min(used, count))
@@ -296,7 +298,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		status.LimitRemaining = v.remaining
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
 		if hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT; hasDenied {
-			// The last one that denies is in the headers.
+			// The headers show the last limit that denies.
 		} else if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.anyRemaining) || strictest != nil && v.remaining < strictest.LimitRemaining {
 			strictest = status
 		}
@@ -332,7 +334,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 	return response
 }
 
-// metadata are the dynamic metadata of a response.
+// metadata returns the dynamic metadata of a response.
 func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
 	descriptors := []any{}
 	for _, d := range request.Descriptors {
@@ -367,5 +369,5 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 	return s
 }
 
-// oneSpace undoes that protobuf prints one or two spaces between fields, as the build decides.
+// oneSpace removes the second space that some builds of protobuf print between fields.
 func oneSpace(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// modulePath is envoyproxy/ratelimit. Its version is in testdata/ratelimit/go.mod, a module of its
-// own: nothing of it is compiled into this program, or chosen for the modules of the workspace.
+// modulePath is envoyproxy/ratelimit. Its version is in testdata/ratelimit/go.mod. That module is
+// separate, so that its requirements do not affect this program or the workspace.
 const modulePath = "github.com/envoyproxy/ratelimit"
 
 // An oracle is the programs of envoyproxy/ratelimit, built from its module.
@@ -19,7 +19,7 @@ type oracle struct {
 	clock   string // the file that its clock is set by; "" is the system's clock
 }
 
-// buildOracle builds the programs in dir. It downloads their modules if need be.
+// buildOracle builds the programs in dir. It downloads missing modules.
 func buildOracle(source, dir string) (*oracle, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {

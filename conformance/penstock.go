@@ -55,7 +55,7 @@ func (p *program) penstock(mode, server string) starter {
 	}
 }
 
-// exact compares mode exact: all answers are equal but for documented differences.
+// exact compares mode exact: all responses are equal except for documented differences.
 func (p *program) exact() error {
 	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "fast"))
 }
@@ -65,12 +65,12 @@ func (p *program) exactStandard() error {
 	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "standard"))
 }
 
-// exactClocked is exact while the clock is set.
+// exactClocked is exact with a clock that is set before each request.
 func (p *program) exactClocked() error {
 	return p.compareClocked(&comparison{right: exactRules, ownClock: true}, p.penstock("exact", "fast"))
 }
 
-// atomic compares the default mode: the differences are those that the mode is for.
+// atomic compares the default mode: the only differences are the ones that this mode intends.
 func (p *program) atomic() error {
 	return p.compare(&comparison{right: atomicRules}, p.penstock("atomic", "fast"))
 }

@@ -42,7 +42,8 @@ func (q *requester) next() *rls.RateLimitRequest {
 	return request
 }
 
-// descriptor follows the tree of the domain, and may leave it, stop early, or go on below a leaf.
+// descriptor makes entries along the tree of the domain. It may leave the tree, stop early, or
+// continue below a leaf.
 func (q *requester) descriptor() *ratelimitv3.RateLimitDescriptor {
 	r := q.random
 	d := &ratelimitv3.RateLimitDescriptor{}

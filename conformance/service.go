@@ -23,7 +23,7 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-// A service is a process that answers the protocol, by gRPC and by HTTP.
+// A service is a process that serves the protocol over gRPC and HTTP.
 type service struct {
 	name string
 	grpc string // the address for gRPC, host:port
@@ -71,17 +71,17 @@ func (s *service) start(dir string, environment []string, program string, args .
 	return nil
 }
 
-// awaitHealth returns when both listeners answer.
+// awaitHealth waits until both listeners respond.
 func (s *service) awaitHealth() error {
 	for end := time.Now().Add(startLimit); ; time.Sleep(20 * time.Millisecond) {
 		if s.hasEnded() {
-			return errors.New("it has ended")
+			return errors.New("the process has ended")
 		}
 		response, err := http.Get("http://" + s.http + "/healthcheck")
 		if err == nil {
 			response.Body.Close()
 			if response.StatusCode != http.StatusOK {
-				err = errors.New("/healthcheck says " + response.Status)
+				err = errors.New("/healthcheck returned " + response.Status)
 			}
 		}
 		if err == nil {
@@ -123,7 +123,7 @@ func (s *service) ask(request *rls.RateLimitRequest) answer {
 	return answer{response: response, err: err}.normalize()
 }
 
-// freeAddresses are addresses on which nothing listens.
+// freeAddresses returns addresses on which nothing listens.
 func freeAddresses(n int) ([]string, error) {
 	var addresses []string
 	for range n {

@@ -1,9 +1,7 @@
 // Package observe counts what package admission, the guards and the stores report. Modules
 // observe/prometheus and observe/otel export these counts; a program that uses one of them needs
-// this package only to name its rules.
-//
-// Traffic never makes a series: each Rule is set by the program, and no key is ever part of a
-// series.
+// this package only to name its rules. Requests never create a series: the program sets each Rule,
+// and no key is ever part of a series.
 package observe
 
 import (
@@ -35,7 +33,7 @@ type Options struct {
 	Removed func(Rule)
 }
 
-// Counts are those of one process. Make them with New. Many goroutines may use them at once.
+// Counts are the counts of one process. Make them with New. Many goroutines may use them at once.
 type Counts struct {
 	options Options
 	rules   atomic.Pointer[map[Rule]*series]
@@ -63,7 +61,7 @@ type series struct {
 // numOutcomes is at least the number of outcomes.
 const numOutcomes = 16 // a fixed number, so that a series is one block of memory
 
-// outcomes, sources, reasons, tokenReasons and states are all labels of their kind.
+// outcomes, sources, reasons, tokenReasons and states are the possible values of their labels.
 var (
 	outcomes     = admission.Outcomes()
 	sources      = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
@@ -96,10 +94,8 @@ func New(o Options) *Counts {
 }
 
 // ObserveRequest counts a request. It is for the Observe of admission.Options and of all
-// transports. A latency of 0 means that no store was called.
-//
-// It counts Event.Err too, unless SetGuards was called: the guards report what the store did not
-// decide to ObserveStoreError.
+// transports. A latency of 0 means that no store was called. It counts Event.Err too, unless
+// SetGuards was called: then the guards report failed store calls to ObserveStoreError.
 func (c *Counts) ObserveRequest(e *admission.Event) {
 	c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
 	if e.Outcome != admission.Abandoned {
@@ -115,9 +111,9 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 }
 
 // ObserveDecision counts a decision as a request, for programs that call a Limiter or a store
-// without package admission. It is for guard.Options.Observe and guard.Observe. The Rule is the one
-// that RulesOfPlans makes of the limit. Do not use it beside ObserveRequest, which counts the same
-// decisions.
+// without package admission. It is for guard.Options.Observe and guard.Observe. It counts under the
+// Rule that RulesOfPlans returns for the limit. Do not use it together with ObserveRequest, which
+// counts the same decisions.
 func (c *Counts) ObserveDecision(e guard.Event) {
 	var rule Rule
 	if e.Plan != nil {
@@ -132,7 +128,7 @@ func (c *Counts) ObserveDecision(e guard.Event) {
 	}
 }
 
-// outcomeOf is what became of a request that one decision was made for.
+// outcomeOf returns the outcome of a request that has one decision.
 func outcomeOf(e *guard.Event) admission.Outcome {
 	switch {
 	case e.Reason == "canceled":
@@ -157,15 +153,16 @@ func (c *Counts) ObserveStoreError(e guard.Event) {
 	}
 }
 
-// countUnguarded counts an error unless the guards report it. They do not report a charge that
-// cannot be sent.
+// countUnguarded counts an error unless the guards report it. The guards do not report a charge
+// that is invalid.
 func (c *Counts) countUnguarded(err error) {
 	if err != nil && (c.guards.Load() == nil || Reason(err) == invalid) {
 		c.CountError(err)
 	}
 }
 
-// CountError counts a call of the store that failed, and whether it may have been charged anyway.
+// CountError counts a call of the store that failed. It also counts it as an unknown outcome if its
+// charges may have been made.
 func (c *Counts) CountError(err error) {
 	i := slices.Index(reasons, Reason(err))
 	if i < 0 {
@@ -243,7 +240,7 @@ func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome
 	(*histogram).Observe(ctx, latency)
 }
 
-// histogram makes the histogram of a rule; nil if the rule is gone.
+// histogram makes the histogram of a rule. It returns nil if the rule was removed.
 func (c *Counts) histogram(rule Rule, s *series) *Histogram {
 	c.mu.Lock()
 	defer c.mu.Unlock()

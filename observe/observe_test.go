@@ -29,7 +29,7 @@ func (c *Counts) request(rule Rule, o admission.Outcome) {
 	c.ObserveRequest(&admission.Event{Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm, Outcome: o, Latency: time.Millisecond})
 }
 
-// numbers are the decisions by source, and the errors by reason.
+// numbers returns the decisions by source, and the errors by reason, as text.
 func (c *Counts) numbers() map[string]uint64 {
 	all := make(map[string]uint64)
 	add := func(name string, n uint64) {
@@ -45,7 +45,7 @@ func (c *Counts) numbers() map[string]uint64 {
 	return all
 }
 
-func TestARuleBesideThePolicyStays(t *testing.T) {
+func TestSetRulesKeepsAddedRules(t *testing.T) {
 	c, call := New(Options{}), Rule{"call", "call", "token-bucket"}
 	c.SetRules([]Rule{search})
 	c.request(search, admission.Allowed)
@@ -68,7 +68,7 @@ func TestARuleBesideThePolicyStays(t *testing.T) {
 	}
 }
 
-// recorded are latencies, by rule.
+// recorded are the latencies of one rule.
 type recorded struct {
 	name string
 	all  *[]string
@@ -97,7 +97,7 @@ func TestHistogramsEndWithTheirRules(t *testing.T) {
 	}
 }
 
-// Each error is counted once, whether the guards report it or admission does.
+// Each error is counted once, whether the guards or package admission reports it.
 func TestErrorsAreCountedOnce(t *testing.T) {
 	lost := penstock.NewStoreError(penstock.ReasonTimeout, nil)
 	request := func(c *Counts, o admission.Outcome, s penstock.Source, err error) {
@@ -168,12 +168,12 @@ func TestDecisionsHaveTheOutcomesOfRequests(t *testing.T) {
 		row.event.Plan = plan
 		c.ObserveDecision(row.event)
 		if n, _ := c.of(ruleOf(plan), row.want); n != 1 {
-			t.Errorf("%+v is not counted as %s", row.event, row.want)
+			t.Errorf("%+v is not counted; want 1 with the outcome %s", row.event, row.want)
 		}
 	}
 }
 
-func TestManyNodesMakeFewSeries(t *testing.T) {
+func TestSeriesOfNodesHaveABound(t *testing.T) {
 	breakers := map[string]guard.State{"": guard.StateClosed}
 	for i := range 1000 {
 		breakers[fmt.Sprintf("10.0.0.%04d:6379", i)] = guard.StateClosed
@@ -185,10 +185,10 @@ func TestManyNodesMakeFewSeries(t *testing.T) {
 	}
 }
 
-func TestWaitingIsTheSum(t *testing.T) {
+func TestWaitingIsTheSumOfAllFunctions(t *testing.T) {
 	c := New(Options{})
 	if c.Waiting() != 0 {
-		t.Error("something waits already")
+		t.Error("without functions Waiting is not 0")
 	}
 	c.AddWaiting(func() int { return 2 })
 	c.AddWaiting(func() int { return 3 })

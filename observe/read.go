@@ -25,10 +25,11 @@ func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
 // Rules returns all Rules, with Other.
 func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.rules.Load())) }
 
-// A Sum is the total that the requests of an outcome belong to.
+// A Sum is a total to which all requests with some outcomes belong.
 type Sum uint8
 
-// The sums. Each request that is not a shadow's is in exactly one of Passed and Rejected.
+// The sums. Each request is in exactly one of Passed and Rejected; decisions of shadows are in
+// neither.
 const (
 	Passed         Sum = iota // within its limits, without a limit, exempt, or failed open
 	Rejected                  // over a limit, refused, malformed, failed closed, or abandoned by the client
@@ -95,7 +96,7 @@ func (c *Counts) Waiting() (sum int) {
 // Guards returns what SetGuards has set, or nil.
 func (c *Counts) Guards() *Guards { return c.guards.Load() }
 
-// Reason returns the kind of an error of a store, by its name in metrics.
+// Reason returns the reason of a store's error, as metrics name it.
 func Reason(err error) string {
 	if e := penstock.AsStoreError(err); e != nil {
 		return e.Reason.String()
@@ -106,12 +107,12 @@ func Reason(err error) string {
 	return otherLabel
 }
 
-// MaxNodes is how many nodes have a series of their own. A Cluster has one node for each primary,
-// and one for each set of primaries that decide together.
+// MaxNodes is how many nodes have their own series. A Cluster has one node for each primary, and
+// one for each set of primaries that decide together.
 const MaxNodes = 64
 
-// Breakers returns the severities of breakers by the label of their node: 0 is closed, 1 half open,
-// 2 open. Beyond 64 nodes, the worst state of all others is under the label other.
+// Breakers returns the states of breakers by the label of their node: 0 is closed, 1 half open, 2
+// open. Above MaxNodes nodes, the label other has the largest state of the remaining nodes.
 func Breakers(byNode map[string]guard.State) map[string]int {
 	all := make(map[string]int, min(len(byNode), MaxNodes+1))
 	for i, node := range slices.Sorted(maps.Keys(byNode)) {
@@ -124,7 +125,7 @@ func Breakers(byNode map[string]guard.State) map[string]int {
 	return all
 }
 
-// Node is the label of a node, or "default" for a store that is one node.
+// Node returns the label of a node, or "default" for a store that has only one node.
 func Node(name string) string {
 	if name == "" {
 		return "default"

@@ -8,11 +8,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Rule has the labels of one limit of a rule.
+// A Rule is the labels of one limit of a rule.
 type Rule struct{ Name, Limit, Algorithm string }
 
-// Other counts requests that belong to no Rule that was set. A rule may also be named other; its
-// series differ, because no algorithm is named other.
+// Other counts requests that belong to no Rule that was set. A policy may have a rule with the name
+// other too. Its series differ, because no algorithm has the name other.
 var Other = Rule{otherLabel, otherLabel, otherLabel}
 
 const otherLabel = "other"
@@ -49,8 +49,8 @@ func ruleOf(plan *penstock.Plan) Rule {
 	return Rule{Name: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title()}
 }
 
-// SetRules sets the rules that have series of their own, such as after a reload of the policy.
-// Rules that stay keep their counts; the series of removed rules end.
+// SetRules sets the rules that have their own series. Call it after each load of the policy. Rules
+// that stay keep their counts; the series of removed rules end.
 func (c *Counts) SetRules(rules []Rule) { c.SetRulesOf("", rules) }
 
 // SetRulesOf is SetRules for one of several owners of rules. The owner of SetRules is "".

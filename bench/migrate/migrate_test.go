@@ -36,7 +36,7 @@ func admitted(t *testing.T, handler http.Handler) (n int) {
 			n++
 		case http.StatusTooManyRequests:
 		default:
-			t.Errorf("status %d", w.Code)
+			t.Errorf("the status is %d; want 200 or 429", w.Code)
 		}
 	}
 	return n
@@ -90,7 +90,7 @@ func TestRedisRateAdmitsTheSame(t *testing.T) {
 			if allowed {
 				n++
 			} else if retry <= 0 || retry > 6*time.Second {
-				t.Errorf("%s: retry after %v", name, retry)
+				t.Errorf("%s: retry after %v is out of range", name, retry)
 			}
 		}
 		if n != 10 {

@@ -25,7 +25,7 @@ func throttledBefore(client *redis.Client, api http.Handler) (http.Handler, erro
 	return middleware.RateLimit(api), nil
 }
 
-// After: MaxBurst leaves out the first request, and Burst has it.
+// After: MaxBurst does not count the first request, and Burst does.
 func throttledAfter(store penstock.Store, api http.Handler) (http.Handler, error) {
 	byKey := func(r *http.Request) string { return "key:" + r.Header.Get("X-API-Key") } // check the key before
 	gate, err := httplimit.PerKey(store, "api", penstock.PerMinute(10).WithBurst(5), byKey)

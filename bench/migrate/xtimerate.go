@@ -27,7 +27,8 @@ func (p *perUser) allow(user string) bool {
 	return limiter.Allow()
 }
 
-// After: the key is an argument. With memstore it counts in this process, with Redis in all.
+// After: the key is an argument. Requests are counted in this process with memstore, and in all
+// processes with Redis.
 func newPerUser(store penstock.Store) (*penstock.Limiter, error) {
 	return penstock.NewLimiter(store, "api", penstock.PerMinute(10))
 }

@@ -98,7 +98,7 @@ func (c counters) withoutRedis() int64 {
 	return c.sources["fallback"] + c.sources["open"] + c.sources["closed"]
 }
 
-// sourceCounts says how many decisions came from each source.
+// sourceCounts returns how many decisions came from each source.
 func (c counters) sourceCounts() (text string) {
 	for _, source := range []string{"store", "deny_cache", "fallback", "open", "closed"} {
 		if n := c.sources[source]; n > 0 {

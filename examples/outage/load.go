@@ -22,8 +22,8 @@ type load struct {
 	counts [len(failureModes)]count // since the last take
 }
 
-// A count is how many responses there were. Requests that were admitted were sent and answered
-// between from and to.
+// A count has numbers of responses. All admitted requests were sent and answered between from and
+// to.
 type count struct {
 	admitted, denied, refused, failed int64
 	from, to                          time.Time

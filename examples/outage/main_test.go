@@ -97,10 +97,10 @@ rate_limiter_requests_waiting 0
 		t.Errorf("read %v, p99 %v", m, m.p99())
 	}
 	if d := m.since(m); d.withoutRedis() != 0 || d.p99() != 0 {
-		t.Errorf("since itself: %v", d)
+		t.Errorf("counters since themselves are %v; want zeros", d)
 	}
 	if err := m.add(`rate_limiter_decisions_total{source="store"} many`); err == nil {
-		t.Error("an invalid page is accepted")
+		t.Error("an invalid page returns no error")
 	}
 }
 
@@ -111,9 +111,9 @@ func TestResponsesAreCountedByStatus(t *testing.T) {
 		l.note(1, status, now, now.Add(time.Second))
 	}
 	if c := l.take()[1]; c != (count{1, 1, 1, 2, now, now.Add(time.Second)}) {
-		t.Errorf("counted %+v", c)
+		t.Errorf("the counts are %+v", c)
 	}
 	if c := l.take()[1]; c != (count{}) {
-		t.Errorf("counted twice: %+v", c)
+		t.Errorf("after take the counts are %+v; want zeros", c)
 	}
 }

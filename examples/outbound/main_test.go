@@ -27,7 +27,7 @@ func TestRequestsThatMayWaitAreSentAtTheRate(t *testing.T) {
 			t.Errorf("with waiting: %d sent, %d not, %v", sent, held, err)
 		}
 		if took := time.Since(start); took != 500*time.Millisecond {
-			t.Errorf("5 at 10 per second took %v", took)
+			t.Errorf("5 requests at 10 per second took %v; want 500ms", took)
 		}
 	})
 }

@@ -62,16 +62,16 @@ func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 	_, watch, _ := strings.Cut(strings.ReplaceAll(head, "\n#", ""), "Watch ")
 	metrics := regexp.MustCompile(`rate_limiter_\w+`).FindAllString(watch, -1)
 	if len(metrics) == 0 {
-		t.Errorf("%s: no metric to watch", file)
+		t.Errorf("%s: the comment names no metric to watch", file)
 	}
 	for _, metric := range metrics {
 		if !strings.Contains(string(served), "| `"+metric+"` |") {
-			t.Errorf("%s: there is no metric %s", file, metric)
+			t.Errorf("%s: the comment names the metric %s, which does not exist", file, metric)
 		}
 	}
 	for _, name := range regexp.MustCompile(`\b[a-z-]+\.[a-z][a-z.-]*[a-z]\b`).FindAllString(watch, -1) {
 		if !limits[name] {
-			t.Errorf("%s: there is no limit %s", file, name)
+			t.Errorf("%s: the comment names the limit %s, which the policy does not have", file, name)
 		}
 	}
 	if strings.Contains(head, "_denied") {
@@ -486,7 +486,7 @@ func TestMailIsSentAtTheProvidersRate(t *testing.T) {
 		start := time.Now()
 		statuses := w.sendAll(29, func(i int) request { return request{method: "POST", path: "/messages"} }, 0, nil)
 		if statuses[0][200] != 29 {
-			t.Errorf("of 29 at once: %v", statuses[0])
+			t.Errorf("of 29 messages at once: %v; want 29 sent", statuses[0])
 		}
 		if took := w.times[28].Sub(start); took != 2*time.Second {
 			t.Errorf("29 messages at 14 per second took %v; want 2s", took)

@@ -33,7 +33,7 @@ func main() {
 	}
 	go server.Serve(listener)
 
-	ask(listener.Addr().String())
+	call(listener.Addr().String())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if *addr != "" {
@@ -42,8 +42,9 @@ func main() {
 	server.Shutdown(context.Background())
 }
 
-// ask sends four requests of a user that may send three at once, and one more each second.
-func ask(addr string) {
+// call sends four requests of a user whose limit is a burst of three, and one more request each
+// second.
+func call(addr string) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
 	if err != nil {
 		log.Fatal(err)

@@ -35,11 +35,11 @@ func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 		}
 	}
 	if got := call("b"); got.Code != http.StatusOK {
-		t.Errorf("another client: %d", got.Code)
+		t.Errorf("another client: %d; want 200", got.Code)
 	}
 	now = now.Add(1800 * time.Millisecond) // one token
 	if got := call("a"); got.Code != http.StatusOK {
-		t.Errorf("with a token left: %d", got.Code)
+		t.Errorf("with a token left: %d; want 200", got.Code)
 	}
 	if got := call("a"); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "180" {
 		t.Errorf("with 99 tokens overdrawn: %d, Retry-After %q", got.Code, got.Header().Get("Retry-After"))

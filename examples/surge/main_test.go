@@ -30,7 +30,7 @@ func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 			t.Error(failures)
 		}
 		if most := 110 + 10/surge.duration.Seconds(); limited.backend > most {
-			t.Errorf("%.1f requests/s reached the service; its limit admits %.1f", limited.backend, most)
+			t.Errorf("%.1f requests/s reached the service; want at most %.1f", limited.backend, most)
 		}
 		if least := 0.95 * 110; limited.backend < least {
 			t.Errorf("only %.1f requests/s reached the service; its limit is 110 and the load is higher", limited.backend)

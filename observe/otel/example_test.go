@@ -22,8 +22,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A service with a policy: its gate reports each request. A program would use its own providers,
-// or leave them out and set the global ones.
+// A service with a policy: its gate reports each request. A real program sets its own providers, in
+// the options or globally.
 func Example() {
 	reader, exporter := sdkmetric.NewManualReader(), tracetest.NewInMemoryExporter()
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))

@@ -38,18 +38,16 @@ type MetricsOptions struct {
 	Provider metric.MeterProvider
 }
 
-// Metrics count what happens, and report it when their provider reads them. The methods of
-// observe.Counts receive what is reported. Many goroutines may use them at once.
-//
-// Traffic never makes a series. All numbers but the latencies are counted by Penstock itself, so a
-// request costs the provider nothing else.
+// Metrics export observe.Counts, whose methods receive the reports, when their provider reads them.
+// Many goroutines may use them at once. Requests never create a series. Penstock counts all numbers
+// itself, except the latencies, which the provider records for each request.
 type Metrics struct {
 	*observe.Counts
 	instruments  instruments
 	registration metric.Registration
 }
 
-// instruments are those that callback reports.
+// instruments are the instruments whose values callback reports.
 type instruments struct {
 	requests, shadows, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
 	waiting                                                               metric.Int64ObservableUpDownCounter
@@ -59,14 +57,15 @@ type instruments struct {
 	denials, instances                              metric.Int64ObservableUpDownCounter
 }
 
-// NewMetrics makes Metrics and registers them with the provider, until Close. The error is the
-// provider's.
+// NewMetrics makes Metrics and registers them with the provider until Close. It returns the error
+// of the provider.
 func NewMetrics(o MetricsOptions) (*Metrics, error) {
 	if o.Provider == nil {
 		o.Provider = otel.GetMeterProvider()
 	}
 	meter := o.Provider.Meter(scope)
-	// From a decision in memory to ten times the timeout of one in Redis, which is 250 ms.
+	// The buckets reach from a decision in memory to 250 ms, ten times the timeout of a decision in
+	// Redis.
 	latency, err := meter.Float64Histogram("ratelimit.decision.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time until a request was decided, or until its decision failed."),
 		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5))
@@ -87,7 +86,7 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 	return m, nil
 }
 
-// Close ends the reports. The counts go on.
+// Close ends the export. Counting continues.
 func (m *Metrics) Close() error { return m.registration.Unregister() }
 
 // A histogram has the latencies of one rule.
@@ -105,7 +104,7 @@ func attributesOf(rule observe.Rule) []attribute.KeyValue {
 	return []attribute.KeyValue{ruleKey.String(rule.Name), limitKey.String(rule.Limit), algorithmKey.String(rule.Algorithm)}
 }
 
-// open makes the instruments and returns them all.
+// open makes and returns all instruments.
 func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err error) {
 	note := func(instrument metric.Observable, failure error) {
 		all = append(all, instrument)
@@ -142,7 +141,7 @@ func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err err
 	return all, err
 }
 
-// callback reports all numbers. Those that are 0 and have attributes have no series yet.
+// callback reports all numbers. It omits numbers with attributes that are 0.
 func (m *Metrics) callback(_ context.Context, to metric.Observer) error {
 	i := &m.instruments
 	report := func(counter metric.Int64Observable, n uint64, attributes ...attribute.KeyValue) {

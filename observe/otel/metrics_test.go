@@ -27,7 +27,7 @@ import (
 
 var search = observe.Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}
 
-// A read Metrics has a reader of its own.
+// A read has Metrics and the reader that reads them.
 type read struct {
 	*Metrics
 	reader *sdkmetric.ManualReader
@@ -44,7 +44,7 @@ func newRead(t *testing.T) read {
 	return read{m, reader}
 }
 
-// series are all numbers that the reader gets, as "name{attribute=value,…} number".
+// series returns all numbers that the reader gets, as "name{attribute=value,…} number".
 func (r read) series(t *testing.T) (all []string) {
 	t.Helper()
 	var data metricdata.ResourceMetrics
@@ -89,7 +89,7 @@ func (r read) count(ctx context.Context, outcome admission.Outcome) {
 	r.ObserveRequest(&admission.Event{Context: ctx, Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: outcome, Latency: time.Millisecond})
 }
 
-// sampled is a context within a sampled trace.
+// sampled returns a context within a sampled trace.
 func sampled(t testing.TB) context.Context {
 	t.Helper()
 	id, err := trace.TraceIDFromHex("4bf92f3577b34da6a3ce929d0e0e4736")
@@ -101,7 +101,7 @@ func sampled(t testing.TB) context.Context {
 	}))
 }
 
-func TestMetricsOfRequests(t *testing.T) {
+func TestRequestsAreExportedAsMetrics(t *testing.T) {
 	r := newRead(t)
 	r.SetRules([]observe.Rule{search})
 	for range 3 {
@@ -129,7 +129,7 @@ func TestMetricsOfRequests(t *testing.T) {
 	}
 }
 
-func TestMetricsOfGuards(t *testing.T) {
+func TestGuardsAreExportedAsMetrics(t *testing.T) {
 	r := newRead(t)
 	r.BreakerChanged("", guard.StateClosed, guard.StateOpen)
 	r.SetGuards(observe.Guards{
@@ -166,11 +166,11 @@ func TestMetricsOfGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := r.series(t); len(got) > 0 {
-		t.Errorf("after Close the reader gets %v", got)
+		t.Errorf("after Close the reader gets %v; want nothing", got)
 	}
 }
 
-func TestTrafficMakesNoSeries(t *testing.T) {
+func TestRequestsCreateNoSeries(t *testing.T) {
 	r := newRead(t)
 	r.SetRules([]observe.Rule{search})
 	r.ObserveRequest(&admission.Event{Rule: "unknown", Outcome: admission.Denied, Latency: time.Millisecond})
@@ -180,12 +180,12 @@ func TestTrafficMakesNoSeries(t *testing.T) {
 		r.ObserveRequest(&admission.Event{Rule: fmt.Sprint("r", i), Key: fmt.Sprint("k", i), Outcome: admission.Denied, Latency: time.Millisecond})
 	}
 	if after := len(r.series(t)); after != before {
-		t.Errorf("%d series became %d", before, after)
+		t.Errorf("%d series after the requests; want %d as before", after, before)
 	}
 	t.Logf("counted: %d unknown names that made no series", hostile)
 }
 
-// spansOf are the spans that f makes, as text.
+// spansOf returns the spans that f makes, as text.
 func spansOf(t *testing.T, f func(*Spans)) (all []string) {
 	t.Helper()
 	exporter := tracetest.NewInMemoryExporter()
@@ -212,7 +212,7 @@ func spansOf(t *testing.T, f func(*Spans)) (all []string) {
 
 const secret = "user:secret-4711"
 
-func TestSpansOfRequests(t *testing.T) {
+func TestRequestsHaveSpans(t *testing.T) {
 	plan := penstock.PerSecond(5).WithName("second").MustCompile()
 	charges := []penstock.Charge{{Key: secret, Plan: plan, Cost: 3}}
 	decision := func(s penstock.Status, source penstock.Source) *penstock.Decision {
@@ -256,12 +256,12 @@ func TestSpansOfRequests(t *testing.T) {
 			t.Errorf("got  %q\nwant %q", got, row.want)
 		}
 		if strings.Contains(fmt.Sprint(got), "4711") {
-			t.Error("a span has the key")
+			t.Error("a span contains the key")
 		}
 	}
 }
 
-func TestSpansOfDecisions(t *testing.T) {
+func TestDecisionsHaveSpans(t *testing.T) {
 	got := spansOf(t, func(s *Spans) {
 		store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Observe(func(e guard.Event) {
 			e.Latency = time.Millisecond
@@ -295,7 +295,7 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 		}
 	})
 	if len(got) > 0 {
-		t.Errorf("there are spans: %q", got)
+		t.Errorf("the spans are %q; want none", got)
 	}
 	const id = "4bf92f3577b34da6a3ce929d0e0e4736"
 	for _, row := range []struct {
@@ -308,7 +308,7 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 	}
 }
 
-// With metrics and spans, a decision allocates no more than without, unless its trace is sampled.
+// A decision with metrics and spans allocates as often as without, unless its trace is sampled.
 func TestObservingAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
 	r := newRead(t)
@@ -328,9 +328,9 @@ func TestObservingAllocatesNothing(t *testing.T) {
 		spans.ObserveDecision(e)
 	})(store)))
 	if with > without {
-		t.Errorf("%v allocations with metrics, %v without", with, without)
+		t.Errorf("%v allocations with metrics; want at most %v as without", with, without)
 	}
 	if got := strings.Join(r.series(t), "\n"); !strings.Contains(got, "ratelimit.decision.duration{algorithm=token-bucket,limit=second,rule=mail} 1001") {
-		t.Errorf("the decisions were not counted:\n%s", got)
+		t.Errorf("the series are\n%s\nwant some decisions", got)
 	}
 }

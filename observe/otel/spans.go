@@ -20,8 +20,8 @@ type SpansOptions struct {
 	Provider trace.TracerProvider
 }
 
-// Spans make a span for each decision about a request whose trace is sampled. Other requests cost
-// nothing. Many goroutines may use them at once.
+// Spans make a span for each decision about a request whose trace is sampled. Other requests have
+// no span. Many goroutines may use them at once.
 type Spans struct{ tracer trace.Tracer }
 
 // NewSpans makes Spans.
@@ -36,9 +36,8 @@ func NewSpans(o SpansOptions) *Spans {
 const spanName = "ratelimit.decide"
 
 // ObserveRequest makes the span of a request's decision, with the time that the request waited for
-// its turn. It is for the Observe of admission.Options and of all transports.
-//
-// A denial is not an error of the span. A store that gave no answer is an event of it.
+// its turn. It is for the Observe of admission.Options and of all transports. A denial does not
+// make the span an error. If the store gave no answer, the span has an event.
 func (s *Spans) ObserveRequest(e *admission.Event) {
 	if !isSampled(e.Context) {
 		return
@@ -69,7 +68,8 @@ func (s *Spans) ObserveRequest(e *admission.Event) {
 }
 
 // ObserveDecision makes the span of a decision without a request. It is for guard.Options.Observe
-// and guard.Observe. Do not use it beside ObserveRequest, which has the same decisions.
+// and guard.Observe. Do not use it together with ObserveRequest, which makes spans of the same
+// decisions.
 func (s *Spans) ObserveDecision(e guard.Event) {
 	if !isSampled(e.Context) {
 		return
@@ -94,8 +94,8 @@ func (s *Spans) start(ctx context.Context, at time.Time, attributes []attribute.
 	return span
 }
 
-// addFailure adds the event that the store gave no answer. The error's text may contain a key, so
-// the event has only its kind.
+// addFailure adds the event that the store gave no answer. The event has only the reason, because
+// the error's text may contain a key.
 func addFailure(span trace.Span, at time.Time, err error) {
 	options := []trace.EventOption{trace.WithTimestamp(at)}
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 var ruleLabels = []string{"rule", "limit", "algorithm"}
 
-// Each request is counted once, by its outcome, and a scrape adds them up. So in every scrape
+// Each request is counted once, by its outcome, and a scrape adds the counts. So in every scrape
 // rate_limiter_requests_total is exactly the sum of rate_limiter_allowed_total and
 // rate_limiter_rejected_total. Allowed includes every request that passed, whatever the reason.
 var (
@@ -102,7 +102,7 @@ func (m *Metrics) collectRequests(s samples) {
 	})
 }
 
-// isWithoutRule is true for outcomes that are decided before any rule is matched.
+// isWithoutRule tells whether an outcome is decided before any rule is matched.
 func isWithoutRule(o admission.Outcome) bool {
 	return o == admission.Unlimited || o == admission.Exempt || o == admission.Refused || o == admission.Malformed
 }
@@ -136,7 +136,7 @@ func collectGuards(s samples, g *observe.Guards) {
 	}
 }
 
-// samples are sent to a registry that collects them.
+// samples sends numbers to the registry.
 type samples chan<- prometheus.Metric
 
 func (s samples) counter(desc *prometheus.Desc, n uint64, labels ...string) {
@@ -147,7 +147,8 @@ func (s samples) gauge(desc *prometheus.Desc, n int, labels ...string) {
 	s.send(desc, prometheus.GaugeValue, float64(n), labels)
 }
 
-// send sends a sample, unless a label is not UTF-8: an error would end the whole scrape.
+// send sends a sample. It omits a sample whose label is not UTF-8, because an error would end the
+// whole scrape.
 func (s samples) send(desc *prometheus.Desc, kind prometheus.ValueType, n float64, labels []string) {
 	if metric, err := prometheus.NewConstMetric(desc, kind, n, labels...); err == nil {
 		s <- metric

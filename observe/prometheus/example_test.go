@@ -60,8 +60,8 @@ func Example() {
 	// rate_limiter_rejected_total{algorithm="token-bucket",limit="minute",rule="search"} 1
 }
 
-// A program that calls a Limiter on Redis, with all guards. The guards report each decision, what
-// Redis did not decide, and their own state.
+// A program that calls a Limiter on Redis, with all guards. The guards report each decision, each
+// call without a decision of Redis, and their own state.
 func Example_limiter() {
 	metrics := penstockprom.New(penstockprom.Options{})
 	prometheus.MustRegister(metrics)

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/observe"
 )
 
-// someGuards are guards with different numbers everywhere.
+// someGuards returns guards whose numbers are all different.
 var someGuards = observe.Guards{
 	Stats: func() guard.Stats {
 		return guard.Stats{
@@ -24,7 +24,7 @@ var someGuards = observe.Guards{
 	Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 }
 
-// page is a scrape in text.
+// page returns a scrape as text.
 func (s scraped) page(t *testing.T) string {
 	t.Helper()
 	var page strings.Builder
@@ -40,7 +40,7 @@ func TestGuardsHaveMetrics(t *testing.T) {
 	s := newScraped(Options{})
 	s.BreakerChanged("", guard.StateClosed, guard.StateOpen)
 	if page := s.page(t); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
-		t.Error("there are series of guards without guards")
+		t.Error("the page has series of guards although SetGuards was not called")
 	}
 	s.SetGuards(someGuards)
 	page := s.page(t)
@@ -71,7 +71,7 @@ func TestGuardsHaveMetrics(t *testing.T) {
 	}
 	s.SetGuards(observe.Guards{})
 	if page := s.page(t); strings.Contains(page, "rate_limiter_instances") || strings.Contains(page, "rate_limiter_scripts") {
-		t.Error("functions that are not set have series")
+		t.Error("the page has series of functions that are not set")
 	}
 	t.Logf("counted: %d series of guards", len(lines))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/observe"
 )
 
-// Of 8,000 rules, only those with traffic have series.
+// With 8,000 rules, only the rules with requests have series.
 func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
 	s := newScraped(Options{})
 	var rules []observe.Rule
@@ -31,7 +31,7 @@ func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
 	s.count(rules[2], admission.Allowed, time.Millisecond) // the rule is gone, and must not get a histogram again
 	s.SetRules(rules)
 	if _, two := s.sums(t); two > three {
-		t.Errorf("%d series became %d", three, two)
+		t.Errorf("%d series became %d; want fewer", three, two)
 	}
 }
 

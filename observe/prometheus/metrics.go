@@ -1,7 +1,6 @@
 // Package penstockprom exports what package admission, the guards and the stores report to
 // Prometheus. The service penstock serve exports the same series, which docs/operations.md lists.
-//
-// Traffic never makes a series, and no key is ever a label.
+// Requests never create a series, and no key is ever a label.
 package penstockprom
 
 import (
@@ -16,25 +15,26 @@ import (
 
 // Options configure New. The zero value is useful.
 type Options struct {
-	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none. The
-	// histogram of latencies then has exemplars with it, as label trace_id. Return only ids of sampled
-	// traces, as penstockotel.SampledTraceID does. Default: there are no exemplars.
+	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none.
+	// The exemplars of the latency histogram then have the label trace_id with this id. Return only
+	// ids of sampled traces, like penstockotel.SampledTraceID. Default: no exemplars.
 	TraceID func(context.Context) string
 }
 
-// Metrics count what happens, and are a prometheus.Collector of it. Make them with New. The methods
-// of observe.Counts receive what is reported. Many goroutines may use them at once.
+// Metrics are a prometheus.Collector of observe.Counts, whose methods receive the reports. Make
+// them with New. Many goroutines may use them at once.
 type Metrics struct {
 	*observe.Counts
 	latency *prometheus.HistogramVec
 }
 
-// New makes Metrics. Register them at one registry.
+// New makes Metrics. Register them with one registry.
 func New(o Options) *Metrics {
 	m := &Metrics{latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "rate_limiter_latency_seconds",
 		Help: "Time until a request was decided, or until its decision failed.",
-		// From a decision in memory to ten times the timeout of one in Redis, which is 250 ms.
+		// The buckets reach from a decision in memory to 250 ms, ten times the timeout of a
+		// decision in Redis.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
 		NativeHistogramBucketFactor:     1.1,
@@ -76,7 +76,7 @@ func (h histogram) Observe(ctx context.Context, latency time.Duration) {
 	h.Observer.Observe(latency.Seconds())
 }
 
-// isExemplar tells whether an id is one that client_golang accepts. It panics for others.
+// isExemplar tells whether client_golang accepts an id. client_golang panics for other ids.
 func isExemplar(id string) bool {
 	return id != "" && utf8.ValidString(id) && utf8.RuneCountInString("trace_id")+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
 }

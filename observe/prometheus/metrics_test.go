@@ -26,7 +26,7 @@ var (
 	login  = observe.Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
 )
 
-// A scraped Metrics has a registry of its own.
+// A scraped has Metrics and the registry that scrapes them.
 type scraped struct {
 	*Metrics
 	registry *prometheus.Registry
@@ -121,7 +121,7 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 	t.Logf("counted: %d scrapes in which the sums agreed (%v checks)", scrapes, all)
 }
 
-func TestEachOutcomeHasItsSum(t *testing.T) {
+func TestEachOutcomeBelongsToASum(t *testing.T) {
 	for _, o := range admission.Outcomes() {
 		s := newScraped(Options{})
 		s.SetRules([]observe.Rule{search})
@@ -142,7 +142,7 @@ func TestEachOutcomeHasItsSum(t *testing.T) {
 	}
 }
 
-func TestTrafficMakesNoSeries(t *testing.T) {
+func TestRequestsCreateNoSeries(t *testing.T) {
 	s := newScraped(Options{})
 	s.SetRules([]observe.Rule{search, login})
 	for _, o := range admission.Outcomes() {
@@ -156,12 +156,12 @@ func TestTrafficMakesNoSeries(t *testing.T) {
 		s.CountError(fmt.Errorf("dial tcp: lookup %d", i))
 	}
 	if _, after := s.sums(t); after != before {
-		t.Errorf("%d series became %d", before, after)
+		t.Errorf("%d series after the requests; want %d as before", after, before)
 	}
 	t.Logf("counted: %d unknown names that made no series", hostile)
 }
 
-// No label of any series has a key, whatever the event contains.
+// No label of any series contains the key of an event.
 func TestNoKeyIsALabel(t *testing.T) {
 	const secret = "user:secret-4711"
 	s := newScraped(Options{TraceID: func(context.Context) string { return "4bf92f3577b34da6a3ce929d0e0e4736" }})
@@ -180,7 +180,7 @@ func TestNoKeyIsALabel(t *testing.T) {
 	}
 	for _, family := range s.gather(t) {
 		if text := family.String(); strings.Contains(text, "4711") {
-			t.Errorf("%s has the key: %s", family.GetName(), text)
+			t.Errorf("%s contains the key: %s", family.GetName(), text)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestSeriesFollowTheRules(t *testing.T) {
 	}
 }
 
-// The rules of a library that has no policy are those of its limits.
+// A program without a policy has one Rule for each limit.
 func TestDecisionsAreCountedAsRequests(t *testing.T) {
 	s := newScraped(Options{})
 	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Observe(s.ObserveDecision))
@@ -267,7 +267,7 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 	observe(context.WithValue(t.Context(), traceKey{}, strings.Repeat("a", 1000))) // longer than an exemplar may be
 	observe(context.WithValue(t.Context(), traceKey{}, "\xff"))
 	if ids := exemplars(); len(ids) > 0 {
-		t.Errorf("without a trace there are exemplars: %v", ids)
+		t.Errorf("the exemplars without a trace are %v; want none", ids)
 	}
 	observe(context.WithValue(t.Context(), traceKey{}, "4bf92f3577b34da6a3ce929d0e0e4736"))
 	if ids := exemplars(); len(ids) != 1 || ids[0] != "trace_id=4bf92f3577b34da6a3ce929d0e0e4736" {
@@ -278,8 +278,8 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 	}
 }
 
-// Names that are not UTF-8 have no series, and end neither a scrape nor a request.
-func TestNamesThatAreNotText(t *testing.T) {
+// A rule whose name is not UTF-8 has no series. Scrapes and requests still succeed.
+func TestRuleNamesThatAreNotUTF8HaveNoSeries(t *testing.T) {
 	s := newScraped(Options{})
 	bad := observe.Rule{Name: "\xff", Limit: "x", Algorithm: "y"}
 	s.SetRules([]observe.Rule{search, bad})

@@ -1,6 +1,6 @@
-// Command ratelimit reports of configuration files whether envoyproxy/ratelimit loads them, by its
-// own loader. Standard input is a stream of JSON strings, each the text of a file in base64. Each
-// is answered by a JSON object on a line.
+// Command ratelimit loads configuration files with the loader of envoyproxy/ratelimit and reports
+// the results. Standard input is a stream of JSON strings, each the text of a file in base64. For
+// each file it writes a line with a JSON object.
 package main
 
 import (
