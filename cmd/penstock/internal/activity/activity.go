@@ -1,6 +1,6 @@
-// Package activity remembers what happened in this instance: how many requests each limit allowed,
-// denied or nearly denied, by the second and by the minute, and which keys were denied, were near
-// their limit, or used most. No request waits for it, and its memory is bounded.
+// Package activity records the activity of this instance: how many requests each limit allowed and
+// denied, by the second and by the minute, and which keys were denied, were near their limit, or
+// used most. No request waits for it, and its memory is bounded.
 package activity
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A Kind says what the heaviest keys are counted by.
+// A Kind is what the heaviest keys are counted by.
 type Kind uint8
 
 // The kinds.
@@ -36,8 +36,8 @@ func (k Kind) String() string { return kindNames[k] }
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Denied, Near, Units} }
 
-// NearLimit is the name of the series of requests that were allowed near their limit, and Waited of
-// those that a limit let through later.
+// NearLimit is the name of the series of requests that were allowed near their limit. Waited is
+// that of requests that were admitted after a wait.
 const (
 	NearLimit = "near_limit"
 	Waited    = "waited"
@@ -45,17 +45,18 @@ const (
 
 // Options of a Recorder.
 type Options struct {
-	// NearPercent is which part of a limit is used, after a request, if it is near the limit.
-	// From 50 to 100. Default: 80.
+	// NearPercent defines "near the limit": a request is near it if it leaves at least this part of
+	// the limit used, in percent. From 50 to 100. Default: 80.
 	NearPercent int
 
-	// Names makes functions that append the name that a key has in the store: at most MaxName bytes.
-	// One goroutine at a time calls each. They must not allocate memory if there is room for 16 bytes
-	// more. Default: no key is kept.
+	// Names makes functions that append the name of a key in the store, at most MaxName bytes. One
+	// goroutine at a time calls each function. With 16 bytes of spare room, it must not allocate
+	// memory. Default: no keys are recorded.
 	Names func() func(b []byte, key string) []byte
 
-	// Seed of the hashes by which different keys are counted. Instances with equal seeds can be
-	// merged. A client that knows it can choose identities that are not counted as different.
+	// Seed is the seed of the hashes by which different keys are counted. Counts of instances with
+	// equal seeds can be merged. A client that knows the seed can choose identities that are not
+	// counted as different.
 	Seed uint64
 }
 
@@ -75,7 +76,7 @@ type Recorder struct {
 	options Options
 	seed    maphash.Seed
 	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
-	other   limit                             // all that are not in limits
+	other   limit                             // all limits that are not in limits
 	setting sync.Mutex                        // held while limits change
 	kept    []*penstock.Plan                  // those that SetLimits does not remove
 	streams [kinds]stream
@@ -89,7 +90,7 @@ type Recorder struct {
 	windows windows
 }
 
-// A stream has the heaviest keys of one kind.
+// A stream finds the heaviest keys of one kind.
 type stream struct {
 	gap     atomic.Uint32 // a power of 2
 	samples atomic.Int32  // in this second
@@ -137,8 +138,8 @@ func (r *Recorder) Keep(plan *penstock.Plan) {
 	r.limits.Store(&all)
 }
 
-// SetLimits sets the limits whose activity is kept apart, by their plans. Limits that stay keep
-// their counts. What other limits do is counted under Overflow.
+// SetLimits sets the limits whose activity is recorded separately, by their plans. Limits that stay
+// keep their counts. The activity of all other limits is counted under Overflow.
 func (r *Recorder) SetLimits(plans []*penstock.Plan) {
 	r.setting.Lock()
 	defer r.setting.Unlock()
@@ -167,7 +168,7 @@ func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
 	return &r.other
 }
 
-// Observe reads an event. Outcomes are counted elsewhere; see Tick.
+// Observe records an event. Tick samples the counters of outcomes.
 func (r *Recorder) Observe(e *admission.Event) {
 	switch e.Outcome {
 	case admission.Allowed:
@@ -183,7 +184,7 @@ func (r *Recorder) Observe(e *admission.Event) {
 	}
 }
 
-// observeAllowed looks at each charge of a request: any of them may be near its limit.
+// observeAllowed records which charges of an allowed request are near their limits.
 func (r *Recorder) observeAllowed(e *admission.Event) {
 	if e.Decision.Wait() > 0 {
 		for i := range e.Charges {
@@ -193,7 +194,7 @@ func (r *Recorder) observeAllowed(e *admission.Event) {
 		}
 	}
 	random := rand.Uint32()
-	if e.Source == penstock.FromStore { // only the store knows how much is left of the whole limit
+	if e.Source == penstock.FromStore { // other sources know only a part of the limit
 		for i := range e.Charges {
 			if c := &e.Charges[i]; r.isNear(c, e.Decision.Status(i).Remaining) {
 				r.observeNear(c, random)
@@ -213,7 +214,7 @@ func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
 	}
 }
 
-// observeUnits adds what a request has spent, except slots: it does not keep them.
+// observeUnits adds the units that a request has spent, without slots, which are returned.
 func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	for i := range charges {
 		if c := &charges[i]; c.Cost > 0 && !c.Plan.Algorithm().NeedsHolder() {
@@ -222,10 +223,10 @@ func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	}
 }
 
-// isNear tells whether a charge has brought its limit near its end.
+// isNear reports whether a charge has left its limit nearly used up.
 func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	capacity := c.Plan.Capacity()
-	if remaining > capacity>>1 || c.Cost == 0 || c.Mode > penstock.Draw { // nearly always
+	if remaining > capacity>>1 || c.Cost == 0 || c.Mode > penstock.Draw { // the usual case, without a division
 		return false
 	}
 	left := int64(100 - r.options.NearPercent)
@@ -235,10 +236,11 @@ func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	return remaining*100 <= capacity*left
 }
 
-// isSampled is true for one of gap events, at random.
+// isSampled returns true for one of gap events, at random.
 func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 
-// observeDenied counts a denial. The plan is nil if the limit is none of a batch.
+// observeDenied counts a denial. The plan is nil if no limit of the batch is known to have denied
+// it.
 func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
 	hash := r.localHash(plan, key)
 	if !r.denied.isRecent(hash) {
@@ -250,7 +252,7 @@ func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32)
 	}
 }
 
-// localHash is a hash of a limit and a key that nobody outside of this process can predict.
+// localHash returns a hash of a limit and a key that cannot be predicted outside of this process.
 func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
 	hash := maphash.String(r.seed, key)
 	if plan != nil {
@@ -259,7 +261,7 @@ func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
 	return hash
 }
 
-// sharedHash is a hash of a limit and a key that all instances compute alike.
+// sharedHash returns a hash of a limit and a key that is equal in all instances with the seed.
 func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 	if plan != nil {
 		seed ^= plan.ID()[0]
@@ -270,7 +272,7 @@ func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 	return d.Sum64()
 }
 
-// globalKey is the key of limits that all clients share. It is nobody's.
+// globalKey is the key of limits that all clients share. It identifies no client.
 const globalKey = "global"
 
 // add adds a sample, which stands for gap events of a weight.
@@ -295,10 +297,10 @@ func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64,
 	}
 }
 
-// times multiplies a weight by a gap, and saturates far below what sums can hold.
+// times multiplies a weight by a gap. It saturates, so that sums of products do not overflow.
 func times(weight, gap uint64) uint64 { return min(weight, 1<<42) * gap }
 
-// Tick samples the counters and ends what has become old. It is called about once a second with the
+// Tick samples the counters and drops old minutes. It must be called about once a second with the
 // time since the start. each calls its argument for each counter of the instance.
 func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	r.history.Sample(at, func(add func(Series, uint64)) {
@@ -325,5 +327,5 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	}
 }
 
-// History has the counters by the second and by the minute.
+// History returns the counters by the second and by the minute.
 func (r *Recorder) History() *History { return r.history }

@@ -85,7 +85,7 @@ func newFixture(t testing.TB, text string, o Options) *fixture {
 	return f
 }
 
-func (f *fixture) ask(key string) admission.Outcome {
+func (f *fixture) decide(key string) admission.Outcome {
 	a, outcome, _ := f.Admit(context.Background(), admission.Request{Attributes: attributes{[]string{key}}})
 	a.Done(admission.Result{})
 	return outcome
@@ -93,12 +93,12 @@ func (f *fixture) ask(key string) admission.Outcome {
 
 func none(func(Series, uint64)) {}
 
-func TestRecorderCountsWhoIsDeniedAndNearTheLimit(t *testing.T) {
+func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	for range 14 {
-		f.ask("a-b")
+		f.decide("a-b")
 	}
-	f.ask("c")
+	f.decide("c")
 	f.Tick(time.Second, none)
 	got := f.Activity(FiveMinutes)
 	for kind, want := range map[Kind][]Item{
@@ -122,26 +122,26 @@ func TestRecorderCountsWhoIsDeniedAndNearTheLimit(t *testing.T) {
 	}
 }
 
-// A limit that callers bring along, with numbers of their own, is one limit. It stays after a
-// reload.
+// A kept limit, which callers state with numbers of their own, counts as one limit. A reload keeps
+// it.
 func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
-	f.Keep(penstock.PerSecond(1).WithName("brought").MustCompile())
+	f.Keep(penstock.PerSecond(1).WithName("stated").MustCompile())
 	for i := range 3 {
-		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("brought").MustCompile(), "k", rand.Uint32())
+		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("stated").MustCompile(), "k", rand.Uint32())
 		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("unknown").MustCompile(), "k", rand.Uint32())
 		f.SetLimits(f.rules.Plans())
 	}
-	want := []Item{{Rule: "brought", Limit: "brought", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
+	want := []Item{{Rule: "stated", Limit: "stated", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
 	if got := f.Activity(FiveMinutes).Tops[Denied].Items; !slices.Equal(got, want) {
 		t.Errorf("denied are %+v, want %+v", got, want)
 	}
 }
 
-func TestGlobalLimitsAreNobodysAndNoKeyIsKeptWithoutNames(t *testing.T) {
+func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
 	f := newFixture(t, "rules: [{name: all, per: global, limits: [{rate: 2/h}]}]", Options{Names: plainNames})
 	for range 5 {
-		f.ask("a")
+		f.decide("a")
 	}
 	f.Tick(time.Second, none)
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
@@ -152,7 +152,7 @@ func TestGlobalLimitsAreNobodysAndNoKeyIsKeptWithoutNames(t *testing.T) {
 	}
 	f = newFixture(t, testPolicy, Options{})
 	for range 20 {
-		f.ask("a")
+		f.decide("a")
 	}
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
 		t.Errorf("keys are kept: %+v", a.Tops)
@@ -162,7 +162,7 @@ func TestGlobalLimitsAreNobodysAndNoKeyIsKeptWithoutNames(t *testing.T) {
 	}
 }
 
-func TestWindowsForgetWhatIsOld(t *testing.T) {
+func TestWindowsDropOldActivity(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	denied := func(w Window) (n uint64) {
 		for _, item := range f.Activity(w).Tops[Denied].Items {
@@ -198,8 +198,8 @@ func TestWindowsForgetWhatIsOld(t *testing.T) {
 	check(3000, 0, 0) // a long suspension
 }
 
-// An attacker cannot hide a heavy key, nor make the recorder wait, allocate or grow.
-func TestRecorderSamplesWhatIsTooMuch(t *testing.T) {
+// A flood of keys does not hide a heavy key.
+func TestRecorderSamplesFloods(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	plan := f.rules.Plans()[0]
 	const events = 400_000
@@ -214,7 +214,7 @@ func TestRecorderSamplesWhatIsTooMuch(t *testing.T) {
 		f.observeDenied(plan, key, r.Uint32())
 	}
 	if gap := f.streams[Denied].gap.Load(); gap < 4 {
-		t.Errorf("after %d events in a second, the gap is %d", events, gap)
+		t.Errorf("after %d events in a second, the gap is %d; want more than 1", events, gap)
 	}
 	a := f.Activity(FiveMinutes)
 	found := 0
@@ -237,11 +237,11 @@ func TestRecorderSamplesWhatIsTooMuch(t *testing.T) {
 		f.Tick(time.Duration(second)*time.Second, none)
 	}
 	if gap := f.streams[Denied].gap.Load(); gap != 1 {
-		t.Errorf("after 30 quiet seconds, the gap is %d", gap)
+		t.Errorf("after 30 quiet seconds, the gap is %d; want 1", gap)
 	}
 }
 
-// A request that finds another one at a sketch does not wait for it.
+// Observe does not wait while another goroutine uses a sketch.
 func TestObserveWaitsForNothing(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	for i := range f.streams {
@@ -250,8 +250,8 @@ func TestObserveWaitsForNothing(t *testing.T) {
 	f.denied.mu.Lock()
 	f.mu.Lock()
 	f.history.mu.Lock()
-	for range 14 { // it would not return
-		f.ask("a")
+	for range 14 { // would not return if it waited
+		f.decide("a")
 	}
 	f.history.mu.Unlock()
 	f.mu.Unlock()
@@ -261,7 +261,7 @@ func TestObserveWaitsForNothing(t *testing.T) {
 	}
 	a := f.Activity(FiveMinutes)
 	if top := a.Tops[Denied]; len(top.Items) != 0 || top.Missed != 4 || a.Denied.Missed != 4 || a.Tops[Units].Missed != 20 {
-		t.Errorf("what was missed is not counted: %+v, %+v", top, a.Denied)
+		t.Errorf("missed events are not counted: %+v, %+v", top, a.Denied)
 	}
 }
 

@@ -55,7 +55,7 @@ func BenchmarkObserve(b *testing.B) {
 }
 
 // quickest returns the least time of many short rounds of decisions without and with a recorder.
-// Those rounds are compared because nothing else has disturbed them.
+// The shortest rounds are those that other processes disturbed least.
 func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
 	const round, rounds = 200, 3000
 	least = [2]time.Duration{1 << 62, 1 << 62}

@@ -8,11 +8,11 @@ import (
 	"sync/atomic"
 )
 
-// A distinctCounter counts how many different hashes it has seen: exactly up to distinctSize, and
-// then by the distinctSize smallest ones. Most hashes are then larger than all that it keeps, or
-// were seen just now. Neither takes a lock.
+// A distinctCounter counts how many different hashes were added. The count is exact up to
+// distinctSize; above that, it is estimated from the distinctSize smallest hashes. A hash that is
+// larger than all kept ones, or that was added recently, takes no lock.
 //
-// An item has two hashes: a local one, by which recent ones are known, and the one that counts.
+// An item has two hashes: a local hash, which finds recent items, and the hash that is counted.
 type distinctCounter struct {
 	recent  [1 << 12]atomic.Uint64 // local hashes
 	largest atomic.Uint64          // hashes above it are not kept
@@ -20,7 +20,7 @@ type distinctCounter struct {
 
 	mu     sync.Mutex
 	hashes []DistinctHash // a heap; the largest first
-	table  table          // of what is in hashes
+	table  table          // finds a hash in hashes
 }
 
 // distinctSize is how many hashes are kept. The standard error of an estimate is 1/√(size−2): 3 %.
@@ -38,12 +38,13 @@ func newDistinctCounter() *distinctCounter {
 	return d
 }
 
-// isRecent tells whether an item was added lately.
+// isRecent reports whether an item was added recently.
 func (d *distinctCounter) isRecent(local uint64) bool {
 	return d.recent[local%uint64(len(d.recent))].Load() == local
 }
 
-// add adds an item. If another one is being added, it does not wait: it only counts the miss.
+// add adds an item. If another goroutine is adding one, it does not wait, and counts a missed
+// event.
 func (d *distinctCounter) add(local uint64, h DistinctHash) {
 	if h.Hash > d.largest.Load() {
 		d.recent[local%uint64(len(d.recent))].Store(local)
@@ -97,7 +98,7 @@ func (d *distinctCounter) down(at int) {
 	}
 }
 
-// read returns what was counted. If isLast, it begins anew.
+// read returns the count. If isLast, the counter starts again from zero.
 func (d *distinctCounter) read(isLast bool) *Distinct {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,19 +117,19 @@ func (d *distinctCounter) read(isLast bool) *Distinct {
 	return found
 }
 
-// A Distinct counts different keys, once for each limit that they met. It has the Size smallest
-// hashes of them, or all if they are fewer.
+// A Distinct is a count of different keys, once for each limit that denied them. It has their Size
+// smallest hashes, or all hashes if there are fewer.
 type Distinct struct {
 	Size   int
 	Hashes []DistinctHash // ascending
-	Missed uint64         // events that were not added, because another one was being added
+	Missed uint64         // events that were not added, because another event was being added
 }
 
 func (d *Distinct) sort() {
 	slices.SortFunc(d.Hashes, func(a, b DistinctHash) int { return cmp.Compare(a.Hash, b.Hash) })
 }
 
-// IsExact tells whether nothing is estimated.
+// IsExact reports whether the count is exact.
 func (d *Distinct) IsExact() bool { return len(d.Hashes) < d.Size }
 
 // Count returns how many different keys there were, and the standard error of that number.
@@ -141,7 +142,7 @@ func (d *Distinct) Count() (n, deviation float64) {
 	return n, n / math.Sqrt(k-2)
 }
 
-// ByLimit returns the same for each limit.
+// ByLimit calls f with the count of each limit.
 func (d *Distinct) ByLimit(f func(rule, limit string, n, deviation float64)) {
 	type key struct{ rule, limit string }
 	found := make(map[key]float64)
@@ -159,7 +160,7 @@ func (d *Distinct) ByLimit(f func(rule, limit string, n, deviation float64)) {
 	}
 }
 
-// Cut keeps the n smallest hashes.
+// Cut drops all hashes except the n smallest.
 func (d *Distinct) Cut(n int) {
 	if len(d.Hashes) >= n {
 		d.Hashes = d.Hashes[:n:n]
@@ -167,8 +168,8 @@ func (d *Distinct) Cut(n int) {
 	d.Size = min(d.Size, n)
 }
 
-// MergeDistinct merges what several instances counted, or one at several times. All must hash keys
-// in the same way.
+// MergeDistinct merges the counts of several instances, or of several times. All must use the same
+// seed.
 func MergeDistinct(parts ...*Distinct) *Distinct {
 	all := &Distinct{Size: distinctSize}
 	seen := make(map[uint64]bool)

@@ -19,7 +19,7 @@ const (
 	ErrorPrefix  = "error:"
 )
 
-// Overflow has the name of the series that counts what has no ring of its own.
+// Overflow is the rule and the limit of the series that count all counters without a ring.
 const Overflow = "other"
 
 // The bounds of a History.
@@ -29,9 +29,9 @@ const (
 	MaxSeries = 1024 // with rings of their own, 8 KB each
 )
 
-// A History keeps how much counters have grown, by the second and by the minute. It samples
-// counters that only grow, so nothing is added to the work that they count. Its time is the
-// process' monotonic clock since the start: steps of the wall clock change nothing.
+// A History records how much counters have grown, by the second and by the minute. It samples
+// existing counters, so it adds no work to requests. Its time is the process' monotonic clock since
+// the start, so steps of the wall clock do not matter.
 //
 // Memory: at most MaxSeries rings of 8 KB, and 100 bytes for each further counter that is not 0.
 type History struct {
@@ -41,11 +41,11 @@ type History struct {
 	second int64             // of the latest sample
 }
 
-// A ring has the growth of one counter. Slot i of a ring is for all seconds or minutes that are i
-// modulo its length.
+// A ring has the growth of one counter. Slot i is for the second or minute that is i modulo the
+// number of slots.
 type ring struct {
 	value   uint64 // latest
-	second  int64  // up to which the slots are current
+	second  int64  // the slots are current up to this second
 	grown   int64  // the second in which it grew last
 	seconds [Seconds]uint32
 	minutes [Minutes]uint32
@@ -58,7 +58,7 @@ func NewHistory() *History {
 
 // Sample reads all counters at a time since the start. each calls its argument once for each
 // counter. What has grown since the last sample counts for the current second, also if samples are
-// late. A counter that has become smaller was restarted.
+// late. A counter that has become smaller was restarted from zero.
 func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,14 +92,14 @@ func (h *History) countLocked(r *ring, grown uint64) {
 	addTo(&r.minutes[h.second/60%Minutes], grown)
 }
 
-// makeRingLocked makes a ring for a counter. If there are too many, it drops one that has been idle
-// for longer than its ring reaches. If there is none, it counts the growth in the overflow and
-// returns nil.
+// makeRingLocked makes a ring for a counter. If there are MaxSeries rings, it drops one that has
+// been idle for longer than a ring reaches. If no ring is idle, it counts the growth under Overflow
+// and returns nil.
 func (h *History) makeRingLocked(s Series, value uint64) *ring {
 	if len(h.rings) >= MaxSeries && !h.dropIdleLocked() {
 		overflow := Series{Overflow, Overflow, s.Name}
 		if h.rings[overflow] == nil {
-			h.rings[overflow] = &ring{second: h.second} // one for each name: few
+			h.rings[overflow] = &ring{second: h.second} // one for each name of a series, so only a few
 		}
 		h.countLocked(h.rings[overflow], growth(h.others[s], value))
 		h.others[s] = value
@@ -115,7 +115,7 @@ func (h *History) dropIdleLocked() bool {
 	for s, r := range h.rings {
 		if h.second-r.grown > 60*Minutes {
 			delete(h.rings, s)
-			h.others[s] = r.value // if it grows again, only the growth counts
+			h.others[s] = r.value // if the counter grows again, only the growth counts
 			return true
 		}
 	}
@@ -159,13 +159,13 @@ func (h *History) Second() int64 {
 	return h.second
 }
 
-// BySecond returns the growth in each of the last n seconds, up to the latest sample, of the series
-// that has is true for. n is at most Seconds.
+// BySecond returns the growth in each of the last n seconds, up to the latest sample, of each
+// series for which has returns true; nil selects all. n is at most Seconds.
 func (h *History) BySecond(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
 }
 
-// ByMinute is BySecond for minutes. The last one is the current minute. n is at most Minutes.
+// ByMinute is like BySecond, for minutes. The last is the current minute. n is at most Minutes.
 func (h *History) ByMinute(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
 }
@@ -200,7 +200,7 @@ func (h *History) read(has func(Series) bool, counts func(*ring) []uint32) (line
 	return lines
 }
 
-// last copies the n slots up to slot to.
+// last returns a copy of the n slots that end with slot to.
 func last(slots []uint32, to int64, n int) []uint32 {
 	n = min(n, len(slots))
 	out := make([]uint32, n)

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// model keeps every growth with its second.
+// model records every growth with its second.
 type model map[Series]map[int64]uint64
 
 func (m model) add(s Series, second int64, n uint64) {
@@ -21,7 +21,7 @@ func (m model) add(s Series, second int64, n uint64) {
 	m[s][second] += n
 }
 
-// counts are the growths of the last n units of so many seconds.
+// counts returns the growth in each of the last n units of time; unit is in seconds.
 func (m model) counts(s Series, now, unit int64, n int) []uint32 {
 	counts := make([]uint32, n)
 	for second, grown := range m[s] {
@@ -49,7 +49,7 @@ func TestHistoryAgreesWithAModel(t *testing.T) {
 			case 1:
 				at += time.Duration(r.Int64N(int64(20 * time.Minute)))
 			case 2:
-				at -= time.Duration(r.Int64N(int64(3 * time.Second))) // no monotonic clock does that
+				at -= time.Duration(r.Int64N(int64(3 * time.Second))) // a time that goes back, which no monotonic clock has
 			default:
 				at += time.Duration(r.Int64N(int64(2500 * time.Millisecond)))
 			}
@@ -95,8 +95,8 @@ func TestHistoryAgreesWithAModel(t *testing.T) {
 	t.Logf("counted: %d rings compared with the model", checks)
 }
 
-// Whatever the times of the samples are, nothing is lost and nothing counts twice.
-func TestHistoryOfATickerHasEveryGrowthOnce(t *testing.T) {
+// Late and irregular samples lose no growth and count none twice.
+func TestHistoryCountsEveryGrowthOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, start := NewHistory(), time.Now()
 		var counter uint64
@@ -172,7 +172,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	if n := total(Seconds); n != 4*2*MaxSeries {
 		t.Errorf("%d were counted; want %d", n, 4*2*MaxSeries)
 	}
-	// After a day without growth, others get the rings.
+	// After a day without growth, other counters get the rings.
 	h.Sample(25*time.Hour, func(add func(Series, uint64)) { add(Series{"r", fmt.Sprint(2*MaxSeries - 1), "allowed"}, 9) })
 	found := 0
 	for s, n := range h.Since(1) {

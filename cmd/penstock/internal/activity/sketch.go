@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// A sketch finds the heaviest items of a stream in bounded memory: Space-Saving. It keeps size
-// items. A new item replaces the lightest one, and inherits its weight as its error. So the true
-// weight of an item is between its weight minus its error and its weight, and every item that is
-// heavier than total/size is kept.
+// A sketch finds the heaviest items of a stream in bounded memory, by the Space-Saving algorithm.
+// It keeps size items. A new item replaces the lightest one, starts with its weight, and records
+// that weight as its error. The true weight of an item is at most its weight, and at least its
+// weight minus its error. Every item heavier than total/size is kept.
 type sketch struct {
 	entries []entry
 	heap    []int32 // numbers of entries; the lightest first
@@ -17,7 +17,7 @@ type sketch struct {
 	total   uint64  // weight of all events
 }
 
-// An entry is an item of a sketch. Its name is kept in place, so that a new item needs no memory.
+// An entry is an item of a sketch. Its name is an array, so that a new item allocates no memory.
 type entry struct {
 	hash     uint64
 	limit    *limit
@@ -109,7 +109,7 @@ func (s *sketch) clone() sketch {
 	return c
 }
 
-// top returns what the sketch knows.
+// top returns the items of the sketch, the heaviest first.
 func (s *sketch) top() *Top {
 	t := &Top{Total: s.total, Items: make([]Item, len(s.entries))}
 	for i := range s.entries {
@@ -128,11 +128,11 @@ type Top struct {
 	Items []Item
 
 	Total  uint64 // weight of all events
-	Floor  uint64 // an item that is not in Items has at most this weight, and Missed
+	Floor  uint64 // an item that is not in Items has at most this weight plus Missed
 	Missed uint64 // weight of the events that were not added, because another one was being added
 }
 
-// An Item is a key with the limit that it met.
+// An Item is a key with the limit that counted it.
 type Item struct {
 	Rule, Limit string
 	Name        string // of the key, as the store's key has it
@@ -143,12 +143,12 @@ type Item struct {
 	Largest  uint64  // weight of one sample; 0: nothing was sampled
 }
 
-// doubt is the exponent of how likely a stated bound of a sampled weight fails: e^-15, or one of
-// three million, by the bounds of Chernoff.
+// doubt sets the probability that a true sampled weight is out of its bounds: e^-doubt, or one in
+// three million, by Chernoff's bounds.
 const doubt = 15.0
 
 // Bounds returns the least and the largest true weight of an item. If its events were not sampled,
-// they are certain. Weight that was missed is not in the upper one.
+// the bounds are certain. The upper bound does not include Missed.
 func (i *Item) Bounds() (least, most uint64) {
 	least, most = i.Weight-min(i.Error, i.Weight), i.Weight
 	if i.Largest == 0 {
@@ -161,7 +161,7 @@ func (i *Item) Bounds() (least, most uint64) {
 	return uint64(max(0, float64(least)-below)), sum(most, uint64(above))
 }
 
-// sum adds, and saturates.
+// sum returns a+b, or the largest uint64 if that overflows.
 func sum(a, b uint64) uint64 {
 	if a > math.MaxUint64-b {
 		return math.MaxUint64
@@ -183,9 +183,9 @@ func (t *Top) Cut(n int) {
 	}
 }
 
-// MergeTops merges what several sketches know of parts of one stream, such as those of several
-// instances. It keeps the size heaviest items. The errors add up: an item that a part does not have
-// may have its Floor there.
+// MergeTops merges the results of several sketches of one stream, such as those of several
+// instances. It keeps the size heaviest items. The errors add up: an item that is missing in a part
+// may have a weight of up to the part's Floor there.
 func MergeTops(size int, parts ...*Top) *Top {
 	type key struct{ rule, limit, name string }
 	type merged struct {

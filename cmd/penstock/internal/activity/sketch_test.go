@@ -23,7 +23,7 @@ func eventStreams(r *rand.Rand) []eventStream {
 	return []eventStream{
 		{"Zipf 1.05", func(*rand.Rand, int) string { return fmt.Sprint("user:", flat.Uint64()) }},
 		{"Zipf 1.3", func(*rand.Rand, int) string { return fmt.Sprint("user:", steep.Uint64()) }},
-		{"ever new identities, and five that are heavy", func(r *rand.Rand, i int) string {
+		{"new identities all the time, and five heavy ones", func(r *rand.Rand, i int) string {
 			if r.IntN(20) == 0 {
 				return fmt.Sprint("heavy:", r.IntN(5))
 			}
@@ -35,7 +35,7 @@ func eventStreams(r *rand.Rand) []eventStream {
 			}
 			return fmt.Sprint("new:", i)
 		}},
-		{"as many as it keeps, in turn, and one more", func(_ *rand.Rand, i int) string { return fmt.Sprint(i % (sketchSize + 1)) }},
+		{"one identity more than the sketch keeps, in turn", func(_ *rand.Rand, i int) string { return fmt.Sprint(i % (sketchSize + 1)) }},
 		{"one", func(*rand.Rand, int) string { return "one" }},
 	}
 }
@@ -145,8 +145,8 @@ func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 	}
 }
 
-// The true weight of an item is out of its bounds for less than one of three million. If one event
-// of gap is sampled, the number of samples is about a Poisson variable.
+// The true weight of less than one in three million items is out of its bounds. If one event of gap
+// is sampled, the number of samples has about a Poisson distribution.
 func TestBoundsOfSamplesHold(t *testing.T) {
 	const gap, rare = 64, 1.0 / 3e6
 	atMost := func(n int, mean float64) (p float64) { // the probability of at most n samples
@@ -167,12 +167,12 @@ func TestBoundsOfSamplesHold(t *testing.T) {
 			t.Errorf("%d samples: an item of %d has so many with probability %g", n, least, p)
 		}
 		if float64(most) > 3*float64(weight)+40*gap {
-			t.Errorf("%d samples: the bound %d says nothing", n, most)
+			t.Errorf("%d samples: the bound %d is useless; want a tighter one", n, most)
 		}
 	}
 }
 
-func TestTableFindsWhatWasPut(t *testing.T) {
+func TestTableAgreesWithAMap(t *testing.T) {
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 2))

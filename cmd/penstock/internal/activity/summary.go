@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// A Summary is what one instance shows of itself to the others. Its text has at most MaxSummary
+// A Summary is the activity that one instance shows to the others. Its text has at most MaxSummary
 // bytes.
 type Summary struct {
 	Version string    `json:"version"`
@@ -24,11 +24,11 @@ type Summary struct {
 	Digest  string    `json:"digest"` // of the policy
 	Started time.Time `json:"started"`
 	Written time.Time `json:"written"` // by the clock of the instance
-	Seed    uint32    `json:"seed"`    // tells whether hashes can be compared; see SeedID
+	Seed    uint32    `json:"seed"`    // hashes of instances with equal numbers can be compared; see SeedID
 	Health  string    `json:"health"`  // why the store fails; "" if it works
 
 	Counts   []Count     `json:"-"`
-	Activity []*Activity `json:"-"` // by window, in the order of Windows
+	Activity []*Activity `json:"-"` // activity by window, in the order of Windows
 }
 
 // A Count is how much a series has grown in the last 10 and 60 seconds.
@@ -47,16 +47,16 @@ const (
 	summaryKeys  = 256 // of a Distinct
 )
 
-// formatVersion is the first byte of a text. Instances ignore texts with another one.
+// formatVersion is the first byte of a text. Instances ignore texts with another first byte.
 const formatVersion = 1
 
-// ErrFormat is wrapped by errors about summaries of another version.
+// ErrFormat is wrapped by the errors for summaries of another format version.
 var ErrFormat = errors.New("the summary has another format")
 
-// SeedID is a number that tells seeds apart and does not reveal them.
+// SeedID returns a number that distinguishes seeds and does not reveal them.
 func SeedID(seed uint64) uint32 { return uint32(sharedHash(seed, nil, "penstock") >> 40) }
 
-// Summary returns what the recorder has to show to other instances.
+// Summary returns the summary of the recorder for other instances.
 func (r *Recorder) Summary() *Summary {
 	s := &Summary{Seed: SeedID(r.options.Seed)}
 	for _, w := range Windows() {
@@ -72,7 +72,7 @@ func (r *Recorder) Summary() *Summary {
 	return s
 }
 
-// The form of a summary in JSON. Lists of numbers are shorter than objects.
+// packed is the form of a summary in JSON. Lists of numbers are shorter than objects.
 type packed struct {
 	*Summary
 	Counts  []packedCount    `json:"counts"`
@@ -170,7 +170,7 @@ func (s *Summary) pack(items, keys int) (string, error) {
 	return out.String(), err
 }
 
-// cut bounds a text.
+// cut returns at most the first maxText bytes of a text.
 func cut(text string) string { return text[:min(len(text), maxText)] }
 
 func packDistinct(d Distinct, keys int) packedDistinct {
@@ -288,7 +288,7 @@ func (p *packedDistinct) unpack() (*Distinct, error) {
 	return d, nil
 }
 
-// isLabel tells whether a text may be the name of a rule, a limit or a series.
+// isLabel reports whether a text may be the name of a rule, a limit or a series.
 func isLabel(text string) bool {
 	if len(text) > maxText {
 		return false
@@ -301,5 +301,5 @@ func isLabel(text string) bool {
 	return true
 }
 
-// isName tells whether a text may be the name of a key in the store.
+// isName reports whether a text may be the name of a key in the store.
 func isName(text string) bool { return text != "" && len(text) <= MaxName && isLabel(text) }

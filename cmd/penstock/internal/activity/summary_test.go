@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// busy is a summary of an instance with many limits, offenders with long keys, and attackers.
+// busy returns the summary of an instance with many limits, and many denied keys with long names.
 func busy(t testing.TB) *Summary {
 	f := newFixture(t, testPolicy, Options{Names: plainNames, Seed: 1})
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 3000 {
 		f.observeDenied(f.rules.Plans()[i%2], fmt.Sprintf("key:%0110d", r.IntN(1000)), r.Uint32())
-		f.ask(fmt.Sprintf("client-%d", r.IntN(300)))
+		f.decide(fmt.Sprintf("client-%d", r.IntN(300)))
 	}
 	f.Tick(time.Second, func(add func(Series, uint64)) {
 		for i := range 600 {
@@ -32,7 +32,7 @@ func busy(t testing.TB) *Summary {
 	return s
 }
 
-func TestSummariesAreReadAsTheyWereWritten(t *testing.T) {
+func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 	quiet := New(Options{}).Summary()
 	for name, s := range map[string]*Summary{"quiet": quiet, "busy": busy(t)} {
 		text, err := s.Text()

@@ -1,7 +1,7 @@
 package activity
 
-// A table finds numbers by 64-bit hashes. It never grows, and so allocates only when it is made. It
-// must be kept at most half full.
+// A table maps 64-bit hashes to numbers. Its size is fixed, so it allocates memory only when it is
+// made. It must be at most half full.
 type table struct {
 	hashes  []uint64
 	numbers []int32 // number plus 1; 0: the place is free
@@ -17,7 +17,7 @@ func newTable(n int) table {
 	return table{make([]uint64, size), make([]int32, size), uint64(size - 1)}
 }
 
-// place returns where a hash is, or where it would be put.
+// place returns the index of a hash, or the index at which put would store it.
 func (t *table) place(hash uint64) uint64 {
 	i := hash & t.mask
 	for t.numbers[i] != 0 && t.hashes[i] != hash {
@@ -34,7 +34,7 @@ func (t *table) put(hash uint64, number int32) {
 	t.hashes[i], t.numbers[i] = hash, number+1
 }
 
-// remove removes a hash, and moves up those behind it that would no longer be found.
+// remove removes a hash. It moves those hashes behind it that place would no longer find.
 func (t *table) remove(hash uint64) {
 	free := t.place(hash)
 	if t.numbers[free] == 0 {

@@ -16,9 +16,9 @@ type Timing struct {
 	history  *History
 }
 
-// The counters of a Timing are numbers of calls, by their duration in microseconds: one for each
-// below 16, then four for each power of two, up to 67 s. The last counter is that of failures. So
-// the upper end of a counter is at most a quarter larger than its lower end.
+// The counters of a Timing count calls by their duration in microseconds. Below 16 µs each
+// microsecond has a counter; above, each power of two has four, up to 67 s. So the upper end of a
+// counter is at most a quarter larger than its lower end. The last counter counts failures.
 const (
 	exact    = 16
 	octaves  = 22
@@ -28,7 +28,7 @@ const (
 // Observe counts a call and how long it took.
 func (t *Timing) Observe(took time.Duration) { t.counters[counterOf(took)].Add(1) }
 
-// Fail counts a call that failed. If it took a time that matters, Observe counts that beside it.
+// Fail counts a call that failed. Call Observe too if the duration of the call is to be counted.
 func (t *Timing) Fail() { t.counters[failures].Add(1) }
 
 func counterOf(took time.Duration) int {
@@ -40,7 +40,7 @@ func counterOf(took time.Duration) int {
 	return min(exact+4*(octave-4)+int(us>>(octave-2)&3), failures-1)
 }
 
-// endOf is where the durations of a counter end.
+// endOf returns the upper end of the durations of a counter.
 func endOf(counter int) time.Duration {
 	if counter < exact {
 		return time.Duration(counter+1) * time.Microsecond
@@ -68,8 +68,8 @@ func (t *Timing) tick(at time.Duration) {
 	})
 }
 
-// Times are how long the calls of some time took. A quantile is the upper end of a counter: the
-// true one is at most that, and at least four fifths of it. Without calls, all are 0.
+// Times are the durations of the calls in a span of time. A quantile is the upper end of a counter:
+// the true value is at most that, and at least four fifths of it. Without calls, all are 0.
 type Times struct {
 	Calls, Failed uint64
 	P50, P95, P99 time.Duration
@@ -91,7 +91,7 @@ func (t *Timing) Second() int64 { return t.history.Second() }
 // BySecond returns the times of each of the last n seconds, the oldest first. n is at most Seconds.
 func (t *Timing) BySecond(n int) []Times { return each(t.history.BySecond(n, nil), n) }
 
-// ByMinute is BySecond for minutes. n is at most Minutes.
+// ByMinute is like BySecond, for minutes. n is at most Minutes.
 func (t *Timing) ByMinute(n int) []Times { return each(t.history.ByMinute(n, nil), n) }
 
 func each(lines []Line, n int) []Times {

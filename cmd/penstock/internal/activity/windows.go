@@ -2,10 +2,10 @@ package activity
 
 import "time"
 
-// A Window is how far an Activity reaches back.
+// A Window is the span of time of an Activity, up to now.
 type Window struct {
 	Name   string
-	Length time.Duration // at most; the current minute and, of an hour, the current ten minutes are not over
+	Length time.Duration // at most; the current minute, or the current ten minutes of an hour, are incomplete
 }
 
 // The windows.
@@ -22,13 +22,13 @@ const (
 	partMinutes   = 10 // the hour has six parts
 )
 
-// An Activity is which keys were most active in a window.
+// An Activity is the most active keys of a window.
 type Activity struct {
 	Tops   [kinds]*Top
 	Denied *Distinct
 }
 
-// MergeActivities merges those of several instances or times.
+// MergeActivities merges the activities of several instances or times.
 func MergeActivities(size int, parts ...*Activity) *Activity {
 	merged, distinct := new(Activity), make([]*Distinct, 0, len(parts))
 	for k := range merged.Tops {
@@ -45,15 +45,15 @@ func MergeActivities(size int, parts ...*Activity) *Activity {
 	return merged
 }
 
-// windows keep the activity of the minutes that are over: the last ones, and the last hour in parts
-// of ten minutes.
+// windows keep the activity of complete minutes: the last ones one by one, and the last hour in
+// parts of ten minutes.
 type windows struct {
 	minute int64 // the current one
 	recent []dated
 	parts  []dated
 }
 
-// A dated activity was in a minute, or in a part.
+// A dated is the activity of a minute, or of a part of ten minutes.
 type dated struct {
 	number int64
 	*Activity
@@ -73,7 +73,7 @@ func (w *windows) end(next int64, a *Activity) {
 	w.parts = since(w.parts, next/partMinutes-60/partMinutes+1)
 }
 
-// since drops what is older than a number.
+// since returns the activities that are not older than first.
 func since(all []dated, first int64) []dated {
 	for len(all) > 0 && all[0].number < first {
 		all[0] = dated{}
@@ -82,7 +82,7 @@ func since(all []dated, first int64) []dated {
 	return append([]dated(nil), all...)
 }
 
-// Activity returns what happened in a window up to now.
+// Activity returns the activity of a window up to now.
 func (r *Recorder) Activity(w Window) *Activity {
 	r.mu.Lock()
 	defer r.mu.Unlock()

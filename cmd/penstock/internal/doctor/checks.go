@@ -17,7 +17,7 @@ import (
 
 const (
 	minCertificateLife = 14 * 24 * time.Hour
-	maxCachedScripts   = 500                    // more are texts of other programs, which may evict ours
+	maxCachedScripts   = 500                    // a larger cache has scripts of other programs, which may evict ours
 	maxMemoryShare     = 80                     // % of maxmemory
 	maxFork            = 100 * time.Millisecond // decisions wait while the server forks
 	maxLagBytes        = 1 << 20
@@ -26,12 +26,12 @@ const (
 	minValkey          = 7.2
 )
 
-// checkReach says which servers answer.
+// checkReach reports which servers can be reached.
 func (d *doctor) checkReach() {
 	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
 		if s.client == nil || s.err != nil {
-			c.Status, c.Summary = Failed, "the server does not answer: "+plain(s.err)
+			c.Status, c.Summary = Failed, "the server cannot be reached: "+plain(s.err)
 			c.Why, c.Remedy = d.whyUnreached(s)
 			if s.isReplica {
 				c.Status, c.Why = Warning, "the replica cannot be used from here; after a failover, limits would use on_failure"
@@ -42,7 +42,7 @@ func (d *doctor) checkReach() {
 		s.dialled.mu.Lock()
 		took, secured := s.dialled.took, s.dialled.tls
 		s.dialled.mu.Unlock()
-		c.Summary = fmt.Sprintf("the server answers; connecting took %v", took.Round(100*time.Microsecond))
+		c.Summary = fmt.Sprintf("the server can be reached; connecting took %v", took.Round(100*time.Microsecond))
 		c.Facts = map[string]any{"connect_us": took.Microseconds()}
 		if secured != nil {
 			d.judgeCertificate(&c, s, secured)
@@ -55,7 +55,7 @@ func (d *doctor) checkReach() {
 	}
 }
 
-// judgeCertificate adds what is to be said about TLS.
+// judgeCertificate adds the state of TLS to a check.
 func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionState) {
 	end := state.PeerCertificates[0].NotAfter
 	left := time.Until(end)
@@ -66,12 +66,12 @@ func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionStat
 		c.Remedy = "install a new certificate on the server; then " + d.cli(s, "CONFIG SET tls-cert-file FILE")
 	}
 	if d.option.TLSConfig.InsecureSkipVerify {
-		c.Status, c.Why = Warning, "insecure_skip_verify accepts any certificate: who controls the network can read the password and change counters"
+		c.Status, c.Why = Warning, "insecure_skip_verify accepts any certificate: an attacker in the network can read the password and change counters"
 		c.Remedy = "remove insecure_skip_verify from the URL, and name the authority by ca=FILE"
 	}
 }
 
-// whyUnreached explains an error of connecting.
+// whyUnreached explains an error of connecting, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	text := plain(s.err)
 	var invalid x509.CertificateInvalidError
@@ -91,19 +91,19 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	case strings.Contains(text, "protected mode"):
 		return "the server has no password, so it accepts only connections from its own machine", "on that machine: penstock acl prints a user for it; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):
-		return "the user may not do what a connection begins with", "grant the rights that penstock acl prints"
+		return "the user lacks a right that every connection needs", "grant the rights that penstock acl prints"
 	case strings.Contains(text, "reset by peer") && d.option.TLSConfig == nil, strings.Contains(text, "EOF") && d.option.TLSConfig == nil:
 		return "the port may expect TLS", "try rediss:// for redis://"
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "deadline exceeded") && d.option.TLSConfig != nil:
 		return "the port may not expect TLS", "try redis:// for rediss://"
 	}
-	return "instances decide by on_failure while the server is away", "check the address, the firewall, and that the server runs: " + d.cli(s, "PING")
+	return "while the server cannot be reached, limits use on_failure", "check the address, the firewall, and that the server runs: " + d.cli(s, "PING")
 }
 
-// plain is an error's text without prefixes that say nothing here.
+// plain returns an error's text without the prefixes that do not matter in a report.
 func plain(err error) string {
 	if err == nil {
-		return "no reason is known"
+		return "the reason is unknown"
 	}
 	text := strings.TrimPrefix(err.Error(), penstock.ErrUnavailable.Error()+": ")
 	return strings.TrimPrefix(text, "nothing was sent: ")
@@ -118,7 +118,7 @@ func (d *doctor) checkVersion(s *server) {
 	}
 	if number < least {
 		c.Status, c.Summary = Failed, s.version()+" is too old"
-		c.Why, c.Remedy = "its scripts cannot refuse to run on a replica or on a full server", "use "+name+" or later"
+		c.Why, c.Remedy = "on such a version, scripts may run in part on a replica or on a full server", "use "+name+" or later"
 	}
 	d.add(c)
 }
@@ -145,16 +145,16 @@ func (d *doctor) checkVersionsAreEqual() {
 	}
 }
 
-// rightsOptions are those of serve with this store.
+// rightsOptions returns the options that select the rights which serve needs with this store.
 func (d *doctor) rightsOptions() redisstore.RightsOptions {
 	return redisstore.RightsOptions{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0}
 }
 
-// checkRights asks the server which of the rights of serve the user lacks. Users are not copied to
-// replicas, so each server is asked.
+// checkRights finds the rights that serve needs and the user lacks. Users are not replicated, so it
+// checks each server.
 func (d *doctor) checkRights(ctx context.Context, s *server) {
 	rights := redisstore.Rights(d.rightsOptions())
-	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s may do all that serve needs", d.user())}
+	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s has all rights that serve needs", d.user())}
 	text, err := d.do(ctx, s, "EVAL", redisstore.CheckRights(rights), "0", d.base+"{doctor}self-test").ToString()
 	if err != nil {
 		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+plain(err)
@@ -205,7 +205,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	d.add(c)
 }
 
-// checkMemory says whether the server may delete counters, or is nearly full.
+// checkMemory reports whether the server may delete counters, or is nearly full.
 func (d *doctor) checkMemory(s *server) {
 	if s.info == nil {
 		d.unseen("eviction", s, "what happens when the memory is full")
@@ -229,7 +229,7 @@ func (d *doctor) checkMemory(s *server) {
 	case most == 0:
 		m.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
 		if system := s.number("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
-			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may end the server", used*100/system)
+			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may kill the server", used*100/system)
 			m.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
 		}
 	case share >= 100:
@@ -245,8 +245,8 @@ func (d *doctor) checkMemory(s *server) {
 	d.add(m)
 }
 
-// setMaxMemory is the command that at least doubles a server's memory. All checks of a run name
-// the same number.
+// setMaxMemory returns the command that at least doubles a server's memory. All checks of a run
+// suggest the same number.
 func setMaxMemory(s *server) string {
 	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), 64<<20))
 }
@@ -268,7 +268,7 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%.1f KB", float64(bytes)/(1<<10))
 }
 
-// checkEvictions compares the number of evicted keys with that at the begin.
+// checkEvictions compares the number of evicted keys with the number at the start of the run.
 func (d *doctor) checkEvictions(ctx context.Context) {
 	for _, s := range d.primaries {
 		if s.info == nil {
@@ -284,7 +284,7 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 	}
 }
 
-// checkPersistence says whether the server can write its files, and what a restart would lose.
+// checkPersistence reports whether the server can write its files, and what a restart would lose.
 func (d *doctor) checkPersistence(s *server) {
 	if s.info == nil {
 		d.unseen("persistence", s, "persistence")
@@ -295,8 +295,8 @@ func (d *doctor) checkPersistence(s *server) {
 		"rdb_last_bgsave_status": s.info["rdb_last_bgsave_status"], "aof_last_write_status": s.info["aof_last_write_status"], "latest_fork_us": fork.Microseconds()}}
 	switch {
 	case s.info["loading"] == "1":
-		c.Status, c.Summary, c.Why = Failed, "the server is loading its data", "it decides nothing until then"
-		c.Remedy = "wait: it takes about " + s.info["loading_eta_seconds"] + " s more"
+		c.Status, c.Summary, c.Why = Failed, "the server is loading its data", "it makes no decision until it has loaded them"
+		c.Remedy = "wait: loading takes about " + s.info["loading_eta_seconds"] + " s more"
 	case s.info["rdb_last_bgsave_status"] == "err":
 		c.Status, c.Summary = Failed, "the latest snapshot failed"
 		c.Why = "with stop-writes-on-bgsave-error, which is the default, the server rejects all decisions"
@@ -306,27 +306,27 @@ func (d *doctor) checkPersistence(s *server) {
 		c.Why, c.Remedy = "the server rejects all decisions until it can write", "free space on the server's disk; then "+d.cli(s, "BGREWRITEAOF")
 	case fork > maxFork:
 		c.Status, c.Summary = Warning, fmt.Sprintf("the latest fork took %v", fork.Round(time.Millisecond))
-		c.Why, c.Remedy = "all decisions wait while the server forks", d.cli(s, `CONFIG SET save ""`)+", or a server of its own for limits"
+		c.Why, c.Remedy = "all decisions wait while the server forks", d.cli(s, `CONFIG SET save ""`)+", or use a separate server for limits"
 	case s.info["aof_enabled"] == "1":
 		c.Summary = "the append-only file is written; a restart keeps the counters"
 	default:
-		c.Summary = "no append-only file: a restart forgets what clients used since the latest snapshot"
+		c.Summary = "no append-only file: a restart loses what clients have used since the latest snapshot"
 	}
 	d.add(c)
 }
 
-// checkScripts finds servers whose cache of scripts is full of others' texts.
+// checkScripts finds servers whose script cache is full of scripts of other programs.
 func (d *doctor) checkScripts(s *server) {
 	if s.info == nil {
-		d.unseen("scripts", s, "the cache of scripts")
+		d.unseen("scripts", s, "the script cache")
 		return
 	}
 	n, evicted := s.number("number_of_cached_scripts"), s.number("evicted_scripts")
 	c := Check{Name: "scripts", Server: s.address, Status: OK, Summary: count(n, "script") + " in the cache", Facts: map[string]any{"cached": n, "evicted": evicted}}
 	if n > maxCachedScripts || evicted > 0 {
 		c.Status = Warning
-		c.Why = "other programs send scripts by EVAL with changing texts; they take memory, and may displace ours"
-		c.Remedy = "let those programs use arguments in place of changing texts; then " + d.cli(s, "SCRIPT FLUSH ASYNC")
+		c.Why = "other programs send ever new script texts by EVAL; these fill the memory, and may evict Penstock's scripts"
+		c.Remedy = "let those programs use a fixed text with arguments; then " + d.cli(s, "SCRIPT FLUSH ASYNC")
 	}
 	d.add(c)
 }
@@ -351,7 +351,7 @@ func (d *doctor) checkConnections(s *server) {
 	d.add(c)
 }
 
-// checkReplication compares what replicas have with what their primary has.
+// checkReplication compares the replicas' offsets with those of their primaries.
 func (d *doctor) checkReplication() {
 	for _, s := range d.servers {
 		switch {
@@ -374,7 +374,7 @@ func (d *doctor) judgeReplica(s *server) {
 		c.Remedy = "name its primary in the URL: " + s.info["master_host"] + ":" + s.info["master_port"] + "; or " + d.cli(s, "REPLICAOF NO ONE")
 	case s.info["master_link_status"] != "up":
 		c.Status, c.Summary = Warning, "the replica has lost its primary"
-		c.Why, c.Remedy = "if it is promoted, it forgets what was used since then", "see its log; "+d.cli(s, "INFO replication")
+		c.Why, c.Remedy = "if it is promoted, everything that clients used since then is lost", "see its log; "+d.cli(s, "INFO replication")
 	}
 	d.add(c)
 }
@@ -390,7 +390,7 @@ func (d *doctor) judgePrimary(s *server) {
 		if state := part(line, "state"); state != "online" || lag > maxLagSeconds || offset-replicated > maxLagBytes {
 			c.Status = Warning
 			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
-			c.Why, c.Remedy = "after a failover, clients may use again what the replica has not seen", "see the replica's log and its network"
+			c.Why, c.Remedy = "after a failover, clients may use again the units that the replica has not received", "see the replica's log and its network"
 		}
 	}
 	switch good, configured := s.info["min_slaves_good_slaves"]; {
@@ -399,7 +399,7 @@ func (d *doctor) judgePrimary(s *server) {
 		c.Why, c.Remedy = "the server rejects all decisions", "start a replica, or "+d.cli(s, "CONFIG SET min-replicas-to-write 0")
 	case n == 0 && d.kind != "single":
 		c.Status, c.Summary = Warning, "a primary without a replica"
-		c.Why, c.Remedy = "if it fails, nothing takes over, and its keys use on_failure", "start a replica of it"
+		c.Why, c.Remedy = "if it fails, no replica takes over, and the limits of its keys use on_failure", "start a replica of it"
 	case n == 0:
 		c.Summary = "a primary without a replica; while it is down, limits use on_failure"
 	}

@@ -8,18 +8,19 @@ import (
 
 const (
 	clockReadings  = 20
-	clockTolerance = 10 * time.Millisecond  // between servers: a failover jumps by it
+	clockTolerance = 10 * time.Millisecond  // between servers; at a failover the clock jumps by the difference
 	clockSkew      = 100 * time.Millisecond // from this machine's clock
 	clockFault     = time.Second
 )
 
-// An offset is how far a server's clock is ahead of this machine's, to ± err.
+// An offset is how far a server's clock is ahead of this machine's clock, ± err.
 type offset struct {
 	by, err time.Duration
 	isKnown bool
 }
 
-// readClock reads a server's clock some times. The reading with the shortest round trip counts.
+// readClock reads a server's clock several times, and keeps the reading with the shortest round
+// trip.
 func (d *doctor) readClock(ctx context.Context, s *server) {
 	for range clockReadings {
 		sent := time.Now()
@@ -66,7 +67,7 @@ func (d *doctor) checkClocks(ctx context.Context) {
 		return
 	}
 	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(err)),
-		Why: "after a failover the clock jumps by so much: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
+		Why: "at a failover the clock jumps by this difference: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
 		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": err.Microseconds()}}
 	if apart-err >= clockFault {
 		c.Status = Failed
@@ -89,13 +90,13 @@ func (d *doctor) judgeClock(s *server) {
 		c.Status = Warning
 	}
 	if c.Status != OK {
-		c.Why = "one of the two clocks is wrong; limits use the server's, so calendar windows begin at the wrong time, and a correction makes it jump"
+		c.Why = "one of the two clocks is wrong; limits use the server's clock, so calendar windows may begin at the wrong time, and its correction is a jump"
 		c.Remedy = "on both machines: chronyc tracking, or timedatectl"
 	}
 	d.add(c)
 }
 
-// rounded is a duration with three digits or so.
+// rounded returns a duration rounded to about three digits.
 func rounded(d time.Duration) time.Duration {
 	switch {
 	case d >= time.Second:

@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	probes       = 200 // decisions, in all
+	probes       = 200 // decisions of all primaries together
 	minProbes    = 20  // decisions of one primary, if they take less than maxBudget
 	probeBudget  = 2 * time.Second
 	maxBudget    = 10 * time.Second
 	probeTimeout = 3 * time.Second
 
-	// maxScript is how long a script may take in half of all cases. They take about 13 µs on an idle
+	// maxScript is the largest good median time of a script. The median is about 13 µs on an idle
 	// machine, and 80 µs on two busy cores.
 	maxScript = 200 * time.Microsecond
 )
 
-// probe is the limit of the probe decisions. No policy can use its keys. It is never used up, and
-// its state lives for some seconds.
+// probe is the limit of the probe decisions. No policy can use its keys. It never denies, and its
+// state expires after some seconds.
 var probe = penstock.PerSecond(1_000_000).WithName("self-test").MustCompile()
 
 // A countingClient counts the commands of a store.
@@ -59,12 +59,12 @@ func (d *doctor) open() (*redisstore.Store, error) {
 	return redisstore.New(countingClient{redisstore.Dial(option), &d.commands}, d.Keys)
 }
 
-// checkDecisions lets each primary make decisions, as serve would.
+// checkDecisions makes decisions at each primary, as serve would.
 func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 	for _, s := range d.primaries {
 		key, ok := d.probeKey(s)
 		if !ok {
-			continue // it has no slots
+			continue // the primary has no slots
 		}
 		times, err := d.decide(ctx, store, key)
 		if err != nil {
@@ -76,7 +76,7 @@ func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 	}
 }
 
-// probeKey returns a key that the server has.
+// probeKey returns a key whose slot the server has.
 func (d *doctor) probeKey(s *server) (string, bool) {
 	if d.kind != "cluster" || s.ranges == nil {
 		return "doctor", true
@@ -126,7 +126,7 @@ func (d *doctor) failedDecision(s *server, err error) {
 		case penstock.ReasonOutOfMemory:
 			c.Remedy = d.cli(s, setMaxMemory(s))
 		case penstock.ReasonBusy:
-			c.Why, c.Remedy = "another script blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
+			c.Why, c.Remedy = "a script of another program blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:
 			c.Why = "another program wrote the probe key"
 			c.Remedy = d.cli(s, "DEL '"+d.base+"{doctor}self-test'") + ", and give the programs different prefixes"
@@ -159,7 +159,7 @@ func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", 1e6/script)
 	}
 	if c.Status != OK {
-		c.Remedy = d.cli(s, "SLOWLOG GET 10") + " shows slow commands of others; " + d.cli(s, "--latency") + " shows the network; or a longer --store-timeout"
+		c.Remedy = d.cli(s, "SLOWLOG GET 10") + " shows slow commands of others; " + d.cli(s, "--latency") + " shows the network; or set a longer --store-timeout"
 	}
 	d.add(c)
 }

@@ -64,7 +64,8 @@ func replicasIn(info map[string]string) (addresses []string) {
 	return addresses
 }
 
-// discoverBehindSentinel asks the Sentinels for the primary and its replicas.
+// discoverBehindSentinel reads the primary and its replicas from the Sentinels, and connects to
+// them.
 func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	login := d.option
 	login.Username, login.Password, login.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
@@ -79,9 +80,9 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 		}
 		primary, err := d.do(ctx, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name).AsStrSlice()
 		if err != nil || len(primary) != 2 {
-			sentinel.err = fmt.Errorf("it does not name the primary %s: %w", name, err)
+			sentinel.err = fmt.Errorf("it does not name the primary of %s: %w", name, err)
 			if rueidis.IsRedisNil(err) {
-				sentinel.err = fmt.Errorf("it knows no primary with the name %s", name)
+				sentinel.err = fmt.Errorf("it knows no primary named %s", name)
 			}
 			continue
 		}
@@ -108,7 +109,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	}
 }
 
-// discoverCluster asks a node of a Cluster for the others.
+// discoverCluster reads the other nodes of a Cluster from one of them, and connects to them.
 func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 	ranges, err := d.do(ctx, node, "CLUSTER", "SLOTS").ToArray()
 	if err != nil {
@@ -132,7 +133,7 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 			}
 			at, _ := parts[0].ToString()
 			port, _ := parts[1].AsInt64()
-			if at == "" { // the host that was asked
+			if at == "" { // empty stands for the host of this node
 				at = host
 			}
 			address := net.JoinHostPort(at, strconv.FormatInt(port, 10))
@@ -149,13 +150,13 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 			}
 		}
 	}
-	if known[node.address] == nil && len(known) > 0 { // it is known by another address
+	if known[node.address] == nil && len(known) > 0 { // the Cluster lists this node under another address
 		node.disconnect()
 		d.servers = slices.DeleteFunc(d.servers, func(s *server) bool { return s == node })
 	}
 }
 
-// member returns a node of the Cluster, connected.
+// member returns a node of the Cluster, and connects to it unless it is already connected.
 func (d *doctor) member(ctx context.Context, address string) *server {
 	for _, s := range d.servers {
 		if s.address == address {
@@ -167,7 +168,8 @@ func (d *doctor) member(ctx context.Context, address string) *server {
 	return s
 }
 
-// readServers reads INFO of each server that was not read yet.
+// readServers reads INFO of each server whose INFO was not read yet. It removes primaries that
+// cannot be reached.
 func (d *doctor) readServers(ctx context.Context) {
 	for _, s := range d.servers {
 		if s.client != nil && s.info == nil && s.infoErr == nil {

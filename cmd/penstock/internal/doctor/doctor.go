@@ -1,5 +1,5 @@
-// Package doctor examines the servers of a store: whether Penstock can use them, and what may go
-// wrong. It only reads, except for its probe keys.
+// Package doctor examines the servers of a store. It reports whether Penstock can use them, and the
+// risks. It only reads, except for its probe keys.
 package doctor
 
 import (
@@ -17,7 +17,7 @@ import (
 // Options of Run. URL must be set.
 type Options struct {
 	URL          string             // of the store, as redisstore.ParseURL reads it
-	Name         string             // of the store in the report, without secrets
+	Name         string             // name of the store in the report, without secrets
 	Keys         redisstore.Options // prefix and secret, as for serve
 	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
 	Digest       string             // of the policy that the instances should have; "" if it is not known
@@ -32,9 +32,9 @@ type Status string
 // The statuses, from good to bad.
 const (
 	OK      Status = "ok"
-	Unknown Status = "unknown" // it could not be seen
-	Warning Status = "warning" // it may go wrong
-	Failed  Status = "failed"  // it is wrong: decisions fail, or counters are lost
+	Unknown Status = "unknown" // the doctor could not read it
+	Warning Status = "warning" // a risk: decisions may fail, or counters may be lost
+	Failed  Status = "failed"  // a fault: decisions fail, or counters are lost
 )
 
 var severity = map[Status]int{OK: 0, Unknown: 1, Warning: 2, Failed: 3}
@@ -55,7 +55,7 @@ type Check struct {
 	Server  string         `json:"server,omitempty"` // its address; "" if the check is about all
 	Status  Status         `json:"status"`
 	Summary string         `json:"summary"`
-	Why     string         `json:"why,omitempty"`    // what follows from it
+	Why     string         `json:"why,omitempty"`    // the consequence
 	Remedy  string         `json:"remedy,omitempty"` // what to do: a command, if there is one
 	Needs   string         `json:"needs,omitempty"`  // the right that would show more, such as "+info"
 	Facts   map[string]any `json:"facts,omitempty"`  // numbers behind the summary
@@ -67,7 +67,7 @@ var schema []byte
 // Schema is the JSON Schema of a Report.
 func Schema() []byte { return schema }
 
-// Names are the checks, in their order.
+// Names are the names of the checks, in the order of the report.
 var Names = []string{"reach", "version", "rights", "decisions", "latency", "eviction", "memory", "clock", "persistence", "replication",
 	"topology", "scripts", "connections", "keys", "tenants", "instances"}
 
@@ -77,8 +77,8 @@ const (
 )
 
 // Run examines the servers of a store. An error wraps penstock.ErrInvalid: the URL or the options
-// are wrong. What is wrong with the servers is in the Report. It takes some seconds, and more if
-// servers do not answer.
+// are wrong. Faults of the servers are in the Report. Run takes some seconds, and longer if servers
+// do not respond.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	option, err := redisstore.ParseURL(o.URL)
 	if err != nil {
@@ -107,7 +107,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// IsReached tells whether any server answered.
+// IsReached reports whether at least one server was reached.
 func (r *Report) IsReached() bool {
 	for _, c := range r.Checks {
 		if c.Name == "reach" && c.Status != Failed {
@@ -117,18 +117,18 @@ func (r *Report) IsReached() bool {
 	return false
 }
 
-// Has tells whether a check has a status that is at least so bad.
+// Has reports whether the status of any check is least or worse.
 func (r *Report) Has(least Status) bool { return severity[r.Status] >= severity[least] }
 
 // A doctor examines one store.
 type doctor struct {
 	Options
 	option    rueidis.ClientOption
-	base      string // how all keys begin
+	base      string // prefix of all keys
 	kind      string
 	servers   []*server
 	sentinels []*server
-	primaries []*server // those of servers that decide
+	primaries []*server // the servers that make decisions
 	checks    []Check
 	commands  atomic.Int64
 }
@@ -172,22 +172,22 @@ func (d *doctor) examine(ctx context.Context) {
 
 func (d *doctor) add(c Check) { d.checks = append(d.checks, c) }
 
-// unknown adds a check that needs a right.
+// unknown adds a check that could not be made because the user lacks a right.
 func (d *doctor) unknown(name string, s *server, what, right string) {
-	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be seen without the right " + right, Needs: right,
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read without the right " + right, Needs: right,
 		Remedy: d.cli(s, "ACL SETUSER "+d.user()+" "+right)})
 }
 
-// unseen adds a check that needs INFO, which the user may not run, or which failed.
+// unseen adds a check that could not be made because INFO failed or is not permitted.
 func (d *doctor) unseen(name string, s *server, what string) {
 	if right := deniedRight(s.infoErr); right != "" || s.infoErr == nil {
 		d.unknown(name, s, what, "+info")
 		return
 	}
-	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be seen: " + plain(s.infoErr)})
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + plain(s.infoErr)})
 }
 
-// user is the user in Redis.
+// user returns the name of the Redis user.
 func (d *doctor) user() string {
 	if d.option.Username == "" {
 		return "default"
@@ -195,7 +195,7 @@ func (d *doctor) user() string {
 	return d.option.Username
 }
 
-// cli is a command line of redis-cli for a server.
+// cli returns a command line of redis-cli that sends a command to a server.
 func (d *doctor) cli(s *server, command string) string {
 	return s.cli(d.option.TLSConfig != nil) + " " + command
 }
@@ -232,7 +232,7 @@ func (d *doctor) doAll(ctx context.Context, s *server, commands [][]string) []ru
 	return s.client.DoMulti(ctx, built...)
 }
 
-// count writes a number and a noun.
+// count returns a number with its noun, such as "2 keys".
 func count(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun

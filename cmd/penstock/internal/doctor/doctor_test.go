@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m, "penstock/cmd/penstock/internal/doctor") }
 
-// examined runs the doctor. Most tests run beside others, so decisions may take long.
+// examined runs the doctor with a long StoreTimeout, because tests run in parallel.
 func examined(t *testing.T, url string, change ...func(*Options)) *Report {
 	t.Helper()
 	o := Options{URL: url, Name: "the store", StoreTimeout: time.Minute, ReadInstance: func(summary string) (i Instance, err error) {
@@ -56,8 +56,8 @@ func (r *Report) text() string {
 	return b.String()
 }
 
-// wantGood fails the test if a check is not ok. The median of a script's time may be long on a busy
-// machine.
+// wantGood fails the test if a check is not ok. It ignores the median time of scripts, which may be
+// long on a busy machine.
 func wantGood(t *testing.T, r *Report, kind string) {
 	t.Helper()
 	for _, name := range Names {
@@ -90,7 +90,7 @@ func eventually(t *testing.T, ok func() error) {
 	t.Fatal(err)
 }
 
-// used makes some state with a store, so that there are keys and an instance.
+// used makes decisions and registers an instance, so that the store has keys.
 func used(t *testing.T, url string) {
 	t.Helper()
 	store, err := redisstore.Open(url, redisstore.Options{})
@@ -116,7 +116,7 @@ func used(t *testing.T, url string) {
 	}
 }
 
-func TestGoodServerIsFoundGood(t *testing.T) {
+func TestHealthyServerPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	used(t, "redis://"+s.Addr)
@@ -132,8 +132,8 @@ func TestGoodServerIsFoundGood(t *testing.T) {
 	}
 }
 
-// With TLS, each server is reached by its own certificate.
-func TestTLSOfClustersAndSentinels(t *testing.T) {
+// With TLS, the doctor verifies each server's own certificate.
+func TestClustersAndSentinelsAreExaminedOverTLS(t *testing.T) {
 	t.Parallel()
 	ofCluster, ofGroup := &redistest.TLS{Lifetime: 1000 * time.Hour, RequireClientCert: true}, &redistest.TLS{Lifetime: 1000 * time.Hour}
 	c, s := redistest.StartTLSCluster(t, ofCluster), redistest.StartTLSSentinel(t, ofGroup)
@@ -148,7 +148,7 @@ func sentinelURL(s *redistest.SentinelGroup, user string) string {
 	return "redis+sentinel://" + user + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
 }
 
-func TestGoodSentinelGroupIsFoundGood(t *testing.T) {
+func TestHealthySentinelGroupPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	used(t, sentinelURL(s, ""))
@@ -158,7 +158,7 @@ func TestGoodSentinelGroupIsFoundGood(t *testing.T) {
 	wantGood(t, examined(t, sentinelURL(s, "")), "sentinel")
 }
 
-func TestGoodClusterIsFoundGood(t *testing.T) {
+func TestHealthyClusterPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
 	used(t, "redis://"+c.Nodes[0].Addr)
@@ -171,7 +171,7 @@ func TestGoodClusterIsFoundGood(t *testing.T) {
 	}
 }
 
-// A fault is something wrong with a server, and the check that must find it.
+// A fault is a fault of a server, with the check that must find it.
 type fault struct {
 	name    string
 	prepare func(t *testing.T, s *redistest.Server)
@@ -207,7 +207,7 @@ const limiter = "limiter:secret@"
 
 var faults = []fault{
 	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, says: "connection refused", fix: "PING"},
-	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, says: "does not answer"},
+	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, says: "cannot be reached"},
 	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "WRONGPASS", fix: "correct the URL"},
 	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, says: "+set +zadd", fix: "ACL SETUSER limiter +set +zadd"},
 	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, says: "permission_denied", fix: "ACL SETUSER limiter +set"},
@@ -240,15 +240,15 @@ var faults = []fault{
 	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
 	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
 	{name: "foreign", prepare: commands("SET ps1session:s3cret x PX 100000"), check: "keys", status: Warning, says: "did not make", fix: "different prefixes"},
-	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, says: "other programs have about", fix: "a server of its own"},
+	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, says: "other programs have about", fix: "a separate server"},
 	{name: "other database", prepare: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "DEBUG POPULATE 500 other", "SWAPDB 0 1")
-	}, check: "tenants", status: Warning, says: "other programs have about", fix: "a server of its own"},
+	}, check: "tenants", status: Warning, says: "other programs have about", fix: "a separate server"},
 	{name: "two policies", prepare: instances("abc1 1 1", "abc1 1 1", "def2 1 1"), check: "instances", status: Warning, says: "abc1 (2 instances), def2 (1 instance)", fix: "penstock validate FILE"},
 	{name: "another file", prepare: instances("abc1 1 1"), change: func(o *Options) { o.Digest = "def2" }, check: "instances", status: Warning, says: "the file has def2", fix: "SIGHUP"},
 	{name: "two versions", prepare: instances("abc1 1 1", "abc1 2 1", "form of another version"), check: "instances", status: Warning, says: "1 (1 instance), 2 (1 instance)", fix: "upgrade"},
 	{name: "two secrets", prepare: instances("abc1 1 1", "abc1 1 2"), check: "instances", status: Warning, says: "2 different secrets", fix: "key-hash-secret"},
-	{name: "an ill instance", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, says: "timeout", fix: "network"},
+	{name: "an instance whose store fails", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, says: "timeout", fix: "network"},
 	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, says: "WRONGTYPE", fix: "DEL 'ps1{%@}instances'"},
 }
 
@@ -265,7 +265,7 @@ func TestEachFaultIsFound(t *testing.T) {
 			}
 			r := examined(t, "redis://"+f.user+s.Addr, change...)
 			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
-				isAsBad := c.Status == f.status || f.check == "latency" && c.Status == Failed // the worse, the more the server stops
+				isAsBad := c.Status == f.status || f.check == "latency" && c.Status == Failed // Failed if the server stops for longer
 				return c.Name == f.check && isAsBad && strings.Contains(c.Summary, f.says) && strings.Contains(c.Remedy, f.fix) && c.Why != "" && c.Remedy != ""
 			}) {
 				t.Errorf("no check %s is %s, says %q, and has the remedy %q\n%s", f.check, f.status, f.says, f.fix, r.text())
@@ -291,12 +291,12 @@ func evict(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// slow makes the server stop for 20 ms again and again.
+// slow pauses the server for 20 ms again and again.
 func slow(t *testing.T, s *redistest.Server) {
 	background(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
 }
 
-// background runs something again and again, in four goroutines, until the test ends.
+// background calls run again and again, in four goroutines, until the test ends.
 func background(t *testing.T, run func(i int)) {
 	var isOver atomic.Bool
 	done := make(chan struct{})
@@ -316,7 +316,8 @@ func background(t *testing.T, run func(i int)) {
 	})
 }
 
-// failSnapshot makes the server's file a folder that is not empty.
+// failSnapshot makes snapshots fail: the name of the server's file becomes a folder that is not
+// empty.
 func failSnapshot(t *testing.T, s *redistest.Server) {
 	if err := os.MkdirAll(filepath.Join(filepath.Dir(s.Socket), "dump.rdb", "x"), 0o700); err != nil {
 		t.Fatal(err)
@@ -331,7 +332,7 @@ func failSnapshot(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// lag gives the server a replica that is stopped, and that lacks 2 MB of what was written.
+// lag gives the server a paused replica, and then writes 2 MB that the replica does not receive.
 func lag(t *testing.T, s *redistest.Server) {
 	replica := redistest.Start(t)
 	host, port, _ := strings.Cut(s.Addr, ":")
@@ -356,7 +357,7 @@ func changingScripts(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// connections opens n of 10 connections.
+// connections limits the server to 10 connections, and opens n of them.
 func connections(n int) func(t *testing.T, s *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -394,7 +395,7 @@ func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 	}
 }
 
-func TestWrongClocksAreFound(t *testing.T) {
+func TestClockDifferencesAreFound(t *testing.T) {
 	t.Parallel()
 	s, clock := redistest.StartClocked(t)
 	for ahead, want := range map[time.Duration]Status{0: OK, 400 * time.Millisecond: Warning, -5 * time.Second: Failed, time.Hour: Failed} {
@@ -406,7 +407,7 @@ func TestWrongClocksAreFound(t *testing.T) {
 			t.Errorf("%v ahead: %+v; want %s", ahead, c, want)
 		}
 	}
-	// A replica with another clock: a failover would jump.
+	// A replica with another clock: at a failover, the clock would jump.
 	primary := redistest.Start(t)
 	if err := clock.Set(50 * time.Millisecond); err != nil {
 		t.Fatal(err)
@@ -450,10 +451,10 @@ func TestBusyServerIsFound(t *testing.T) {
 	}
 }
 
-// anyClient stands for a connection.
+// anyClient marks a server as reached.
 var anyClient = struct{ rueidis.Client }{}
 
-// No server is wrong in these ways on demand: a file that cannot be written, and a slow fork.
+// These faults cannot be caused in a real server: a file that cannot be written, and a slow fork.
 func TestPersistenceIsJudgedByInfo(t *testing.T) {
 	for want, info := range map[string]map[string]string{
 		"failed the latest write to the append-only file failed": {"aof_enabled": "1", "aof_last_write_status": "err"},
@@ -500,7 +501,7 @@ func TestTLSIsExamined(t *testing.T) {
 		{"another authority", "rediss://" + later.Addr + "?" + short.Options().Encode(), Failed, "unknown authority", "ca=FILE"},
 		{"another name", "rediss://" + later.Addr + "?server_name=other&" + long.Options().Encode(), Failed, "other", "server_name"},
 		{"not verified", "rediss://" + later.Addr + "?insecure_skip_verify=true", Warning, "TLS 1.3", "remove insecure_skip_verify"},
-		{"without TLS", "redis://" + later.Addr, Failed, "does not answer", "rediss://"},
+		{"without TLS", "redis://" + later.Addr, Failed, "cannot be reached", "rediss://"},
 	} {
 		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.says) || !strings.Contains(got.Remedy, c.fix) {
 			t.Errorf("%s: %+v", c.name, got)

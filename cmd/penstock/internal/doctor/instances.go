@@ -11,12 +11,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// An Instance is what a running instance says of itself in the store.
+// An Instance is the summary that a running instance has written to the store.
 type Instance struct {
 	Host, Version string
 	Digest        string // of its policy
 	Health        string // why the store fails for it; "" if it works
-	Seed          uint32 // tells which instances have the same secret
+	Seed          uint32 // equal for instances with the same secret
 }
 
 // checkInstances lists the instances under the prefix, with their policies and versions.
@@ -36,7 +36,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 		if d.ReadInstance == nil {
 			break
 		}
-		if i, err := d.ReadInstance(text.Text); err == nil { // another version may write another form
+		if i, err := d.ReadInstance(text.Text); err == nil { // another version may use another format
 			all = append(all, i)
 		}
 	}
@@ -44,7 +44,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 }
 
 func (d *doctor) failedInstances(err error) {
-	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be seen: " + plain(err)}
+	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be read: " + plain(err)}
 	var e *penstock.StoreError
 	switch {
 	case !errors.As(err, &e):
@@ -57,7 +57,7 @@ func (d *doctor) failedInstances(err error) {
 	d.add(c)
 }
 
-// judgeInstances adds a line for each thing in which instances differ, or one that is good.
+// judgeInstances adds a warning for each difference among the instances, or one check that is ok.
 func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	policies, versions, seeds := tally(all, func(i Instance) string { return i.Digest }), tally(all, func(i Instance) string { return i.Version }),
 		tally(all, func(i Instance) string { return fmt.Sprint(i.Seed) })
@@ -74,7 +74,7 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 		warn("the instances have different policies: "+listed(policies), "clients are limited by whichever instance they reach; during a rollout this is normal",
 			"give all instances one file; two services need two prefixes. penstock validate FILE prints the digest of a file")
 	} else if digest := only(policies); digest != "" && d.Digest != "" && digest != d.Digest {
-		warn(fmt.Sprintf("the instances have the policy %s, and the file has %s", digest, d.Digest), "the file is not what limits clients",
+		warn(fmt.Sprintf("the instances have the policy %s, and the file has %s", digest, d.Digest), "the instances do not enforce the file",
 			"reload it with SIGHUP, and look in the log for: policy reload failed")
 	} else if digest != "" {
 		c.Summary += ", with the policy " + digest
@@ -88,7 +88,7 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	}
 	for _, i := range all {
 		if i.Health != "" {
-			warn(fmt.Sprintf("an instance on %q says that the store fails: %q", i.Host, i.Health), "its limits use on_failure", "see its log, and the network between it and the store")
+			warn(fmt.Sprintf("an instance on %q reports that the store fails: %q", i.Host, i.Health), "its limits use on_failure", "see its log, and the network between it and the store")
 			break
 		}
 	}

@@ -14,24 +14,24 @@ import (
 
 const (
 	maxSample   = 10_000 // keys of all servers
-	maxSized    = 100    // keys of each server whose size is asked for
+	maxSized    = 100    // keys of each server whose size is read
 	scanCount   = "500"  // keys that the server looks at for one reply
 	scanBudget  = 3 * time.Second
-	minSpread   = 1000 // keys, for a judgement about how they are spread
-	maxSpread   = 1.5  // times the mean
+	minSpread   = 1000 // keys; with fewer, their distribution is not judged
+	maxSpread   = 1.5  // largest good ratio of the fullest primary to the mean
 	maxExamples = 3
 )
 
-// A sample is what was found out about the keys of a server.
+// A sample is the result of reading some keys of a server.
 type sample struct {
 	ours, forever, wrongType, foreign int64
-	isWhole                           bool  // all keys of the server were looked at
+	isWhole                           bool  // all keys under the prefix were read
 	sized, bytes                      int64 // keys whose size is known, and their size
 	examples                          map[string][]string
-	needs                             []string // rights that would show more
+	needs                             []string // missing rights that would show more
 }
 
-// checkKeys looks at keys under the prefix.
+// checkKeys reads a sample of the keys under the prefix.
 func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	s.sample = &sample{examples: make(map[string][]string)}
 	keys, err := d.scan(ctx, s)
@@ -40,7 +40,7 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 		if right := deniedRight(err); right != "" {
 			d.unknown("keys", s, "the keys", right)
 		} else {
-			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be seen: " + plain(err)})
+			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be read: " + plain(err)})
 		}
 		d.checkTenants(s)
 		return
@@ -72,7 +72,7 @@ func (d *doctor) scan(ctx context.Context, s *server) (keys []string, err error)
 	}
 }
 
-// readKeys reads the type, the TTL and, of some, the size.
+// readKeys reads the type and TTL of each key, and the size of some.
 func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 	commands := make([][]string, 0, 2*len(keys))
 	for _, key := range keys {
@@ -85,7 +85,7 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 		s.sample.note(err1)
 		s.sample.note(err2)
 		if kind == "none" || err2 == nil && ttl == -2 {
-			continue // it has expired since
+			continue // the key has expired since the scan
 		}
 		want, isOurs := d.typeOf(key)
 		if !isOurs {
@@ -110,7 +110,7 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 	}
 }
 
-// note remembers a right that is missing.
+// note records the missing right that an error reports.
 func (m *sample) note(err error) {
 	if right := deniedRight(err); right != "" && !slices.Contains(m.needs, right) {
 		m.needs = append(m.needs, right)
@@ -123,7 +123,8 @@ func (m *sample) example(kind, key string) {
 	}
 }
 
-// masked is a key without the identity in its braces, which may be a secret: only its kind is left.
+// masked returns a key without the identity in its braces, which may be a secret. Only the
+// identity's kind stays.
 func masked(key string) string {
 	begin := strings.IndexByte(key, '{') + 1
 	length := strings.IndexByte(key[begin:], '}')
@@ -144,8 +145,8 @@ func masked(key string) string {
 	return strconv.Quote(key[:begin] + kind + "…}" + rest[:min(len(rest), 80)])
 }
 
-// typeOf returns the type that a key of a store must have, or "" for any. isOurs tells whether it
-// is such a key.
+// typeOf returns the Redis type that a key of a store must have, or "" for any. isOurs is true for
+// a key that Penstock makes.
 func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	tag, rest, found := strings.Cut(strings.TrimPrefix(key, d.base+"{"), "}")
 	if !strings.HasPrefix(key, d.base+"{") || !found || tag == "" {
@@ -162,7 +163,7 @@ func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	case len(parts) == 3 && (parts[2] == "slidinglog" || parts[2] == "concurrency"):
 		return "zset", true
 	case len(parts) == 3:
-		return "", true // a collection of an algorithm of one's own
+		return "", true // a collection of a custom algorithm
 	}
 	return "", false
 }
@@ -173,7 +174,7 @@ func (d *doctor) judgeKeys(s *server) {
 	if !m.isWhole {
 		all = "a sample of"
 	}
-	c := Check{Name: "keys", Server: s.address, Status: OK, Summary: fmt.Sprintf("looked at %s keys: %s of limits, each with a TTL", all, count(m.ours, "key")),
+	c := Check{Name: "keys", Server: s.address, Status: OK, Summary: fmt.Sprintf("read %s keys: %s of limits, each with a TTL", all, count(m.ours, "key")),
 		Facts: map[string]any{"ours": m.ours, "no_ttl": m.forever, "wrong_type": m.wrongType, "foreign": m.foreign, "is_whole": m.isWhole}}
 	if m.sized > 0 {
 		c.Facts["mean_bytes"] = m.bytes / m.sized
@@ -188,7 +189,7 @@ func (d *doctor) judgeKeys(s *server) {
 		found = true
 		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: fmt.Sprintf(summary, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", "), Why: why, Remedy: remedy, Facts: c.Facts})
 	}
-	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "a program other than Penstock wrote or changed them; they may deny a client for ever, and fill the memory",
+	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client for ever, and fill the memory",
 		list+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
 	problem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
 		list+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)
@@ -207,7 +208,7 @@ func (d *doctor) judgeKeys(s *server) {
 	}
 }
 
-// checkTenants says whether the server has keys of other programs. They share its memory and time.
+// checkTenants reports whether the server has keys of other programs, which use its memory and CPU.
 func (d *doctor) checkTenants(s *server) {
 	if s.info == nil {
 		d.unseen("tenants", s, "whether other programs use the server")
@@ -232,21 +233,21 @@ func (d *doctor) checkTenants(s *server) {
 	case s.sample != nil && s.sample.isWhole:
 		others = max(all-s.sample.ours-s.sample.foreign, 0) + s.sample.foreign
 	case s.sample != nil:
-		c.Summary = fmt.Sprintf("%s, of which a sample was looked at; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
+		c.Summary = fmt.Sprintf("%s, of which a sample was read; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	default:
-		c.Summary = fmt.Sprintf("%s; whose they are cannot be seen", count(all, "key"))
+		c.Summary = fmt.Sprintf("%s; their owners are unknown", count(all, "key"))
 	}
 	c.Facts["others"] = others
 	// Keys come and go while they are counted, such as the probe keys.
 	if others > 10 && others > all/100 {
 		c.Status, c.Summary = Warning, fmt.Sprintf("other programs have about %d of the %d keys", others, all)
 		c.Why = "their commands delay decisions, and their keys fill the memory"
-		c.Remedy = "use a server of its own for limits"
+		c.Remedy = "use a separate server for limits"
 	}
 	d.add(c)
 }
 
-// checkSpread finds Clusters whose keys are on few primaries.
+// checkSpread finds Clusters with an uneven distribution of keys among the primaries.
 func (d *doctor) checkSpread() {
 	if d.kind != "cluster" || len(d.primaries) < 2 {
 		return
@@ -276,8 +277,8 @@ func (d *doctor) checkSpread() {
 	d.add(c)
 }
 
-// deniedRight returns the right that an error says is missing, such as "+scan"; "" if it says
-// nothing about rights.
+// deniedRight returns the missing right that an error names, such as "+scan", or "" for other
+// errors.
 func deniedRight(err error) string {
 	var reply *rueidis.RedisError
 	if !errors.As(err, &reply) || !strings.HasPrefix(reply.Error(), "NOPERM") {

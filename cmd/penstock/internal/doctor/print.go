@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Print writes the report as text: a line for each check, and below it why it matters and what to
-// do. Checks that found the same on several servers share a line.
+// Print writes the report as text: a line for each check, followed by the consequence and the
+// remedy. Checks that are ok on several servers share a line.
 func (r *Report) Print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "store %s (%s), keys %s…\n\n", r.Store, kinds[r.Kind], r.Prefix)
@@ -36,7 +36,7 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 	if len(good) > 0 {
 		text := good[0].Summary
 		if len(good) > 1 {
-			text = fmt.Sprintf("%s, and %d more in order", text, len(good)-1)
+			text = fmt.Sprintf("%s; the same on %d more", text, len(good)-1)
 		}
 		fmt.Fprintf(b, "%-8s %-12s %s\n", OK, name, text)
 	}

@@ -18,7 +18,7 @@ import (
 // A server is one process of Redis, Valkey or Sentinel.
 type server struct {
 	address   string // host:port, or the path of a socket
-	isReplica bool   // as the Cluster or the Sentinels say
+	isReplica bool   // according to the Cluster or the Sentinels
 	ranges    []slotRange
 
 	client     rueidis.Client // nil if it cannot be reached
@@ -26,8 +26,8 @@ type server struct {
 	err        error // why it cannot be reached
 	dialled    dialled
 
-	hello   map[string]string // what it says of itself without any right
-	info    map[string]string // nil if the user may not read it
+	hello   map[string]string // its reply to HELLO, which needs no right
+	info    map[string]string // its reply to INFO; nil if the user may not read it
 	infoErr error
 	offset  offset // of its clock
 	sample  *sample
@@ -35,7 +35,7 @@ type server struct {
 
 type slotRange struct{ first, last int64 }
 
-// dialled is what the latest connection has shown.
+// dialled describes the latest connection: the time to connect, and the state of TLS.
 type dialled struct {
 	mu   sync.Mutex
 	took time.Duration
@@ -74,8 +74,8 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	return s
 }
 
-// greetingOf returns the error that a server sends before any command: that it is full, or that it
-// is protected. A client that writes first may lose it.
+// greetingOf returns the error that a server sends to a new connection, such as that it has too
+// many clients. A client that writes first may not receive it.
 func greetingOf(ctx context.Context, option *rueidis.ClientOption, dial dialFunc, address string) string {
 	const patience = 300 * time.Millisecond
 	conn, err := dialWith(ctx, dial, address, &option.Dialer, option.TLSConfig)
@@ -119,19 +119,19 @@ func (d *dialled) note(conn net.Conn, took time.Duration) {
 	}
 }
 
-// hello asks for what every user may know: the version, the mode and the role.
+// hello sends HELLO and returns its reply: the version, the mode and the role. It needs no right.
 func (d *doctor) hello(ctx context.Context, s *server) (map[string]string, error) {
 	fields, err := d.do(ctx, s, "HELLO").ToMap()
 	if err != nil {
 		return nil, err
 	}
-	said := make(map[string]string)
+	reply := make(map[string]string)
 	for name, value := range fields {
 		if text, err := value.ToString(); err == nil {
-			said[name] = text
+			reply[name] = text
 		}
 	}
-	return said, nil
+	return reply, nil
 }
 
 // readInfo reads INFO. Afterwards info or infoErr is set.
@@ -153,7 +153,7 @@ func parseInfo(text string) map[string]string {
 	return fields
 }
 
-// number reads a field of INFO; 0 if there is none.
+// number returns a field of INFO as a number; 0 if it does not exist.
 func (s *server) number(name string) int64 {
 	n, _ := strconv.ParseInt(s.info[name], 10, 64)
 	return n
@@ -169,7 +169,7 @@ func part(list, name string) string {
 	return ""
 }
 
-// hasSlot tells whether the server has a slot of the Cluster.
+// hasSlot reports whether the server has a slot of the Cluster.
 func (s *server) hasSlot(slot uint16) bool {
 	for _, r := range s.ranges {
 		if int64(slot) >= r.first && int64(slot) <= r.last {
@@ -179,8 +179,8 @@ func (s *server) hasSlot(slot uint16) bool {
 	return false
 }
 
-// cli is redis-cli with the options that reach the server. It has no password: redis-cli asks for
-// it, or takes it from REDISCLI_AUTH.
+// cli returns redis-cli with the options that reach the server. It contains no password: redis-cli
+// prompts for it, or reads it from REDISCLI_AUTH.
 func (s *server) cli(hasTLS bool) string {
 	line := "redis-cli"
 	if host, port, err := net.SplitHostPort(s.address); err == nil {
@@ -198,7 +198,7 @@ func (s *server) isValkey() bool {
 	return s.hello["server"] == "valkey" || s.info["valkey_version"] != ""
 }
 
-// version is the server's name and version.
+// version returns the server's name and version, such as "Redis 7.2.4".
 func (s *server) version() string {
 	if v := s.info["valkey_version"]; v != "" {
 		return "Valkey " + v
@@ -209,5 +209,5 @@ func (s *server) version() string {
 	return "Redis " + s.hello["version"]
 }
 
-// role is what the server says of itself: master or replica.
+// role returns the server's role in its reply to HELLO: master or replica.
 func (s *server) role() string { return s.hello["role"] }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/hashslot"
 )
 
-// checkTopology examines what holds the servers together: the Cluster, or the Sentinels.
+// checkTopology examines the Cluster, or the Sentinels.
 func (d *doctor) checkTopology(ctx context.Context) {
 	switch d.kind {
 	case "cluster":
@@ -23,11 +23,11 @@ func (d *doctor) checkTopology(ctx context.Context) {
 
 func (d *doctor) checkCluster(ctx context.Context) {
 	if len(d.primaries) == 0 {
-		return // reach says it
+		return // checkReach reports it
 	}
 	if why := d.primaries[0].hello["slots"]; why != "" {
 		s := d.primaries[0]
-		c := Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the server does not say which slots the nodes have: " + why, Why: "no client can use the Cluster"}
+		c := Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the server does not list the slots of the nodes: " + why, Why: "no client can use the Cluster"}
 		if strings.Contains(why, "NOPERM") {
 			c.Needs, c.Remedy = "+cluster|slots +cluster|shards", d.cli(s, "ACL SETUSER "+d.user()+" +cluster|slots +cluster|shards")
 		}
@@ -53,11 +53,11 @@ func (d *doctor) checkCluster(ctx context.Context) {
 	for _, s := range d.primaries {
 		text, err := d.do(ctx, s, "CLUSTER", "INFO").ToString()
 		if err != nil {
-			d.unknown("topology", s, "what this node says of the Cluster", "+cluster|info")
+			d.unknown("topology", s, "this node's view of the Cluster", "+cluster|info")
 			continue
 		}
 		state := parseInfo(text)
-		c := Check{Name: "topology", Server: s.address, Status: OK, Summary: "this node finds the Cluster in order", Facts: map[string]any{"cluster_state": state["cluster_state"],
+		c := Check{Name: "topology", Server: s.address, Status: OK, Summary: "this node reports that the Cluster is ok", Facts: map[string]any{"cluster_state": state["cluster_state"],
 			"slots_fail": state["cluster_slots_fail"], "slots_pfail": state["cluster_slots_pfail"]}}
 		if state["cluster_state"] != "ok" {
 			c.Status, c.Summary = Failed, "this node rejects all keys: cluster_state is "+state["cluster_state"]
@@ -86,14 +86,14 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		}
 		reached++
 		if s.hello["primary"] == "" {
-			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel is of no use: " + plain(s.err),
-				Why: "clients that ask this one find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL MASTERS lists the names"})
+			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel names no primary: " + plain(s.err),
+				Why: "clients that use this Sentinel find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL MASTERS lists the names"})
 			continue
 		}
 		named[s.hello["primary"]] = append(named[s.hello["primary"]], s.address)
 		if reply, err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).ToString(); err != nil {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + plain(err),
-				Why: "if the primary fails, nothing takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + d.option.Sentinel.MasterSet + " quorum N"})
+				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + d.option.Sentinel.MasterSet + " quorum N"})
 		} else if strings.HasPrefix(reply, "OK ") {
 			s.hello["quorum"] = reply
 		}
@@ -106,7 +106,7 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		}
 		slices.Sort(all)
 		d.add(Check{Name: "topology", Status: Failed, Summary: "the Sentinels name different primaries: " + strings.Join(all, "; "),
-			Why: "instances may count on different servers, so clients get their limits more than once", Remedy: "if this lasts longer than a failover, restart the Sentinels that are wrong"})
+			Why: "instances may count on different servers, so clients get their limits more than once", Remedy: "if this lasts longer than a failover, restart the Sentinels that name the wrong primary"})
 	case len(named) == 1:
 		c := Check{Name: "topology", Status: OK, Summary: fmt.Sprintf("%s agree on the primary %s", count(int64(reached), "Sentinel"), d.option.Sentinel.MasterSet), Facts: map[string]any{"sentinels": reached}}
 		if reached == 1 {
