@@ -126,13 +126,13 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 // it.
 func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
-	f.Keep(penstock.PerSecond(1).WithName("stated").MustCompile())
+	f.Keep(penstock.PerSecond(1).WithName("kept").MustCompile())
 	for i := range 3 {
-		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("stated").MustCompile(), "k", rand.Uint32())
+		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("kept").MustCompile(), "k", rand.Uint32())
 		f.observeDenied(penstock.PerHour(int64(i+1)).WithName("unknown").MustCompile(), "k", rand.Uint32())
 		f.SetLimits(f.rules.Plans())
 	}
-	want := []Item{{Rule: "stated", Limit: "stated", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
+	want := []Item{{Rule: "kept", Limit: "kept", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
 	if got := f.Activity(FiveMinutes).Tops[Denied].Items; !slices.Equal(got, want) {
 		t.Errorf("denied are %+v, want %+v", got, want)
 	}
