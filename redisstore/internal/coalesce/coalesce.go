@@ -156,6 +156,7 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	defer c.mu.Unlock()
 	f := w.flight
 	if slices.Contains(c.flights, f) && f.has(w) {
+		w.lazy = nil // the caller may reuse its context when it returns
 		f.departed++
 		for _, extra := range w.Extras {
 			if extra.HasJoined() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -397,6 +398,54 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 				used += int64(len(leave))
 			}
 			b.wantUsed("k", used)
+		})
+	}
+}
+
+// A borrowedContext may be used until its call returns, like the contexts of guards whose requests
+// are pooled.
+type borrowedContext struct {
+	context.Context
+	deadline   time.Time
+	isReturned atomic.Bool
+	late       atomic.Int64 // calls of Deadline after the return
+}
+
+func (c *borrowedContext) Lazy() (<-chan struct{}, time.Time) { return c.Done(), c.deadline }
+
+func (c *borrowedContext) Deadline() (time.Time, bool) {
+	if c.isReturned.Load() {
+		c.late.Add(1)
+	}
+	return c.deadline, true
+}
+
+// The context of a waiter that has left is not used again, although its batch is still in flight.
+func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
+	for _, hasExtra := range []bool{false, true} {
+		inBubble(t, func(b *setup) {
+			release := b.hold()
+			ctx, cancel := context.WithCancel(b.Context())
+			borrowed := &borrowedContext{Context: ctx, deadline: time.Now().Add(100 * time.Millisecond)}
+			w := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
+			if hasExtra {
+				w.Extras = []*Waiter{{Charges: []penstock.Charge{spend("l", 1)}}}
+			}
+			leaves := b.callWaiter(borrowed, w)
+			stays := b.within(time.Hour, spend("k", 1))
+			release()
+			synctest.Wait()
+			cancel()
+			if r := <-leaves; !errors.Is(r.err, context.Canceled) || !r.isSent {
+				t.Errorf("%+v; want context.Canceled, and that the batch was sent", r)
+			}
+			borrowed.isReturned.Store(true)
+			if r := <-stays; r.err != nil || !r.decision.Allowed {
+				t.Errorf("the waiter that stayed: %+v; want a grant", r)
+			}
+			if n := borrowed.late.Load(); n > 0 {
+				t.Errorf("Deadline of the context was called %d times after its call had returned", n)
+			}
 		})
 	}
 }
