@@ -67,7 +67,7 @@ func (a *aclUser) run(c *cobra.Command) error {
 		}
 	}
 	if strings.Trim(a.user, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || a.user == "" {
-		return coded(exitUsage, fmt.Errorf("--user %q is no name of a user; use letters, digits and -_.", a.user))
+		return coded(exitUsage, fmt.Errorf("--user %q is not a valid user name; use letters, digits and -_.", a.user))
 	}
 	given := make(map[string]string)
 	if c.Flags().Changed("prefix") {

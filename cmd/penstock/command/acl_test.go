@@ -86,7 +86,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
 	for args, want := range map[string]string{
 		"--role root": `unknown --role "root"; write serve or admin or doctor or metrics or read`, "--format xml": "write setuser or acl or k8s",
-		"--client jedis": "write penstock or go-redis", "--user a,b": "is no name of a user", "extra": "unknown command",
+		"--client jedis": "write penstock or go-redis", "--user a,b": "is not a valid user name", "extra": "unknown command",
 	} {
 		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
 			t.Errorf("%s: exit code %d, %q, %s", args, code, out, errors)

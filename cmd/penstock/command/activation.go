@@ -18,7 +18,7 @@ const firstInherited = 3
 // no connection while it restarts.
 func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.Listener, error) {
 	if getenv("LISTEN_PID") != strconv.Itoa(pid) {
-		return nil, nil // there is none, or it is for another process
+		return nil, nil // no listener was passed, or it is for another process
 	}
 	names := getenv("LISTEN_FDNAMES")
 	if getenv("LISTEN_FDS") != "1" || names != "listen" {

@@ -16,10 +16,10 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// adminFlags say how to reach the admin address of a running instance.
+// adminFlags are the flags by which a command reaches the admin address of a running instance.
 type adminFlags struct{ adminclient.Options }
 
-// add adds the flags to a command. use says what --admin is for.
+// add adds the flags to a command. use is the help text of --admin.
 func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Address, "admin", "", use+": host:port, https://host:port or unix:/path/of.sock")
 	c.Flags().StringVar(&f.CA, "admin-ca", "", "PEM file of the authorities of the admin address' certificate (default: those of the system)")
@@ -38,7 +38,7 @@ func (f *adminFlags) setDefault() error {
 		return err
 	}
 	if s.AdminListen == "" {
-		return errors.New("PENSTOCK_ADMIN_LISTEN is off, so no address answers; write --admin 127.0.0.1:9180")
+		return errors.New("PENSTOCK_ADMIN_LISTEN is off, so there is no admin address; write --admin 127.0.0.1:9180")
 	}
 	f.Address = s.AdminListen
 	return nil
@@ -61,9 +61,9 @@ type admin struct {
 	address string
 }
 
-// ask sends a request to the admin API, and reads its answer into one of the API's types. With a
-// body it posts it.
-func (a *admin) ask(ctx context.Context, path string, body []byte, answer any) error {
+// send sends a request to the admin API, and decodes its response into one of the API's types. With
+// a body it posts it.
+func (a *admin) send(ctx context.Context, path string, body []byte, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
 	defer cancel()
 	status, text, err := a.Send(ctx, adminapi.Prefix+path, body)
@@ -89,7 +89,7 @@ func (a *admin) refused(status int, text []byte) error {
 	if !known {
 		code = exitUsage
 	}
-	return coded(code, fmt.Errorf("%s answers with status %d: %s", a.address, status, cmp.Or(problem.Detail, notTheAPI)))
+	return coded(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(problem.Detail, notTheAPI)))
 }
 
 const notTheAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"
@@ -108,7 +108,7 @@ func operatorToken() (string, error) {
 func adminToken(c *cobra.Command, given *storeFlags) (string, error) {
 	for name := range given.texts {
 		if c.Flags().Changed(name) {
-			return "", coded(exitUsage, fmt.Errorf("--admin asks a running instance, which has its own --%s; omit one of them", name))
+			return "", coded(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
 		}
 	}
 	return operatorToken()

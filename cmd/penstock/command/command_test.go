@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// TestMain lets the test binary be the penstock program, if a variable is set.
+// TestMain runs the test binary as the penstock program, if a variable is set.
 func TestMain(m *testing.M) {
 	if os.Getenv("BE_PENSTOCK") != "" {
 		Main()
@@ -133,7 +133,7 @@ func TestSettingsArePrintedWithTheirSources(t *testing.T) {
 		"store redis://r:1 REDIS_URL", "key-hash-secret (hidden) PENSTOCK_KEY_HASH_SECRET", "header-timeout 5s default", "config " + file + " PENSTOCK_CONFIG",
 	} {
 		if !slices.ContainsFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Join(strings.Fields(line), " ") == want }) {
-			t.Errorf("no line says %s:\n%s", want, out)
+			t.Errorf("no line contains %s:\n%s", want, out)
 		}
 	}
 }
@@ -205,7 +205,7 @@ func startProcessBy(t *testing.T, by []string, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends a wait for a line that never comes
+	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends the wait if the line never comes
 	t.Cleanup(func() {
 		late.Stop()
 		p.Process.Kill()

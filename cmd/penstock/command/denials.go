@@ -76,7 +76,7 @@ func (d *denialsCommand) run(c *cobra.Command) error {
 		return d.follow(c, instance)
 	}
 	found := adminapi.Offenders{}
-	if err := instance.ask(c.Context(), "offenders?limit=100", nil, &found); err != nil {
+	if err := instance.send(c.Context(), "offenders?limit=100", nil, &found); err != nil {
 		return err
 	}
 	if found.Kind == "" {
@@ -113,7 +113,7 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 // reconnectAfter is how long follow waits before it connects again.
 const reconnectAfter = time.Second
 
-// errOutput is an error of the output, after which there is no sense in reading more.
+// errOutput is an error of writing the output. Reading ends after it.
 var errOutput = errors.New("the output cannot be written")
 
 // follow prints denials until the command is interrupted. Only the first connection must succeed.

@@ -25,8 +25,8 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Short: "Find what is wrong with Redis or Valkey",
 		Long: "doctor examines the servers of the store: whether they can be reached and make decisions, the user's rights, eviction and\n" +
 			"memory, latency, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
-			"says why it matters, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
-			"so that it sees the rights of that user. Where a right is missing, it says so and goes on; penstock acl --role doctor\n" +
+			"shows the consequence, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
+			"so that it checks the rights of that user. If a right is missing, it names the right and goes on; penstock acl --role doctor\n" +
 			"prints a user that sees all. It only reads, except for one probe key on each primary, which lives for some seconds.\n\n" +
 			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or something that could not be seen), 5 no server\n" +
 			"answers, 4 or 2 the configuration or the command line is wrong.",
@@ -73,7 +73,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// readInstance reads what an instance of serve says of itself.
+// readInstance reads the summary that an instance has written to the store.
 func readInstance(summary string) (doctor.Instance, error) {
 	s, err := activity.ParseSummary(summary)
 	if err != nil {

@@ -51,7 +51,7 @@ func TestExitStatusOfDoctor(t *testing.T) {
 	}
 }
 
-// The page says what each check looks at.
+// The page describes each check.
 func TestDoctorPageHasAllChecks(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "doctor.md"))
 	if err != nil {

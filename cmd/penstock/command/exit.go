@@ -95,7 +95,7 @@ func checkOutput(output string, known ...string) error {
 	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
 }
 
-// needsArgument checks the number of arguments. what is the text that says how to write them.
+// needsArgument checks the number of arguments. what is the text that describes them in the error.
 func needsArgument(least, most int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {

@@ -17,7 +17,7 @@ func newHealthcheck() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "healthcheck [flags]",
 		Short: "Check that the running service is ready, for containers",
-		Long: "healthcheck asks /readyz at the admin address of a running service. It needs no shell and no curl in the image.\n" +
+		Long: "healthcheck requests /readyz at the admin address of a running service. It needs no shell and no curl in the image.\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. It does not read the policy\n" +
 			"file: a broken file does not make a running service unhealthy.\n\n" +
 			"Exit status: 0 ready, also if degraded; 1 not ready, no answer, or a wrong command line. Docker knows no other status.",

@@ -114,7 +114,7 @@ func yamlValues(t *testing.T, file, field string) (values []string) {
 	for line := range strings.Lines(string(text)) {
 		value, found := strings.CutPrefix(strings.TrimLeft(strings.TrimSpace(line), "- "), field+": ")
 		if found && strings.HasPrefix(value, `"`) && json.Unmarshal([]byte(value), &value) != nil {
-			t.Errorf("%s: %s is no string", file, value)
+			t.Errorf("%s: %s is not a string", file, value)
 		}
 		if found {
 			values = append(values, value)

@@ -54,7 +54,7 @@ func TestRatelimitStartsByItsName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends a wait for a line that never comes
+	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends the wait if the line never comes
 	defer late.Stop()
 	var log strings.Builder
 	for lines := bufio.NewScanner(pipe); lines.Scan(); {

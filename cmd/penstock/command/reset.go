@@ -35,7 +35,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Long: "reset clears the counters of one key: all limits, those of one rule, or one. Shadows and candidates are cleared too, so that\n" +
 			"they stay comparable. A limit of requests in flight is reset only by its name (--limit), because its slots may still be in\n" +
 			"use. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
-			"It asks first; --yes answers for you, and is needed if the input is no terminal.\n\n" +
+			"It prompts for confirmation. --yes skips that, and is needed if the input is not a terminal.\n\n" +
 			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
 			"and why. The key is masked there, with a ref that tells whether two lines are about one key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
@@ -54,7 +54,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return coded(exitUsage, err)
 			}
 			if r.admin.Address != "" {
-				return r.askInstance(c, &given, args[0])
+				return r.resetAtInstance(c, &given, args[0])
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
 			if err != nil {
@@ -69,7 +69,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
 	r.admin.add(c, "let the instance with this admin address reset")
 	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
-	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not ask")
+	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not prompt for confirmation")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
@@ -88,7 +88,7 @@ func (r *reset) check() error {
 
 type reset struct {
 	rule, limit, reason, output string
-	admin                       adminFlags // without an address, the command asks the store itself
+	admin                       adminFlags // without an address, the command uses the store itself
 	isConfirmed                 bool
 }
 
@@ -136,8 +136,8 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	return r.print(c.OutOrStdout(), &resetReport{k.key, done}, cachesOf(limits))
 }
 
-// askInstance lets a running instance reset the key.
-func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) error {
+// resetAtInstance resets the key at a running instance.
+func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, key string) error {
 	token, err := adminToken(c, given)
 	if err != nil {
 		return err
@@ -150,12 +150,12 @@ func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) err
 		return err
 	}
 	defer instance.Close()
-	found, err := instance.askKey(c.Context(), key, r.rule)
+	found, err := instance.keyOf(c.Context(), key, r.rule)
 	if err != nil {
 		return err
 	}
 	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
-		return coded(exitUnreachable, fmt.Errorf("%s answers without its store (%s), so nothing was reset", instance.address, found.Source))
+		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, found.Source))
 	}
 	// The numbers are for the question only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
@@ -173,7 +173,7 @@ func (r *reset) askInstance(c *cobra.Command, given *storeFlags, key string) err
 		return err
 	}
 	done := new(keylimits.Reset)
-	if err := instance.ask(c.Context(), "key/reset", body, done); err != nil {
+	if err := instance.send(c.Context(), "key/reset", body, done); err != nil {
 		if known, ok := errors.AsType[*codedError](err); ok && known.status == exitUnreachable {
 			return coded(exitUnreachable, fmt.Errorf("%w; the key may be reset or not, and penstock status shows it", known.cause))
 		}
@@ -215,7 +215,7 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	return err
 }
 
-// cachesOf says what instances still hold of limits after a reset.
+// cachesOf describes what instances still cache or lease of limits after a reset.
 func cachesOf(limits []keylimits.Limit) (text string) {
 	denyFor, hasLease := time.Duration(0), false
 	for _, l := range limits {
@@ -230,7 +230,7 @@ func cachesOf(limits []keylimits.Limit) (text string) {
 	return text
 }
 
-// confirm asks the operator, unless --yes is given or nothing is used.
+// confirm prompts the operator, unless --yes is given or nothing is used.
 func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) error {
 	var names []string
 	for _, l := range limits {
@@ -243,7 +243,7 @@ func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) 
 	}
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
-		return coded(exitUsage, errors.New("the input is no terminal, so nothing was asked or reset; write --yes"))
+		return coded(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
 	}
 	fmt.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
 	line, err := bufio.NewReader(io.LimitReader(in, 1<<10)).ReadString('\n')

@@ -31,9 +31,9 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var show bool
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Run the service: a reverse proxy that limits requests, or a service that others ask",
+		Short: "Run the service: a reverse proxy that limits requests, or a service that decides for others",
 		Long: "serve forwards requests to an upstream and rejects those that exceed the limits of the policy. With --api, --grpc and\n" +
-			"--resp it also answers other proxies, programs, Envoy and Redis clients, with the same limits. Without an upstream it\n" +
+			"--resp it also decides for other proxies, programs, Envoy and Redis clients, with the same limits. Without an upstream it\n" +
 			"only does that.\n\n" +
 			"Each setting comes from the first of these that has it: its flag, the environment (such as PENSTOCK_UPSTREAM for\n" +
 			"--upstream; also REDIS_URL for --store, and PORT for --listen), the policy's server section, its default.\n" +

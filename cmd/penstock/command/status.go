@@ -39,11 +39,11 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "status [flags] KEY",
 		Short: "Show what a client has used of its limits",
 		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
-			"deny a request of one unit now. It asks the store and charges nothing. The key is that of penstock explain and of the\n" +
+			"deny a request of one unit now. It reads the store and charges nothing. The key is that of penstock explain and of the\n" +
 			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together. For limits of --envoy-config it is the domain\n" +
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
-			"asks a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
+			"reads from a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
 			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases.\n\n" +
 			"Exit status: 0 no limit would deny it, 3 one would, 5 the store gives no answer.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
@@ -70,13 +70,14 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	given.add(c, "envoy-config")
 	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
-	instance.add(c, "ask the instance with this admin address")
+	instance.add(c, "read from the instance with this admin address")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
-// readKey asks a running instance if its address is given, and the store otherwise.
+// readKey reads a key from a running instance if its address is given, and from the store
+// otherwise.
 func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, key, rule string) (*keyReport, error) {
 	if instance.Address == "" {
 		k, err := openKey(c, given, key, rule)
@@ -95,17 +96,17 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, key, rul
 		return nil, err
 	}
 	defer a.Close()
-	return a.askKey(c.Context(), key, rule)
+	return a.keyOf(c.Context(), key, rule)
 }
 
-// askKey asks a running instance about a key.
-func (a *admin) askKey(ctx context.Context, key, rule string) (*keyReport, error) {
+// keyOf reads a key from a running instance.
+func (a *admin) keyOf(ctx context.Context, key, rule string) (*keyReport, error) {
 	query := url.Values{"key": {key}, "all": {"true"}}
 	if rule != "" {
 		query.Set("rule", rule)
 	}
 	var found adminapi.Key
-	if err := a.ask(ctx, "key?"+query.Encode(), nil, &found); err != nil {
+	if err := a.send(ctx, "key?"+query.Encode(), nil, &found); err != nil {
 		return nil, err
 	}
 	if found.Source == "" {
@@ -241,14 +242,14 @@ func (k *keyStore) close() {
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
 	Identity string            `json:"identity"`
-	Source   string            `json:"source"`    // who answered: the store, or a guard of the instance
+	Source   string            `json:"source"`    // where the numbers are from: the store, or a guard of the instance
 	DeniedBy []string          `json:"denied_by"` // enforced limits, as RULE.LIMIT
 	Limits   []keylimits.Limit `json:"limits"`
 	Global   []keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
 	Skipped  int               `json:"skipped"`          // limits that were not read, because there are too many
 }
 
-// read asks the store about all limits.
+// read reads all limits from the store.
 func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	all := slices.Concat(k.limits, k.global)
 	source, err := keylimits.Read(ctx, k.store, all)
@@ -262,7 +263,7 @@ func (r *keyReport) print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "key %s\n", r.Identity)
 	if r.Source != penstock.FromStore.String() {
-		fmt.Fprintf(&b, "answered by the instance itself, not by the store: %s\n", r.Source)
+		fmt.Fprintf(&b, "read from the instance itself, not from the store: %s\n", r.Source)
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

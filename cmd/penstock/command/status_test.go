@@ -298,7 +298,7 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 	code, used, denied := instance.status(t, "key:abc", "--rule", "login")
 	for tier := range strings.SplitSeq(want, ", ") {
 		if !strings.Contains(used, tier) {
-			t.Errorf("the instance says %s; the store %s", used, want)
+			t.Errorf("the instance shows %s; want %s as in the store", used, want)
 		}
 	}
 	if code != exitDenied || denied != "login.hour" {
@@ -325,7 +325,7 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 	}
 	f.redis.Kill()
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
-	if !strings.Contains(out, "answered by the instance itself") && code != exitUnreachable {
+	if !strings.Contains(out, "read from the instance itself") && code != exitUnreachable {
 		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
 	}
 }
@@ -393,7 +393,7 @@ func TestResetByARunningInstance(t *testing.T) {
 	}
 }
 
-// Nothing is reset by an instance without its store, and odd answers are explained.
+// An instance without its store resets nothing, and unexpected responses cause clear errors.
 func TestResetOfOddAnswers(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
@@ -403,7 +403,7 @@ func TestResetOfOddAnswers(t *testing.T) {
 		code       int
 		text       string
 	}{
-		{`{"source": "fallback", "limits": [` + limit + `]}`, `{}`, exitUnreachable, "answers without its store (fallback)"},
+		{`{"source": "fallback", "limits": [` + limit + `]}`, `{}`, exitUnreachable, "has no connection to its store (fallback)"},
 		{`{}`, `{}`, exitUsage, "not that of the admin API"},
 		{`[]`, `{}`, exitUsage, "not that of the admin API"},
 		{`{"source": "store", "limits": [` + limit + `]}`, `{}`, exitUsage, "not that of the admin API"},

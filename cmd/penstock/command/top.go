@@ -19,9 +19,9 @@ func newTop() *cobra.Command {
 	var t topCommand
 	c := &cobra.Command{
 		Use:   "top [flags]",
-		Short: "Show live what is limited, who is denied, and whether the store answers",
+		Short: "Show live counts, denied keys, and the state of the store",
 		Long: "top shows a running instance, and those that share its store: rules with their rates, the keys that are denied most, the\n" +
-			"instances, and the store. While the store fails, it shows who answers, and what the limits may admit then. It reads the\n" +
+			"instances, and the store. While the store fails, it shows who decides, and how much the limits may admit. It reads the\n" +
 			"admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is no terminal, it prints once.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. Rates are those of the last 10 seconds, of all instances.\n\n" +
@@ -89,7 +89,7 @@ func (t *topCommand) run(c *cobra.Command) error {
 }
 
 func (t *topCommand) ask(ctx context.Context, path string, answer any) error {
-	return t.instance.ask(ctx, path, nil, answer)
+	return t.instance.send(ctx, path, nil, answer)
 }
 
 const (

@@ -104,7 +104,7 @@ func TestTopShowsAnOutage(t *testing.T) {
 	if err := f.redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("its end was shown after %v", s.await(t, "answers again", "breaker    closed"))
+	t.Logf("its end was shown after %v", s.await(t, "decides again", "breaker    closed"))
 
 	code, out, errors := command("top", "--admin", f.admin, "-o", "json", "--rule", "near")
 	var got struct {

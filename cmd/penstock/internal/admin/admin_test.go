@@ -55,20 +55,20 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 		recorder := httptest.NewRecorder()
 		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
 		if recorder.Code != http.StatusNotFound {
-			t.Errorf("%s answers %d", path, recorder.Code)
+			t.Errorf("%s returns %d", path, recorder.Code)
 		}
 	}
 	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
 		recorder := httptest.NewRecorder()
 		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest(method, "/metrics", nil))
 		if recorder.Code != http.StatusMethodNotAllowed {
-			t.Errorf("%s /metrics answers %d", method, recorder.Code)
+			t.Errorf("%s /metrics returns %d", method, recorder.Code)
 		}
 	}
 	recorder := httptest.NewRecorder()
 	New(Options{Pprof: true}).ServeHTTP(recorder, httptest.NewRequest("GET", "/debug/pprof/cmdline", nil))
 	if recorder.Code != http.StatusOK {
-		t.Errorf("with Pprof, cmdline answers %d", recorder.Code)
+		t.Errorf("with Pprof, cmdline returns %d", recorder.Code)
 	}
 	t.Logf("counted: %d paths that are not served", len(paths))
 }

@@ -8,7 +8,7 @@ func (h *Handler) ref(name string) string { return h.masks.Ref(name) }
 // identity returns what a viewer may see of the key with a name in the store.
 func (h *Handler) identity(v Viewer, name string) string { return h.masks.Of(v.isOperator, name) }
 
-// shown tells how a viewer sees identities.
+// shown returns how identities are shown to a viewer.
 func (h *Handler) shown(v Viewer) string { return h.masks.Shown(v.isOperator) }
 
 // mask hides the values of a key. The kinds stay.

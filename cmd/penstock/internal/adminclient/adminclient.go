@@ -100,7 +100,7 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 }
 
 // ErrNoStream is the error of Follow if the answer is something else.
-var ErrNoStream = errors.New("its answer is no stream of events")
+var ErrNoStream = errors.New("the response is not a stream of events")
 
 // Follow reads server-sent events until ctx ends, the stream ends or use fails. A status other
 // than 200 is returned with its answer.
@@ -160,7 +160,7 @@ func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Resp
 	return res, nil
 }
 
-// hint says how to fix an error of the connection.
+// hint returns how to fix an error of the connection.
 func hint(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var record tls.RecordHeaderError

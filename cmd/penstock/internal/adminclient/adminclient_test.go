@@ -175,7 +175,7 @@ func TestFollowReadsEvents(t *testing.T) {
 	if status, text, err := c.Follow(t.Context(), "/refused", use); status != 503 || string(text) != "full" || err != nil {
 		t.Errorf("refused: %d, %s, %v", status, text, err)
 	}
-	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "no stream") {
+	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "not a stream") {
 		t.Errorf("a page: %v", err)
 	}
 }

@@ -18,13 +18,13 @@ import (
 
 // A Line is one write, or an attempt that was refused.
 type Line struct {
-	IsAudit  bool      `json:"audit"` // always true; tells it from other lines of a log
+	IsAudit  bool      `json:"audit"` // always true; distinguishes audit lines in a log
 	Time     time.Time `json:"time"`
 	ID       string    `json:"id"`
 	Actor    Actor     `json:"actor"`
 	Action   string    `json:"action"`        // reset
 	Key      string    `json:"key,omitempty"` // masked
-	Ref      string    `json:"ref,omitempty"` // tells whether two lines are about one key
+	Ref      string    `json:"ref,omitempty"` // reports whether two lines are about one key
 	Limits   Changes   `json:"limits"`
 	Reason   string    `json:"reason,omitempty"`
 	Result   Result    `json:"result"`
@@ -46,7 +46,7 @@ const (
 	CommandLine = "cli"
 )
 
-// A Result says what became of a write.
+// A Result is the outcome of a write.
 type Result string
 
 // The results.
@@ -111,7 +111,7 @@ func (l *Line) Add(c keylimits.Change) {
 	l.Limits = append(l.Limits, one)
 }
 
-// End sets the result. isRefused says that err is no failure of the store.
+// End sets the result. isRefused is true if err is not a failure of the store.
 func (l *Line) End(err error, isRefused bool) {
 	l.Result = OK
 	if err == nil {
@@ -168,7 +168,7 @@ func Open(path string) (*File, error) {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is no file; name one to which lines can be appended", path)
+		return nil, fmt.Errorf("%s is not a file; name a file to which lines can be appended", path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}

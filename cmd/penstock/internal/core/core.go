@@ -46,7 +46,7 @@ type Options struct {
 	// Version is that of the program, for other instances.
 	Version string
 
-	// Denials passes denied requests to readers. Default: nobody reads them.
+	// Denials passes denied requests to its readers. Default: denied requests are not passed on.
 	Denials *denials.Recorder
 
 	// Spans makes a span of each decision within a sampled trace. Default: there are none.
@@ -296,7 +296,8 @@ type StoreState struct {
 	Instances int                    // that share the limits if the store fails
 }
 
-// StoreState returns what is known of the store. It does not ask the store.
+// StoreState returns the state of the store as this instance has seen it. It does not call the
+// store.
 func (c *Core) StoreState() StoreState {
 	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
 	if servers := c.servers.known().Servers; servers != nil {

@@ -35,7 +35,7 @@ type fleet struct {
 
 	otherVersion, corrupt, otherSecret atomic.Int64
 
-	mu     sync.Mutex // held while the store is asked
+	mu     sync.Mutex // held during reads of the store
 	latest *activity.Fleet
 }
 
@@ -71,8 +71,8 @@ func (f *fleet) self() *activity.Summary {
 	return s
 }
 
-// isStoreAway tells whether the store must be left alone: a breaker is open, or it has never
-// answered.
+// isStoreAway reports whether the store must not be called: a breaker is open, or the store has
+// never responded.
 func (f *fleet) isStoreAway() bool {
 	if f.core.scripts.isHolding.Load() {
 		return true
@@ -103,8 +103,8 @@ func (f *fleet) write(ctx context.Context) {
 	}
 }
 
-// Fleet returns what all instances show. It asks the store at most every two seconds, and not while
-// a breaker is open.
+// Fleet returns the summaries of all instances. It reads the store at most every two seconds, and
+// not while a breaker is open.
 func (c *Core) Fleet(ctx context.Context) *activity.Fleet {
 	f := &c.fleet
 	f.mu.Lock()

@@ -56,6 +56,6 @@ func (c *Core) breakerChanged(node string, from, to guard.State) {
 	case to == guard.StateClosed:
 		c.Log.Info("circuit breaker closed: the store is used again", "node", node)
 	case from == guard.StateClosed:
-		c.Log.Warn("circuit breaker open: the fallback answers, and the store is probed", "node", node)
+		c.Log.Warn("circuit breaker open: the fallback decides, and the store is probed", "node", node)
 	}
 }

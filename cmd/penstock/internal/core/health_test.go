@@ -170,7 +170,7 @@ func TestBreakerIsLoggedOncePerOutage(t *testing.T) {
 		c.breakerChanged("", states[i], to)
 	}
 	if open, closed := len(log.Lines("circuit breaker open")), len(log.Lines("circuit breaker closed")); open != 1 || closed != 1 {
-		t.Errorf("%d lines say open, %d closed:\n%s", open, closed, log)
+		t.Errorf("%d lines report an open breaker, %d a closed one:\n%s", open, closed, log)
 	}
 }
 

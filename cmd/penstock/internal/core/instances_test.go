@@ -22,7 +22,7 @@ func (s refusingServer) Heartbeat(context.Context, string, time.Duration) (int, 
 
 func TestRefusedHeartbeatsAreLogged(t *testing.T) {
 	denied := penstock.NewStoreError(penstock.ReasonPermissionDenied, errors.New("NOPERM"))
-	denied.IsStoreFault, denied.Hint = false, "+zadd" // as redisstore says of a single right
+	denied.IsStoreFault, denied.Hint = false, "+zadd" // as redisstore reports a single missing right
 	for _, c := range []struct {
 		err  error
 		want string // in the log; "" for no line

@@ -15,7 +15,7 @@ import (
 )
 
 // A storeMonitor reads the state of the store's servers, for metrics and warnings. A server that
-// evicts counters forgets what clients have used. A full server makes no decision.
+// evicts counters loses what clients have used. A full server makes no decision.
 type storeMonitor struct {
 	log     *slog.Logger
 	servers func(context.Context) ([]redisstore.Server, error)

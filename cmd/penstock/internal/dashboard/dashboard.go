@@ -1,6 +1,6 @@
 // Package dashboard serves web pages for operators on the admin address: what is limited, who is,
-// and why. The pages show what the admin API answers, to those who may read it. They are complete
-// without JavaScript; with it, they are live.
+// and why. The pages show what the admin API returns, to clients that may read it. They are
+// complete without JavaScript; with it, they are live.
 package dashboard
 
 import (
@@ -76,7 +76,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	h.mux.ServeHTTP(w, q)
 }
 
-// serve answers with a page, or with the form to log in.
+// serve sends a page, or the form to log in.
 func (h *Handler) serve(w http.ResponseWriter, q *http.Request, p page) {
 	v, err := h.API.ViewerOf(q)
 	switch {
@@ -124,7 +124,7 @@ type view struct {
 	Body     any
 }
 
-// write answers with a page.
+// write sends a page.
 func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, q *http.Request) {
 	v.Pages, v.Version, v.HasToken = pages, h.Version, len(h.API.Token) > 0
 	if v.Page.path != "" {
@@ -141,12 +141,12 @@ func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, 
 	_, _ = w.Write(body.Bytes())
 }
 
-// fail answers with a page about an error.
+// fail sends a page about an error.
 func (h *Handler) fail(w http.ResponseWriter, q *http.Request, status int, err error) {
 	h.write(w, status, "problem", view{Page: page{Title: http.StatusText(status)}, Problem: err.Error()}, q)
 }
 
-// login answers with the form to log in. It leads back to the page that was requested.
+// login sends the form to log in. After the login, the browser returns to the requested page.
 func (h *Handler) login(w http.ResponseWriter, q *http.Request, status int, problem string) {
 	next := q.FormValue("next")
 	if next == "" && q.URL.Path != "/login" {
@@ -224,7 +224,7 @@ func serveAsset(w http.ResponseWriter, q *http.Request) {
 	header := w.Header()
 	header.Set("Content-Type", cmp.Or(kinds[path.Ext(name)], "text/plain; charset=utf-8"))
 	header.Set("ETag", a.tag)
-	header.Set("Cache-Control", "no-cache") // keep it, and ask whether it has changed
+	header.Set("Cache-Control", "no-cache") // caches must revalidate by the ETag
 	if strings.Contains(q.Header.Get("If-None-Match"), a.tag) {
 		w.WriteHeader(http.StatusNotModified)
 		return

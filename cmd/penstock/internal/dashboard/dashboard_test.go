@@ -201,7 +201,7 @@ func TestAKeySaysWhichLimitDeniesItAndUntilWhen(t *testing.T) {
 	s.spend("key:customer-4711", 14)
 	denied := s.text("key?key=key:customer-4711", 200)
 	if !regexp.MustCompile(`Denied now by api\.hour , for [56] min, until \d\d:\d\d:\d\d UTC`).MatchString(denied) {
-		t.Errorf("the page does not say which limit denies the key, and until when: %s", denied)
+		t.Errorf("the page lacks the limit that denies the key, or the time: %s", denied)
 	}
 	s.mustHave(denied, "api .hour tier free 10 per 1h, burst 10 10 0")
 	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {

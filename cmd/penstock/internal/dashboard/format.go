@@ -87,7 +87,7 @@ func microseconds(us int64) string {
 	return number(float64(us)/1000) + "\u00a0ms"
 }
 
-// after writes a duration in milliseconds, as people say it. -1 is never.
+// after returns a duration in milliseconds in words, such as "in 5 min". -1 is never.
 func after(ms int64) string {
 	d := time.Duration(ms) * time.Millisecond
 	switch {

@@ -216,7 +216,7 @@ func only(q url.Values, names ...string) url.Values {
 // A keyBody is one key, and what was reset of it.
 type keyBody struct {
 	Query  adminapi.ResetRequest // what is in the forms
-	Key    *adminapi.Key         // nil: none was asked for, or it was not found
+	Key    *adminapi.Key         // nil if no key was requested, or it was not found
 	Reset  *keylimits.Reset      // nil: nothing was reset
 	NoAuth bool                  // the token for the reset was wrong
 }
@@ -259,12 +259,12 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 		h.fail(w, q, adminapi.StatusOf(err), err)
 		return
 	}
-	asked := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
-	asked.Rule, asked.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
-	done, err := h.API.Reset(q, q.PostFormValue("token"), asked)
-	made, readErr := h.key(q.Context(), v, only(url.Values{"key": {asked.Key}, "ref": {asked.Ref}}, "key", "ref"))
+	wanted := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
+	wanted.Rule, wanted.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
+	done, err := h.API.Reset(q, q.PostFormValue("token"), wanted)
+	made, readErr := h.key(q.Context(), v, only(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
 	body := made.(keyBody)
-	body.Query, body.Reset = asked, done
+	body.Query, body.Reset = wanted, done
 	status := http.StatusOK
 	if err = cmp.Or(err, readErr); err != nil {
 		status = adminapi.StatusOf(err)
@@ -277,7 +277,7 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 // An explainBody is a form with its report.
 type explainBody struct {
 	URL, Method, From, Headers string
-	Report                     *explain.Report // nil: none was asked for
+	Report                     *explain.Report // nil if no request was entered
 }
 
 func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
@@ -285,13 +285,13 @@ func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) 
 	if body.URL == "" {
 		return body, nil
 	}
-	asked := only(q, "url", "method", "from")
+	wanted := only(q, "url", "method", "from")
 	for line := range strings.Lines(body.Headers) {
 		if line = strings.TrimSpace(line); line != "" {
-			asked.Add("header", line)
+			wanted.Add("header", line)
 		}
 	}
-	report, err := adminapi.Read[explain.Report](ctx, h.API, v, "explain", asked)
+	report, err := adminapi.Read[explain.Report](ctx, h.API, v, "explain", wanted)
 	if err == nil {
 		body.Report = &report
 	}

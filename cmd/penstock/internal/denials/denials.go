@@ -129,7 +129,7 @@ func (r *Recorder) Observe(e *admission.Event) {
 	}
 }
 
-// isDue tells whether the reader may get one more denial in this second.
+// isDue reports whether the reader may get one more denial in this second.
 func (r *Reader) isDue(e *admission.Event) bool {
 	slot := uint64(0)
 	if e.Decision != nil && e.Decision.Len() == len(e.Charges) {

@@ -52,7 +52,7 @@ const (
 // Global is the key of limits for all clients together.
 const Global = "global"
 
-// KindOf returns the kind of a limit that is no candidate.
+// KindOf returns the kind of a limit that is not a candidate.
 func KindOf(l *policy.Limit) string {
 	if l.Shadow || l.Rule.Shadow {
 		return Shadow
@@ -131,8 +131,8 @@ func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
 	}), skipped
 }
 
-// Read asks the store for the numbers of limits. It charges nothing. It returns who answered: the
-// one of all answers that is farthest from the store.
+// Read reads the numbers of limits from the store. It charges nothing. It returns the source of the
+// numbers: if several differ, the one farthest from the store.
 func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.Source, error) {
 	source := penstock.FromStore
 	for _, batch := range batches(limits) {
@@ -192,7 +192,7 @@ func (l *Limit) fill(s penstock.Status) {
 	l.ResetMS, l.RetryMS, l.IsDenied = milliseconds(s.ResetAfter), milliseconds(s.RetryAfter), s.RetryAfter > 0
 }
 
-// IsInUse tells whether the limit, as it was read, has counted something or denies.
+// IsInUse reports whether the limit, as it was read, has counted something or denies.
 func (l *Limit) IsInUse() bool { return l.Used > 0 || l.IsDenied }
 
 // DeniedBy returns the names of the enforced limits, as they were read, that would deny a request
@@ -216,7 +216,7 @@ func (l *Limit) DenyFor() time.Duration {
 	return max(cmp.Or(l.guard.DenyFor, byDefault), 0)
 }
 
-// HasLease tells whether instances hold units of the limit, which a reset does not concern.
+// HasLease reports whether instances hold units of the limit, which a reset does not concern.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
 // milliseconds rounds up. penstock.Never is -1.

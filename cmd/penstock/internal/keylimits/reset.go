@@ -21,7 +21,7 @@ type Reset struct {
 // A Change is the reset of one limit.
 type Change struct {
 	Before Limit
-	After  *Limit // nil: the store has not answered, so the limit may be reset or not
+	After  *Limit // nil: the store did not reply, so it is unknown whether the limit was reset
 }
 
 const maxReason = 200 // letters
@@ -46,7 +46,7 @@ func Resettable(limits []Limit, name string) (found []Limit) {
 	return found
 }
 
-// needsHolder tells whether the limit counts requests in flight. A limit from JSON has only the
+// needsHolder reports whether the limit counts requests in flight. A limit from JSON has only the
 // name of its algorithm.
 func (l *Limit) needsHolder() bool {
 	if l.plan == nil {

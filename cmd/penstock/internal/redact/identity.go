@@ -11,7 +11,7 @@ import (
 
 // How identities are shown.
 const (
-	ShowOff    = "off"    // to nobody
+	ShowOff    = "off"    // identities are not shown
 	ShowMasked = "masked" // so that nobody can read them, and equal ones can be recognised
 	ShowFull   = "full"   // in full to operators, and masked to others
 )
@@ -27,7 +27,7 @@ type Identities struct {
 	Key  func(name string) (key string, ok bool)
 }
 
-// Shown tells how an operator, or another client, sees identities.
+// Shown returns how identities are shown to an operator, or to another client.
 func (i *Identities) Shown(isOperator bool) string {
 	if i.Show == ShowFull && !isOperator {
 		return ShowMasked

@@ -220,7 +220,7 @@ func check(r *http.Response) error {
 		return errors.New("the upstream switched protocols without a request")
 	}
 	if r.StatusCode < 100 || r.StatusCode > 999 {
-		return fmt.Errorf("the upstream answered with status %d", r.StatusCode)
+		return fmt.Errorf("the upstream returned status %d", r.StatusCode)
 	}
 	return nil
 }

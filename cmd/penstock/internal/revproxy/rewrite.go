@@ -34,9 +34,9 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
-// setForwarded tells the upstream where the request comes from. What the request itself says about
-// that is removed, unless its peer is trusted. Forwarded (RFC 7239) is never sent: it would lack
-// this hop, and could contradict X-Forwarded-*.
+// setForwarded sets the headers that report the client's address to the upstream. What the request
+// itself says about that is removed, unless its peer is trusted. Forwarded (RFC 7239) is never
+// sent: it would lack this hop, and could contradict X-Forwarded-*.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {

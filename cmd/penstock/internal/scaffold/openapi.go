@@ -224,7 +224,7 @@ func (g *group) add(o operation) {
 	}
 }
 
-// isLogin tells whether a path ends in a word that paths for passwords have.
+// isLogin reports whether a path ends in a word that paths for passwords have.
 func isLogin(segments []string) bool {
 	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
 		strings.ToLower(segments[len(segments)-1]))

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Options say what the policy limits.
+// Options are what the policy limits.
 type Options struct {
 	Per  string // ip, global, or header NAME; "": the API key of OpenAPI, or else ip
 	Rate string // of each client and rule, such as 100/min

@@ -339,7 +339,7 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, form)
 }
 
-// endless tells whether an alias is inside its own anchor.
+// endless reports whether an alias is inside its own anchor.
 func endless(n *yaml.Node, within []*yaml.Node) bool {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -370,7 +370,7 @@ func badCases(t *testing.T) (list []badCase) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repository, "policy/policyfile/testdata/bad/*.txt"))
 	if err != nil || files == nil {
-		t.Fatal("there are no bad configurations:", err)
+		t.Fatal("no bad configurations were found:", err)
 	}
 	for _, file := range files {
 		for _, written := range strings.Split("\n"+read(t, file), "\n==== ")[1:] {

@@ -107,7 +107,7 @@ func percent(field func(*Settings) *int64, least int64) setter {
 	return func(s *Settings, text string) error {
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < least || n > 100 {
-			return fmt.Errorf("it is no percentage; write a whole number from %d to 100", least)
+			return fmt.Errorf("it is not a percentage; write a whole number from %d to 100", least)
 		}
 		*field(s) = n
 		return nil
@@ -301,7 +301,7 @@ func sameAddress(a, b string) bool {
 	return errA == nil && errB == nil && portA == portB && portA != "0" && isHere(hostA) && isHere(hostB)
 }
 
-// isLocal tells whether only this machine reaches an address.
+// isLocal reports whether only this machine can reach an address.
 func isLocal(address string) bool {
 	if strings.HasPrefix(address, "unix:") {
 		return true

@@ -173,7 +173,7 @@ func (s *Settings) check() error {
 		wrong("operator-token", "it is the caller token, so every caller would be an operator; write another one")
 	}
 	if s.EnvoyConfig != "" && s.API == "" && s.GRPC == "" {
-		wrong("envoy-config", "nobody can ask; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+		wrong("envoy-config", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
 	}
 	if s.EnvoyXDS != "" {
 		s.checkXDS(wrong)
@@ -194,7 +194,7 @@ func (s *Settings) checkXDS(wrong func(name, format string, args ...any)) {
 	case s.EnvoyConfig != "":
 		wrong("envoy-xds", "the limits come from --envoy-config (%s) already; omit one of them", s.Source("envoy-config"))
 	case s.API == "" && s.GRPC == "":
-		wrong("envoy-xds", "nobody can ask; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+		wrong("envoy-xds", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
 	case (s.EnvoyXDSCert == "") != (s.EnvoyXDSKey == ""):
 		wrong("envoy-xds-cert", "--envoy-xds-cert and --envoy-xds-key belong together; write both or neither")
 	case s.EnvoyXDSCA == "" && s.EnvoyXDSCert != "":
@@ -221,10 +221,10 @@ func (s *Settings) XDSMetadata() (map[string]string, error) {
 	return all, nil
 }
 
-// HasProxy tells whether the service is a proxy in front of an upstream.
+// HasProxy reports whether the service is a proxy in front of an upstream.
 func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 
-// NeedsPolicy tells whether the service has nothing to decide without a policy. Redis clients can
+// NeedsPolicy reports whether the service can decide nothing without a policy. Redis clients can
 // send limits of their own, and Envoy's limits have files of their own.
 func (s *Settings) NeedsPolicy() bool {
 	return s.HasProxy() || (s.API != "" || s.GRPC != "" || s.RESP == "") && s.EnvoyConfig == "" && s.EnvoyXDS == ""
@@ -233,23 +233,23 @@ func (s *Settings) NeedsPolicy() bool {
 // A Listener is a setting that has an address, and its value.
 type Listener struct{ Name, Address string }
 
-// CallerListeners are those where callers ask for decisions.
+// CallerListeners returns the listeners where callers get decisions.
 func (s *Settings) CallerListeners() []Listener {
 	all := []Listener{{"api", s.API}, {"grpc", s.GRPC}, {"resp", s.RESP}}
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
 }
 
-// AdmitsOpenCallers tells whether a listener answers callers without a token or certificate: those
-// of this machine, or all if the operator says so.
+// AdmitsOpenCallers reports whether a listener accepts callers without a token or certificate. It
+// does if only this machine can reach it, or if allow-open-callers is set.
 func (s *Settings) AdmitsOpenCallers(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }
 
-// IsAdminLocal tells whether only this machine reaches the admin address.
+// IsAdminLocal reports whether only this machine can reach the admin address.
 func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 
-// checkListeners finds listeners with the same address, and those that anyone could ask. At api,
-// only trusted proxies are answered.
+// checkListeners finds listeners with the same address, and those that accept anyone's calls. At
+// api, forward-auth accepts only trusted proxies.
 func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) {
 	all := s.CallerListeners()
 	for _, l := range all {

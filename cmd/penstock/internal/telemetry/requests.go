@@ -131,7 +131,7 @@ func nameOf(code codes.Code) string {
 var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED",
 	"FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
 
-// isServerError tells whether a code is an error of the server, by the semantic conventions. A
+// isServerError reports whether a code is an error of the server, by the semantic conventions. A
 // denial, RESOURCE_EXHAUSTED, is none.
 func isServerError(code codes.Code) bool {
 	switch code {

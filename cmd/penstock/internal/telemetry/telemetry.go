@@ -45,7 +45,7 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// A Plan says what is switched on. PlanOf makes one of the environment.
+// A Plan is what is exported. PlanOf makes it from the environment.
 type Plan struct {
 	Traces    Protocol // "": spans are not exported
 	Metrics   Protocol // "": metrics are not exported
@@ -73,7 +73,7 @@ const (
 	GRPC Protocol = "grpc"
 )
 
-// IsOn tells whether Open does anything.
+// IsOn reports whether Open does anything.
 func (p Plan) IsOn() bool { return p.Traces != "" || p.Metrics != "" || p.Propagate }
 
 // PlanOf reads the variables that choose what is exported. The exporters and the SDK read all

@@ -127,7 +127,7 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 	}
 }
 
-// A collector that accepts connections and never answers holds up no request, and Close returns.
+// A collector that accepts connections and never responds delays no request, and Close returns.
 func TestAHangingCollectorDelaysNothing(t *testing.T) {
 	var hanging atomic.Int64
 	reached, release := make(chan struct{}), make(chan struct{})

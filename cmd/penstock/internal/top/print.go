@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A View says how a Snapshot is printed.
+// A View is how a Snapshot is printed.
 type View struct {
 	Width  int    // columns; beyond it, lines are cut
 	Height int    // lines; 0: any number
@@ -56,7 +56,7 @@ func (p *printer) line(format string, args ...any) {
 	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.cut))
 }
 
-// strong is a line that nobody must miss.
+// strong prints a line in bold, because operators must not miss it.
 func (p *printer) strong(format string, args ...any) {
 	p.line(format, args...)
 	if last := &p.lines[len(p.lines)-1]; p.Bold {
@@ -70,7 +70,8 @@ func (p *printer) header() {
 		Printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
-// store says whether the store decides, who decides in its place, and what that may admit.
+// store prints whether the store decides. If not, it prints what decides instead, and how much that
+// may admit.
 func (p *printer) store() {
 	s := &p.snapshot.State
 	o := p.snapshot.outage()
@@ -78,7 +79,7 @@ func (p *printer) store() {
 	case o.isFailing:
 		p.strong("store      %s FAILING: %s", Printable(s.Store.Name), Printable(o.reason))
 	case s.Store.IsFailing:
-		p.strong("store      %s answers again; it failed within the last 10 s: %s", Printable(s.Store.Name), Printable(o.reason))
+		p.strong("store      %s decides again; it failed within the last 10 s: %s", Printable(s.Store.Name), Printable(o.reason))
 	default:
 		p.line("store      %s ok", Printable(s.Store.Name))
 	}
@@ -113,7 +114,7 @@ func (p *printer) store() {
 // maxExcess is how many limits the text about an outage names.
 const maxExcess = 8
 
-// excess says what the limits may admit while the store fails, and when it returns.
+// excess prints how much the limits may admit while the store fails, and when it returns.
 func (p *printer) excess(instances int) {
 	p.line("")
 	p.strong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
@@ -195,7 +196,7 @@ func (p *printer) rules() {
 	}
 }
 
-// fails says briefly what becomes of a limit while the store fails.
+// fails describes in a few words what a limit does while the store fails.
 func fails(l *adminapi.Limit) string {
 	if l.Kind != keylimits.Enforced {
 		return "-"
@@ -319,7 +320,7 @@ func (s *Snapshot) sources() map[string]uint64 {
 	return all
 }
 
-// answers says who decides the requests of this instance.
+// answers returns what decides the requests of this instance.
 func (s *Snapshot) answers() string {
 	meanings := map[string]string{
 		penstock.FromFallback.String(): "local, by this instance's share", penstock.FromOpen.String(): "admitted uncounted", penstock.FromClosed.String(): "rejected",

@@ -82,9 +82,9 @@ func TestTablesOfAnOutage(t *testing.T) {
 	_ = new(Snapshot).Print(View{}) // what a wrong answer leaves
 }
 
-// The store is shown as failing while nothing answers, and as back as soon as it decides.
+// The store is shown as failing until it decides again.
 func TestStoreIsBackWhenItDecides(t *testing.T) {
-	const fails, answers = "FAILING: unreachable", "answers again"
+	const fails, answers = "FAILING: unreachable", "decides again"
 	for name, c := range map[string]struct {
 		change func(*Snapshot)
 		want   string

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
-// A Snapshot is what the admin API answered at one time. As JSON it has the API's names.
+// A Snapshot is the state that the admin API returned at one time. As JSON it has the API's names.
 type Snapshot struct {
 	State     adminapi.State     `json:"state"`
 	Rules     adminapi.Rules     `json:"rules"`
@@ -77,7 +77,7 @@ func (s *Snapshot) keep(rule string) {
 	s.Offenders.Offenders = offenders
 }
 
-// HasRule tells whether there is a rule of this name.
+// HasRule reports whether a rule of this name exists.
 func (s *Snapshot) HasRule(name string) bool {
 	for _, r := range s.Rules.Rules {
 		if r.Name == name {
@@ -87,7 +87,7 @@ func (s *Snapshot) HasRule(name string) bool {
 	return false
 }
 
-// self is the instance that answered, and how long it has run.
+// self returns the instance that sent the state, and how long it has run.
 func (s *Snapshot) self() (self adminapi.Instance, uptime time.Duration) {
 	for _, i := range s.Instances.Instances {
 		if i.IsSelf {
