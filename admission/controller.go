@@ -152,7 +152,8 @@ type Request struct {
 	// renewed in the background until Done.
 	RenewsHolds bool
 
-	// Into is memory for the Admission, which must be zero. Default: it is allocated.
+	// Into is memory for the Admission, which must be zero, and must not be used for another request:
+	// guards may use the context in it after Done. Default: it is allocated.
 	Into *Admission
 }
 

@@ -27,11 +27,10 @@ type call struct {
 	isDenied      bool  // the request is denied already: nothing more may be spent
 	isQuota       bool  // a limit with quota_mode has applied
 
-	direct   policy.DirectCall
-	shadows  []policy.Shadow
-	charges  []penstock.Charge // of shadows, which refer to parts of it: it must not grow
-	limits   []*policy.Limit   // of shadows
-	admitted admission.Admission
+	direct  policy.DirectCall
+	shadows []policy.Shadow
+	charges []penstock.Charge // of shadows, which refer to parts of it: it must not grow
+	limits  []*policy.Limit   // of shadows
 
 	evaluation policy.Evaluation
 }
@@ -262,8 +261,8 @@ func (c *call) decideRound(ctx context.Context) error {
 // beginRound returns the request of a round.
 func (c *call) beginRound() admission.Request {
 	c.compose()
-	c.admitted = admission.Admission{}
-	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver, Into: &c.admitted}
+	// The Admission is new: guards may use its context in the background, longer than this call.
+	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
 }
 
 // isPlain tells whether the next round charges limits that are enforced, and only these.

@@ -1,6 +1,7 @@
 package envoyrls_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -37,5 +38,32 @@ func TestGuardsChangeNoResponse(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Guards may use the context of a call in the background, after the call has returned: for a lease,
+// or for a batch that others wait for.
+func TestContextsMayBeUsedAfterTheCall(t *testing.T) {
+	type key struct{}
+	inner := memstore.New(memstore.Options{})
+	var kept []context.Context
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		kept = append(kept, ctx)
+		return inner.Decide(ctx, charges)
+	})
+	f := newFixture(t, store, limits, envoyrls.Options{})
+	for i := range 10 {
+		var to envoyrls.Response
+		if err := f.Decide(context.WithValue(t.Context(), key{}, i), request("small,large"), &to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, ctx := range kept {
+		if _, hasDeadline := ctx.Deadline(); ctx.Value(key{}) != i || hasDeadline {
+			t.Errorf("the context of call %d has the value %v; want its own", i, ctx.Value(key{}))
+		}
+	}
+	if len(kept) != 10 {
+		t.Errorf("the store decided %d calls; want 10", len(kept))
 	}
 }
