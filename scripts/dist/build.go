@@ -95,8 +95,8 @@ func (b *builder) binary(p platform) string {
 	return "penstock"
 }
 
-// checkSums fails if a binary has a module whose files are not those of go.sum. A development
-// version may have other files of the modules of this repository.
+// checkSums fails if the sum of a module in a binary differs from go.sum. A development version may
+// have other files of the modules of this repository.
 func checkSums(info *buildinfo.BuildInfo, name string, isRelease bool) error {
 	text, err := os.ReadFile(name)
 	if err != nil {

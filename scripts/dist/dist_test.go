@@ -80,7 +80,7 @@ func TestProxyServesWhatGitWouldTag(t *testing.T) {
 func TestModulesWithReplaceAreNotTagged(t *testing.T) {
 	err := addModule("../..", "scripts", []string{"v0.9.8"}, t.TempDir(), time.Unix(0, 0))
 	if err == nil || !strings.Contains(err.Error(), "replace") {
-		t.Errorf("a module with replace: %v", err)
+		t.Errorf("for a module with replace the error is %v; want one about replace", err)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestVersionComesFromTheTag(t *testing.T) {
 	for _, c := range []struct{ tag, given, want, fails string }{
 		{want: "v0.1.0-dev.g"},
 		{given: "v0.1.0-rc.1", want: "v0.1.0-rc.1"},
-		{given: "0.1.0", fails: "has not the form"},
+		{given: "0.1.0", fails: "does not have the form"},
 		{given: "v0.2.0", fails: "requires github.com/penstock/penstock v0.1.0"},
 		{tag: "v1", want: "v0.1.0-dev.g"},
 		{tag: "v0.1.0", want: "v0.1.0"},
@@ -129,7 +129,7 @@ func TestVersionComesFromTheTag(t *testing.T) {
 			t.Errorf("version %q, tag %q: %+v", c.given, c.tag, r)
 		}
 		if _, err := os.Stat(filepath.Join(tree, "uncommitted")); err == nil {
-			t.Error("an uncommitted file is shipped")
+			t.Error("the release contains an uncommitted file")
 		}
 	}
 }
@@ -162,7 +162,7 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(pack("2.tar.gz"), first) || !bytes.Equal(pack("2.zip"), firstZip) {
-		t.Error("an archive depends on the time of a file")
+		t.Error("two archives of equal files differ; want that the time of a file does not matter")
 	}
 	out, err := exec.Command("tar", "--numeric-owner", "-tvzf", filepath.Join(dir, "1.tar.gz")).Output()
 	if got := string(out); err != nil || !strings.Contains(got, "-rwxr-xr-x 0/0 ") || !strings.Contains(got, " top/penstock") || !strings.Contains(got, "-rw-r--r-- 0/0 ") {
@@ -186,7 +186,7 @@ func TestArchivesCannotLeaveTheirFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := unpack(&text, t.TempDir()); err == nil {
-			t.Errorf("%s, type %c, is unpacked", h.Name, h.Typeflag)
+			t.Errorf("%s, type %c: unpack returns no error", h.Name, h.Typeflag)
 		}
 	}
 }
@@ -214,11 +214,11 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 		t.Errorf("components: %s", text)
 	}
 	if bom.SerialNumber != "" || bom.Metadata.Timestamp != "" {
-		t.Error("the list differs in each build")
+		t.Error("the lists of two equal builds differ")
 	}
 }
 
-func TestSumsOfOthersMustBeThoseOfGoSum(t *testing.T) {
+func TestModulesMustHaveTheSumsOfGoSum(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "go.sum")
 	if err := os.WriteFile(name, []byte("example.org/a v1.2.3 h1:abc=\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -229,11 +229,11 @@ func TestSumsOfOthersMustBeThoseOfGoSum(t *testing.T) {
 		t.Error(err)
 	}
 	if checkSums(info, name, true) == nil {
-		t.Error("a release is built of a root that go.sum does not have")
+		t.Error("checkSums returns no error for a root module that go.sum does not have")
 	}
 	module.Sum = "h1:abd="
 	if checkSums(info, name, false) == nil {
-		t.Error("a module with other files is shipped")
+		t.Error("checkSums returns no error for a module with changed files")
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 )
 
 // imageOf makes the container image of a platform. It has the program and its licences, and no
-// other file: time zones and CA roots are in the program. The Dockerfile says the same, and a test
-// compares them.
+// other file: time zones and CA roots are in the program. The Dockerfile makes the same image, and
+// a test compares both.
 func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	files := folder{
 		"usr/bin/penstock":              content["penstock"],

@@ -1,4 +1,4 @@
-// Command dist makes what a release ships, of one commit of this repository and of nothing else.
+// Command dist makes the files of a release from one commit of this repository.
 //
 //	dist prepare TREE VERSION        go.mod and go.sum of all tagged modules, before a release
 //	dist tags VERSION                the names of the tags, in their order

@@ -70,7 +70,7 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 	return nil
 }
 
-// forPackages are the files that packages have in another form than archives.
+// forPackages returns the files that differ between packages and archives.
 func (p *packager) forPackages(content folder) (folder, error) {
 	files := make(folder)
 	debian := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/mod/sumdb/dirhash"
 )
 
-// prepare has all tagged modules of a tree require each other at the version, and writes the sums
-// of these modules to go.sum. So one commit can have the tags of all modules: the sums depend on
-// the modules before in the order of tags, and on no module after.
+// prepare makes all tagged modules of a tree require each other at the version, and writes the sums
+// of these modules to go.sum. One commit can then have the tags of all modules, because the sums of
+// a module depend only on modules that are tagged before it.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
-		return fmt.Errorf("the version %q has not the form v0.1.0", version)
+		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
 	}
 	work, err := os.MkdirTemp("", "penstock-prepare-")
 	if err != nil {
@@ -103,7 +103,7 @@ func require(dir, version string, sums map[string]string) error {
 	return os.WriteFile(name, []byte(strings.Join(slices.Compact(lines), "")), 0o644)
 }
 
-// tags are the names of the tags of a version, in the order of the modules.
+// tags returns the names of the tags of a version, in the order of the modules.
 func tags(version string) (names []string) {
 	for _, dir := range tagged {
 		names = append(names, path.Join(dir, version))

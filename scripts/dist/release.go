@@ -17,7 +17,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// A release is a commit with the version that it gets.
+// A release is a commit with its version.
 type release struct {
 	tree     string // the commit's files
 	version  string // of the binary, such as v0.1.0
@@ -68,14 +68,14 @@ func checkout(repository, version, tree string) (release, error) {
 	}
 	switch {
 	case semver.Canonical(r.version) != r.version:
-		return release{}, fmt.Errorf("the version %q has not the form v0.1.0", r.version)
+		return release{}, fmt.Errorf("the version %q does not have the form v0.1.0", r.version)
 	case semver.Prerelease(r.version) == "" && r.version != r.required:
 		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; make prepare VERSION=%s", r.version, root, r.required, r.version)
 	}
 	return r, nil
 }
 
-// versionOf is the version among the tags, or a development version of the commit.
+// versionOf returns the version in the tags, or a development version of the commit.
 func versionOf(tags []string, required, commit string) string {
 	for _, tag := range tags {
 		if semver.Canonical(tag) == tag {
@@ -85,7 +85,7 @@ func versionOf(tags []string, required, commit string) string {
 	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit) // a number must not begin with 0
 }
 
-// requiredVersion is the version of the root module that cmd/penstock requires.
+// requiredVersion returns the version of the root module that cmd/penstock requires.
 func requiredVersion(tree string) (string, error) {
 	name := filepath.Join(tree, "cmd", "penstock", "go.mod")
 	text, err := os.ReadFile(name)

@@ -23,7 +23,7 @@ type input struct{ series, values string }
 
 const runbooks = "https://github.com/penstock/penstock/blob/main/docs/runbooks.md"
 
-// with returns a series of the instance with this name.
+// with returns a series of the named instance.
 func with(instance, series, labels, values string) input {
 	if labels != "" {
 		labels = ", " + labels
@@ -42,7 +42,7 @@ func together(lists ...[]input) (all []input) {
 	return all
 }
 
-// The thresholds are those of docs/runbooks.md, which has the reasons.
+// docs/runbooks.md has the reasons for the thresholds.
 var alerts = []alert{
 	{
 		name: "PenstockDown", query: `up{job="penstock"} == 0`, wait: 2 * time.Minute, severity: "warning",
@@ -237,8 +237,8 @@ func testsYAML() string {
 	return b.String()
 }
 
-// writeTest writes a test in which so many alerts fire, near the end of the inputs. The inputs
-// of queries about yesterday are a day long.
+// writeTest writes a test that expects a number of firing alerts near the end of the inputs. The
+// inputs of queries about yesterday are a day long.
 func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	at := "25m"
 	if a.wait >= time.Hour {

@@ -29,7 +29,7 @@ type row struct {
 	panels      []panel
 }
 
-// all, in the label matchers of queries, are the variables of the dashboard.
+// all is the label matcher of queries, with the variables of the dashboard.
 const (
 	all     = `job=~"$job", instance=~"$instance"`
 	allRule = all + `, rule=~"$rule"`
@@ -64,8 +64,8 @@ func quantile(q, by, series, matchers string) string {
 	return "histogram_quantile(" + q + ", " + rate(by+"le", series+"_bucket", matchers) + ")"
 }
 
-// ofServers is the largest of the numbers that the instances report of each server. They report the
-// same servers.
+// ofServers is the largest of the numbers that the instances report for each server. All instances
+// report the same servers.
 func ofServers(series string) string { return "max by (node) (" + series + "{" + all + "})" }
 
 func rateOfServers(series string) string {
@@ -176,10 +176,11 @@ func withoutVariables(text string) string {
 	return text
 }
 
-// object is one of JSON. Its fields are written in the order of their names.
+// object is a JSON object. Its fields are written in the order of their names.
 type object = map[string]any
 
-// schemaVersion is that of Grafana 10.4 and 11. Later ones convert it.
+// schemaVersion is the version of Grafana 10.4 and 11. Later versions of Grafana convert the
+// dashboard.
 const schemaVersion = 39
 
 var datasource = object{"type": "prometheus", "uid": "${datasource}"}

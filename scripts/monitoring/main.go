@@ -75,7 +75,7 @@ func forChecks() map[string]string {
 	}
 }
 
-// quoted writes a string of YAML, which is also one of JSON.
+// quoted returns a text as a JSON string, which is also valid in YAML.
 func quoted(text string) string {
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestDeployedFilesAreWhatThisProgramWrites(t *testing.T) {
+func TestDeployedFilesAreCurrent(t *testing.T) {
 	for path, want := range deployed() {
 		have, err := os.ReadFile(filepath.Join("../../deploy", path))
 		if err != nil || string(have) != want {
@@ -70,7 +70,7 @@ func TestAlertsAreComplete(t *testing.T) {
 			t.Errorf("%s has no firing or no quiet case", a.name)
 		}
 		if a.wait == 0 && !strings.Contains(a.query, "increase(") {
-			t.Errorf("%s fires at once, for a state that may end at once", a.name)
+			t.Errorf("%s has no duration; want one, because its state may end at once", a.name)
 		}
 		for _, m := range label.FindAllStringSubmatch(a.more+a.summary, -1) {
 			if m[1] != "job" && m[1] != "instance" && !regexp.MustCompile(`\b(\w+_)?`+m[1]+`\b`).MatchString(a.query) {

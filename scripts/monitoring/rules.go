@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A rule records the result of a query as a series of its own.
+// A rule records the result of a query as a new series.
 type rule struct{ name, query, why string }
 
 // rules are for queries over long times, and for alerts that use them. Their names have the form of

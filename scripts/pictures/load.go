@@ -17,8 +17,8 @@ type benchRecord struct {
 	}
 }
 
-// A result is what the bench measured of a case. The factor is the median of windows side by side
-// with the first case.
+// A result is a case of the bench program. The factor is the ratio to the first case: the median
+// over windows measured in turn.
 type result struct{ rate, factor float64 }
 
 func (b benchRecord) find(section, keys, callers, name string) (r result, err error) {

@@ -12,7 +12,7 @@ import (
 
 const committed = "../../docs/pictures"
 
-// The committed pictures are what this program draws of the saved measurements.
+// The committed pictures equal the pictures that this program draws from the saved measurements.
 func TestPicturesAreCurrent(t *testing.T) {
 	for name, draw := range pictures {
 		want, err := draw(committed)
@@ -33,19 +33,19 @@ func TestPicturesAreCurrent(t *testing.T) {
 			}
 		}
 		if strings.Contains(want, "NaN") || strings.Contains(want, "%!") {
-			t.Errorf("%s has a value that is no number", name)
+			t.Errorf("%s contains NaN or Inf", name)
 		}
 	}
 }
 
-func TestABoundaryBurst(t *testing.T) {
+func TestFixedWindowAdmitsTwiceTheLimitAtABoundary(t *testing.T) {
 	text, err := boundary()
 	if err != nil || !strings.Contains(text, "at most 200 in 60 seconds") {
 		t.Errorf("a fixed window should admit 200 around a boundary: %v", err)
 	}
 }
 
-func TestMeasurementsThatLackRows(t *testing.T) {
+func TestMissingMeasurementsAreAnError(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"outage.json": "{}", "bench.json": "{}"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -54,7 +54,7 @@ func TestMeasurementsThatLackRows(t *testing.T) {
 	}
 	for _, draw := range []func(string) (string, error){outage, load} {
 		if _, err := draw(dir); err == nil {
-			t.Error("a picture is drawn without its measurements")
+			t.Error("a picture without its measurements returns no error")
 		}
 	}
 }

@@ -74,7 +74,8 @@ func checkLimitReq(dir, recipesDir, proxiesDir string) error {
 	for _, path := range []string{"/api/x", "/mail/x"} {
 		a, b := passed(before, path), passed(after, path)
 		fmt.Printf("nginx limit_req %s: %d of 60 requests pass in nginx, %d in Penstock\n", path, a, b)
-		// 21 at once, and one more for each 100 ms that the requests take. Queued ones pass later.
+		// 21 requests pass at once, and one more for each 100 ms that the requests take. Queued
+		// requests pass later.
 		if a < 21 || b < 21 || a > 27 || b > 27 {
 			failures = append(failures, fmt.Errorf("limit_req %s: %d and %d requests pass; want 21 and few more", path, a, b))
 		}

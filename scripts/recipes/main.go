@@ -136,8 +136,8 @@ rules:
   - {name: closed, match: {path: /closed}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: closed}]}
 `
 
-// ownAddresses are those of the proxies: the loopback address from which they ask, and those of the
-// machine, of which Envoy adds one to X-Forwarded-For.
+// ownAddresses returns the addresses of the proxies: the loopback address from which they send
+// requests, and the addresses of the machine, because Envoy adds one of these to X-Forwarded-For.
 func ownAddresses() (list string, err error) {
 	list = "[127.0.0.1"
 	all, err := net.InterfaceAddrs()
@@ -297,7 +297,7 @@ func startRows(dir, recipesDir, proxiesDir string, penstock services, names []st
 	return rows, nil
 }
 
-// checkStranger asks Penstock from an address that is not trusted.
+// checkStranger sends a request to Penstock from an untrusted address.
 func checkStranger(penstock string) error {
 	stranger := clientFrom(net.IPv4(127, 0, 0, 9))
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext/free"} {
@@ -321,7 +321,8 @@ func checkStranger(penstock string) error {
 	return nil
 }
 
-// awaitSilence returns when Penstock no longer answers: a process stops some time after its signal.
+// awaitSilence waits until Penstock no longer responds, because a process stops some time after its
+// signal.
 func awaitSilence(penstock string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return await("Penstock answers although it was stopped", func() bool {
@@ -334,7 +335,7 @@ func awaitSilence(penstock string) error {
 	})
 }
 
-// awaitStore returns when the store decides again.
+// awaitStore waits until the store decides again.
 func awaitStore(penstock string) error {
 	return await("the store does not decide", func() bool {
 		req, err := http.NewRequest("GET", "http://"+penstock+"/auth/ext/open", nil)

@@ -31,7 +31,7 @@ func startApp() (*app, error) {
 	return &app{listener.Addr().String()}, nil
 }
 
-// freeAddress is an address on which nothing listens.
+// freeAddress returns an address on which nothing listens.
 func freeAddress() string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

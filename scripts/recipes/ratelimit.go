@@ -76,7 +76,7 @@ func (l *limiting) startPenstock() (err error) {
 	return err
 }
 
-// startEnvoy starts Envoy by the recipe.
+// startEnvoy starts Envoy with the configuration of the recipe.
 func (l *limiting) startEnvoy(program, app, deny string) (*row, error) {
 	own := filepath.Join(l.dir, "envoy-rls-"+deny)
 	if err := os.Mkdir(own, 0o777); err != nil {
@@ -155,8 +155,8 @@ func (l *limiting) whileUp(*redistest.Server) error {
 	return err
 }
 
-// withoutStore expects decisions of Penstock itself: the Envoy that denies without an answer passes
-// them on.
+// withoutStore expects Penstock's own decisions while the store is down. Both Envoys must apply
+// them.
 func (l *limiting) withoutStore(redis *redistest.Server) error {
 	redis.Pause()
 	l.expectStatus("the store hangs", l.denying, "hangs", "200", "200", "200", "429")
@@ -169,8 +169,8 @@ func (l *limiting) withoutStore(redis *redistest.Server) error {
 	return redis.Restart()
 }
 
-// awaitStore returns when the store decides: it knows that the key k is over its limit, and
-// Penstock does not.
+// awaitStore waits until the store decides again. The key k is over its limit in the store, but not
+// in Penstock's fallback.
 func (l *limiting) awaitStore() error {
 	return await("the store does not decide again", func() bool { return l.get(l.denying, "/", "k").status == "429" })
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// A row is what the clients of one proxy see.
+// A row has the results of the clients of one proxy.
 type row struct {
 	recipe  recipe
 	address string
