@@ -31,10 +31,13 @@ func newACL() *cobra.Command {
 			"doctor is for penstock doctor: the rights of serve, and some to look around.\n" +
 			"metrics is for penstock serve with metrics that estimate how many keys each rule has.\n\n" +
 			"Formats: setuser is a command for redis-cli, acl is a line of an ACL file, and k8s is a Secret with an ACL file.\n" +
+			"Pipe the command into redis-cli, as in the last example. As an argument in a shell it needs quotes: >SECRET and | mean\n" +
+			"something there.\n" +
 			"On a Cluster, and behind Sentinel, every server needs the user: Redis does not copy users to replicas.",
-		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return a.run(c) },
+		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl\n" +
+			"  penstock acl | sed s/SECRET/A-LONG-PASSWORD/ | redis-cli -h redis-1 -p 6379",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.run(c) },
 	}
 	f := c.Flags()
 	f.StringVar(&a.role, "role", "serve", "what the user is for: serve, admin, doctor, metrics or read")

@@ -160,7 +160,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+plain(err)
 		if strings.Contains(err.Error(), "NOPERM") {
 			c.Status, c.Needs = Failed, "+eval"
-			c.Why, c.Remedy = "no script can be checked or loaded", d.cli(s, "ACL SETUSER "+d.user()+" +eval")
+			c.Why, c.Remedy = "no script can be checked or loaded", d.grant(s, "+eval")
 		}
 		d.add(c)
 		return
@@ -200,7 +200,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 		c.Needs = strings.Join(useful, " ")
 	}
 	if c.Status != OK {
-		c.Remedy = d.cli(s, "ACL SETUSER "+d.user()+" "+strings.Join(append(needed, useful...), " "))
+		c.Remedy = d.grant(s, strings.Join(append(needed, useful...), " "))
 	}
 	d.add(c)
 }

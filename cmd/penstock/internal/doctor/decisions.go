@@ -122,14 +122,14 @@ func (d *doctor) failedDecision(s *server, err error) {
 		c.Facts["reason"] = e.Reason.String()
 		switch e.Reason {
 		case penstock.ReasonPermissionDenied:
-			c.Needs, c.Remedy = e.Hint, d.cli(s, "ACL SETUSER "+d.user()+" "+e.Hint)
+			c.Needs, c.Remedy = e.Hint, d.grant(s, e.Hint)
 		case penstock.ReasonOutOfMemory:
 			c.Remedy = d.cli(s, setMaxMemory(s))
 		case penstock.ReasonBusy:
 			c.Why, c.Remedy = "a script of another program blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:
 			c.Why = "another program wrote the probe key"
-			c.Remedy = d.cli(s, "DEL '"+d.base+"{doctor}self-test'") + ", and give the programs different prefixes"
+			c.Remedy = d.cli(s, "DEL "+shellWord(d.base+"{doctor}self-test")) + ", and give the programs different prefixes"
 		default:
 			c.Remedy = "see the other checks"
 		}

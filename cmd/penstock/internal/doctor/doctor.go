@@ -175,7 +175,7 @@ func (d *doctor) add(c Check) { d.checks = append(d.checks, c) }
 // unknown adds a check that could not be made because the user lacks a right.
 func (d *doctor) unknown(name string, s *server, what, right string) {
 	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read without the right " + right, Needs: right,
-		Remedy: d.cli(s, "ACL SETUSER "+d.user()+" "+right)})
+		Remedy: d.grant(s, right)})
 }
 
 // unseen adds a check that could not be made because INFO failed or is not permitted.

@@ -211,9 +211,10 @@ var faults = []fault{
 	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "WRONGPASS", fix: "correct the URL"},
 	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, says: "+set +zadd", fix: "ACL SETUSER limiter +set +zadd"},
 	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, says: "permission_denied", fix: "ACL SETUSER limiter +set"},
+	{name: "no SCRIPT LOAD", prepare: rightsWithout("script|load", "zadd"), user: limiter, check: "rights", status: Failed, says: "+zadd +script|load", fix: "ACL SETUSER limiter +zadd '+script|load'"},
 	{name: "no INFO", prepare: rightsWithout("info"), user: limiter, check: "rights", status: Warning, says: "+info", fix: "ACL SETUSER limiter +info"},
 	{name: "no EVAL", prepare: rightsWithout("eval"), user: limiter, check: "rights", status: Failed, says: "eval", fix: "ACL SETUSER limiter +eval"},
-	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, says: "~ps1*", fix: "~ps1*"},
+	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, says: "~ps1*", fix: "'~ps1*'"},
 	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, says: "full", fix: "CONFIG SET maxmemory 67108864"},
 	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, says: "OOM", fix: "CONFIG SET maxmemory 67108864"},
 	{name: "nearly full", prepare: func(t *testing.T, s *redistest.Server) {

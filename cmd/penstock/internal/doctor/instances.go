@@ -49,10 +49,10 @@ func (d *doctor) failedInstances(err error) {
 	switch {
 	case !errors.As(err, &e):
 	case e.Reason == penstock.ReasonPermissionDenied:
-		c.Needs, c.Remedy = e.Hint, d.cli(d.primaries[0], "ACL SETUSER "+d.user()+" "+e.Hint)
+		c.Needs, c.Remedy = e.Hint, d.grant(d.primaries[0], e.Hint)
 	case e.Reason == penstock.ReasonCorrupt:
 		c.Status, c.Why = Failed, "instances do not see each other, and in an outage they admit more than their shares"
-		c.Remedy = d.cli(d.primaries[0], "DEL '"+d.base+"{%@}instances'")
+		c.Remedy = d.cli(d.primaries[0], "DEL "+shellWord(d.base+"{%@}instances"))
 	}
 	d.add(c)
 }

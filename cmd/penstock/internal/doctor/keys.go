@@ -180,7 +180,7 @@ func (d *doctor) judgeKeys(s *server) {
 		c.Facts["mean_bytes"] = m.bytes / m.sized
 		c.Summary += fmt.Sprintf(", %d bytes on average", m.bytes/m.sized)
 	}
-	list := d.cli(s, "--scan --pattern '"+d.base+"*'")
+	list := d.cli(s, "--scan --pattern "+shellWord(d.base+"*"))
 	found := false
 	problem := func(status Status, n int64, kind, summary, why, remedy string) {
 		if n == 0 {
@@ -272,7 +272,7 @@ func (d *doctor) checkSpread() {
 	if float64(most) > maxSpread*mean {
 		c.Status, c.Summary = Warning, fmt.Sprintf("%s has %.1f times as many keys as the primaries have on average", fullest.address, float64(most)/mean)
 		c.Why = "its memory and its processor are used up first"
-		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + fullest.address
+		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + shellWord(fullest.address)
 	}
 	d.add(c)
 }

@@ -184,9 +184,9 @@ func (s *server) hasSlot(slot uint16) bool {
 func (s *server) cli(hasTLS bool) string {
 	line := "redis-cli"
 	if host, port, err := net.SplitHostPort(s.address); err == nil {
-		line += " -h " + host + " -p " + port
+		line += " -h " + shellWord(host) + " -p " + shellWord(port)
 	} else {
-		line += " -s " + s.address
+		line += " -s " + shellWord(s.address)
 	}
 	if hasTLS {
 		line += " --tls"

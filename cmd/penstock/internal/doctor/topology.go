@@ -29,7 +29,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 		s := d.primaries[0]
 		c := Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the server does not list the slots of the nodes: " + why, Why: "no client can use the Cluster"}
 		if strings.Contains(why, "NOPERM") {
-			c.Needs, c.Remedy = "+cluster|slots +cluster|shards", d.cli(s, "ACL SETUSER "+d.user()+" +cluster|slots +cluster|shards")
+			c.Needs, c.Remedy = "+cluster|slots +cluster|shards", d.grant(s, "+cluster|slots +cluster|shards")
 		}
 		d.add(c)
 		return
@@ -47,7 +47,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 		Facts: map[string]any{"slots": covered, "primaries": primaries}}
 	if covered < hashslot.Slots {
 		c.Status, c.Summary = Failed, fmt.Sprintf("%d of %d slots have no primary", hashslot.Slots-covered, hashslot.Slots)
-		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.primaries[0].cli(d.option.TLSConfig != nil)+" --cluster fix "+d.primaries[0].address
+		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.primaries[0].cli(d.option.TLSConfig != nil)+" --cluster fix "+shellWord(d.primaries[0].address)
 	}
 	d.add(c)
 	for _, s := range d.primaries {
@@ -93,7 +93,7 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		named[s.hello["primary"]] = append(named[s.hello["primary"]], s.address)
 		if reply, err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).ToString(); err != nil {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + plain(err),
-				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + d.option.Sentinel.MasterSet + " quorum N"})
+				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + shellWord(d.option.Sentinel.MasterSet) + " quorum N"})
 		} else if strings.HasPrefix(reply, "OK ") {
 			s.hello["quorum"] = reply
 		}

@@ -1,0 +1,26 @@
+package doctor
+
+import "strings"
+
+// shellWord returns a word as a POSIX shell reads it back: in single quotes, if it has letters that
+// a shell may change, as in +script|load and ~ps1*.
+func shellWord(word string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-_./:,@%="
+	if word != "" && strings.Trim(word, plain) == "" {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// grant is the command line that gives rights to the user on a server. rights are as a StoreError
+// has them: words such as "+set" and "~ps1*", or a sentence.
+func (d *doctor) grant(s *server, rights string) string {
+	line := d.cli(s, "ACL SETUSER "+shellWord(d.user()))
+	for word := range strings.FieldsSeq(rights) {
+		if word[0] != '+' && word[0] != '~' {
+			return "grant the user " + d.user() + ": " + rights
+		}
+		line += " " + shellWord(word)
+	}
+	return line
+}
