@@ -85,7 +85,7 @@ func (a *admin) refused(status int, text []byte) error {
 	if err := json.Unmarshal(text, &problem); err != nil {
 		problem.Detail = ""
 	}
-	code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
+	code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusInternalServerError: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
 	if !known {
 		code = exitUsage
 	}

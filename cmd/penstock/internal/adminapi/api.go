@@ -60,6 +60,10 @@ type Options struct {
 	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
+	// CheckAudit returns an error if the line of a write cannot be recorded. Then nothing is written.
+	// Default: no error.
+	CheckAudit func() error
+
 	// Audit records a write, and each attempt that was refused.
 	Audit func(Audit)
 

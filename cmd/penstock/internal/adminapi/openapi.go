@@ -59,7 +59,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 		"responses": object{
 			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[keylimits.Reset]())}}},
 			"400": failure("the body is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"), "404": failure("there is no such limit"),
-			"409": failure("the key or its limits must be named in another way"), "415": failure("the body is not JSON"), "503": failure("the store is not there; a part may have been reset"),
+			"409": failure("the key or its limits must be named in another way"), "415": failure("the body is not JSON"), "500": failure("the audit file cannot be written; nothing was reset"), "503": failure("the store is not there; a part may have been reset"),
 		},
 	}}
 	text, err := json.MarshalIndent(object{

@@ -94,6 +94,11 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, storeFailed(err)
 	}
+	if h.CheckAudit != nil {
+		if err := h.CheckAudit(); err != nil {
+			return nil, refuse(http.StatusInternalServerError, "the audit file cannot be written, so nothing was reset: %v", err)
+		}
+	}
 	done, err := keylimits.Clear(ctx, h.Store, before, a.Add)
 	if err != nil {
 		return nil, storeFailed(err)

@@ -165,18 +165,27 @@ type File struct{ path string }
 // Open makes the file if it does not exist, and checks that it can be written. A new file has the
 // mode 0600.
 func Open(path string) (*File, error) {
-	info, err := os.Stat(path)
+	f := &File{path}
+	if err := f.Check(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Check returns an error if the file cannot be opened for a line. It makes the file as Open does.
+func (f *File) Check() error {
+	info, err := os.Stat(f.path)
 	switch {
 	case err == nil && !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a file; name a file to which lines can be appended", path)
+		return fmt.Errorf("%s is not a file; name a file to which lines can be appended", f.path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return nil, err
+		return err
 	}
-	f, err := os.OpenFile(path, flags, mode)
+	to, err := os.OpenFile(f.path, flags, mode)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &File{path}, f.Close()
+	return to.Close()
 }
 
 const (

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -224,13 +225,13 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 	}
 }
 
-// The audit file gets the same lines as the log. If it cannot be written, requests are still
-// served, and the log has an error.
+// The audit file gets the same lines as the log. If it cannot be written, nothing is reset,
+// the answer and /readyz report it, and the log has an error. Requests are still served.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"
 	r := startLimited(t, hello, "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 10/d}]}\n", map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
-	reset := func() {
+	reset := func() (status int, answer string) {
 		r.mustSend("GET", "/", "X-Key: customer-4711")
 		q, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
 		if err != nil {
@@ -242,15 +243,20 @@ func TestAuditFileHasEachReset(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if res.Body.Close(); res.StatusCode != 200 {
-			t.Errorf("a reset has status %d; want 200", res.StatusCode)
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return res.StatusCode, string(text)
 	}
 	read := func() string {
 		text, _ := os.ReadFile(file)
 		return string(text)
 	}
-	reset()
+	if status, answer := reset(); status != 200 {
+		t.Errorf("a reset has status %d, %s; want 200", status, answer)
+	}
 	await(t, "the line", func() bool { return strings.HasSuffix(read(), "\n") })
 	var line audit.Line
 	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" || strings.Contains(read(), "4711") {
@@ -262,6 +268,14 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if err := os.Mkdir(file, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	reset()
+	if status, answer := reset(); status != 500 || !strings.Contains(answer, "nothing was reset") || !strings.Contains(answer, "is not a file") {
+		t.Errorf("without the audit file, a reset has status %d, %s; want 500", status, answer)
+	}
+	if key := getAdmin[adminapi.Key](r, "key?key=key:customer-4711"); len(key.Limits) != 1 || key.Limits[0].Used != 1 {
+		t.Errorf("the key is %+v; want one unit used, and no reset", key)
+	}
+	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: "+file) {
+		t.Errorf("/readyz?verbose is %s", answer)
+	}
 	await(t, "the error", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
 }

@@ -76,9 +76,10 @@ func (s *service) newAdminAPI() *adminapi.Handler {
 			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report says what applies
 			return report, nil
 		},
-		Audit: s.audit(),
-		Name:  identities.Name,
-		Key:   identities.Key,
+		CheckAudit: s.auditFile.check,
+		Audit:      s.audit(),
+		Name:       identities.Name,
+		Key:        identities.Key,
 	})
 }
 

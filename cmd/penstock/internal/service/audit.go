@@ -1,19 +1,31 @@
 package service
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// openAudit opens the audit file, if one is set. Its lines are written in the background.
+// An auditFile appends audit lines in the background. Without a file, it discards them.
+type auditFile struct {
+	to   *audit.File // nil: no file is set
+	sink *logsink.Sink
+
+	mu  sync.Mutex
+	err error // of the latest line or check
+}
+
+// openAudit opens the audit file, if one is set.
 func (s *service) openAudit() error {
-	s.auditFile = io.Discard
+	s.auditFile = new(auditFile)
 	if s.Settings.AuditFile == "" {
 		return nil
 	}
@@ -21,12 +33,56 @@ func (s *service) openAudit() error {
 	if err != nil {
 		return fmt.Errorf("%w: audit-file (%s): %w", settings.ErrInvalid, s.Settings.Source("audit-file"), err)
 	}
-	sink := logsink.New(&reportedWriter{to: file, report: func(err error, missing int64) {
+	s.auditFile.to = file
+	s.auditFile.sink = logsink.New(&reportedWriter{to: writerFunc(s.auditFile.append), report: func(err error, missing int64) {
 		s.Log.Error("the audit file cannot be written; its lines are only in this log", "err", err, "unlogged", missing)
 	}})
-	s.onClose(sink.Close)
-	s.auditFile = sink
+	s.onClose(s.auditFile.sink.Close)
 	return nil
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(line []byte) (int, error) { return f(line) }
+
+// write queues a line. It never blocks.
+func (f *auditFile) write(line []byte) {
+	if f.to != nil {
+		_, _ = f.sink.Write(line)
+	}
+}
+
+func (f *auditFile) append(line []byte) (int, error) {
+	n, err := f.to.Write(line)
+	f.note(err)
+	return n, err
+}
+
+// check returns an error if the file cannot be opened for a line.
+func (f *auditFile) check() error {
+	if f.to == nil {
+		return nil
+	}
+	err := f.to.Check()
+	f.note(err)
+	return err
+}
+
+func (f *auditFile) note(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+// health is the check of /readyz. It reports the latest line or check, and does not touch the file,
+// which may be on a slow disk. Requests need no audit, so the service is ready in any case.
+func (f *auditFile) health(context.Context) (admin.State, string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return admin.OK, "cannot be written, so no key is reset: " + f.err.Error()
+	}
+	return admin.OK, ""
 }
 
 // A reportedWriter writes to another writer and reports its errors, at most once a second.
@@ -60,6 +116,6 @@ func (s *service) audit() func(audit.Line) {
 			}
 			s.Log.Warn("a reset by the admin API was refused or has failed", a.Attributes()...)
 		}
-		_, _ = s.auditFile.Write(a.JSON())
+		s.auditFile.write(a.JSON())
 	}
 }

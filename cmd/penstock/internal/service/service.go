@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -133,7 +132,7 @@ type service struct {
 	envoy     *envoy                // nil without limits of Envoy
 	denials   *denials.Recorder
 
-	auditFile io.Writer // takes lines at once; discards them if there is no file
+	auditFile *auditFile
 
 	demoToken string // the operator token that was made for a demo; "" if none was
 
@@ -386,5 +385,9 @@ func (s *service) checks() []admin.Check {
 		}
 		return admin.OK, ""
 	}}
-	return append([]admin.Check{service}, s.core.Checks()...)
+	all := append([]admin.Check{service}, s.core.Checks()...)
+	if s.auditFile.to != nil {
+		all = append(all, admin.Check{Name: "audit", Run: s.auditFile.health})
+	}
+	return all
 }
