@@ -38,8 +38,11 @@ func newDenials() *cobra.Command {
 			if err := checkOutput(d.output, "text", "json"); err != nil {
 				return err
 			}
-			if d.key != "" && !d.isFollowing {
-				return coded(exitUsage, errors.New("--key works only with --follow; penstock status KEY shows one key"))
+			if (d.key != "" || d.ref != "") && !d.isFollowing {
+				return coded(exitUsage, errors.New("--key and --ref work only with --follow; penstock status shows one key"))
+			}
+			if err := checkMasked(d.key); err != nil {
+				return err
 			}
 			return d.run(c)
 		},
@@ -48,15 +51,16 @@ func newDenials() *cobra.Command {
 	c.Flags().BoolVarP(&d.isFollowing, "follow", "f", false, "show requests as they are denied")
 	c.Flags().StringVar(&d.rule, "rule", "", "only of this rule")
 	c.Flags().StringVar(&d.key, "key", "", "only of this key, such as key:abc")
+	c.Flags().StringVar(&d.ref, "ref", "", "only of the key with this ref")
 	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text, or json, with --follow a line for each denial")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
 type denialsCommand struct {
-	admin             adminFlags
-	rule, key, output string
-	isFollowing       bool
+	admin                  adminFlags
+	rule, key, ref, output string
+	isFollowing            bool
 }
 
 func (d *denialsCommand) run(c *cobra.Command) error {
@@ -119,7 +123,7 @@ var errOutput = errors.New("the output cannot be written")
 // follow prints denials until the command is interrupted. Only the first connection must succeed.
 func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 	query := url.Values{}
-	for name, value := range map[string]string{"rule": d.rule, "key": d.key} {
+	for name, value := range map[string]string{"rule": d.rule, "key": d.key, "ref": d.ref} {
 		if value != "" {
 			query.Set(name, value)
 		}

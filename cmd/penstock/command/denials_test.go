@@ -72,7 +72,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 		text string
 	}{
 		"--follow --admin 127.0.0.1:1":                  {exitUnreachable, "does not answer"},
-		"--key a --admin " + f.admin:                    {exitUsage, "works only with --follow"},
+		"--key a --admin " + f.admin:                    {exitUsage, "only with --follow"},
 		"--follow --admin " + f.listen:                  {exitUsage, "not that of the admin API"},
 		"--admin " + f.listen:                           {exitUsage, "not that of the admin API"},
 		"--follow --admin " + f.admin + " -o x":         {exitUsage, "text or json"},

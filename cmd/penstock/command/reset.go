@@ -30,7 +30,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var r reset
 	given := storeFlags{algorithms: algorithms}
 	c := &cobra.Command{
-		Use:   "reset [flags] --reason TEXT KEY",
+		Use:   "reset [flags] --reason TEXT (KEY | --ref REF)",
 		Short: "Let a client use its limits again from the beginning",
 		Long: "reset clears the counters of one key: all limits, those of one rule, or one. Shadows and candidates are cleared too, so that\n" +
 			"they stay comparable. A limit of requests in flight is reset only by its name (--limit), because its slots may still be in\n" +
@@ -39,12 +39,13 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
 			"and why. The key is masked there, with a ref that tells whether two lines are about one key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
-			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE.\n\n" +
+			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. With --ref it resets the key that penstock denials or the log\n" +
+			"prints beside this ref.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 5 the store gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",
-		Args:              needsArgument(1, 1, "one key, as in: penstock reset key:abc --reason support-4711"),
+		Args:              needsKey(&r.ref, &r.admin, "one key, as in: penstock reset key:abc --reason support-4711"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkOutput(r.output, "text", "json"); err != nil {
@@ -54,7 +55,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return coded(exitUsage, err)
 			}
 			if r.admin.Address != "" {
-				return r.resetAtInstance(c, &given, args[0])
+				return r.resetAtInstance(c, &given, keyQuery{keyOf(args), r.ref, r.rule})
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
 			if err != nil {
@@ -68,6 +69,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
 	r.admin.add(c, "let the instance with this admin address reset")
+	c.Flags().StringVar(&r.ref, "ref", "", refUsage)
 	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not prompt for confirmation")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
@@ -87,9 +89,9 @@ func (r *reset) check() error {
 }
 
 type reset struct {
-	rule, limit, reason, output string
-	admin                       adminFlags // without an address, the command uses the store itself
-	isConfirmed                 bool
+	ref, rule, limit, reason, output string
+	admin                            adminFlags // without an address, the command uses the store itself
+	isConfirmed                      bool
 }
 
 // A resetReport is what penstock reset prints. As JSON it has the names of /api/v1/key/reset.
@@ -137,7 +139,7 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 }
 
 // resetAtInstance resets the key at a running instance.
-func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, key string) error {
+func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQuery) error {
 	token, err := adminToken(c, given)
 	if err != nil {
 		return err
@@ -150,7 +152,7 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, key string)
 		return err
 	}
 	defer instance.Close()
-	found, err := instance.keyOf(c.Context(), key, r.rule)
+	found, err := instance.keyOf(c.Context(), wanted)
 	if err != nil {
 		return err
 	}
@@ -168,7 +170,7 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, key string)
 	if err := r.confirm(c, found.Identity, limits); err != nil {
 		return err
 	}
-	body, err := json.Marshal(adminapi.ResetRequest{Key: key, Rule: r.rule, Limit: r.limit, Reason: r.reason})
+	body, err := json.Marshal(adminapi.ResetRequest{Key: wanted.key, Ref: wanted.ref, Rule: r.rule, Limit: r.limit, Reason: r.reason})
 	if err != nil {
 		return err
 	}

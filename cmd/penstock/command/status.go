@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
@@ -32,11 +33,11 @@ const storeTimeout = 5 * time.Second
 
 // newStatus makes the command that shows all limits of a key.
 func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var rule, output string
+	var rule, output, ref string
 	var instance adminFlags
 	given := storeFlags{algorithms: algorithms}
 	c := &cobra.Command{
-		Use:   "status [flags] KEY",
+		Use:   "status [flags] (KEY | --ref REF)",
 		Short: "Show what a client has used of its limits",
 		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
 			"deny a request of one unit now. It reads the store and charges nothing. The key is that of penstock explain and of the\n" +
@@ -44,16 +45,17 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
 			"reads from a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
-			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases.\n\n" +
+			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases. It also knows the\n" +
+			"ref of a masked key that it has denied or seen often within an hour: penstock denials and the log print refs, for --ref.\n\n" +
 			"Exit status: 0 no limit would deny it, 3 one would, 5 the store gives no answer.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
-		Args:              needsArgument(1, 1, "one key, as in: penstock status ip:192.0.2.1"),
+		Args:              needsKey(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			report, err := readKey(c, &given, &instance, args[0], rule)
+			report, err := readKey(c, &given, &instance, keyQuery{keyOf(args), ref, rule})
 			if err != nil {
 				return err
 			}
@@ -71,6 +73,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	given.add(c, "envoy-config")
 	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
 	instance.add(c, "read from the instance with this admin address")
+	c.Flags().StringVar(&ref, "ref", "", refUsage)
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
@@ -78,9 +81,9 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 
 // readKey reads a key from a running instance if its address is given, and from the store
 // otherwise.
-func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, key, rule string) (*keyReport, error) {
+func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted keyQuery) (*keyReport, error) {
 	if instance.Address == "" {
-		k, err := openKey(c, given, key, rule)
+		k, err := openKey(c, given, wanted.key, wanted.rule)
 		if err != nil {
 			return nil, err
 		}
@@ -96,14 +99,62 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, key, rul
 		return nil, err
 	}
 	defer a.Close()
-	return a.keyOf(c.Context(), key, rule)
+	return a.keyOf(c.Context(), wanted)
+}
+
+// A keyQuery names a key by itself or by its ref, and a rule if not all are wanted.
+type keyQuery struct{ key, ref, rule string }
+
+// String returns the name for messages.
+func (q keyQuery) String() string {
+	if q.ref != "" {
+		return "ref " + q.ref
+	}
+	return q.key
+}
+
+const refUsage = "instead of KEY, with --admin: the ref that penstock denials and the log print beside a masked key"
+
+// needsKey checks that there is either one key or, for a running instance, one ref. what is the
+// text that says how to write a key.
+func needsKey(ref *string, instance *adminFlags, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		switch {
+		case *ref == "":
+			if err := needsArgument(1, 1, what)(c, args); err != nil {
+				return err
+			}
+		case len(args) > 0:
+			return coded(exitUsage, errors.New("there are a key and --ref; write one of them"))
+		case instance.Address == "":
+			return coded(exitUsage, errors.New("only a running instance knows refs; write --admin 127.0.0.1:9180 --ref "+*ref))
+		}
+		return checkMasked(keyOf(args))
+	}
+}
+
+// checkMasked returns an error for a masked key: nothing counts under it.
+func checkMasked(key string) error {
+	if !redact.IsMasked(key) {
+		return nil
+	}
+	return coded(exitUsage, fmt.Errorf("%s is masked, so it names no client; write --ref REF --admin ADDRESS: penstock denials and the log print the ref beside the key", key))
+}
+
+func keyOf(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
 }
 
 // keyOf reads a key from a running instance.
-func (a *admin) keyOf(ctx context.Context, key, rule string) (*keyReport, error) {
-	query := url.Values{"key": {key}, "all": {"true"}}
-	if rule != "" {
-		query.Set("rule", rule)
+func (a *admin) keyOf(ctx context.Context, wanted keyQuery) (*keyReport, error) {
+	query := url.Values{"all": {"true"}}
+	for name, value := range map[string]string{"key": wanted.key, "ref": wanted.ref, "rule": wanted.rule} {
+		if value != "" {
+			query.Set(name, value)
+		}
 	}
 	var found adminapi.Key
 	if err := a.send(ctx, "key?"+query.Encode(), nil, &found); err != nil {
@@ -113,7 +164,10 @@ func (a *admin) keyOf(ctx context.Context, key, rule string) (*keyReport, error)
 		return nil, a.errNotTheAPI()
 	}
 	if len(found.Limits) == 0 {
-		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", key, adminapi.Prefix))
+		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", wanted, adminapi.Prefix))
+	}
+	if found.Identity == "" { // shown_identities is off
+		found.Identity = wanted.String()
 	}
 	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Global: found.Global, Skipped: found.Skipped}, nil
 }

@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -270,6 +272,12 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		"reset key:abc --yes" + up:                 {exitUsage, "write --reason TEXT"},
 		"reset key:abc --yes --reason " + strings.Repeat("x", 201) + up: {exitUsage, "1 to 200 letters"},
 		"reset key:abc --yes --reason r" + down:                         {exitUnreachable, "connection refused"},
+		"status key:cu…et#498afa0a" + up:                                {exitUsage, "is masked, so it names no client; write --ref"},
+		"reset key:cu…et#498afa0a --yes --reason r" + up:                {exitUsage, "is masked"},
+		"denials --follow --key key:cu…et#498afa0a":                     {exitUsage, "is masked"},
+		"status --ref 0123456789abcdef" + up:                            {exitUsage, "write --admin 127.0.0.1:9180 --ref 0123456789abcdef"},
+		"status key:abc --ref 0123456789abcdef --admin 127.0.0.1:1":     {exitUsage, "write one of them"},
+		"status --ref 0123456789abcdef --admin 127.0.0.1:1":             {exitUnreachable, "does not answer"},
 		"reset --reason r" + up:                                         {exitUsage, "one key, as in: penstock reset"},
 	} {
 		code, out, errors := command(strings.Fields(args)...)
@@ -386,10 +394,38 @@ func TestResetByARunningInstance(t *testing.T) {
 	if code, out, _ := reset("--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
 		t.Errorf("nothing is used: exit code %d, %s", code, out)
 	}
+	checkRefs(t, guarded)
 	f.request(t, "/busy", "abc")
 	f.redis.Kill()
 	if code, out, errors := reset("--yes --rule busy"); code != exitUnreachable || out != "" {
 		t.Errorf("without the store: exit code %d, %s%s", code, out, errors)
+	}
+}
+
+// checkRefs finds a denied key by its ref, and resets it.
+func checkRefs(t *testing.T, p *process) {
+	t.Helper()
+	f := &statusFixture{process: p}
+	for range 4 {
+		f.request(t, "/login", "customer-4711")
+	}
+	code, out, errors := command("denials", "--admin", p.admin, "-o", "json")
+	var found adminapi.Offenders
+	if err := json.Unmarshal([]byte(out), &found); err != nil || code != exitOK || len(found.Offenders) != 1 || !redact.IsMasked(found.Offenders[0].Identity) {
+		t.Fatalf("exit code %d, %v, %s%s", code, err, out, errors)
+	}
+	ref := found.Offenders[0].Ref
+	if code, out, errors := command("status", "--ref", ref, "--admin", p.admin); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free)") || strings.Contains(out, "4711") {
+		t.Errorf("status by the ref: exit code %d, %s%s", code, out, errors)
+	}
+	if code, out, errors := command("reset", "--ref", ref, "--admin", p.admin, "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before") {
+		t.Errorf("reset by the ref: exit code %d, %s%s", code, out, errors)
+	}
+	if !f.request(t, "/login", "customer-4711") {
+		t.Error("after the reset the key is denied")
+	}
+	if code, _, errors := command("status", "--ref", "0123456789abcdef", "--admin", p.admin); code != exitUsage || !strings.Contains(errors, "no offender of the last hour has this ref") {
+		t.Errorf("an unknown ref: exit code %d, %s", code, errors)
 	}
 }
 

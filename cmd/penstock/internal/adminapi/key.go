@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 )
 
 func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, error) {
@@ -74,6 +75,8 @@ func storeFailed(err error) error {
 // keyOf returns the key that a request names by key or by ref, as the policy counts it.
 func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 	switch key, ref := q.Get("key"), q.Get("ref"); {
+	case ref == "" && redact.IsMasked(key):
+		return "", refuse(http.StatusBadRequest, "this key is masked, so it names no client; use its ref, as in ?ref=REF; offenders, denials and the log have it beside each masked key")
 	case key != "" && ref == "":
 		return keylimits.Normalize(h.Rules(), key), nil
 	case key != "" || ref == "":

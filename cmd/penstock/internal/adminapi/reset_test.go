@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -184,6 +185,22 @@ func TestResetNeedsTheStore(t *testing.T) {
 }
 
 // No body causes a 500, and no body resets a key without the token.
+// Nothing counts under a masked key, so its numbers would be those of no client.
+func TestMaskedKeysAreRejected(t *testing.T) {
+	f := newFixture(t, withDenials)
+	for _, name := range []string{"key:customer-4711", "ip:192.0.2.1"} {
+		masked := f.masks.Of(false, name)
+		for _, path := range []string{"key?key=", "denials?key="} {
+			if w := f.get(path + url.QueryEscape(masked)); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
+				t.Errorf("%s%s: %d %s", path, masked, w.Code, w.Body)
+			}
+		}
+		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
+			t.Errorf("reset of %s: %d %s", masked, w.Code, w.Body)
+		}
+	}
+}
+
 func FuzzResets(f *testing.F) {
 	x := newFixture(f, nil)
 	for _, body := range []string{`{"key": "key:abc", "reason": "r"}`, `{"ref": "0", "reason": "r"}`, `{"key": "ip:\u0000", "rule": "api", "limit": "hour", "reason": "r"}`, `[]`, `{`, "\xff"} {

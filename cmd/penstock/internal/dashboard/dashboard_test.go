@@ -209,6 +209,7 @@ func TestAKeySaysWhichLimitDeniesItAndUntilWhen(t *testing.T) {
 	}
 	s.mustHave(s.text("key?key=key:fresh", 200), "Admitted now")
 	s.mustHave(s.text("key?key=nothing", 200), "No limit counts under such a key")
+	s.mustHave(s.text("key?key="+url.QueryEscape("key:cu…11#1f3681e1"), 400), "this key is masked", "use its ref", "Look up")
 	s.mustHave(s.text("key", 200), "Look up")
 	s.mustHave(s.text("key?ref=0123456789abcdef", 404), "no offender of the last hour has this ref", "Look up")
 	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())

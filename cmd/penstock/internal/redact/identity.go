@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -47,7 +48,7 @@ func (i *Identities) Of(isOperator bool, name string) string {
 	case i.Shown(isOperator) == ShowFull:
 		return key
 	}
-	return Mask(key) + "#" + i.hash("mask", key)[:8]
+	return Mask(key) + "#" + i.hash("mask", key)[:maskDigits]
 }
 
 // Ref stands for the name of a key. Equal names have equal refs.
@@ -74,6 +75,31 @@ func Mask(key string) string {
 	return strings.Join(parts, ",")
 }
 
+// IsMasked tells whether a text has the form of Mask, or of what Of returns if it masks. A network
+// is masked only in the form of Of.
+func IsMasked(key string) bool {
+	rest := key
+	if at := strings.LastIndexByte(key, '#'); at >= 0 && len(key)-at == 1+maskDigits {
+		if digits, err := hex.DecodeString(key[at+1:]); err == nil && hex.EncodeToString(digits) == key[at+1:] {
+			rest = key[:at]
+		}
+	}
+	return slices.ContainsFunc(strings.Split(rest, ","), func(part string) bool {
+		kind, value, hasKind := strings.Cut(part, ":")
+		if !hasKind || len(kind) > maxKind {
+			value = part
+		}
+		letters := []rune(value)
+		_, err := netip.ParsePrefix(value)
+		return value == "…" || len(letters) == 2*shown+1 && letters[shown] == '…' || err == nil && len(rest) < len(key)
+	})
+}
+
+const (
+	shown, hidden = 2, 8 // letters of a value: at each end, and at least between them
+	maskDigits    = 8    // of the hash in the result of Of
+)
+
 const maxKind = 20 // bytes of the kind of an identity, as in a policy
 
 // maskValue keeps the network of an address: 24 bits of IPv4, 48 bits of IPv6. Of other values it
@@ -85,7 +111,6 @@ func maskValue(value string) string {
 	if addr, err := netip.ParseAddr(value); err == nil {
 		return network(addr, addr.BitLen())
 	}
-	const shown, hidden = 2, 8
 	letters := []rune(value)
 	if !utf8.ValidString(value) || len(letters) < 2*shown+hidden {
 		return "…"

@@ -1,0 +1,26 @@
+package redact
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestMaskedKeysAreRecognised(t *testing.T) {
+	name := func(key string) string { return key }
+	identities := Identities{Show: ShowMasked, Secret: []byte("secret"), Name: name, Key: func(name string) (string, bool) { return name, true }}
+	for _, key := range []string{"key:customer-4711", "key:abc", "ip:192.0.2.1", "ip:2001:db8::/64", "org:7,ip:192.0.2.1", "unknown", "rides|api_key=customer"} {
+		if IsMasked(key) {
+			t.Errorf("%s counts as masked", key)
+		}
+		for _, masked := range []string{identities.Of(false, key), Mask(key)} {
+			if isNetwork := !strings.Contains(masked, "…") && !strings.Contains(masked, "#"); !isNetwork && !IsMasked(masked) {
+				t.Errorf("%s, the mask of %s, does not count as masked", masked, key)
+			}
+		}
+	}
+	for _, key := range []string{"", "global", "key:a#498afa0a", "key:a…", "key:…b#498afa0", "ip:192.0.2.0/24", "key:customer…customer"} {
+		if IsMasked(key) {
+			t.Errorf("%s counts as masked", key)
+		}
+	}
+}
