@@ -270,6 +270,20 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 	}
 }
 
+// A list that is cut off says how much the keys that it leaves out may have.
+func TestShortListsOfOffendersBoundTheOthers(t *testing.T) {
+	f := newFixture(t, nil)
+	for i, n := range []int{16, 14, 12} {
+		f.spend("api.hour", fmt.Sprint("key:", i), n)
+	}
+	for limit, want := range map[int]uint64{1: 4, 2: 2, 3: 0} {
+		got := read[Offenders](f, fmt.Sprint("offenders?kind=denied&window=1h&limit=", limit), "")
+		if len(got.Offenders) != limit || got.OthersAtMost != want || got.Offenders[0].AtMost != 6 {
+			t.Errorf("limit %d: %+v; want %d for the others", limit, got, want)
+		}
+	}
+}
+
 func TestMasksHideTheIdentity(t *testing.T) {
 	for key, want := range map[string]string{
 		"ip:192.0.2.77": "ip:192.0.2.0/24", "ip:192.0.2.0/28": "ip:192.0.2.0/24", "ip:10.0.0.0/8": "ip:10.0.0.0/8", "ip:2001:db8:1:2::/64": "ip:2001:db8:1::/48", "ip:2001:db8::1": "ip:2001:db8::/48",

@@ -28,11 +28,16 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 		a, found.Instances, found.Problem = fleet.Activity[window], len(fleet.Instances), fleet.Problem
 	}
 	top := *a.Tops[kind]
-	for _, item := range top.Items[:min(n, len(top.Items))] {
+	found.Total, found.OthersAtMost, found.Missed = top.Total, top.Floor+top.Missed, top.Missed
+	for i, item := range top.Items {
 		least, most := item.Bounds()
+		most += top.Missed // each of the missed events may have been of this key
+		if i >= n {
+			found.OthersAtMost = max(found.OthersAtMost, most)
+			continue
+		}
 		found.Offenders = append(found.Offenders, Offender{item.Rule, item.Limit, h.identity(v, item.Name), h.ref(item.Name), item.Weight, least, most, item.Largest == 0})
 	}
-	found.Total, found.OthersAtMost, found.Missed = top.Total, top.Floor, top.Missed
 	if found.Kind == activity.Denied.String() {
 		found.Distinct = distinct(a.Denied)
 	}

@@ -151,7 +151,7 @@ type Offenders struct {
 	Offenders    []Offender `json:"offenders" doc:"the most active first"`
 	Total        uint64     `json:"total" doc:"of all keys"`
 	OthersAtMost uint64     `json:"others_at_most" doc:"a key that is not listed has at most this count"`
-	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; any key may have this many more"`
+	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; at_most and others_at_most include them"`
 	Distinct     *Distinct  `json:"distinct,omitempty" doc:"with kind denied: how many different keys were denied, once for each limit"`
 	Instances    int        `json:"instances"`
 	Problem      string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
