@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +23,8 @@ func newTop() *cobra.Command {
 		Short: "Show live counts, denied keys, and the state of the store",
 		Long: "top shows a running instance, and those that share its store: rules with their rates, the keys that are denied most, the\n" +
 			"instances, and the store. While the store fails, it shows who decides, and how much the limits may admit. It reads the\n" +
-			"admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is no terminal, it prints once.\n\n" +
+			"admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is no terminal, it prints\n" +
+			"once, and cuts no text unless COLUMNS is set.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. Rates are those of the last 10 seconds, of all instances.\n\n" +
 			"Exit status: 0 ok, 5 the instance does not answer.",
@@ -78,8 +80,10 @@ func (t *topCommand) run(c *cobra.Command) error {
 	if t.output == "json" {
 		return writeJSON(c.OutOrStdout(), s)
 	}
-	view := top.View{Width: 80}
-	if isFile {
+	var view top.View
+	if width, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && width > 0 {
+		view.Width = width
+	} else if isFile {
 		if width, _, err := term.GetSize(int(terminal.Fd())); err == nil {
 			view.Width = width
 		}

@@ -21,7 +21,8 @@ import (
 type Summary struct {
 	Version string    `json:"version"`
 	Host    string    `json:"host"`
-	Digest  string    `json:"digest"` // of the policy
+	PID     int       `json:"pid,omitempty"` // of the process; 0: unknown
+	Digest  string    `json:"digest"`        // of the policy
 	Started time.Time `json:"started"`
 	Written time.Time `json:"written"` // by the clock of the instance
 	Seed    uint32    `json:"seed"`    // hashes of instances with equal numbers can be compared; see SeedID

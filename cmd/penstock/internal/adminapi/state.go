@@ -150,7 +150,7 @@ func (h *Handler) makeInstances(ctx context.Context, _ Viewer, _ url.Values) (an
 	all := Instances{Instances: []Instance{}, Registered: fleet.Registered, Problem: fleet.Problem,
 		Ignored: Ignored{fleet.Ignored.OtherVersion, fleet.Ignored.Corrupt, fleet.Ignored.OtherSecret}}
 	for _, i := range fleet.Instances {
-		one := Instance{i.Name, i.IsSelf, i.Version, i.Host, i.Digest, i.Started.UTC(), i.Written.UTC(), i.Health, []Count{}}
+		one := Instance{i.Name, i.IsSelf, i.Version, i.Host, i.PID, i.Digest, i.Started.UTC(), i.Written.UTC(), i.Health, []Count{}}
 		for _, c := range i.Counts {
 			one.Counts = append(one.Counts, Count{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
 		}

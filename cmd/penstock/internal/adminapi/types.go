@@ -217,6 +217,7 @@ type Instance struct {
 	IsSelf  bool      `json:"self" doc:"true for the instance that sends this response"`
 	Version string    `json:"version"`
 	Host    string    `json:"host"`
+	PID     int       `json:"pid,omitempty" doc:"number of its process on the host"`
 	Digest  string    `json:"digest" doc:"of its policy"`
 	Started time.Time `json:"started"`
 	Written time.Time `json:"written" doc:"by the clock of that instance"`

@@ -64,7 +64,7 @@ func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.S
 func (f *fleet) self() *activity.Summary {
 	c := f.core
 	s := c.Activity.Summary()
-	s.Version, s.Host, s.Started, s.Written, s.Health = c.Version, f.host, f.started, time.Now(), c.health.currentReason()
+	s.Version, s.Host, s.PID, s.Started, s.Written, s.Health = c.Version, f.host, os.Getpid(), f.started, time.Now(), c.health.currentReason()
 	if c.rules != nil {
 		s.Digest = c.rules.digestInForce()
 	}

@@ -382,6 +382,18 @@ func TestPagesSayThatTheStoreFails(t *testing.T) {
 	s.mustHave(s.text("dashboard", 200), "Breaker open store fails: timeout")
 }
 
+func TestPagesShowThatAReloadFailed(t *testing.T) {
+	const detail = "reload failed: the rules of 2026-01-31T11:00:00Z stay in force"
+	s := newSite(t, func(o *adminapi.Options) {
+		o.Health = func(context.Context) adminapi.Health {
+			return adminapi.Health{Status: "ok", Checks: []adminapi.Check{{Name: "policy", Status: "ok", Detail: detail}}}
+		}
+	})
+	for _, p := range pages {
+		s.mustHave(s.text(p.path, 200), "Check policy : "+detail)
+	}
+}
+
 func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	counts := make([]uint32, 600)
 	for i := range counts {

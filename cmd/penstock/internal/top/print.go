@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -18,18 +19,22 @@ import (
 
 // A View is how a Snapshot is printed.
 type View struct {
-	Width  int    // columns; beyond it, lines are cut
+	Width  int    // columns; beyond it, lines are cut. 0: nothing is cut
 	Height int    // lines; 0: any number
 	Bold   bool   // the terminal obeys ANSI sequences
 	Notice string // a line above all, such as why the numbers are old
 }
 
-// minWidth is the smallest width, in columns, for which tables are made.
-const minWidth = 72
+// minWidth is the smallest width, in columns, for which tables are made, and usualWidth that of a
+// view without a width. There, columns are as wide as their longest text.
+const minWidth, usualWidth = 72, 80
 
 // Print returns the snapshot as lines without a newline. None is wider than the view.
 func (s *Snapshot) Print(v View) []string {
 	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
+	if p.isUncut = v.Width == 0; p.isUncut {
+		p.Width, p.cut = usualWidth, math.MaxInt
+	}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
 		p.strong("%s", Printable(v.Notice))
@@ -49,18 +54,30 @@ type printer struct {
 	View
 	snapshot *Snapshot
 	cut      int // columns of the view
+	isUncut  bool
 	lines    []string
+}
+
+// column returns the width of a column: width, or more if nothing may be cut.
+func (p *printer) column(width int, texts ...string) int {
+	for _, text := range texts {
+		if p.isUncut {
+			width = max(width, len([]rune(Printable(text)))+1)
+		}
+	}
+	return width
 }
 
 func (p *printer) line(format string, args ...any) {
 	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.cut))
 }
 
-// strong prints a line in bold, because operators must not miss it.
+// strong prints a text in bold, because operators must not miss it. Its lines break between words.
 func (p *printer) strong(format string, args ...any) {
-	p.line(format, args...)
-	if last := &p.lines[len(p.lines)-1]; p.Bold {
-		*last = "\x1b[1m" + *last + "\x1b[0m"
+	first := len(p.lines)
+	p.wrapped(fmt.Sprintf(format, args...))
+	for i := first; p.Bold && i < len(p.lines); i++ {
+		p.lines[i] = "\x1b[1m" + p.lines[i] + "\x1b[0m"
 	}
 }
 
@@ -76,6 +93,8 @@ func (p *printer) store() {
 	s := &p.snapshot.State
 	o := p.snapshot.outage()
 	switch {
+	case o.isRecovering:
+		p.strong("store      %s recovering: its breaker was open within the last 2 s: %s", Printable(s.Store.Name), Printable(o.reason))
 	case o.isFailing:
 		p.strong("store      %s FAILING: %s", Printable(s.Store.Name), Printable(o.reason))
 	case s.Store.IsFailing:
@@ -98,12 +117,13 @@ func (p *printer) store() {
 	if m := s.Store.Memory; m != nil && m.Evicts {
 		p.strong("memory     the server may delete counters: maxmemory-policy is %s", Printable(m.Policy))
 	}
-	p.line("answers    %s", p.snapshot.answers())
-	if s.Health.Status != "ok" {
-		for _, c := range s.Health.Checks {
-			if c.Status != "ok" {
-				p.line("health     %s: %s %s", Printable(s.Health.Status), Printable(c.Name), Printable(c.Detail))
-			}
+	p.wrapped("answers    " + p.snapshot.answers())
+	for _, c := range s.Health.Checks {
+		switch {
+		case c.Status != "ok":
+			p.wrapped(fmt.Sprintf("health     %s: %s %s", Printable(s.Health.Status), Printable(c.Name), Printable(c.Detail)))
+		case c.Detail != "": // as a reload that failed: the instance is ready, but not as its operator wants
+			p.strong("%-10s %s", Printable(c.Name), Printable(c.Detail))
 		}
 	}
 	if o.isFailing {
@@ -142,23 +162,22 @@ func (p *printer) excess(instances int) {
 // The situations of bounds in an outage.
 const storeFails, storeReturns = "store fails", "store returns"
 
-// wrapped breaks a text between words. Further lines are indented.
+// wrapped breaks a text between words. Further lines are indented. Spaces between words are kept.
 func (p *printer) wrapped(text string) {
 	const indent = "    "
-	line := ""
-	for word := range strings.FieldsSeq(text) {
-		if len([]rune(line))+1+len([]rune(word)) > p.Width && line != "" {
-			p.line("%s", line)
-			line = indent + word
-			continue
+	rest := []rune(strings.TrimRight(text, " "))
+	for len(rest) > p.Width {
+		end := p.Width
+		for end > len(indent) && rest[end] != ' ' {
+			end--
 		}
-		if line == "" {
-			line = text[:len(text)-len(strings.TrimLeft(text, " "))] + word
-			continue
+		if end == len(indent) || strings.TrimSpace(string(rest[:end])) == "" { // a word longer than the line
+			break
 		}
-		line += " " + word
+		p.line("%s", string(rest[:end]))
+		rest = []rune(indent + strings.TrimLeft(string(rest[end:]), " "))
 	}
-	p.line("%s", line)
+	p.line("%s", string(rest))
 }
 
 // The widths of the columns after the name of a limit.
@@ -169,9 +188,21 @@ const (
 )
 
 func (p *printer) rules() {
-	name := p.Width - rateWidth - 3*numberWidth - failsWidth - 2
+	name, rateColumn := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1
+	for _, r := range p.snapshot.Rules.Rules {
+		name = p.column(name, r.Name)
+		for _, l := range r.Limits {
+			for one := &l; one != nil; one = one.Candidate {
+				name, rateColumn = p.column(name, titleOf(r.Name, one)), p.column(rateColumn, strings.Join(one.Rates, ", "))
+			}
+		}
+	}
+	isInMemory := p.snapshot.State.Store.Name == memoryStore // it does not fail
 	row := func(limit, rate, allowed, denied, near, fails string) {
-		p.line("%s %s%s%s%s  %s", padded(limit, name), padded(rate, rateWidth-1), left(allowed, numberWidth), left(denied, numberWidth), left(near, numberWidth), fails)
+		if isInMemory {
+			fails = ""
+		}
+		p.line("%s %s%s%s%s  %s", padded(limit, name), padded(rate, rateColumn), left(allowed, numberWidth), left(denied, numberWidth), left(near, numberWidth), fails)
 	}
 	p.line("")
 	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
@@ -186,14 +217,21 @@ func (p *printer) rules() {
 					continue
 				}
 				n := rates[[2]string{r.Name, one.Name}]
-				title := r.Name + "." + one.Name
-				if one.Kind == keylimits.Shadow {
-					title += " (shadow)"
-				}
-				row(Printable(title), Printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
+				row(Printable(titleOf(r.Name, one)), Printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
 			}
 		}
 	}
+}
+
+// memoryStore is the name of a store that is memory of the instance.
+const memoryStore = "memory"
+
+// titleOf is the name of a limit in the table.
+func titleOf(rule string, l *adminapi.Limit) string {
+	if l.Kind == keylimits.Shadow {
+		return rule + "." + l.Name + " (shadow)"
+	}
+	return rule + "." + l.Name
 }
 
 // fails describes in a few words what a limit does while the store fails.
@@ -226,10 +264,15 @@ func (p *printer) offenders() {
 		return
 	}
 	const most = 10
+	shown := o.Offenders[:min(len(o.Offenders), most)]
 	name := (p.Width - 2*numberWidth - 2) / 2
-	p.line("%s %s%s%s", padded("KEY", p.Width-name-2*numberWidth-2), padded("LIMIT", name), left("AT LEAST", numberWidth), left("AT MOST", numberWidth))
-	for _, one := range o.Offenders[:min(len(o.Offenders), most)] {
-		p.line("%s %s%s%s", padded(Printable(one.Identity), p.Width-name-2*numberWidth-2), padded(Printable(one.Rule+"."+one.Limit), name),
+	key := p.Width - name - 2*numberWidth - 2
+	for _, one := range shown {
+		name, key = p.column(name, one.Rule+"."+one.Limit), p.column(key, one.Identity)
+	}
+	p.line("%s %s%s%s", padded("KEY", key), padded("LIMIT", name), left("AT LEAST", numberWidth), left("AT MOST", numberWidth))
+	for _, one := range shown {
+		p.line("%s %s%s%s", padded(Printable(one.Identity), key), padded(Printable(one.Rule+"."+one.Limit), name),
 			left(fmt.Sprint(one.AtLeast), numberWidth), left(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > most {
@@ -244,23 +287,44 @@ func (p *printer) instances() {
 	if i.Problem != "" {
 		p.line("only this one is shown: %s", Printable(i.Problem))
 	}
-	const version, policy = 13, 14
+	version, policy := 13, 14
 	host := p.Width - version - policy - 2*numberWidth - failsWidth - 3
+	names := namesOf(i.Instances)
+	for n, one := range i.Instances {
+		host, version, policy = p.column(host, names[n]), p.column(version, one.Version), p.column(policy, one.Digest)
+	}
 	p.line("%s %s%s%s%s  %s", padded("HOST", host), padded("VERSION", version), padded("POLICY", policy), left("UP", numberWidth), left("DENIED/s", numberWidth), "STORE")
-	for _, one := range i.Instances {
-		name := cmp.Or(one.Host, one.Name)
-		if one.IsSelf {
-			name = "*" + name
-		}
+	for n, one := range i.Instances {
 		denied := rate(0)
 		for _, c := range one.Counts {
 			if isDenied(c.Name) {
 				denied += rate(c.Last10) / 10
 			}
 		}
-		p.line("%s %s%s%s%s  %s", padded(Printable(name), host), padded(Printable(one.Version), version), padded(Printable(one.Digest), policy),
+		p.line("%s %s%s%s%s  %s", padded(Printable(names[n]), host), padded(Printable(one.Version), version), padded(Printable(one.Digest), policy),
 			left(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), left(denied.String(), numberWidth), Printable(cmp.Or(one.Reason, "ok")))
 	}
+}
+
+// namesOf names instances by their hosts, and by their processes too if they share a host. '*' is
+// the instance that answers.
+func namesOf(all []adminapi.Instance) []string {
+	onHost := make(map[string]int)
+	for _, one := range all {
+		onHost[one.Host]++
+	}
+	var names []string
+	for _, one := range all {
+		name := cmp.Or(one.Host, one.Name)
+		if onHost[one.Host] > 1 && one.PID > 0 {
+			name += fmt.Sprintf(" pid %d", one.PID)
+		}
+		if one.IsSelf {
+			name = "*" + name
+		}
+		names = append(names, name)
+	}
+	return names
 }
 
 func uptimeOf(d time.Duration) string {
@@ -275,16 +339,19 @@ func uptimeOf(d time.Duration) string {
 
 // An outage is whether the store fails now, and why.
 type outage struct {
-	isFailing bool
-	reason    string
+	isFailing    bool
+	isRecovering bool // all breakers are closed, and one was open in the last seconds
+	reason       string
 }
 
 // outage reads the breakers and the health: the store counts as failing for ten seconds after its
 // return, but it decides again before.
 func (s *Snapshot) outage() (o outage) {
 	o.reason = s.State.Store.Reason
+	isClosed := len(s.State.Store.Breakers) > 0
 	for _, state := range s.State.Store.Breakers {
 		o.isFailing = o.isFailing || state == guard.StateOpen.String()
+		isClosed = isClosed && state == guard.StateClosed.String()
 	}
 	local, exact := uint64(0), uint64(0)
 	for source, n := range s.sources() {
@@ -302,9 +369,21 @@ func (s *Snapshot) outage() (o outage) {
 		o.reason = cmp.Or(o.reason, strings.TrimPrefix(c.Detail, "degraded: "))
 		return true
 	})
+	if isDegraded && isClosed && local > 0 && s.wasBreakerOpen() {
+		o.isRecovering = true
+		return o
+	}
 	o.isFailing = o.isFailing || isDegraded && (local > 0 || exact == 0)
 	o.reason = cmp.Or(o.reason, "it gives no answer")
 	return o
+}
+
+// wasBreakerOpen reports whether an open breaker rejected calls in the older of the last seconds.
+// The newer one does not tell an end from a beginning: the state may be a second old.
+func (s *Snapshot) wasBreakerOpen() bool {
+	return slices.ContainsFunc(s.Now.Lines, func(l adminapi.Line) bool {
+		return l.Rule == "" && l.Name == activity.ErrorPrefix+penstock.ReasonBreakerOpen.String() && len(l.Counts) > 1 && l.Counts[0] > 0
+	})
 }
 
 // sources returns how many requests each source has decided in the last seconds.
@@ -328,7 +407,11 @@ func (s *Snapshot) answers() string {
 	}
 	var parts []string
 	sources := s.sources()
-	for _, source := range slices.Sorted(maps.Keys(sources)) {
+	worst := []string{penstock.FromFallback.String(), penstock.FromClosed.String(), penstock.FromOpen.String()} // the last is printed first
+	order := slices.SortedFunc(maps.Keys(sources), func(a, b string) int {
+		return cmp.Or(slices.Index(worst, b)-slices.Index(worst, a), cmp.Compare(a, b))
+	})
+	for _, source := range order {
 		if n := sources[source]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], Printable(source)), rate(n)/nowSeconds))
 		}

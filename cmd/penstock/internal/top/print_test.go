@@ -84,7 +84,7 @@ func TestTablesOfAnOutage(t *testing.T) {
 
 // The store is shown as failing until it decides again.
 func TestStoreIsBackWhenItDecides(t *testing.T) {
-	const fails, answers = "FAILING: unreachable", "decides again"
+	const fails, answers, recovers = "FAILING: unreachable", "decides again", "recovering: "
 	for name, c := range map[string]struct {
 		change func(*Snapshot)
 		want   string
@@ -98,6 +98,14 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 			s.State.Store.Breakers["localhost:6379"] = "closed"
 			s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "source:store", Counts: []uint32{1}})
 		}, fails},
+		"breaker closed again": {func(s *Snapshot) {
+			s.State.Store.Breakers["localhost:6379"] = "closed"
+			s.Now.Lines = []adminapi.Line{{Name: "source:open", Counts: []uint32{9, 9}}, {Name: "error:breaker_open", Counts: []uint32{9, 9}}}
+		}, recovers},
+		"breaker not open yet": {func(s *Snapshot) {
+			s.State.Store.Breakers["localhost:6379"] = "closed"
+			s.Now.Lines = []adminapi.Line{{Name: "source:open", Counts: []uint32{1, 9}}, {Name: "error:breaker_open", Counts: []uint32{0, 9}}}
+		}, fails},
 		"back": {func(s *Snapshot) {
 			s.State.Store.Breakers["localhost:6379"] = "closed"
 			s.Now.Lines = []adminapi.Line{{Name: "source:store", Counts: []uint32{1}}}
@@ -110,8 +118,55 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 		s := sample()
 		c.change(s)
 		text := strings.Join(s.Print(View{Width: 80}), "\n")
-		if !strings.Contains(text, c.want) || strings.Contains(text, "WITHOUT THE STORE") != (c.want != answers && c.want != "6379 ok") {
+		if !strings.Contains(text, c.want) || strings.Contains(text, "WITHOUT THE STORE") != (c.want != answers && c.want != recovers && c.want != "6379 ok") {
 			t.Errorf("%s: want %q in\n%s", name, c.want, text)
 		}
+	}
+}
+
+// Without a width no text is cut, and what matters most in an outage stands first.
+func TestNothingIsCutWithoutAWidth(t *testing.T) {
+	s := sample()
+	long := strings.Repeat("long", 30)
+	s.Rules.Rules[0].Name, s.Offenders.Offenders[0].Rule = "rule-"+long, "rule-"+long
+	s.Rules.Rules[0].Limits[0].Rates = []string{"rate-" + long}
+	s.Instances.Instances[0].Version, s.Instances.Instances[1].Host = "version-"+long, "host-"+long
+	s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "source:open", Counts: []uint32{9, 9}}, adminapi.Line{Name: "source:store", Counts: []uint32{0, 1}})
+	text := strings.Join(s.Print(View{}), "\n")
+	for _, want := range []string{"rule-" + long + ".hour", "rate-" + long, "version-" + long, "host-" + long, strings.Repeat("x", 60), "answers    admitted uncounted 9.0/s, local"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("want %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "…\n") {
+		t.Errorf("a text is cut:\n%s", text)
+	}
+}
+
+func TestFailedReloadIsShown(t *testing.T) {
+	s := sample()
+	s.State.Health = adminapi.Health{Status: "ok", Checks: []adminapi.Check{{Name: "policy", Status: "ok", Detail: "reload failed: the rules of 2026-01-31T11:00:00Z stay in force"}}}
+	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "policy     reload failed: the rules of 2026-01-31T11:00:00Z stay in force") {
+		t.Error(text)
+	}
+}
+
+func TestMemoryDoesNotFail(t *testing.T) {
+	s := sample()
+	s.State.Store, s.State.Health = adminapi.StoreState{Name: "memory"}, adminapi.Health{Status: "ok"}
+	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "STORE FAILS") || strings.Contains(text, "local +2") {
+		t.Error(text)
+	}
+}
+
+func TestInstancesOfOneHostAreToldApart(t *testing.T) {
+	s := sample()
+	s.Instances.Instances[0].PID, s.Instances.Instances[1].PID = 101, 102
+	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "pid") {
+		t.Error(text)
+	}
+	s.Instances.Instances[1].Host = "web-1"
+	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "*web-1 pid 101 ") || !strings.Contains(text, "\nweb-1 pid 102 ") {
+		t.Error(text)
 	}
 }
