@@ -159,7 +159,7 @@ func TestMemoryDoesNotFail(t *testing.T) {
 	}
 }
 
-func TestInstancesOfOneHostAreToldApart(t *testing.T) {
+func TestInstancesOfOneHostAreDistinguished(t *testing.T) {
 	s := sample()
 	s.Instances.Instances[0].PID, s.Instances.Instances[1].PID = 101, 102
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "pid") {
