@@ -22,12 +22,13 @@ func TestExitStatusOfDoctor(t *testing.T) {
 		code int
 		text string
 	}{
-		"--store-timeout 1m --store " + good.URL():                               {exitOK, "keys ps1"},
-		"--store-timeout 1m --store redis://serve:hunter2@" + good.Addr:          {exitOK, "unknown  keys"},
-		"--store-timeout 1m --strict --store redis://serve:hunter2@" + good.Addr: {exitProblem, "unknown  keys"},
-		"--store-timeout 1m --store " + evicts.URL():                             {exitProblem, "CONFIG SET maxmemory-policy noeviction"},
-		"--store redis://user:hunter2@127.0.0.1:1":                               {exitUnreachable, "store redis://127.0.0.1:1"},
-		"--config " + policy: {exitUnreachable, "keys shop1"},
+		"--store-timeout 1m --store " + good.URL():                                             {exitOK, "keys ps1"},
+		"--store-timeout 1m --store redis://serve:hunter2@" + good.Addr:                        {exitOK, "unknown  keys"},
+		"--store-timeout 1m --strict --store redis://serve:hunter2@" + good.Addr:               {exitProblem, "unknown  keys"},
+		"--store-timeout 1m --store " + evicts.URL():                                           {exitProblem, "CONFIG SET maxmemory-policy noeviction"},
+		"--store redis://user:hunter2@127.0.0.1:1":                                             {exitUnreachable, "store redis://127.0.0.1:1"},
+		"--store redis://serve:WRONG@" + good.Addr:                                             {exitProblem, "refuses the user or the password"},
+		"--config " + policy:                                                                   {exitUnreachable, "keys shop1"},
 		"--store-timeout 1m --config " + policy + " --store " + good.URL() + " --prefix other": {exitOK, "keys other1"},
 		"":                                {exitUsage, "no store is named; write --store redis://localhost:6379"},
 		"--store memory":                  {exitUsage, "no store is named"},

@@ -32,6 +32,9 @@ func (d *doctor) checkReach() {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
 		if s.client == nil || s.err != nil {
 			c.Status, c.Summary = Failed, "the server cannot be reached: "+plain(s.err)
+			if c.isLoginRefused = isLoginRefused(s.err); c.isLoginRefused {
+				c.Summary = "the server refuses the user or the password: " + plain(s.err)
+			}
 			c.Why, c.Remedy = d.whyUnreached(s)
 			if s.isReplica {
 				c.Status, c.Why = Warning, "the replica cannot be used from here; after a failover, limits would use on_failure"
@@ -71,6 +74,12 @@ func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionStat
 	}
 }
 
+// isLoginRefused reports whether a server was reached, and refused the user or the password.
+func isLoginRefused(err error) bool {
+	text := plain(err)
+	return strings.Contains(text, "WRONGPASS") || strings.Contains(text, "NOAUTH")
+}
+
 // whyUnreached explains an error of connecting, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	text := plain(s.err)
@@ -84,7 +93,7 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the certificate is for another name", "write server_name=NAME into the URL, or use a certificate with the server's name"
 	case errors.As(s.err, &authority):
 		return "the certificate's authority is not known here", "write ca=FILE into the URL"
-	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+	case isLoginRefused(s.err):
 		return "the user or the password is wrong", "correct the URL; " + d.cli(s, "ACL LIST") + " lists the users"
 	case strings.Contains(text, "max number of clients"):
 		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")

@@ -59,6 +59,8 @@ type Check struct {
 	Remedy  string         `json:"remedy,omitempty"` // what to do: a command, if there is one
 	Needs   string         `json:"needs,omitempty"`  // the right that would show more, such as "+info"
 	Facts   map[string]any `json:"facts,omitempty"`  // numbers behind the summary
+
+	isLoginRefused bool // of a server that could not be used
 }
 
 //go:embed schema.json
@@ -107,10 +109,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// IsReached reports whether at least one server was reached.
+// IsReached reports whether at least one server was reached. One that refuses the login was.
 func (r *Report) IsReached() bool {
 	for _, c := range r.Checks {
-		if c.Name == "reach" && c.Status != Failed {
+		if c.Name == "reach" && (c.Status != Failed || c.isLoginRefused) {
 			return true
 		}
 	}

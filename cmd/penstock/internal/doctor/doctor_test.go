@@ -208,7 +208,7 @@ const limiter = "limiter:secret@"
 var faults = []fault{
 	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, says: "connection refused", fix: "PING"},
 	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, says: "cannot be reached"},
-	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "WRONGPASS", fix: "correct the URL"},
+	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "refuses the user or the password: WRONGPASS", fix: "correct the URL"},
 	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, says: "+set +zadd", fix: "ACL SETUSER limiter +set +zadd"},
 	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, says: "permission_denied", fix: "ACL SETUSER limiter +set"},
 	{name: "no SCRIPT LOAD", prepare: rightsWithout("script|load", "zadd"), user: limiter, check: "rights", status: Failed, says: "+zadd +script|load", fix: "ACL SETUSER limiter +zadd '+script|load'"},
@@ -713,6 +713,18 @@ func TestMaskedKeysShowNoIdentity(t *testing.T) {
 	} {
 		if got := masked(key); got != want {
 			t.Errorf("%q: %s; want %s", key, got, want)
+		}
+	}
+}
+
+// A replica keeps expired keys until its primary deletes them, and counts them.
+func TestExpiredKeysOfAReplicaAreNoWarning(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]Status{"replica": OK, "master": Warning} {
+		var d doctor
+		d.checkTenants(&server{info: map[string]string{"db0": "keys=19,expires=19,avg_ttl=0"}, hello: map[string]string{"role": role}, sample: &sample{ours: 8, isWhole: true}})
+		if got := d.checks[0]; got.Status != want {
+			t.Errorf("%s: %+v; want %s", role, got, want)
 		}
 	}
 }
