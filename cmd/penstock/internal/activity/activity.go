@@ -242,6 +242,9 @@ func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 // observeDenied counts a denial. The plan is nil if no limit of the batch is known to have denied
 // it.
 func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
+	if key == globalKey {
+		return
+	}
 	hash := r.localHash(plan, key)
 	if !r.denied.isRecent(hash) {
 		l := r.limitOf(plan)

@@ -146,6 +146,8 @@ func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
 	f.Tick(time.Second, none)
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
 		t.Errorf("a limit that all clients share has offenders: %+v", a.Tops)
+	} else if n, _ := a.Denied.Count(); n != 0 {
+		t.Errorf("a limit that all clients share has %v different keys that were denied; want none", n)
 	}
 	if n := f.History().Since(10)[Series{"all", "hour", NearLimit}]; n != 1 {
 		t.Errorf("%d requests near the limit; want 1", n)
