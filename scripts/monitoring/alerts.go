@@ -138,7 +138,7 @@ var alerts = []alert{
 	{
 		name: "PenstockAuthFailures",
 		query: "sum by (job, reason) (rate(rate_limiter_api_auth_failures_total[10m])) > 1 or sum by (job, reason) (rate(rate_limiter_grpc_auth_failures_total[10m])) > 1" +
-			" or sum by (job, reason) (rate(rate_limiter_resp_auth_failures_total[10m])) > 1", wait: 10 * time.Minute, severity: "warning",
+			" or sum by (job, reason) (rate(rate_limiter_resp_auth_failures_total[10m])) > 1 or sum by (job, reason) (rate(rate_limiter_admin_auth_failures_total[10m])) > 1", wait: 10 * time.Minute, severity: "warning",
 		summary: "Callers send a wrong token", more: `{{ $value | printf "%.1f" }} calls a second are refused with the reason {{ $labels.reason }}.`,
 		fires: of("rate_limiter_grpc_auth_failures_total", `reason="wrong_token"`, "0+120x30"), quiet: of("rate_limiter_api_auth_failures_total", `reason="no_token"`, "0+30x30"),
 	},

@@ -60,6 +60,10 @@ type Options struct {
 	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
+	// AuthFailed is called for each request that is refused for its operator token, or because it has
+	// none. Default: nothing.
+	AuthFailed func(hasToken bool)
+
 	// CheckAudit returns an error if the line of a write cannot be recorded. Then nothing is written.
 	// Default: no error.
 	CheckAudit func() error
@@ -99,6 +103,9 @@ const timeout = 5 * time.Second
 func New(o Options) *Handler {
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
+	}
+	if o.AuthFailed == nil {
+		o.AuthFailed = func(bool) {}
 	}
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler = h
@@ -208,9 +215,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		failWith(w, err)
 		return
 	}
-	if _, refused := h.ViewerOf(q); refused != nil && q.URL.Path != Prefix+resetPath { // a refused write is recorded
-		failWith(w, refused)
-		return
+	if q.URL.Path != Prefix+resetPath { // it checks the viewer itself, and records refused writes
+		if _, refused := h.ViewerOf(q); refused != nil {
+			failWith(w, refused)
+			return
+		}
 	}
 	h.mux.ServeHTTP(w, q)
 }
@@ -240,7 +249,8 @@ func isForeign(q *http.Request) bool {
 	return err != nil || u.Host != q.Host
 }
 
-// ViewerOf returns the client that sends a request, or an error if it may not read. An operator
+// ViewerOf returns the client that sends a request, or an error if it may not read. Options.AuthFailed
+// counts each error, so a request that is refused needs one call. An operator
 // sends the token, or the cookie of a session.
 func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	headers := q.Header.Values("Authorization")
@@ -249,6 +259,7 @@ func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	case hasToken:
 		return h.ViewerOfToken(token)
 	case len(headers) > 0:
+		h.AuthFailed(true)
 		return Viewer{}, errWrongToken
 	case h.hasSession(q):
 		return Viewer{isOperator: true}, nil
@@ -257,6 +268,7 @@ func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	case !h.token.IsSet():
 		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
 	}
+	h.AuthFailed(false)
 	return Viewer{}, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer")
 }
 
@@ -265,6 +277,7 @@ var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send th
 // ViewerOfToken returns the client that sends a token, or an error if the token is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	if !h.token.Matches(token) {
+		h.AuthFailed(true)
 		return Viewer{}, errWrongToken
 	}
 	return Viewer{isOperator: true}, nil

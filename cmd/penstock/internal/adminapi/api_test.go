@@ -553,3 +553,33 @@ func FuzzRequests(f *testing.F) {
 		}
 	})
 }
+
+// Each request that is refused for its token is counted once, and no other.
+func TestRefusedTokensAreCounted(t *testing.T) {
+	for _, c := range []struct {
+		isReset bool
+		header  string
+		want    string
+	}{
+		{false, "", "none"}, {false, "Authorization: Bearer guess", "wrong"}, {false, "Authorization: Basic x", "wrong"}, {false, operator, ""},
+		{true, "", "none"}, {true, "Authorization: Bearer guess", "wrong"}, {true, operator, ""},
+	} {
+		var got []string
+		f := newFixture(t, func(o *Options) {
+			o.IsLocal = false
+			o.AuthFailed = func(hasToken bool) { got = append(got, map[bool]string{true: "wrong", false: "none"}[hasToken]) }
+		})
+		headers := []string{c.header}
+		if c.header == "" {
+			headers = nil
+		}
+		if c.isReset {
+			f.post(resetAll, headers...)
+		} else {
+			f.get("rules", headers...)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%+v: counted %q", c, got)
+		}
+	}
+}

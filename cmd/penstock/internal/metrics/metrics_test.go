@@ -86,6 +86,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.RESP(func() int { return 8 })
 	m.AuthFailed(resplimit.AuthFailures()[0])
 	m.API()(checkapi.AuthFailures()[1])
+	m.Admin()(true)
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
 	n := 0

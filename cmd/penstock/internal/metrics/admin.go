@@ -1,0 +1,21 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Admin registers the series of the admin address. It returns a function that counts a request that
+// was refused for its operator token, or because it had none. Admin is called once.
+func (m *Metrics) Admin() (authFailed func(hasToken bool)) {
+	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_admin_auth_failures_total",
+		Help: "Requests to the admin address that were refused because of a wrong token, or because they had none.",
+	}, []string{"reason"})
+	without, wrong := failures.WithLabelValues("no_token"), failures.WithLabelValues("wrong_token")
+	m.registry.MustRegister(failures)
+	return func(hasToken bool) {
+		if hasToken {
+			wrong.Inc()
+		} else {
+			without.Inc()
+		}
+	}
+}
