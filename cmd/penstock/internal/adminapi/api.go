@@ -249,9 +249,9 @@ func isForeign(q *http.Request) bool {
 	return err != nil || u.Host != q.Host
 }
 
-// ViewerOf returns the client that sends a request, or an error if it may not read. Options.AuthFailed
-// counts each error, so a request that is refused needs one call. An operator
-// sends the token, or the cookie of a session.
+// ViewerOf returns the client that sends a request, or an error if it may not read. An operator
+// sends the token, or the cookie of a session. Options.AuthFailed counts each error, so a request
+// that is refused must make one call.
 func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	headers := q.Header.Values("Authorization")
 	token, hasToken := bearer.Token(headers)
