@@ -133,6 +133,54 @@ func TestManyGroupsBecomeOne(t *testing.T) {
 	}
 }
 
+func TestHostileDescriptionsAreRefusedEarly(t *testing.T) {
+	nested := "openapi: 3.0.0\nservers: [{url: '/{a}', variables: {"
+	for c := 'a'; c < 'm'; c++ {
+		nested += fmt.Sprintf("%c: {default: '%s'}, ", c, strings.Repeat(fmt.Sprintf("{%c}", c+1), 10))
+	}
+	list := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	const paths = "openapi: 3.0.0\npaths:\n"
+	for name, c := range map[string]struct{ text, want string }{
+		"nested variables": {nested + "}}]\npaths: {/p: {get: {}}}", ""},
+		"long url":         {"openapi: 3.0.0\nservers: [{url: /" + strings.Repeat("a/", 2000) + "}]\npaths: {/p: {get: {}}}", "is longer than 2048 bytes"},
+		"long values":      {"openapi: 3.0.0\nservers: [{url: '/" + strings.Repeat("{a}", 600) + "', variables: {a: {default: " + strings.Repeat("a", 2000) + "}}}]\npaths: {/p: {get: {}}}", "is longer than 2048 bytes"},
+		"nodes":            {"[" + strings.Repeat("a,", 500_001) + "]", "more than 500000 commas"},
+		"paths":            {paths + list(5001, "  /p%d: {get: {}}\n"), "has 5001 paths; the most is 5000"},
+		"fields":           {paths + "  /p: {" + list(101, "x%d: 1,") + "}", "has 101 fields; the most is 100"},
+		"logins":           {paths + list(501, "  /p%d/login: {post: {}}\n"), "more than 500 paths end in"},
+		"bytes":            {strings.Repeat("#", 4<<20+1), "cannot read the OpenAPI file"},
+	} {
+		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", c.text), "-")
+		if c.want == "" && (code != exitOK || !strings.Contains(out, "  - name: ")) || c.want != "" && (code != exitInvalid || !strings.Contains(err, c.want)) {
+			t.Errorf("%s: exit status %d, %.200s%.200s; want %q", name, code, out, err, c.want)
+		}
+	}
+}
+
+func TestServerVariablesAreReplacedOnce(t *testing.T) {
+	text := "openapi: 3.0.0\nservers: [{url: 'https://{host}/{base}/{none}/x', variables: {host: {default: '{base}'}, base: {default: v2}}}]\npaths: {/p: {get: {}}}"
+	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), "-")
+	if !strings.Contains(out, `path: "/v2/*/x/p/**"`) {
+		t.Errorf("%s%s", out, err)
+	}
+}
+
+func TestEachRuleHasANameOfItsOwn(t *testing.T) {
+	text := "openapi: 3.0.0\npaths: {/a-2: {get: {}}, /a: {get: {}}, /A: {get: {}}, /a~: {get: {}}}"
+	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), "-")
+	for _, name := range []string{"a-2", "a", "a-3", "a-4"} {
+		if strings.Count(out, "- name: "+name+"\n") != 1 {
+			t.Errorf("no single rule %s in %s%s", name, out, err)
+		}
+	}
+}
+
 func FuzzInitFromOpenAPI(f *testing.F) {
 	text, err := os.ReadFile(shop)
 	if err != nil {

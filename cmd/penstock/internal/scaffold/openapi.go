@@ -12,11 +12,15 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// The bounds of a description in OpenAPI. The largest ones that are published have 12 MB.
+// The bounds of a description in OpenAPI.
 const (
-	MaxOpenAPI = 16 << 20
-	maxPaths   = 20_000
-	maxGroups  = 100 // with more, there is one group for all paths
+	MaxOpenAPI   = 4 << 20 // bytes
+	maxMarks     = 500_000 // characters that begin a node; each begins at most two
+	maxPaths     = 5_000
+	maxFields    = 100   // of a path
+	maxLogins    = 500   // paths that take passwords
+	maxServerURL = 2_048 // bytes, with the values of its variables
+	maxGroups    = 100   // with more, there is one group for all paths
 )
 
 // An operation is a method of a path.
@@ -37,6 +41,9 @@ var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "p
 func readOpenAPI(name string, text []byte) (*description, error) {
 	if len(strings.TrimSpace(string(text))) == 0 {
 		return nil, fmt.Errorf("%s: the file is empty; it begins with openapi: 3.1.0", name)
+	}
+	if countMarks(text) > maxMarks {
+		return nil, fmt.Errorf("%s: the file has more than %d commas, colons, brackets, hyphens and lines; remove examples and schemas, because only the paths matter here", name, maxMarks)
 	}
 	var document yaml.Node
 	if err := yaml.Load(text, &document); err != nil {
@@ -69,6 +76,7 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		return nil, fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
 	d := &description{keyHeader: apiKeyHeader(root)}
+	logins := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
 		key, item := paths.Content[i], real(paths.Content[i+1])
 		if !strings.HasPrefix(key.Value, "/") { // an extension such as x-internal
@@ -77,7 +85,16 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		if item.Kind != yaml.MappingNode {
 			return nil, fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
 		}
+		if n := len(item.Content) / 2; n > maxFields {
+			return nil, fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
+		}
 		segments := segmentsOf(base + key.Value)
+		if isLogin(segments) {
+			logins++
+		}
+		if logins > maxLogins {
+			return nil, fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, key.Line, key.Column, maxLogins)
+		}
 		for j := 0; j+1 < len(item.Content); j += 2 {
 			if method := methods[item.Content[j].Value]; method != "" {
 				d.operations = append(d.operations, operation{method, segments})
@@ -88,6 +105,18 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, paths.Line)
 	}
 	return d, nil
+}
+
+// countMarks counts the characters that begin a node of YAML. It is fast and needs no memory, and
+// bounds what the nodes need.
+func countMarks(text []byte) (n int) {
+	for _, c := range text {
+		switch c {
+		case ',', ':', '[', '{', '-', '?', '\n', '\r':
+			n++
+		}
+	}
+	return n
 }
 
 // real is the value that an alias stands for.
@@ -121,13 +150,9 @@ func basePath(name string, root *yaml.Node) (string, error) {
 	if at == nil {
 		return "", nil
 	}
-	text := at.Value
-	if variables := field(real(servers.Content[0]), "variables"); variables != nil && variables.Kind == yaml.MappingNode {
-		for i := 0; i+1 < len(variables.Content); i += 2 {
-			if value := field(real(variables.Content[i+1]), "default"); value != nil {
-				text = strings.ReplaceAll(text, "{"+variables.Content[i].Value+"}", value.Value)
-			}
-		}
+	text, err := withVariables(at.Value, field(real(servers.Content[0]), "variables"))
+	if err != nil {
+		return "", fmt.Errorf("%s:%d:%d: %w", name, at.Line, at.Column, err)
 	}
 	// What is between the scheme and the next slash is the host.
 	if _, rest, ok := strings.Cut(text, "://"); ok {
@@ -139,6 +164,31 @@ func basePath(name string, root *yaml.Node) (string, error) {
 		return "", fmt.Errorf("%s:%d:%d: %s is not the URL of a server; write one such as https://api.example.com/v1", name, at.Line, at.Column, wording.Clip(at.Value))
 	}
 	return strings.TrimSuffix(u.EscapedPath(), "/"), nil
+}
+
+// withVariables returns the URL of a server with the defaults of its variables. What a default has
+// in braces stays as it is.
+func withVariables(text string, variables *yaml.Node) (string, error) {
+	var b strings.Builder
+	rest := text
+	for len(rest) <= maxServerURL && b.Len() <= maxServerURL {
+		before, after, ok := strings.Cut(rest, "{")
+		name, end, isClosed := strings.Cut(after, "}")
+		if !ok || !isClosed {
+			break
+		}
+		b.WriteString(before)
+		if value := field(field(variables, name), "default"); value != nil {
+			b.WriteString(value.Value)
+		} else {
+			b.WriteString("{" + name + "}")
+		}
+		rest = end
+	}
+	if b.Len()+len(rest) > maxServerURL {
+		return "", fmt.Errorf("the URL of the server, with the defaults of its variables, is longer than %d bytes", maxServerURL)
+	}
+	return b.String() + rest, nil
 }
 
 // apiKeyHeader returns the header with the API key, if there is one.
@@ -211,6 +261,7 @@ func groups(operations []operation) []*group {
 	return all
 }
 
+// add adds an operation. There are at most maxLogins logins.
 func (g *group) add(o operation) {
 	list := &g.writes
 	if o.method == "GET" || o.method == "HEAD" {

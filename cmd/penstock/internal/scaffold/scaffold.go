@@ -35,7 +35,7 @@ func Write(o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	w := writer{rate: o.Rate, per: per, names: make(map[string]bool)}
+	w := writer{rate: o.Rate, per: per, names: make(map[string]int)}
 	w.line("# A first policy, written by penstock init. Change it, then check it and run it:")
 	w.line("#")
 	w.line("#   penstock validate --strict FILE")
@@ -96,7 +96,7 @@ func identityOf(per, keyHeader string) (header, identity string, err error) {
 type writer struct {
 	text      strings.Builder
 	rate, per string
-	names     map[string]bool // of rules
+	names     map[string]int // of rules: how many have this name, or begin with it and have a number
 }
 
 func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
@@ -165,9 +165,10 @@ func (w *writer) name(of string) string {
 		base = "rule"
 	}
 	name := base
-	for i := 2; w.names[name]; i++ {
-		name = fmt.Sprintf("%s-%d", base, i)
+	for w.names[name] > 0 {
+		w.names[base]++
+		name = fmt.Sprintf("%s-%d", base, w.names[base])
 	}
-	w.names[name] = true
+	w.names[name]++
 	return name
 }
