@@ -39,9 +39,10 @@ type Admission struct {
 
 // scratch is memory that is reused by one request after another.
 type scratch struct {
-	evaluation policy.Evaluation
-	event      Event
-	rejection  Rejection
+	evaluation  policy.Evaluation
+	event       Event
+	rejection   Rejection
+	newIdentity [1]penstock.Charge // of an event of the outcome DeniedNewIdentity
 }
 
 // A Rejection describes why a request was rejected.

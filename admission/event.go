@@ -25,7 +25,8 @@ type Event struct {
 	// and Source is FromStore, there was no decision.
 	Source penstock.Source
 
-	// Decision answers Charges, in their order. It is nil if there is none.
+	// Decision answers Charges, in their order. It is nil if there is none. If the outcome is
+	// DeniedNewIdentity, Charges has the charge that this process denied.
 	Decision *penstock.Decision
 	Charges  []penstock.Charge
 

@@ -87,12 +87,17 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 // count counts a new identity for its address. ok is false if the address may not send it; then
 // retryAfter is when to retry.
 func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
-	charge := [1]penstock.Charge{{Key: u.Address, Plan: u.Limit, Cost: 1}}
+	charge := [1]penstock.Charge{chargeOf(u)}
 	d, err := s.counts.Decide(context.Background(), charge[:])
 	if err != nil { // there are too many addresses
 		return false, time.Second
 	}
 	return d.Allowed, d.RetryAfter()
+}
+
+// chargeOf returns what a new identity charges its address.
+func chargeOf(u *policy.UncheckedIdentity) penstock.Charge {
+	return penstock.Charge{Key: u.Address, Plan: u.Limit, Cost: 1}
 }
 
 // age begins a new generation, if the young one is full. The caller holds no lock.
@@ -120,7 +125,8 @@ func (a *Admission) admitsIdentities() bool {
 			continue
 		}
 		a.rejection = Rejection{Rule: u.Rule.Name, Policies: []string{u.Rule.Name + "." + u.Limit.Name()}, RetryAfter: retryAfter}
-		a.event = Event{Rule: u.Rule.Name, Limit: u.Limit.Name(), Algorithm: u.Limit.Algorithm().Title(), Key: u.Address, Outcome: DeniedNewIdentity}
+		a.newIdentity[0] = chargeOf(u)
+		a.event = Event{Rule: u.Rule.Name, Limit: u.Limit.Name(), Algorithm: u.Limit.Algorithm().Title(), Key: u.Address, Outcome: DeniedNewIdentity, Charges: a.newIdentity[:]}
 		a.emit()
 		return false
 	}

@@ -98,6 +98,7 @@ type reset struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
+	Unread []string `json:"unread,omitempty"` // limits of new_identities, which are not reset
 }
 
 func (r *reset) run(c *cobra.Command, k *keyStore) error {
@@ -106,7 +107,7 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	}
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
-		return noSuchLimit(k.key)
+		return noSuchLimit(k.key, k.unread)
 	}
 	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
 	if err != nil {
@@ -135,7 +136,7 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	if err != nil {
 		return err
 	}
-	return r.print(c.OutOrStdout(), &resetReport{k.key, done}, cachesOf(limits))
+	return r.print(c.OutOrStdout(), &resetReport{k.key, done, k.unread}, cachesOf(limits))
 }
 
 // resetAtInstance resets the key at a running instance.
@@ -162,10 +163,10 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 	// The numbers are for the question only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
 	if len(limits) == 0 {
-		return noSuchLimit(found.Identity)
+		return noSuchLimit(found.Identity, found.Unread)
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
-		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}}, "")
+		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread}, "")
 	}
 	if err := r.confirm(c, found.Identity, limits); err != nil {
 		return err
@@ -185,10 +186,13 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 		return instance.errNotTheAPI()
 	}
 	const caches = "Other instances may deny from their caches for deny_cache_ttl (1s by default) more. Leased units stay with the instances.\n"
-	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done}, caches)
+	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread}, caches)
 }
 
-func noSuchLimit(key string) error {
+func noSuchLimit(key string, unread []string) error {
+	if len(unread) > 0 {
+		return coded(exitUsage, fmt.Errorf("nothing of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
+	}
 	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits, and --limit names one of requests in flight", key))
 }
 
@@ -205,6 +209,7 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 		text.Reset()
 		fmt.Fprintf(&text, "%s has used nothing; nothing was reset.\n", report.Identity)
 	}
+	text.WriteString(textOfUnread(report.Unread))
 	var err error
 	if r.output == "json" {
 		err = writeJSON(out, report)

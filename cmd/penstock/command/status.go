@@ -163,13 +163,13 @@ func (a *admin) keyOf(ctx context.Context, wanted keyQuery) (*keyReport, error) 
 	if found.Source == "" {
 		return nil, a.errNotTheAPI()
 	}
-	if len(found.Limits) == 0 {
+	if len(found.Limits) == 0 && len(found.Unread) == 0 {
 		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", wanted, adminapi.Prefix))
 	}
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Global: found.Global, Skipped: found.Skipped}, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -177,6 +177,7 @@ type keyStore struct {
 	key      string
 	limits   []keylimits.Limit // at least one
 	global   []keylimits.Limit // of the same rules
+	unread   []string          // limits of new_identities
 	skipped  int               // limits that are not in limits or global, because there are too many
 	store    penstock.Store    // each call has storeTimeout
 	settings settings.Settings
@@ -236,7 +237,8 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
-	if k.limits = append(k.limits, envoy...); len(k.limits) == 0 {
+	k.unread = keylimits.NewIdentities(rules, k.key, rule)
+	if k.limits = append(k.limits, envoy...); len(k.limits) == 0 && len(k.unread) == 0 {
 		if p == nil {
 			return nil, coded(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
 		}
@@ -300,6 +302,7 @@ type keyReport struct {
 	DeniedBy []string          `json:"denied_by"` // enforced limits, as RULE.LIMIT
 	Limits   []keylimits.Limit `json:"limits"`
 	Global   []keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
+	Unread   []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, in the memory of instances
 	Skipped  int               `json:"skipped"`          // limits that were not read, because there are too many
 }
 
@@ -310,7 +313,7 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &keyReport{Identity: k.key, Source: source.String(), DeniedBy: keylimits.DeniedBy(all), Limits: all[:len(k.limits)], Global: all[len(k.limits):], Skipped: k.skipped}, nil
+	return &keyReport{Identity: k.key, Source: source.String(), DeniedBy: keylimits.DeniedBy(all), Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -332,9 +335,12 @@ func (r *keyReport) print(out io.Writer) error {
 	if r.Skipped > 0 {
 		fmt.Fprintf(&b, "\n%d more limits were not read; name a rule by --rule.\n", r.Skipped)
 	}
-	if len(r.DeniedBy) == 0 {
+	switch {
+	case len(r.DeniedBy) == 0 && len(r.Unread) > 0:
+		b.WriteString("\nNone of these limits would deny a request of one unit now.\n" + textOfUnread(r.Unread))
+	case len(r.DeniedBy) == 0:
 		b.WriteString("\nNo limit would deny a request of one unit now.\n")
-	} else {
+	default:
 		var names []string
 		for _, l := range slices.Concat(r.Limits, r.Global) {
 			if l.IsDenied && l.Kind == keylimits.Enforced {
@@ -342,9 +348,19 @@ func (r *keyReport) print(out io.Writer) error {
 			}
 		}
 		fmt.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
+		b.WriteString(textOfUnread(r.Unread))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// textOfUnread describes limits that are in the memory of instances. It is "" if there are none.
+func textOfUnread(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return "Not read: " + strings.Join(names, ", ") + ". Each instance counts new identities of an address in its memory. Such a count\n" +
+		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that it denies.\n"
 }
 
 func printLimit(w io.Writer, l *keylimits.Limit, whose string) {

@@ -402,6 +402,36 @@ func TestResetByARunningInstance(t *testing.T) {
 	}
 }
 
+// A denial by new_identities names its limit. Nothing can read or reset its count, so no answer may
+// suggest that the address is not denied.
+func TestNewIdentitiesAreNamedAndNotRead(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	policy := writeFile(t, "rules.yaml", "rules:\n- {name: ride-request, per: {first_of: [{key: header X-Key}, ip]}, new_identities: 1/h, limits: [{rate: 9/h}]}\n")
+	s := redistest.Start(t)
+	f := &statusFixture{redis: s, args: []string{"--store", s.URL(), "--config", policy}}
+	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	for _, key := range []string{"a", "b", "c"} {
+		f.request(t, "/", key)
+	}
+	if code, out, errors := command("denials", "--admin", f.admin); code != exitOK || !strings.Contains(out, "ride-request.new-identities  ip:127.0.0.0/24#") {
+		t.Errorf("denials: exit code %d, %s%s", code, out, errors)
+	}
+	const note = "Not read: ride-request.new-identities. Each instance counts"
+	for _, where := range []*statusFixture{f, {args: []string{"--admin", f.admin}}} {
+		if code, out, errors := where.run("status", "ip:127.0.0.1"); code != exitOK || !strings.Contains(out, "None of these limits would deny") || !strings.Contains(out, note) {
+			t.Errorf("status: exit code %d, %s%s", code, out, errors)
+		}
+		if code, out, errors := where.run("reset", "ip:127.0.0.1", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, note) {
+			t.Errorf("reset: exit code %d, %s%s", code, out, errors)
+		}
+		if _, out, _ := where.run("status", "key:a"); strings.Contains(out, note) {
+			t.Errorf("status of a key: %s", out)
+		}
+	}
+}
+
 // checkRefs finds a denied key by its ref, and resets it.
 func checkRefs(t *testing.T, p *process) {
 	t.Helper()

@@ -180,7 +180,11 @@ func (r *Recorder) Observe(e *admission.Event) {
 			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, rand.Uint32())
 		}
 	case admission.DeniedNewIdentity:
-		r.observeDenied(nil, e.Key, rand.Uint32())
+		var plan *penstock.Plan
+		if len(e.Charges) == 1 {
+			plan = e.Charges[0].Plan
+		}
+		r.observeDenied(plan, e.Key, rand.Uint32())
 	}
 }
 

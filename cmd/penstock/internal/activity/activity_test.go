@@ -93,6 +93,20 @@ func (f *fixture) decide(key string) admission.Outcome {
 
 func none(func(Series, uint64)) {}
 
+// A denial by new_identities has the name of its limit, as in the log.
+func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
+	f := newFixture(t, "rules: [{name: api, per: {key: header X-Key}, new_identities: 1/h, limits: [{rate: 9/h}]}]", Options{Names: plainNames})
+	f.SetLimits(append(f.rules.Plans(), f.rules.Rules()[0].NewIdentities))
+	for _, key := range []string{"a", "b", "c"} {
+		f.decide(key)
+	}
+	f.Tick(time.Second, none)
+	got := f.Activity(FiveMinutes).Tops[Denied].Items
+	if len(got) != 1 || got[0].Rule != "api" || got[0].Limit != policy.NewIdentities || got[0].Weight != 2 {
+		t.Errorf("denied were %+v; want 2 by api.%s", got, policy.NewIdentities)
+	}
+}
+
 func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	for range 14 {

@@ -18,7 +18,7 @@ type Denial struct {
 	Identity string    `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
 	Ref      string    `json:"ref,omitempty" doc:"a short name of the key, for /api/v1/key?ref="`
 	Outcome  string    `json:"outcome" doc:"denied, denied_new_identity or failed_closed"`
-	Source   string    `json:"source" doc:"who decided: store, deny_cache, lease, fallback or closed"`
+	Source   string    `json:"source" doc:"who decided: store, deny_cache, lease, fallback, closed, or instance for new_identities"`
 	RetryMS  int64     `json:"retry_after_ms" doc:"0: not known; -1: never"`
 	TraceID  string    `json:"trace_id,omitempty"`
 	Skipped  int64     `json:"skipped" doc:"denials before this one that were not sent, because there were too many"`
@@ -72,7 +72,7 @@ func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 
 func (h *Handler) denialOf(v Viewer, d *denials.Denial) Denial {
 	name := h.Name(d.Key)
-	one := Denial{Time: d.Time.UTC(), Rule: d.Rule, Limit: d.Limit, Identity: h.identity(v, name), Ref: h.ref(name), Outcome: d.Outcome.String(), Source: d.Source.String(),
+	one := Denial{Time: d.Time.UTC(), Rule: d.Rule, Limit: d.Limit, Identity: h.identity(v, name), Ref: h.ref(name), Outcome: d.Outcome.String(), Source: d.DecidedBy(),
 		RetryMS: int64((d.RetryAfter + time.Millisecond - 1) / time.Millisecond), TraceID: d.TraceID, Skipped: d.Skipped}
 	if d.RetryAfter == penstock.Never {
 		one.RetryMS = -1

@@ -193,6 +193,7 @@ type Key struct {
 	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
 	Limits   []keylimits.Limit `json:"limits"`
 	Global   []keylimits.Limit `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
+	Unread   []string          `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too: each instance counts in its memory, so they are not read or reset"`
 	Skipped  int               `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -46,7 +47,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	options.Check = c.Check
 	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
-		c.SetPlans(ctx, "policy", next.Rules.Plans())
+		c.SetPlans(ctx, "policy", plansOf(next.Rules))
 	}
 	switch {
 	case c.Settings.Config != "":
@@ -73,6 +74,18 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)
 	}
 	return r, nil
+}
+
+// plansOf returns the plans of all limits, with those of new_identities, whose denials are recorded
+// too.
+func plansOf(rules *policy.Rules) []*penstock.Plan {
+	all := rules.Plans()
+	for _, rule := range rules.Rules() {
+		if rule.NewIdentities != nil {
+			all = append(all, rule.NewIdentities)
+		}
+	}
+	return all
 }
 
 // watch loads the file and watches it. prepare is called with new rules before they take effect.

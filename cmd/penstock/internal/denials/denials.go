@@ -25,6 +25,15 @@ type Denial struct {
 	Skipped     int64         // denials before it that the reader would have got, if there were not too many
 }
 
+// DecidedBy is who decided: the name of Source, or "instance" for new_identities, which each
+// instance counts in its own memory.
+func (d *Denial) DecidedBy() string {
+	if d.Outcome == admission.DeniedNewIdentity {
+		return "instance"
+	}
+	return d.Source.String()
+}
+
 // A Filter chooses denials. An empty field chooses all.
 type Filter struct{ Rule, Key string }
 

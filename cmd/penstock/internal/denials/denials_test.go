@@ -145,6 +145,14 @@ func TestDenialsThatNobodyReadsAllocateNothing(t *testing.T) {
 	}
 }
 
+func TestNewIdentitiesAreDeniedByTheInstance(t *testing.T) {
+	for outcome, want := range map[admission.Outcome]string{admission.DeniedNewIdentity: "instance", admission.Denied: "store"} {
+		if d := (Denial{Outcome: outcome}); d.DecidedBy() != want || !strings.Contains(fmt.Sprint(d.attributes(&redact.Identities{Show: redact.ShowOff, Name: func(key string) string { return key }})), "source "+want) {
+			t.Errorf("%s was decided by %s; want %s", outcome, d.DecidedBy(), want)
+		}
+	}
+}
+
 func TestLinesOfTheLogMaskKeys(t *testing.T) {
 	identities := func(show string) *redact.Identities {
 		return &redact.Identities{Show: show, Secret: []byte("s"), Name: func(key string) string { return key }, Key: func(name string) (string, bool) { return name, true }}

@@ -46,7 +46,7 @@ func (d *Denial) attributes(identities *redact.Identities) []any {
 	if name := identities.Name(d.Key); identities.Show != redact.ShowOff {
 		all = append(all, "key", identities.Of(false, name), "ref", identities.Ref(name))
 	}
-	all = append(all, "outcome", d.Outcome.String(), "source", d.Source.String())
+	all = append(all, "outcome", d.Outcome.String(), "source", d.DecidedBy())
 	switch {
 	case d.RetryAfter == penstock.Never:
 		all = append(all, "retry_after", "never")

@@ -106,6 +106,21 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 	return found, skipped
 }
 
+// NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address:
+// those of one rule if rule is not "". Each instance has them in its memory, so they are not read
+// or reset with the others.
+func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
+	if !strings.HasPrefix(key, "ip:") {
+		return nil
+	}
+	for _, r := range rules.Rules() {
+		if r.NewIdentities != nil && (rule == "" || r.Name == rule) {
+			names = append(names, r.Name+"."+r.NewIdentities.Name())
+		}
+	}
+	return names
+}
+
 // Envoy returns the limits of Envoy's files that were found for a key: those of one rule if rule is
 // not "".
 func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
