@@ -48,7 +48,7 @@ func newInit() *cobra.Command {
 		ValidArgsFunction: completeYAML,
 	}
 	f := c.Flags()
-	f.StringVar(&o.Per, "per", "", "who is limited: ip, global, or 'header NAME' with an API key (default: the key of the OpenAPI file, or ip)")
+	f.StringVar(&o.Per, "per", "", "who is limited: ip, global, or 'header NAME' with an API key (default: ip, or the API key in rules whose operations all need it)")
 	f.StringVar(&o.Rate, "rate", "100/min", "how much each of them may send")
 	f.StringVar(&o.OpenAPI, "from-openapi", "", "a file in OpenAPI 3, as YAML or JSON")
 	f.BoolVar(&isForced, "force", false, "replace the file if it exists")

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,6 +119,42 @@ func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 	}
 	if code, _, _ := command("init", "--from-openapi", "none.yaml", "-"); code != exitInvalid {
 		t.Errorf("a missing description: exit status %d", code)
+	}
+}
+
+func TestOnlyRulesWhoseOperationsNeedTheKeyUseIt(t *testing.T) {
+	text := `openapi: 3.1.0
+servers: [{url: https://a.example/v1}, {url: https://b.example/v2}, {url: https://c.example/v1}]
+security: [{bearerAuth: []}]
+components:
+  securitySchemes:
+    bearerAuth: {type: http, scheme: bearer, bearerFormat: JWT}
+    acme: {type: apiKey, in: header, name: X-Acme-Key}
+paths:
+  /users: {get: {}, post: {}}
+  /hooks: {post: {security: [{acme: []}]}, put: {security: [{acme: [], bearerAuth: []}]}}
+  /mixed: {post: {security: [{acme: []}]}, put: {}}
+  /either: {post: {security: [{acme: []}, {bearerAuth: []}]}}
+  /open: {get: {security: []}}
+`
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if code, _, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), file); code != exitOK {
+		t.Fatal(err)
+	}
+	code, out, _ := command("validate", "--strict", file)
+	policy, err := os.ReadFile(file)
+	var got []string
+	for _, m := range regexp.MustCompile(`  - name: (\S+)\n    match: .*\n    per: (\S+)\n`).FindAllStringSubmatch(string(policy), -1) {
+		got = append(got, m[1]+" "+m[2])
+	}
+	want := []string{"users-read ip", "users-write ip", "hooks client", "mixed ip", "either ip", "open ip"}
+	if err != nil || code != exitOK || !slices.Equal(got, want) {
+		t.Errorf("exit status %d, %s%v; the rules are %q, want %q", code, out, err, got, want)
+	}
+	for _, want := range []string{"key: header X-Acme-Key\n", `"bearerAuth" in securitySchemes`, "#   tokens:\n", "claim sub", "only paths below /v1/, ", "(1: /v2/)"} {
+		if !strings.Contains(string(policy), want) {
+			t.Errorf("%q is not in\n%s", want, policy)
+		}
 	}
 }
 

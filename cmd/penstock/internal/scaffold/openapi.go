@@ -21,18 +21,25 @@ const (
 	maxLogins    = 500   // paths that take passwords
 	maxServerURL = 2_048 // bytes, with the values of its variables
 	maxGroups    = 100   // with more, there is one group for all paths
+	maxServers   = 100
+
+	maxAlternatives = 20 // of a security, and schemes of each; one with more is ignored
 )
 
 // An operation is a method of a path.
 type operation struct {
 	method   string
 	segments []string // a word, or * for a parameter
+	needsKey bool     // no request succeeds without the API key
 }
 
 // A description is what a policy needs of a file in OpenAPI.
 type description struct {
 	operations []operation
-	keyHeader  string // of an API key, or ""
+	keyHeader  string   // of the API key that operations need, or ""
+	tokens     []string // schemes with tokens that operations accept
+	base       string   // path of the first server, which all paths are below
+	otherBases []string // paths of the other servers, if they differ
 }
 
 var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "put": "PUT", "patch": "PATCH", "delete": "DELETE"}
@@ -64,8 +71,8 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 	case version == nil || !strings.HasPrefix(version.Value, "3."):
 		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; it begins with openapi: 3.1.0", name)
 	}
-	base, err := basePath(name, root)
-	if err != nil {
+	d := &description{}
+	if err := d.readServers(name, root); err != nil {
 		return nil, err
 	}
 	paths := field(root, "paths")
@@ -75,7 +82,9 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 	if n := len(paths.Content) / 2; n > maxPaths {
 		return nil, fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
-	d := &description{keyHeader: apiKeyHeader(root)}
+	all := schemesOf(root)
+	var keyName string
+	sharedSecurity := field(root, "security")
 	logins := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
 		key, item := paths.Content[i], real(paths.Content[i+1])
@@ -88,7 +97,7 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		if n := len(item.Content) / 2; n > maxFields {
 			return nil, fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
 		}
-		segments := segmentsOf(base + key.Value)
+		segments := segmentsOf(d.base + key.Value)
 		if isLogin(segments) {
 			logins++
 		}
@@ -97,7 +106,19 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		}
 		for j := 0; j+1 < len(item.Content); j += 2 {
 			if method := methods[item.Content[j].Value]; method != "" {
-				d.operations = append(d.operations, operation{method, segments})
+				at := real(item.Content[j+1])
+				if n := len(at.Content) / 2; n > maxFields {
+					return nil, fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, at.Line, at.Column, method, wording.Clip(key.Value), n, maxFields)
+				}
+				security := field(at, "security")
+				if security == nil {
+					security = sharedSecurity
+				}
+				if keyName == "" {
+					keyName, d.keyHeader = all.neededKey(security)
+				}
+				d.addTokens(all, security)
+				d.operations = append(d.operations, operation{method, segments, keyName != "" && needs(security, keyName)})
 			}
 		}
 	}
@@ -140,17 +161,36 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// basePath returns the path of the first server, which all paths are below.
-func basePath(name string, root *yaml.Node) (string, error) {
+// readServers sets the base paths.
+func (d *description) readServers(name string, root *yaml.Node) error {
 	servers := field(root, "servers")
-	if servers == nil || len(servers.Content) == 0 {
-		return "", nil
+	if servers == nil || servers.Kind != yaml.SequenceNode {
+		return nil
 	}
-	at := field(real(servers.Content[0]), "url")
+	if n := len(servers.Content); n > maxServers {
+		return fmt.Errorf("%s:%d:%d: the description has %d servers; the most is %d", name, servers.Line, servers.Column, n, maxServers)
+	}
+	for i, server := range servers.Content {
+		base, err := basePath(name, real(server))
+		switch {
+		case err != nil:
+			return err
+		case i == 0:
+			d.base = base
+		case base != d.base && !slices.Contains(d.otherBases, base):
+			d.otherBases = append(d.otherBases, base)
+		}
+	}
+	return nil
+}
+
+// basePath returns the path of a server.
+func basePath(name string, server *yaml.Node) (string, error) {
+	at := field(server, "url")
 	if at == nil {
 		return "", nil
 	}
-	text, err := withVariables(at.Value, field(real(servers.Content[0]), "variables"))
+	text, err := withVariables(at.Value, field(server, "variables"))
 	if err != nil {
 		return "", fmt.Errorf("%s:%d:%d: %w", name, at.Line, at.Column, err)
 	}
@@ -191,20 +231,82 @@ func withVariables(text string, variables *yaml.Node) (string, error) {
 	return b.String() + rest, nil
 }
 
-// apiKeyHeader returns the header with the API key, if there is one.
-func apiKeyHeader(root *yaml.Node) string {
-	schemes := field(field(root, "components"), "securitySchemes")
-	if schemes == nil || schemes.Kind != yaml.MappingNode {
-		return ""
+// schemes are the security schemes of a description that a policy can use.
+type schemes struct {
+	headers map[string]string // of API keys, by scheme
+	tokens  map[string]bool   // schemes whose clients send tokens
+}
+
+func schemesOf(root *yaml.Node) schemes {
+	s := schemes{headers: make(map[string]string), tokens: make(map[string]bool)}
+	all := field(field(root, "components"), "securitySchemes")
+	if all == nil || all.Kind != yaml.MappingNode {
+		return s
 	}
-	for i := 1; i < len(schemes.Content); i += 2 {
-		scheme := real(schemes.Content[i])
-		kind, in, name := field(scheme, "type"), field(scheme, "in"), field(scheme, "name")
-		if kind != nil && in != nil && name != nil && kind.Value == "apiKey" && in.Value == "header" && isHeader(name.Value) {
-			return name.Value
+	text := func(n *yaml.Node, name string) string {
+		if n = field(n, name); n == nil {
+			return ""
+		}
+		return n.Value
+	}
+	for i := 0; i+1 < len(all.Content); i += 2 {
+		name, scheme := all.Content[i].Value, real(all.Content[i+1])
+		switch kind := text(scheme, "type"); {
+		case kind == "apiKey" && text(scheme, "in") == "header" && isHeader(text(scheme, "name")):
+			s.headers[name] = text(scheme, "name")
+		case kind == "oauth2" || kind == "openIdConnect" || kind == "http" && strings.EqualFold(text(scheme, "scheme"), "bearer"):
+			s.tokens[name] = true
 		}
 	}
-	return ""
+	return s
+}
+
+// neededKey returns a scheme with an API key that all alternatives of a security need, and its
+// header.
+func (s schemes) neededKey(security *yaml.Node) (name, header string) {
+	all := alternatives(security)
+	if len(all) == 0 {
+		return "", ""
+	}
+	first := all[0]
+	for i := 0; i+1 < len(first.Content); i += 2 {
+		if name := first.Content[i].Value; s.headers[name] != "" && needs(security, name) {
+			return name, s.headers[name]
+		}
+	}
+	return "", ""
+}
+
+// needs reports whether each alternative of a security has a scheme. An alternative without it lets
+// requests succeed whose key is made up.
+func needs(security *yaml.Node, scheme string) bool {
+	all := alternatives(security)
+	return len(all) > 0 && !slices.ContainsFunc(all, func(n *yaml.Node) bool { return field(n, scheme) == nil })
+}
+
+// alternatives returns the alternatives of a security: each has fields that are schemes.
+func alternatives(security *yaml.Node) (list []*yaml.Node) {
+	if security == nil || security.Kind != yaml.SequenceNode || len(security.Content) > maxAlternatives {
+		return nil
+	}
+	for _, n := range security.Content {
+		if n = real(n); n.Kind != yaml.MappingNode || len(n.Content)/2 > maxAlternatives {
+			return nil
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
+// addTokens adds the schemes with tokens that a security accepts, up to maxListed.
+func (d *description) addTokens(all schemes, security *yaml.Node) {
+	for _, alternative := range alternatives(security) {
+		for i := 0; i+1 < len(alternative.Content); i += 2 {
+			if name := alternative.Content[i].Value; all.tokens[name] && len(d.tokens) < maxListed && !slices.Contains(d.tokens, name) {
+				d.tokens = append(d.tokens, name)
+			}
+		}
+	}
 }
 
 // segmentsOf returns the segments of a path. A parameter, and what a policy could not match as a
@@ -232,8 +334,21 @@ func isWord(text string) bool {
 type group struct {
 	pattern       string // of all its paths
 	name          string
-	reads, writes []string // methods
+	reads, writes part
 	logins        []string // patterns of paths that POST sends passwords to
+}
+
+// A part is the operations of a group that one rule is for.
+type part struct {
+	methods             []string
+	withKey, withoutKey bool // whether it has operations that need the API key, and others
+}
+
+// needsKey reports whether all operations need the API key.
+func (p part) needsKey() bool { return p.withKey && !p.withoutKey }
+
+func (p part) join(q part) part {
+	return part{append(slices.Clone(p.methods), q.methods...), p.withKey || q.withKey, p.withoutKey || q.withoutKey}
 }
 
 // groups groups operations by the first word after what all paths begin with.
@@ -261,15 +376,27 @@ func groups(operations []operation) []*group {
 	return all
 }
 
+// isSplit reports whether reads and writes have a rule each.
+func (g *group) isSplit() bool { return len(g.reads.methods) > 0 && len(g.writes.methods) > 0 }
+
+// hasRuleByKey reports whether a rule of the group can limit each API key.
+func (g *group) hasRuleByKey() bool {
+	if g.isSplit() {
+		return g.reads.needsKey() || g.writes.needsKey()
+	}
+	return g.reads.join(g.writes).needsKey()
+}
+
 // add adds an operation. There are at most maxLogins logins.
 func (g *group) add(o operation) {
-	list := &g.writes
+	p := &g.writes
 	if o.method == "GET" || o.method == "HEAD" {
-		list = &g.reads
+		p = &g.reads
 	}
-	if !slices.Contains(*list, o.method) {
-		*list = append(*list, o.method)
+	if !slices.Contains(p.methods, o.method) {
+		p.methods = append(p.methods, o.method)
 	}
+	p.withKey, p.withoutKey = p.withKey || o.needsKey, p.withoutKey || !o.needsKey
 	if path := "/" + strings.Join(o.segments, "/"); o.method == "POST" && isLogin(o.segments) && !slices.Contains(g.logins, path) {
 		g.logins = append(g.logins, path)
 	}

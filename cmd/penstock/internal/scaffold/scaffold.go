@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // Options are what the policy limits.
 type Options struct {
-	Per  string // ip, global, or header NAME; "": the API key of OpenAPI, or else ip
+	Per  string // ip, global, or header NAME; "": the API key in rules whose operations need it, or else ip
 	Rate string // of each client and rule, such as 100/min
 
 	OpenAPI     string // the name of a file in OpenAPI 3, or ""
@@ -31,11 +33,22 @@ func Write(o Options) (string, error) {
 			return "", err
 		}
 	}
-	header, per, err := identityOf(o.Per, d.keyHeader)
+	var all []*group
+	if o.OpenAPI != "" {
+		all = groups(d.operations)
+	}
+	keyHeader := d.keyHeader
+	if !slices.ContainsFunc(all, (*group).hasRuleByKey) {
+		keyHeader = ""
+	}
+	header, per, err := identityOf(o.Per, keyHeader)
 	if err != nil {
 		return "", err
 	}
-	w := writer{rate: o.Rate, per: per, names: make(map[string]int)}
+	w := writer{rate: o.Rate, per: per, perWithoutKey: per, names: make(map[string]int)}
+	if o.Per == "" {
+		w.perWithoutKey, w.keyHeader = "ip", d.keyHeader
+	}
 	w.line("# A first policy, written by penstock init. Change it, then check it and run it:")
 	w.line("#")
 	w.line("#   penstock validate --strict FILE")
@@ -45,17 +58,21 @@ func Write(o Options) (string, error) {
 	w.line("#")
 	w.line("# Instances share their counters if serve has --store redis://HOST:6379.")
 	w.line("")
+	w.servers(d)
+	if o.Per == "" {
+		w.tokens(d.tokens)
+	}
 	w.identity(header)
 	if o.OpenAPI == "" {
 		w.line("rules:")
 		w.line("  # All requests. A rule with a path is more specific, and takes the place of this one:")
 		w.line("  # match: {method: POST, path: /login}")
-		w.rule("all", "", nil, w.rate)
+		w.rule("all", "", nil, w.per)
 	} else {
 		w.line("apply: most-specific   # one rule for each request; a rule with always: true applies besides")
 		w.line("")
 		w.line("rules:   # requests that no rule matches are not limited")
-		w.groups(groups(d.operations))
+		w.groups(all)
 	}
 	w.line("")
 	w.line("http:")
@@ -65,6 +82,8 @@ func Write(o Options) (string, error) {
 	w.line("  # trusted_proxies: [10.0.0.0/8]   # load balancers whose X-Forwarded-For has the client's address")
 	return w.text.String(), nil
 }
+
+const maxListed = 5 // names in one comment
 
 var headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,100}$`)
 
@@ -96,10 +115,49 @@ func identityOf(per, keyHeader string) (header, identity string, err error) {
 type writer struct {
 	text      strings.Builder
 	rate, per string
-	names     map[string]int // of rules: how many have this name, or begin with it and have a number
+
+	perWithoutKey string         // per of rules that have operations without the API key
+	keyHeader     string         // of that key, or "" if the rules do not depend on it
+	names         map[string]int // of rules: how many have this name, or begin with it and have a number
 }
 
 func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
+
+// servers warns if the rules do not match the paths of all servers.
+func (w *writer) servers(d *description) {
+	if len(d.otherBases) == 0 {
+		return
+	}
+	list := make([]string, 0, maxListed)
+	for _, base := range d.otherBases[:min(len(d.otherBases), maxListed)] {
+		list = append(list, wording.Clip(base+"/"))
+	}
+	w.line(fmt.Sprintf("# WARNING: the rules match only paths below %s, which the first server of the description has.", wording.Clip(d.base+"/")))
+	w.line(fmt.Sprintf("# Other servers have other paths (%d: %s). Requests for them are not limited.", len(d.otherBases), strings.Join(list, ", ")))
+	w.line("# Add rules for those that reach Penstock.")
+	w.line("")
+}
+
+// tokens explains how to limit users instead of addresses.
+func (w *writer) tokens(schemes []string) {
+	if len(schemes) == 0 {
+		return
+	}
+	list := make([]string, 0, len(schemes))
+	for _, name := range schemes {
+		list = append(list, fmt.Sprintf("%.60q", name))
+	}
+	w.line("# Clients send tokens: " + strings.Join(list, ", ") + " in securitySchemes. Penstock must verify them before it can limit each user.")
+	w.line("# If they are JWTs, add the lines below with the values of the issuer, and replace per: ip in the rules.")
+	w.line("#")
+	w.line("#   tokens:")
+	w.line("#     jwks_url: https://login.example.com/.well-known/jwks.json")
+	w.line("#     issuer: https://login.example.com")
+	w.line("#     audience: api")
+	w.line("#")
+	w.line("#   per: {first_of: [{user: claim sub}, ip]}")
+	w.line("")
+}
 
 func (w *writer) identity(header string) {
 	if header == "" {
@@ -113,18 +171,30 @@ func (w *writer) identity(header string) {
 	w.line("")
 }
 
+// partRule writes the rule for a part of a group.
+func (w *writer) partRule(name, path string, p part) {
+	per := w.per
+	if !p.needsKey() {
+		per = w.perWithoutKey
+	}
+	if p.withKey && p.withoutKey && w.keyHeader != "" {
+		w.line("  # Some of these operations do not need " + w.keyHeader + ", so their clients could make up keys.")
+	}
+	w.rule(name, path, p.methods, per)
+}
+
 // rule writes a rule with one limit.
-func (w *writer) rule(name, path string, methods []string, rate string) {
+func (w *writer) rule(name, path string, methods []string, per string) {
 	w.line("  - name: " + name)
 	if path != "" {
 		w.line(fmt.Sprintf("    match: {method: [%s], path: %q}", strings.Join(methods, ", "), path))
 	}
-	w.line("    per: " + w.per)
-	if w.per == "client" {
+	w.line("    per: " + per)
+	if per == "client" {
 		w.line("    new_identities: 20/min         # per address: made-up keys do not evade the limit")
 	}
 	w.line("    limits:")
-	w.line(fmt.Sprintf("      - {rate: %q}", rate))
+	w.line(fmt.Sprintf("      - {rate: %q}", w.rate))
 }
 
 func (w *writer) groups(all []*group) {
@@ -142,13 +212,13 @@ func (w *writer) groups(all []*group) {
 			w.line("      - {rate: 5/min, on_status: [400, 401, 403]}")
 			w.line("")
 		}
-		if len(g.reads) > 0 && len(g.writes) > 0 {
-			w.rule(w.name(name+"-read"), g.pattern, g.reads, w.rate)
+		if g.isSplit() {
+			w.partRule(w.name(name+"-read"), g.pattern, g.reads)
 			w.line("")
-			w.rule(w.name(name+"-write"), g.pattern, g.writes, w.rate)
+			w.partRule(w.name(name+"-write"), g.pattern, g.writes)
 			continue
 		}
-		w.rule(name, g.pattern, append(g.reads, g.writes...), w.rate)
+		w.partRule(name, g.pattern, g.reads.join(g.writes))
 	}
 }
 
