@@ -45,20 +45,21 @@ func (f *adminFlags) setDefault() error {
 }
 
 // open makes a client that sends the token.
-func (f *adminFlags) open(token string) (*admin, error) {
+func (f *adminFlags) open(token credential) (*admin, error) {
 	o := f.Options
-	o.Token = token
+	o.Token = token.text
 	client, err := adminclient.New(o)
 	if err != nil {
 		return nil, coded(exitUsage, err)
 	}
-	return &admin{client, f.Address}, nil
+	return &admin{client, f.Address, token.isTooShort}, nil
 }
 
 // An admin is the admin API of a running instance.
 type admin struct {
 	*adminclient.Client
-	address string
+	address         string
+	isTokenTooShort bool // so no token is sent
 }
 
 // send sends a request to the admin API, and decodes its response into one of the API's types. With
@@ -81,6 +82,9 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 
 // refused returns the error for an answer with another status than 200.
 func (a *admin) refused(status int, text []byte) error {
+	if status == http.StatusUnauthorized && a.isTokenTooShort {
+		return errShortToken
+	}
 	var problem adminapi.Problem
 	if err := json.Unmarshal(text, &problem); err != nil {
 		problem.Detail = ""
@@ -98,17 +102,29 @@ func (a *admin) errNotTheAPI() error {
 	return coded(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
 }
 
-// operatorToken returns the token of operators, from the environment. It may be "".
-func operatorToken() (string, error) {
+// A credential is the token of operators. The text is "" if there is none, or if it is too short to
+// be that of an instance. Without a token, many instances show state to their own machine.
+type credential struct {
+	text       string
+	isTooShort bool
+}
+
+var errShortToken = coded(exitInvalid, errors.New("the token is wrong or too short; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to the operator_token of the instance"))
+
+// operatorToken returns the token of operators, from the environment.
+func operatorToken() (credential, error) {
 	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
-	return string(s.OperatorToken), err
+	if errors.Is(err, settings.ErrShortToken) {
+		return credential{isTooShort: true}, nil
+	}
+	return credential{text: string(s.OperatorToken)}, err
 }
 
 // adminToken returns the token of operators. It fails if a flag is given that only the store needs.
-func adminToken(c *cobra.Command, given *storeFlags) (string, error) {
+func adminToken(c *cobra.Command, given *storeFlags) (credential, error) {
 	for name := range given.texts {
 		if c.Flags().Changed(name) {
-			return "", coded(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
+			return credential{}, coded(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
 		}
 	}
 	return operatorToken()

@@ -30,7 +30,7 @@ func newDenials() *cobra.Command {
 			"with Ctrl-C. Keys are masked, unless shown_identities is full and the token is sent.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set.\n\n" +
-			"Exit status: 0 ok, 5 the instance does not answer.",
+			"Exit status: 0 ok, 4 the operator token is wrong or missing, 5 the instance does not answer.",
 		Example:           "  penstock denials\n  penstock denials --follow --rule login\n  penstock denials --follow --key key:abc -o json",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -46,7 +46,7 @@ func askReady(ctx context.Context, address *adminFlags, timeout time.Duration) (
 	if err := address.setDefault(); err != nil {
 		return "", err
 	}
-	instance, err := address.open("")
+	instance, err := address.open(credential{})
 	if err != nil {
 		return "", err
 	}

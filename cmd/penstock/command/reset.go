@@ -42,7 +42,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. With --ref it resets the key that penstock denials or the log\n" +
 			"prints beside this ref.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
-			"Exit status: 0 reset, 3 nothing was used, 5 the store gives no answer.",
+			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",
 		Args:              needsKey(&r.ref, &r.admin, "one key, as in: penstock reset key:abc --reason support-4711"),
@@ -65,7 +65,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return r.run(c, k)
 		},
 	}
-	given.add(c, "envoy-config")
+	given.add(c, "envoy-config", "audit-file")
 	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
 	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
 	r.admin.add(c, "let the instance with this admin address reset")
@@ -145,7 +145,10 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 	if err != nil {
 		return err
 	}
-	if token == "" {
+	if token.isTooShort {
+		return errShortToken
+	}
+	if token.text == "" {
 		return coded(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
 	}
 	instance, err := r.admin.open(token)
@@ -201,7 +204,11 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
-			fmt.Fprintf(&text, "%s was reset: %d used before, %d left now\n", l.Name(), l.Used, report.After[i].Left)
+			fmt.Fprintf(&text, "%s was reset: %d used before, %d left now", l.Name(), l.Used, report.After[i].Left)
+			if l.Tier != "" { // tiers share the counter, and differ in what is left
+				text.WriteString(" for tier " + l.Tier)
+			}
+			text.WriteString("\n")
 		}
 	}
 	text.WriteString(caches)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -47,7 +48,8 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"reads from a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
 			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases. It also knows the\n" +
 			"ref of a masked key that it has denied or seen often within an hour: penstock denials and the log print refs, for --ref.\n\n" +
-			"Exit status: 0 no limit would deny it, 3 one would, 5 the store gives no answer.",
+			"Exit status: 0 no limit would deny it, 3 one would, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer. An\n" +
+			"instance without its store answers by itself, with 0 or 3; what was used is not known then.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
 		Args:              needsKey(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -321,6 +323,9 @@ func (r *keyReport) print(out io.Writer) error {
 	fmt.Fprintf(&b, "key %s\n", r.Identity)
 	if r.Source != penstock.FromStore.String() {
 		fmt.Fprintf(&b, "read from the instance itself, not from the store: %s\n", r.Source)
+		if slices.ContainsFunc(r.Limits, func(l keylimits.Limit) bool { return l.IsUnknown }) {
+			b.WriteString("What was used is not known until the store answers. Left is what this instance admits alone.\n")
+		}
 	}
 	b.WriteString("\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -388,5 +393,9 @@ func printLimit(w io.Writer, l *keylimits.Limit, whose string) {
 	if l.Used > 0 {
 		unused = (time.Duration(l.ResetMS) * time.Millisecond).String()
 	}
-	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", name, l.Rate, l.Used, l.Left, unused, answer)
+	used := strconv.FormatInt(l.Used, 10)
+	if l.IsUnknown {
+		used, unused = "?", "?"
+	}
+	fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", name, l.Rate, used, l.Left, unused, answer)
 }

@@ -136,7 +136,7 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 		t.Errorf("without a terminal: exit code %d, %s%s", code, out, errors)
 	}
 	code, out, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
-	if code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before") || !strings.Contains(out, "for up to 1s more") || strings.Contains(out, "busy") {
+	if code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before, 30 left now for tier premium") || !strings.Contains(out, "for up to 1s more") || strings.Contains(out, "busy") {
 		t.Errorf("reset: exit code %d, %s\n%s", code, out, audit)
 	}
 	checkAudit(t, audit, "login.hour 3 0", "login.day 3 0", "login.day.candidate 2 0")
@@ -224,6 +224,9 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	}
 	t.Setenv("PENSTOCK_AUDIT_FILE", t.TempDir())
 	f.request(t, "/login", "abc")
+	if code, _, errors := f.run("reset", "key:abc", "--reason", "r", "--yes", "--audit-file", t.TempDir()); code != exitInvalid || !strings.Contains(errors, "nothing was reset") {
+		t.Errorf("a folder as --audit-file: exit code %d, %s", code, errors)
+	}
 	if code, out, errors := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "audit-file (PENSTOCK_AUDIT_FILE)") || !strings.Contains(errors, "nothing was reset") {
 		t.Errorf("a folder as the audit file: exit code %d, %s%s", code, out, errors)
 	}
@@ -327,6 +330,12 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 			t.Errorf("penstock %s: exit code %d, %q, %s", args, code, out, errors)
 		}
 	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
+	for _, one := range []string{"status key:abc", "top", "denials"} {
+		if code, out, errors := command(append(strings.Fields(one), "--admin", "127.0.0.1:"+port)...); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong or too short") {
+			t.Errorf("%s with a short token: exit code %d, %s%s", one, code, out, errors)
+		}
+	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitDenied || !strings.Contains(out, "login.hour (free)") {
 		t.Errorf("with the token: exit code %d, %s%s", code, out, errors)
@@ -395,6 +404,13 @@ func TestResetByARunningInstance(t *testing.T) {
 		t.Errorf("nothing is used: exit code %d, %s", code, out)
 	}
 	checkRefs(t, guarded)
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
+	for _, args := range []string{"status key:abc", "top", "denials", "reset key:abc --reason r --yes"} {
+		if code, out, errors := command(append(strings.Fields(args), "--admin", guarded.admin)...); (code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong or too short")) != (!strings.HasPrefix(args, "reset")) {
+			t.Errorf("%s with a short token: exit code %d, %s%s", args, code, out, errors)
+		}
+	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	f.request(t, "/busy", "abc")
 	f.redis.Kill()
 	if code, out, errors := reset("--yes --rule busy"); code != exitUnreachable || out != "" {

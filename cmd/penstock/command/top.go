@@ -27,7 +27,7 @@ func newTop() *cobra.Command {
 			"once, and cuts no text unless COLUMNS is set.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. Rates are those of the last 10 seconds, of all instances.\n\n" +
-			"Exit status: 0 ok, 5 the instance does not answer.",
+			"Exit status: 0 ok, 4 the operator token is wrong or missing, 5 the instance does not answer.",
 		Example:           "  penstock top\n  penstock top --admin https://gate-1:9180 --admin-ca ca.pem --rule login\n  penstock top --once -o json",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -42,7 +42,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	found.Source, found.DeniedBy = source.String(), keylimits.DeniedBy(all)
 	for i, l := range all {
-		switch isShown := l.IsInUse() || q.Get("all") == "true"; {
+		switch isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"; {
 		case isShown && i < len(limits):
 			found.Limits = append(found.Limits, l)
 		case isShown:

@@ -61,6 +61,7 @@ const (
 type Change struct {
 	Rule   string `json:"rule"`
 	Limit  string `json:"limit"`
+	Tier   string `json:"tier,omitempty"` // that of Usage.Left, if tiers have different numbers
 	Before Usage  `json:"before"`
 	After  *Usage `json:"after,omitempty"` // nil: not known
 }
@@ -104,7 +105,7 @@ func New(action string, actor Actor) Line {
 
 // Add adds the change of a limit.
 func (l *Line) Add(c keylimits.Change) {
-	one := Change{Rule: c.Before.Rule, Limit: c.Before.Limit, Before: Usage{c.Before.Used, c.Before.Left}}
+	one := Change{Rule: c.Before.Rule, Limit: c.Before.Limit, Tier: c.Before.Tier, Before: Usage{c.Before.Used, c.Before.Left}}
 	if c.After != nil {
 		one.After = &Usage{c.After.Used, c.After.Left}
 	}

@@ -30,7 +30,8 @@ type Limit struct {
 	Rate      string `json:"rate"`
 	Algorithm string `json:"algorithm"`
 	Stored    string `json:"stored,omitempty" doc:"the name of its state in Redis, if penstock status has read the store itself"`
-	Used      int64  `json:"used" doc:"units"`
+	Used      int64  `json:"used" doc:"units; 0 if used_unknown"`
+	IsUnknown bool   `json:"used_unknown,omitempty" doc:"the store gives no answer: left is what the instance admits alone, such as its share"`
 	Left      int64  `json:"left" doc:"units"`
 	ResetMS   int64  `json:"reset_after_ms" doc:"until nothing is used any more"`
 	RetryMS   int64  `json:"retry_after_ms" doc:"until one unit is left; 0: now; -1: never"`
@@ -162,6 +163,9 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		source = max(source, d.Source)
 		for i, l := range batch {
 			l.fill(d.Status(i))
+			if l.IsUnknown = notStored(d.Source) != nil; l.IsUnknown {
+				l.Used = 0
+			}
 		}
 	}
 	return source, nil

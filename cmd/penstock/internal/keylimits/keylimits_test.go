@@ -113,6 +113,29 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 	}
 }
 
+// A fallback knows its share only, so the rest of the limit must not count as used.
+func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
+	limits, _ := Find(rulesOf(t, testPolicy), "key:a", "api")
+	share := penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		statuses := make([]penstock.Status, len(charges))
+		for i := range statuses {
+			statuses[i].Remaining = 2
+		}
+		d := penstock.NewDecision(statuses)
+		d.Source = penstock.FromFallback
+		return d, nil
+	})
+	source, err := Read(t.Context(), share, limits)
+	if err != nil || source != penstock.FromFallback {
+		t.Fatalf("%v, %v", source, err)
+	}
+	for _, l := range limits {
+		if !l.IsUnknown || l.Used != 0 || l.Left != 2 {
+			t.Errorf("%s: %d used, %d left, unknown: %v; want an unknown use", l.Name(), l.Used, l.Left, l.IsUnknown)
+		}
+	}
+}
+
 func TestClearForgetsWhatIsInUse(t *testing.T) {
 	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
 	all, _ := Find(rules, "key:a", "")

@@ -145,10 +145,13 @@ const maxSocketPath = 103
 // minToken is the least length of a token in bytes.
 const minToken = 16
 
+// ErrShortToken is wrapped by the error for a token that is too short.
+var ErrShortToken = errors.New("it can be guessed")
+
 func setToken(field func(*Settings) *[]byte) setter {
 	return func(s *Settings, text string) error {
 		if text != "" && len(text) < minToken {
-			return fmt.Errorf("it can be guessed; write at least %d characters, such as the output of: openssl rand -hex 16", minToken)
+			return fmt.Errorf("%w; write at least %d characters, such as the output of: openssl rand -hex 16", ErrShortToken, minToken)
 		}
 		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return errors.New("it has characters that some clients cannot send; write letters and digits")
