@@ -226,7 +226,7 @@ func TestThePolicyDecidesDomainsThatNoFileHas(t *testing.T) {
 		}
 	}
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
-	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not say when a request ends") })
+	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
 }
 
 // A descriptor with hits_addend may report units that were already used. By default such a report
