@@ -88,6 +88,11 @@ var (
 		"kbit": bytesHint, "mbit": bytesHint, "gbit": bytesHint, "kbps": bytesHint, "mbps": bytesHint, "gbps": bytesHint,
 	}
 
+	// abbreviations are the periods of words that name both what is counted and a period.
+	abbreviations = map[string]string{
+		"rps": "s", "qps": "s", "tps": "s", "rpm": "min", "qpm": "min", "tpm": "min", "rph": "h", "qph": "h", "rpd": "d", "qpd": "d", "tpd": "d",
+	}
+
 	uneven = map[string]string{
 		"mo": monthHint, "mon": monthHint, "month": monthHint, "months": monthHint,
 		"y": yearHint, "yr": yearHint, "year": yearHint, "years": yearHint,
@@ -133,7 +138,7 @@ func (r *reader) count() (int64, error) {
 	} else if !plain {
 		return 0, r.wrong(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
 			r.text[start:glued])
-	} else if word != "" && wordAt == glued && !strings.EqualFold(word, "per") {
+	} else if word != "" && wordAt == glued && abbreviations[strings.ToLower(word)] == "" && !strings.EqualFold(word, "per") {
 		return 0, r.wrong(wordAt, "%q follows the count directly; k and M do, other words follow a space", word)
 	}
 	if !n.IsInt() || !n.Num().IsInt64() {
@@ -150,7 +155,10 @@ func (r *reader) counted(at int, word string) error {
 	lower := strings.ToLower(word)
 	_, unit := units[lower]
 	_, number := multipliers[lower]
+	rest := strings.TrimSpace(r.text[r.at:])
 	switch {
+	case abbreviations[lower] != "" && (rest == "" || rest[0] == ','):
+		return r.wrong(at, "%q is not a period; write %s/%s", word, strings.TrimSpace(r.text[:at]), abbreviations[lower])
 	case lower == "per":
 		r.at = at
 	case unclear[lower] != "":
@@ -229,6 +237,9 @@ func (r *reader) unit(start int) (time.Duration, error) {
 		return 0, r.wrong(at, "the number needs a unit: us, ms, s, min, h, d or w")
 	case word == "":
 		return 0, r.wrong(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
+	}
+	if unit := abbreviations[lower]; unit != "" {
+		return 0, r.wrong(at, "%q is not a unit of time; write %s", word, unit)
 	}
 	return 0, r.wrong(at, "%q is not a unit of time; there are us, ms, s, min, h, d and w, and the words for them", word)
 }

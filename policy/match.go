@@ -299,6 +299,9 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if strings.Contains(text, "://") {
 		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
 	}
+	if strings.HasPrefix(text, "^") {
+		return nil, fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, fromExpression(text))
+	}
 	if !strings.HasPrefix(text, "/") {
 		return nil, fmt.Errorf("the path %.60q must begin with a slash; write %.60q", text, "/"+text)
 	}
@@ -343,6 +346,21 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 		pattern = pattern[:last]
 	}
 	return pattern, nil
+}
+
+// fromExpression returns a pattern that matches about what a regular expression matches.
+func fromExpression(text string) string {
+	text = strings.TrimSuffix(strings.Trim(text, "^$"), "/?")
+	parts := strings.Split(strings.NewReplacer("[^/]+", "*", "[^/]*", "*", "(", "", ")", "", `\`, "").Replace(text), "/")
+	for i, part := range parts {
+		switch isLast := i == len(parts)-1; {
+		case isLast && (part == ".*" || part == ".+"):
+			parts[i] = "**"
+		case strings.ContainsAny(part, "*+?|[]{}^$"):
+			parts[i] = "*"
+		}
+	}
+	return "/" + strings.TrimPrefix(strings.Join(parts, "/"), "/")
 }
 
 // cleanSegment converts a segment to the canonical form of Clean. It keeps stars.

@@ -47,7 +47,11 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 			return c.identity(state)
 		}
 		if _, word := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
-			c.fail(config, "%q needs a kind, which is part of the key; write {KIND: %s}, as in {user: header X-User-Id}", config.Name, config.Name)
+			kind := "user"
+			if strings.Contains(strings.ToLower(config.Name), "key") {
+				kind = "key"
+			}
+			c.fail(config, "%q needs a kind, which begins the keys of its clients; write {%s: %[1]s}, or another kind than %[2]s", wording.Clip(config.Name), kind)
 		} else {
 			c.fail(config, "there is no identity %q; %s", wording.Clip(config.Name), c.suggestIdentity(config.Name))
 		}

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -237,12 +238,28 @@ func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
 		return nil, false
 	}
 	for _, s := range strings.Split(text, "/") {
-		if name := strings.Trim(s, ":<>"); s != name && policy.IsWord(name) {
-			c.warn(p, "the segment %q matches only this text; for a segment with any text write {%s}", wording.Clip(s), wording.Clip(name))
+		name := strings.Trim(s, ":<>")
+		switch {
+		case s != name && policy.IsWord(name):
+			c.warn(p, "the segment %q matches only this text; for a segment with any text write {%s}, and put the path into quotes", wording.Clip(s), wording.Clip(name))
+		case expression.MatchString(s):
+			c.warn(p, "the segment %q is a regular expression, but matches only this text; write * or {name} for any segment, ** at the end for everything below, "+
+				"and %%5B for a bracket", wording.Clip(s))
+		case s == ".*":
+			c.hint(p, "the segment %q matches only names that begin with a dot; write ** at the end for everything below", wording.Clip(s))
 		}
 	}
 	return pattern, true
 }
+
+// expression matches segments with the syntax of regular expressions. Brackets, | and ^ are not
+// allowed in URLs. Parentheses, + and $ are.
+var expression = regexp.MustCompile(`\[.*\]|\||\^|\(\.[*+]\)|^\.\+|\)[+*?]|.\$$`)
+
+// registered are the methods of the HTTP registry, and PURGE of caches.
+var registered = strings.Fields("GET POST PUT PATCH DELETE HEAD OPTIONS QUERY CONNECT TRACE PURGE " +
+	"ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT COPY LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH " +
+	"PRI PROPFIND PROPPATCH REBIND REPORT SEARCH UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL")
 
 // checkMethod checks the name of a method.
 func (c *compiler) checkMethod(p any, name string) {
@@ -251,5 +268,7 @@ func (c *compiler) checkMethod(p any, name string) {
 		c.fail(p, "no request has the method *; remove method to match any")
 	case !policy.IsToken(name):
 		c.fail(p, "%q is not a method; write one such as GET or POST, or a list", wording.Clip(name))
+	case !slices.Contains(registered, strings.ToUpper(name)):
+		c.warn(p, "%q is not a method of the HTTP registry; %s", wording.Clip(name), wording.Suggest(strings.ToUpper(name), registered))
 	}
 }

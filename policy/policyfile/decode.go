@@ -171,6 +171,8 @@ func plainly(e *yaml.LoadError, character string) string {
 		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space after each colon, and texts with a colon into quotes"
 	case says("did not find expected '-' indicator"), says("did not find expected key"):
 		return "the line is indented differently from the one that it continues; indent the fields and dashes of a group equally"
+	case says("did not find expected ',' or") && character == "{":
+		return fmt.Sprintf("a text with { needs quotes within the bracket that opens in %s; write a path as in \"/users/{id}\"", begun)
 	case says("did not find expected ',' or"):
 		return fmt.Sprintf("the bracket that opens in %s has neither a comma nor its end here; add one", begun)
 	case says("unexpected end of stream"):

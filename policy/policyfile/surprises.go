@@ -25,8 +25,9 @@ func (c *compiler) surprises(matchers []*placed) {
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
-			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or {name} if one segment is intended",
-				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}))
+			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
+				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}),
+				append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentNamed, Text: "name"}))
 		}
 		if other := c.moreGeneral(m); other != nil && !took[m.rule] {
 			took[m.rule] = true

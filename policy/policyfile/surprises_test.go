@@ -11,9 +11,9 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 	const login = "{name: login, match: {method: POST, path: /login}, per: global, limits: [{rate: 1/s, on_status: 401}]}"
 	for _, row := range []struct{ text, says string }{
 		{"rules: [{name: a, match: {path: /api/*}, " + per + "}]",
-			"1:33: * is one segment here, so /api/a/b is not limited by this rule; write /api/** for everything below, or {name} if one segment is intended"},
+			"1:33: * is one segment here, so /api/a/b is not limited by this rule; write /api/** for everything below, or \"/api/{name}\" in quotes if one segment is intended"},
 		{"rules: [{name: a, match: {path: [/a/*, /b/*]}, " + per + "}, {name: b, match: {path: /c/*}, " + per + "}]",
-			"1:34: * is one segment here, so /a/a/b is not limited by this rule; write /a/** for everything below, or {name} if one segment is intended; this occurs in 3 places"},
+			"1:34: * is one segment here, so /a/a/b is not limited by this rule; write /a/** for everything below, or \"/a/{name}\" in quotes if one segment is intended; this occurs in 3 places"},
 		{"rules: [{name: a, match: {path: /api/*}, " + per + "}, {name: b, match: {path: /api/**}, always: true, " + per + "}]", ""},
 		{"rules: [{name: a, match: {path: \"/api/{id}\"}, " + per + "}]", ""},
 		{"rules: [{name: a, match: {path: /api/*}, unlimited: true}]", ""},
@@ -31,6 +31,9 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 		{"http: {trailing_slash: keep}\nrules: [" + login + "]", "the rule limits /login and not /LOGIN, which some servers answer in the same way; write http: {case_sensitive: false}, or {case_sensitive: true} if"},
 		{"http: {case_sensitive: false, trailing_slash: ignore}\nrules: [" + login + "]", ""},
 		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [" + login + "]", ""},
+		{"rules: [{name: a, match: {method: [gte, get, PURGE]}, " + per + "}]", "1:36: \"gte\" is not a method of the HTTP registry; did you mean GET?"},
+		{"rules: [{name: a, match: {path: '/users/[0-9]+'}, " + per + "}]", "1:33: the segment \"[0-9]+\" is a regular expression, but matches only this text; write * or {name}"},
+		{"rules: [{name: a, match: {path: ['/a(1)', '/$batch', '/a+b', '/*.*', '/.well-known/x']}, " + per + "}]", ""},
 		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits /pay"},
 	} {
 		warnings := policyIn(t, "policy.yaml", row.text+"\n").Warnings
@@ -96,6 +99,24 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 		}
 		if says != row.says {
 			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.beside, says, row.says)
+		}
+	}
+}
+
+func TestErrorsSayHowToWriteWhatWasMeant(t *testing.T) {
+	for text, says := range map[string]string{
+		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]": `a text with { needs quotes within the bracket that opens in line 1, column 26; write a path as in "/users/{id}"`,
+		"rules: [{name: a, match: {path: '^/v2/.*$'}, per: ip, limits: [{rate: 1/s}]}]":  `write "/v2/**"`,
+		"rules: [{name: a, match: {path: '^/v2/[^/]+/x/(.*)'}, per: ip, limits: [{}]}]":  `write "/v2/*/x/**"`,
+		"rules: [{name: a, per: header X-API-Key, limits: [{rate: 1/s}]}]":               "write {key: header X-API-Key}",
+		"rules: [{name: a, per: ip, limits: [{rate: 100rpm}]}]":                          "write 100/min",
+	} {
+		config, err := Parse("policy.yaml", []byte(text), nil, Options{})
+		if err == nil {
+			_, err = config.Compile()
+		}
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s\nhas the errors %v; want %s", text, err, says)
 		}
 	}
 }
