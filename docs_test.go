@@ -293,7 +293,7 @@ var searchedFor = []string{
 	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",
 	"GCRA", "concurrency", "fail open", "circuit breaker", "X-Forwarded-For", "IPv6", "allowlist", "blocklist", "tier", "Envoy", "gRPC", "hot key", "Prometheus",
-	"failover", "memory", "TLS", "ACL", "upgrade", "migrate",
+	"failover", "memory", "TLS", "ACL", "upgrade", "migrate", "WebSocket", "GraphQL", "multi-region", "replace directive", "Spring",
 }
 
 func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {

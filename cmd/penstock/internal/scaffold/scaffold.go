@@ -164,7 +164,7 @@ func (w *writer) identity(header string) {
 		return
 	}
 	w.line("identities:")
-	w.line("  client:                          # the first of these that the request has")
+	w.line("  client:                          # the key, or else the address")
 	w.line("    first_of:")
 	w.line("      - key: header " + header)
 	w.line("      - ip")
