@@ -50,7 +50,7 @@ func newDenials() *cobra.Command {
 	d.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().BoolVarP(&d.isFollowing, "follow", "f", false, "show requests as they are denied")
 	c.Flags().StringVar(&d.rule, "rule", "", "only of this rule")
-	c.Flags().StringVar(&d.key, "key", "", "only of this key, such as key:abc")
+	c.Flags().StringVar(&d.key, "key", "", "only of this key, such as key:abc; needs the operator token")
 	c.Flags().StringVar(&d.ref, "ref", "", "only of the key with this ref")
 	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text, or json, with --follow a line for each denial")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -106,10 +106,10 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limit\tkey\tdenied, at least\tat most\tref")
 	for _, o := range found.Offenders {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", top.Printable(o.Rule+"."+o.Limit), top.Printable(o.Identity), o.AtLeast, o.AtMost, o.Ref)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", top.Printable(o.Rule+"."+o.Limit), top.Printable(o.Identity), o.AtLeast, o.AtMost, top.Printable(o.Ref))
 	}
 	_ = w.Flush()
-	fmt.Fprintf(&b, "\nIn %s, of all keys: %d denials.\n", found.Window, found.Total)
+	fmt.Fprintf(&b, "\nIn %s, of all keys: %d denials.\n", top.Printable(found.Window), found.Total)
 	_, err := io.WriteString(out, b.String())
 	return err
 }
@@ -147,7 +147,7 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 		case !hasConnected:
 			return coded(exitUnreachable, err)
 		}
-		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", textOf(err))
+		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", printable(textOf(err)))
 		if !sleep(ctx, reconnectAfter) {
 			return nil
 		}
@@ -172,9 +172,13 @@ func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 	if event != "denial" || json.Unmarshal(data, &one) != nil {
 		return nil // of a later version
 	}
-	line := string(data)
-	if d.output == "text" {
-		line = textOfDenial(&one)
+	line := textOfDenial(&one)
+	if d.output == "json" {
+		text, err := json.Marshal(one) // not what was sent, which may steer a terminal
+		if err != nil {
+			return nil
+		}
+		line = printable(string(text))
 	}
 	if _, err := fmt.Fprintln(out, line); err != nil {
 		return fmt.Errorf("%w: %w", errOutput, err)

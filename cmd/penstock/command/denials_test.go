@@ -36,7 +36,8 @@ func (b *lockedBuffer) String() string {
 // Each denial of a running instance is shown as it happens, and the log has a line with a masked
 // key.
 func TestDenialsAreFollowed(t *testing.T) {
-	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0")}
+	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0", "--operator-token=a-token-of-operators")}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
 	ctx, stop := context.WithCancel(t.Context())
 	out, json := new(lockedBuffer), new(lockedBuffer)
 	var all sync.WaitGroup
@@ -119,5 +120,28 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	stop()
 	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
 		t.Errorf("exit code %d, %q, %s", code, out, errors)
+	}
+}
+
+func TestAnswersCannotSteerTheTerminal(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if strings.Contains(q.URL.Path, "offenders") {
+			w.Write([]byte(`{"window": "\u001b[2J", "offenders": [{"rule": "\u001b]0;", "identity": "\u009b", "ref": "\u001b[1m"}]}`))
+			return
+		}
+		w.WriteHeader(http.StatusForbidden)
+		w.Write([]byte(`{"detail": "\u001b[2J\r\u009b31mno"}`))
+	}))
+	defer server.Close()
+	address := strings.TrimPrefix(server.URL, "http://")
+	for _, args := range []string{"denials", "denials --follow", "top --once", "status key:a", "reset key:a --reason r --yes"} {
+		_, out, errors := command(append(strings.Fields(args), "--admin", address)...)
+		if out+errors == "" || strings.ContainsAny(out+errors, "\x1b\r\u009b") {
+			t.Errorf("%s: %q, %q", args, out, errors)
+		}
+	}
+	var out lockedBuffer
+	if err := (&denialsCommand{output: "json"}).print(&out, "denial", []byte("{\"rule\":\r\"\u009ba\",\"x\":1}")); err != nil || strings.ContainsAny(out.String(), "\r\u009b") {
+		t.Errorf("%q, %v", out.String(), err)
 	}
 }

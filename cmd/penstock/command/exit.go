@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/top"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -48,7 +49,7 @@ func exitStatus(c *cobra.Command, err error) int {
 		known = &codedError{statusOf(err), err}
 	}
 	if known.cause != nil {
-		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+textOf(known.cause))
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable(textOf(known.cause)))
 		if crash := (*panicked.Error)(nil); errors.As(known.cause, &crash) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
 		}
@@ -57,6 +58,19 @@ func exitStatus(c *cobra.Command, err error) int {
 		}
 	}
 	return known.status
+}
+
+// printable replaces letters that could steer a terminal. Lines and tabs stay.
+func printable(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		cells := strings.Split(line, "\t")
+		for j := range cells {
+			cells[j] = top.Printable(cells[j])
+		}
+		lines[i] = strings.Join(cells, "\t")
+	}
+	return strings.Join(lines, "\n")
 }
 
 // textOf is the error's text without prefixes that only repeat the meaning of the exit status, also

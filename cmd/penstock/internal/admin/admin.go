@@ -41,7 +41,9 @@ type Options struct {
 	Metrics http.Handler // serves /metrics
 	API     http.Handler // serves /api/v1/; nil: nothing is there
 	Pages   http.Handler // serves all other paths: the dashboard; nil: nothing is there
-	Pprof   bool         // serve /debug/pprof
+
+	// Pprof puts the checks of the admin API before /debug/pprof. Default: no profiles are served.
+	Pprof func(http.Handler) http.Handler
 }
 
 // New makes the handler of
@@ -52,6 +54,7 @@ type Options struct {
 //	/metrics    for Prometheus
 //	/api/v1/    the admin API
 //	/           the dashboard
+//	/debug/pprof/ profiles, without the command line, which may contain secrets
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
@@ -66,12 +69,14 @@ func New(o Options) http.Handler {
 	if o.Pages != nil {
 		mux.Handle("/", o.Pages)
 	}
-	if o.Pprof {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if o.Pprof != nil {
+		profiles := http.NewServeMux()
+		profiles.HandleFunc("GET /debug/pprof/", pprof.Index)
+		profiles.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
+		profiles.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		profiles.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		profiles.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+		mux.Handle("/debug/pprof/", o.Pprof(profiles))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()

@@ -65,10 +65,19 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 			t.Errorf("%s /metrics returns %d", method, recorder.Code)
 		}
 	}
-	recorder := httptest.NewRecorder()
-	New(Options{Pprof: true}).ServeHTTP(recorder, httptest.NewRequest("GET", "/debug/pprof/cmdline", nil))
-	if recorder.Code != http.StatusOK {
-		t.Errorf("with Pprof, cmdline returns %d", recorder.Code)
+	checked := 0
+	checks := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { checked++; next.ServeHTTP(w, r) })
+	}
+	for path, want := range map[string]int{"/debug/pprof/": 200, "/debug/pprof/symbol": 200, "/debug/pprof/goroutine": 200, "/debug/pprof/cmdline": 404} {
+		recorder := httptest.NewRecorder()
+		New(Options{Pprof: checks}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
+		if recorder.Code != want {
+			t.Errorf("with Pprof, %s returns %d; want %d", path, recorder.Code, want)
+		}
+	}
+	if checked != 4 {
+		t.Errorf("%d requests for profiles are checked; want 4", checked)
 	}
 	t.Logf("counted: %d paths that are not served", len(paths))
 }

@@ -224,10 +224,31 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	h.mux.ServeHTTP(w, q)
 }
 
+// Protect returns a handler for clients that may read the API. A page of another origin may not even
+// link to it, because a request for it is expensive.
+func (h *Handler) Protect(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		err := h.CheckOrigin(q)
+		if site := q.Header.Get("Sec-Fetch-Site"); err == nil && (site == "cross-site" || site == "same-site") {
+			err = errForeign
+		}
+		if err == nil {
+			_, err = h.ViewerOf(q)
+		}
+		if err != nil {
+			failWith(w, err)
+			return
+		}
+		next.ServeHTTP(w, q)
+	})
+}
+
+var errForeign = refuse(http.StatusForbidden, "a page of another origin has sent this request; only pages of this origin may")
+
 // CheckOrigin returns an error if a page of another origin has sent the request.
 func (h *Handler) CheckOrigin(q *http.Request) error {
 	if isForeign(q) || h.origins.Check(q) != nil {
-		return refuse(http.StatusForbidden, "a page of another origin has sent this request; only pages of this origin may")
+		return errForeign
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ type Denial struct {
 // denialsRoute describes the path that sends denials.
 var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
 	{name: "rule", doc: "only counts of this rule"},
-	{name: "key", doc: "only of this key, such as key:abc"},
+	{name: "key", doc: "only of this key, such as key:abc; needs the token"},
 	{name: "ref", doc: "instead of key: the ref of an offender"},
 }, body: Denial{}}
 
@@ -37,11 +37,19 @@ const (
 	deniedOfALimit = 40 // of these, denials by one limit
 )
 
+// Without the token, a guessed key could be compared with the masked keys.
+var errKeyNeedsToken = refuse(http.StatusUnauthorized, "the parameter key needs the operator token; send it as Authorization: Bearer, or select by ref")
+
 // serveDenials serves /api/v1/denials until the reader disconnects.
 func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 	values, err := denialsRoute.values(q.URL.RawQuery)
 	if err != nil {
 		failWith(w, err)
+		return
+	}
+	v, _ := h.ViewerOf(q) // ServeHTTP has checked it
+	if values.Get("key") != "" && !values.Has("ref") && !v.isOperator {
+		failWith(w, errKeyNeedsToken)
 		return
 	}
 	filter := denials.Filter{Rule: values.Get("rule")}
@@ -51,7 +59,6 @@ func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 			return
 		}
 	}
-	v, _ := h.ViewerOf(q) // ServeHTTP has checked it
 	if h.followers.Add(1) > maxFollowers {
 		h.followers.Add(-1)
 		refuseReader(w, maxFollowers, "denials")

@@ -20,7 +20,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 		f := newFixture(t, withDenials)
 		s := startLive(t, f)
 		read := func(path string) chan Denial {
-			conn, response := s.open(t, path)
+			conn, response := s.open(t, path, operator)
 			t.Cleanup(func() { conn.Close() })
 			if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
 				t.Fatalf("%s: %d", path, response.StatusCode)

@@ -61,11 +61,11 @@ func startLive(t *testing.T, f *fixture) *liveServer {
 }
 
 // open sends a request, and reads the status and headers of its response.
-func (s *liveServer) open(t *testing.T, path string) (net.Conn, *http.Response) {
+func (s *liveServer) open(t *testing.T, path string, headers ...string) (net.Conn, *http.Response) {
 	t.Helper()
 	client, server := net.Pipe()
 	s.conns <- server
-	if _, err := fmt.Fprintf(client, "GET %s%s HTTP/1.1\r\nHost: localhost\r\n\r\n", Prefix, path); err != nil {
+	if _, err := fmt.Fprintf(client, "GET %s%s HTTP/1.1\r\n%s\r\n\r\n", Prefix, path, strings.Join(append(headers, "Host: localhost"), "\r\n")); err != nil {
 		t.Fatal(err)
 	}
 	response, err := http.ReadResponse(bufio.NewReader(client), nil)

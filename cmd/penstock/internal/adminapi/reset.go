@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"mime"
 	"net/http"
 	"net/url"
@@ -114,10 +115,16 @@ func readReset(w http.ResponseWriter, q *http.Request) (wanted ResetRequest, err
 	}
 	decoder := json.NewDecoder(http.MaxBytesReader(w, q.Body, maxBody))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&wanted); err != nil || decoder.More() {
+	if err := decoder.Decode(&wanted); err != nil || !isAtEnd(decoder) {
 		return wanted, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
 	}
 	return wanted, wanted.check()
+}
+
+// isAtEnd reports whether nothing but space follows what was decoded.
+func isAtEnd(decoder *json.Decoder) bool {
+	_, err := decoder.Token()
+	return errors.Is(err, io.EOF)
 }
 
 func (wanted *ResetRequest) check() error {

@@ -145,6 +145,8 @@ func TestMalformedResetsAreRejected(t *testing.T) {
 		"":                                       "400 the body is not of the form",
 		"[]":                                     "400 the body is not of the form",
 		resetAll + resetAll:                      "400 the body is not of the form",
+		resetAll + "]":                           "400 the body is not of the form",
+		resetAll + "}":                           "400 the body is not of the form",
 		`{"key": "key:a", "reason": "r", "x":1}`: "400 the body is not of the form",
 		`{"key": "key:a"}`:                       "400 the reason must have",
 		`{"key": "key:a", "reason": " "}`:        "400 the reason must have",
@@ -191,7 +193,7 @@ func TestMaskedKeysAreRejected(t *testing.T) {
 	for _, name := range []string{"key:customer-4711", "ip:192.0.2.1"} {
 		masked := f.masks.Of(false, name)
 		for _, path := range []string{"key?key=", "denials?key="} {
-			if w := f.get(path + url.QueryEscape(masked)); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
+			if w := f.get(path+url.QueryEscape(masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
 				t.Errorf("%s%s: %d %s", path, masked, w.Code, w.Body)
 			}
 		}

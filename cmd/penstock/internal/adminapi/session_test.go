@@ -105,3 +105,42 @@ func TestReadReturnsWhatTheAPIServes(t *testing.T) {
 		t.Errorf("ReadState returns\n%s\nand the API serves\n%s", text, served)
 	}
 }
+
+func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
+	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
+	for _, c := range []struct {
+		f      *fixture
+		header string
+		status int
+	}{
+		{local, "", 200}, {remote, "", 401}, {remote, operator, 200}, {remote, "Authorization: Bearer wrong", 401}, {local, "Sec-Fetch-Site: same-origin", 200},
+		{local, "Sec-Fetch-Site: cross-site", 403}, {local, "Sec-Fetch-Site: same-site", 403}, {local, "Origin: http://evil.example", 403},
+	} {
+		q := httptest.NewRequest("GET", "http://127.0.0.1:9180/debug/pprof/", nil)
+		if name, value, ok := strings.Cut(c.header, ": "); ok {
+			q.Header.Set(name, value)
+			q.Header.Set("Sec-Fetch-Mode", "navigate")
+		}
+		w := httptest.NewRecorder()
+		c.f.Protect(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {})).ServeHTTP(w, q)
+		if w.Code != c.status {
+			t.Errorf("local %v, with %q: %d; want %d", c.f.IsLocal, c.header, w.Code, c.status)
+		}
+	}
+}
+
+func TestGuessedKeysCannotBeComparedWithMaskedOnes(t *testing.T) {
+	for _, show := range []string{ShowOff, ShowMasked, ShowFull} {
+		f := newFixture(t, func(o *Options) { withDenials(o); o.Identities = show })
+		w := f.get("key?key=key:customer-4711")
+		if body := w.Body.String(); w.Code != 200 || strings.Contains(body, `"ref"`) || strings.Contains(body, `"stored"`) {
+			t.Errorf("%s: without the token: %d %s; want no ref and no stored", show, w.Code, body)
+		}
+		if body := f.get("key?key=key:customer-4711", operator).Body.String(); !strings.Contains(body, `"ref":"`+f.ref("key:customer-4711")) {
+			t.Errorf("%s: with the token: %s; want a ref", show, body)
+		}
+		if w := f.get("denials?key=key:customer-4711"); w.Code != 401 || !strings.Contains(w.Body.String(), "needs the operator token") {
+			t.Errorf("%s: denials of a key without the token: %d %s; want 401", show, w.Code, w.Body)
+		}
+	}
+}

@@ -187,8 +187,8 @@ type DistinctLimit struct {
 // A Key is the state of one key in all limits.
 type Key struct {
 	Identity string            `json:"identity,omitempty"`
-	Ref      string            `json:"ref"`
-	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store"`
+	Ref      string            `json:"ref,omitempty" doc:"a short name of the key; to a request by key, only with the token"`
+	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store; to a request by key, only with the token"`
 	Source   string            `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
 	Limits   []keylimits.Limit `json:"limits"`

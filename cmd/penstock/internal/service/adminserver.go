@@ -25,9 +25,13 @@ func (s *service) newAdmin() (*server, error) {
 		config.ClientAuth = tls.VerifyClientCertIfGiven // probes and scrapers need none
 	}
 	api := s.newAdminAPI()
+	var pprof func(http.Handler) http.Handler
+	if s.Settings.Pprof {
+		pprof = api.Protect
+	}
 	http1 := &http.Server{
 		Handler: admin.New(admin.Options{
-			Checks: s.checks(), Metrics: s.metrics.Handler(), API: api, Pages: dashboard.New(dashboard.Options{API: api, Version: s.Version}), Pprof: s.Settings.Pprof,
+			Checks: s.checks(), Metrics: s.metrics.Handler(), API: api, Pages: dashboard.New(dashboard.Options{API: api, Version: s.Version}), Pprof: pprof,
 		}),
 		TLSConfig:         config,
 		ReadHeaderTimeout: 5 * time.Second,
