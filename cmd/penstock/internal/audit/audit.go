@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
@@ -178,25 +179,46 @@ func (f *File) Check() error {
 	info, err := os.Stat(f.path)
 	switch {
 	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a file; name a file to which lines can be appended", f.path)
+		return notRegular(f.path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	to, err := os.OpenFile(f.path, flags, mode)
+	to, err := f.open()
 	if err != nil {
 		return err
 	}
 	return to.Close()
 }
 
+// open opens the file. The name may be that of a pipe by now; without O_NONBLOCK, this would wait
+// for its reader.
+func (f *File) open() (*os.File, error) {
+	to, err := os.OpenFile(f.path, flags, mode)
+	if err != nil {
+		return nil, err
+	}
+	info, err := to.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = notRegular(f.path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, to.Close())
+	}
+	return to, nil
+}
+
+func notRegular(path string) error {
+	return fmt.Errorf("%s is not a file; name a file to which lines can be appended", path)
+}
+
 const (
-	flags = os.O_APPEND | os.O_CREATE | os.O_WRONLY
+	flags = os.O_APPEND | os.O_CREATE | os.O_WRONLY | syscall.O_NONBLOCK
 	mode  = 0o600
 )
 
 // Write appends a line, and returns when it is on the disk.
 func (f *File) Write(line []byte) (n int, err error) {
-	to, err := os.OpenFile(f.path, flags, mode)
+	to, err := f.open()
 	if err != nil {
 		return 0, err
 	}
