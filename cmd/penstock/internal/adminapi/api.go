@@ -224,7 +224,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	h.mux.ServeHTTP(w, q)
 }
 
-// Protect returns a handler for clients that may read the API. A page of another origin may not even
+// Protect returns a handler for clients that may read the API. Pages of other origins may not even
 // link to it, because a request for it is expensive.
 func (h *Handler) Protect(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

@@ -25,7 +25,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	name := h.Name(key)
 	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: unread, Skipped: skipped}
-	if q.Has("key") && !v.isOperator { // otherwise anybody could compare a guess with the refs of offenders
+	if q.Has("key") && !v.isOperator { // otherwise a client could compare a guess with the refs of offenders
 		found.Ref, found.Stored = "", ""
 	}
 	if q.Has("ref") {

@@ -100,7 +100,7 @@ func TestFileIsAppendedAndMayBeRotated(t *testing.T) {
 	}
 }
 
-// A pipe in place of the file would block each write until somebody reads it.
+// A pipe in place of the file would block each write until it is read.
 func TestAPipeInPlaceOfTheFileIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	f, err := Open(path)
