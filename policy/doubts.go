@@ -1,6 +1,9 @@
 package policy
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Doubts returns why a request is not counted as the client that it names: why its token is
 // rejected, and which of its values the policy does not list. They contain no secrets. Call it
@@ -19,24 +22,33 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	if v.TokenError != nil {
 		say("the token is rejected: %v", v.TokenError)
 	}
-	doubt := func(t *Test) {
+	doubt := func(t *Test, problem func() string) {
 		switch t.Source.Kind {
 		case KindHeader, KindCookie, KindQuery, KindDescriptor:
 			if text := q.identifies(&t.Source); text != "" && !t.has(text) {
-				say("%s is not accepted: its value is not one of %s", t.Source.String(), t.listed())
+				say("%s %s", t.Source.String(), problem())
 			}
 		}
 	}
 	for _, l := range v.Limits {
-		l.Key.doubts(q, doubt)
+		l.Key.doubts(q, func(t *Test) {
+			doubt(t, func() string { return "is not accepted: its value is not one of " + t.listed() })
+		})
 	}
-	for _, t := range q.rules.spec.Tiers {
+	tiers := q.rules.spec.Tiers
+	isDefault := slices.ContainsFunc(tiers, func(t Tier) bool { return t.IsDefault && t.Name == v.Tier })
+	for _, t := range tiers {
 		if t.IsDefault || v.Tier == "" || v.Tier == t.Name {
 			break
 		}
 		for _, when := range t.AnyOf {
 			for i := range when {
-				doubt(&when[i])
+				doubt(&when[i], func() string {
+					if isDefault {
+						return "has a value that no tier lists, so the tier is " + v.Tier
+					}
+					return "has a value that the tier " + t.Name + " does not list"
+				})
 			}
 		}
 	}

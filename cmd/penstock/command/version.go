@@ -83,5 +83,13 @@ func (b build) line() string {
 	return fmt.Sprintf("penstock %s (%s)\n", b.Version, strings.Join(parts, ", "))
 }
 
-// version is the module's version, or devel.
-func version() string { return thisBuild().Version }
+// version is the module's version. Without one it is devel with the first digits of the commit, if
+// that is known, so that builds can be distinguished.
+func version() string { return thisBuild().version() }
+
+func (b build) version() string {
+	if b.Version == "devel" && b.Commit != "" {
+		return fmt.Sprintf("devel-%.12s", b.Commit)
+	}
+	return b.Version
+}

@@ -34,7 +34,7 @@ func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error
 	if files.cert == "" {
 		return nil, nil
 	}
-	c := &certificates{certFile: files.cert, keyFile: files.key, log: s.Log}
+	c := &certificates{listener: listener, certFile: files.cert, keyFile: files.key, log: s.Log}
 	if err := c.load(); err != nil {
 		cert, key := files.prefix+"-cert", files.prefix+"-key"
 		return nil, fmt.Errorf("%w: %s (%s) and %s (%s): %w", settings.ErrInvalid, cert, s.Settings.Source(cert), key, s.Settings.Source(key), err)
@@ -59,6 +59,7 @@ func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error
 // files at most once a second, when a client connects. If they cannot be used, the old certificate
 // stays.
 type certificates struct {
+	listener          string
 	certFile, keyFile string
 	log               *slog.Logger
 
@@ -82,9 +83,9 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if now := c.currentStamps(); now != c.stamps {
 			if err := c.load(); err != nil {
 				c.stamps = now // do not log this again
-				c.log.Error("certificate reload failed; the old certificate stays in use", "err", err)
+				c.log.Error("certificate reload failed; the old certificate stays in use", "listener", c.listener, "file", c.certFile, "key_file", c.keyFile, "err", err)
 			} else {
-				c.log.Info("certificate reloaded", "file", c.certFile)
+				c.log.Info("certificate reloaded", "listener", c.listener, "file", c.certFile)
 			}
 		}
 	}

@@ -127,7 +127,7 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
 			t.Fatalf("the server presents certificate %d, %v; want the old one", n, err)
 		}
-		return r.log.Lines("level=ERROR", "certificate reload failed") != nil
+		return r.log.Lines("level=ERROR", "certificate reload failed", "listener=listen ", "file="+a.path("cert.pem")) != nil
 	})
 	renewed, err := x509.ParseCertificate(a.issue(3).Certificate[0])
 	if err != nil {
