@@ -274,8 +274,8 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if key := getAdmin[adminapi.Key](r, "key?key=key:customer-4711"); len(key.Limits) != 1 || key.Limits[0].Used != 1 {
 		t.Errorf("the key is %+v; want one unit used, and no reset", key)
 	}
-	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: "+file) {
-		t.Errorf("/readyz?verbose is %s", answer)
+	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: ") || !strings.Contains(answer, file) {
+		t.Errorf("/readyz?verbose is %s; want the audit file that cannot be written", answer)
 	}
 	await(t, "the error", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
 }
