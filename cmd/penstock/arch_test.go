@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestPartsDoNotImportEachOther: only packages service and core put the others together.
+// TestPartsDoNotImportEachOther: only the packages service and core may import any other part. All
+// others may import shared packages only.
 func TestPartsDoNotImportEachOther(t *testing.T) {
 	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
 	together := []string{"service", "core"}
@@ -30,8 +31,8 @@ func TestPartsDoNotImportEachOther(t *testing.T) {
 	}
 }
 
-// TestZonesAndRootsAreInTheBinaryOnly: the binary works in images without zone data and CA roots,
-// and programs that import the library do not become larger.
+// TestZonesAndRootsAreInTheBinaryOnly: the binary works in images without time zone data and CA
+// roots. Programs that import the library do not become larger.
 func TestZonesAndRootsAreInTheBinaryOnly(t *testing.T) {
 	for pkg, want := range map[string]bool{".": true, "./command": false, "github.com/penstock/penstock/httplimit": false} {
 		out, err := exec.Command("go", "list", "-deps", pkg).Output()

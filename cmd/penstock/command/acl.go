@@ -28,11 +28,11 @@ func newACL() *cobra.Command {
 			"Replace SECRET by a password. It contacts no server.\n\n" +
 			"Roles: serve is for penstock serve and for Go programs. admin is for status and reset, read is for status and explain.\n" +
 			"Both run scripts, and a script checks that its user may run all of its commands, so both need the same rights.\n" +
-			"doctor is for penstock doctor: the rights of serve, and some to look around.\n" +
+			"doctor is for penstock doctor: the rights of serve, and those to inspect the servers.\n" +
 			"metrics is for penstock serve with metrics that estimate how many keys each rule has.\n\n" +
 			"Formats: setuser is a command for redis-cli, acl is a line of an ACL file, and k8s is a Secret with an ACL file.\n" +
-			"Pipe the command into redis-cli, as in the last example. As an argument in a shell it needs quotes: >SECRET and | mean\n" +
-			"something there.\n" +
+			"Pipe the command into redis-cli, as in the last example. As an argument in a shell it needs quotes, because the shell\n" +
+			"interprets > and |.\n" +
 			"On a Cluster, and behind Sentinel, every server needs the user: Redis does not copy users to replicas.",
 		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl\n" +
 			"  penstock acl | sed s/SECRET/A-LONG-PASSWORD/ | redis-cli -h redis-1 -p 6379",
@@ -45,7 +45,7 @@ func newACL() *cobra.Command {
 	f.StringVar(&a.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX; default ps)")
 	f.BoolVar(&a.rights.Cluster, "cluster", false, "the store is a Cluster")
 	f.BoolVar(&a.rights.Sentinel, "sentinel", false, "the store is behind Sentinel")
-	f.BoolVar(&a.rights.Database, "database", false, "the store has another database than 0")
+	f.BoolVar(&a.rights.Database, "database", false, "the store uses a database other than 0")
 	f.StringVar(&a.client, "client", "penstock", "library that connects: penstock or go-redis")
 	f.StringVar(&a.format, "format", "setuser", "output format: setuser, acl or k8s")
 	for flag, values := range map[string][]string{"role": aclRoles, "format": aclFormats, "client": aclClients} {
@@ -84,7 +84,7 @@ func (a *aclUser) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprint(c.OutOrStdout(), a.written(rules))
+	_, err = fmt.Fprint(c.OutOrStdout(), a.render(rules))
 	return err
 }
 
@@ -101,7 +101,8 @@ func (a *aclUser) rules(prefix string) (string, error) {
 	return redisstore.ACLRules(redisstore.Options{Prefix: prefix}, rights)
 }
 
-func (a *aclUser) written(rules string) string {
+// render returns the user in the output format.
+func (a *aclUser) render(rules string) string {
 	line := "user " + a.user + " on >SECRET " + rules
 	switch a.format {
 	case "acl":
@@ -112,7 +113,7 @@ func (a *aclUser) written(rules string) string {
 	return "ACL SETUSER " + a.user + " reset on >SECRET " + rules + "\n"
 }
 
-// checkChoice checks the value of a flag that has few values.
+// checkChoice checks the value of a flag that accepts only the known values.
 func checkChoice(flag, value string, known []string) error {
 	for _, k := range known {
 		if value == k {

@@ -14,8 +14,8 @@ import (
 const firstInherited = 3
 
 // inheritedListener returns the listener for requests that systemd has opened for this process, or
-// nil. Its name must be listen. See sd_listen_fds(3). A service that gets its listener so refuses
-// no connection while it restarts.
+// nil. Its name must be listen. See sd_listen_fds(3). With such a listener, a service refuses no
+// connection while it restarts.
 func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.Listener, error) {
 	if getenv("LISTEN_PID") != strconv.Itoa(pid) {
 		return nil, nil // no listener was passed, or it is for another process

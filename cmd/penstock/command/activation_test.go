@@ -55,7 +55,7 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 			t.Errorf("%v: listener %v, %v", environ, l, err)
 		case c.isUsed:
 			if l.Addr().String() != opened.Addr().String() {
-				t.Errorf("it listens on %v; want %v", l.Addr(), opened.Addr())
+				t.Errorf("the listener is on %v; want %v", l.Addr(), opened.Addr())
 			}
 			l.Close()
 		}

@@ -27,7 +27,7 @@ func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// setDefault sets the address, if no flag names one, to that of the environment, or else to the
+// setDefault sets the address if no flag names one: to that of the environment, or else to the
 // default.
 func (f *adminFlags) setDefault() error {
 	if f.Address != "" {
@@ -59,11 +59,11 @@ func (f *adminFlags) open(token credential) (*admin, error) {
 type admin struct {
 	*adminclient.Client
 	address         string
-	isTokenTooShort bool // so no token is sent
+	isTokenTooShort bool // then no token is sent
 }
 
-// send sends a request to the admin API, and decodes its response into one of the API's types. With
-// a body it posts it.
+// send sends a request to the admin API, and decodes its response into one of the API's types. The
+// request is a POST if there is a body, and otherwise a GET.
 func (a *admin) send(ctx context.Context, path string, body []byte, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
 	defer cancel()
@@ -72,7 +72,7 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 		return coded(exitUnreachable, err)
 	}
 	if status != http.StatusOK {
-		return a.refused(status, text)
+		return a.errRefused(status, text)
 	}
 	if err := json.Unmarshal(text, answer); err != nil {
 		return a.errNotTheAPI()
@@ -80,8 +80,8 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 	return nil
 }
 
-// refused returns the error for an answer with another status than 200.
-func (a *admin) refused(status int, text []byte) error {
+// errRefused returns the error for an answer with a status other than 200.
+func (a *admin) errRefused(status int, text []byte) error {
 	if status == http.StatusUnauthorized && a.isTokenTooShort {
 		return errShortToken
 	}
@@ -102,8 +102,8 @@ func (a *admin) errNotTheAPI() error {
 	return coded(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
 }
 
-// A credential is the token of operators. The text is "" if there is none, or if it is too short to
-// be that of an instance. Without a token, many instances show state to their own machine.
+// A credential is the token of operators. The text is "" if there is no token, or if the token is
+// too short for any instance. An instance may show its state to its own machine without a token.
 type credential struct {
 	text       string
 	isTooShort bool

@@ -1,5 +1,5 @@
-// Package command is the program penstock. A program with its own algorithms calls Main with them,
-// so that its policy files can name them.
+// Package command is the program penstock. A program with algorithms of its own passes them to
+// Main, so that its policy files can name them.
 package command
 
 import (

@@ -174,8 +174,8 @@ func TestShellsAcceptTheirCompletion(t *testing.T) {
 		}
 		read := exec.Command(shell, "-n") // check only, do not run
 		read.Stdin = strings.NewReader(out)
-		if complaint, err := read.CombinedOutput(); err != nil {
-			t.Errorf("%s rejects its completion: %v, %s", shell, err, complaint)
+		if output, err := read.CombinedOutput(); err != nil {
+			t.Errorf("%s rejects its completion: %v, %s", shell, err, output)
 		}
 	}
 }
@@ -192,10 +192,10 @@ func startProcess(t *testing.T, args ...string) *process {
 	return startProcessBy(t, nil, args...)
 }
 
-// startProcessBy starts the program by another command.
-func startProcessBy(t *testing.T, by []string, args ...string) *process {
+// startProcessBy starts the program through a wrapper, such as a shell that sets ulimit first.
+func startProcessBy(t *testing.T, wrapper []string, args ...string) *process {
 	t.Helper()
-	all := slices.Concat(by, []string{os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin-listen=off", "--log-format=json"}, args)
+	all := slices.Concat(wrapper, []string{os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin-listen=off", "--log-format=json"}, args)
 	p := &process{Cmd: exec.Command(all[0], all[1:]...)}
 	p.Env = []string{"BE_PENSTOCK=1", "PATH=" + os.Getenv("PATH")}
 	pipe, err := p.StderrPipe()
@@ -288,7 +288,7 @@ func (p *process) await(t *testing.T, words string) {
 func TestHangupReloadsThePolicy(t *testing.T) {
 	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
 	p := startProcess(t, "--config="+config)
-	for range 2 { // although nothing changed
+	for range 2 { // the file has not changed: a hangup reloads it anyway
 		p.Process.Signal(syscall.SIGHUP)
 		p.await(t, "policy reloaded")
 	}

@@ -15,7 +15,7 @@ import (
 
 const deploy = "../../../deploy"
 
-// A composeFile has the keys of compose files that ours uses. Others are mistakes.
+// A composeFile has the keys that our compose file uses. Any other key in it is a mistake.
 type composeFile struct {
 	Name     string                    `yaml:"name"`
 	Services map[string]composeService `yaml:"services"`
@@ -108,7 +108,7 @@ func TestComposeFile(t *testing.T) {
 		for _, port := range s.Ports {
 			at := strings.LastIndex(port, ":")
 			if other, ok := ports[port[:at]]; ok || !strings.HasPrefix(port, "127.0.0.1:") {
-				t.Errorf("%s has the port %s, which %q has too, or other machines reach", name, port, other)
+				t.Errorf("%s publishes the port %s: it must begin with 127.0.0.1:, and no other service may publish it, but %q does", name, port, other)
 			}
 			ports[port[:at]] = name
 		}
@@ -250,8 +250,8 @@ func TestComposeMonitoring(t *testing.T) {
 	}
 }
 
-// TestPlainManifests: deploy/kubernetes has settings that exist and a policy without a mistake, and
-// all files of deploy name the version of the chart. make chart compares it with the chart.
+// TestPlainManifests: deploy/kubernetes has settings that exist and a policy without mistakes. All
+// files of deploy name the version of the chart. make chart compares the manifests with the chart.
 func TestPlainManifests(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {

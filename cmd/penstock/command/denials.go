@@ -24,9 +24,9 @@ func newDenials() *cobra.Command {
 	var d denialsCommand
 	c := &cobra.Command{
 		Use:   "denials [flags]",
-		Short: "Show who is denied: the most in the last minutes, or with --follow each as it happens",
+		Short: "Show which keys are denied most, or with --follow each denial as it happens",
 		Long: "denials shows the keys that all instances have denied most in the last 5 minutes. With --follow it shows requests that one\n" +
-			"instance denies, as they happen: at most 50 a second, with the number of those left out. It reconnects by itself, and ends\n" +
+			"instance denies, as they happen: at most 50 a second, and how many others it left out. It reconnects by itself, and ends\n" +
 			"with Ctrl-C. Keys are masked, unless shown_identities is full and the token is sent.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set.\n\n" +
@@ -49,10 +49,10 @@ func newDenials() *cobra.Command {
 	}
 	d.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().BoolVarP(&d.isFollowing, "follow", "f", false, "show requests as they are denied")
-	c.Flags().StringVar(&d.rule, "rule", "", "only of this rule")
-	c.Flags().StringVar(&d.key, "key", "", "only of this key, such as key:abc; needs the operator token")
-	c.Flags().StringVar(&d.ref, "ref", "", "only of the key with this ref")
-	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text, or json, with --follow a line for each denial")
+	c.Flags().StringVar(&d.rule, "rule", "", "show only this rule")
+	c.Flags().StringVar(&d.key, "key", "", "show only this key, such as key:abc; needs the operator token")
+	c.Flags().StringVar(&d.ref, "ref", "", "show only the key with this ref")
+	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text or json; with --follow, json prints one line for each denial")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
@@ -109,7 +109,7 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", top.Printable(o.Rule+"."+o.Limit), top.Printable(o.Identity), o.AtLeast, o.AtMost, top.Printable(o.Ref))
 	}
 	_ = w.Flush()
-	fmt.Fprintf(&b, "\nIn %s, of all keys: %d denials.\n", top.Printable(found.Window), found.Total)
+	fmt.Fprintf(&b, "\nAll keys together: %d denials in %s.\n", found.Total, top.Printable(found.Window))
 	_, err := io.WriteString(out, b.String())
 	return err
 }
@@ -141,9 +141,9 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 		case errors.Is(err, adminclient.ErrNoStream):
 			return instance.errNotTheAPI()
 		case err == nil && !hasConnected:
-			return instance.refused(status, text)
+			return instance.errRefused(status, text)
 		case err == nil:
-			err = instance.refused(status, text)
+			err = instance.errRefused(status, text)
 		case !hasConnected:
 			return coded(exitUnreachable, err)
 		}
@@ -154,7 +154,7 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 	}
 }
 
-// sleep is false if ctx ends before.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -166,15 +166,15 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// print prints an event.
+// print prints an event if it is a denial.
 func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 	var one adminapi.Denial
 	if event != "denial" || json.Unmarshal(data, &one) != nil {
-		return nil // of a later version
+		return nil // an event of a later version
 	}
 	line := textOfDenial(&one)
 	if d.output == "json" {
-		text, err := json.Marshal(one) // not what was sent, which may steer a terminal
+		text, err := json.Marshal(one) // not the bytes received: they may steer a terminal
 		if err != nil {
 			return nil
 		}
@@ -199,7 +199,7 @@ func textOfDenial(d *adminapi.Denial) string {
 		text += ", trace " + d.TraceID
 	}
 	if d.Skipped > 0 {
-		text += fmt.Sprintf(" (and %d before it)", d.Skipped)
+		text += fmt.Sprintf(" (%d earlier ones left out)", d.Skipped)
 	}
 	return top.Printable(text)
 }

@@ -33,8 +33,8 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// Each denial of a running instance is shown as it happens, and the log has a line with a masked
-// key.
+// The command shows each denial of a running instance as it happens. The log of the instance has a
+// line with the masked key.
 func TestDenialsAreFollowed(t *testing.T) {
 	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0", "--operator-token=a-token-of-operators")}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
@@ -94,7 +94,7 @@ func checkDenial(t *testing.T, text string) {
 	}
 }
 
-// A stream that ends is opened again, and texts of clients cannot steer the terminal.
+// The command opens the stream again when it ends. Texts of clients cannot steer the terminal.
 func TestFollowingConnectsAgain(t *testing.T) {
 	connections := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the settings into docs/configuration/server.md")
 
-// settingGroups are the headings of the page, by the first setting below each. The order of the
-// settings is that of the help.
+// settingGroups has the page's headings. The key is the first setting below a heading. The settings
+// have the order of the help.
 var settingGroups = map[string]string{
 	"config":         "Policy and upstream",
 	"store":          "The store",
@@ -77,7 +77,7 @@ func TestSettingsPage(t *testing.T) {
 
 // settingText is the page's section about one setting.
 func settingText(row settings.Row, bounds string) string {
-	facts := []string{"`--" + row.Name + "`", variables(row), takes(row)}
+	facts := []string{"`--" + row.Name + "`", variables(row), values(row)}
 	if bounds != "" {
 		facts = append(facts, bounds)
 	}
@@ -91,6 +91,7 @@ func settingText(row settings.Row, bounds string) string {
 	return fmt.Sprintf("\n### %s\n\n%s\n\n%s.\n", row.Key(), strings.Join(facts, " · "), strings.TrimSuffix(help, "."))
 }
 
+// variables lists the environment variables of a setting.
 func variables(row settings.Row) string {
 	list := []string{quoted(row.Env())}
 	if row.Secret {
@@ -105,7 +106,8 @@ func variables(row settings.Row) string {
 	return strings.Join(list, ", ")
 }
 
-func takes(row settings.Row) string {
+// values describes the values that a setting accepts.
+func values(row settings.Row) string {
 	if row.Value == "" {
 		return "true, false"
 	}
@@ -231,7 +233,7 @@ func words(line string) (list []string) {
 	return list
 }
 
-// deploy/redis/redis.conf is what the docs recommend. A server accepts it, and doctor finds it fit.
+// The docs recommend deploy/redis/redis.conf. A server accepts it, and doctor finds no problem.
 func TestRecommendedRedisIsFit(t *testing.T) {
 	text, err := os.ReadFile("../../../deploy/redis/redis.conf")
 	if err != nil {

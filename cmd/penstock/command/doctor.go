@@ -27,8 +27,8 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"memory, latency, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
 			"shows the consequence, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
 			"so that it checks the rights of that user. If a right is missing, it names the right and goes on; penstock acl --role doctor\n" +
-			"prints a user that sees all. It only reads, except for one probe key on each primary, which lives for some seconds.\n\n" +
-			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or something that could not be seen), 5 no server\n" +
+			"prints a user that has all rights for it. It only reads, except for one probe key on each primary, which expires in seconds.\n\n" +
+			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or a check that could not run), 5 no server\n" +
 			"answers, 4 or 2 the configuration or the command line is wrong.",
 		Example: "  penstock doctor --store redis://localhost:6379\n  penstock doctor --config rules.yaml --strict -o json",
 		Args:    cobra.NoArgs,
@@ -67,7 +67,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 	}
 	given.add(c, "store-timeout")
-	c.Flags().BoolVar(&isStrict, "strict", false, "warnings, and what could not be seen, count as problems")
+	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
@@ -82,8 +82,8 @@ func readInstance(summary string) (doctor.Instance, error) {
 	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed}, nil
 }
 
-// storeFlags are those settings of serve that name a store and the policy of its limits. They come
-// from the same places.
+// storeFlags are the settings of serve that name a store and the policy of its limits. They come
+// from the same sources as those of serve.
 type storeFlags struct {
 	algorithms []*algorithm.Algorithm
 	texts      map[string]*string
@@ -91,7 +91,7 @@ type storeFlags struct {
 
 var storeSettings = []string{"config", "store", "prefix"}
 
-// add adds the flags to a command, and further ones.
+// add adds the flags to a command, and those of further settings.
 func (f *storeFlags) add(c *cobra.Command, further ...string) {
 	f.texts = make(map[string]*string)
 	for _, row := range settings.Table {
@@ -104,7 +104,7 @@ func (f *storeFlags) add(c *cobra.Command, further ...string) {
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 }
 
-// load loads the settings, and the policy if they name one. There must be a store.
+// load loads the settings, and the policy if they name one. It fails if no store is named.
 func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Settings, p *policyfile.Policy, err error) {
 	given := make(map[string]string)
 	for name, text := range f.texts {

@@ -69,7 +69,7 @@ func TestDoctorPageHasAllChecks(t *testing.T) {
 	}
 }
 
-// Two services with different policies under one prefix: doctor learns it from the store.
+// Two services have different policies and one prefix. doctor reads both digests from the store.
 func TestDoctorSeesRunningInstances(t *testing.T) {
 	s := redistest.Start(t)
 	startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// status and reset know limits of Envoy's files, from the store and from a running instance.
+// status and reset find the limits of Envoy's files, in the store and at a running instance.
 func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	const token = "a-token-of-operators"

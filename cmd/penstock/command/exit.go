@@ -21,7 +21,7 @@ const (
 	exitDenied      = 3
 	exitInvalid     = 4
 	exitUnreachable = 5
-	exitProblem     = 6 // doctor could look, and something is wrong; or a case of test has failed
+	exitProblem     = 6 // doctor has found a problem, or a case of penstock test has failed
 )
 
 // A codedError is an error with an exit status. If it has no cause, nothing is printed: the command
@@ -60,7 +60,7 @@ func exitStatus(c *cobra.Command, err error) int {
 	return known.status
 }
 
-// printable replaces letters that could steer a terminal. Lines and tabs stay.
+// printable replaces characters that could steer a terminal. It keeps line ends and tabs.
 func printable(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -73,8 +73,8 @@ func printable(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// textOf is the error's text without prefixes that only repeat the meaning of the exit status, also
-// if another text precedes them.
+// textOf returns the text of an error without the prefixes that only repeat the meaning of the exit
+// status. They may stand at the beginning or after other text.
 func textOf(err error) string {
 	text := err.Error()
 	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {

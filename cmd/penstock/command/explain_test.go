@@ -252,7 +252,7 @@ func TestExplainChargesNothing(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		if keys := keysOf(t, redis); keys != nil {
-			t.Errorf("it wrote %q", keys)
+			t.Errorf("explain wrote the keys %q", keys)
 		}
 	}
 	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
@@ -363,7 +363,7 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, 
 	}
 }
 
-// An operator needs the name of a key with the wrong type. The limits beside it must not be named.
+// An operator needs the name of the key that has the wrong type, and not the names of other keys.
 func TestExplainNamesTheCorruptKey(t *testing.T) {
 	redis := redistest.Start(t)
 	config := writeFile(t, "rules.yaml", "rules: [{name: all, always: true, per: global, limits: [{rate: 9/s}]}, {name: pay, per: ip, limits: [{rate: 1/s}, {rate: 9/h, algorithm: sliding-log}]}]")

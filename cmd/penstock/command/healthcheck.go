@@ -24,9 +24,9 @@ func newHealthcheck() *cobra.Command {
 		Example: "  penstock healthcheck\n  penstock healthcheck --admin unix:/run/penstock/admin.sock",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return coded(exitInternal, fmt.Errorf("there is the argument %q; write --admin %s", args[0], args[0]))
+				return coded(exitInternal, fmt.Errorf("unexpected argument %q; write --admin %s", args[0], args[0]))
 			}
-			text, err := askReady(c.Context(), &address, timeout)
+			text, err := fetchReadiness(c.Context(), &address, timeout)
 			if err != nil {
 				return coded(exitInternal, err)
 			}
@@ -41,8 +41,8 @@ func newHealthcheck() *cobra.Command {
 	return c
 }
 
-// askReady returns the answer of /readyz. It is an error if the service is not ready.
-func askReady(ctx context.Context, address *adminFlags, timeout time.Duration) (string, error) {
+// fetchReadiness returns the answer of /readyz. It returns an error if the service is not ready.
+func fetchReadiness(ctx context.Context, address *adminFlags, timeout time.Duration) (string, error) {
 	if err := address.setDefault(); err != nil {
 		return "", err
 	}

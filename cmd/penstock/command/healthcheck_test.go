@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestHealthcheckAsksARunningService(t *testing.T) {
+func TestHealthcheckReportsReadiness(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--drain-delay=20s")
 	_, port, _ := net.SplitHostPort(p.admin)
 	for _, address := range []string{p.admin, "http://" + p.admin, ":" + port, "0.0.0.0:" + port, "localhost:" + port} {

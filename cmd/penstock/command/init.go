@@ -81,7 +81,7 @@ func firstPolicy(o scaffold.Options) (string, error) {
 	return text, nil
 }
 
-// create writes a new file, or replaces one if that is forced.
+// create writes a new file. If the file exists, it fails, or replaces the file if isForced is true.
 func create(name, text string, isForced bool) error {
 	mode := os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if isForced {

@@ -17,7 +17,7 @@ import (
 
 const shop = "../internal/scaffold/testdata/shop.yaml"
 
-// rulesOfShop are the rules for that description, by their matches.
+// rulesOfShop are the names and matches of the rules for that description.
 var rulesOfShop = []string{
 	`login-attempts {method: POST, path: "/api/v2/login"}`, `login {method: [POST], path: "/api/v2/login/**"}`,
 	`orders-read {method: [GET], path: "/api/v2/orders/**"}`, `orders-write {method: [POST, PATCH, DELETE], path: "/api/v2/orders/**"}`,
@@ -62,13 +62,14 @@ func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
 		t.Fatal(jsonErr)
 	}
 	_, fromJSON, _ := command("init", "--from-openapi", writeFile(t, "shop.json", string(asJSON)), "-")
-	if sorted(out) != sorted(fromJSON) {
+	if countWords(out) != countWords(fromJSON) {
 		t.Errorf("the same in JSON gives\n%s", fromJSON)
 	}
 }
 
-// sorted returns the letters of a text in order: encoding/json sorts fields.
-func sorted(text string) string {
+// countWords returns how often each word occurs. Texts can then be compared although encoding/json
+// sorts fields.
+func countWords(text string) string {
 	counts := make(map[string]int)
 	for word := range strings.FieldsSeq(strings.NewReplacer("[", " ", "]", " ", ",", " ").Replace(text)) {
 		counts[word]++

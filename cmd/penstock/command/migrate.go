@@ -19,7 +19,7 @@ func newMigrate() *cobra.Command {
 			return coded(exitUsage, errors.New("no limiter is named; write penstock migrate envoy-ratelimit FOLDER"))
 		},
 	}
-	var merge bool
+	var canMerge bool
 	envoy := &cobra.Command{
 		Use:   "envoy-ratelimit FOLDER",
 		Short: "Write a policy for the files of envoyproxy/ratelimit",
@@ -29,7 +29,7 @@ func newMigrate() *cobra.Command {
 		Example: "  penstock migrate envoy-ratelimit examples/envoy > rules.yaml\n  penstock validate rules.yaml",
 		Args:    needsArgument(1, 1, "one folder, as in: penstock migrate envoy-ratelimit examples/envoy"),
 		RunE: func(c *cobra.Command, args []string) error {
-			config, err := envoyconfig.LoadDir(args[0], envoyconfig.Options{MergeDomains: merge})
+			config, err := envoyconfig.LoadDir(args[0], envoyconfig.Options{MergeDomains: canMerge})
 			if err != nil {
 				return coded(exitInvalid, err)
 			}
@@ -40,7 +40,7 @@ func newMigrate() *cobra.Command {
 			return err
 		},
 	}
-	envoy.Flags().BoolVar(&merge, "merge-domains", false, "let several files have one domain (MERGE_DOMAIN_CONFIG)")
+	envoy.Flags().BoolVar(&canMerge, "merge-domains", false, "let several files have one domain (MERGE_DOMAIN_CONFIG)")
 	c.AddCommand(envoy)
 	return c
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The policy that migrate prints is one that validate accepts.
+// validate accepts the policy that migrate prints.
 func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 	code, out, err := command("migrate", "envoy-ratelimit", "../../../examples/envoy")
 	if code != exitOK || strings.Count(err, "\n") != 1 || !strings.Contains(err, ": rides.model_large-* is left out: ") || !strings.Contains(out, "- name: rides.remote_address\n") || !strings.Contains(out, "Left out: a policy has no wildcards") {

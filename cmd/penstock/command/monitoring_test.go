@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// servedLabels are the values of each label of each series.
+// servedLabels has the label values of a scrape: by series, then by label.
 type servedLabels map[string]map[string]map[string]bool
 
 var (
@@ -50,8 +50,8 @@ func labelsOf(page string) servedLabels {
 	return all
 }
 
-// check reports the series of a query that are not served, and labels and values that they do not
-// have. It returns the number of series.
+// check reports each series in a query that no instance serves, and each label and value that a
+// series does not have. It returns the number of series in the query.
 func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 	t.Helper()
 	groups := ""
@@ -99,7 +99,7 @@ func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 	return series
 }
 
-// literalsToSpaces keeps the places of all other text.
+// literalsToSpaces replaces string literals by spaces, so that all other text keeps its position.
 func literalsToSpaces(text string) string {
 	return literal.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat(" ", len(s)) })
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// operations returns the tables of docs/operations.md by the head of their first column: the cells
-// of each row.
+// operations returns the cells of each row of each table in docs/operations.md. The key is the head
+// of the table's first column.
 func operations(t *testing.T) map[string][][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/operations.md")
@@ -55,8 +55,8 @@ var (
 	pair     = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
-// served parses /metrics. It returns each series with its type and labels, and the values of a
-// label.
+// served parses /metrics. It returns a row for each series, with its type and labels, and a
+// function that returns the values of a label.
 func served(t *testing.T, page string) (rows []string, values func(name, label string) []string) {
 	types, labels, found := make(map[string]string), make(map[string]map[string]bool), make(map[string]map[string]bool)
 	for _, m := range typeLine.FindAllStringSubmatch(page, -1) {
@@ -90,7 +90,7 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(found[name+" "+label])) }
 }
 
-// writeCertificate writes a certificate and its key, which nobody trusts, and returns their files.
+// writeCertificate writes a self-signed certificate and its key, and returns the two files.
 func writeCertificate(t *testing.T) (cert, key string) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
@@ -112,7 +112,7 @@ func writeCertificate(t *testing.T) (cert, key string) {
 	return writeFile(t, "cert.pem", block("CERTIFICATE", der)), writeFile(t, "key.pem", block("PRIVATE KEY", pkcs8))
 }
 
-// scrape reads the metrics of a process, once they have all series of its Redis.
+// scrape reads the metrics of a process. It waits until they have all series of its Redis.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {

@@ -32,7 +32,8 @@ func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {
 	}
 }
 
-// A program that is called ratelimit, with the variables of a usual deployment, serves.
+// A program that is started under the name ratelimit serves with the variables of a usual
+// deployment.
 func TestRatelimitStartsByItsName(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "ratelimit", "config"), 0o755); err != nil {

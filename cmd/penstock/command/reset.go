@@ -40,7 +40,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"and why. The key is masked there, with a ref that tells whether two lines are about one key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
 			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. With --ref it resets the key that penstock denials or the log\n" +
-			"prints beside this ref.\n\n" +
+			"prints beside that ref.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
@@ -66,11 +66,11 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 	}
 	given.add(c, "envoy-config", "audit-file")
-	c.Flags().StringVar(&r.rule, "rule", "", "only the limits of this rule")
-	c.Flags().StringVar(&r.limit, "limit", "", "only this limit of the rule")
-	r.admin.add(c, "let the instance with this admin address reset")
+	c.Flags().StringVar(&r.rule, "rule", "", "reset only the limits of this rule")
+	c.Flags().StringVar(&r.limit, "limit", "", "reset only this limit of the rule")
+	r.admin.add(c, "reset at the running instance with this admin address")
 	c.Flags().StringVar(&r.ref, "ref", "", refUsage)
-	c.Flags().StringVar(&r.reason, "reason", "", "why; it stands in the audit line")
+	c.Flags().StringVar(&r.reason, "reason", "", "why the key is reset, for the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not prompt for confirmation")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -163,7 +163,7 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
 		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, found.Source))
 	}
-	// The numbers are for the question only. The instance reads them again.
+	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
 	if len(limits) == 0 {
 		return noSuchLimit(found.Identity, found.Unread)
@@ -181,31 +181,31 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 	done := new(keylimits.Reset)
 	if err := instance.send(c.Context(), "key/reset", body, done); err != nil {
 		if known, ok := errors.AsType[*codedError](err); ok && known.status == exitUnreachable {
-			return coded(exitUnreachable, fmt.Errorf("%w; the key may be reset or not, and penstock status shows it", known.cause))
+			return coded(exitUnreachable, fmt.Errorf("%w; whether the key was reset is not known: run penstock status to see", known.cause))
 		}
 		return err
 	}
 	if len(done.Before) == 0 || len(done.Before) != len(done.After) {
 		return instance.errNotTheAPI()
 	}
-	const caches = "Other instances may deny from their caches for deny_cache_ttl (1s by default) more. Leased units stay with the instances.\n"
+	const caches = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances.\n"
 	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread}, caches)
 }
 
 func noSuchLimit(key string, unread []string) error {
 	if len(unread) > 0 {
-		return coded(exitUsage, fmt.Errorf("nothing of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
+		return coded(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
 	}
-	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits, and --limit names one of requests in flight", key))
+	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --limit", key))
 }
 
-// print prints what was reset. caches is what a reset does not concern.
+// print prints what was reset. caches says what the reset did not clear.
 func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
 			fmt.Fprintf(&text, "%s was reset: %d used before, %d left now", l.Name(), l.Used, report.After[i].Left)
-			if l.Tier != "" { // tiers share the counter, and differ in what is left
+			if l.Tier != "" { // all tiers share the counter, but what is left depends on the tier
 				text.WriteString(" for tier " + l.Tier)
 			}
 			text.WriteString("\n")
@@ -229,7 +229,7 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	return err
 }
 
-// cachesOf describes what instances still cache or lease of limits after a reset.
+// cachesOf describes the cached denials and leased units that instances keep after a reset.
 func cachesOf(limits []keylimits.Limit) (text string) {
 	denyFor, hasLease := time.Duration(0), false
 	for _, l := range limits {

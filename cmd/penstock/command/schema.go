@@ -9,7 +9,7 @@ import (
 
 // newSchema makes the command that prints the JSON Schema of policy files.
 func newSchema() *cobra.Command {
-	var isOfCases bool
+	var isForCases bool
 	c := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of policy files, for editors",
@@ -18,13 +18,13 @@ func newSchema() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			text := settings.Schema()
-			if isOfCases {
+			if isForCases {
 				text = cases.Schema()
 			}
 			_, err := c.OutOrStdout().Write(text)
 			return err
 		},
 	}
-	c.Flags().BoolVar(&isOfCases, "cases", false, "print the schema of files with cases")
+	c.Flags().BoolVar(&isForCases, "cases", false, "print the schema of files with cases")
 	return c
 }

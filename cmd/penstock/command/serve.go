@@ -28,13 +28,13 @@ import (
 
 // newServe makes the command that runs the service.
 func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var show bool
+	var shouldPrint bool
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the service: a reverse proxy that limits requests, or a service that decides for others",
 		Long: "serve forwards requests to an upstream and rejects those that exceed the limits of the policy. With --api, --grpc and\n" +
 			"--resp it also decides for other proxies, programs, Envoy and Redis clients, with the same limits. Without an upstream it\n" +
-			"only does that.\n\n" +
+			"only decides, and forwards nothing.\n\n" +
 			"Each setting comes from the first of these that has it: its flag, the environment (such as PENSTOCK_UPSTREAM for\n" +
 			"--upstream; also REDIS_URL for --store, and PORT for --listen), the policy's server section, its default.\n" +
 			"A secret can be read from a file: set PENSTOCK_KEY_HASH_SECRET_FILE to its name.\n\n" +
@@ -55,7 +55,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(strings.Split(row.Value, "|"), cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
-	c.Flags().BoolVar(&show, "print-settings", false, "print each setting with its source, and exit")
+	c.Flags().BoolVar(&shouldPrint, "print-settings", false, "print each setting with its source, and exit")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		given := make(map[string]string)
@@ -64,18 +64,19 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 				given[name] = value.text
 			}
 		}
-		return serve(c, given, nil, show, algorithms)
+		return serve(c, given, nil, shouldPrint, algorithms)
 	}
 	return c
 }
 
-// serve runs the service with the given flags, or prints its settings. It logs the notes.
-func serve(c *cobra.Command, given map[string]string, notes []string, show bool, algorithms []*algorithm.Algorithm) error {
-	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: show})
+// serve runs the service with the given flags and logs the notes. If shouldPrint is true, it only
+// prints the settings.
+func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrint bool, algorithms []*algorithm.Algorithm) error {
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: shouldPrint})
 	if err != nil {
 		return err
 	}
-	if show {
+	if shouldPrint {
 		_, err := c.OutOrStdout().Write([]byte(s.String()))
 		return err
 	}
@@ -83,7 +84,7 @@ func serve(c *cobra.Command, given map[string]string, notes []string, show bool,
 	if err != nil {
 		return err
 	}
-	signal.Ignore(syscall.SIGPIPE) // otherwise the process ends with the reader of its log
+	signal.Ignore(syscall.SIGPIPE) // otherwise the process would end when the reader of its log ends
 	sink := logsink.New(c.ErrOrStderr())
 	defer sink.Close()
 	logger := newLog(s, sink, c.ErrOrStderr() == os.Stderr)
@@ -100,7 +101,8 @@ func serve(c *cobra.Command, given map[string]string, notes []string, show bool,
 	})
 }
 
-// A flagValue is the text of a flag. Help shows the form of its values. Package settings checks it.
+// A flagValue is the text of a flag. The help shows the form of its values. Package settings checks
+// the text.
 type flagValue struct{ text, form string }
 
 func (v *flagValue) String() string { return v.text }

@@ -16,15 +16,15 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newSize makes the command that computes what limits need of Redis.
+// newSize makes the command that computes the memory and servers that limits need in Redis.
 func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var s sizeCommand
 	c := &cobra.Command{
 		Use:   "size --config FILE [flags]",
-		Short: "Compute what the limits of a policy need of Redis",
+		Short: "Compute the memory and servers that the limits of a policy need in Redis",
 		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey: for a number of clients that\n" +
-			"are active at once, and the requests that they send together. The figures were measured on Redis 7.0. Memory is that of\n" +
-			"full limits: most clients need less with sliding-log and in_flight.",
+			"are active at once, and the requests that they send together. The figures were measured on Redis 7.0. The memory is that\n" +
+			"of clients that use their limits fully: with sliding-log and in_flight, most clients need less.",
 		Example: "  penstock size --config rules.yaml --clients 1000000 --requests 20000\n  penstock size --config rules.yaml --rule search -o json",
 		Args:    needsArgument(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -33,11 +33,11 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := c.Flags()
-	f.StringVar(&s.config, "config", "", "policy file (needed)")
-	f.StringVar(&s.rule, "rule", "", "only this rule")
+	f.StringVar(&s.config, "config", "", "policy file (required)")
+	f.StringVar(&s.rule, "rule", "", "compute only this rule")
 	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at once")
 	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
-	f.IntVar(&s.key, "key-length", 20, "letters of an identity, such as key:abc")
+	f.IntVar(&s.key, "key-length", 20, "length of an identity, such as key:abc, in characters")
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)

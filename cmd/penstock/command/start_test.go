@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// TestFirstRequestsAreDecidedByTheStore: the first requests after a start on an empty Redis are
-// decided by it, even while two loops use two CPUs. No script is composed, missing or sent during a
-// request. With PENSTOCK_SOAK it starts 100 times with the default timeout; otherwise twice, with a
-// long one.
+// TestFirstRequestsAreDecidedByTheStore: an empty Redis decides the first requests after a start,
+// even while two loops use two CPUs. No script is composed, missing or sent during a request. With
+// PENSTOCK_SOAK the service starts 100 times with the default timeout; otherwise twice, with a long
+// timeout.
 func TestFirstRequestsAreDecidedByTheStore(t *testing.T) {
 	const callers, each = 32, 2
 	config := writeFile(t, "rules.yaml", `

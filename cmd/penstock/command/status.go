@@ -29,7 +29,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// storeTimeout is how long one call of the store may take: the connection is made first.
+// storeTimeout is how long one call of the store may take. It includes the time to connect.
 const storeTimeout = 5 * time.Second
 
 // newStatus makes the command that shows all limits of a key.
@@ -40,16 +40,18 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status [flags] (KEY | --ref REF)",
 		Short: "Show what a client has used of its limits",
-		Long: "status shows all limits of a key: what is used, what is left, when nothing will be used any more, and which limit would\n" +
+		Long: "status shows all limits of a key: what is used, what is left, when the limit will be unused again, and which limit would\n" +
 			"deny a request of one unit now. It reads the store and charges nothing. The key is that of penstock explain and of the\n" +
 			"log, such as key:abc, ip:192.0.2.1, user:42, or global for all clients together. For limits of --envoy-config it is the domain\n" +
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
-			"It reads the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
-			"reads from a running instance instead, which needs none of them. The token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE\n" +
-			"is sent if it is set. The instance answers as it would answer a request, also from its deny cache and its leases. It also knows the\n" +
-			"ref of a masked key that it has denied or seen often within an hour: penstock denials and the log print refs, for --ref.\n\n" +
-			"Exit status: 0 no limit would deny it, 3 one would, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer. An\n" +
-			"instance without its store answers by itself, with 0 or 3; what was used is not known then.",
+			"It takes the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
+			"reads from a running instance instead, and needs none of these settings. The token of PENSTOCK_OPERATOR_TOKEN or\n" +
+			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance answers as it would answer a request, also from its deny cache\n" +
+			"and its leases. It also knows the ref of a masked key that it has denied or seen often within an hour: penstock denials and\n" +
+			"the log print refs, for --ref.\n\n" +
+			"Exit status: 0 no limit would deny the request, 3 one would, 4 the operator token is wrong or missing, 5 the store or the\n" +
+			"instance gives no answer. An instance that has lost its store answers from its own memory, with 0 or 3. What was used is then\n" +
+			"not known.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
 		Args:              needsKey(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -73,8 +75,8 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 	}
 	given.add(c, "envoy-config")
-	c.Flags().StringVar(&rule, "rule", "", "only the limits of this rule")
-	instance.add(c, "read from the instance with this admin address")
+	c.Flags().StringVar(&rule, "rule", "", "show only the limits of this rule")
+	instance.add(c, "read from the running instance with this admin address")
 	c.Flags().StringVar(&ref, "ref", "", refUsage)
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -104,10 +106,10 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted k
 	return a.keyOf(c.Context(), wanted)
 }
 
-// A keyQuery names a key by itself or by its ref, and a rule if not all are wanted.
+// A keyQuery names a key, or its ref. It names a rule if only the limits of that rule are wanted.
 type keyQuery struct{ key, ref, rule string }
 
-// String returns the name for messages.
+// String returns the key or its ref, for messages.
 func (q keyQuery) String() string {
 	if q.ref != "" {
 		return "ref " + q.ref
@@ -117,8 +119,8 @@ func (q keyQuery) String() string {
 
 const refUsage = "instead of KEY, with --admin: the ref that penstock denials and the log print beside a masked key"
 
-// needsKey checks that there is either one key or, for a running instance, one ref. what is the
-// text that says how to write a key.
+// needsKey checks that there is one key or, for a running instance, one ref. The error says what to
+// write.
 func needsKey(ref *string, instance *adminFlags, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -127,7 +129,7 @@ func needsKey(ref *string, instance *adminFlags, what string) cobra.PositionalAr
 				return err
 			}
 		case len(args) > 0:
-			return coded(exitUsage, errors.New("there are a key and --ref; write one of them"))
+			return coded(exitUsage, errors.New("both a key and --ref are given; write one of them"))
 		case instance.Address == "":
 			return coded(exitUsage, errors.New("only a running instance knows refs; write --admin 127.0.0.1:9180 --ref "+*ref))
 		}
@@ -178,7 +180,7 @@ func (a *admin) keyOf(ctx context.Context, wanted keyQuery) (*keyReport, error) 
 type keyStore struct {
 	key      string
 	limits   []keylimits.Limit // at least one
-	global   []keylimits.Limit // of the same rules
+	global   []keylimits.Limit // limits of all clients together, in the same rules
 	unread   []string          // limits of new_identities
 	skipped  int               // limits that are not in limits or global, because there are too many
 	store    penstock.Store    // each call has storeTimeout
@@ -322,9 +324,9 @@ func (r *keyReport) print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "key %s\n", r.Identity)
 	if r.Source != penstock.FromStore.String() {
-		fmt.Fprintf(&b, "read from the instance itself, not from the store: %s\n", r.Source)
+		fmt.Fprintf(&b, "read from the instance itself, not from the store (source: %s)\n", r.Source)
 		if slices.ContainsFunc(r.Limits, func(l keylimits.Limit) bool { return l.IsUnknown }) {
-			b.WriteString("What was used is not known until the store answers. Left is what this instance admits alone.\n")
+			b.WriteString("What was used is not known until the store answers. The column left shows what this instance alone admits.\n")
 		}
 	}
 	b.WriteString("\n")
@@ -364,8 +366,8 @@ func textOfUnread(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "Not read: " + strings.Join(names, ", ") + ". Each instance counts new identities of an address in its memory. Such a count\n" +
-		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that it denies.\n"
+	return "Not read: " + strings.Join(names, ", ") + ". Each instance counts the new identities of an address in its own memory. This count\n" +
+		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
 func printLimit(w io.Writer, l *keylimits.Limit, whose string) {

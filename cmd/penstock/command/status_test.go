@@ -42,7 +42,7 @@ rules:
 type statusFixture struct {
 	*process
 	redis *redistest.Server
-	args  []string // that name the store and the policy
+	args  []string // flags that name the store and the policy
 }
 
 func startStatus(t *testing.T, more ...string) *statusFixture {
@@ -152,7 +152,7 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 		t.Errorf("the other key: %s", used)
 	}
 	_, _, audit = f.run("reset", "key:other", "--reason", "support-4711", "--yes")
-	checkAudit(t, audit, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0") // what is not used is not reset
+	checkAudit(t, audit, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0") // limits that are not used are not reset
 	// The cached denial ends within a second. Then the client is admitted again.
 	isAllowed := false
 	for end := time.Now().Add(patience); !isAllowed && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -195,7 +195,7 @@ func checkAudit(t *testing.T, text string, want ...string) string {
 	return a.Ref
 }
 
-// With a secret, the keys in Redis are hashes, and status finds them by the same secret.
+// With a secret, the keys in Redis are hashes. status finds them with the same secret.
 func TestStatusWithHashedKeys(t *testing.T) {
 	f := &statusFixture{redis: redistest.Start(t)}
 	t.Setenv("PENSTOCK_KEY_HASH_SECRET", "pepper")
@@ -293,8 +293,8 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 	}
 }
 
-// A running instance gives the same answer as its store, and needs no policy here.
-func TestStatusAsksARunningInstance(t *testing.T) {
+// A running instance gives the same answer as its store. The command then needs no policy.
+func TestStatusReadsFromARunningInstance(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	f := startStatus(t)
 	const token = "a-token-of-operators"
@@ -347,7 +347,8 @@ func TestStatusAsksARunningInstance(t *testing.T) {
 	}
 }
 
-// A running instance resets a key for operators, writes the audit, and needs no policy here.
+// A running instance resets a key for operators, and writes the audit line. The command then needs
+// no policy.
 func TestResetByARunningInstance(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	const token = "a-token-of-operators"
@@ -475,8 +476,8 @@ func checkRefs(t *testing.T, p *process) {
 	}
 }
 
-// An instance without its store resets nothing, and unexpected responses cause clear errors.
-func TestResetOfOddAnswers(t *testing.T) {
+// An instance that has lost its store resets nothing. Unexpected responses cause clear errors.
+func TestResetWithUnexpectedAnswers(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
 	const limit = `{"rule": "a", "limit": "b", "used": 3}`

@@ -61,7 +61,7 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 type caseReport struct {
 	Passed    int            `json:"passed"`
 	Failed    int            `json:"failed"`
-	Unreached []string       `json:"unreached_rules"` // with limits, and no case is decided by them
+	Unreached []string       `json:"unreached_rules"` // rules that have limits, but decide no case
 	Cases     []cases.Result `json:"cases"`
 }
 
@@ -110,11 +110,12 @@ func runCases(policyName string, names []string, algorithms []*algorithm.Algorit
 		}
 		report.Cases = append(report.Cases, results...)
 	}
-	report.Unreached = append(report.Unreached, unreached(p.Rules, reached)...)
+	report.Unreached = append(report.Unreached, findUnreached(p.Rules, reached)...)
 	return report, nil
 }
 
-func unreached(rules *policy.Rules, reached map[string]bool) (names []string) {
+// findUnreached returns the rules with limits that no case has reached.
+func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string) {
 	for _, r := range rules.Rules() {
 		if !reached[r.Name] && !r.Unlimited {
 			names = append(names, r.Name)
@@ -141,7 +142,7 @@ func (r *caseReport) print(out io.Writer) {
 	fmt.Fprintf(out, "%d passed, %d failed\n", r.Passed, r.Failed)
 }
 
-// The JUnit form of a report: one suite, and one case for each case.
+// The JUnit form of a report: one suite, with a JUnit case for each case.
 type (
 	junitSuite struct {
 		XMLName  xml.Name    `xml:"testsuite"`

@@ -22,8 +22,8 @@ func newTop() *cobra.Command {
 		Use:   "top [flags]",
 		Short: "Show live counts, denied keys, and the state of the store",
 		Long: "top shows a running instance, and those that share its store: rules with their rates, the keys that are denied most, the\n" +
-			"instances, and the store. While the store fails, it shows who decides, and how much the limits may admit. It reads the\n" +
-			"admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is no terminal, it prints\n" +
+			"instances, and the store. While the store fails, it shows what decides instead, and how much the limits may admit. It reads\n" +
+			"the admin API twice a second, reconnects by itself, and ends with Ctrl-C. If the output is not a terminal, it prints\n" +
 			"once, and cuts no text unless COLUMNS is set.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. Rates are those of the last 10 seconds, of all instances.\n\n" +
@@ -39,9 +39,9 @@ func newTop() *cobra.Command {
 		},
 	}
 	t.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
-	c.Flags().StringVar(&t.rule, "rule", "", "only this rule")
+	c.Flags().StringVar(&t.rule, "rule", "", "show only this rule")
 	c.Flags().BoolVar(&t.isOnce, "once", false, "print once, and exit")
-	c.Flags().StringVarP(&t.output, "output", "o", "text", "output format: text, or json, which prints once")
+	c.Flags().StringVarP(&t.output, "output", "o", "text", "output format: text or json; json prints once")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
@@ -92,14 +92,14 @@ func (t *topCommand) run(c *cobra.Command) error {
 	return err
 }
 
-func (t *topCommand) ask(ctx context.Context, path string, answer any) error {
+func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 	return t.instance.send(ctx, path, nil, answer)
 }
 
 const (
-	topInterval = 500 * time.Millisecond // between two looks at the state
-	topAll      = 2                      // looks between two at everything
-	topTimeout  = 3 * time.Second        // of a look
+	topInterval = 500 * time.Millisecond // between two reads of the state
+	topAll      = 2                      // each topAll-th read reads everything
+	topTimeout  = 3 * time.Second        // of one read
 )
 
 // follow shows the instance until ctx ends.
@@ -108,8 +108,8 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(terminal, "\x1b[?1049h\x1b[?25l")       // another screen, without a cursor
-	defer fmt.Fprint(terminal, "\x1b[?25h\x1b[?1049l") // the first one again
+	fmt.Fprint(terminal, "\x1b[?1049h\x1b[?25l")       // switch to the alternate screen, hide the cursor
+	defer fmt.Fprint(terminal, "\x1b[?25h\x1b[?1049l") // show the cursor, switch back
 	tick := time.NewTicker(topInterval)
 	defer tick.Stop()
 	since := time.Now() // of the latest answer
@@ -136,7 +136,8 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	}
 }
 
-// next reads everything, or only what changes first.
+// next reads everything if isAll is true. Otherwise it refreshes only the parts of the latest
+// snapshot that change often.
 func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isAll bool) (*top.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
@@ -144,11 +145,11 @@ func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isAll bool)
 		return t.read(ctx)
 	}
 	next := *latest
-	return &next, next.Refresh(ctx, t.ask)
+	return &next, next.Refresh(ctx, t.get)
 }
 
 func (t *topCommand) read(ctx context.Context) (*top.Snapshot, error) {
-	s, err := top.Read(ctx, t.ask, t.rule)
+	s, err := top.Read(ctx, t.get, t.rule)
 	if err == nil && s.State.Time.IsZero() {
 		err = t.instance.errNotTheAPI()
 	}

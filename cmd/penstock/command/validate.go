@@ -21,7 +21,7 @@ import (
 // newValidate makes the command that checks policies.
 func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output, envoyFolder string
-	var verbose, isStrict, mergesDomains bool
+	var isVerbose, isStrict, canMergeDomains bool
 	c := &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check policy files and list all errors",
@@ -53,7 +53,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				}
 				all = append(all, r.found...)
 				if output == "text" {
-					r.print(c.OutOrStdout(), name, verbose)
+					r.print(c.OutOrStdout(), name, isVerbose)
 				}
 			}
 			for _, file := range files {
@@ -64,7 +64,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				add(file, r)
 			}
 			if envoyFolder != "" {
-				add(envoyFolder, validateEnvoy(envoyFolder, mergesDomains))
+				add(envoyFolder, validateEnvoy(envoyFolder, canMergeDomains))
 			}
 			if output == "json" {
 				if err := writeJSON(c.OutOrStdout(), struct {
@@ -83,10 +83,10 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "also describe the rules of each policy")
+	c.Flags().BoolVarP(&isVerbose, "verbose", "v", false, "also describe the rules of each policy")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings as errors")
 	c.Flags().StringVar(&envoyFolder, "envoy-config", "", "folder with files of envoyproxy/ratelimit")
-	c.Flags().BoolVar(&mergesDomains, "envoy-merge-domains", false, "let several of these files have one domain")
+	c.Flags().BoolVar(&canMergeDomains, "envoy-merge-domains", false, "let several of these files have one domain")
 	return c
 }
 
@@ -99,7 +99,7 @@ type finding struct {
 	Message  string `json:"message"`
 }
 
-// place returns the file, and the line and the column if they are known.
+// place returns the file, with the line and the column if they are known.
 func (f *finding) place() string {
 	switch {
 	case f.Line == 0:
@@ -147,8 +147,8 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 }
 
 // validateEnvoy reads the files of envoyproxy/ratelimit in a folder.
-func validateEnvoy(folder string, mergesDomains bool) (r result) {
-	config, err := envoyconfig.LoadDir(folder, envoyconfig.Options{MergeDomains: mergesDomains})
+func validateEnvoy(folder string, canMergeDomains bool) (r result) {
+	config, err := envoyconfig.LoadDir(folder, envoyconfig.Options{MergeDomains: canMergeDomains})
 	var mistakes envoyconfig.Errors
 	switch {
 	case err == nil:
@@ -179,7 +179,7 @@ func makeErrors(found []finding) (warnings int) {
 	return warnings
 }
 
-func (r *result) print(out io.Writer, name string, verbose bool) {
+func (r *result) print(out io.Writer, name string, isVerbose bool) {
 	for _, f := range r.found {
 		fmt.Fprint(out, f.place(), ": ")
 		if f.Severity != "error" {
@@ -190,7 +190,7 @@ func (r *result) print(out io.Writer, name string, verbose bool) {
 	if !r.isValid {
 		return
 	}
-	if verbose {
+	if isVerbose {
 		fmt.Fprint(out, r.description)
 	}
 	fmt.Fprintf(out, "%s: valid, %s\n", name, r.summary)

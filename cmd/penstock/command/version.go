@@ -16,7 +16,7 @@ var (
 	date   string // of the commit, as 2026-11-30T12:00:00Z
 )
 
-// A build is what runs here.
+// A build identifies this program: its version, commit and platform.
 type build struct {
 	Version  string `json:"version"`          // of the module, or devel
 	Commit   string `json:"commit,omitempty"` // "" if it is not known
@@ -48,8 +48,8 @@ func newVersion() *cobra.Command {
 	return c
 }
 
-// thisBuild is the build of this process. Commit and date come from -ldflags, or else from the
-// repository that the go command built it in.
+// thisBuild returns the build of this process. The commit and the date come from -ldflags, or else
+// from the repository in which the go command built the program.
 func thisBuild() build {
 	b := build{Version: "devel", Commit: commit, Date: date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
@@ -73,7 +73,7 @@ func thisBuild() build {
 	return b
 }
 
-// line is the build in one line, with the commit's first digits and the day.
+// line describes the build in one line, with the first digits of the commit and its day.
 func (b build) line() string {
 	parts := []string{b.Go, b.Platform}
 	if b.Commit != "" {
@@ -83,8 +83,8 @@ func (b build) line() string {
 	return fmt.Sprintf("penstock %s (%s)\n", b.Version, strings.Join(parts, ", "))
 }
 
-// version is the module's version. Without one it is devel with the first digits of the commit, if
-// that is known, so that builds can be distinguished.
+// version returns the module's version. If there is none, it returns devel and the first digits of
+// the commit if it is known, so that builds can be distinguished.
 func version() string { return thisBuild().version() }
 
 func (b build) version() string {

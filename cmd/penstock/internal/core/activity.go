@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newActivity makes the recorder of what happens in this instance. It keeps keys as the store does:
-// as hashes if there is a secret.
+// newActivity makes the recorder of what happens in this instance. It keeps keys in the form that
+// the store has: as hashes if there is a secret.
 func newActivity(s settings.Settings) *activity.Recorder {
 	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit)}
 	if s.ShownIdentities != "off" {
@@ -23,8 +23,8 @@ func newActivity(s settings.Settings) *activity.Recorder {
 	return activity.New(o)
 }
 
-// seedOf is a number that all instances with the same secrets have. Clients that know it could hide
-// identities from the number of different keys.
+// seedOf returns a number that is the same for all instances with the same secrets. A client that
+// knew it could choose identities that are missing from the count of different keys.
 func seedOf(s settings.Settings) uint64 {
 	hash := sha256.New()
 	for _, part := range [][]byte{[]byte("penstock activity"), []byte(s.Prefix), s.KeyHashSecret, s.CallerToken} {

@@ -1,4 +1,4 @@
-// Package core is what all servers of the service share: the current rules, the store with its
+// Package core has what all servers of the service share: the current rules, the store with its
 // guards, and the health and metrics of both.
 package core
 
@@ -43,7 +43,7 @@ type Options struct {
 	// limits have none.
 	DirectSettings func(*penstock.Plan) guard.Settings
 
-	// Version is that of the program, for other instances.
+	// Version is the version of the program, which other instances show.
 	Version string
 
 	// Denials passes denied requests to its readers. Default: denied requests are not passed on.
@@ -154,8 +154,8 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	return c.DirectSettings(plan)
 }
 
-// SetPlans states which limits an owner has from now on, beside those of other owners. Their
-// scripts are loaded; if the store is down, they are loaded later.
+// SetPlans replaces the limits of an owner. Those of other owners stay. It loads the scripts of all
+// limits; if the store is down, they are loaded later.
 func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,8 +205,8 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 	return nil
 }
 
-// probe checks whether the store makes decisions. It fails while no decision is sent to the
-// store.
+// probe checks whether the store makes decisions. It fails while scripts are not loaded yet, because
+// no decision is sent to the store then.
 func (c *Core) probe(ctx context.Context) error {
 	if c.scripts != nil && c.scripts.isHolding.Load() {
 		return c.scripts.unavailable()
@@ -277,7 +277,8 @@ func (c *Core) Observe(e *admission.Event) {
 	}
 }
 
-// TokenRejected counts a request whose token is rejected. It logs one of many.
+// TokenRejected counts a request whose token is rejected. It logs at most one such request per
+// interval.
 func (c *Core) TokenRejected(e *policy.TokenError) {
 	c.Metrics.TokenRejected(e)
 	if skipped, isDue := c.tokens.Due(); isDue {
@@ -285,7 +286,7 @@ func (c *Core) TokenRejected(e *policy.TokenError) {
 	}
 }
 
-// Digest returns that of the rules in force.
+// Digest returns the digest of the rules in force.
 func (c *Core) Digest() string { return c.rules.digestInForce() }
 
 // A StoreState is what is known of the store.

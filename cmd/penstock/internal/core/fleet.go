@@ -21,15 +21,16 @@ const (
 	summaryEvery   = 3 * time.Second
 	summaryLife    = 15 * time.Second
 	summaryTimeout = time.Second
-	fleetMaxAge    = 2 * time.Second // readers within it share one look at the store
+	fleetMaxAge    = 2 * time.Second // readers within this time share one read of the store
 )
 
-// A fleet writes the summary of this instance to the store, and reads those of all.
+// A fleet writes the summary of this instance to the store, and reads the summaries of all instances
+// that share the store.
 type fleet struct {
 	core    *Core
 	store   *redisstore.Store // nil: the store is memory
 	breaker func() map[string]guard.State
-	name    atomic.Pointer[string] // by which the instance is registered; nil: not yet
+	name    atomic.Pointer[string] // the registered name of this instance; nil: not yet registered
 	started time.Time
 	host    string
 
@@ -60,7 +61,7 @@ func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.S
 	})
 }
 
-// self is the summary of this instance.
+// self returns the summary of this instance.
 func (f *fleet) self() *activity.Summary {
 	c := f.core
 	s := c.Activity.Summary()
@@ -85,8 +86,8 @@ func (f *fleet) isStoreAway() bool {
 	return false
 }
 
-// write keeps the summary of this instance in the store. If that fails, the next one may succeed;
-// heartbeats report why the store fails.
+// write writes the summary of this instance to the store. A failure is only logged: the next write
+// may succeed, and heartbeats report why the store fails.
 func (f *fleet) write(ctx context.Context) {
 	name := f.name.Load()
 	if name == nil || f.isStoreAway() {
@@ -142,7 +143,7 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	return found
 }
 
-// maxOffenders is how many keys of a kind a fleet shows.
+// maxOffenders is how many keys of each kind a fleet shows at most.
 const maxOffenders = 100
 
 // others returns the summaries of the other instances, and how many instances are registered.
@@ -153,7 +154,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	if f.isStoreAway() {
 		return nil, 0, penstock.NewStoreError(penstock.ReasonBreakerOpen, errors.New("a breaker is not closed"))
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for it too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for the result too
 	defer cancel()
 	texts, registered, err := f.store.ReadSummaries(ctx)
 	if err != nil {

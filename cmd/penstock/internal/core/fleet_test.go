@@ -162,6 +162,6 @@ func TestAnInstanceWithoutAStoreShowsItself(t *testing.T) {
 		t.Errorf("the fleet is %+v", f)
 	}
 	if again := a.Fleet(t.Context()); again != f {
-		t.Error("readers within two seconds do not share one look")
+		t.Error("two reads within two seconds do not return the same fleet")
 	}
 }

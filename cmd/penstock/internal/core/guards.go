@@ -37,13 +37,13 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	return g, nil
 }
 
-// storeFailed counts and logs a call for which the store made no decision.
+// storeFailed counts and logs a call without a decision of the store.
 func (c *Core) storeFailed(err error) {
 	c.Metrics.CountError(err)
 	c.noteFailure(err)
 }
 
-// noteFailure is storeFailed for a call that Metrics has counted already.
+// noteFailure does the same as storeFailed for a call that Metrics has counted already.
 func (c *Core) noteFailure(err error) {
 	c.Activity.Store.Fail()
 	c.health.failed(err)

@@ -11,15 +11,15 @@ import (
 // A Section is the section server of a policy file. Each value has the form of the flag with that
 // name. Missing settings come from flags, the environment or the defaults.
 //
-// It is a struct beside Table, because policyfile decodes sections into structs and makes their
-// schema of the tags. A test compares the two.
+// It is a struct besides Table, because policyfile decodes sections into structs and makes their
+// schema from the tags. A test compares the two.
 type Section struct {
 	Listen                 string `yaml:"listen" jsonschema:"Host:port for requests of clients; default :8080."`
 	Upstream               string `yaml:"upstream" jsonschema:"URL that requests are forwarded to."`
 	PreserveHost           *bool  `yaml:"preserve_host" jsonschema:"Pass the client's Host to the upstream; default false."`
 	Store                  string `yaml:"store,secret" jsonschema:"URL of Redis; default memory."`
 	Prefix                 string `yaml:"prefix" jsonschema:"Prefix of all keys in Redis; default ps."`
-	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Hashes identities in Redis; default none. Better use PENSTOCK_KEY_HASH_SECRET_FILE."`
+	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Hashes identities in Redis; default none. Prefer PENSTOCK_KEY_HASH_SECRET_FILE."`
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
 	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
 	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
@@ -33,34 +33,34 @@ type Section struct {
 	EnvoyXDSMetadata       string `yaml:"envoy_xds_metadata" jsonschema:"Metadata for the control plane, as name=value, separated by commas; default none."`
 	EnvoyXDSCA             string `yaml:"envoy_xds_ca" jsonschema:"PEM file of the authorities of the control plane; default none, no TLS."`
 	EnvoyXDSCert           string `yaml:"envoy_xds_cert" jsonschema:"PEM file of the certificate chain for the control plane; default none."`
-	EnvoyXDSKey            string `yaml:"envoy_xds_key" jsonschema:"PEM file of that private key."`
+	EnvoyXDSKey            string `yaml:"envoy_xds_key" jsonschema:"PEM file of the private key of envoy_xds_cert."`
 	EnvoyXDSServerName     string `yaml:"envoy_xds_server_name" jsonschema:"Name in the control plane's certificate; default the host in envoy_xds."`
 	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`
 	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"What enforces Envoy's limits; default fixed-window."`
 	EnvoyReports           string `yaml:"envoy_reports" jsonschema:"How hits_addend of a descriptor is charged, force or spend; default force."`
-	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default: local in mode atomic, error in mode exact."`
+	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default, which is local in mode atomic and error in mode exact."`
 	EnvoyHeaders           string `yaml:"envoy_headers" jsonschema:"None, plain, draft-03 or draft-11; default none."`
 	EnvoyMetadata          *bool  `yaml:"envoy_metadata" jsonschema:"Send dynamic metadata to Envoy; default false."`
-	EnvoyShadowMode        *bool  `yaml:"envoy_shadow_mode" jsonschema:"Count Envoy's requests, and deny none; default false."`
+	EnvoyShadowMode        *bool  `yaml:"envoy_shadow_mode" jsonschema:"Count Envoy's requests, but deny none; default false."`
 	EnvoyQuotaMode         *bool  `yaml:"envoy_quota_mode" jsonschema:"Treat all of Envoy's limits as if they had quota_mode; default false."`
 	EnvoyMergeDomains      *bool  `yaml:"envoy_merge_domains" jsonschema:"Let several files have one domain; default false."`
-	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Better use PENSTOCK_CALLER_TOKEN_FILE."`
-	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of those who may also peek, reset and explain; default none. Better use PENSTOCK_OPERATOR_TOKEN_FILE."`
+	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Prefer PENSTOCK_CALLER_TOKEN_FILE."`
+	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of those who may also peek, reset and explain; default none. Prefer PENSTOCK_OPERATOR_TOKEN_FILE."`
 	AllowStatedLimits      *bool  `yaml:"allow_stated_limits" jsonschema:"Let callers in JSON and gRPC state limits of their own; default false."`
 	AllowOpenCallers       *bool  `yaml:"allow_open_callers" jsonschema:"Answer callers in JSON, gRPC and RESP without credentials at addresses that other machines can reach; default false."`
 	CallerTLSCert          string `yaml:"caller_tls_cert" jsonschema:"PEM file of the certificate chain for callers; default none, no TLS."`
-	CallerTLSKey           string `yaml:"caller_tls_key" jsonschema:"PEM file of that private key."`
-	APIWithoutTLS          *bool  `yaml:"api_without_tls" jsonschema:"No TLS at api although caller_tls_cert is set; default false."`
+	CallerTLSKey           string `yaml:"caller_tls_key" jsonschema:"PEM file of the private key of caller_tls_cert."`
+	APIWithoutTLS          *bool  `yaml:"api_without_tls" jsonschema:"Serve api without TLS although caller_tls_cert is set; default false."`
 	CallerClientCA         string `yaml:"caller_client_ca" jsonschema:"PEM file of the authorities of callers' certificates; default none."`
 	AdminListen            string `yaml:"admin_listen" jsonschema:"Host:port, or unix:/path, of metrics, health checks and the admin API, or off; default 127.0.0.1:9180."`
 	AdminTLSCert           string `yaml:"admin_tls_cert" jsonschema:"PEM file of the certificate chain for admin_listen; default none, no TLS."`
-	AdminTLSKey            string `yaml:"admin_tls_key" jsonschema:"PEM file of that private key."`
+	AdminTLSKey            string `yaml:"admin_tls_key" jsonschema:"PEM file of the private key of admin_tls_cert."`
 	AdminClientCA          string `yaml:"admin_client_ca" jsonschema:"PEM file of the authorities of operators' certificates; default none."`
 	ShownIdentities        string `yaml:"shown_identities" jsonschema:"How the admin API shows who is limited: off, masked, or full with the operator token; default masked."`
-	NearLimit              *int64 `yaml:"near_limit" jsonschema:"From which percentage of a limit a request is counted as near it, 50 to 100; default 80."`
+	NearLimit              *int64 `yaml:"near_limit" jsonschema:"Percentage of a limit, 50 to 100, from which a request is counted as near it; default 80."`
 	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof on the admin address; default false."`
 	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain; default none, plain HTTP."`
-	TLSKey                 string `yaml:"tls_key" jsonschema:"PEM file of the private key."`
+	TLSKey                 string `yaml:"tls_key" jsonschema:"PEM file of the private key of tls_cert."`
 	TLSClientCA            string `yaml:"tls_client_ca" jsonschema:"PEM file of the authorities of client certificates; default none, clients need no certificate."`
 	HeaderTimeout          string `yaml:"header_timeout" jsonschema:"Time to send a request's headers; default 5s."`
 	StallTimeout           string `yaml:"stall_timeout" jsonschema:"Longest pause of a client in a body; default 30s; 0 disables."`
@@ -82,8 +82,8 @@ type Section struct {
 // SectionName is the key of a Section in a policy file.
 func (s *Section) SectionName() string { return "server" }
 
-// Apply reports values of the Section that are invalid by themselves, whatever flags and variables
-// say. It does not change the policy.
+// Apply reports values of the Section that are invalid by themselves, whatever the flags and
+// variables are. It does not change the policy.
 func (s *Section) Apply(_ *policy.Spec, report func(field any, format string, args ...any)) {
 	found := s.values()
 	for _, row := range Table {

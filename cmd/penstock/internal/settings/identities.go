@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// SharedSecret is made of all secrets that instances share. If there are none, it is random.
+// SharedSecret derives a secret from all secrets that instances share. If there are none, it is
+// random.
 func (s *Settings) SharedSecret() []byte {
 	if len(s.OperatorToken)+len(s.KeyHashSecret)+len(s.CallerToken) == 0 {
 		return []byte(rand.Text())

@@ -27,7 +27,7 @@ type Sources struct {
 }
 
 // Load takes each setting from its flag, else from the environment, else from the file, else from
-// its default. An empty variable counts as not set. The error lists all problems with their
+// its default. A variable that is empty counts as not set. The error lists all problems with their
 // sources, and wraps ErrInvalid.
 func Load(from Sources) (Settings, error) {
 	s := Settings{given: make(map[string]given)}
@@ -118,7 +118,7 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// show is the value for an error message, if it may be shown.
+// show returns the value, quoted, for an error message. It returns "" if the value is secret.
 func (r Row) show(text string) string {
 	if r.Secret || text == "" {
 		return ""

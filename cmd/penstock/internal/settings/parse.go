@@ -16,6 +16,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
+// A setter parses the text of a setting and stores its value. The functions below make setters for
+// fields of each kind.
 type setter = func(s *Settings, text string) error
 
 func text(field func(*Settings) *string) setter {
@@ -44,13 +46,13 @@ func toggle(field func(*Settings) *bool) setter {
 	}
 }
 
-func duration(field func(*Settings) *time.Duration, zero bool, longest time.Duration) setter {
+func duration(field func(*Settings) *time.Duration, canBeZero bool, longest time.Duration) setter {
 	return func(s *Settings, text string) error {
 		d, err := time.ParseDuration(text)
 		switch {
 		case err != nil:
 			return errors.New("it is not a duration; write it like 100ms, 5s or 2m")
-		case d == 0 && !zero:
+		case d == 0 && !canBeZero:
 			return fmt.Errorf("it must not be 0; write a duration up to %v", longest)
 		case d < 0 || d > longest:
 			return fmt.Errorf("it is out of bounds; write a duration from 0 to %v", longest)
@@ -65,7 +67,7 @@ var units = []struct {
 	size int64
 }{{"GB", kb * kb * kb}, {"MB", kb * kb}, {"KB", kb}, {"B", 1}, {"", 1}}
 
-func size(field func(*Settings) *int64, zero bool, largest int64) setter {
+func size(field func(*Settings) *int64, canBeZero bool, largest int64) setter {
 	return func(s *Settings, text string) error {
 		for _, u := range units {
 			digits, ok := strings.CutSuffix(strings.ToUpper(text), u.name)
@@ -76,7 +78,7 @@ func size(field func(*Settings) *int64, zero bool, largest int64) setter {
 			switch {
 			case err != nil:
 				return errors.New("it is not a size; write it like 512, 16KB or 8MB")
-			case n == 0 && !zero:
+			case n == 0 && !canBeZero:
 				return errors.New("it must not be 0; write a larger size")
 			case n < 0 || n > math.MaxInt64/u.size || n*u.size > largest:
 				return fmt.Errorf("it is out of bounds; write a size from 0 to %d", largest)
@@ -114,7 +116,7 @@ func percent(field func(*Settings) *int64, least int64) setter {
 	}
 }
 
-// optional makes a setter accept "", which is off.
+// optional makes a setter accept "", which turns the setting off.
 func optional(set setter) setter {
 	return func(s *Settings, text string) error {
 		if text == "" {
@@ -124,7 +126,7 @@ func optional(set setter) setter {
 	}
 }
 
-// callerAddress is address, or the path of a Unix socket.
+// callerAddress accepts an address or the path of a Unix socket.
 func callerAddress(field func(*Settings) *string) setter {
 	return func(s *Settings, text string) error {
 		path, isUnix := strings.CutPrefix(text, "unix:")
@@ -142,7 +144,7 @@ func callerAddress(field func(*Settings) *string) setter {
 // maxSocketPath is the longest path of a Unix socket in bytes that all systems accept.
 const maxSocketPath = 103
 
-// minToken is the least length of a token in bytes.
+// minToken is the minimum length of a token in bytes.
 const minToken = 16
 
 // ErrShortToken is wrapped by the error for a token that is too short.
@@ -240,8 +242,8 @@ func setPrefix(s *Settings, text string) error {
 	return withoutKind(redisstore.Options{Prefix: text}.Validate())
 }
 
-// withoutKind removes the prefix of ErrInvalid from an error's text, because errors about settings
-// have their own.
+// withoutKind removes the prefix of penstock.ErrInvalid from an error's text, because errors about
+// settings have a prefix of their own.
 func withoutKind(err error) error {
 	if err == nil {
 		return nil
@@ -249,13 +251,13 @@ func withoutKind(err error) error {
 	return errors.New(strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": "))
 }
 
-// readPort makes an address of the variable PORT, which platforms set.
+// readPort makes an address from the variable PORT, which platforms set.
 func readPort(get func(string) string) (string, bool) {
 	port := get("PORT")
 	return ":" + port, port != ""
 }
 
-// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. If a Kubernetes service is called redis,
+// readRedisHost makes a URL from REDIS_HOST and REDIS_PORT. If a Kubernetes service is called redis,
 // Kubernetes sets REDIS_PORT to a URL, which is ignored.
 func readRedisHost(get func(string) string) (string, bool) {
 	host, port := get("REDIS_HOST"), get("REDIS_PORT")
@@ -265,7 +267,7 @@ func readRedisHost(get func(string) string) (string, bool) {
 	return "redis://" + net.JoinHostPort(strings.Trim(host, "[]"), port), host != ""
 }
 
-// withoutSecrets is a store's URL without user, password and options.
+// withoutSecrets returns a store's URL without its user, password and options.
 func withoutSecrets(text string) string {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
@@ -293,9 +295,9 @@ func withoutUser(text string) string {
 	return text
 }
 
-// sameAddress returns true if two addresses of this machine are certainly the same: the ports are
-// equal, and the hosts are any or loopback.
-func sameAddress(a, b string) bool {
+// isSameAddress reports whether two addresses of this machine are certainly the same: the ports are
+// equal, and each host is a loopback address or stands for all addresses.
+func isSameAddress(a, b string) bool {
 	if strings.HasPrefix(a, "unix:") {
 		return a == b
 	}
@@ -317,6 +319,7 @@ func isLocal(address string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
+// isHere reports whether a host is a loopback address or stands for all addresses of this machine.
 func isHere(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "" || host == "localhost" || err == nil && (addr.IsLoopback() || addr.IsUnspecified())

@@ -11,15 +11,16 @@ import (
 	"strings"
 )
 
-// FromRatelimit makes flags of the environment variables of envoyproxy/ratelimit. A variable of
-// Penstock for the same setting takes precedence. The notes are about variables that are set and
-// have no effect. The error lists all variables that cannot be followed, and wraps ErrInvalid.
+// FromRatelimit makes flags from the environment variables of envoyproxy/ratelimit. A variable of
+// Penstock for the same setting takes precedence. The notes name the variables that are set but
+// have no effect. The error lists all variables that have a value without an equivalent. It wraps
+// ErrInvalid.
 func FromRatelimit(environ []string) (flags map[string]string, notes []string, err error) {
 	r := &ratelimitEnv{env: environment(environ), flags: make(map[string]string)}
-	r.listeners()
-	r.files()
-	r.redis()
-	r.behaviour()
+	r.setListeners()
+	r.setFiles()
+	r.setRedis()
+	r.setBehaviour()
 	for _, row := range Table {
 		if r.env[row.Env()] != "" {
 			delete(r.flags, row.Name)
@@ -53,7 +54,7 @@ func (r *ratelimitEnv) fail(name, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
 }
 
-// get returns a variable, or its default there.
+// get returns a variable, or the default that envoyproxy/ratelimit has for it.
 func (r *ratelimitEnv) get(name, standard string) string {
 	if text := r.env[name]; text != "" {
 		return text
@@ -63,15 +64,15 @@ func (r *ratelimitEnv) get(name, standard string) string {
 
 func (r *ratelimitEnv) isTrue(name string) bool {
 	text := r.get(name, "false")
-	is, err := strconv.ParseBool(text)
+	isTrue, err := strconv.ParseBool(text)
 	if err != nil {
 		r.fail(name, "%q is neither true nor false; write one of them", text)
 	}
-	return is
+	return isTrue
 }
 
-// listeners sets the addresses. As there, callers need no token.
-func (r *ratelimitEnv) listeners() {
+// setListeners sets the addresses. As with envoyproxy/ratelimit, callers need no token.
+func (r *ratelimitEnv) setListeners() {
 	r.flags["api"] = net.JoinHostPort(r.get("HOST", "0.0.0.0"), r.get("PORT", "8080"))
 	r.flags["grpc"] = net.JoinHostPort(r.get("GRPC_HOST", "0.0.0.0"), r.get("GRPC_PORT", "8081"))
 	if path := r.get("GRPC_UDS", ""); path != "" {
@@ -88,18 +89,19 @@ func (r *ratelimitEnv) listeners() {
 	}
 	if r.isTrue("GRPC_SERVER_USE_TLS") {
 		r.flags["caller-tls-cert"], r.flags["caller-tls-key"] = r.get("GRPC_SERVER_TLS_CERT", ""), r.get("GRPC_SERVER_TLS_KEY", "")
-		r.flags["api-without-tls"] = "true" // only gRPC has TLS there
+		r.flags["api-without-tls"] = "true" // envoyproxy/ratelimit has TLS for gRPC only
 		if ca := r.get("GRPC_CLIENT_TLS_CACERT", ""); ca != "" {
 			r.flags["caller-client-ca"] = ca
 		}
 	}
 }
 
-func (r *ratelimitEnv) files() {
+// setFiles sets the folder of the limits, or the control plane that sends them.
+func (r *ratelimitEnv) setFiles() {
 	switch kind := r.get("CONFIG_TYPE", "FILE"); kind {
 	case "FILE":
 	case "GRPC_XDS_SOTW":
-		r.controlPlane()
+		r.setControlPlane()
 		return
 	default:
 		r.fail("CONFIG_TYPE", "%q is unknown; write FILE or GRPC_XDS_SOTW", kind)
@@ -108,8 +110,8 @@ func (r *ratelimitEnv) files() {
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
 }
 
-// controlPlane sets where the limits come from, if not from files.
-func (r *ratelimitEnv) controlPlane() {
+// setControlPlane sets the control plane that sends the limits, if they do not come from files.
+func (r *ratelimitEnv) setControlPlane() {
 	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
 	r.flags["envoy-xds-node"], r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default"), r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
@@ -129,18 +131,18 @@ func (r *ratelimitEnv) controlPlane() {
 	}
 }
 
-// redis makes a URL of the variables for Redis.
-func (r *ratelimitEnv) redis() {
+// setRedis makes the store's URL from the variables for Redis.
+func (r *ratelimitEnv) setRedis() {
 	if kind := r.get("BACKEND_TYPE", "redis"); kind != "redis" {
 		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)
 		return
 	}
 	if r.isTrue("REDIS_PERSECOND") {
-		r.fail("REDIS_PERSECOND", "one store keeps all limits; omit it")
+		r.fail("REDIS_PERSECOND", "a second Redis is not supported, because one store keeps all limits; omit the variable")
 	}
 	for _, name := range []string{"REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"} {
 		if text := r.get(name, ""); text != "" && text != "false" {
-			r.fail(name, "it is not supported; trust the authority of the server by SSL_CERT_FILE, and omit it")
+			r.fail(name, "it is not supported; omit it, and name the authority of the server's certificate in SSL_CERT_FILE")
 		}
 	}
 	text := r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
@@ -193,7 +195,7 @@ func userinfo(text string) *url.Userinfo {
 	return url.UserPassword(name, password)
 }
 
-func (r *ratelimitEnv) behaviour() {
+func (r *ratelimitEnv) setBehaviour() {
 	for name, flag := range map[string]string{"SHADOW_MODE": "envoy-shadow-mode", "QUOTA_MODE": "envoy-quota-mode", "RESPONSE_DYNAMIC_METADATA": "envoy-metadata"} {
 		r.flags[flag] = strconv.FormatBool(r.isTrue(name))
 	}

@@ -54,7 +54,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		t.Errorf("what Envoy Gateway sets is refused: %v", err)
 	}
 	if _, _, err := FromRatelimit([]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("TLS without an authority is %v; want an error", err)
+		t.Errorf("TLS without an authority: the error is %v; want ErrInvalid", err)
 	}
 	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
 	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
@@ -62,7 +62,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 	}
 }
 
-func TestVariablesThatCannotBeFollowedAreRefused(t *testing.T) {
+func TestVariablesWithoutAnEquivalentAreRefused(t *testing.T) {
 	for environ, want := range map[string]string{
 		"CONFIG_TYPE=X":                             "CONFIG_TYPE: \"X\" is unknown",
 		"BACKEND_TYPE=memcache":                     "BACKEND_TYPE",
@@ -75,7 +75,7 @@ func TestVariablesThatCannotBeFollowedAreRefused(t *testing.T) {
 		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
 	} {
 		if _, _, err := FromRatelimit([]string{environ}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s is %v; want an error with %s", environ, err, want)
+			t.Errorf("%s: the error is %v; want one with %s", environ, err, want)
 		}
 	}
 }

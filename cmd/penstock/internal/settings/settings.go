@@ -40,7 +40,7 @@ type Settings struct {
 	KeyHashSecret []byte
 	RequireStore  bool
 	StoreTimeout  time.Duration
-	MinInstances  int64 // smallest number
+	MinInstances  int64
 
 	API, RESP, GRPC                             string // "" is off
 	CallerToken, OperatorToken                  []byte
@@ -116,7 +116,7 @@ func (s *Settings) StoreName() string {
 	return withoutSecrets(s.Store)
 }
 
-// String has a line for each setting: its name, value and source. It shows no secrets.
+// String returns a line for each setting: its name, value and source. It shows no secrets.
 func (s *Settings) String() string {
 	var b strings.Builder
 	for _, row := range Table {
@@ -148,7 +148,7 @@ func (s *Settings) check() error {
 		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
 	case s.Upstream != nil && s.Demo:
 		wrong("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
-	case s.Upstream != nil && sameAddress(s.Listen, s.Upstream.Host):
+	case s.Upstream != nil && isSameAddress(s.Listen, s.Upstream.Host):
 		wrong("upstream", "it is the service's own address (--listen is %s); change one of the ports", s.Listen)
 	}
 	for _, files := range []struct{ cert, key, ca, prefix, caName string }{
@@ -266,7 +266,7 @@ func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) 
 	}
 	for i, l := range all {
 		for _, other := range all[:i] {
-			if sameAddress(l.Address, other.Address) {
+			if isSameAddress(l.Address, other.Address) {
 				wrong(l.Name, "--%s has the same address (%s); use another port", other.Name, other.Address)
 			}
 		}

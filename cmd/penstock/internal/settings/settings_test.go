@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// samples has three values for each setting, different from the default: for a flag, the
-// environment and the file.
+// samples has three values for each setting: for a flag, the environment and the file. They differ
+// from the default where the setting has enough values.
 var samples = map[string][3]string{
 	"config":          {"a.yaml", "b.yaml", ""},
 	"listen":          {":1001", ":1002", ":1003"},

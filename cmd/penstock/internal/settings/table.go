@@ -19,7 +19,7 @@ type Row struct {
 	set func(s *Settings, text string) error
 }
 
-// An Alias is a variable that other programs and platforms set. Read makes the setting's value of
+// An Alias is a variable that other programs and platforms set. Read makes the setting's value from
 // it.
 type Alias struct {
 	Name string
@@ -66,7 +66,7 @@ var Table = []Row{
 		Help: "how long a decision waits for the store; after that, on_failure decides"},
 	{Name: "min-instances", Default: "1", Value: "number", set: count(func(s *Settings) *int64 { return &s.MinInstances }, 10_000),
 		Help: "least number of instances; with on_failure local, each enforces its share while the store does not answer. Instances on one " +
-			"Redis are counted too, and the larger number holds"},
+			"Redis are counted too, and the larger number applies"},
 
 	{Name: "api", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.API })),
 		Help: "address of the check API in JSON, and of forward-auth for other proxies; host:port or unix:/path/of.sock"},
@@ -79,7 +79,7 @@ var Table = []Row{
 	{Name: "envoy-config", Value: "folder", set: text(func(s *Settings) *string { return &s.EnvoyConfig }),
 		Help: "folder with files of envoyproxy/ratelimit; at grpc and api, Envoy's rate limit service answers by their limits"},
 	{Name: "envoy-xds", Value: "host:port", set: text(func(s *Settings) *string { return &s.EnvoyXDS }),
-		Help: "control plane that sends Envoy's limits, as Envoy Gateway does; in place of envoy-config"},
+		Help: "control plane that sends Envoy's limits, as Envoy Gateway does; replaces envoy-config"},
 	{Name: "envoy-xds-node", Default: "default", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSNode }),
 		Help: "id by which the control plane knows this service"},
 	{Name: "envoy-xds-metadata", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSMetadata }),
@@ -89,27 +89,27 @@ var Table = []Row{
 	{Name: "envoy-xds-cert", Value: "file", set: text(func(s *Settings) *string { return &s.EnvoyXDSCert }),
 		Help: "certificate chain for the control plane in PEM form; a changed file is read for the next connection"},
 	{Name: "envoy-xds-key", Value: "file", set: text(func(s *Settings) *string { return &s.EnvoyXDSKey }),
-		Help: "private key of that certificate"},
+		Help: "private key of envoy-xds-cert in PEM form"},
 	{Name: "envoy-xds-server-name", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSServerName }),
 		Help: "name in the control plane's certificate (default: the host in envoy-xds)"},
 	{Name: "envoy-mode", Default: "atomic", Value: "atomic|exact", set: choice(func(s *Settings) *string { return &s.EnvoyMode }, "atomic", "exact"),
-		Help: "how Envoy's descriptors are decided: atomic charges all of a request or none; exact counts each for itself, as envoyproxy/ratelimit does"},
+		Help: "how Envoy's descriptors are decided: atomic charges all descriptors of a request or none; exact counts each separately, as envoyproxy/ratelimit does"},
 	{Name: "envoy-algorithm", Default: "fixed-window", Value: "fixed-window|token-bucket|sliding-window|sliding-log",
 		set:  choice(func(s *Settings) *string { return &s.EnvoyAlgorithm }, "fixed-window", "token-bucket", "sliding-window", "sliding-log"),
 		Help: "what enforces Envoy's limits in mode atomic"},
 	{Name: "envoy-reports", Default: "force", Value: "force|spend", set: choice(func(s *Settings) *string { return &s.EnvoyReports }, "force", "spend"),
-		Help: "how hits_addend of a descriptor is charged in mode atomic: force charges it in any case, because it may report what was used; spend only if it fits"},
+		Help: "how hits_addend of a descriptor is charged in mode atomic: force always charges it, because it may report units that were used already; spend charges it only if it fits"},
 	{Name: "envoy-on-failure", Default: "default", Value: "default|local|open|closed|error",
 		set: choice(func(s *Settings) *string { return &s.EnvoyOnFailure }, "default", "local", "open", "closed", "error"),
-		Help: "what Envoy gets while the store gives no answer: local decides by this instance's share, open is OK, closed is OVER_LIMIT, error leaves it to " +
-			"Envoy; default is local in mode atomic, and error in mode exact"},
+		Help: "what Envoy gets while the store gives no answer: local decides by this instance's share, open is OK, closed is OVER_LIMIT, error leaves the " +
+			"decision to Envoy; default is local in mode atomic, and error in mode exact"},
 	{Name: "envoy-headers", Default: "none", Value: "none|plain|draft-03|draft-11",
 		set:  choice(func(s *Settings) *string { return &s.EnvoyHeaders }, "none", "plain", "draft-03", "draft-11"),
-		Help: "header fields about limits that Envoy adds to responses; plain is that of envoyproxy/ratelimit"},
+		Help: "header fields about limits that Envoy adds to responses; plain is the form of envoyproxy/ratelimit"},
 	{Name: "envoy-metadata", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyMetadata }),
 		Help: "send dynamic metadata with each answer to Envoy"},
 	{Name: "envoy-shadow-mode", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyShadowMode }),
-		Help: "count, and deny nothing"},
+		Help: "count Envoy's requests, but deny none"},
 	{Name: "envoy-quota-mode", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyQuotaMode }),
 		Help: "treat all of Envoy's limits as if they had quota_mode"},
 	{Name: "envoy-merge-domains", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyMergeDomains }),
@@ -125,9 +125,9 @@ var Table = []Row{
 	{Name: "caller-tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.CallerTLSCert }),
 		Help: "certificate chain in PEM form, for TLS at api, grpc and resp; a changed file is reloaded"},
 	{Name: "caller-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.CallerTLSKey }),
-		Help: "private key of that certificate"},
+		Help: "private key of caller-tls-cert in PEM form"},
 	{Name: "api-without-tls", Default: "false", set: toggle(func(s *Settings) *bool { return &s.APIWithoutTLS }),
-		Help: "no TLS at api although caller-tls-cert is set, for probes that speak none; all that api answers is then readable on the way"},
+		Help: "serve api without TLS although caller-tls-cert is set, for probes without TLS; the network can then read all requests and answers of api"},
 	{Name: "caller-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.CallerClientCA }),
 		Help: "if set, callers at api, grpc and resp need a certificate signed by one of these authorities"},
 
@@ -136,21 +136,21 @@ var Table = []Row{
 	{Name: "admin-tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSCert }),
 		Help: "certificate chain in PEM form, for TLS at admin-listen; a changed file is reloaded"},
 	{Name: "admin-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSKey }),
-		Help: "private key of that certificate"},
+		Help: "private key of admin-tls-cert in PEM form"},
 	{Name: "admin-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.AdminClientCA }),
-		Help: "if set, the admin API also lets clients read that have a certificate signed by one of these authorities"},
+		Help: "if set, clients with a certificate signed by one of these authorities may also read the admin API"},
 	{Name: "shown-identities", Default: "masked", Value: "off|masked|full",
 		set:  choice(func(s *Settings) *string { return &s.ShownIdentities }, "off", "masked", "full"),
 		Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
 	{Name: "near-limit", Default: "80", Value: "percent", set: percent(func(s *Settings) *int64 { return &s.NearLimit }, 50),
-		Help: "a request is counted as near its limit if this part of the limit is used after it, 50 to 100"},
+		Help: "percentage of a limit, 50 to 100; a request is counted as near its limit if at least this much is used after it"},
 	{Name: "pprof", Default: "false", set: toggle(func(s *Settings) *bool { return &s.Pprof }),
 		Help: "serve /debug/pprof on the admin address"},
 
 	{Name: "tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.TLSCert }),
 		Help: "certificate chain in PEM form, for HTTPS and HTTP/2; a changed file is reloaded"},
 	{Name: "tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.TLSKey }),
-		Help: "private key of the certificate"},
+		Help: "private key of tls-cert in PEM form"},
 	{Name: "tls-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.TLSClientCA }),
 		Help: "if set, clients need a certificate signed by one of these authorities"},
 
@@ -176,7 +176,7 @@ var Table = []Row{
 		Help: "after SIGTERM, how long requests are still accepted while /readyz fails, so that load balancers notice"},
 	{Name: "drain-timeout", Default: "15s", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.DrainTimeout }, true, time.Hour),
-		Help: "after that, how long requests in flight may take to end"},
+		Help: "after drain-delay, how long requests in flight may take to end"},
 
 	{Name: "max-header", Default: "16KB", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxHeader }, false, kb*kb),
 		Help: "maximum size of a request's headers; larger ones get 431"},
