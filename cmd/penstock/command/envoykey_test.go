@@ -27,7 +27,7 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
-	ask := func(customer string, want int) {
+	request := func(customer string, want int) {
 		t.Helper()
 		res, err := client.Post("http://localhost/json", "application/json", strings.NewReader(`{"domain": "rides", "descriptors": [{"entries": [{"key": "api_key", "value": "`+customer+`"}]}]}`))
 		if err != nil {
@@ -43,12 +43,12 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		run := func(verb string, more ...string) (int, string, string) {
 			return command(append(append([]string{verb, key}, more...), args...)...)
 		}
-		ask(customer, 200)
+		request(customer, 200)
 		if code, out, errors := run("status"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
 			t.Errorf("%s: exit code %d, %s%s", name, code, out, errors)
 		}
-		ask(customer, 200)
-		ask(customer, 429)
+		request(customer, 200)
+		request(customer, 429)
 		code, out, errors := run("status", "-o", "json")
 		var r keyReport
 		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitDenied || len(r.Limits) != 1 || r.Limits[0].Used != 2 || r.Limits[0].Left != 0 || !r.Limits[0].IsDenied {

@@ -76,8 +76,8 @@ func (s *screen) await(t *testing.T, words ...string) time.Duration {
 	return 0
 }
 
-// The terminal shows an outage of the store while it lasts, what the limits may admit meanwhile, and
-// the end of the outage.
+// The terminal shows an outage of the store while it lasts, what the limits may admit meanwhile,
+// and the end of the outage.
 func TestTopShowsAnOutage(t *testing.T) {
 	f := &statusFixture{redis: redistest.Start(t)}
 	f.process = startProcess(t, "--store=redis://"+f.redis.Addr, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0")

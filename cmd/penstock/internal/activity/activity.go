@@ -127,8 +127,8 @@ func New(o Options) *Recorder {
 	return r
 }
 
-// Keep adds a limit that is not of the policy, so SetLimits does not remove it. All plans with its
-// names and its algorithm count as that limit.
+// Keep adds a limit that is not in the policy. SetLimits does not remove it. All plans with its
+// names and its algorithm count as this limit.
 func (r *Recorder) Keep(plan *penstock.Plan) {
 	r.setting.Lock()
 	defer r.setting.Unlock()

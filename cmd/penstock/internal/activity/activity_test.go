@@ -47,7 +47,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// attributes of a request with a key.
+// attributes are those of a request with a key.
 type attributes struct{ key []string }
 
 func (a attributes) Lookup(kind policy.Kind, name string) []string {

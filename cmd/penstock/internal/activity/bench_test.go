@@ -54,8 +54,8 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// quickest returns the least time of many short rounds of decisions without and with a recorder.
-// The shortest rounds are those that other processes disturbed least.
+// quickest runs many short rounds of decisions without and with a recorder. It returns the shortest
+// round of each, because other processes have disturbed that one least.
 func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
 	const round, rounds = 200, 3000
 	least = [2]time.Duration{1 << 62, 1 << 62}

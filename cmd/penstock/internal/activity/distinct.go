@@ -98,7 +98,7 @@ func (d *distinctCounter) down(at int) {
 	}
 }
 
-// read returns the count. If isLast, the counter starts again from zero.
+// read returns the count. If isLast is true, the counter starts again from zero.
 func (d *distinctCounter) read(isLast bool) *Distinct {
 	d.mu.Lock()
 	defer d.mu.Unlock()

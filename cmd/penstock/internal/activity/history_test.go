@@ -32,7 +32,7 @@ func (m model) counts(s Series, now, unit int64, n int) []uint32 {
 	return counts
 }
 
-// Pauses between samples are those of a busy, an idle and a suspended process.
+// The pauses between samples are like those of a busy, an idle and a suspended process.
 func TestHistoryAgreesWithAModel(t *testing.T) {
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)

@@ -89,12 +89,13 @@ func (t *Timing) Since(n int) Times {
 func (t *Timing) Second() int64 { return t.history.Second() }
 
 // BySecond returns the times of each of the last n seconds, the oldest first. n is at most Seconds.
-func (t *Timing) BySecond(n int) []Times { return each(t.history.BySecond(n, nil), n) }
+func (t *Timing) BySecond(n int) []Times { return timesOfEach(t.history.BySecond(n, nil), n) }
 
 // ByMinute is like BySecond, for minutes. n is at most Minutes.
-func (t *Timing) ByMinute(n int) []Times { return each(t.history.ByMinute(n, nil), n) }
+func (t *Timing) ByMinute(n int) []Times { return timesOfEach(t.history.ByMinute(n, nil), n) }
 
-func each(lines []Line, n int) []Times {
+// timesOfEach returns the times of each of n seconds or minutes.
+func timesOfEach(lines []Line, n int) []Times {
 	all := make([]Times, n)
 	for at := range all {
 		var counts [failures + 1]uint64

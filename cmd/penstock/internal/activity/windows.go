@@ -5,7 +5,7 @@ import "time"
 // A Window is the span of time of an Activity, up to now.
 type Window struct {
 	Name   string
-	Length time.Duration // at most; the current minute, or the current ten minutes of an hour, are incomplete
+	Length time.Duration // at most: the window ends with an incomplete minute, or ten minutes of an hour
 }
 
 // The windows.
@@ -49,12 +49,12 @@ func MergeActivities(size int, parts ...*Activity) *Activity {
 // parts of ten minutes.
 type windows struct {
 	minute int64 // the current one
-	recent []dated
-	parts  []dated
+	recent []datedActivity
+	parts  []datedActivity
 }
 
-// A dated is the activity of a minute, or of a part of ten minutes.
-type dated struct {
+// A datedActivity is the activity of a minute, or of a part of ten minutes.
+type datedActivity struct {
 	number int64
 	*Activity
 }
@@ -62,11 +62,11 @@ type dated struct {
 // end records the activity of the current minute, and begins another one.
 func (w *windows) end(next int64, a *Activity) {
 	minute, part := w.minute, w.minute/partMinutes
-	w.recent = append(w.recent, dated{minute, a})
+	w.recent = append(w.recent, datedActivity{minute, a})
 	if n := len(w.parts); n > 0 && w.parts[n-1].number == part {
 		w.parts[n-1].Activity = MergeActivities(sketchSize, w.parts[n-1].Activity, a)
 	} else {
-		w.parts = append(w.parts, dated{part, a})
+		w.parts = append(w.parts, datedActivity{part, a})
 	}
 	w.minute = next
 	w.recent = since(w.recent, next-recentMinutes+1)
@@ -74,12 +74,12 @@ func (w *windows) end(next int64, a *Activity) {
 }
 
 // since returns the activities that are not older than first.
-func since(all []dated, first int64) []dated {
+func since(all []datedActivity, first int64) []datedActivity {
 	for len(all) > 0 && all[0].number < first {
-		all[0] = dated{}
+		all[0] = datedActivity{}
 		all = all[1:]
 	}
-	return append([]dated(nil), all...)
+	return append([]datedActivity(nil), all...)
 }
 
 // Activity returns the activity of a window up to now.
@@ -97,7 +97,8 @@ func (r *Recorder) Activity(w Window) *Activity {
 	return MergeActivities(sketchSize, parts...)
 }
 
-// readLocked returns the activity of the current minute. If isLast, that minute is over.
+// readLocked returns the activity of the current minute. If isLast is true, the minute is over, and
+// the next one begins.
 func (r *Recorder) readLocked(isLast bool) *Activity {
 	a := new(Activity)
 	for i := range r.streams {

@@ -185,10 +185,10 @@ func TestReadersShareSnapshots(t *testing.T) {
 			f.get("state")
 		}
 		if made > before+1 {
-			t.Errorf("5 readers at once took %d looks at the store", made-before)
+			t.Errorf("5 readers at once read the store %d times; want at most once", made-before)
 		}
 		if made < 9 || made > 12 {
-			t.Errorf("10 readers took %d looks at the store in 10 s", made)
+			t.Errorf("10 readers read the store %d times in 10 s; want 9 to 12", made)
 		}
 	})
 }

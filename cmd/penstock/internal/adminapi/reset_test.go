@@ -186,7 +186,6 @@ func TestResetNeedsTheStore(t *testing.T) {
 	}
 }
 
-// No body causes a 500, and no body resets a key without the token.
 // Nothing counts under a masked key, so its numbers would be those of no client.
 func TestMaskedKeysAreRejected(t *testing.T) {
 	f := newFixture(t, withDenials)
@@ -203,6 +202,7 @@ func TestMaskedKeysAreRejected(t *testing.T) {
 	}
 }
 
+// No body causes a 500, and no body resets a key without the token.
 func FuzzResets(f *testing.F) {
 	x := newFixture(f, nil)
 	for _, body := range []string{`{"key": "key:abc", "reason": "r"}`, `{"ref": "0", "reason": "r"}`, `{"key": "ip:\u0000", "rule": "api", "limit": "hour", "reason": "r"}`, `[]`, `{`, "\xff"} {

@@ -34,7 +34,8 @@ func (h *Handler) makeState(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	return h.state(ctx), nil
 }
 
-// state returns the state, which is up to a second old. Concurrent readers wait for one to make it.
+// state returns the state, which is up to a second old. If several readers need a new one, the
+// first makes it and the others wait.
 func (h *Handler) state(ctx context.Context) encoded {
 	s := &h.states
 	s.mu.Lock()
@@ -50,7 +51,7 @@ func (h *Handler) state(ctx context.Context) encoded {
 	if name := h.Upstream(); name != "" {
 		now.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
-	same, _ := json.Marshal(now) // for the ETag, so without what changes every second
+	same, _ := json.Marshal(now) // for the ETag, so without the fields below, which change every second
 	sum := sha256.Sum256(same)
 	now.Time = time.Now().UTC()
 	now.Recent, now.Times = h.history("seconds", recent, true, nil), h.timings("seconds", recent)
@@ -230,7 +231,7 @@ func spanOf(q url.Values) (span string, n int, err error) {
 	return span, n, err
 }
 
-// history returns the last n counts of each series for which has returns true; nil selects all.
+// history returns the last n counts of each series that has selects. If has is nil, it selects all.
 func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
 	all, read, length := h.Recorder.History(), h.Recorder.History().BySecond, int64(1)
@@ -310,7 +311,8 @@ func timesOf(all []activity.Times) *Times {
 	return t
 }
 
-// readAt calls read until no new second begins meanwhile, and returns the second that was read.
+// readAt calls read, and again if a new second has begun meanwhile. It returns the second that was
+// read.
 func readAt(second func() int64, read func()) int64 {
 	for {
 		before := second()
@@ -320,10 +322,10 @@ func readAt(second func() int64, read func()) int64 {
 	}
 }
 
-// number reads a parameter that is a number from 1 to most.
-func number(q url.Values, name string, otherwise, most int) (int, error) {
+// number reads a parameter that is a number from 1 to most. If it is missing, standard is returned.
+func number(q url.Values, name string, standard, most int) (int, error) {
 	if !q.Has(name) {
-		return otherwise, nil
+		return standard, nil
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {

@@ -42,7 +42,7 @@ func parseRules(t *testing.T) *policy.Rules {
 	return p.Rules
 }
 
-// run runs steps in flow style, one a line, as one case.
+// run runs one case. Each step is one line in flow style.
 func run(t *testing.T, of *policy.Rules, head string, steps ...string) Result {
 	t.Helper()
 	text := "cases:\n  - name: one\n    " + head + "\n    steps:\n"
@@ -60,7 +60,8 @@ func run(t *testing.T, of *policy.Rules, head string, steps ...string) Result {
 	return all[0]
 }
 
-// true cases, by what they show. The first line is of the case, the others are its steps.
+// trueCases has cases that pass, by what they show. The first line belongs to the case, the others
+// are its steps.
 var trueCases = map[string][]string{
 	"claims and tiers": {"send: GET /api",
 		"claims: {sub: a}, times: 2, expect: allowed, identity: 'user:a', remaining: 0", "claims: {sub: a}, expect: denied, rule: api, limit: hour, retry_after: 30m",
@@ -96,7 +97,7 @@ func TestTrueCasesPass(t *testing.T) {
 	}
 }
 
-// Each step above is made wrong in each of its expectations, and must fail.
+// Each case above must fail if one expectation of one step is made wrong.
 func TestWrongExpectationsFail(t *testing.T) {
 	of := parseRules(t)
 	wrong := map[string]string{
@@ -107,9 +108,9 @@ func TestWrongExpectationsFail(t *testing.T) {
 	tried := 0
 	for what, lines := range trueCases {
 		for i, line := range lines[1:] {
-			for is, instead := range wrong {
-				before, after, found := strings.Cut(line, is)
-				if !found || is == "limit: in-flight" || is == "rule: api" || strings.HasPrefix(after, "_") {
+			for right, instead := range wrong {
+				before, after, found := strings.Cut(line, right)
+				if !found || right == "limit: in-flight" || right == "rule: api" || strings.HasPrefix(after, "_") {
 					continue
 				}
 				steps := append([]string{}, lines[1:]...)

@@ -33,7 +33,7 @@ type File struct {
 	rules  *policy.Rules
 }
 
-// A Case is a list of steps. Its request is that of the steps that have no other.
+// A Case is a list of steps. Its request is used by the steps that have none of their own.
 type Case struct {
 	Name     string         `yaml:"name" jsonschema:"What the case shows; unique in the file."`
 	Start    string         `yaml:"start" jsonschema:"The time at the beginning, as in 2026-03-01T09:00:00Z. Default: 2026-01-01T00:00:00Z."`
@@ -66,20 +66,21 @@ type Step struct {
 	Limit      string         `yaml:"limit" jsonschema:"The name of that limit, such as second."`
 	Identity   string         `yaml:"identity" jsonschema:"The key of that limit, such as key:a."`
 	Remaining  *int64         `yaml:"remaining" jsonschema:"How many units that limit has left after the last request."`
-	RetryAfter *time.Duration `yaml:"retry_after" jsonschema:"When the last request may be sent again, to a millisecond."`
-	Wait       *time.Duration `yaml:"wait" jsonschema:"How long the last request waits, to a millisecond."`
+	RetryAfter *time.Duration `yaml:"retry_after" jsonschema:"How long after the last request it may be sent again; 1 ms of difference is accepted."`
+	Wait       *time.Duration `yaml:"wait" jsonschema:"How long the last request waits; 1 ms of difference is accepted."`
 	Shadows    []string       `yaml:"shadow_denied" jsonschema:"The rules with a shadow or candidate that would deny the last request."`
 
 	request *http.Request
 }
 
-// expectations are the outcomes that a case can have: nothing fails here, and nobody leaves.
+// expectations are the outcomes that a case can have. There are no others, because in a case the
+// store never fails and clients never disconnect.
 var expectations = []admission.Outcome{admission.Allowed, admission.Denied, admission.Unlimited, admission.Exempt, admission.Refused, admission.Malformed,
 	admission.DeniedNewIdentity}
 
 var defaultStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Parse reads a file of cases for a policy. The error is policyfile.Errors: all mistakes.
+// Parse reads a file of cases for a policy. The error is a policyfile.Errors with all mistakes.
 func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 	f := &File{Name: name, rules: rules}
 	var err error
@@ -159,7 +160,7 @@ func (f *File) checkStep(c *Case, s *Step) {
 		f.fail(s.Status, "response_status is %d; write 100 to 599", *s.Status)
 	}
 	f.checkExpected(s)
-	f.request(c, s)
+	f.makeRequest(c, s)
 }
 
 func (f *File) checkExpected(s *Step) {
@@ -207,8 +208,8 @@ func (f *File) ruleNames() (names []string) {
 	return names
 }
 
-// request makes the request of a step.
-func (f *File) request(c *Case, s *Step) {
+// makeRequest makes the request of a step.
+func (f *File) makeRequest(c *Case, s *Step) {
 	send, headers, ip, size, claims := &c.Send, &c.Headers, &c.IP, c.BodySize, &c.Claims
 	if f.places.Has(&s.Send) {
 		send = &s.Send

@@ -20,13 +20,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Result is what became of a case.
+// A Result says whether a case has passed, or how it has failed.
 type Result struct {
 	File     string    `json:"file"`
 	Line     int       `json:"line"`
 	Name     string    `json:"name"`
 	Requests int64     `json:"requests"`
-	Failures []Failure `json:"failures"` // none: the case has passed
+	Failures []Failure `json:"failures"` // empty: the case has passed
 
 	// Rules are the rules that decided requests, or whose shadows did.
 	Rules []string `json:"rules"`
@@ -60,21 +60,21 @@ type runner struct {
 	gate   *httplimit.Gate
 	store  *memstore.Store
 	now    time.Time
-	held   []held
+	held   []heldRequest
 
 	mu    sync.Mutex // shadows are decided at the same time
-	seen  seen
-	waits map[*penstock.Charge]time.Duration // of decisions, by their first charge
+	seen  observation
+	waits map[*penstock.Charge]time.Duration // waits of decisions, by their first charge
 }
 
-// A held request is in progress.
-type held struct {
+// A heldRequest is in progress until a step releases it.
+type heldRequest struct {
 	admission *httplimit.Admission
 	status    int
 }
 
-// seen is what became of the last request.
-type seen struct {
+// An observation is what the policy decided about the last request.
+type observation struct {
 	outcome          admission.Outcome
 	rule, limit, key string
 	isDecided        bool // by limits, so it has a remaining
@@ -118,7 +118,7 @@ func (r *runner) open() error {
 	return err
 }
 
-// decide has the store decide, and records a wait in place of waiting.
+// decide lets the store decide. If the request should wait, decide only records the wait.
 func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := r.store.Decide(ctx, charges)
 	wait := d.Wait()
@@ -169,8 +169,8 @@ func (r *runner) step(s *Step) {
 		r.send(s)
 		if wrong := r.compare(s, i == s.times()-1); len(wrong) > 0 {
 			r.result.Failures = append(r.result.Failures, wrong...)
-			// The rest of the step would fail in the same way. It is sent, so that the next steps are not
-			// misled.
+			// The other requests of the step would fail in the same way. They are still sent, so
+			// that the next steps find the counters that they expect.
 			for range s.times() - 1 - i {
 				r.result.Requests++
 				r.send(s)
@@ -182,7 +182,7 @@ func (r *runner) step(s *Step) {
 
 // send sends one request of a step.
 func (r *runner) send(s *Step) {
-	r.seen = seen{}
+	r.seen = observation{}
 	clear(r.waits)
 	w := httptest.NewRecorder()
 	a := r.gate.Admit(w, s.request.Clone(context.Background()))
@@ -202,7 +202,7 @@ func (r *runner) send(s *Step) {
 		status = int(*s.Status)
 	}
 	if s.Hold {
-		r.held = append(r.held, held{a, status})
+		r.held = append(r.held, heldRequest{a, status})
 		return
 	}
 	a.Done(status)
@@ -285,7 +285,7 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 	return wrong
 }
 
-// A verifier takes the tokens of cases for valid.
+// A verifier accepts the tokens of cases as valid.
 type verifier struct {
 	policy.Verifier
 	known map[string]bool // tokens that were verified

@@ -134,7 +134,7 @@ func (c *Core) open(ctx context.Context) error {
 	if redis := c.store.redis; redis != nil {
 		c.servers = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
 		c.background.Go(func() { c.servers.run(ctx) })
-		c.Metrics.Store(c.storeHealth)
+		c.Metrics.AddStore(c.storeHealth)
 	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
 	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
@@ -205,8 +205,8 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 	return nil
 }
 
-// probe checks whether the store makes decisions. It fails while scripts are not loaded yet, because
-// no decision is sent to the store then.
+// probe checks whether the store makes decisions. It fails while scripts are not loaded yet,
+// because no decision is sent to the store then.
 func (c *Core) probe(ctx context.Context) error {
 	if c.scripts != nil && c.scripts.isHolding.Load() {
 		return c.scripts.unavailable()

@@ -24,8 +24,8 @@ const (
 	fleetMaxAge    = 2 * time.Second // readers within this time share one read of the store
 )
 
-// A fleet writes the summary of this instance to the store, and reads the summaries of all instances
-// that share the store.
+// A fleet writes the summary of this instance to the store, and reads the summaries of all
+// instances that share the store.
 type fleet struct {
 	core    *Core
 	store   *redisstore.Store // nil: the store is memory

@@ -85,7 +85,7 @@ func (h *health) answered() {
 }
 
 // storeDownAtStart records that the store makes no decision at the start, and why. The caller logs
-// it.
+// the error.
 func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,7 +113,7 @@ func (h *health) tested(err error) (isFirstSign bool) {
 	return false
 }
 
-// currentReason is why the store fails, or "" if it works.
+// currentReason returns why the store fails, or "" if it works.
 func (h *health) currentReason() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,7 +123,7 @@ func (h *health) currentReason() string {
 	return h.reason
 }
 
-// withHint adds to the attributes of a log line how to fix the error, if that is known.
+// withHint adds the hint of an error, if it has one, to the attributes of a log line.
 func withHint(err error, attributes ...any) []any {
 	if e := penstock.AsStoreError(err); e != nil && e.Hint != "" {
 		return append(attributes, "needs", e.Hint)

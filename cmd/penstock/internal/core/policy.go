@@ -22,7 +22,7 @@ type Policy struct {
 	server    *settings.Section
 }
 
-// Count is how many rules there are.
+// Count returns the number of rules.
 func (p Policy) Count() int {
 	names := make(map[string]bool)
 	for _, rule := range p.Rules {

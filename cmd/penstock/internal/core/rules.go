@@ -76,8 +76,8 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	return r, nil
 }
 
-// plansOf returns the plans of all limits, with those of new_identities, whose denials are recorded
-// too.
+// plansOf returns the plans of all limits. It includes those of new_identities, because their
+// denials are recorded too.
 func plansOf(rules *policy.Rules) []*penstock.Plan {
 	all := rules.Plans()
 	for _, rule := range rules.Rules() {
@@ -125,7 +125,7 @@ func (r *rules) start(p *policyfile.Policy) {
 	r.metrics.SetRules(r.first.Rules)
 }
 
-// reloadSucceeded records rules that took effect by a reload. It logs those of their warnings that
+// reloadSucceeded records the rules that a reload has put in force. It logs only the warnings that
 // the old rules did not have.
 func (r *rules) reloadSucceeded(p Policy) {
 	r.mu.Lock()
@@ -234,7 +234,7 @@ func logWarnings(log *slog.Logger, warnings []string) {
 	}
 }
 
-// stackOf is a log attribute with the stack of a panic, or none.
+// stackOf returns a log attribute with the stack if the error is a panic, else none.
 func stackOf(err error) []any {
 	if crash := (*panicked.Error)(nil); errors.As(err, &crash) {
 		return []any{"stack", string(crash.Stack)}

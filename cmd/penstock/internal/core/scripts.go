@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A scriptLoader is a store that loads the scripts of the policy. If the store is down at the
-// start, it sends no decision before they are loaded.
+// A scriptLoader is a store that loads the scripts of the policy. If Redis is down at the start,
+// the scriptLoader sends no decision before the scripts are loaded.
 type scriptLoader struct {
 	*redisstore.Store
 	log   *slog.Logger
@@ -54,8 +54,8 @@ func (s *scriptLoader) DecideMany(ctx context.Context, calls []*many.Call) {
 	s.Store.DecideMany(ctx, calls)
 }
 
-// unavailable is the error while no decision is sent: the cause of the latest failed attempt.
-// Nothing was charged.
+// unavailable returns the error for calls while no decision is sent: the cause of the latest failed
+// attempt. Nothing was charged.
 func (s *scriptLoader) unavailable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,8 +73,8 @@ func (s *scriptLoader) storeDownAtStart(err error) {
 }
 
 // load loads the scripts of limits into the store, and returns when that is done or has failed. If
-// the store is down, it returns at once: the limits take effect without it, and retry loads the
-// scripts.
+// the store is down, it returns at once. The limits then take effect without their scripts, and
+// retry loads these later.
 func (s *scriptLoader) load(ctx context.Context, limits []*penstock.Plan) {
 	s.mu.Lock()
 	s.limits = append(slices.Clone(limits), selfTest[0].Plan)

@@ -27,19 +27,20 @@ type storeMonitor struct {
 }
 
 const (
-	// serversInterval is the mean time between two looks at the servers. All of them together take
-	// a server about 1 ms.
+	// serversInterval is the mean time between two reads of the servers' state. One read takes a
+	// server about 1 ms.
 	serversInterval = 15 * time.Second
 
-	// serversTimeout bounds one look, at all servers of a Cluster.
+	// serversTimeout bounds one read of all servers of a Cluster.
 	serversTimeout = 5 * time.Second
 
-	// keysSampled is how many keys of each server are looked at. If a rule has half of the keys, the
-	// standard deviation of its number is 2 %.
+	// keysSampled is how many keys of each server a sample has. If a rule has half of the keys, the
+	// standard deviation of its estimated number is 2 %.
 	keysSampled = 500
 )
 
-// run looks at the servers until ctx ends. Random pauses keep the instances of a fleet apart.
+// run reads the servers' state until ctx ends. The pauses are random, so that the instances of a
+// fleet do not read at the same time.
 func (m *storeMonitor) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		m.check(ctx)
@@ -121,7 +122,7 @@ func withServer(m redisstore.Memory, line ...any) []any {
 	return line
 }
 
-// known returns what the latest look has found.
+// known returns what the latest read has found.
 func (m *storeMonitor) known() metrics.StoreHealth {
 	if now := m.latest.Load(); now != nil {
 		return *now
@@ -129,7 +130,7 @@ func (m *storeMonitor) known() metrics.StoreHealth {
 	return metrics.StoreHealth{}
 }
 
-// storeHealth is what the metrics show of the store.
+// storeHealth returns what the metrics show of the store.
 func (c *Core) storeHealth() metrics.StoreHealth {
 	now := c.servers.known()
 	now.IsDegraded = c.health.currentReason() != ""

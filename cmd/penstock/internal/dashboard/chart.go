@@ -38,7 +38,7 @@ type row struct {
 	Values []float64
 }
 
-// Spec is what the script needs to draw the chart.
+// Spec returns the lines in JSON, from which the script draws the chart.
 func (c chart) Spec() (string, error) {
 	text, err := json.Marshal(c.Lines)
 	return string(text), err
@@ -155,8 +155,8 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 	}
 }
 
-// shownUnits is how many seconds or minutes a chart shows: those since the start, in steps of 60,
-// and at most all.
+// shownUnits returns how many seconds or minutes a chart shows: those since the start, rounded up
+// to a multiple of 60, and at most all.
 func shownUnits(last int64, all int) int {
 	return min(chartPoints*(int(last/chartPoints)+1), all)
 }
@@ -210,7 +210,7 @@ func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timin
 	return values
 }
 
-// mean is that of the values that are known, or -1.
+// mean returns the mean of the values that are known, or -1 if none is.
 func mean(values []float64) float64 {
 	sum, n := 0.0, 0
 	for _, v := range values {
@@ -225,7 +225,8 @@ func mean(values []float64) float64 {
 	return sum / float64(n)
 }
 
-// niceEnd is the end of an axis: a round number, at most half larger than what it must hold.
+// niceEnd returns the upper end of an axis: a round number that is at least most, and for all but
+// tiny numbers at most 1.5 times most.
 func niceEnd(most float64) float64 {
 	for power := 0.01; ; power *= 10 {
 		for _, n := range []float64{1, 1.5, 2, 3, 4, 6, 8} {
@@ -236,10 +237,10 @@ func niceEnd(most float64) float64 {
 	}
 }
 
-// The picture has these units.
+// The size of the picture, in units of its SVG.
 const pictureWidth, pictureHeight = 600, 160
 
-// Path is the line in the picture, as the path of an SVG.
+// Path returns the line in the picture, as the path of an SVG.
 func (c chart) Path(l line) string {
 	var b strings.Builder
 	isDown := false // the pen
@@ -258,5 +259,5 @@ func (c chart) Path(l line) string {
 	return b.String()
 }
 
-// Latest is the number beside a label: the mean of the last few seconds.
+// Latest returns the number beside a label: the mean of the last few seconds.
 func (c chart) Latest(l line) float64 { return l.points[len(l.points)-1] }

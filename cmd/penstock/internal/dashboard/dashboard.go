@@ -1,6 +1,6 @@
-// Package dashboard serves web pages for operators on the admin address: what is limited, who is,
-// and why. The pages show what the admin API returns, to clients that may read it. They are
-// complete without JavaScript; with it, they are live.
+// Package dashboard serves web pages for operators on the admin address. They show which limits
+// there are, which clients they deny, and why. The pages have the contents of the admin API, for
+// clients that may read it. They are complete without JavaScript; with it, they are live.
 package dashboard
 
 import (
@@ -33,8 +33,8 @@ type Handler struct {
 	mux http.ServeMux
 }
 
-// csp lets a page load only what this origin serves. Only the live module makes a document of a
-// text, by a policy of trusted types.
+// csp lets a page load only what this origin serves. Only the live module may parse a text as HTML,
+// by the trusted types policy penstock.
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types penstock"
 
@@ -119,7 +119,7 @@ type view struct {
 	HasToken bool // the service has an operator token
 	Version  string
 	State    *adminapi.State // nil if the viewer may not read
-	Next     string          // where a login leads
+	Next     string          // the page after a login
 	Problem  string
 	Body     any
 }
@@ -171,8 +171,8 @@ func (h *Handler) receiveLogin(w http.ResponseWriter, q *http.Request) {
 
 const maxForm = 16 << 10 // bytes
 
-// pageOnly returns a page with its query, or the overview in place of anything else: a link must
-// not lead away after a login.
+// pageOnly returns next if it is a page, with or without a query, and otherwise the overview. A
+// link can then not lead to another site after a login.
 func pageOnly(next string) string {
 	name, _, _ := strings.Cut(next, "?")
 	for _, p := range pages {
@@ -183,8 +183,8 @@ func pageOnly(next string) string {
 	return overviewPath
 }
 
-// redirect leads to a page in the same folder. http.Redirect would make the path absolute, and so
-// leave the prefix of a proxy.
+// redirect leads to a page in the same folder. http.Redirect would make the path absolute, so the
+// prefix of a proxy would be lost.
 func redirect(w http.ResponseWriter, to string) {
 	w.Header().Set("Location", to)
 	w.WriteHeader(http.StatusSeeOther)
@@ -210,10 +210,11 @@ var assets = func() map[string]asset {
 	return all
 }()
 
-// kinds are the media types of assets by their extension. Those of the machine may differ.
+// kinds are the media types of assets by their extension. The media types that the machine knows
+// may differ.
 var kinds = map[string]string{".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
-// serveAsset serves a script, a style sheet or an image. They have no secrets.
+// serveAsset serves a script, a style sheet or an image. It needs no token: assets have no secrets.
 func serveAsset(w http.ResponseWriter, q *http.Request) {
 	name := q.PathValue("name")
 	a, ok := assets[name]

@@ -145,7 +145,7 @@ func (s *site) send(method, path, form string, headers ...string) *httptest.Resp
 	return w
 }
 
-// text of a page is its body with a space in place of each tag.
+// text returns the body of a page, with a space in place of each tag.
 func (s *site) text(path string, status int, headers ...string) string {
 	s.Helper()
 	w := s.send("GET", path, "", headers...)
@@ -196,7 +196,7 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	s.mustHave(s.text("explain?url=x", 400), "neither a path nor a URL", "Path or URL")
 }
 
-func TestAKeySaysWhichLimitDeniesItAndUntilWhen(t *testing.T) {
+func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	denied := s.text("key?key=key:customer-4711", 200)
@@ -218,7 +218,7 @@ func TestAKeySaysWhichLimitDeniesItAndUntilWhen(t *testing.T) {
 	}
 }
 
-// used is what a key has used of the limit that spend charges.
+// used returns the units that a key has used of the limit that spend charges.
 func (s *site) used(key string) int64 {
 	s.Helper()
 	q := url.Values{"key": {key}, "all": {"true"}}
@@ -276,7 +276,7 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 	}
 }
 
-func TestOthersLogIn(t *testing.T) {
+func TestRemoteViewersMustLogIn(t *testing.T) {
 	s := newSite(t, func(o *adminapi.Options) { o.IsLocal, o.Identities = false, adminapi.ShowFull })
 	s.spend("key:customer-4711", 14)
 	for _, p := range pages {
@@ -316,7 +316,7 @@ func TestOthersLogIn(t *testing.T) {
 	locked.mustHave(locked.text("dashboard", 403), "set operator_token or admin_client_ca")
 }
 
-func TestPagesTakeOnlyWhatTheyName(t *testing.T) {
+func TestPagesRejectOtherPathsMethodsAndParameters(t *testing.T) {
 	s := newSite(t, nil)
 	for _, c := range []struct {
 		method, path string
@@ -366,7 +366,7 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 	}
 }
 
-func TestPagesSayThatTheStoreFails(t *testing.T) {
+func TestPagesShowThatTheStoreFails(t *testing.T) {
 	s := newSite(t, func(o *adminapi.Options) {
 		o.StoreInfo = func(context.Context) adminapi.StoreState {
 			return adminapi.StoreState{Name: "redis://a", IsFailing: true, Reason: "timeout", Breakers: map[string]string{"default": "open"}, Instances: 3}
@@ -378,7 +378,7 @@ func TestPagesSayThatTheStoreFails(t *testing.T) {
 	for _, p := range pages {
 		s.mustHave(s.text(p.path, 200), "The store is failing", "What may be admitted meanwhile", "Breaker default is open")
 	}
-	s.mustHave(s.text("health", 200), "fails: timeout", "open: the store is left alone, the fallback decides", "api .hour local 3 instances with a share each", "units more around the end")
+	s.mustHave(s.text("health", 200), "fails: timeout", "open: the store is not called, the fallback decides", "api .hour local 3 instances with a share each", "units more around the end")
 	s.mustHave(s.text("dashboard", 200), "Breaker open store fails: timeout")
 }
 
@@ -439,7 +439,7 @@ func TestNumbersAreShort(t *testing.T) {
 	}
 }
 
-// The library for charts is that of the registry, byte for byte.
+// The chart library is the file of its release, byte for byte.
 func TestVendoredFilesAreUnchanged(t *testing.T) {
 	record, err := fs.ReadFile(os.DirFS("."), "VENDORED")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-// functions are those of the templates.
+// functions are the functions that templates call.
 var functions = template.FuncMap{
 	"after": after, "ago": ago, "bound": boundOf, "breaker": breaker, "bytes": size, "clock": clock, "count": count, "counts": countsOf, "denial": denialOf, "deref": deref, "list": list, "next": func(i int) int { return i + 1 }, "number": number, "once": once, "percent": percent,
 	"perSecond": perSecond, "share": shareText, "short": short, "span": spanText, "total": total, "us": microseconds, "until": until, "value": value, "width": width,
@@ -64,7 +64,7 @@ func value(v float64, unit string) string {
 	return number(v) + unit
 }
 
-// perSecond is the rate of a count of the last 10 seconds.
+// perSecond writes the rate of a count of the last 10 seconds.
 func perSecond(last10 uint64) string { return number(float64(last10) / 10) }
 
 func percent(v float64) string {
@@ -87,7 +87,7 @@ func microseconds(us int64) string {
 	return number(float64(us)/1000) + "\u00a0ms"
 }
 
-// after returns a duration in milliseconds in words, such as "in 5 min". -1 is never.
+// after writes a duration in milliseconds, such as "5 min". -1 is never.
 func after(ms int64) string {
 	d := time.Duration(ms) * time.Millisecond
 	switch {
@@ -109,7 +109,7 @@ func after(ms int64) string {
 	return fmt.Sprintf("%d days", int(d.Hours())/24)
 }
 
-// until is the time after some milliseconds.
+// until returns the time that is some milliseconds from now.
 func until(ms int64) time.Time {
 	return time.Now().Add(time.Duration(ms) * time.Millisecond).UTC().Truncate(time.Second)
 }
@@ -125,7 +125,7 @@ func clock(t time.Time) string {
 // ago writes how long ago a time was.
 func ago(t time.Time) string { return after(max(time.Since(t).Milliseconds(), 1)) }
 
-// spanText writes a duration of a chart.
+// spanText writes how long ago a row of a chart's table ended.
 func spanText(d time.Duration) string {
 	if d == 0 {
 		return "now"
@@ -147,23 +147,23 @@ func size(n int64) string {
 
 func list(values ...any) []any { return values }
 
-// short is the beginning of a digest.
+// short returns the beginning of a digest.
 func short(digest string) string { return digest[:min(len(digest), 12)] }
 
-// breaker is what the state of a breaker means.
+// breaker writes what the state of a breaker means.
 func breaker(state string) string {
 	switch state {
 	case "closed":
 		return "closed: the store is used"
 	case "open":
-		return "open: the store is left alone, the fallback decides"
+		return "open: the store is not called, the fallback decides"
 	case "half_open":
 		return "half open: the store is probed"
 	}
 	return state
 }
 
-// width is the part of a bar of 100 units.
+// width writes how many of 100 units a bar has for a part of all.
 func width(part, all any) string {
 	p, _ := strconv.ParseFloat(fmt.Sprint(part), 64)
 	a, _ := strconv.ParseFloat(fmt.Sprint(all), 64)
@@ -176,10 +176,10 @@ func width(part, all any) string {
 // deref returns what a pointer points to, for comparisons.
 func deref(p any) any { return reflect.ValueOf(p).Elem().Interface() }
 
-// shareText writes which part of all a count is.
+// shareText writes a part of all in percent.
 func shareText(part, all uint64) string { return percent(share(part, all)) }
 
-// A limitCounts is what a limit, a shadow or a candidate did in the last minute.
+// A limitCounts has the counts of a limit, a shadow or a candidate in the last minute.
 type limitCounts struct {
 	Label                         string
 	Allowed, Denied, Near, Waited uint64
@@ -202,8 +202,8 @@ func countsOf(l adminapi.Limit) limitCounts {
 	return c
 }
 
-// denialOf is for how long the enforced limits of a key deny a request of one unit, in
-// milliseconds. -1 is at any time.
+// denialOf returns how long the enforced limits of a key deny a request of one unit, in
+// milliseconds. -1 is forever.
 func denialOf(k *adminapi.Key) (ms int64) {
 	for _, l := range k.Limits {
 		if l.IsDenied && l.Kind == keylimits.Enforced && ms >= 0 {
@@ -215,7 +215,7 @@ func denialOf(k *adminapi.Key) (ms int64) {
 	return ms
 }
 
-// once returns each limit once: tiers share one.
+// once returns one entry for each limit. A limit with tiers has one for each of them.
 func once(limits []keylimits.Limit) (all []*keylimits.Limit) {
 	for i := range limits {
 		l := &limits[i]
@@ -226,10 +226,10 @@ func once(limits []keylimits.Limit) (all []*keylimits.Limit) {
 	return all
 }
 
-// total is the capacity of a limit.
+// total returns the capacity of a limit.
 func total(l keylimits.Limit) int64 { return l.Used + l.Left }
 
-// boundOf is the text of the bound in one situation, or that there is nothing more.
+// boundOf returns the text of the bound in one situation, or "no more" if there is none.
 func boundOf(bounds []adminapi.Bound, when string) string {
 	for _, b := range bounds {
 		if b.When == when {

@@ -24,7 +24,7 @@ func (p page) Path() string { return p.path }
 
 const overviewPath = "dashboard"
 
-// pages are in the order of the navigation. init sets them, because pages lead to each other.
+// pages are in the order of the navigation. init sets them, because their functions refer to them.
 var pages []page
 
 func init() {
@@ -38,7 +38,7 @@ func init() {
 	}
 }
 
-// An overview is what happens now.
+// An overview has the current counts and charts.
 type overview struct {
 	Span       string   // seconds or minutes
 	Rule       string   // only this rule in the chart of requests; "": all
@@ -97,10 +97,10 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 	return o, err
 }
 
-// rates are requests in the last 10 seconds.
+// rates has the number of requests in the last 10 seconds.
 type rates struct{ Allowed, Denied, Waited, Open, Closed uint64 }
 
-// Share is which part of the requests was denied, in percent.
+// Share returns the part of the requests that was denied, in percent.
 func (r rates) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
 
 func share(part, all uint64) float64 {
@@ -137,16 +137,16 @@ func ratesOf(counts []adminapi.Count) (r rates) {
 	return r
 }
 
-// A limitRow is what a limit did in the last minute.
+// A limitRow has the counts of a limit in the last minute.
 type limitRow struct {
 	Rule, Limit                   string
 	Allowed, Denied, Near, Waited uint64
 }
 
-// Share is which part of the requests was denied, in percent.
+// Share returns the part of the requests that was denied, in percent.
 func (r limitRow) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
 
-// limitRows returns the limits that have decided something, those that denied most first.
+// limitRows returns the limits that have decided requests. The one that denied most is the first.
 func limitRows(counts []adminapi.Count) (rows []limitRow) {
 	for _, c := range counts {
 		if c.Rule == "" {
@@ -174,7 +174,7 @@ func limitRows(counts []adminapi.Count) (rows []limitRow) {
 	return rows
 }
 
-// rulesBody is the policy as it is understood.
+// A rulesBody has the rules in force whose names contain what was searched for.
 type rulesBody struct {
 	adminapi.Rules
 	Find  string
@@ -215,10 +215,10 @@ func only(q url.Values, names ...string) url.Values {
 
 // A keyBody is one key, and what was reset of it.
 type keyBody struct {
-	Query  adminapi.ResetRequest // what is in the forms
-	Key    *adminapi.Key         // nil if no key was requested, or it was not found
-	Reset  *keylimits.Reset      // nil: nothing was reset
-	NoAuth bool                  // the token for the reset was wrong
+	Query        adminapi.ResetRequest // what is in the forms
+	Key          *adminapi.Key         // nil if no key was requested, or it was not found
+	Reset        *keylimits.Reset      // nil: nothing was reset
+	IsTokenWrong bool                  // the token for the reset was wrong or missing
 }
 
 func (h *Handler) key(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
@@ -237,7 +237,7 @@ func (h *Handler) key(ctx context.Context, v adminapi.Viewer, q url.Values) (any
 	return body, nil
 }
 
-// rank is larger for limits that matter more.
+// rank orders limits: the more a limit matters, the larger the number.
 func rank(l *keylimits.Limit) int {
 	switch {
 	case l.IsDenied && l.Kind == keylimits.Enforced:
@@ -250,8 +250,8 @@ func rank(l *keylimits.Limit) int {
 	return 0
 }
 
-// receiveReset resets a key by the form of its page. The token comes with the form, unless the
-// operator has logged in.
+// receiveReset handles the form that resets a key. The form has the token, unless the operator has
+// logged in.
 func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 	q.Body = http.MaxBytesReader(w, q.Body, maxForm)
 	v, err := h.API.ViewerOf(q)
@@ -268,7 +268,7 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 	status := http.StatusOK
 	if err = cmp.Or(err, readErr); err != nil {
 		status = adminapi.StatusOf(err)
-		body.NoAuth = status == http.StatusUnauthorized
+		body.IsTokenWrong = status == http.StatusUnauthorized
 	}
 	i := slices.IndexFunc(pages, func(p page) bool { return p.path == "key" })
 	h.write(w, status, "key", view{Page: pages[i], Viewer: v, Body: body, Problem: text(err)}, q)

@@ -106,7 +106,7 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "deadline exceeded") && d.option.TLSConfig != nil:
 		return "the port may not expect TLS", "try redis:// for rediss://"
 	}
-	return "while the server cannot be reached, limits use on_failure", "check the address, the firewall, and that the server runs: " + d.cli(s, "PING")
+	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
 }
 
 // plain returns an error's text without the prefixes that do not matter in a report.

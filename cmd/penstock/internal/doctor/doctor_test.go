@@ -171,7 +171,7 @@ func TestHealthyClusterPassesAllChecks(t *testing.T) {
 	}
 }
 
-// A fault is a fault of a server, with the check that must find it.
+// A fault describes a broken server, and the check that must find it.
 type fault struct {
 	name    string
 	prepare func(t *testing.T, s *redistest.Server)
@@ -283,7 +283,7 @@ func TestEachFaultIsFound(t *testing.T) {
 // evict makes the server evict keys until the test ends.
 func evict(t *testing.T, s *redistest.Server) {
 	do(t, s, "CONFIG SET maxmemory 3mb", "CONFIG SET maxmemory-policy allkeys-lru")
-	background(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
+	runInBackground(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
 	eventually(t, func() error {
 		if text, _ := s.Do("INFO", "stats"); strings.Contains(fmt.Sprint(text), "evicted_keys:0\r") {
 			return errors.New("nothing was evicted yet")
@@ -294,11 +294,11 @@ func evict(t *testing.T, s *redistest.Server) {
 
 // slow pauses the server for 20 ms again and again.
 func slow(t *testing.T, s *redistest.Server) {
-	background(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
+	runInBackground(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
 }
 
-// background calls run again and again, in four goroutines, until the test ends.
-func background(t *testing.T, run func(i int)) {
+// runInBackground calls run again and again, in four goroutines, until the test ends.
+func runInBackground(t *testing.T, run func(i int)) {
 	var isOver atomic.Bool
 	done := make(chan struct{})
 	for g := range 4 {
@@ -583,8 +583,8 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 	})
 }
 
-// Without a right, a check is unknown and names the right. With the rights that penstock acl --role
-// doctor prints, no check is.
+// If a right is missing, a check is unknown and names the right. With the rights that penstock acl
+// --role doctor prints, no check is unknown.
 func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	t.Parallel()
 	group, cluster := redistest.StartSentinel(t), redistest.StartCluster(t)
@@ -627,7 +627,7 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	t.Logf("counted: %d missing rights that a check names", named)
 }
 
-// The report says how many commands were sent, and what was written: nothing but the probe key.
+// The doctor writes nothing but the probe key. The report has the true number of commands.
 func TestDoctorOnlyReads(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

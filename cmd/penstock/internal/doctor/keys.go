@@ -189,7 +189,7 @@ func (d *doctor) judgeKeys(s *server) {
 		found = true
 		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: fmt.Sprintf(summary, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", "), Why: why, Remedy: remedy, Facts: c.Facts})
 	}
-	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client for ever, and fill the memory",
+	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client forever, and fill the memory",
 		list+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
 	problem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
 		list+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)

@@ -2,8 +2,8 @@ package doctor
 
 import "github.com/penstock/penstock/redisstore"
 
-// Rights returns the rights with which every check sees all that it looks at: those of the store,
-// and some to look around. Without one of the latter, a check is unknown and names it.
+// Rights returns the rights that all checks need: those of the store, and more to inspect the
+// servers. If one of the latter is missing, a check has the status unknown and names the right.
 func Rights(o redisstore.RightsOptions) []redisstore.Right {
 	rights := append(redisstore.Rights(o),
 		redisstore.Right{Command: "scan", Example: []string{"SCAN", "0"}, Without: "look at a sample of the keys"},

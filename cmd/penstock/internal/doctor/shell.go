@@ -2,8 +2,8 @@ package doctor
 
 import "strings"
 
-// shellWord returns a word as a POSIX shell reads it back: in single quotes, if it has letters that
-// a shell may change, as in +script|load and ~ps1*.
+// shellWord quotes a word for a POSIX shell. It uses single quotes if the word has characters that
+// the shell may interpret, as in +script|load and ~ps1*.
 func shellWord(word string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-_./:,@%="
 	if word != "" && strings.Trim(word, plain) == "" {
@@ -12,8 +12,8 @@ func shellWord(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// grant is the command line that gives rights to the user on a server. rights are as a StoreError
-// has them: words such as "+set" and "~ps1*", or a sentence.
+// grant returns the command line that gives rights to the user on a server. rights has the form of
+// a StoreError's hint: words such as "+set" and "~ps1*", or a sentence.
 func (d *doctor) grant(s *server, rights string) string {
 	line := d.cli(s, "ACL SETUSER "+shellWord(d.user()))
 	for word := range strings.FieldsSeq(rights) {

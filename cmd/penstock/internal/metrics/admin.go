@@ -2,9 +2,9 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Admin registers the series of the admin address. It returns a function that counts a request that
-// was refused for its operator token, or because it had none. Admin is called once.
-func (m *Metrics) Admin() (authFailed func(hasToken bool)) {
+// AddAdmin registers the series of the admin address. It returns a function that counts a request
+// that was refused because its operator token was wrong or missing. AddAdmin is called once.
+func (m *Metrics) AddAdmin() (authFailed func(hasToken bool)) {
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_admin_auth_failures_total",
 		Help: "Requests to the admin address that were refused because of a wrong token, or because they had none.",

@@ -6,9 +6,9 @@ import (
 	"github.com/penstock/penstock/grpclimit/checkapi"
 )
 
-// API registers the series of programs that call in JSON. It returns a function that counts a call
-// that was refused for its token. API is called once.
-func (m *Metrics) API() (authFailed func(checkapi.AuthFailure)) {
+// AddAPI registers the series of programs that call in JSON. It returns a function that counts a
+// call that was refused for its token. AddAPI is called once.
+func (m *Metrics) AddAPI() (authFailed func(checkapi.AuthFailure)) {
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_api_auth_failures_total",
 		Help: "Calls in JSON that were refused because of a wrong token, or because they had none.",

@@ -11,9 +11,9 @@ type GRPCCalls struct {
 	failures  map[string]prometheus.Counter   // by reason
 }
 
-// GRPC registers the series of gRPC clients. codes are the names of all status codes, by number.
-// The function counts the clients that are connected. GRPC is called once.
-func (m *Metrics) GRPC(services, codes []string, connections func() int) *GRPCCalls {
+// AddGRPC registers the series of gRPC clients. codes are the names of all status codes, by number.
+// connections returns how many clients are connected. AddGRPC is called once.
+func (m *Metrics) AddGRPC(services, codes []string, connections func() int) *GRPCCalls {
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_grpc_calls_total",
 		Help: "Calls of gRPC clients, by service and status code.",

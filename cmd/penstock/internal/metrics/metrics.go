@@ -24,7 +24,7 @@ import (
 // A Rule has the labels of one limit of a rule.
 type Rule = observe.Rule
 
-// Metrics are those of one process. Methods may be called by many goroutines at once.
+// Metrics are the metrics of one process. Many goroutines may call its methods at once.
 type Metrics struct {
 	*penstockprom.Metrics
 	registry     *prometheus.Registry
@@ -76,8 +76,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
-// Each calls f with each number that a limit, or the whole instance, has counted. The limit of the
-// latter has no name: its numbers begin with activity.SourcePrefix and activity.ErrorPrefix.
+// Each calls f with each number that a limit or the whole instance has counted. Numbers of the
+// whole instance have an empty rule. Their names begin with activity.SourcePrefix or ErrorPrefix.
 func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	m.Requests(func(rule Rule, byOutcome []uint64) {
 		for outcome, n := range byOutcome {
@@ -88,17 +88,17 @@ func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	m.Errors(func(reason string, n uint64) { f(Rule{}, activity.ErrorPrefix+reason, n) })
 }
 
-// LinesLost sets the function that counts lost lines of the log. It is called once.
-func (m *Metrics) LinesLost(now func() int64) {
+// AddLinesLost adds the number of lost log lines, which now returns. It is called once.
+func (m *Metrics) AddLinesLost(now func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rate_limiter_log_lines_lost_total",
 		Help: "Log lines that were lost: the reader of the log is gone or too slow, or the disk is full.",
 	}, func() float64 { return float64(now()) }))
 }
 
-// Certificate adds the certificate of a listener. Each scrape calls expiry. It is called once for
-// each listener.
-func (m *Metrics) Certificate(listener string, expiry func() time.Time) {
+// AddCertificate adds the certificate of a listener. Each scrape calls expiry. AddCertificate is
+// called once for each listener.
+func (m *Metrics) AddCertificate(listener string, expiry func() time.Time) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        "rate_limiter_certificate_expiry_timestamp_seconds",
 		Help:        "Unix time at which the certificate of a listener expires.",

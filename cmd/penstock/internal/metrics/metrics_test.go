@@ -43,7 +43,7 @@ func TestReloadsAreCounted(t *testing.T) {
 	check("after a good reload", 1, 300, 2)
 }
 
-// pageOf is the page of metrics, without those of the process and of Go.
+// pageOf returns the page of metrics, without those of the process and of Go.
 func pageOf(m *Metrics) string {
 	recorder := httptest.NewRecorder()
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
@@ -57,13 +57,13 @@ func pageOf(m *Metrics) string {
 	return page.String()
 }
 
-// The names, labels, types and numbers of all series are those of testdata/page.txt. They were
-// written before module observe/prometheus had them.
+// The names, labels, types and numbers of all series are those of testdata/page.txt. The file was
+// written before the series moved into module observe/prometheus.
 func TestPageIsAsBefore(t *testing.T) {
 	m := New("v1.2.3", nil)
 	busy, idle := Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}, Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
 	envoy := Rule{Name: "rides", Limit: "minute", Algorithm: "fixed-window"}
-	m.LinesLost(func() int64 { return 3 })
+	m.AddLinesLost(func() int64 { return 3 })
 	m.SetRules([]Rule{busy, idle, {Name: "login", Limit: policy.NewIdentities, Algorithm: "token-bucket"}})
 	m.AddRule(Rule{Name: "cl.throttle", Limit: "cl.throttle", Algorithm: "token-bucket"})
 	m.SetRulesOf("envoy", []Rule{envoy})
@@ -80,13 +80,13 @@ func TestPageIsAsBefore(t *testing.T) {
 		Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 	})
 	m.AddWaiting(func() int { return 2 })
-	calls := m.GRPC([]string{"a.B", "grpc.health.v1.Health"}, []string{"OK", "Canceled"}, func() int { return 7 })
+	calls := m.AddGRPC([]string{"a.B", "grpc.health.v1.Health"}, []string{"OK", "Canceled"}, func() int { return 7 })
 	calls.Count("a.B", 1)
 	calls.AuthFailed("no_token")
-	m.RESP(func() int { return 8 })
+	m.AddRESP(func() int { return 8 })
 	m.AuthFailed(resplimit.AuthFailures()[0])
-	m.API()(checkapi.AuthFailures()[1])
-	m.Admin()(true)
+	m.AddAPI()(checkapi.AuthFailures()[1])
+	m.AddAdmin()(true)
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
 	n := 0

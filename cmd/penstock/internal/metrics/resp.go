@@ -17,9 +17,9 @@ func newAuthFailures() *prometheus.CounterVec {
 	return failures
 }
 
-// RESP registers the series of Redis clients. The function counts those that are connected. RESP is
-// called once.
-func (m *Metrics) RESP(connections func() int) {
+// AddRESP registers the series of Redis clients. connections returns how many of them are
+// connected. AddRESP is called once.
+func (m *Metrics) AddRESP(connections func() int) {
 	m.registry.MustRegister(m.authFailures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "rate_limiter_resp_connections",
 		Help: "Redis clients that are connected.",

@@ -64,23 +64,24 @@ var (
 	}
 )
 
-func boolean(is bool) float64 {
-	if is {
+// boolean returns 1 for true and 0 for false.
+func boolean(isTrue bool) float64 {
+	if isTrue {
 		return 1
 	}
 	return 0
 }
 
-// Store registers the series of the store's servers. Each scrape calls health, which must not wait.
-// Store is called once.
-func (m *Metrics) Store(health func() StoreHealth) {
+// AddStore registers the series of the store's servers. Each scrape calls health, which must not
+// wait. AddStore is called once.
+func (m *Metrics) AddStore(health func() StoreHealth) {
 	m.registry.MustRegister(storeCollector{m, health}, m.storeProbes)
 }
 
 func newStoreProbes() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "rate_limiter_store_probe_seconds",
-		Help:    "How long the self-tests of the store took that succeeded, once a second.",
+		Help:    "How long successful self-tests of the store took. There is one self-test each second.",
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25},
 	})
 }
@@ -123,8 +124,8 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// ruleKeys returns the keys of each rule. Keys of the store itself and of deleted rules are under
-// other. If there are many rules, those without keys are left out.
+// ruleKeys returns the number of keys of each rule. Keys of the store itself and of deleted rules
+// count as the rule other. If there are many rules, those without keys are left out.
 func (c storeCollector) ruleKeys(groups map[string]float64) map[string]float64 {
 	rules := c.metrics.Rules()
 	all := map[string]float64{observe.Other.Name: 0}

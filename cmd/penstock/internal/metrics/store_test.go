@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// aStore has different numbers everywhere.
+// aStore returns the health of a store. All of its numbers differ.
 func aStore() StoreHealth {
 	return StoreHealth{
 		IsDegraded: true, Missing: []string{"scan"},
@@ -27,10 +27,10 @@ func TestStoreHasMetrics(t *testing.T) {
 	m := New("", nil)
 	m.SetRules([]Rule{{Name: "search", Limit: "second"}, {Name: "search", Limit: "day"}, {Name: "login", Limit: "hour"}})
 	if strings.Contains(pageOf(m), "rate_limiter_store_") {
-		t.Error("without Redis there are series of it")
+		t.Error("there are series of the store before AddStore is called")
 	}
 	health := aStore()
-	m.Store(func() StoreHealth { return health })
+	m.AddStore(func() StoreHealth { return health })
 	m.StoreProbed(time.Millisecond)
 	page := pageOf(m)
 	for _, want := range []string{
@@ -66,7 +66,7 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 	for i := range 10_000 {
 		health.Keys.Groups[fmt.Sprint("foreign\xff\n", i)] = 1
 	}
-	m.Store(func() StoreHealth { return health })
+	m.AddStore(func() StoreHealth { return health })
 	page := pageOf(m)
 	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != observe.MaxNodes {
 		t.Errorf("%d nodes have series; want %d", n, observe.MaxNodes)

@@ -23,7 +23,7 @@ const (
 	maxGroups    = 100   // with more, there is one group for all paths
 	maxServers   = 100
 
-	maxAlternatives = 20 // of a security, and schemes of each; one with more is ignored
+	maxAlternatives = 20 // of a security requirement, and schemes of each; a requirement with more is ignored
 )
 
 // An operation is a method of a path.
@@ -33,7 +33,7 @@ type operation struct {
 	needsKey bool     // no request succeeds without the API key
 }
 
-// A description is what a policy needs of a file in OpenAPI.
+// A description has what a policy needs from an OpenAPI file.
 type description struct {
 	operations []operation
 	keyHeader  string   // of the API key that operations need, or ""
@@ -128,8 +128,8 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 	return d, nil
 }
 
-// countMarks counts the characters that begin a node of YAML. It is fast and needs no memory, and
-// bounds what the nodes need.
+// countMarks counts the characters that begin a node of YAML. It is fast and needs no memory. The
+// count bounds the memory that the nodes need.
 func countMarks(text []byte) (n int) {
 	for _, c := range text {
 		switch c {
@@ -206,8 +206,8 @@ func basePath(name string, server *yaml.Node) (string, error) {
 	return strings.TrimSuffix(u.EscapedPath(), "/"), nil
 }
 
-// withVariables returns the URL of a server with the defaults of its variables. What a default has
-// in braces stays as it is.
+// withVariables returns the URL of a server with the defaults of its variables. It does not replace
+// variables within a default.
 func withVariables(text string, variables *yaml.Node) (string, error) {
 	var b strings.Builder
 	rest := text
@@ -261,8 +261,8 @@ func schemesOf(root *yaml.Node) schemes {
 	return s
 }
 
-// neededKey returns a scheme with an API key that all alternatives of a security need, and its
-// header.
+// neededKey returns a scheme with an API key that all alternatives of a security requirement need,
+// and the header of the key.
 func (s schemes) neededKey(security *yaml.Node) (name, header string) {
 	all := alternatives(security)
 	if len(all) == 0 {
@@ -277,14 +277,14 @@ func (s schemes) neededKey(security *yaml.Node) (name, header string) {
 	return "", ""
 }
 
-// needs reports whether each alternative of a security has a scheme. An alternative without it lets
-// requests succeed whose key is made up.
+// needs reports whether each alternative of a security requirement has a scheme. With an
+// alternative that lacks the scheme, requests could succeed although their key is made up.
 func needs(security *yaml.Node, scheme string) bool {
 	all := alternatives(security)
 	return len(all) > 0 && !slices.ContainsFunc(all, func(n *yaml.Node) bool { return field(n, scheme) == nil })
 }
 
-// alternatives returns the alternatives of a security: each has fields that are schemes.
+// alternatives returns the alternatives of a security requirement. The fields of each are schemes.
 func alternatives(security *yaml.Node) (list []*yaml.Node) {
 	if security == nil || security.Kind != yaml.SequenceNode || len(security.Content) > maxAlternatives {
 		return nil
@@ -298,7 +298,7 @@ func alternatives(security *yaml.Node) (list []*yaml.Node) {
 	return list
 }
 
-// addTokens adds the schemes with tokens that a security accepts, up to maxListed.
+// addTokens adds the schemes with tokens that a security requirement accepts, up to maxListed.
 func (d *description) addTokens(all schemes, security *yaml.Node) {
 	for _, alternative := range alternatives(security) {
 		for i := 0; i+1 < len(alternative.Content); i += 2 {
@@ -309,8 +309,8 @@ func (d *description) addTokens(all schemes, security *yaml.Node) {
 	}
 }
 
-// segmentsOf returns the segments of a path. A parameter, and what a policy could not match as a
-// word, becomes *.
+// segmentsOf returns the segments of a path. Parameters become *, and so do segments that a policy
+// cannot match as a word.
 func segmentsOf(path string) (segments []string) {
 	for text := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
 		switch {
@@ -330,7 +330,7 @@ func isWord(text string) bool {
 	})
 }
 
-// A group is the paths that one or two rules are for.
+// A group is a set of paths that share one rule, or one for reads and one for writes.
 type group struct {
 	pattern       string // of all its paths
 	name          string
@@ -338,7 +338,7 @@ type group struct {
 	logins        []string // patterns of paths that POST sends passwords to
 }
 
-// A part is the operations of a group that one rule is for.
+// A part is a set of operations of a group that share one rule.
 type part struct {
 	methods             []string
 	withKey, withoutKey bool // whether it has operations that need the API key, and others
@@ -351,8 +351,8 @@ func (p part) join(q part) part {
 	return part{append(slices.Clone(p.methods), q.methods...), p.withKey || q.withKey, p.withoutKey || q.withoutKey}
 }
 
-// groups groups operations by the first word after what all paths begin with.
-func groups(operations []operation) []*group {
+// makeGroups groups operations by the first word after the common prefix of all paths.
+func makeGroups(operations []operation) []*group {
 	common := commonPrefix(operations)
 	var all []*group
 	byPattern := make(map[string]*group)
@@ -402,7 +402,7 @@ func (g *group) add(o operation) {
 	}
 }
 
-// isLogin reports whether a path ends in a word that paths for passwords have.
+// isLogin reports whether a path ends in a word that is usual for paths that take passwords.
 func isLogin(segments []string) bool {
 	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
 		strings.ToLower(segments[len(segments)-1]))

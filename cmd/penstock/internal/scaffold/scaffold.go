@@ -35,7 +35,7 @@ func Write(o Options) (string, error) {
 	}
 	var all []*group
 	if o.OpenAPI != "" {
-		all = groups(d.operations)
+		all = makeGroups(d.operations)
 	}
 	keyHeader := d.keyHeader
 	if !slices.ContainsFunc(all, (*group).hasRuleByKey) {
@@ -224,7 +224,7 @@ func (w *writer) groups(all []*group) {
 
 var notInName = regexp.MustCompile(`[^a-z0-9_.-]+`)
 
-// name makes a name for a rule that no other has.
+// name makes a name for a rule that no other rule has.
 func (w *writer) name(of string) string {
 	base := strings.Trim(notInName.ReplaceAllString(strings.ToLower(of), "-"), "-.")
 	base = strings.ReplaceAll(base, "penstock.", "penstock-") // names that begin so are reserved

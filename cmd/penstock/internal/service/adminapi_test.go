@@ -116,7 +116,8 @@ func TestAdminAddressMayBeASocket(t *testing.T) {
 	}
 }
 
-// A reader of events gets one snapshot a second, and does not keep the service from stopping.
+// A reader of events gets one snapshot a second. The service can stop while the reader is
+// connected.
 func TestReaderOfEventsDoesNotKeepTheServiceFromStopping(t *testing.T) {
 	r := start(t, hello, nil)
 	res, err := http.Get("http://" + r.Admin + "/api/v1/events")
@@ -142,14 +143,14 @@ func TestResetAdmitsAgain(t *testing.T) {
 	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
 	a := start(t, hello, flags)
 	b := startBeside(t, hello, flags)
-	ask := func(want int) {
+	request := func(want int) {
 		t.Helper()
 		await(t, "the status to change", func() bool { // the other instance may cache the denial for a second
 			return a.mustSend("GET", "/", "X-Key: customer-4711").StatusCode == want
 		})
 	}
-	ask(200)
-	ask(429)
+	request(200)
+	request(429)
 	reset := func(header string) int {
 		q, err := http.NewRequest("POST", "http://"+b.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
 		if err != nil {
@@ -172,7 +173,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 	if status := reset("Bearer " + token); status != 200 {
 		t.Errorf("with the token, the status is %d; want 200", status)
 	}
-	ask(200)
+	request(200)
 	log := b.log.String()
 	for _, want := range []string{"a key was reset by the admin API", "audit=true", "support-99", "api.day 2->0", "key:cu", "actor.kind=api", "a reset by the admin API was refused"} {
 		if !strings.Contains(log, want) {
@@ -219,7 +220,7 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 				res.Body.Close()
 			}
 			if got != status {
-				t.Errorf("certificate %s: %s answers %d; want %d", name, line, got, status)
+				t.Errorf("with the certificate %s, %s has status %d; want %d", name, line, got, status)
 			}
 		}
 	}

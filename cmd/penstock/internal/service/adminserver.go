@@ -80,7 +80,7 @@ func (s *service) newAdminAPI() *adminapi.Handler {
 			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report says what applies
 			return report, nil
 		},
-		AuthFailed: s.metrics.Admin(),
+		AuthFailed: s.metrics.AddAdmin(),
 		CheckAudit: s.auditFile.check,
 		Audit:      s.audit(),
 		Name:       identities.Name,

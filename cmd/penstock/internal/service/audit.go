@@ -74,8 +74,9 @@ func (f *auditFile) note(err error) {
 	f.err = err
 }
 
-// health is the check of /readyz. It reports the latest line or check, and does not touch the file,
-// which may be on a slow disk. Requests need no audit, so the service is ready in any case.
+// health is the check of /readyz. It reports whether the latest line or check succeeded. It does
+// not touch the file, which may be on a slow disk. Requests need no audit, so the service is always
+// ready.
 func (f *auditFile) health(context.Context) (admin.State, string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,8 +103,8 @@ func (w *reportedWriter) Write(line []byte) (int, error) {
 	return n, err
 }
 
-// audit returns a function that records writes of the admin API in the log and in the audit file:
-// each that succeeds, and at most one a second of those that are refused or fail.
+// audit returns a function that records writes of the admin API in the log and in the audit file.
+// It records each write that succeeds, and at most one write a second that is refused or fails.
 func (s *service) audit() func(audit.Line) {
 	line := &logthrottle.Line{Every: time.Second}
 	return func(a audit.Line) {

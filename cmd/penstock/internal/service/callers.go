@@ -28,7 +28,7 @@ const maxMessage = 1 << 20
 // throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
 const throttleName = "cl.throttle"
 
-// checkRules returns an error if a listener for callers cannot enforce a rule.
+// checkRules returns an error if a listener for callers cannot enforce one of the rules.
 func (s *service) checkRules(rules *policy.Rules) error {
 	for _, rule := range rules.Rules() {
 		if rule.Name == envoyrls.Group() && (s.Settings.GRPC != "" || s.Settings.API != "") {
@@ -99,7 +99,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}
 	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
 	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
-	s.metrics.RESP(resp.Connections)
+	s.metrics.AddRESP(resp.Connections)
 	return &server{
 		name: l.Name,
 		serve: func(l net.Listener) error {

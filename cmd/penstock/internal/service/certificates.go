@@ -39,7 +39,7 @@ func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error
 		cert, key := files.prefix+"-cert", files.prefix+"-key"
 		return nil, fmt.Errorf("%w: %s (%s) and %s (%s): %w", settings.ErrInvalid, cert, s.Settings.Source(cert), key, s.Settings.Source(key), err)
 	}
-	s.metrics.Certificate(listener, c.expiry)
+	s.metrics.AddCertificate(listener, c.expiry)
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get}
 	if files.clientCA != "" {
 		pem, err := settings.ReadFile(files.clientCA)

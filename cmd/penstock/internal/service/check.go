@@ -43,7 +43,7 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 // callRefused returns a function that counts JSON calls with a missing or wrong token, and logs
 // each reason at most every ten seconds.
 func (s *service) callRefused() func(checkapi.AuthFailure) {
-	count := s.metrics.API()
+	count := s.metrics.AddAPI()
 	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
 	for i := range lines {
 		lines[i].Every = 10 * time.Second

@@ -155,7 +155,8 @@ func TestProgramsGetDecisionsByGRPC(t *testing.T) {
 	})
 }
 
-// Two instances and one that is started later share reservations, by their tokens.
+// Two instances, and a third that is started later, share reservations because they have the same
+// tokens.
 func TestInstancesShareReservations(t *testing.T) {
 	flags := limitedBy(t, checked, map[string]string{
 		"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": redistest.Start(t).URL(),
@@ -188,8 +189,8 @@ func TestInstancesShareReservations(t *testing.T) {
 	}
 }
 
-// It checks the rows of docs/failure-modes.md: responses while Redis is killed or paused, and
-// later.
+// The rows of docs/failure-modes.md are true: the test checks responses while Redis is killed or
+// paused, and after it has returned.
 func TestProgramsGetTheFallbackWithoutRedis(t *testing.T) {
 	const failing = `
 rules:

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
 )
 
-// The demo sends requests to itself. Its offender is denied, is found on the dashboard, and is
-// reset with the token of the log.
+// The demo sends requests to itself. Its offender is denied and shown on the dashboard. It can be
+// reset with the token that the log shows.
 func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	r := start(t, nil, map[string]string{"demo": "true", "demo-traffic": "true"})
 	export := func() int {

@@ -1,12 +1,12 @@
 package service
 
-// A connectionBudget is how many connections may be open at once. It leaves file descriptors for
-// the store, files and health checks. Otherwise clients could use all descriptors, and /livez could
-// not respond.
+// A connectionBudget says how many connections of each kind may be open at once. It leaves file
+// descriptors for the store, files and health checks. Otherwise clients could use all descriptors,
+// and /livez could not respond.
 type connectionBudget struct{ clients, upstream, callers, admin int64 }
 
-// maxReserved is how many descriptors are reserved, besides those for clients and the upstream. It
-// is at most a quarter of all.
+// maxReserved is the most descriptors that are reserved for other uses than the connections of
+// clients, callers and the upstream. With few descriptors, a quarter of them is reserved.
 const maxReserved = 256
 
 // newConnectionBudget divides the descriptors that the process may open among the connections of

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// descriptors is how many file descriptors this process may open. The Go runtime has already raised
-// the soft limit.
+// descriptors returns how many file descriptors this process may open. The Go runtime has already
+// raised the soft limit.
 func descriptors() int64 {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {

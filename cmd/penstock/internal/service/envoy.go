@@ -27,7 +27,8 @@ import (
 	"github.com/penstock/penstock/internal/bearer"
 )
 
-// envoyAlgorithms are those that can enforce Envoy's limits, by the values of envoy-algorithm.
+// envoyAlgorithms are the algorithms that can enforce Envoy's limits, by the values of
+// envoy-algorithm.
 var envoyAlgorithms = map[string]*algorithm.Algorithm{
 	"fixed-window": penstock.FixedWindow, "token-bucket": penstock.TokenBucket, "sliding-window": penstock.SlidingWindow, "sliding-log": penstock.SlidingLog,
 }
@@ -56,8 +57,8 @@ type envoy struct {
 	watcher *envoyconfig.Watcher
 
 	mu       sync.Mutex
-	names    []metrics.Rule        // of the limits in force
-	warnings []envoyconfig.Warning // that were logged
+	names    []metrics.Rule        // names of the limits in force
+	warnings []envoyconfig.Warning // warnings of the limits in force, already logged
 }
 
 // openEnvoy makes the engine, and loads and watches the folder, if one is set. The policy decides
@@ -105,8 +106,8 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 	return nil
 }
 
-// from returns the source of the limits, for logs.
-func (e *envoy) from() string {
+// source returns where the limits come from, for logs.
+func (e *envoy) source() string {
 	if e.dir != "" {
 		return e.dir
 	}
@@ -178,7 +179,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
 	}
 	s.metrics.SetRulesOf("envoy", e.names)
-	s.Log.Info("Envoy's rate limits loaded", "from", e.from(), "domains", len(c.Domains()), "limits", len(c.Limits()))
+	s.Log.Info("Envoy's rate limits loaded", "from", e.source(), "domains", len(c.Domains()), "limits", len(c.Limits()))
 	if e.dir != "" && len(c.Limits()) == 0 { // a control plane may have none
 		s.Log.Warn("the folder of envoy-config has no limits, so its files deny nothing", "from", e.dir)
 	}
@@ -186,7 +187,8 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	return nil
 }
 
-// addName adds the name of a limit that requests have made by detailed_metric or value_to_metric.
+// addName adds the name of a limit that exists only since a request, because of detailed_metric or
+// value_to_metric.
 func (e *envoy) addName(name envoyrls.EventName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -223,16 +225,16 @@ func (e *envoy) reloaded(err error) {
 	log := e.service.Log
 	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
 	if !ok {
-		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.from(), "err", err)
+		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.source(), "err", err)
 		return
 	}
-	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.from(), "mistakes", len(mistakes))
+	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.source(), "mistakes", len(mistakes))
 	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
 		log.Error(m.Error())
 	}
 }
 
-// reloadOn reloads the folder with each value.
+// reloadOn reloads the folder for each value of the channel, until ctx ends.
 func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 	for {
 		select {
@@ -244,7 +246,7 @@ func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// fanOut returns two channels that get each value.
+// fanOut returns two channels that both get each value of from.
 func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-chan os.Signal) {
 	both := [2]chan os.Signal{make(chan os.Signal, 1), make(chan os.Signal, 1)}
 	ended := make(chan struct{})

@@ -174,7 +174,7 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// It runs the example of docs/envoy-ratelimit.md: five requests pass, and the sixth is denied.
+// The example of docs/envoy-ratelimit.md is true: five requests pass, and the sixth is denied.
 func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/envoy-ratelimit.md")
 	if err != nil {

@@ -56,6 +56,6 @@ rules: [{name: slots, match: {path: /api/**}, per: ip, limits: [{in_flight: 3}]}
 		t.Errorf("Envoy got %v; want an error", answer)
 	}
 	if lines := r.log.Lines("level=WARN", "ext_authz", "slots", "in_flight"); len(lines) != 1 {
-		t.Errorf("the log lacks the expected line: %s", r.log)
+		t.Errorf("the log has %d lines about the rule slots; want one: %s", len(lines), r.log)
 	}
 }

@@ -135,7 +135,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		allCodes = append(allCodes, code.String())
 	}
 	made := &server{name: l.Name, announceEnd: state.Shutdown}
-	calls.counts = s.metrics.GRPC(append(names, healthService), allCodes, func() int { return made.listener.connections() })
+	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return made.listener.connections() })
 	if s.Settings.GRPCServer == settings.GRPCFast {
 		return made, s.serveFast(made, grpcServer, calls, authenticate, config)
 	}

@@ -90,7 +90,7 @@ func Run(ctx context.Context, o Options) error {
 	s.telemetry = telemetry.Open(telemetry.Options{Plan: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
 	if o.LinesLost != nil {
-		s.metrics.LinesLost(o.LinesLost)
+		s.metrics.AddLinesLost(o.LinesLost)
 	}
 	runCtx, cut := context.WithCancelCause(context.WithoutCancel(ctx)) // of requests and background work
 	s.cut = cut

@@ -257,8 +257,8 @@ func readPort(get func(string) string) (string, bool) {
 	return ":" + port, port != ""
 }
 
-// readRedisHost makes a URL from REDIS_HOST and REDIS_PORT. If a Kubernetes service is called redis,
-// Kubernetes sets REDIS_PORT to a URL, which is ignored.
+// readRedisHost makes a URL from REDIS_HOST and REDIS_PORT. If a Kubernetes service is called
+// redis, Kubernetes sets REDIS_PORT to a URL, which is ignored.
 func readRedisHost(get func(string) string) (string, bool) {
 	host, port := get("REDIS_HOST"), get("REDIS_PORT")
 	if !isPort(port) {

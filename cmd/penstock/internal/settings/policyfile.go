@@ -18,8 +18,8 @@ var schema string
 // that the schema rejects, and more.
 func Schema() []byte { return []byte(schema) }
 
-// PolicyOptions returns the options for reading a policy file. The file may name these algorithms in
-// addition to the built-in ones.
+// PolicyOptions returns the options for reading a policy file. The file may name these algorithms
+// in addition to the built-in ones.
 func PolicyOptions(algorithms ...*algorithm.Algorithm) policyfile.Options {
 	return policyfile.Options{Algorithms: algorithms, Sections: []policyfile.Section{httplimit.DefaultConfig(), new(Section)}}
 }

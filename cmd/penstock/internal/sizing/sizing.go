@@ -1,5 +1,5 @@
-// Package sizing computes what limits need of Redis: memory, commands and servers. Its figures were
-// measured on Redis 7.0; a test compares them with a real server.
+// Package sizing computes what limits need in Redis: memory, commands and servers. Its figures were
+// measured on Redis 7.0. A test compares the figures for memory with a real server.
 package sizing
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// What Redis needs of memory, in bytes, with jemalloc.
+// The memory that Redis needs, in bytes, with jemalloc.
 const (
 	entry       = 24      // of the table of keys, without rounding
 	object      = 16      // of a value
@@ -20,14 +20,14 @@ const (
 	maxElements = 1 << 32 // that a sorted set can have
 	maxListPack = 128     // elements of a small sorted set: zset-max-listpack-entries
 	logEntry    = 25      // of an element of a small sorted set of SlidingLog
-	slotEntry   = 34      // the same of Concurrency: a holder has 22 letters
+	slotEntry   = 34      // of an element of a small sorted set of Concurrency: a holder has 22 characters
 	slotList    = 40
 )
 
 // What a decision needs.
 const (
 	script       = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
-	busiest      = 0.7                    // how busy a server may be: MISSION's target for Redis' processor
+	busiest      = 0.7                    // the largest part of a server's processor that limits should use
 	BytesSent    = 180                    // of a command: EVALSHA, a digest, a key of 25 bytes and the arguments; bench measures 159 to 183
 	BytesReplied = 40
 )
@@ -41,8 +41,8 @@ var factors = map[string]float64{
 // used is how many numbers algorithms keep while their limit does not change.
 var used = map[string]int{"token-bucket": 3, "leaky-bucket": 5, "fixed-window": 3, "anchored-window": 3, "calendar-window": 3, "sliding-window": 3}
 
-// class rounds a size up as jemalloc does.
-func class(n int) int {
+// roundUp rounds a size up to a size class of jemalloc.
+func roundUp(n int) int {
 	if n <= 128 {
 		return (n + 15) / 16 * 16
 	}
@@ -50,17 +50,17 @@ func class(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// text is the memory of a key's name or a string's content.
-func text(n int) int {
+// stringSize returns the memory of a key's name or a string's content.
+func stringSize(n int) int {
 	if n < 32 {
 		return n + 2
 	}
 	return n + 4
 }
 
-// Usage returns the memory of what limits of one group keep under one key, as MEMORY USAGE reports
-// it: the sum over all keys of Redis, and how many there are. key is the length of the name of the
-// key in Redis. Collections have the most elements that their limits admit.
+// Usage returns the memory that limits of one group need for one key, and the number of their keys
+// in Redis. The memory is the sum of what MEMORY USAGE reports for these keys. key is the length of
+// the key's name in Redis. Collections have the most elements that their limits admit.
 func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
 	value := 4
 	for _, l := range limits {
@@ -69,23 +69,23 @@ func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
 			continue
 		}
 		name := key + len(":"+l.Name()+":"+l.Algorithm().Name())
-		bytes += class(text(name)) + entry + object + sortedSet(l)
+		bytes += roundUp(stringSize(name)) + entry + object + sortedSet(l)
 		keys++
 	}
 	if value > 4 {
-		bytes += class(text(key)) + entry
+		bytes += roundUp(stringSize(key)) + entry
 		if value <= 44 {
-			bytes += class(object + 4 + value) // one piece
+			bytes += roundUp(object + 4 + value) // one piece
 		} else {
-			bytes += object + class(text(value))
+			bytes += object + roundUp(stringSize(value))
 		}
 		keys++
 	}
 	return bytes, keys
 }
 
-// numbers is how many numbers a limit has in its string. The unused numbers at its end take
-// nothing.
+// numbers returns how many numbers a limit has in its string. Unused numbers at its end take no
+// memory.
 func numbers(l *penstock.Plan) int {
 	if l.Algorithm().Title() == "sub-window" {
 		return int(l.Params(0)[2]) + 5 // all parts are used, and the current one
@@ -96,7 +96,7 @@ func numbers(l *penstock.Plan) int {
 	return l.Algorithm().Numbers()
 }
 
-// sortedSet is the memory of the elements of a full sorted set.
+// sortedSet returns the memory of the elements of a full sorted set.
 func sortedSet(l *penstock.Plan) int {
 	elements := int(min(l.Limit().Count, maxElements))
 	list := logEntry*elements + 7
@@ -105,7 +105,7 @@ func sortedSet(l *penstock.Plan) int {
 		list = slotEntry*elements + slotList
 	}
 	if elements <= maxListPack {
-		return class(list)
+		return roundUp(list)
 	}
 	table := 1
 	for table < elements {
@@ -129,7 +129,7 @@ type Size struct {
 	LiveFor        string  `json:"live_for,omitempty"` // after a client's last request, at most
 }
 
-// Load is what is sized.
+// A Load has limits, and the clients and requests that use them.
 type Load struct {
 	Limits   []*penstock.Plan
 	Key      int     // length of a key's name in Redis
@@ -137,7 +137,7 @@ type Load struct {
 	Requests float64 // per second
 }
 
-// Of computes the size of a load.
+// Of computes what a load needs.
 func Of(l Load) Size {
 	bytes, keys := Usage(l.Key, l.Limits)
 	perClient := bytes + keys*tables
@@ -199,11 +199,11 @@ func factorOf(l *penstock.Plan) float64 {
 	if f, ok := factors[l.Algorithm().Title()]; ok {
 		return f
 	}
-	return 1.3 // one of the user's own
+	return 1.3 // an algorithm of the user's own
 }
 
-// lifeOf is the longest time for which a key stays: twice the time until its state equals a new
-// one, and 5 s.
+// lifeOf returns the longest time for which a key stays: 5 s, and twice the time until its state
+// equals that of a new key.
 func lifeOf(l *penstock.Plan) time.Duration {
 	limit := l.Limit()
 	refill := limit.Period

@@ -105,7 +105,7 @@ func usageOf(t *testing.T, server *redistest.Server) (bytes, n int) {
 	return bytes, n
 }
 
-// TestTablesCountToo compares the memory of a client with what the whole server uses more.
+// TestTablesCountToo compares the memory of a client with the growth of the whole server's memory.
 func TestTablesCountToo(t *testing.T) {
 	server := redistest.Start(t)
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
