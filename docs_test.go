@@ -294,6 +294,7 @@ var searchedFor = []string{
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",
 	"GCRA", "concurrency", "fail open", "circuit breaker", "X-Forwarded-For", "IPv6", "allowlist", "blocklist", "tier", "Envoy", "gRPC", "hot key", "Prometheus",
 	"failover", "memory", "TLS", "ACL", "upgrade", "migrate", "WebSocket", "GraphQL", "multi-region", "replace directive", "Spring",
+	"unblock a customer", "IP", "tenant", "Lua", "Cluster", "Sentinel", "cold start", "cache", "sidecar", "service mesh", "Istio", "Kong", "Traefik",
 }
 
 func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
