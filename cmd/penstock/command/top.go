@@ -114,7 +114,7 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	defer tick.Stop()
 	since := time.Now() // of the latest answer
 	for i := 1; ; i++ {
-		view := top.View{Width: 80, Height: 24, Bold: os.Getenv("NO_COLOR") == ""}
+		view := top.View{Width: 80, Height: 24, IsBold: os.Getenv("NO_COLOR") == ""}
 		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
 			view.Width, view.Height = width, height
 		}

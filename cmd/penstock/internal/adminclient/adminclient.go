@@ -35,7 +35,8 @@ type Options struct {
 	CA, Cert, Key string
 }
 
-// maxAnswer bounds what is read of an answer, in bytes. The longest has all limits of a policy.
+// maxAnswer bounds what is read of an answer, in bytes. The longest answer has all limits of a
+// policy.
 const maxAnswer = 16 << 20
 
 // maxLine bounds a line of an event stream, in bytes.
@@ -79,8 +80,8 @@ func New(o Options) (*Client, error) {
 // Close closes connections that are not in use.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// Send sends a request and reads its answer. With a body it posts JSON, otherwise it reads the
-// path. Redirects are not followed, so no other host gets the token.
+// Send sends a request and reads its answer. The request is a POST of JSON if there is a body, and
+// otherwise a GET. Redirects are not followed, so no other host gets the token.
 func (c *Client) Send(ctx context.Context, path string, body []byte) (status int, answer []byte, err error) {
 	res, err := c.open(ctx, path, body)
 	if err != nil {
@@ -99,7 +100,7 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 	return res.StatusCode, answer, nil
 }
 
-// ErrNoStream is the error of Follow if the answer is something else.
+// ErrNoStream is the error of Follow if the answer is not a stream of events.
 var ErrNoStream = errors.New("the response is not a stream of events")
 
 // Follow reads server-sent events until ctx ends, the stream ends or use fails. A status other
@@ -211,7 +212,8 @@ type target struct {
 	scheme, host, path string // of requests; the path has no slash at its end
 }
 
-// targetOf reads an address. One for listening on all addresses is reached by loopback.
+// targetOf reads an address. For an address that listens on all addresses of the machine, the
+// target is the loopback address.
 func targetOf(text string) (t target, err error) {
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
 		if path = strings.TrimPrefix(path, "//"); path == "" {
@@ -248,5 +250,5 @@ func targetOf(text string) (t target, err error) {
 }
 
 func errAddress(text string) error {
-	return fmt.Errorf("%q is no address; write host:port, https://host:port or unix:/path/of.sock", text)
+	return fmt.Errorf("%q is not an address; write host:port, https://host:port or unix:/path/of.sock", text)
 }

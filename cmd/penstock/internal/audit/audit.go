@@ -25,7 +25,7 @@ type Line struct {
 	Actor    Actor     `json:"actor"`
 	Action   string    `json:"action"`        // reset
 	Key      string    `json:"key,omitempty"` // masked
-	Ref      string    `json:"ref,omitempty"` // reports whether two lines are about one key
+	Ref      string    `json:"ref,omitempty"` // equal in all lines about one key
 	Limits   Changes   `json:"limits"`
 	Reason   string    `json:"reason,omitempty"`
 	Result   Result    `json:"result"`
@@ -58,11 +58,11 @@ const (
 	Unknown Result = "unknown" // the answer of the store was lost, so the last limit may be changed or not
 )
 
-// A Change is that of one limit.
+// A Change is what a write has changed in one limit.
 type Change struct {
 	Rule   string `json:"rule"`
 	Limit  string `json:"limit"`
-	Tier   string `json:"tier,omitempty"` // that of Usage.Left, if tiers have different numbers
+	Tier   string `json:"tier,omitempty"` // the tier that Usage.Left is for, if it depends on the tier
 	Before Usage  `json:"before"`
 	After  *Usage `json:"after,omitempty"` // nil: not known
 }
@@ -73,7 +73,7 @@ type Usage struct {
 	Left int64 `json:"left"`
 }
 
-// Changes are those of one write. As text each is RULE.LIMIT USED->USED.
+// Changes are the changes of one write. In a text, each has the form RULE.LIMIT USED->USED.
 type Changes []Change
 
 // MarshalText implements encoding.TextMarshaler, for logs.
@@ -139,7 +139,7 @@ func (l *Line) JSON() []byte {
 	return []byte(b.String())
 }
 
-// Attributes returns the fields for a line of the log, which has the time itself.
+// Attributes returns the fields for a line of the log. The time is not among them: the log adds it.
 func (l *Line) Attributes() []any {
 	all := []any{"audit", true, "id", l.ID, slog.Group("actor", l.Actor.attributes()...), "action", l.Action, "key", l.Key, "ref", l.Ref, "limits", l.Limits,
 		"reason", l.Reason, "result", string(l.Result)}
@@ -161,7 +161,7 @@ func (a *Actor) attributes() (all []any) {
 	return all
 }
 
-// A File is where lines are appended. It is opened for each, so it can be rotated.
+// A File is a file to which lines are appended. It is opened for each line, so it can be rotated.
 type File struct{ path string }
 
 // Open makes the file if it does not exist, and checks that it can be written. A new file has the
@@ -190,8 +190,8 @@ func (f *File) Check() error {
 	return to.Close()
 }
 
-// open opens the file. The name may be that of a pipe by now; without O_NONBLOCK, this would wait
-// for its reader.
+// open opens the file. By now, its name may be that of a pipe. Without O_NONBLOCK, opening a pipe
+// waits for its reader.
 func (f *File) open() (*os.File, error) {
 	to, err := os.OpenFile(f.path, flags, mode)
 	if err != nil {

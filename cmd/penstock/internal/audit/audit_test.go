@@ -47,7 +47,7 @@ func TestLogAndFileHaveOneForm(t *testing.T) {
 	}
 }
 
-func TestResultSaysWhatBecameOfTheWrite(t *testing.T) {
+func TestResultDependsOnHowTheWriteEnded(t *testing.T) {
 	lost := func(l *Line) { l.Add(keylimits.Change{Before: keylimits.Limit{Used: 1}}) }
 	for name, c := range map[string]struct {
 		change    func(*Line)

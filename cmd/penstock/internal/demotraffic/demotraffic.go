@@ -27,13 +27,13 @@ var paths = []struct{ method, path string }{
 }
 
 const (
-	step        = 50 * time.Millisecond // between two looks at what is due
+	step        = 50 * time.Millisecond // between two rounds of requests
 	maxInFlight = 64                    // requests beyond that are not sent
 	wave        = 90 * time.Second      // length of the ups and downs
 )
 
 // Run sends requests to a URL until ctx ends, and returns when the last one has ended. It sends
-// about 40 a second, whatever becomes of them.
+// about 40 a second, whether or not they succeed.
 func Run(ctx context.Context, target string) {
 	transport := &http.Transport{MaxIdleConnsPerHost: maxInFlight, MaxConnsPerHost: maxInFlight}
 	defer transport.CloseIdleConnections()
@@ -82,7 +82,7 @@ type source struct {
 	choose func() (method, path, key string)
 }
 
-// sources returns what is sent at a time since the start.
+// sources returns the sources that are active at a time since the start.
 func sources(at time.Duration) []source {
 	turn := 2 * math.Pi * at.Seconds() / wave.Seconds()
 	burst := 0.0
@@ -104,7 +104,7 @@ func sources(at time.Duration) []source {
 	}
 }
 
-// times is n on average, as a whole number.
+// times returns a random whole number that is n on average.
 func times(n float64) int {
 	whole := math.Floor(n)
 	if rand.Float64() < n-whole {

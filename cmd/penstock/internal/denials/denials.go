@@ -1,4 +1,4 @@
-// Package denials samples denied requests: for lines of the log, and for those who follow them. No
+// Package denials samples denied requests for the log, and for operators who follow them. No
 // request waits for it, and its memory is bounded.
 package denials
 
@@ -25,8 +25,8 @@ type Denial struct {
 	Skipped     int64         // denials before it that the reader would have got, if there were not too many
 }
 
-// DecidedBy is who decided: the name of Source, or "instance" for new_identities, which each
-// instance counts in its own memory.
+// DecidedBy returns what decided: the name of Source, or "instance" for new_identities, because
+// each instance counts them in its own memory.
 func (d *Denial) DecidedBy() string {
 	if d.Outcome == admission.DeniedNewIdentity {
 		return "instance"
@@ -43,7 +43,7 @@ func (f *Filter) has(e *admission.Event) bool {
 
 // Options of a Recorder.
 type Options struct {
-	// TraceID returns that of the request of an event, or "". Default: no request has one.
+	// TraceID returns the trace id of an event's request, or "". Default: no request has one.
 	TraceID func(*admission.Event) string
 }
 
@@ -65,7 +65,7 @@ func New(o Options) *Recorder {
 // Rate bounds how many denials a reader gets.
 type Rate struct {
 	PerSecond int32 // of all limits
-	PerLimit  int32 // in a second; 0: as many. One limit then does not hide the others
+	PerLimit  int32 // of one limit in a second, so that it does not hide the others; 0: PerSecond
 }
 
 // slots is how many limits have counts of their own for Rate.PerLimit. Others share.
@@ -88,7 +88,7 @@ type Reader struct {
 	skipped  atomic.Int64
 }
 
-// Join adds a reader. It is nil if there are too many.
+// Join adds a reader. It returns nil if there are too many.
 func (r *Recorder) Join(f Filter, rate Rate) *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,7 +162,7 @@ func (r *Reader) offer(d Denial) {
 	}
 }
 
-// denialOf copies what a Denial has of an event.
+// denialOf makes a Denial from an event. It copies the key, which the event may reuse.
 func (r *Recorder) denialOf(e *admission.Event) Denial {
 	d := Denial{Time: time.Now(), Rule: e.Rule, Limit: e.Limit, Key: strings.Clone(e.Key), Outcome: e.Outcome, Source: e.Source}
 	if e.Decision != nil {

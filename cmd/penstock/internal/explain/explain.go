@@ -76,8 +76,9 @@ type Bound struct {
 	Text string `json:"text"`
 }
 
-// Explain explains a request, which has the entries of a descriptor if Envoy asks. The options are
-// those of the store that has the keys. The bounds are for this number of instances.
+// Explain explains a request. If it stands for a call of Envoy, it has the entries of a descriptor.
+// The options are those of the store that has the keys. The bounds are for this number of
+// instances.
 func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
 	reading, err := httplimit.InspectDescriptor(rules, r, descriptor)
 	if err != nil {
@@ -95,7 +96,7 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 		report.List = "deny"
 	}
 	report.Doubts = v.Doubts()
-	report.rules(reading)
+	report.addRules(reading)
 	for i := range v.Charges {
 		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", r.ContentLength, keys)
 		if err != nil {
@@ -132,7 +133,8 @@ func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 	return all
 }
 
-func (r *Report) rules(reading *httplimit.Inspection) {
+// addRules adds the rules that match the request, and why each applies or does not.
+func (r *Report) addRules(reading *httplimit.Inspection) {
 	winner := ""
 	for _, rule := range reading.Evaluation.Matched {
 		if !rule.Always && (winner == "" || !rule.Shadow) {
@@ -168,7 +170,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 		Rule: l.Rule.Name, Limit: l.Name, Identity: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
 		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key, isInFlight: c.Plan.Algorithm().NeedsHolder(), storeFailure: describe.StoreFailure(&l.Guard),
 	}
-	charge.guards(&l.Guard)
+	charge.setGuards(&l.Guard)
 	var notes []string
 	if l.Status != nil {
 		notes = append(notes, "counts only responses with the statuses of on_status")
@@ -189,8 +191,8 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	return charge, nil
 }
 
-// guards sets the fields of the guard settings.
-func (c *Charge) guards(s *guard.Settings) {
+// setGuards sets the fields that describe the guards.
+func (c *Charge) setGuards(s *guard.Settings) {
 	c.Lease, c.SplitInto = s.Lease, s.SplitInto
 	if s.DenyFor != 0 {
 		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
@@ -202,7 +204,7 @@ func (c *Charge) guards(s *guard.Settings) {
 	}
 }
 
-// CheckCost finds charges that cost more than their limit can ever admit. It does not use the
+// CheckCost marks charges that cost more than their limit can ever admit. It does not use the
 // store.
 func (r *Report) CheckCost(charges []penstock.Charge) error {
 	empty := Report{Charges: slices.Clone(r.Charges)}

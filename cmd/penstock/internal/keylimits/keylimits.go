@@ -61,7 +61,7 @@ func KindOf(l *policy.Limit) string {
 	return Enforced
 }
 
-// Normalize returns the key under which a policy counts: of an address, only the network that is
+// Normalize returns the key under which a policy counts. For an address it is the network that is
 // limited as one client.
 func Normalize(rules *policy.Rules, key string) string {
 	kind, value, _ := strings.Cut(key, ":")
@@ -108,8 +108,8 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 }
 
 // NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address:
-// those of one rule if rule is not "". Each instance has them in its memory, so they are not read
-// or reset with the others.
+// those of one rule if rule is not "". Each instance counts them in its own memory, so they are not
+// read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	if !strings.HasPrefix(key, "ip:") {
 		return nil
@@ -138,8 +138,8 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 	return limits
 }
 
-// Globals returns the limits for all clients together in the rules of some limits. They may deny
-// requests of the key too.
+// Globals returns the limits for all clients together that are in the same rules as the given
+// limits. They may deny requests of the key too.
 func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
 	all, skipped := Find(rules, Global, "")
 	return slices.DeleteFunc(all, func(l Limit) bool {
@@ -163,7 +163,7 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		source = max(source, d.Source)
 		for i, l := range batch {
 			l.fill(d.Status(i))
-			if l.IsUnknown = notStored(d.Source) != nil; l.IsUnknown {
+			if l.IsUnknown = checkStored(d.Source) != nil; l.IsUnknown {
 				l.Used = 0
 			}
 		}
@@ -226,16 +226,17 @@ func DeniedBy(limits []Limit) []string {
 	return denied
 }
 
-// Name is the limit's name in the policy, RULE.LIMIT.
+// Name returns the limit's name in the policy, RULE.LIMIT.
 func (l *Limit) Name() string { return l.Rule + "." + l.Limit }
 
-// DenyFor is how long instances may repeat a denial from their caches, after a reset.
+// DenyFor returns how long instances may repeat a denial from their caches after a reset.
 func (l *Limit) DenyFor() time.Duration {
-	const byDefault = time.Second // guard.DenyOptions.MaxAge
+	const byDefault = time.Second // the default of guard.DenyOptions.MaxAge
 	return max(cmp.Or(l.guard.DenyFor, byDefault), 0)
 }
 
-// HasLease reports whether instances hold units of the limit, which a reset does not concern.
+// HasLease reports whether instances may hold leased units of the limit. A reset does not clear
+// them.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
 // milliseconds rounds up. penstock.Never is -1.

@@ -96,7 +96,7 @@ func TestLimitsOfAKey(t *testing.T) {
 	}
 }
 
-// However many limits a key has, a bounded number of them is read, in full batches.
+// At most MaxLimits limits of a key are read, in full batches.
 func TestLimitsAreReadInFewBatches(t *testing.T) {
 	rules := rulesOf(t, manyLimits(MaxLimits))
 	limits, skipped := Find(rules, "key:a", "")
@@ -165,7 +165,8 @@ func TestClearForgetsWhatIsInUse(t *testing.T) {
 	}
 }
 
-// A reset whose answer is lost is reported: the limit may be cleared. The next is not tried.
+// A reset whose answer is lost is reported, because the limit may be cleared. The next limit is not
+// reset.
 func TestClearReportsALostAnswer(t *testing.T) {
 	rules, memory := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
 	all, _ := Find(rules, "key:a", "")

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Reset is what has been forgotten of a key.
+// A Reset says which limits of a key were reset, and their states before and after.
 type Reset struct {
 	Reset  []string `json:"reset" doc:"limits, as RULE.LIMIT, that counted something before"`
 	Before []Limit  `json:"before"`
@@ -55,8 +55,8 @@ func (l *Limit) needsHolder() bool {
 	return l.plan.Algorithm().NeedsHolder()
 }
 
-// ReadStates reads limits as Read does, and returns each state once: of several tiers, the one with
-// the most used units. It fails unless the store itself answers.
+// ReadStates reads limits as Read does, and returns each state once. If several tiers share a
+// state, it returns the tier with the most used units. It fails unless the store itself answers.
 func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (states []Limit, err error) {
 	if err := readStored(ctx, store, limits); err != nil {
 		return nil, err
@@ -73,8 +73,9 @@ func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (stat
 	return states, nil
 }
 
-// Clear resets those of the states that are in use, one at a time: a missing right must not hide
-// what was reset. It reports each reset, also a failed one, and ends after the first that fails.
+// Clear resets the states that are in use. It resets one at a time, so that a missing right does
+// not hide what was reset. It reports each reset, also a failed one, and ends after the first
+// failure.
 func Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
 	done := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
 	for i := range done.After {
@@ -101,7 +102,7 @@ func clearOne(ctx context.Context, store penstock.Store, l *Limit) error {
 	if err != nil {
 		return err
 	}
-	return notStored(d.Source)
+	return checkStored(d.Source)
 }
 
 func readStored(ctx context.Context, store penstock.Store, limits []Limit) error {
@@ -109,11 +110,11 @@ func readStored(ctx context.Context, store penstock.Store, limits []Limit) error
 	if err != nil {
 		return err
 	}
-	return notStored(source)
+	return checkStored(source)
 }
 
-// notStored returns an error unless a decision is what the store says, now or a moment ago.
-func notStored(s penstock.Source) error {
+// checkStored returns an error unless a decision came from the store, now or a moment ago.
+func checkStored(s penstock.Source) error {
 	if s == penstock.FromStore || s == penstock.FromDenyCache || s == penstock.FromLease {
 		return nil
 	}

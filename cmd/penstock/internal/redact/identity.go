@@ -13,17 +13,17 @@ import (
 // How identities are shown.
 const (
 	ShowOff    = "off"    // identities are not shown
-	ShowMasked = "masked" // so that nobody can read them, and equal ones can be recognised
-	ShowFull   = "full"   // in full to operators, and masked to others
+	ShowMasked = "masked" // identities cannot be read, but equal ones can be recognised
+	ShowFull   = "full"   // operators see identities in full, others see them masked
 )
 
-// Identities shows keys as a setting wants it. All fields must be set.
+// Identities shows keys in the form that a setting chooses. All fields must be set.
 type Identities struct {
 	Show   string // ShowOff, ShowMasked or ShowFull
 	Secret []byte // makes masked identities differ
 
-	// Name returns the name that a key has in the store, and Key the key of a name, unless it is a
-	// hash.
+	// Name returns the name that a key has in the store. Key is its inverse; ok is false if the name
+	// is a hash.
 	Name func(key string) string
 	Key  func(name string) (key string, ok bool)
 }
@@ -51,7 +51,7 @@ func (i *Identities) Of(isOperator bool, name string) string {
 	return Mask(key) + "#" + i.hash("mask", key)[:maskDigits]
 }
 
-// Ref stands for the name of a key. Equal names have equal refs.
+// Ref returns a short text that stands for the name of a key. Equal names have equal refs.
 func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:16] }
 
 // hash returns the HMAC of a text. Its purpose keeps hashes of different uses apart.
@@ -75,8 +75,8 @@ func Mask(key string) string {
 	return strings.Join(parts, ",")
 }
 
-// IsMasked tells whether a text has the form of Mask, or of what Of returns if it masks. A network
-// is masked only in the form of Of.
+// IsMasked reports whether a text has the form of a key that Mask or Of has masked. A network
+// counts as masked only in the form of Of.
 func IsMasked(key string) bool {
 	rest := key
 	if at := strings.LastIndexByte(key, '#'); at >= 0 && len(key)-at == 1+maskDigits {
@@ -96,7 +96,7 @@ func IsMasked(key string) bool {
 }
 
 const (
-	shown, hidden = 2, 8 // letters of a value: at each end, and at least between them
+	shown, hidden = 2, 8 // letters of a value: those shown at each end, and the least hidden between
 	maskDigits    = 8    // of the hash in the result of Of
 )
 

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// BenchmarkProxy compares the proxy with httputil.ReverseProxy, which has default settings except
-// for as many idle connections.
+// BenchmarkProxy compares the proxy with httputil.ReverseProxy. The latter has default settings,
+// but keeps as many idle connections as the proxy.
 func BenchmarkProxy(b *testing.B) {
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -20,7 +20,7 @@ const statusClientGone = 499
 // fail responds to a request for which there is no response of the upstream. The log gets the
 // cause; the client gets the status and a general text only.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if !errors.As(err, new(*unreached)) {
+	if !errors.As(err, new(*unreachedError)) {
 		h.options.NoResponse(r)
 	}
 	status, detail := classify(w, r, err)
@@ -80,13 +80,13 @@ func Problem(w http.ResponseWriter, status int, detail string) {
 	w.Write(text)
 }
 
-// throttled limits the lines that httputil logs about responses that ended early.
-type throttled struct {
+// A throttledHandler limits the lines that httputil logs about responses that ended early.
+type throttledHandler struct {
 	slog.Handler
 	line *logthrottle.Line
 }
 
-func (t throttled) Handle(ctx context.Context, record slog.Record) error {
+func (t throttledHandler) Handle(ctx context.Context, record slog.Record) error {
 	skipped, isDue := t.line.Due()
 	if !isDue {
 		return nil

@@ -10,16 +10,16 @@ import (
 	"sync"
 )
 
-// A framed connection to an HTTP/1 upstream is not reused after a response with both
-// Content-Length and Transfer-Encoding. The upstream and net/http may disagree where such a
+// A framedConn is a connection to an HTTP/1 upstream. It is not reused after a response with both
+// Content-Length and Transfer-Encoding: the upstream and net/http may disagree where such a
 // response ends, and the rest would be read as the response to another client's request (RFC 9112,
-// 6.1 and 6.3). net/http drops the Content-Length and continues, so the connection adds Connection:
+// 6.1 and 6.3). net/http drops the Content-Length and continues, so the framedConn adds Connection:
 // close to such a response.
 //
 // It also sends no request twice. If a reused connection ends before a response has begun, net/http
-// repeats requests without a body, although the upstream may have received them. So the connection
+// repeats requests without a body, although the upstream may have received them. The framedConn
 // cancels such a request, unless nothing of it was written.
-type framed struct {
+type framedConn struct {
 	net.Conn
 
 	mu       sync.Mutex
@@ -34,16 +34,16 @@ const connectionClose = "Connection: close\r\n"
 
 // expect is called before a request is sent: the next bytes that are read are the head of its
 // response. giveUp cancels the request.
-func (c *framed) expect(giveUp context.CancelCauseFunc) {
+func (c *framedConn) expect(giveUp context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.head = head{isReading: true, inStatusLine: true}
 	c.giveUp, c.isSent = giveUp, false
 }
 
-// beginWrite must be called before each write. After an error the upstream receives nothing of the
+// beginWrite must be called before each write. If it fails, the upstream receives no part of the
 // request.
-func (c *framed) beginWrite() error {
+func (c *framedConn) beginWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.giveUp == nil {
@@ -57,7 +57,7 @@ func (c *framed) beginWrite() error {
 }
 
 // noteReadLocked must be called with the result of each read from the connection.
-func (c *framed) noteReadLocked(n int, err error) {
+func (c *framedConn) noteReadLocked(n int, err error) {
 	if n > 0 {
 		c.giveUp = nil
 	}
@@ -70,14 +70,14 @@ func (c *framed) noteReadLocked(n int, err error) {
 	}
 }
 
-func (c *framed) Write(p []byte) (int, error) {
+func (c *framedConn) Write(p []byte) (int, error) {
 	if err := c.beginWrite(); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
 }
 
-func (c *framed) Read(p []byte) (int, error) {
+func (c *framedConn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	if len(c.unread) > 0 {
 		n := copy(p, c.unread)
@@ -101,7 +101,7 @@ func (c *framed) Read(p []byte) (int, error) {
 }
 
 // ReadFrom implements io.ReaderFrom, so that the kernel can copy directly.
-func (c *framed) ReadFrom(r io.Reader) (int64, error) {
+func (c *framedConn) ReadFrom(r io.Reader) (int64, error) {
 	if err := c.beginWrite(); err != nil {
 		return 0, err
 	}
@@ -109,7 +109,7 @@ func (c *framed) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // CloseWrite is for WebSockets.
-func (c *framed) CloseWrite() error {
+func (c *framedConn) CloseWrite() error {
 	if conn, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return conn.CloseWrite()
 	}

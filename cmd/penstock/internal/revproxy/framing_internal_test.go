@@ -7,10 +7,11 @@ import (
 	"testing"
 )
 
-// TestRequestIsNotGivenUpBeforeItIsSent: net/http repeats it on another connection.
+// TestRequestIsNotGivenUpBeforeItIsSent: net/http may then repeat the request on another
+// connection.
 func TestRequestIsNotGivenUpBeforeItIsSent(t *testing.T) {
 	here, there := net.Pipe()
-	conn := &framed{Conn: here}
+	conn := &framedConn{Conn: here}
 	var given error
 	conn.expect(func(err error) { given = err })
 	there.Close()
@@ -31,7 +32,7 @@ func TestRequestIsNotGivenUpBeforeItIsSent(t *testing.T) {
 // stopped sending.
 func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
 	here, there := net.Pipe()
-	conn := &framed{Conn: here}
+	conn := &framedConn{Conn: here}
 	conn.expect(func(err error) { t.Errorf("given up: %v", err) })
 	go io.WriteString(there, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
 	if _, err := conn.Read(make([]byte, 100)); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// A mortal upstream responds to the first request of each connection. It closes the connection when
-// it has received a second one.
+// A mortal is an upstream that responds to the first request of each connection. It closes the
+// connection when it has received a second request.
 type mortal struct {
 	url  string
 	got  atomic.Int32   // requests

@@ -45,8 +45,8 @@ type Options struct {
 	// MaxBody is how many bytes a request's body may have. 0: no limit.
 	MaxBody int64
 
-	// MaxConnections is how many connections to the upstream may be open at once. Requests beyond
-	// that wait for one. 0: no limit.
+	// MaxConnections is how many connections to the upstream may be open at once. Further requests
+	// wait for a free one. 0: no limit.
 	MaxConnections int
 
 	// NoResponse is called for requests that the upstream may have received, but did not respond
@@ -54,8 +54,8 @@ type Options struct {
 	NoResponse func(r *http.Request)
 
 	// Observe is called for each request that was sent to the upstream, with the time until the
-	// headers of its response. Status is 0 if there is no response. It is not called if the client
-	// has left before. Default: nothing is called.
+	// headers of its response. status is 0 if there is no response. Observe is not called if the
+	// client disconnects before that. Default: nothing is called.
 	Observe func(status int, took time.Duration)
 
 	// AddHeaders is called before the proxy responds by itself, to add headers to that response.
@@ -108,10 +108,10 @@ func New(o Options) *Handler {
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
 			Rewrite:        h.rewrite,
-			Transport:      tracked{h.transport, h.options.Observe},
+			Transport:      trackedTransport{h.transport, h.options.Observe},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
-			ErrorLog:       slog.NewLogLogger(throttled{h.log.Handler(), &h.endedEarly}, slog.LevelWarn),
+			ErrorLog:       slog.NewLogLogger(throttledHandler{h.log.Handler(), &h.endedEarly}, slog.LevelWarn),
 			BufferPool:     &h.buffers,
 		}
 	}

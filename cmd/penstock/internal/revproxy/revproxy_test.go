@@ -403,8 +403,8 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 	}
 }
 
-// Upstreams that turn headers into variables cannot tell '_' from '-'. They must receive the header
-// that rules have read.
+// Upstreams that turn headers into variables cannot tell '_' from '-'. They must receive only the
+// header that rules have read.
 func TestHeadersWithUnderscoresAreRemoved(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	aliases := []string{"X_API_Key", "x_api_key", "X-API_Key", "X_API-Key", "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Upgrade_", "_"}
@@ -609,17 +609,17 @@ func TestSkippedLinesAreCountedByText(t *testing.T) {
 	})
 	var log logged
 	url := front(t, revproxy.Options{Log: log.logger()}, up)
-	ask := func() {
+	request := func() {
 		if res, err := http.Get(url); err == nil {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
 	}
 	for range 3 {
-		ask()
+		request()
 	}
 	begins.Store(true)
-	ask()
+	request()
 	if got := log.String(); !strings.Contains(got, "no response from the upstream") {
 		t.Errorf("logged %s", got)
 	}

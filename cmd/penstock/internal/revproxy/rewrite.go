@@ -34,9 +34,9 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
-// setForwarded sets the headers that report the client's address to the upstream. What the request
-// itself says about that is removed, unless its peer is trusted. Forwarded (RFC 7239) is never
-// sent: it would lack this hop, and could contradict X-Forwarded-*.
+// setForwarded sets the headers that report the client's address to the upstream. Such headers of
+// the request itself are removed, unless its peer is trusted. Forwarded (RFC 7239) is never sent:
+// it would lack this hop, and could contradict X-Forwarded-*.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {
@@ -134,7 +134,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// bodyError is why reading the client's body failed, or nil.
+// bodyError returns why reading the client's body failed, or nil.
 func bodyError(w http.ResponseWriter) error {
 	if res, ok := w.(*response); ok && res.body != nil {
 		if err := res.body.readErr.Load(); err != nil {

@@ -61,7 +61,7 @@ func frame(conn net.Conn, err error) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &framed{Conn: conn}, nil
+	return &framedConn{Conn: conn}, nil
 }
 
 // dialTLS connects, and wraps connections that do not use HTTP/2. net/http handles a *tls.Conn with
@@ -91,21 +91,21 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 		if conn.ConnectionState().NegotiatedProtocol == "h2" {
 			return conn, nil
 		}
-		return &framed{Conn: conn}, nil
+		return &framedConn{Conn: conn}, nil
 	}
 }
 
-// A tracked transport knows which requests failed before they had a connection. It does not repeat
+// A trackedTransport knows which requests failed before they had a connection. It does not repeat
 // a request that an HTTP/1 upstream may have received.
 //
 // It repeats a request once if an HTTP/2 upstream says that it has not processed it (GOAWAY,
 // REFUSED_STREAM). net/http treats PROTOCOL_ERROR like these, so such a request is repeated too.
-type tracked struct {
+type trackedTransport struct {
 	*http.Transport
 	observe func(status int, took time.Duration)
 }
 
-func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
 		isConnected atomic.Bool
 		sent        atomic.Int32 // how often its headers were written
@@ -114,7 +114,7 @@ func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 	trace := &httptrace.ClientTrace{
 		GotConn: func(got httptrace.GotConnInfo) {
 			progress.isConnected.Store(true)
-			if conn, ok := got.Conn.(*framed); ok {
+			if conn, ok := got.Conn.(*framedConn); ok {
 				conn.expect(giveUp)
 			} else if progress.sent.Load() > 1 {
 				giveUp(errRefusedAgain)
@@ -131,17 +131,17 @@ func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 		t.observe(0, time.Since(start))
 	}
 	if err != nil && !progress.isConnected.Load() {
-		err = &unreached{err}
+		err = &unreachedError{err}
 	}
 	return res, err
 }
 
 var errRefusedAgain = errors.New("the upstream has refused the request twice")
 
-// unreached is an error of a request of which the upstream received nothing.
-type unreached struct{ error }
+// unreachedError is the error of a request that has not reached the upstream.
+type unreachedError struct{ error }
 
-func (e *unreached) Unwrap() error { return e.error }
+func (e *unreachedError) Unwrap() error { return e.error }
 
 // bufferSize is how much of a response's body is buffered at once.
 const bufferSize = 32 << 10

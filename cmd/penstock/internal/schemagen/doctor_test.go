@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// TestReportsOfTheDoctorObeyTheirSchema: those of a good server, of a bad one, of a Cluster, and of
-// one that is down.
+// TestReportsOfTheDoctorObeyTheirSchema checks the reports of a good server, of a bad one, of a
+// Cluster, and of a server that is down.
 func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
 	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(doctor.Schema()))
 	if err != nil {

@@ -24,9 +24,9 @@ type schema = jsonschema.Schema
 // generate returns the schema. It is draft 7, which most editors support.
 func generate() ([]byte, error) {
 	g := &generator{left: forms()}
-	root := g.of(reflect.TypeFor[policyfile.Config]())
+	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
 	for _, section := range settings.PolicyOptions().Sections {
-		root.Properties[section.SectionName()] = described(g.of(reflect.TypeOf(section)), sectionText[section.SectionName()])
+		root.Properties[section.SectionName()] = describe(g.schemaOf(reflect.TypeOf(section)), sectionText[section.SectionName()])
 		root.PropertyOrder = append(root.PropertyOrder, section.SectionName())
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.left)) {
@@ -35,20 +35,21 @@ func generate() ([]byte, error) {
 	if err := errors.Join(g.errs...); err != nil {
 		return nil, err
 	}
-	return written(root, "Policy of Penstock")
+	return render(root, "Policy of Penstock")
 }
 
 // generateCases returns the schema of files for penstock test.
 func generateCases() ([]byte, error) {
 	g := new(generator)
-	root := g.of(reflect.TypeFor[cases.File]())
+	root := g.schemaOf(reflect.TypeFor[cases.File]())
 	if err := errors.Join(g.errs...); err != nil {
 		return nil, err
 	}
-	return written(root, "Cases of penstock test")
+	return render(root, "Cases of penstock test")
 }
 
-func written(root *schema, title string) ([]byte, error) {
+// render returns the text of a schema.
+func render(root *schema, title string) ([]byte, error) {
 	root.Schema = "http://json-schema.org/draft-07/schema#"
 	root.Title = title
 	if root.Definitions == nil {
@@ -77,8 +78,8 @@ type generator struct {
 	errs []error
 }
 
-// of describes a type.
-func (g *generator) of(t reflect.Type) *schema {
+// schemaOf returns the schema of a type.
+func (g *generator) schemaOf(t reflect.Type) *schema {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -87,7 +88,7 @@ func (g *generator) of(t reflect.Type) *schema {
 	}
 	switch {
 	case t.Kind() == reflect.Slice:
-		return listOf(g.of(t.Elem()))
+		return listOf(g.schemaOf(t.Elem()))
 	case t.Kind() != reflect.Struct:
 		g.errs = append(g.errs, fmt.Errorf("type %s has no form; add it to typeForms", t))
 		return &schema{}
@@ -99,7 +100,7 @@ func (g *generator) of(t reflect.Type) *schema {
 	return s
 }
 
-// object describes the fields of a struct.
+// object returns the schema of a struct, with its fields.
 func (g *generator) object(t reflect.Type) *schema {
 	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
 	for i := range t.NumField() {
@@ -112,7 +113,7 @@ func (g *generator) object(t reflect.Type) *schema {
 		if what == "" {
 			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
 		}
-		s.Properties[name] = described(g.field(nameOf(t)+"."+name, field.Type), what)
+		s.Properties[name] = describe(g.field(nameOf(t)+"."+name, field.Type), what)
 		s.PropertyOrder = append(s.PropertyOrder, name)
 	}
 	if len(s.Properties) == 0 {
@@ -124,15 +125,15 @@ func (g *generator) object(t reflect.Type) *schema {
 func (g *generator) field(name string, t reflect.Type) *schema {
 	form, ok := g.left[name]
 	if !ok {
-		return g.of(t)
+		return g.schemaOf(t)
 	}
 	delete(g.left, name)
 	return form
 }
 
-// described adds a description to a schema. Draft 7 ignores everything beside a $ref, so the $ref
+// describe adds a description to a schema. Draft 7 ignores everything beside a $ref, so the $ref
 // moves into an allOf.
-func described(s *schema, what string) *schema {
+func describe(s *schema, what string) *schema {
 	if s.Ref != "" {
 		return &schema{Description: what, AllOf: []*schema{s}}
 	}
@@ -141,8 +142,8 @@ func described(s *schema, what string) *schema {
 	return &with
 }
 
-// nameOf is the name of a struct in forms. Configs and Sections are distinguished by their
-// packages.
+// nameOf returns the name of a struct in forms. Structs called Config or Section are named after
+// their section of a policy.
 func nameOf(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[httplimit.Config]():

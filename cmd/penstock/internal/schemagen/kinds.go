@@ -121,8 +121,8 @@ func values(item *schema) *schema {
 	return anyOf(oneOrMore(item), file)
 }
 
-// condition accepts parts of the request, each with its values. The words are parts without a name;
-// other parts are names of identities.
+// condition accepts parts of the request, each with its values. words are parts that need no name,
+// such as ip. Any other word is the name of an identity.
 func condition(words ...string) *schema {
 	s := &schema{
 		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: words,
@@ -134,9 +134,9 @@ func condition(words ...string) *schema {
 		AdditionalProperties: nothing(),
 	}
 	for _, word := range words {
-		s.Properties[word] = described(ref("values"), parts[word])
+		s.Properties[word] = describe(ref("values"), parts[word])
 	}
-	s.Properties["ip"] = described(ref("addresses"), parts["ip"])
+	s.Properties["ip"] = describe(ref("addresses"), parts["ip"])
 	return s
 }
 

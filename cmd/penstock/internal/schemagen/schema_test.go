@@ -299,7 +299,7 @@ func collect(n *yaml.Node, visit func(key, value *yaml.Node)) {
 	}
 }
 
-// clone is a copy in which nothing is an alias.
+// clone returns a copy in which nothing is an alias.
 func clone(n *yaml.Node, depth int) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -320,7 +320,7 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	all, refused, form := 0, 0, 0
 	for _, c := range badCases(t) {
 		var n yaml.Node
-		if yaml.Load([]byte(c.text), &n) != nil || len(n.Content) == 0 || c.env != nil || endless(&n, nil) {
+		if yaml.Load([]byte(c.text), &n) != nil || len(n.Content) == 0 || c.env != nil || isEndless(&n, nil) {
 			continue // the text is not YAML, or it depends on variables, which an editor does not know
 		}
 		all++
@@ -339,8 +339,8 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, form)
 }
 
-// endless reports whether an alias is inside its own anchor.
-func endless(n *yaml.Node, within []*yaml.Node) bool {
+// isEndless reports whether an alias is inside its own anchor.
+func isEndless(n *yaml.Node, within []*yaml.Node) bool {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -348,7 +348,7 @@ func endless(n *yaml.Node, within []*yaml.Node) bool {
 		return true
 	}
 	within = append(within, n)
-	return slices.ContainsFunc(n.Content, func(child *yaml.Node) bool { return endless(child, within) })
+	return slices.ContainsFunc(n.Content, func(child *yaml.Node) bool { return isEndless(child, within) })
 }
 
 var (
@@ -389,8 +389,8 @@ func badCases(t *testing.T) (list []badCase) {
 	return list
 }
 
-// Words and bounds of the schema are those of the compiler. Each is compiled, and the error
-// messages about other words list the same ones.
+// The schema has the words and bounds of the compiler. Each word is compiled. The error message
+// about an unknown word lists the same words.
 func TestWordsAreTheCompilers(t *testing.T) {
 	s := compiled(t)
 	compared := 0
@@ -550,7 +550,7 @@ func nodeOf(t *testing.T, text string) *yaml.Node {
 	return n.Content[0]
 }
 
-// valueOf is a YAML text as an editor compares it with a schema.
+// valueOf returns the value of a YAML text that an editor compares with a schema.
 func valueOf(text string) any {
 	var n yaml.Node
 	if err := yaml.Load([]byte(text), &n); err != nil || len(n.Content) == 0 {

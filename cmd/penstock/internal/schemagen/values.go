@@ -28,7 +28,7 @@ type Values struct {
 	CallerToken               SecretValues      `json:"callerToken" jsonschema:"The Secret with the token of callers."`
 	OperatorToken             SecretValues      `json:"operatorToken" jsonschema:"The Secret with the token of operators."`
 	KeyHashSecret             SecretValues      `json:"keyHashSecret" jsonschema:"The Secret by which identities are hashed in Redis."`
-	Policy                    PolicyValues      `json:"policy" jsonschema:"The policy; neither text nor a ConfigMap is none."`
+	Policy                    PolicyValues      `json:"policy" jsonschema:"The policy. Without a text and a ConfigMap there is none."`
 	Envoy                     EnvoyValues       `json:"envoy" jsonschema:"Files of envoyproxy/ratelimit."`
 	Drain                     DrainValues       `json:"drain" jsonschema:"Shutdown, in seconds."`
 	Resources                 object            `json:"resources" jsonschema:"Requests and limits of the container, as in a pod."`
@@ -57,19 +57,19 @@ type object map[string]any
 type ImageValues struct {
 	Repository string `json:"repository" jsonschema:"Name without a tag."`
 	Tag        string `json:"tag" jsonschema:"Default: the chart's appVersion."`
-	Digest     string `json:"digest" jsonschema:"In place of the tag."`
+	Digest     string `json:"digest" jsonschema:"Digest of the image; it replaces the tag."`
 	PullPolicy string `json:"pullPolicy" jsonschema:"As in a container."`
 }
 
 type ScalingValues struct {
-	Enabled     bool `json:"enabled" jsonschema:"Make it."`
-	MinReplicas int  `json:"minReplicas" jsonschema:"Least number of instances."`
+	Enabled     bool `json:"enabled" jsonschema:"Make a HorizontalPodAutoscaler."`
+	MinReplicas int  `json:"minReplicas" jsonschema:"Smallest number of instances."`
 	MaxReplicas int  `json:"maxReplicas" jsonschema:"Largest number of instances."`
 	TargetCPU   int  `json:"targetCPU" jsonschema:"Percent of the CPU that the pods request."`
 }
 
 type BudgetValues struct {
-	Enabled        bool `json:"enabled" jsonschema:"Make it, if there is more than one instance."`
+	Enabled        bool `json:"enabled" jsonschema:"Make a PodDisruptionBudget if there is more than one instance."`
 	MaxUnavailable int  `json:"maxUnavailable" jsonschema:"Number of pods."`
 }
 
@@ -81,7 +81,7 @@ type ListenersValues struct {
 }
 
 type ListenerValues struct {
-	Enabled bool `json:"enabled" jsonschema:"Listen."`
+	Enabled bool `json:"enabled" jsonschema:"Open this listener."`
 	Port    int  `json:"port" jsonschema:"Port of the container and the Service, from 1024 on."`
 }
 
@@ -111,14 +111,14 @@ type EnvoyValues struct {
 }
 
 type DrainValues struct {
-	DelaySeconds   int `json:"delaySeconds" jsonschema:"How long requests are accepted after SIGTERM, until load balancers notice."`
-	TimeoutSeconds int `json:"timeoutSeconds" jsonschema:"How long requests in flight may take after that."`
-	MarginSeconds  int `json:"marginSeconds" jsonschema:"How long until the container is killed after that; longer than the longest max_wait."`
+	DelaySeconds   int `json:"delaySeconds" jsonschema:"How long requests are still accepted after SIGTERM, so that load balancers notice."`
+	TimeoutSeconds int `json:"timeoutSeconds" jsonschema:"How long requests in flight may take after delaySeconds."`
+	MarginSeconds  int `json:"marginSeconds" jsonschema:"How long after timeoutSeconds the container is killed; longer than the longest max_wait."`
 }
 
 type AccountValues struct {
 	ExistingName string            `json:"existingName" jsonschema:"A service account of your own."`
-	Annotations  map[string]string `json:"annotations" jsonschema:"Of the service account that the chart makes."`
+	Annotations  map[string]string `json:"annotations" jsonschema:"Annotations of the service account that the chart makes."`
 }
 
 type NetworkValues struct {
@@ -128,24 +128,24 @@ type NetworkValues struct {
 }
 
 type MonitorValues struct {
-	Enabled  bool              `json:"enabled" jsonschema:"Make it."`
+	Enabled  bool              `json:"enabled" jsonschema:"Make a ServiceMonitor."`
 	Labels   map[string]string `json:"labels" jsonschema:"Labels that the Prometheus selects."`
 	Interval string            `json:"interval" jsonschema:"Time between two scrapes."`
 }
 
 type RuleValues struct {
-	Enabled bool              `json:"enabled" jsonschema:"Make them."`
+	Enabled bool              `json:"enabled" jsonschema:"Make a PrometheusRule."`
 	Labels  map[string]string `json:"labels" jsonschema:"Labels that the Prometheus selects."`
 }
 
 type DashboardValues struct {
-	Enabled     bool              `json:"enabled" jsonschema:"Make it."`
+	Enabled     bool              `json:"enabled" jsonschema:"Make a ConfigMap with the dashboard."`
 	Labels      map[string]string `json:"labels" jsonschema:"Labels that the sidecar selects."`
-	Annotations map[string]string `json:"annotations" jsonschema:"Such as the folder for the sidecar."`
+	Annotations map[string]string `json:"annotations" jsonschema:"Annotations of the ConfigMap, such as the folder for the sidecar."`
 }
 
 type ValkeyValues struct {
-	Enabled        bool              `json:"enabled" jsonschema:"Run one, without persistence."`
+	Enabled        bool              `json:"enabled" jsonschema:"Run a Valkey without persistence."`
 	Image          string            `json:"image" jsonschema:"Image with a tag."`
 	ExistingSecret string            `json:"existingSecret" jsonschema:"A Secret with the password of the user limiter, under password."`
 	Maxmemory      string            `json:"maxmemory" jsonschema:"Three quarters of the memory limit or less."`
@@ -155,7 +155,7 @@ type ValkeyValues struct {
 	Affinity       object            `json:"affinity" jsonschema:"As in a pod."`
 }
 
-// byOtherValues are settings that the chart makes of values of its own.
+// byOtherValues are settings that the chart sets from other values.
 var byOtherValues = []string{"listen", "api", "grpc", "resp", "admin_listen", "store", "caller_token", "operator_token", "key_hash_secret",
 	"envoy_config", "min_instances", "drain_delay", "drain_timeout"}
 
@@ -201,7 +201,7 @@ func generateValues() ([]byte, error) {
 	root.Properties["valkey"].Properties["maxmemory"].Pattern = "^[0-9]+(mb|gb)$"
 
 	g := &generator{left: forms()}
-	server := described(g.of(reflect.TypeFor[settings.Section]()), root.Properties["settings"].Description)
+	server := describe(g.schemaOf(reflect.TypeFor[settings.Section]()), root.Properties["settings"].Description)
 	for _, name := range byOtherValues {
 		if server.Properties[name] == nil {
 			g.errs = append(g.errs, fmt.Errorf("%s is not a setting; remove it from byOtherValues", name))
@@ -215,7 +215,7 @@ func generateValues() ([]byte, error) {
 	root.Properties["settings"] = server
 	root.Definitions = definitions()
 	root.Definitions["variable"] = nothing() // the settings become variables themselves
-	return written(root, "Values of the chart of Penstock")
+	return render(root, "Values of the chart of Penstock")
 }
 
 // visit calls do for a schema and all of its properties and items.

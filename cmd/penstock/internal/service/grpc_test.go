@@ -78,7 +78,7 @@ func withBothGRPCServers(t *testing.T, test func(t *testing.T, server string)) {
 	}
 }
 
-// patient is a context for one call.
+// patient returns a context for one call.
 func patient(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -249,7 +249,7 @@ func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
 		t.Errorf("after a panic, the next response is %q, %v; want next", answer, err)
 	}
 	if lines := r.log.Lines("level=ERROR", "panic in a gRPC call", echoMethod, "grpc_test.go"); len(lines) != 1 {
-		t.Errorf("the log lacks the expected line: %s", r.log)
+		t.Errorf("%d lines report the panic with its stack; want 1: %s", len(lines), r.log)
 	}
 	for code, want := range map[string]string{"OK": "1", "Internal": "1", "Unknown": "0"} {
 		if n := r.metric(`rate_limiter_grpc_calls_total{code="` + code + `",service="penstock.test.Echo"}`); n != want {
@@ -439,7 +439,7 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 	}
 }
 
-// Many idle clients are connected, and another client is still served.
+// While many idle clients are connected, another client is still served.
 func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	n := effort.Of(100, 8_000)
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(2 * n)}, serving(loud))

@@ -82,8 +82,8 @@ func TestMissingRightIsLogged(t *testing.T) {
 			t.Errorf("got %s; want %d", res.Status, want)
 		}
 	}
-	if len(r.log.Lines("level=ERROR", "the store made no decision", "reason=permission_denied", "needs=+evalsha")) != 1 {
-		t.Errorf("the log is not as expected: %s", r.log)
+	if n := len(r.log.Lines("level=ERROR", "the store made no decision", "reason=permission_denied", "needs=+evalsha")); n != 1 {
+		t.Errorf("%d lines name the missing right; want 1: %s", n, r.log)
 	}
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("/readyz is %q", body)
@@ -134,12 +134,12 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 				}
 			}
 			if len(r.log.Lines("the store decides again")) != 0 {
-				t.Errorf("the log is not as expected: %s", r.log)
+				t.Errorf("the log reports the end of an outage that goes on: %s", r.log)
 			}
 			do(c.fixes)
 			await(t, "the store to decide", func() bool { return verbose() == "service ok\nstore ok\npolicy ok\nok\n" })
-			if len(r.log.Lines("level=INFO", "the store decides again")) != 1 { // without any request
-				t.Errorf("the log is not as expected: %s", r.log)
+			if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 { // without any request
+				t.Errorf("%d lines report the end of the outage; want 1: %s", n, r.log)
 			}
 			do(c.breaks) // between two self-tests
 			if body := verbose(); body != want {

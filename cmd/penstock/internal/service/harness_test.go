@@ -262,7 +262,7 @@ func (r *running) mustSend(method, path string, headers ...string) *http.Respons
 	return res
 }
 
-// metric is the value of a series, "" if it does not exist.
+// metric returns the value of a series, or "" if it does not exist.
 func (r *running) metric(series string) string {
 	r.Helper()
 	for line := range strings.Lines(r.mustGet("http://"+r.Admin+"/metrics", 200)) {

@@ -258,7 +258,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 // net/http checks the method of HTTP/1.1 requests only.
 func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	r := startLimited(t, hello, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]", nil)
-	ask := func(method string) (status string) {
+	request := func(method string) (status string) {
 		conn := r.dial()
 		io.WriteString(conn, http2.ClientPreface)
 		framer := http2.NewFramer(conn, conn)
@@ -281,7 +281,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 		}
 	}
 	for _, c := range [][2]string{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
-		if status := ask(c[0]); status != c[1] {
+		if status := request(c[0]); status != c[1] {
 			t.Errorf("%s: %s; want %s", c[0], status, c[1])
 		}
 	}

@@ -25,7 +25,7 @@ rules:
 		key := fmt.Sprint("X-API-Key: ", caller)
 		first, second := r.mustSend("GET", path, key), r.mustSend("GET", path, key)
 		if first.StatusCode == 503 && first.Header.Get("Retry-After") == "" {
-			t.Errorf("%s gets a 503 without Retry-After", path)
+			t.Errorf("%s responds with a 503 without Retry-After", path)
 		}
 		return fmt.Sprint(first.StatusCode, " ", second.StatusCode)
 	}

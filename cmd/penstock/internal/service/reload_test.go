@@ -24,8 +24,8 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 		reload <- nil // returns when the first reload is done
 	}
 	warnings := func() int { return len(r.log.Lines("level=WARN", "rules.yaml:1:")) }
-	if warnings() != 1 {
-		t.Errorf("at the start, the warnings of the policy are not as expected: %s", r.log)
+	if n := warnings(); n != 1 {
+		t.Errorf("the start logs %d warnings of the policy; want 1: %s", n, r.log)
 	}
 	if len(r.log.Lines("listening", "digest="+digestOf(warned))) != 1 {
 		t.Errorf("the line of the start has no digest: %s", r.log)
@@ -46,7 +46,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	again(warned)
 	if warnings() == before {
-		t.Errorf("after the reload, the warnings of the policy are not as expected: %s", r.log)
+		t.Errorf("the reload does not log the new warning of the policy: %s", r.log)
 	}
 }
 

@@ -31,7 +31,7 @@ import (
 type Options struct {
 	Settings settings.Settings
 
-	// Reload reloads the policy file with each value. Default: only a changed file is reloaded.
+	// Each value of Reload reloads the policy file. Default: only a changed file is reloaded.
 	Reload <-chan os.Signal
 
 	// Log is for operators. Default: nothing is logged.
@@ -328,7 +328,7 @@ func orNone(text string) string {
 	return text
 }
 
-// drain ends new requests first, then those in flight, and the admin server last.
+// drain first refuses new requests, then waits for those in flight, and ends the admin server last.
 func (s *service) drain(delay time.Duration) {
 	s.isDraining.Store(true)
 	for _, server := range s.servers {

@@ -28,7 +28,7 @@ rules:
 	r := start(t, nil, flags)
 	line := r.log.Lines("listening")
 	if len(line) != 1 {
-		t.Fatalf("the log is not as expected: %s", r.log)
+		t.Fatalf("%d lines say \"listening\"; want 1: %s", len(line), r.log)
 	}
 	for _, want := range []string{"listen=" + r.Listen, "admin_listen=" + r.Admin, "tls=false", "upstream=http://127.0.0.1:", "store=redis://127.0.0.1:1/0 ",
 		"rules=2", "policy=" + flags["config"], `on_store_failure="1 limit local, 2 limits open"`} {
@@ -60,7 +60,7 @@ func TestAllowedRequestsAreNotLogged(t *testing.T) {
 		}
 	}
 	if after := r.log.String(); after != before {
-		t.Errorf("the log is not as expected: %s", strings.TrimPrefix(after, before))
+		t.Errorf("allowed requests were logged: %s", strings.TrimPrefix(after, before))
 	}
 }
 
@@ -163,7 +163,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 	}
 	r.wait()
 	if r.log.Lines("cut off") != nil {
-		t.Errorf("the log is not as expected: %s", r.log)
+		t.Errorf("the log reports requests that were cut off, but all completed: %s", r.log)
 	}
 	t.Logf("counted: %d requests in flight that completed", slow)
 }
@@ -222,7 +222,7 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 		}
 	}
 	if r.log.Lines("cut off", "requests=2") == nil {
-		t.Errorf("the log is not as expected: %s", r.log)
+		t.Errorf("the log does not report that 2 requests were cut off: %s", r.log)
 	}
 }
 
@@ -235,8 +235,8 @@ func TestServiceFindsAStoreThatStartsLater(t *testing.T) {
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("without its store, /readyz is %q; want degraded: store", body)
 	}
-	if len(r.log.Lines("level=WARN", "the store makes no decision")) != 1 {
-		t.Errorf("the log is not as expected: %s", r.log)
+	if n := len(r.log.Lines("level=WARN", "the store makes no decision")); n != 1 {
+		t.Errorf("%d lines report a start without the store; want 1: %s", n, r.log)
 	}
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
@@ -245,8 +245,8 @@ func TestServiceFindsAStoreThatStartsLater(t *testing.T) {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
 		return body == "service ok\nstore ok\npolicy ok\nok\n"
 	})
-	if len(r.log.Lines("level=INFO", "the store decides again")) != 1 { // without any request
-		t.Errorf("the log is not as expected: %s", r.log)
+	if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 { // without any request
+		t.Errorf("%d lines report that the store decides again; want 1: %s", n, r.log)
 	}
 	server.Pause()
 	defer server.Resume()

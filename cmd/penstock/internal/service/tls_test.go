@@ -142,8 +142,8 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 		}
 		return n == 3
 	})
-	if len(r.log.Lines("level=ERROR")) != 1 {
-		t.Errorf("the log is not as expected: %s", r.log)
+	if n := len(r.log.Lines("level=ERROR")); n != 1 {
+		t.Errorf("%d errors are logged; want 1, about the malformed certificate: %s", n, r.log)
 	}
 }
 

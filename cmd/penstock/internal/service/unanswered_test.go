@@ -36,8 +36,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 	for _, c := range []struct {
 		name  string
 		flags map[string]string
-		// try sends a request that reaches the upstream, and prevents the response; or the request
-		// gets status 429.
+		// try sends a request. If it is allowed, it reaches the upstream, and try prevents the response.
+		// If it is denied, it gets status 429.
 		try    func(r *running, i int, reached <-chan struct{}) (status int)
 		status int // of the proxy's own response; 0 if there is none
 	}{
@@ -144,8 +144,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 	t.Logf("counted: %d requests that were refunded", tries)
 }
 
-// Guards pass some errors on, such as ErrInvalid. Requests that then pass by on_failure: open are
-// counted and logged too.
+// Guards pass on some errors, such as ErrInvalid. Requests that then pass because of on_failure:
+// open are counted and logged too.
 func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
 	const text = `
 rules:

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// pipes is a listener with connections in memory: synctest can then advance time while they wait. A
-// write blocks until it is read.
+// pipes is a listener with connections in memory. With them, synctest can advance time while a
+// connection waits. A write blocks until it is read.
 type pipes struct{ conns chan net.Conn }
 
 func (p pipes) Accept() (net.Conn, error) {

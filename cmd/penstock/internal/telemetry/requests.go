@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Handler continues the trace of each request, and makes a span of it. The span has neither the
-// path nor the client's address: both may be identities.
+// Handler continues the trace of each request, and makes a span for the request. The span has
+// neither the path nor the client's address: both may be identities.
 func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	if t == nil {
 		return next
@@ -44,7 +44,8 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 
 const otherMethod = "_OTHER"
 
-// methodOf is the request's method, or otherMethod if it is not a known one: clients can send any.
+// methodOf returns the request's method, or otherMethod if the method is unknown: clients can send
+// any text.
 func methodOf(r *http.Request) string {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
@@ -96,8 +97,8 @@ func (t *Telemetry) Inject(ctx context.Context, header http.Header) {
 	t.propagator.Inject(ctx, propagation.HeaderCarrier(header))
 }
 
-// Call continues the trace of a gRPC call, and makes a span of it. get returns a header of the
-// call. The span lasts until end is called.
+// Call continues the trace of a gRPC call, and makes a span for the call. get returns a header of
+// the call. The span lasts until end is called.
 func (t *Telemetry) Call(ctx context.Context, method string, get func(name string) string) (_ context.Context, end func(codes.Code)) {
 	ctx, span := t.tracer.Start(t.propagator.Extract(ctx, carrier(get)), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
 	return ctx, func(code codes.Code) {
@@ -120,7 +121,7 @@ func (c carrier) Get(name string) string { return c(name) }
 func (c carrier) Set(string, string)     {}
 func (c carrier) Keys() []string         { return nil }
 
-// nameOf is the name of a status code, as OpenTelemetry writes it: DEADLINE_EXCEEDED.
+// nameOf returns the name of a status code in OpenTelemetry's form, such as DEADLINE_EXCEEDED.
 func nameOf(code codes.Code) string {
 	if int(code) < len(codeNames) {
 		return codeNames[code]
@@ -131,8 +132,8 @@ func nameOf(code codes.Code) string {
 var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED",
 	"FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
 
-// isServerError reports whether a code is an error of the server, by the semantic conventions. A
-// denial, RESOURCE_EXHAUSTED, is none.
+// isServerError reports whether a code is an error of the server, by the semantic conventions. The
+// code of a denial, RESOURCE_EXHAUSTED, is not.
 func isServerError(code codes.Code) bool {
 	switch code {
 	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss:

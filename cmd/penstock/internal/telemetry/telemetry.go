@@ -1,8 +1,7 @@
 // Package telemetry exports the service's metrics and spans by OTLP, and continues the traces of
 // its callers. The variables OTEL_… of OpenTelemetry configure it. Without them it does nothing.
 //
-// Nothing on the way of a request waits for a collector. Spans that a queue has no room for are
-// dropped.
+// No request waits for a collector. If a queue has no room for a span, the span is dropped.
 package telemetry
 
 import (
@@ -45,11 +44,11 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// A Plan is what is exported. PlanOf makes it from the environment.
+// A Plan says what is exported. PlanOf makes it from the environment.
 type Plan struct {
-	Traces    Protocol // "": spans are not exported
-	Metrics   Protocol // "": metrics are not exported
-	Propagate bool     // traces of callers are continued
+	Traces       Protocol // "": spans are not exported
+	Metrics      Protocol // "": metrics are not exported
+	IsContinuing bool     // traces of callers are continued
 
 	// Warnings are about values that are ignored.
 	Warnings []string
@@ -58,7 +57,7 @@ type Plan struct {
 // TraceID returns a function that returns the id of a request's trace, for exemplars; nil: requests
 // have no traces.
 func (p Plan) TraceID() func(context.Context) string {
-	if p.Traces == "" && !p.Propagate {
+	if p.Traces == "" && !p.IsContinuing {
 		return nil
 	}
 	return penstockotel.SampledTraceID
@@ -74,7 +73,7 @@ const (
 )
 
 // IsOn reports whether Open does anything.
-func (p Plan) IsOn() bool { return p.Traces != "" || p.Metrics != "" || p.Propagate }
+func (p Plan) IsOn() bool { return p.Traces != "" || p.Metrics != "" || p.IsContinuing }
 
 // PlanOf reads the variables that choose what is exported. The exporters and the SDK read all
 // others, such as headers, timeouts, the sampler and attributes of the resource.
@@ -88,12 +87,12 @@ func PlanOf(getenv func(string) string) (p Plan) {
 	p.Traces = p.protocolOf(getenv, "TRACES")
 	p.Metrics = p.protocolOf(getenv, "METRICS")
 	propagators := getenv("OTEL_PROPAGATORS")
-	p.Propagate = p.Traces != "" && propagators == ""
+	p.IsContinuing = p.Traces != "" && propagators == ""
 	for name := range strings.SplitSeq(propagators, ",") {
 		switch strings.TrimSpace(name) {
 		case "tracecontext":
-			p.Propagate = true
-		case "", "none", "baggage": // the upstream gets the header baggage in any case
+			p.IsContinuing = true
+		case "", "none", "baggage": // the upstream always gets the header baggage
 		default:
 			p.warn("OTEL_PROPAGATORS: %q is not supported and is ignored; write tracecontext or none", name)
 		}
@@ -113,7 +112,7 @@ func (p *Plan) protocolOf(getenv func(string) string, signal string) Protocol {
 		}
 	case "none":
 		return ""
-	case "prometheus": // /metrics is there in any case
+	case "prometheus": // /metrics is always served
 		return ""
 	default:
 		p.warn("%s: %q is not supported, and nothing is exported; write otlp or none", variable, name)
@@ -150,8 +149,8 @@ type Telemetry struct {
 // scope is the name of the tracer.
 const scope = "github.com/penstock/penstock/cmd/penstock"
 
-// Open starts what the Plan says. It returns nil if that is nothing. It does not connect: a
-// collector may come up later. What is wrong with the configuration is logged, and ends nothing.
+// Open starts the exports of the Plan. It returns nil if there are none. It does not connect: the
+// collector may start later. Mistakes of the configuration are only logged.
 func Open(o Options) *Telemetry {
 	for _, warning := range o.Plan.Warnings {
 		o.Log.Warn(warning)
@@ -163,7 +162,7 @@ func Open(o Options) *Telemetry {
 	ctx := context.Background() // the exporters do not connect with it
 	var provider trace.TracerProvider = noop.NewTracerProvider()
 	t := &Telemetry{propagator: propagation.NewCompositeTextMapPropagator()}
-	if o.Plan.Propagate {
+	if o.Plan.IsContinuing {
 		t.propagator = propagation.TraceContext{}
 	}
 	about := describe(ctx, o)
@@ -187,11 +186,11 @@ func Open(o Options) *Telemetry {
 		}
 	}
 	t.tracer = provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version))
-	o.Log.Info("OpenTelemetry is on", "spans", orNone(o.Plan.Traces), "metrics", orNone(o.Plan.Metrics), "continues_traces", o.Plan.Propagate)
+	o.Log.Info("OpenTelemetry is on", "spans", orNone(o.Plan.Traces), "metrics", orNone(o.Plan.Metrics), "continues_traces", o.Plan.IsContinuing)
 	return t
 }
 
-// Spans make a span for each decision; nil: there are none.
+// Spans returns what makes a span for each decision. It is nil if spans are not exported.
 func (t *Telemetry) Spans() *penstockotel.Spans {
 	if t == nil {
 		return nil
@@ -230,7 +229,8 @@ func newMetricExporter(ctx context.Context, p Protocol) (sdkmetric.Exporter, err
 }
 
 // describe returns the resource. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they
-// win. Each process has an id of its own: otherwise a collector would mix the metrics of instances.
+// take precedence. Each process has an id of its own: otherwise a collector would mix the metrics
+// of instances.
 func describe(ctx context.Context, o Options) *resource.Resource {
 	about, err := resource.New(ctx,
 		resource.WithTelemetrySDK(), resource.WithHost(),
@@ -260,7 +260,8 @@ func logErrors(log *slog.Logger) {
 	}))
 }
 
-// sdkLog logs what the SDK says of wrong variables, without their values: they may be secrets.
+// sdkLog logs what the SDK reports about wrong variables. It omits their values, which may be
+// secrets.
 type sdkLog struct{ log *slog.Logger }
 
 func (s sdkLog) Error(err error, message string, _ ...any) {
@@ -302,5 +303,5 @@ func (t *Telemetry) Close() {
 	}
 }
 
-// Environment is PlanOf of this process.
+// Environment returns the Plan for the environment of this process.
 func Environment() Plan { return PlanOf(os.Getenv) }

@@ -52,7 +52,7 @@ func TestPlanOfTheEnvironment(t *testing.T) {
 			}
 			return ""
 		})
-		got := fmt.Sprintf("traces %q metrics %q propagate %v", p.Traces, p.Metrics, p.Propagate)
+		got := fmt.Sprintf("traces %q metrics %q propagate %v", p.Traces, p.Metrics, p.IsContinuing)
 		if got = strings.Join(append([]string{got}, p.Warnings...), " "); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.environment, got, row.want)
 		}
@@ -127,7 +127,7 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 	}
 }
 
-// A collector that accepts connections and never responds delays no request, and Close returns.
+// A collector that accepts connections but never responds delays no request, and Close returns.
 func TestAHangingCollectorDelaysNothing(t *testing.T) {
 	var hanging atomic.Int64
 	reached, release := make(chan struct{}), make(chan struct{})
@@ -180,7 +180,7 @@ func TestAnUnreachableCollectorIsLogged(t *testing.T) {
 	}
 }
 
-// Whatever the variables say, the service starts, and the log has no secrets.
+// With wrong variables the service starts anyway, and the log has no secrets.
 func TestWrongVariablesEndNothing(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "://no url")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")

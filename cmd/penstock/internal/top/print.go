@@ -17,12 +17,12 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A View is how a Snapshot is printed.
+// A View says how a Snapshot is printed.
 type View struct {
 	Width  int    // columns; beyond it, lines are cut. 0: nothing is cut
 	Height int    // lines; 0: any number
-	Bold   bool   // the terminal obeys ANSI sequences
-	Notice string // a line above all, such as why the numbers are old
+	IsBold bool   // strong texts are bold: the terminal understands ANSI sequences
+	Notice string // the first line, such as why the numbers are old
 }
 
 // minWidth is the smallest width, in columns, for which tables are made, and usualWidth that of a
@@ -39,11 +39,11 @@ func (s *Snapshot) Print(v View) []string {
 	if v.Notice != "" {
 		p.strong("%s", Printable(v.Notice))
 	}
-	p.header()
-	p.store()
-	p.rules()
-	p.offenders()
-	p.instances()
+	p.printHeader()
+	p.printStore()
+	p.printRules()
+	p.printOffenders()
+	p.printInstances()
 	if v.Height > 0 && len(p.lines) > v.Height {
 		p.lines = p.lines[:v.Height]
 	}
@@ -76,20 +76,20 @@ func (p *printer) line(format string, args ...any) {
 func (p *printer) strong(format string, args ...any) {
 	first := len(p.lines)
 	p.wrapped(fmt.Sprintf(format, args...))
-	for i := first; p.Bold && i < len(p.lines); i++ {
+	for i := first; p.IsBold && i < len(p.lines); i++ {
 		p.lines[i] = "\x1b[1m" + p.lines[i] + "\x1b[0m"
 	}
 }
 
-func (p *printer) header() {
+func (p *printer) printHeader() {
 	self, uptime := p.snapshot.self()
 	p.line("penstock %s on %s, up %s, policy %s, %s", Printable(self.Version), Printable(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
 		Printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
-// store prints whether the store decides. If not, it prints what decides instead, and how much that
-// may admit.
-func (p *printer) store() {
+// printStore prints whether the store decides. If not, it prints what decides instead, and how much
+// the limits may then admit.
+func (p *printer) printStore() {
 	s := &p.snapshot.State
 	o := p.snapshot.outage()
 	switch {
@@ -122,20 +122,20 @@ func (p *printer) store() {
 		switch {
 		case c.Status != "ok":
 			p.wrapped(fmt.Sprintf("health     %s: %s %s", Printable(s.Health.Status), Printable(c.Name), Printable(c.Detail)))
-		case c.Detail != "": // as a reload that failed: the instance is ready, but not as its operator wants
+		case c.Detail != "": // such as a reload that failed: the instance is ready, but has the old rules
 			p.strong("%-10s %s", Printable(c.Name), Printable(c.Detail))
 		}
 	}
 	if o.isFailing {
-		p.excess(s.Store.Instances)
+		p.printExcess(s.Store.Instances)
 	}
 }
 
 // maxExcess is how many limits the text about an outage names.
 const maxExcess = 8
 
-// excess prints how much the limits may admit while the store fails, and when it returns.
-func (p *printer) excess(instances int) {
+// printExcess prints how much the limits may admit while the store fails, and when it returns.
+func (p *printer) printExcess(instances int) {
 	p.line("")
 	p.strong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
 	named := 0
@@ -187,7 +187,7 @@ const (
 	failsWidth  = 12
 )
 
-func (p *printer) rules() {
+func (p *printer) printRules() {
 	name, rateColumn := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1
 	for _, r := range p.snapshot.Rules.Rules {
 		name = p.column(name, r.Name)
@@ -202,7 +202,7 @@ func (p *printer) rules() {
 		if isInMemory {
 			fails = ""
 		}
-		p.line("%s %s%s%s%s  %s", padded(limit, name), padded(rate, rateColumn), left(allowed, numberWidth), left(denied, numberWidth), left(near, numberWidth), fails)
+		p.line("%s %s%s%s%s  %s", pad(limit, name), pad(rate, rateColumn), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
 	}
 	p.line("")
 	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
@@ -223,10 +223,10 @@ func (p *printer) rules() {
 	}
 }
 
-// memoryStore is the name of a store that is memory of the instance.
+// memoryStore is the name of the store in the instance's memory.
 const memoryStore = "memory"
 
-// titleOf is the name of a limit in the table.
+// titleOf returns the name of a limit in the table.
 func titleOf(rule string, l *adminapi.Limit) string {
 	if l.Kind == keylimits.Shadow {
 		return rule + "." + l.Name + " (shadow)"
@@ -251,7 +251,7 @@ func fails(l *adminapi.Limit) string {
 	return l.OnFailure
 }
 
-func (p *printer) offenders() {
+func (p *printer) printOffenders() {
 	o := &p.snapshot.Offenders
 	p.line("")
 	p.line("DENIED MOST in %s, of %s", Printable(o.Window), counted(max(o.Instances, 1), "instance"))
@@ -270,17 +270,17 @@ func (p *printer) offenders() {
 	for _, one := range shown {
 		name, key = p.column(name, one.Rule+"."+one.Limit), p.column(key, one.Identity)
 	}
-	p.line("%s %s%s%s", padded("KEY", key), padded("LIMIT", name), left("AT LEAST", numberWidth), left("AT MOST", numberWidth))
+	p.line("%s %s%s%s", pad("KEY", key), pad("LIMIT", name), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
 	for _, one := range shown {
-		p.line("%s %s%s%s", padded(Printable(one.Identity), key), padded(Printable(one.Rule+"."+one.Limit), name),
-			left(fmt.Sprint(one.AtLeast), numberWidth), left(fmt.Sprint(one.AtMost), numberWidth))
+		p.line("%s %s%s%s", pad(Printable(one.Identity), key), pad(Printable(one.Rule+"."+one.Limit), name),
+			alignRight(fmt.Sprint(one.AtLeast), numberWidth), alignRight(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > most {
 		p.line("about %d different keys were denied", d.Count)
 	}
 }
 
-func (p *printer) instances() {
+func (p *printer) printInstances() {
 	i := &p.snapshot.Instances
 	p.line("")
 	p.line("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
@@ -293,7 +293,7 @@ func (p *printer) instances() {
 	for n, one := range i.Instances {
 		host, version, policy = p.column(host, names[n]), p.column(version, one.Version), p.column(policy, one.Digest)
 	}
-	p.line("%s %s%s%s%s  %s", padded("HOST", host), padded("VERSION", version), padded("POLICY", policy), left("UP", numberWidth), left("DENIED/s", numberWidth), "STORE")
+	p.line("%s %s%s%s%s  %s", pad("HOST", host), pad("VERSION", version), pad("POLICY", policy), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
 	for n, one := range i.Instances {
 		denied := rate(0)
 		for _, c := range one.Counts {
@@ -301,13 +301,13 @@ func (p *printer) instances() {
 				denied += rate(c.Last10) / 10
 			}
 		}
-		p.line("%s %s%s%s%s  %s", padded(Printable(names[n]), host), padded(Printable(one.Version), version), padded(Printable(one.Digest), policy),
-			left(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), left(denied.String(), numberWidth), Printable(cmp.Or(one.Reason, "ok")))
+		p.line("%s %s%s%s%s  %s", pad(Printable(names[n]), host), pad(Printable(one.Version), version), pad(Printable(one.Digest), policy),
+			alignRight(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), alignRight(denied.String(), numberWidth), Printable(cmp.Or(one.Reason, "ok")))
 	}
 }
 
-// namesOf names instances by their hosts, and by their processes too if they share a host. '*' is
-// the instance that answers.
+// namesOf names instances by their hosts, and also by their processes if they share a host. '*'
+// marks the instance that answers.
 func namesOf(all []adminapi.Instance) []string {
 	onHost := make(map[string]int)
 	for _, one := range all {
@@ -337,15 +337,15 @@ func uptimeOf(d time.Duration) string {
 	return d.Truncate(time.Second).String()
 }
 
-// An outage is whether the store fails now, and why.
+// An outage says whether the store fails now, and why.
 type outage struct {
 	isFailing    bool
 	isRecovering bool // all breakers are closed, and one was open in the last seconds
 	reason       string
 }
 
-// outage reads the breakers and the health: the store counts as failing for ten seconds after its
-// return, but it decides again before.
+// outage reads the breakers and the health. For ten seconds after its return, the health still
+// reports that the store fails, although it decides again.
 func (s *Snapshot) outage() (o outage) {
 	o.reason = s.State.Store.Reason
 	isClosed := len(s.State.Store.Breakers) > 0
@@ -378,8 +378,9 @@ func (s *Snapshot) outage() (o outage) {
 	return o
 }
 
-// wasBreakerOpen reports whether an open breaker rejected calls in the older of the last seconds.
-// The newer one does not tell an end from a beginning: the state may be a second old.
+// wasBreakerOpen reports whether an open breaker rejected calls in the older of the last two
+// seconds. The newer second cannot tell the end of an outage from its beginning, because the state
+// may be a second old.
 func (s *Snapshot) wasBreakerOpen() bool {
 	return slices.ContainsFunc(s.Now.Lines, func(l adminapi.Line) bool {
 		return l.Rule == "" && l.Name == activity.ErrorPrefix+penstock.ReasonBreakerOpen.String() && len(l.Counts) > 1 && l.Counts[0] > 0
@@ -422,10 +423,10 @@ func (s *Snapshot) answers() string {
 	return strings.Join(parts, ", ")
 }
 
-// limitRates are those of a limit, of all instances.
+// limitRates are the rates of one limit, added up over all instances.
 type limitRates struct{ allowed, denied, near rate }
 
-// rates returns those of all limits, by rule and limit.
+// rates returns the rates of all limits, by rule and limit.
 func (s *Snapshot) rates() map[[2]string]limitRates {
 	all := make(map[[2]string]limitRates)
 	for _, c := range s.State.AllTotal {
@@ -467,7 +468,8 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// Printable replaces what a terminal could obey: names and identities may be those of clients.
+// Printable replaces characters that could steer a terminal: names and identities may come from
+// clients.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -486,14 +488,14 @@ func fit(text string, width int) string {
 	return string(letters[:width-1]) + "…"
 }
 
-// padded cuts or fills a text to a width.
-func padded(text string, width int) string {
+// pad cuts or fills a text to a width.
+func pad(text string, width int) string {
 	text = fit(text, width)
 	return text + strings.Repeat(" ", max(width-len([]rune(text)), 0))
 }
 
-// left puts a number at the right end of a column.
-func left(text string, width int) string {
+// alignRight puts a number at the right end of a column.
+func alignRight(text string, width int) string {
 	text = fit(text, width-1)
 	return strings.Repeat(" ", max(width-len([]rune(text)), 0)) + text
 }

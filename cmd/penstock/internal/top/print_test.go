@@ -124,7 +124,7 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 	}
 }
 
-// Without a width no text is cut, and what matters most in an outage stands first.
+// Without a width no text is cut. In an outage, the most important facts come first.
 func TestNothingIsCutWithoutAWidth(t *testing.T) {
 	s := sample()
 	long := strings.Repeat("long", 30)

@@ -18,15 +18,16 @@ type Snapshot struct {
 	Now       adminapi.History   `json:"now"` // who decided in the last seconds, and which errors occurred
 }
 
-// An Ask reads a path of the admin API, below its prefix, into answer.
-type Ask func(ctx context.Context, path string, answer any) error
+// A GetFunc requests a path of the admin API, below its prefix, and decodes the response into
+// answer.
+type GetFunc func(ctx context.Context, path string, answer any) error
 
-// nowSeconds is the time over which Now is added up: short enough to notice an outage within two
+// nowSeconds is how many seconds Now covers. They are few, so that an outage is noticed within two
 // seconds.
 const nowSeconds = 2
 
 // Read reads all parts. rule chooses one rule; "" is all.
-func Read(ctx context.Context, ask Ask, rule string) (*Snapshot, error) {
+func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	s := new(Snapshot)
 	for _, part := range []struct {
 		path   string
@@ -36,27 +37,27 @@ func Read(ctx context.Context, ask Ask, rule string) (*Snapshot, error) {
 		{"offenders?limit=100", &s.Offenders},
 		{"instances", &s.Instances},
 	} {
-		if err := ask(ctx, part.path, part.answer); err != nil {
+		if err := get(ctx, part.path, part.answer); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.Refresh(ctx, ask); err != nil {
+	if err := s.Refresh(ctx, get); err != nil {
 		return nil, err
 	}
 	s.keep(rule)
 	return s, nil
 }
 
-// Refresh reads again what changes first when the store fails.
-func (s *Snapshot) Refresh(ctx context.Context, ask Ask) error {
+// Refresh reads only the parts again that change first when the store fails.
+func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	s.State, s.Now = adminapi.State{}, adminapi.History{}
-	if err := ask(ctx, "state", &s.State); err != nil {
+	if err := get(ctx, "state", &s.State); err != nil {
 		return err
 	}
-	return ask(ctx, "history?"+url.Values{"rule": {""}, "last": {"2"}}.Encode(), &s.Now)
+	return get(ctx, "history?"+url.Values{"rule": {""}, "last": {"2"}}.Encode(), &s.Now)
 }
 
-// keep removes what is not of a rule.
+// keep removes the parts that belong to other rules. "" keeps all.
 func (s *Snapshot) keep(rule string) {
 	if rule == "" {
 		return

@@ -1,4 +1,4 @@
-// Package fakecollector is a collector of OpenTelemetry for tests.
+// Package fakecollector is an OpenTelemetry collector for tests.
 package fakecollector
 
 import (
