@@ -121,7 +121,7 @@ func TestClientReachesTheInstance(t *testing.T) {
 		"is not an address; write host:port":      {Address: "localhost"},
 		"is not an address; write host:port, ":    {Address: "ftp://h:1"},
 		"is not an address; write host:port, htt": {Address: "http://user@h:1"},
-		"is not an address":                           {Address: "unix:"},
+		"is not an address":                       {Address: "unix:"},
 		"check that the service runs":             {Address: "127.0.0.1:1"},
 	} {
 		var body []byte
