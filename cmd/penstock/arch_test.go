@@ -12,7 +12,7 @@ import (
 func TestPartsDoNotImportEachOther(t *testing.T) {
 	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
 	together := []string{"service", "core"}
-	shared := []string{"logthrottle", "redact", "activity", "explain", "keylimits", "adminapi", "audit", "denials"}
+	shared := []string{"logthrottle", "redact", "activity", "explain", "keylimits", "adminapi", "audit", "denials", "printable"}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./internal/...").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
@@ -93,7 +95,19 @@ func (a *admin) errRefused(status int, text []byte) error {
 	if !known {
 		code = exitUsage
 	}
-	return coded(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(problem.Detail, notTheAPI)))
+	return coded(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
+}
+
+// maxDetail bounds a text of an instance in messages, in letters.
+const maxDetail = 1000
+
+// shortened returns a text of an instance for a message: on one line, and not longer than maxDetail.
+func shortened(text string) string {
+	text = printable.Line(strings.TrimSpace(text))
+	if letters := []rune(text); len(letters) > maxDetail {
+		text = string(letters[:maxDetail]) + "…"
+	}
+	return text
 }
 
 const notTheAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"

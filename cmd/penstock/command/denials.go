@@ -16,7 +16,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
-	"github.com/penstock/penstock/cmd/penstock/internal/top"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 )
 
 // newDenials makes the command that shows who is denied.
@@ -106,10 +106,10 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limit\tkey\tdenied, at least\tat most\tref")
 	for _, o := range found.Offenders {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", top.Printable(o.Rule+"."+o.Limit), top.Printable(o.Identity), o.AtLeast, o.AtMost, top.Printable(o.Ref))
+		printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", o.Rule+"."+o.Limit, o.Identity, o.AtLeast, o.AtMost, o.Ref)
 	}
 	_ = w.Flush()
-	fmt.Fprintf(&b, "\nAll keys together: %d denials in %s.\n", found.Total, top.Printable(found.Window))
+	printable.Fprintf(&b, "\nAll keys together: %d denials in %s.\n", found.Total, found.Window)
 	_, err := io.WriteString(out, b.String())
 	return err
 }
@@ -147,7 +147,7 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 		case !hasConnected:
 			return coded(exitUnreachable, err)
 		}
-		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", printable(textOf(err)))
+		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", printable.Text(textOf(err)))
 		if !sleep(ctx, reconnectAfter) {
 			return nil
 		}
@@ -178,7 +178,7 @@ func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 		if err != nil {
 			return nil
 		}
-		line = printable(string(text))
+		line = string(printable.JSON(text))
 	}
 	if _, err := fmt.Fprintln(out, line); err != nil {
 		return fmt.Errorf("%w: %w", errOutput, err)
@@ -201,5 +201,5 @@ func textOfDenial(d *adminapi.Denial) string {
 	if d.Skipped > 0 {
 		text += fmt.Sprintf(" (%d earlier ones left out)", d.Skipped)
 	}
-	return top.Printable(text)
+	return printable.Line(text)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/cmd/penstock/internal/top"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -49,7 +49,7 @@ func exitStatus(c *cobra.Command, err error) int {
 		known = &codedError{statusOf(err), err}
 	}
 	if known.cause != nil {
-		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable(textOf(known.cause)))
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable.Text(textOf(known.cause)))
 		if crash := (*panicked.Error)(nil); errors.As(known.cause, &crash) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
 		}
@@ -58,19 +58,6 @@ func exitStatus(c *cobra.Command, err error) int {
 		}
 	}
 	return known.status
-}
-
-// printable replaces characters that could steer a terminal. It keeps line ends and tabs.
-func printable(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		cells := strings.Split(line, "\t")
-		for j := range cells {
-			cells[j] = top.Printable(cells[j])
-		}
-		lines[i] = strings.Join(cells, "\t")
-	}
-	return strings.Join(lines, "\n")
 }
 
 // textOf returns the text of an error without the prefixes that only repeat the meaning of the exit

@@ -60,5 +60,5 @@ func fetchReadiness(ctx context.Context, address *adminFlags, timeout time.Durat
 	case status != http.StatusOK:
 		return "", fmt.Errorf("not ready: status %d, %.200q", status, strings.TrimSpace(string(text)))
 	}
-	return strings.TrimSpace(string(text)), nil
+	return shortened(string(text)), nil
 }

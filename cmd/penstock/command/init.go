@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/boundedfile"
@@ -42,7 +43,7 @@ func newInit() *cobra.Command {
 			if err := create(file, text, isForced); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s is written. Next: penstock serve --config %s --upstream http://localhost:3000\n", file, file)
+			printable.Fprintf(c.OutOrStdout(), "%s is written. Next: penstock serve --config %s --upstream http://localhost:3000\n", file, file)
 			return nil
 		},
 		ValidArgsFunction: completeYAML,

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
@@ -161,7 +162,7 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 		return err
 	}
 	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
-		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, found.Source))
+		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, printable.Line(found.Source)))
 	}
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
@@ -193,6 +194,7 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 }
 
 func noSuchLimit(key string, unread []string) error {
+	key = printable.Line(key)
 	if len(unread) > 0 {
 		return coded(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
 	}
@@ -204,9 +206,9 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
-			fmt.Fprintf(&text, "%s was reset: %d used before, %d left now", l.Name(), l.Used, report.After[i].Left)
+			printable.Fprintf(&text, "%s was reset: %d used before, %d left now", l.Name(), l.Used, report.After[i].Left)
 			if l.Tier != "" { // all tiers share the counter, but what is left depends on the tier
-				text.WriteString(" for tier " + l.Tier)
+				printable.Fprintf(&text, " for tier %s", l.Tier)
 			}
 			text.WriteString("\n")
 		}
@@ -214,7 +216,7 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 	text.WriteString(caches)
 	if len(report.Reset.Reset) == 0 {
 		text.Reset()
-		fmt.Fprintf(&text, "%s has used nothing; nothing was reset.\n", report.Identity)
+		printable.Fprintf(&text, "%s has used nothing; nothing was reset.\n", report.Identity)
 	}
 	text.WriteString(textOfUnread(report.Unread))
 	var err error
@@ -259,7 +261,7 @@ func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) 
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
 		return coded(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
+	printable.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
 	line, err := bufio.NewReader(io.LimitReader(in, 1<<10)).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil || answer != "y" && answer != "yes" {
 		return coded(exitUsage, errors.New("nothing was reset"))

@@ -2,16 +2,13 @@ package command
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"log"
 	"log/slog"
 	"os"
 	"os/signal"
-	"regexp"
 	"strings"
 	"syscall"
-	"unicode/utf8"
 
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
@@ -132,30 +130,38 @@ func serverSection(algorithms []*algorithm.Algorithm) func(path string) (*settin
 // newLog makes the logger in the format of the settings. isStderr is true if its lines go to
 // standard error, which may be a terminal.
 func newLog(s settings.Settings, to io.Writer, isStderr bool) *slog.Logger {
-	to = escaped{to}
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // settings.Load has checked it
 	switch {
 	case s.LogFormat == "json":
-		return slog.New(slog.NewJSONHandler(to, &slog.HandlerOptions{Level: level}))
+		return slog.New(slog.NewJSONHandler(escaped{to}, &slog.HandlerOptions{Level: level}))
 	case isStderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
-		return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level}))
+		return newColouredLog(to, level)
 	}
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 }
 
-// escaped writes log lines with the control characters U+007F to U+009F escaped: some terminals
-// obey them. slog leaves them in JSON, where they occur in strings only.
+func newColouredLog(to io.Writer, level slog.Level) *slog.Logger {
+	return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level, ReplaceAttr: withoutEscapes}))
+}
+
+// withoutEscapes makes a text of a log line harmless: tint leaves ESC in the texts that it colours,
+// and line ends in the message.
+func withoutEscapes(_ []string, a slog.Attr) slog.Attr {
+	switch text := a.Value.String(); {
+	case a.Key == slog.MessageKey:
+		a.Value = slog.StringValue(printable.Line(text))
+	case strings.Contains(text, "\x1b"):
+		a.Value = slog.StringValue(strings.ReplaceAll(text, "\x1b", "\ufffd"))
+	}
+	return a
+}
+
+// escaped writes log lines in JSON. slog leaves characters there that some terminals obey.
 type escaped struct{ to io.Writer }
 
-var control = regexp.MustCompile("[\u007f-\u009f]")
-
 func (e escaped) Write(line []byte) (int, error) {
-	safe := control.ReplaceAllFunc(line, func(c []byte) []byte {
-		r, _ := utf8.DecodeRune(c)
-		return fmt.Appendf(nil, `\u%04x`, r)
-	})
-	if _, err := e.to.Write(safe); err != nil {
+	if _, err := e.to.Write(printable.JSON(line)); err != nil {
 		return 0, err
 	}
 	return len(line), nil

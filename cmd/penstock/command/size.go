@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/sizing"
 	"github.com/penstock/penstock/internal/wording"
@@ -131,12 +132,12 @@ func total(all []ruleSize) (sum sizing.Size) {
 
 func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 	for _, r := range all {
-		fmt.Fprintf(out, "%s: %s\n", r.Rule, strings.Join(r.Limits, "; "))
+		printable.Fprintf(out, "%s: %s\n", r.Rule, strings.Join(r.Limits, "; "))
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
-		fmt.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
-		fmt.Fprintf(w, "   script\t%.1f us of Redis' processor for a decision\n", r.ScriptMicros)
-		fmt.Fprintf(w, "   one key\tat most %d decisions/s, because one server decides it\n", r.PerKey)
+		printable.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
+		printable.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
+		printable.Fprintf(w, "   script\t%.1f us of Redis' processor for a decision\n", r.ScriptMicros)
+		printable.Fprintf(w, "   one key\tat most %d decisions/s, because one server decides it\n", r.PerKey)
 		if err := w.Flush(); err != nil {
 			return err
 		}
@@ -144,9 +145,9 @@ func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 	}
 	sum := total(all)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "maxmemory\t%s: %s and half as much again, and 64 MB\n", sizing.Bytes(sum.MaxMemory), sizing.Bytes(sum.Memory))
-	fmt.Fprintf(w, "commands\tat most %d/s; requests that arrive together share one\n", sum.Calls)
-	fmt.Fprintf(w, "processor\t%.2f cores of Redis, at 70%% each: %d %s\n", sum.Cores, sum.Servers, plural(sum.Servers, "server"))
-	fmt.Fprintf(w, "network\t%s/s\n", sizing.Bytes(sum.Bandwidth))
+	printable.Fprintf(w, "maxmemory\t%s: %s and half as much again, and 64 MB\n", sizing.Bytes(sum.MaxMemory), sizing.Bytes(sum.Memory))
+	printable.Fprintf(w, "commands\tat most %d/s; requests that arrive together share one\n", sum.Calls)
+	printable.Fprintf(w, "processor\t%.2f cores of Redis, at 70%% each: %d %s\n", sum.Cores, sum.Servers, plural(sum.Servers, "server"))
+	printable.Fprintf(w, "network\t%s/s\n", sizing.Bytes(sum.Bandwidth))
 	return w.Flush()
 }

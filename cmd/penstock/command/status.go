@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -322,9 +323,9 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 
 func (r *keyReport) print(out io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "key %s\n", r.Identity)
+	printable.Fprintf(&b, "key %s\n", r.Identity)
 	if r.Source != penstock.FromStore.String() {
-		fmt.Fprintf(&b, "read from the instance itself, not from the store (source: %s)\n", r.Source)
+		printable.Fprintf(&b, "read from the instance itself, not from the store (source: %s)\n", r.Source)
 		if slices.ContainsFunc(r.Limits, func(l keylimits.Limit) bool { return l.IsUnknown }) {
 			b.WriteString("What was used is not known until the store answers. The column left shows what this instance alone admits.\n")
 		}
@@ -340,7 +341,7 @@ func (r *keyReport) print(out io.Writer) error {
 	}
 	_ = w.Flush()
 	if r.Skipped > 0 {
-		fmt.Fprintf(&b, "\n%d more limits were not read; name a rule by --rule.\n", r.Skipped)
+		printable.Fprintf(&b, "\n%d more limits were not read; name a rule by --rule.\n", r.Skipped)
 	}
 	switch {
 	case len(r.DeniedBy) == 0 && len(r.Unread) > 0:
@@ -354,7 +355,7 @@ func (r *keyReport) print(out io.Writer) error {
 				names = append(names, strings.TrimSuffix(l.Name()+" ("+l.Tier+")", " ()"))
 			}
 		}
-		fmt.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
+		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
 		b.WriteString(textOfUnread(r.Unread))
 	}
 	_, err := io.WriteString(out, b.String())
@@ -366,7 +367,7 @@ func textOfUnread(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "Not read: " + strings.Join(names, ", ") + ". Each instance counts the new identities of an address in its own memory. This count\n" +
+	return "Not read: " + printable.Line(strings.Join(names, ", ")) + ". Each instance counts the new identities of an address in its own memory. This count\n" +
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
@@ -399,5 +400,5 @@ func printLimit(w io.Writer, l *keylimits.Limit, whose string) {
 	if l.IsUnknown {
 		used, unused = "?", "?"
 	}
-	fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", name, l.Rate, used, l.Left, unused, answer)
+	printable.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", name, l.Rate, used, l.Left, unused, answer)
 }

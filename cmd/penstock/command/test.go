@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/cases"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/policy"
@@ -128,18 +129,18 @@ func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string
 func (r *caseReport) print(out io.Writer) {
 	for _, c := range r.Cases {
 		if len(c.Failures) == 0 {
-			fmt.Fprintf(out, "ok    %s: %s (%d %s)\n", c.File, c.Name, c.Requests, plural(int(c.Requests), "request"))
+			printable.Fprintf(out, "ok    %s: %s (%d %s)\n", c.File, c.Name, c.Requests, plural(int(c.Requests), "request"))
 			continue
 		}
-		fmt.Fprintf(out, "FAIL  %s: %s\n", c.File, c.Name)
+		printable.Fprintf(out, "FAIL  %s: %s\n", c.File, c.Name)
 		for _, f := range c.Failures {
-			fmt.Fprintf(out, "      %s:%d:%d: %s\n", c.File, f.Line, f.Column, f.Message)
+			printable.Fprintf(out, "      %s:%d:%d: %s\n", c.File, f.Line, f.Column, f.Message)
 		}
 	}
 	for _, name := range r.Unreached {
-		fmt.Fprintf(out, "note  no case reaches rule %s\n", name)
+		printable.Fprintf(out, "note  no case reaches rule %s\n", name)
 	}
-	fmt.Fprintf(out, "%d passed, %d failed\n", r.Passed, r.Failed)
+	printable.Fprintf(out, "%d passed, %d failed\n", r.Passed, r.Failed)
 }
 
 // The JUnit form of a report: one suite, with a JUnit case for each case.

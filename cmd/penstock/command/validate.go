@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/internal/panicked"
@@ -181,19 +183,19 @@ func makeErrors(found []finding) (warnings int) {
 
 func (r *result) print(out io.Writer, name string, isVerbose bool) {
 	for _, f := range r.found {
-		fmt.Fprint(out, f.place(), ": ")
+		severity := ""
 		if f.Severity != "error" {
-			fmt.Fprint(out, f.Severity, ": ")
+			severity = f.Severity + ": "
 		}
-		fmt.Fprintln(out, f.Message)
+		printable.Fprintf(out, "%s: %s%s\n", f.place(), severity, f.Message)
 	}
 	if !r.isValid {
 		return
 	}
 	if isVerbose {
-		fmt.Fprint(out, r.description)
+		fmt.Fprint(out, printable.Text(r.description))
 	}
-	fmt.Fprintf(out, "%s: valid, %s\n", name, r.summary)
+	printable.Fprintf(out, "%s: valid, %s\n", name, r.summary)
 }
 
 func plural(n int, word string) string {
@@ -204,10 +206,15 @@ func plural(n int, word string) string {
 }
 
 func writeJSON(out io.Writer, v any) error {
-	e := json.NewEncoder(out)
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := out.Write(printable.JSON(text.Bytes()))
+	return err
 }
 
 var completeOutput = cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)

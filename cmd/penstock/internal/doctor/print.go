@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 )
 
 // Print writes the report as text: a line for each check, followed by the consequence and the
 // remedy. Checks that are ok on several servers share a line.
 func (r *Report) Print(out io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "store %s (%s), keys %s…\n\n", r.Store, kinds[r.Kind], r.Prefix)
+	printable.Fprintf(&b, "store %s (%s), keys %s…\n\n", r.Store, kinds[r.Kind], r.Prefix)
 	counts := make(map[Status]int)
 	for i := range r.Checks {
 		counts[r.Checks[i].Status]++
@@ -19,7 +21,7 @@ func (r *Report) Print(out io.Writer) error {
 		r.printChecks(&b, name)
 	}
 	b.WriteString("\n" + conclusion(counts) + "\n")
-	fmt.Fprintf(&b, "%d commands were sent, besides those that open and close connections. Only %s{doctor…}self-test was written.\n", r.Commands, r.Prefix)
+	printable.Fprintf(&b, "%d commands were sent, besides those that open and close connections. Only %s{doctor…}self-test was written.\n", r.Commands, r.Prefix)
 	_, err := io.WriteString(out, b.String())
 	return err
 }
@@ -38,7 +40,7 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 		if len(good) > 1 {
 			text = fmt.Sprintf("%s; the same on %d more", text, len(good)-1)
 		}
-		fmt.Fprintf(b, "%-8s %-12s %s\n", OK, name, text)
+		printable.Fprintf(b, "%-8s %-12s %s\n", OK, name, text)
 	}
 	for _, c := range r.Checks {
 		if c.Name != name || c.Status == OK {
@@ -48,12 +50,12 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 		if c.Server != "" && len(r.servers()) > 1 && !strings.Contains(summary, c.Server) {
 			summary = c.Server + ": " + summary
 		}
-		fmt.Fprintf(b, "%-8s %-12s %s\n", c.Status, name, summary)
+		printable.Fprintf(b, "%-8s %-12s %s\n", c.Status, name, summary)
 		if c.Why != "" {
-			fmt.Fprintf(b, "%21s why: %s\n", "", c.Why)
+			printable.Fprintf(b, "%21s why: %s\n", "", c.Why)
 		}
 		if c.Remedy != "" {
-			fmt.Fprintf(b, "%21s fix: %s\n", "", c.Remedy)
+			printable.Fprintf(b, "%21s fix: %s\n", "", c.Remedy)
 		}
 	}
 }

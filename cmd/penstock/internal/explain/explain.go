@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
@@ -270,21 +271,21 @@ func milliseconds(d time.Duration) int64 {
 // Print writes the report as text.
 func (r *Report) Print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "request\t%s %s\n", r.Method, r.Path)
-	fmt.Fprintf(w, "from\t%s\n", r.Address)
+	printable.Fprintf(w, "request\t%s %s\n", r.Method, r.Path)
+	printable.Fprintf(w, "from\t%s\n", r.Address)
 	if r.Tier != "" {
-		fmt.Fprintf(w, "tier\t%s\n", r.Tier)
+		printable.Fprintf(w, "tier\t%s\n", r.Tier)
 	}
 	for _, doubt := range r.Doubts {
-		fmt.Fprintf(w, "warning\t%s\n", doubt)
+		printable.Fprintf(w, "warning\t%s\n", doubt)
 	}
 	switch {
 	case r.List == "deny":
-		fmt.Fprintf(w, "list\tdeny: always rejected with status 403\n")
+		printable.Fprintf(w, "list\tdeny: always rejected with status 403\n")
 	case r.List == "allow":
-		fmt.Fprintf(w, "list\tallow: never limited\n")
+		printable.Fprintf(w, "list\tallow: never limited\n")
 	case len(r.Rules) == 0:
-		fmt.Fprintf(w, "rules\tno rule matches: the request is not limited\n")
+		printable.Fprintf(w, "rules\tno rule matches: the request is not limited\n")
 	}
 	for i, rule := range r.Rules {
 		label := ""
@@ -295,7 +296,7 @@ func (r *Report) Print(out io.Writer) error {
 		if rule.Applies {
 			applies = "applies"
 		}
-		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, rule.Name, applies, rule.Why)
+		printable.Fprintf(w, "%s\t%s %s: %s\n", label, rule.Name, applies, rule.Why)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -307,71 +308,71 @@ func (r *Report) Print(out io.Writer) error {
 		r.Shadows[i].print(out, "("+r.Shadows[i].Kind+")")
 	}
 	if len(r.Charges) > 1 {
-		fmt.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged.\n", len(r.Charges))
+		printable.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged.\n", len(r.Charges))
 	}
 	if r.Allowed != nil && *r.Allowed {
-		fmt.Fprintf(out, "\nIt would be allowed now.\n")
+		printable.Fprintf(out, "\nIt would be allowed now.\n")
 	} else if r.Allowed != nil {
-		fmt.Fprintf(out, "\nIt would be denied now.\n")
+		printable.Fprintf(out, "\nIt would be denied now.\n")
 	}
 	return nil
 }
 
 func (c *Charge) print(out io.Writer, label string) {
-	fmt.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
+	printable.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "   counts for\t%s\n", c.identityText())
+	printable.Fprintf(w, "   counts for\t%s\n", c.identityText())
 	limit := c.Rate
 	if !c.isInFlight {
 		limit += " (" + c.Algorithm + ")"
 	}
-	fmt.Fprintf(w, "   limit\t%s\n", limit)
-	fmt.Fprintf(w, "   cost\t%d\n", c.Cost)
+	printable.Fprintf(w, "   limit\t%s\n", limit)
+	printable.Fprintf(w, "   cost\t%d\n", c.Cost)
 	if c.WaitMS > 0 {
-		fmt.Fprintf(w, "   may wait\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
+		printable.Fprintf(w, "   may wait\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
 	}
 	if c.Note != "" {
-		fmt.Fprintf(w, "   note\t%s\n", c.Note)
+		printable.Fprintf(w, "   note\t%s\n", c.Note)
 	}
 	if c.Lease > 0 {
-		fmt.Fprintf(w, "   lease\tup to %d units are drawn from the store in advance\n", c.Lease)
+		printable.Fprintf(w, "   lease\tup to %d units are drawn from the store in advance\n", c.Lease)
 	}
 	if c.SplitInto > 0 {
-		fmt.Fprintf(w, "   split_into\t%d counters; their keys end in ~00 to ~%02d\n", c.SplitInto, c.SplitInto-1)
+		printable.Fprintf(w, "   split_into\t%d counters; their keys end in ~00 to ~%02d\n", c.SplitInto, c.SplitInto-1)
 	}
 	switch deny := c.DenyForMS; {
 	case deny == nil:
 	case *deny == 0:
-		fmt.Fprintf(w, "   deny cache\toff\n")
+		printable.Fprintf(w, "   deny cache\toff\n")
 	default:
-		fmt.Fprintf(w, "   deny cache\tup to %v\n", time.Duration(*deny)*time.Millisecond)
+		printable.Fprintf(w, "   deny cache\tup to %v\n", time.Duration(*deny)*time.Millisecond)
 	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", c.storeFailure)
+		printable.Fprintf(w, "   if the store fails\t%s\n", c.storeFailure)
 	}
-	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
+	printable.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Corrupt {
-		fmt.Fprintf(w, "   \tthis key contains something else: delete it\n")
+		printable.Fprintf(w, "   \tthis key contains something else: delete it\n")
 	}
 	if c.Remaining != nil {
-		fmt.Fprintf(w, "   remaining\t%d\n", *c.Remaining)
+		printable.Fprintf(w, "   remaining\t%d\n", *c.Remaining)
 	}
 	if c.TurnAfterMS != nil && *c.TurnAfterMS > 0 {
-		fmt.Fprintf(w, "   would wait\t%v\n", time.Duration(*c.TurnAfterMS)*time.Millisecond)
+		printable.Fprintf(w, "   would wait\t%v\n", time.Duration(*c.TurnAfterMS)*time.Millisecond)
 	}
 	switch retry := c.RetryAfterMS; {
 	case retry == nil || *retry == 0:
 	case *retry < 0:
-		fmt.Fprintf(w, "   retry after\tnever: the cost is larger than the limit\n")
+		printable.Fprintf(w, "   retry after\tnever: the cost is larger than the limit\n")
 	default:
-		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
+		printable.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
 	}
 	w.Flush()
 	if len(c.Bounds) > 0 {
-		fmt.Fprintf(out, "   upper bounds\n")
+		printable.Fprintf(out, "   upper bounds\n")
 	}
 	for _, b := range c.Bounds {
-		fmt.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
+		printable.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
 	}
 	w.Flush()
 }

@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/guard"
 )
 
@@ -37,7 +37,7 @@ func (s *Snapshot) Print(v View) []string {
 	}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
-		p.strong("%s", Printable(v.Notice))
+		p.strong("%s", printable.Line(v.Notice))
 	}
 	p.printHeader()
 	p.printStore()
@@ -62,7 +62,7 @@ type printer struct {
 func (p *printer) column(width int, texts ...string) int {
 	for _, text := range texts {
 		if p.isUncut {
-			width = max(width, len([]rune(Printable(text)))+1)
+			width = max(width, len([]rune(printable.Line(text)))+1)
 		}
 	}
 	return width
@@ -83,8 +83,8 @@ func (p *printer) strong(format string, args ...any) {
 
 func (p *printer) printHeader() {
 	self, uptime := p.snapshot.self()
-	p.line("penstock %s on %s, up %s, policy %s, %s", Printable(self.Version), Printable(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
-		Printable(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
+	p.line("penstock %s on %s, up %s, policy %s, %s", printable.Line(self.Version), printable.Line(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
+		printable.Line(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
 // printStore prints whether the store decides. If not, it prints what decides instead, and how much
@@ -94,13 +94,13 @@ func (p *printer) printStore() {
 	o := p.snapshot.outage()
 	switch {
 	case o.isRecovering:
-		p.strong("store      %s recovering: its breaker was open within the last 2 s: %s", Printable(s.Store.Name), Printable(o.reason))
+		p.strong("store      %s recovering: its breaker was open within the last 2 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	case o.isFailing:
-		p.strong("store      %s FAILING: %s", Printable(s.Store.Name), Printable(o.reason))
+		p.strong("store      %s FAILING: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	case s.Store.IsFailing:
-		p.strong("store      %s decides again; it failed within the last 10 s: %s", Printable(s.Store.Name), Printable(o.reason))
+		p.strong("store      %s decides again; it failed within the last 10 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	default:
-		p.line("store      %s ok", Printable(s.Store.Name))
+		p.line("store      %s ok", printable.Line(s.Store.Name))
 	}
 	for _, node := range slices.Sorted(maps.Keys(s.Store.Breakers)) {
 		switch state := s.Store.Breakers[node]; state {
@@ -109,21 +109,21 @@ func (p *printer) printStore() {
 				p.line("breaker    closed")
 			}
 		case guard.StateOpen.String():
-			p.strong("breaker    %s open: no request waits for it", Printable(node))
+			p.strong("breaker    %s open: no request waits for it", printable.Line(node))
 		default:
-			p.strong("breaker    %s %s: a few requests test it", Printable(node), strings.ReplaceAll(Printable(state), "_", " "))
+			p.strong("breaker    %s %s: a few requests test it", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
 		}
 	}
 	if m := s.Store.Memory; m != nil && m.Evicts {
-		p.strong("memory     the server may delete counters: maxmemory-policy is %s", Printable(m.Policy))
+		p.strong("memory     the server may delete counters: maxmemory-policy is %s", printable.Line(m.Policy))
 	}
 	p.wrapped("answers    " + p.snapshot.answers())
 	for _, c := range s.Health.Checks {
 		switch {
 		case c.Status != "ok":
-			p.wrapped(fmt.Sprintf("health     %s: %s %s", Printable(s.Health.Status), Printable(c.Name), Printable(c.Detail)))
+			p.wrapped(fmt.Sprintf("health     %s: %s %s", printable.Line(s.Health.Status), printable.Line(c.Name), printable.Line(c.Detail)))
 		case c.Detail != "": // such as a reload that failed: the instance is ready, but has the old rules
-			p.strong("%-10s %s", Printable(c.Name), Printable(c.Detail))
+			p.strong("%-10s %s", printable.Line(c.Name), printable.Line(c.Detail))
 		}
 	}
 	if o.isFailing {
@@ -149,7 +149,7 @@ func (p *printer) printExcess(instances int) {
 			}
 			for _, b := range l.Bounds {
 				if b.When == storeFails || b.When == storeReturns {
-					p.wrapped(fmt.Sprintf("  %s, %s: %s", Printable(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), Printable(b.Text)))
+					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable.Line(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), printable.Line(b.Text)))
 				}
 			}
 		}
@@ -209,7 +209,7 @@ func (p *printer) printRules() {
 	rates := p.snapshot.rates()
 	for _, r := range p.snapshot.Rules.Rules {
 		if len(r.Limits) == 0 {
-			row(Printable(r.Name), "unlimited", "", "", "", "")
+			row(printable.Line(r.Name), "unlimited", "", "", "", "")
 		}
 		for _, l := range r.Limits {
 			for _, one := range []*adminapi.Limit{&l, l.Candidate} {
@@ -217,7 +217,7 @@ func (p *printer) printRules() {
 					continue
 				}
 				n := rates[[2]string{r.Name, one.Name}]
-				row(Printable(titleOf(r.Name, one)), Printable(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
+				row(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
 			}
 		}
 	}
@@ -254,7 +254,7 @@ func fails(l *adminapi.Limit) string {
 func (p *printer) printOffenders() {
 	o := &p.snapshot.Offenders
 	p.line("")
-	p.line("DENIED MOST in %s, of %s", Printable(o.Window), counted(max(o.Instances, 1), "instance"))
+	p.line("DENIED MOST in %s, of %s", printable.Line(o.Window), counted(max(o.Instances, 1), "instance"))
 	if o.Identities == adminapi.ShowOff {
 		p.line("shown_identities is off")
 		return
@@ -272,7 +272,7 @@ func (p *printer) printOffenders() {
 	}
 	p.line("%s %s%s%s", pad("KEY", key), pad("LIMIT", name), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
 	for _, one := range shown {
-		p.line("%s %s%s%s", pad(Printable(one.Identity), key), pad(Printable(one.Rule+"."+one.Limit), name),
+		p.line("%s %s%s%s", pad(printable.Line(one.Identity), key), pad(printable.Line(one.Rule+"."+one.Limit), name),
 			alignRight(fmt.Sprint(one.AtLeast), numberWidth), alignRight(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > most {
@@ -285,7 +285,7 @@ func (p *printer) printInstances() {
 	p.line("")
 	p.line("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
 	if i.Problem != "" {
-		p.line("only this one is shown: %s", Printable(i.Problem))
+		p.line("only this one is shown: %s", printable.Line(i.Problem))
 	}
 	version, policy := 13, 14
 	host := p.Width - version - policy - 2*numberWidth - failsWidth - 3
@@ -301,8 +301,8 @@ func (p *printer) printInstances() {
 				denied += rate(c.Last10) / 10
 			}
 		}
-		p.line("%s %s%s%s%s  %s", pad(Printable(names[n]), host), pad(Printable(one.Version), version), pad(Printable(one.Digest), policy),
-			alignRight(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), alignRight(denied.String(), numberWidth), Printable(cmp.Or(one.Reason, "ok")))
+		p.line("%s %s%s%s%s  %s", pad(printable.Line(names[n]), host), pad(printable.Line(one.Version), version), pad(printable.Line(one.Digest), policy),
+			alignRight(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), alignRight(denied.String(), numberWidth), printable.Line(cmp.Or(one.Reason, "ok")))
 	}
 }
 
@@ -414,7 +414,7 @@ func (s *Snapshot) answers() string {
 	})
 	for _, source := range order {
 		if n := sources[source]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], Printable(source)), rate(n)/nowSeconds))
+			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], printable.Line(source)), rate(n)/nowSeconds))
 		}
 	}
 	if parts == nil {
@@ -470,7 +470,7 @@ func counted(n int, what string) string {
 
 // Printable replaces characters that could steer a terminal: names and identities may come from
 // clients.
-func Printable(text string) string {
+func printable.Line(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '�'
