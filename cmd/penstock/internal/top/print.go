@@ -468,17 +468,6 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// Printable replaces characters that could steer a terminal: names and identities may come from
-// clients.
-func printable.Line(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '�'
-		}
-		return r
-	}, text)
-}
-
 // fit cuts a text to a width. Letters of double width are rare here, and cut the same.
 func fit(text string, width int) string {
 	letters := []rune(text)
