@@ -101,7 +101,7 @@ func (a *admin) errRefused(status int, text []byte) error {
 // maxDetail bounds a text of an instance in messages, in letters.
 const maxDetail = 1000
 
-// shortened returns a text of an instance for a message: on one line, and not longer than maxDetail.
+// shortened returns a text of an instance for a message: on one line, of at most maxDetail letters.
 func shortened(text string) string {
 	text = printable.Line(strings.TrimSpace(text))
 	if letters := []rune(text); len(letters) > maxDetail {
