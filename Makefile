@@ -203,6 +203,11 @@ lint:
 	luacheck -q --no-color --read-globals core -- deploy/recipes
 	@scripts/protos bin/_penstockv1 && diff -r bin/_penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not what the proto file says (make protos)"; exit 1; }
 
+.PHONY: systems
+## systems: vet of the tagged modules and their tests for the other systems that releases are for
+systems:
+	@for dir in . $(tagged); do for os in windows darwin; do echo "$$os $$dir"; (cd "$$dir" && GOOS=$$os go vet ./...) || exit 1; done; done
+
 format:
 	gofmt -w .
 

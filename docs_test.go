@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -141,6 +142,46 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 }
 
 var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
+
+// Targets that write files, that need hours, or that another target includes.
+var targetsByHand = strings.Fields("run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
+
+func TestCIRunsEachOtherTarget(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	var run []string
+	for _, m := range regexp.MustCompile(`(?m)^step make (\S+)`).FindAllStringSubmatch(read(".ci/run"), -1) {
+		run = append(run, m[1])
+	}
+	nightly := regexp.MustCompile(`target: \[(.*)\]`).FindStringSubmatch(read(".github/workflows/ci.yml"))
+	if nightly == nil {
+		t.Fatal("ci.yml has no list of targets")
+	}
+	run = append(run, strings.Split(nightly[1], ", ")...)
+	var targets []string
+	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z -]*):(?:[^=\n].*)?$`).FindAllStringSubmatch(read("Makefile"), -1) {
+		for target := range strings.FieldsSeq(m[1]) {
+			if !slices.Contains(targets, target) {
+				targets = append(targets, target)
+			}
+		}
+	}
+	for _, target := range targets {
+		if slices.Contains(run, target) == slices.Contains(targetsByHand, target) {
+			t.Errorf("make %s is in one of these: .ci/run and the nightly list of ci.yml, or targetsByHand", target)
+		}
+	}
+	for _, target := range append(run, targetsByHand...) {
+		if !slices.Contains(targets, target) {
+			t.Errorf("the Makefile has no target %s", target)
+		}
+	}
+}
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{

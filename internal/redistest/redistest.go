@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -90,7 +89,7 @@ func (s *Server) Kill() {
 // Resume.
 func (s *Server) Pause() {
 	cmd, _ := s.process()
-	_ = cmd.Process.Signal(syscall.SIGSTOP)
+	_ = cmd.Process.Signal(stopSignal)
 	for end := time.Now().Add(answerLimit); !isStopped(cmd.Process.Pid) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
@@ -99,7 +98,7 @@ func (s *Server) Pause() {
 // Resume continues a paused process.
 func (s *Server) Resume() {
 	cmd, _ := s.process()
-	_ = cmd.Process.Signal(syscall.SIGCONT)
+	_ = cmd.Process.Signal(continueSignal)
 }
 
 // Restart starts a killed server again with the same folder, socket and port. It returns when the

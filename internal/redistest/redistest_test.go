@@ -118,7 +118,11 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("folder: %v", err)
 	}
-	if err := syscall.Kill(s.PID(), 0); !errors.Is(err, syscall.ESRCH) {
+	process, err := os.FindProcess(s.PID())
+	if err == nil {
+		err = process.Signal(syscall.Signal(0))
+	}
+	if !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("process: %v", err)
 	}
 }

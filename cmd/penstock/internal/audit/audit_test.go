@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
@@ -97,28 +96,5 @@ func TestFileIsAppendedAndMayBeRotated(t *testing.T) {
 		if _, err := Open(path); err == nil {
 			t.Errorf("%s can be the audit file", path)
 		}
-	}
-}
-
-// A pipe in place of the file would block each write until it is read.
-func TestAPipeInPlaceOfTheFileIsAnError(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "audit")
-	f, err := Open(path)
-	if err == nil {
-		err = errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Write([]byte("a\n")); err == nil {
-		t.Error("a line was written to a pipe that has no reader")
-	}
-	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	if _, err := f.Write([]byte("a\n")); err == nil || !strings.Contains(err.Error(), "is not a file") {
-		t.Errorf("a line was written to a pipe with a reader: %v", err)
 	}
 }

@@ -10,14 +10,12 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"maps"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -144,30 +142,6 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	})
 	if n := len(r.log.Lines("level=ERROR")); n != 1 {
 		t.Errorf("%d errors are logged; want 1, about the malformed certificate: %s", n, r.log)
-	}
-}
-
-func TestCertificateInAPipeIsRejected(t *testing.T) {
-	a := newAuthority(t)
-	a.issue(2)
-	pipe := a.path("pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Skip(err)
-	}
-	files := map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")}
-	for name := range files {
-		flags := maps.Clone(files)
-		flags[name] = pipe
-		ended := make(chan error, 1)
-		go func() { ended <- Run(t.Context(), options(t, nil, flags)) }()
-		select {
-		case err := <-ended:
-			if err == nil || !strings.Contains(err.Error(), "pipe is not a regular file; write the name of one") {
-				t.Errorf("%s: %v", name, err)
-			}
-		case <-time.After(patience):
-			t.Fatalf("with a pipe as %s the start does not return; want an error", name)
-		}
 	}
 }
 

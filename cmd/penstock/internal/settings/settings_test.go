@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -322,19 +321,6 @@ func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
 		t.Errorf("a text without a secret is hidden: %v", err)
 	}
 	t.Logf("counted: %d texts without the user of a URL", shown)
-}
-
-func TestSecretFileIsARegularFile(t *testing.T) {
-	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Skip(err)
-	}
-	for _, path := range []string{pipe, t.TempDir(), os.DevNull} {
-		_, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
-		if err == nil || !strings.Contains(err.Error(), path+" is not a regular file; write the name of one") {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
 }
 
 func errorText(err error) string {

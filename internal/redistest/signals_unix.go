@@ -1,0 +1,7 @@
+//go:build unix
+
+package redistest
+
+import "syscall"
+
+const stopSignal, continueSignal = syscall.SIGSTOP, syscall.SIGCONT
