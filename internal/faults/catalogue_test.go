@@ -34,7 +34,7 @@ var elsewhere = map[string][]string{
 func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {
 	for n := 1; n <= 30; n++ {
 		id := fmt.Sprint("F", n)
-		if len(elsewhere[id]) == 0 && !slices.ContainsFunc(catalogue, func(r fault) bool { return r.id == id }) {
+		if len(elsewhere[id]) == 0 && !slices.ContainsFunc(catalogue, func(f fault) bool { return f.id == id }) {
 			t.Errorf("%s has no entry, and is not listed as tested elsewhere", id)
 		}
 		for _, where := range elsewhere[id] {

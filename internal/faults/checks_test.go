@@ -13,33 +13,33 @@ import (
 )
 
 // check checks the results of the run.
-func (l *experiment) check() {
-	for _, w := range l.load.violations {
-		l.Error(w)
+func (e *experiment) check() {
+	for _, w := range e.load.violations {
+		e.Error(w)
 	}
-	l.checkSources()
-	l.checkErrors()
-	if l.fault.finally != nil {
-		l.fault.finally(l)
+	e.checkSources()
+	e.checkErrors()
+	if e.fault.finally != nil {
+		e.fault.finally(e)
 	}
-	l.checkBounds()
-	l.checkWaiting()
-	if l.fault.charges && l.charged == 0 {
-		l.Error("no call without a reply was charged, so the fault did not lose replies")
+	e.checkBounds()
+	e.checkWaiting()
+	if e.fault.charges && e.charged == 0 {
+		e.Error("no call without a reply was charged, so the fault did not lose replies")
 	}
-	l.Log(l.errors())
-	l.Logf("%v seed %d", l.load, l.seed)
-	l.Logf("the store decided for all instances %v after the end of the fault", l.recoveryTimes)
-	l.Logf("counted: %d faults survived", l.cycles)
-	l.Logf("counted: %d decisions in faults (%d reached the store)", len(l.load.latencies[during]), l.reached)
-	l.Logf("counted: %d charges without a reply, none twice", l.charged)
+	e.Log(e.errors())
+	e.Logf("%v seed %d", e.load, e.seed)
+	e.Logf("the store decided for all instances %v after the end of the fault", e.recoveryTimes)
+	e.Logf("counted: %d faults survived", e.cycles)
+	e.Logf("counted: %d decisions in faults (%d reached the store)", len(e.load.latencies[during]), e.reached)
+	e.Logf("counted: %d charges without a reply, none twice", e.charged)
 }
 
 // checkSources checks that the store made no decision during a fault that stops it.
-func (l *experiment) checkSources() {
-	stored := l.load.answers[during][penstock.FromStore]
-	if l.fault.answeredBy == byPolicies && !l.isPartial() && stored > 0 {
-		l.Errorf("the store made %d of %d decisions during the fault", stored, len(l.load.latencies[during]))
+func (e *experiment) checkSources() {
+	stored := e.load.answers[during][penstock.FromStore]
+	if e.fault.answeredBy == byPolicies && !e.isPartial() && stored > 0 {
+		e.Errorf("the store made %d of %d decisions during the fault", stored, len(e.load.latencies[during]))
 	}
 }
 
@@ -47,58 +47,58 @@ func (l *experiment) checkSources() {
 // each time that it started without its data, and the fallback's bound for each instance. If the
 // store has kept its data, its state must also agree with the decisions. A call without a reply may
 // have been charged once. Otherwise only leased units may be charged in addition.
-func (l *experiment) checkBounds() {
-	direct, err := redisstore.Open(l.target.direct, redisstore.Options{})
+func (e *experiment) checkBounds() {
+	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
 	defer direct.Close()
-	unknown, most := l.unknown(), [len(policies)]int{}
+	unknown, most := e.unknown(), [len(policies)]int{}
 	accounts, lost := 0, 0
-	for a, g := range l.load.grants {
+	for a, g := range e.load.grants {
 		p := &policies[a.policy]
 		stored, byFallback := 0, 0
 		for i := range instances {
 			stored += g.store[i]
 			byFallback += g.byFallback[i]
 			if bound := p.fallbackBound + p.leaseReturns()*(g.last-g.first); p.fallbackBound != unbounded && g.byFallback[i] > bound {
-				l.Errorf("policy %s: instance %d admitted %d units of %s without the store; its bound is %d", p.name, i, g.byFallback[i], a.key, bound)
+				e.Errorf("policy %s: instance %d admitted %d units of %s without the store; its bound is %d", p.name, i, g.byFallback[i], a.key, bound)
 			}
 		}
-		dataLosses := l.fault.dataLosses * (g.last - g.first)
+		dataLosses := e.fault.dataLosses * (g.last - g.first)
 		if bound := p.units() * (1 + dataLosses); stored > bound {
-			l.Errorf("policy %s: the store admitted %d units of %s; its bound is %d", p.name, stored, a.key, bound)
+			e.Errorf("policy %s: the store admitted %d units of %s; its bound is %d", p.name, stored, a.key, bound)
 		}
 		most[a.policy] = max(most[a.policy], stored+byFallback)
-		used := l.used(direct, a)
-		if used > stored+unknown[a] && p.settings.Lease == 0 || used < stored && l.fault.dataLosses == 0 {
-			l.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d replies were lost", p.name, used, a.key, stored, unknown[a])
+		used := e.used(direct, a)
+		if used > stored+unknown[a] && p.settings.Lease == 0 || used < stored && e.fault.dataLosses == 0 {
+			e.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d replies were lost", p.name, used, a.key, stored, unknown[a])
 		}
 		accounts++
 		if p.settings.Lease == 0 {
-			l.charged += max(used-stored, 0)
+			e.charged += max(used-stored, 0)
 		}
 		lost += unknown[a]
 	}
-	l.Logf("counted: %d keys within their bounds (largest use of a key: %v; %d replies lost, %d of them charged)",
-		accounts, named(most), lost, l.charged)
+	e.Logf("counted: %d keys within their bounds (largest use of a key: %v; %d replies lost, %d of them charged)",
+		accounts, named(most), lost, e.charged)
 }
 
 // used is how many units of a key are used, by the state of the store.
-func (l *experiment) used(direct *redisstore.Store, a limitKey) int {
+func (e *experiment) used(direct *redisstore.Store, a limitKey) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	d, err := direct.Decide(ctx, []penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit, Mode: penstock.Peek}})
 	if err != nil {
-		l.Fatalf("peek at %s: %v", a.key, err)
+		e.Fatalf("peek at %s: %v", a.key, err)
 	}
 	return policies[a.policy].units() - int(d.Status(0).Remaining)
 }
 
 // unknown is how many calls may have been charged without a reply, by key.
-func (l *experiment) unknown() map[limitKey]int {
+func (e *experiment) unknown() map[limitKey]int {
 	all := map[limitKey]int{}
-	for _, i := range l.load.instances {
+	for _, i := range e.load.instances {
 		i.spy.mu.Lock()
 		for a, n := range i.spy.unknown {
 			all[a] += n
@@ -109,24 +109,24 @@ func (l *experiment) unknown() map[limitKey]int {
 }
 
 // checkErrors compares the errors that instances saw with those that the fault lists.
-func (l *experiment) checkErrors() {
-	seen := l.reasons()
-	for _, c := range l.fault.wantErrors {
+func (e *experiment) checkErrors() {
+	seen := e.reasons()
+	for _, c := range e.fault.wantErrors {
 		if seen[c.String()] == 0 {
-			l.Errorf("no instance saw an error with reason %v; they saw %v", c, seen)
+			e.Errorf("no instance saw an error with reason %v; they saw %v", c, seen)
 		}
 	}
-	expected := slices.Concat([]penstock.Reason{penstock.ReasonUnknown, penstock.ReasonUnreachable}, l.fault.wantErrors, l.fault.mayHaveErrors)
+	expected := slices.Concat([]penstock.Reason{penstock.ReasonUnknown, penstock.ReasonUnreachable}, e.fault.wantErrors, e.fault.mayHaveErrors)
 	for class := range seen {
 		if !slices.ContainsFunc(expected, func(c penstock.Reason) bool { return c.String() == class }) {
-			l.Errorf("an instance saw errors with reason %s: %s", class, l.texts(class))
+			e.Errorf("an instance saw errors with reason %s: %s", class, e.texts(class))
 		}
 	}
 }
 
-func (l *experiment) reasons() map[string]int {
+func (e *experiment) reasons() map[string]int {
 	all := map[string]int{}
-	for _, i := range l.load.instances {
+	for _, i := range e.load.instances {
 		i.spy.mu.Lock()
 		for c, n := range i.spy.reasons {
 			all[c] += n
@@ -137,8 +137,8 @@ func (l *experiment) reasons() map[string]int {
 }
 
 // texts returns a few errors with a reason.
-func (l *experiment) texts(class string) (all []string) {
-	for _, i := range l.load.instances {
+func (e *experiment) texts(class string) (all []string) {
+	for _, i := range e.load.instances {
 		i.spy.mu.Lock()
 		all = append(all, i.spy.texts[class]...)
 		i.spy.mu.Unlock()
@@ -147,11 +147,11 @@ func (l *experiment) texts(class string) (all []string) {
 	return slices.Compact(all)
 }
 
-func (l *experiment) errors() string {
+func (e *experiment) errors() string {
 	text := ""
-	seen := l.reasons()
+	seen := e.reasons()
 	for _, class := range slices.Sorted(maps.Keys(seen)) {
-		text += fmt.Sprintf("%d errors with reason %s, such as\n\t%s\n", seen[class], class, strings.Join(l.texts(class), "\n\t"))
+		text += fmt.Sprintf("%d errors with reason %s, such as\n\t%s\n", seen[class], class, strings.Join(e.texts(class), "\n\t"))
 	}
 	return text
 }
@@ -159,23 +159,23 @@ func (l *experiment) errors() string {
 // checkWaiting checks that no call waited too long. Every call had a deadline and has ended. During
 // the fault there were only as many calls as breakers let pass: those that open them, and one in 50
 // ms.
-func (l *experiment) checkWaiting() {
+func (e *experiment) checkWaiting() {
 	var latest time.Duration
-	for i, in := range l.load.instances {
+	for i, in := range e.load.instances {
 		if n := in.spy.withoutDeadline.Load(); n > 0 {
-			l.Errorf("instance %d: %d calls without a deadline", i, n)
+			e.Errorf("instance %d: %d calls without a deadline", i, n)
 		}
-		l.await(fmt.Sprintf("the calls of instance %d to end", i), func() bool { return in.spy.inFlight.Load() == 0 }) // leases still call the store
+		e.await(fmt.Sprintf("the calls of instance %d to end", i), func() bool { return in.spy.inFlight.Load() == 0 }) // leases still call the store
 		latest = max(latest, time.Duration(in.spy.latest.Load()))
 	}
-	l.Logf("the latest call ended %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), l.deadline, l.reasons())
+	e.Logf("the latest call ended %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), e.deadline, e.reasons())
 	const failures, probeEvery = 5, 50 * time.Millisecond
-	pass := int64(l.cycles*(failures+l.callers) + l.cycles + int(l.faultTime/probeEvery))
-	if most := pass * instances * int64(l.target.shards); l.fault.answeredBy == byPolicies && !l.fault.storeIsCalled && !l.isPartial() && l.reached > most {
-		l.Errorf("%d calls reached the store in %v of its fault; breakers let %d pass", l.reached, l.faultTime, most)
+	pass := int64(e.cycles*(failures+e.callers) + e.cycles + int(e.faultTime/probeEvery))
+	if most := pass * instances * int64(e.target.shards); e.fault.answeredBy == byPolicies && !e.fault.storeIsCalled && !e.isPartial() && e.reached > most {
+		e.Errorf("%d calls reached the store in %v of its fault; breakers let %d pass", e.reached, e.faultTime, most)
 	}
 	if isSoak {
-		l.checkLatency()
+		e.checkLatency()
 	}
 }
 
@@ -188,13 +188,13 @@ const slack = 200 * time.Millisecond
 const recoverySlack = 10 * time.Second
 
 // checkLatency is for soaks, which have most of the machine for themselves.
-func (l *experiment) checkLatency() {
-	if took := slices.Max(l.recoveryTimes); l.target.kind != single && took > recoverySlack {
-		l.Errorf("the store decided for all instances only %v after the end of the fault", took)
+func (e *experiment) checkLatency() {
+	if took := slices.Max(e.recoveryTimes); e.target.kind != single && took > recoverySlack {
+		e.Errorf("the store decided for all instances only %v after the end of the fault", took)
 	}
 	for p := range phases {
-		if took := p99(l.load.latencies[p]); took > l.deadline+slack {
-			l.Errorf("%s the fault, 1 %% of the decisions took longer than %v; the deadline is %v", phaseNames[p], took, l.deadline)
+		if took := p99(e.load.latencies[p]); took > e.deadline+slack {
+			e.Errorf("%s the fault, 1 %% of the decisions took longer than %v; the deadline is %v", phaseNames[p], took, e.deadline)
 		}
 	}
 }

@@ -21,9 +21,9 @@ var crowded = []fault{
 		id: "F25", name: "many callers after an outage",
 		callers: 8,
 		begin:   kill, meanwhile: forRequests(2000),
-		end: func(l *experiment) {
-			l.dialled = l.storeCalls()
-			restart(l)
+		end: func(e *experiment) {
+			e.dialled = e.storeCalls()
+			restart(e)
 		},
 		dataLosses: 1,
 		finally:    ranNothingOld,
@@ -41,77 +41,77 @@ var crowded = []fault{
 const connections = 4
 
 // storm closes all connections repeatedly, each time after the instances have reconnected.
-func storm(l *experiment) {
+func storm(e *experiment) {
 	kills := 10
 	if isSoak {
 		kills = 100
 	}
-	before := l.received()
+	before := e.received()
 	for range kills {
-		l.do("CLIENT KILL TYPE normal")
-		l.awaitRequests(20)
+		e.do("CLIENT KILL TYPE normal")
+		e.awaitRequests(20)
 	}
-	l.dialled += l.received() - before - int64(kills) - 1 // without those of this function
-	l.kills += kills
+	e.dialled += e.received() - before - int64(kills) - 1 // without those of this function
+	e.kills += kills
 }
 
 // received is how many connections the server has accepted.
-func (l *experiment) received() int64 { l.Helper(); return l.receivedBy(l.target.primary()) }
+func (e *experiment) received() int64 { e.Helper(); return e.receivedBy(e.target.primary()) }
 
-func (l *experiment) receivedBy(s *redistest.Server) int64 {
-	l.Helper()
+func (e *experiment) receivedBy(s *redistest.Server) int64 {
+	e.Helper()
 	reply, err := s.Do("INFO", "stats")
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
 	m := regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(fmt.Sprint(reply))
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
 	return n
 }
 
 // dialledOnce checks that a closed connection is dialled again only once, when it is needed, for
 // all waiting calls together.
-func dialledOnce(l *experiment) {
-	if most := int64((l.kills + l.cycles) * instances * connections); l.dialled > most {
-		l.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", l.dialled, l.kills, instances*connections)
+func dialledOnce(e *experiment) {
+	if most := int64((e.kills + e.cycles) * instances * connections); e.dialled > most {
+		e.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", e.dialled, e.kills, instances*connections)
 	}
-	l.Logf("counted: %d times all connections closed (%d dialled)", l.kills, l.dialled)
+	e.Logf("counted: %d times all connections closed (%d dialled)", e.kills, e.dialled)
 }
 
 // ranNothingOld checks that the server ran no script of earlier calls when it was up again.
-func ranNothingOld(l *experiment) {
-	ran, _, err := l.target.primary().CommandStats("evalsha")
+func ranNothingOld(e *experiment) {
+	ran, _, err := e.target.primary().CommandStats("evalsha")
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
-	if calls := l.storeCalls() - l.dialled; ran > calls {
-		l.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
+	if calls := e.storeCalls() - e.dialled; ran > calls {
+		e.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
 	}
 	opened := int64(0)
-	for _, i := range l.load.instances {
+	for _, i := range e.load.instances {
 		opened += i.opened.Load()
 	}
-	l.Logf("breakers opened %d times", opened)
+	e.Logf("breakers opened %d times", opened)
 }
 
 // interruptRepeatedly cuts the route and restores it, again and again.
-func interruptRepeatedly(l *experiment) {
+func interruptRepeatedly(e *experiment) {
 	flaps := 4
 	if isSoak {
 		flaps = 12
 	}
 	for range flaps {
-		addToxic(`{"type": "reset_peer", "attributes": {"timeout": 0}}`)(l)
-		l.wait(300 * time.Millisecond)
-		removeToxics(l)
-		l.wait(300 * time.Millisecond)
+		addToxic(`{"type": "reset_peer", "attributes": {"timeout": 0}}`)(e)
+		e.wait(300 * time.Millisecond)
+		removeToxics(e)
+		e.wait(300 * time.Millisecond)
 	}
 }
 
 // wait lets a fault last for 0.5 to 1.5 times about.
-func (l *experiment) wait(about time.Duration) {
-	time.Sleep(about/2 + time.Duration(l.rng.Int64N(int64(about))))
+func (e *experiment) wait(about time.Duration) {
+	time.Sleep(about/2 + time.Duration(e.rng.Int64N(int64(about))))
 }

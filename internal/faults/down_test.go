@@ -33,20 +33,20 @@ var down = []fault{
 	},
 }
 
-func kill(l *experiment) { l.target.primary().Kill() }
+func kill(e *experiment) { e.target.primary().Kill() }
 
-func restart(l *experiment) {
-	if err := l.target.primary().Restart(); err != nil {
-		l.Fatal(err)
+func restart(e *experiment) {
+	if err := e.target.primary().Restart(); err != nil {
+		e.Fatal(err)
 	}
 }
 
 // move makes another server listen at the same address.
-func move(l *experiment) {
-	s := redistest.Start(l.T)
-	kill(l)
-	l.target.servers[0], l.target.direct = s, s.URL()
-	l.await("the address to be free", func() bool { // it is released only after a moment
-		return l.target.toxics.Update(&toxiproxy.Proxy{Listen: l.target.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
+func move(e *experiment) {
+	s := redistest.Start(e.T)
+	kill(e)
+	e.target.servers[0], e.target.direct = s, s.URL()
+	e.await("the address to be free", func() bool { // it is released only after a moment
+		return e.target.toxics.Update(&toxiproxy.Proxy{Listen: e.target.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
 	})
 }

@@ -110,25 +110,25 @@ type experiment struct {
 
 func TestLimitsHoldThroughEveryFault(t *testing.T) {
 	for i := range catalogue {
-		r := &catalogue[i]
-		t.Run(strings.ReplaceAll(r.id+" "+r.name, " ", "_"), func(t *testing.T) {
+		f := &catalogue[i]
+		t.Run(strings.ReplaceAll(f.id+" "+f.name, " ", "_"), func(t *testing.T) {
 			t.Parallel()
-			if r.on == nil {
-				r.on = []kind{single}
+			if f.on == nil {
+				f.on = []kind{single}
 			}
 			rounds := 1
 			if isSoak {
-				rounds = max(r.rounds, 1)
+				rounds = max(f.rounds, 1)
 			}
-			on := r.on
+			on := f.on
 			if isSoak {
-				on = slices.Concat(on, r.onMore)
+				on = slices.Concat(on, f.onMore)
 			}
 			for _, k := range on {
 				for range rounds {
 					t.Run(string(k), func(t *testing.T) {
 						t.Parallel()
-						newExperiment(t, r).run(k)
+						newExperiment(t, f).run(k)
 					})
 				}
 			}
@@ -136,110 +136,110 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 	}
 }
 
-func newExperiment(t *testing.T, r *fault) *experiment {
-	l := &experiment{T: t, fault: r, seed: *seedFlag, deadline: 250 * time.Millisecond, cycles: 1}
+func newExperiment(t *testing.T, f *fault) *experiment {
+	e := &experiment{T: t, fault: f, seed: *seedFlag, deadline: 250 * time.Millisecond, cycles: 1}
 	if isSoak {
-		l.deadline, l.cycles = 250*time.Millisecond, cmp.Or(r.cycles, 20)
+		e.deadline, e.cycles = 250*time.Millisecond, cmp.Or(f.cycles, 20)
 	}
-	l.deadline, l.callers = cmp.Or(r.deadline, l.deadline), cmp.Or(r.callers, 2)
-	if l.seed == 0 {
-		l.seed = rand.Uint64N(1 << 32)
+	e.deadline, e.callers = cmp.Or(f.deadline, e.deadline), cmp.Or(f.callers, 2)
+	if e.seed == 0 {
+		e.seed = rand.Uint64N(1 << 32)
 	}
-	l.rng = rand.New(rand.NewPCG(l.seed, 1))
+	e.rng = rand.New(rand.NewPCG(e.seed, 1))
 	t.Cleanup(func() {
 		if t.Failed() {
 			soak := map[bool]string{true: "PENSTOCK_SOAK=1 "}[isSoak]
-			t.Logf("to run this fault again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), l.seed)
+			t.Logf("to run this fault again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), e.seed)
 		}
 	})
-	return l
+	return e
 }
 
-func (l *experiment) run(k kind) {
-	l.target = start(l.T, k, l.fault)
-	if l.fault.prepare != nil {
-		l.fault.prepare(l)
+func (e *experiment) run(k kind) {
+	e.target = start(e.T, k, e.fault)
+	if e.fault.prepare != nil {
+		e.fault.prepare(e)
 	}
 	var all []*instance
 	for i := range instances {
-		all = append(all, openInstance(l.T, l.optionOf(i), l.deadline))
+		all = append(all, openInstance(e.T, e.optionOf(i), e.deadline))
 	}
-	l.load = startLoad(all, l.callers, l.seed)
-	l.Cleanup(l.load.stop)
-	if !l.fault.startsAbsent {
-		l.awaitStore()
+	e.load = startLoad(all, e.callers, e.seed)
+	e.Cleanup(e.load.stop)
+	if !e.fault.startsAbsent {
+		e.awaitStore()
 	}
-	for range l.cycles {
-		l.cycle()
+	for range e.cycles {
+		e.cycle()
 	}
-	l.load.stop()
-	l.check()
+	e.load.stop()
+	e.check()
 }
 
 // cycle starts the fault and ends it.
-func (l *experiment) cycle() {
-	l.awaitRequests(l.rng.IntN(200)) // start the fault at a random time
-	l.load.faultBegan()
-	l.fault.begin(l)
-	l.load.begin(during)
-	began, reached := time.Now(), l.storeCalls()
-	if l.fault.meanwhile != nil {
-		l.fault.meanwhile(l)
+func (e *experiment) cycle() {
+	e.awaitRequests(e.rng.IntN(200)) // start the fault at a random time
+	e.load.faultBegan()
+	e.fault.begin(e)
+	e.load.begin(during)
+	began, reached := time.Now(), e.storeCalls()
+	if e.fault.meanwhile != nil {
+		e.fault.meanwhile(e)
 	}
-	switch l.fault.answeredBy {
+	switch e.fault.answeredBy {
 	case byPolicies:
-		l.await("the fallback of every policy", func() bool {
-			return l.every(func(i, p int) bool {
-				return l.load.since(i, p, policies[p].answers) >= enough || l.isPartial() && policies[p].keys == 1 // its keys may all be on other nodes
+		e.await("the fallback of every policy", func() bool {
+			return e.every(func(i, p int) bool {
+				return e.load.since(i, p, policies[p].answers) >= enough || e.isPartial() && policies[p].keys == 1 // its keys may all be on other nodes
 			})
 		})
 	case byStore:
-		l.awaitStore()
+		e.awaitStore()
 	case byAnySource:
-		l.awaitRequests(200)
+		e.awaitRequests(200)
 	}
-	l.faultTime += time.Since(began)
-	l.reached += l.storeCalls() - reached
-	l.load.begin(after)
-	l.fault.end(l)
-	l.load.faultEnded()
+	e.faultTime += time.Since(began)
+	e.reached += e.storeCalls() - reached
+	e.load.begin(after)
+	e.fault.end(e)
+	e.load.faultEnded()
 	faultEnded := time.Now()
-	l.awaitStore()
-	l.recoveryTimes = append(l.recoveryTimes, time.Since(faultEnded))
+	e.awaitStore()
+	e.recoveryTimes = append(e.recoveryTimes, time.Since(faultEnded))
 }
 
-func (l *experiment) optionOf(i int) rueidis.ClientOption {
-	if l.fault.option != nil {
-		return l.fault.option(l, i)
+func (e *experiment) optionOf(i int) rueidis.ClientOption {
+	if e.fault.option != nil {
+		return e.fault.option(e, i)
 	}
-	option, err := redisstore.ParseURL(l.target.url)
+	option, err := redisstore.ParseURL(e.target.url)
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
 	return option
 }
 
 // isPartial is true if the store makes some decisions during the fault: a fault of one server does
 // not affect the others of a Cluster.
-func (l *experiment) isPartial() bool {
-	return l.fault.isPartial || l.target.kind == cluster && l.fault.answeredBy == byPolicies
+func (e *experiment) isPartial() bool {
+	return e.fault.isPartial || e.target.kind == cluster && e.fault.answeredBy == byPolicies
 }
 
 // enough is how many decisions of a source are awaited, from each instance and for each policy.
 const enough = 10
 
 // awaitStore waits until the store decides for every policy on every instance.
-func (l *experiment) awaitStore() {
-	l.Helper()
-	l.await("the store decides", func() bool {
-		return l.every(func(i, p int) bool {
-			return l.load.since(i, p, penstock.FromStore)+l.load.since(i, p, penstock.FromLease) >= enough
+func (e *experiment) awaitStore() {
+	e.Helper()
+	e.await("the store decides", func() bool {
+		return e.every(func(i, p int) bool {
+			return e.load.since(i, p, penstock.FromStore)+e.load.since(i, p, penstock.FromLease) >= enough
 		})
 	})
 }
 
-func (l *experiment) every(ok func(instance, policy int) bool) bool {
-	for i := range l.load.instances {
+func (e *experiment) every(ok func(instance, policy int) bool) bool {
+	for i := range e.load.instances {
 		for p := range policies {
 			if !ok(i, p) {
 				return false
@@ -250,51 +250,51 @@ func (l *experiment) every(ok func(instance, policy int) bool) bool {
 }
 
 // awaitRequests waits until n more requests are decided.
-func (l *experiment) awaitRequests(n int) {
-	l.Helper()
-	n += l.load.requests()
-	l.await(fmt.Sprint(n, " requests are decided"), func() bool { return l.load.requests() >= n })
+func (e *experiment) awaitRequests(n int) {
+	e.Helper()
+	n += e.load.requests()
+	e.await(fmt.Sprint(n, " requests are decided"), func() bool { return e.load.requests() >= n })
 }
 
 // forRequests makes a fault last for n requests.
 func forRequests(n int) func(*experiment) {
-	return func(l *experiment) { l.Helper(); l.awaitRequests(n) }
+	return func(e *experiment) { e.Helper(); e.awaitRequests(n) }
 }
 
 // await waits until a condition is true. It ends the test if that takes too long.
-func (l *experiment) await(what string, ok func() bool) {
-	l.Helper()
+func (e *experiment) await(what string, ok func() bool) {
+	e.Helper()
 	const limit = 30 * time.Second
 	for end := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			l.Fatalf("not within %v: %s\n%v\n%s", limit, what, l.load, l.errors())
+			e.Fatalf("not within %v: %s\n%v\n%s", limit, what, e.load, e.errors())
 		}
 	}
 }
 
 // storeCalls is how many calls have reached the store.
-func (l *experiment) storeCalls() (n int64) {
-	for _, i := range l.load.instances {
+func (e *experiment) storeCalls() (n int64) {
+	for _, i := range e.load.instances {
 		n += i.spy.calls.Load()
 	}
 	return n
 }
 
 // do runs commands on the server that has the fault.
-func (l *experiment) do(commands ...string) {
-	l.Helper()
+func (e *experiment) do(commands ...string) {
+	e.Helper()
 	for _, c := range commands {
-		if _, err := l.target.primary().Do(strings.Fields(c)...); err != nil {
-			l.Fatalf("%s: %v", c, err)
+		if _, err := e.target.primary().Do(strings.Fields(c)...); err != nil {
+			e.Fatalf("%s: %v", c, err)
 		}
 	}
 }
 
 func noop(*experiment) {}
 
-func undo(l *experiment) { l.undo() }
+func undo(e *experiment) { e.undo() }
 
 // do is a step of a fault that only runs commands.
 func do(commands ...string) func(*experiment) {
-	return func(l *experiment) { l.Helper(); l.do(commands...) }
+	return func(e *experiment) { e.Helper(); e.do(commands...) }
 }

@@ -10,45 +10,45 @@ var duringTakeover = []penstock.Reason{penstock.ReasonNotReady}
 var failovers = []fault{
 	{
 		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
-		begin: func(l *experiment) { l.chooseVictim().victim.Kill() }, meanwhile: awaitFallback, end: awaitSuccessor,
+		begin: func(e *experiment) { e.chooseVictim().victim.Kill() }, meanwhile: awaitFallback, end: awaitSuccessor,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(l *experiment) { losesOnlyInFlight(l); breakersFollowSuccessor(l) },
+		dataLosses: 1, finally: func(e *experiment) { losesOnlyInFlight(e); breakersFollowSuccessor(e) },
 	},
 	{
 		id: "F4", name: "the primary stopped", on: groups, cycles: 1, rounds: inSoak,
-		begin: func(l *experiment) { l.chooseVictim().victim.Pause() }, meanwhile: awaitFallback, end: awaitSuccessor,
+		begin: func(e *experiment) { e.chooseVictim().victim.Pause() }, meanwhile: awaitFallback, end: awaitSuccessor,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(l *experiment) { losesOnlyInFlight(l); breakersFollowSuccessor(l) },
+		dataLosses: 1, finally: func(e *experiment) { losesOnlyInFlight(e); breakersFollowSuccessor(e) },
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: func(l *experiment) { l.startUnreplicated(); l.must(l.target.sentinel.Demote()) }, end: (*experiment).noteUnreplicated,
+		begin: func(e *experiment) { e.startUnreplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).noteUnreplicated,
 		answeredBy: byAnySource, wantErrors: duringTakeover,
 		dataLosses: 1, finally: losesOnlyUnreplicated,
 	},
 	{
 		id: "F13", name: "a failover by hand that loses nothing", on: []kind{cluster}, cycles: 1, rounds: inSoak,
-		begin: noop, meanwhile: func(l *experiment) { l.chooseVictim(); l.must(l.target.cluster.Promote(l.group.successor)) }, end: noop,
+		begin: noop, meanwhile: func(e *experiment) { e.chooseVictim(); e.must(e.target.cluster.Promote(e.group.successor)) }, end: noop,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
 	},
 	{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: noop, meanwhile: func(l *experiment) {
-			l.startUnreplicated()
-			l.must(l.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
+		begin: noop, meanwhile: func(e *experiment) {
+			e.startUnreplicated()
+			e.must(e.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
 		}, end: noop,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(l *experiment) { l.noteUnreplicated(); losesOnlyUnreplicated(l) },
+		dataLosses: 1, finally: func(e *experiment) { e.noteUnreplicated(); losesOnlyUnreplicated(e) },
 	},
 	{
 		id: "F13", name: "a failover that loses what was granted", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
-		begin: noop, meanwhile: func(l *experiment) {
-			pauseReplication(l)
-			l.awaitRequests(300)
-			l.group.victim.Kill()
-			awaitSuccessor(l)
-			l.noteUnreplicated()
-			resumeReplication(l)
+		begin: noop, meanwhile: func(e *experiment) {
+			pauseReplication(e)
+			e.awaitRequests(300)
+			e.group.victim.Kill()
+			awaitSuccessor(e)
+			e.noteUnreplicated()
+			resumeReplication(e)
 		}, end: noop,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
 		dataLosses: 1, finally: losesSome,
@@ -62,11 +62,11 @@ var failovers = []fault{
 
 // moveAddress makes the primary listen at another address instead of its own. It keeps its data, so
 // nothing may be lost.
-func moveAddress(l *experiment) {
-	g := l.chooseVictim()
-	if l.target.sentinel != nil {
-		l.must(l.target.sentinel.Readdress())
+func moveAddress(e *experiment) {
+	g := e.chooseVictim()
+	if e.target.sentinel != nil {
+		e.must(e.target.sentinel.Readdress())
 	} else {
-		l.must(l.target.cluster.Readdress(g.victim))
+		e.must(e.target.cluster.Readdress(g.victim))
 	}
 }

@@ -41,14 +41,14 @@ var lost = []fault{
 const patient = 10 * time.Second
 
 // forgetScripts flushes the server's scripts every few milliseconds.
-func forgetScripts(l *experiment) {
+func forgetScripts(e *experiment) {
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
-			for _, s := range l.target.servers {
+			for _, s := range e.target.servers {
 				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
-					l.Errorf("SCRIPT FLUSH: %v", err)
+					e.Errorf("SCRIPT FLUSH: %v", err)
 				}
 			}
 			select {
@@ -58,21 +58,21 @@ func forgetScripts(l *experiment) {
 			}
 		}
 	})
-	l.undo = func() {
+	e.undo = func() {
 		close(stop)
 		all.Wait()
 	}
 }
 
 func lose(how func(*redistest.Proxy, bool), on bool) func(*experiment) {
-	return func(l *experiment) {
-		l.target.lossy.Only("EVALSHA")
-		how(l.target.lossy, on)
+	return func(e *experiment) {
+		e.target.lossy.Only("EVALSHA")
+		how(e.target.lossy, on)
 	}
 }
 
-func withoutError(l *experiment) {
-	if seen := l.reasons(); len(seen) > 0 {
-		l.Errorf("instances saw errors:\n%s", l.errors())
+func withoutError(e *experiment) {
+	if seen := e.reasons(); len(seen) > 0 {
+		e.Errorf("instances saw errors:\n%s", e.errors())
 	}
 }

@@ -61,7 +61,7 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 // units of a limit, one after the other. For each unit it prints its source and the times before
 // and after. It ends cleanly at SIGTERM.
 func childMain(url, limitName string) error {
-	g, _, isBlocked, err := openLeasing(url)
+	g, _, closeAll, err := openLeasing(url)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func childMain(url, limitName string) error {
 	if err := hold.Release(context.Background()); err != nil {
 		return err
 	}
-	isBlocked()
+	closeAll()
 	return nil
 }
 
@@ -283,11 +283,11 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)
 	stopped := startChild(t, s.URL(), windowed)
-	other, _, isBlocked, err := openLeasing(s.URL())
+	other, _, closeAll, err := openLeasing(s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer isBlocked()
+	defer closeAll()
 	var mu sync.Mutex
 	var grants []grant
 	ctx, cancel := context.WithCancel(t.Context())

@@ -23,13 +23,13 @@ var refusing = []fault{
 	{
 		id: "F5", name: "loading",
 		prepare: do("DEBUG POPULATE 2000", "SAVE"), // it loses everything written later
-		begin: func(l *experiment) {
-			kill(l)
-			if err := l.target.primary().Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {
-				l.Fatal(err)
+		begin: func(e *experiment) {
+			kill(e)
+			if err := e.target.primary().Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {
+				e.Fatal(err)
 			}
 		},
-		end:       func(l *experiment) { l.await("the server to finish loading", l.answers) },
+		end:       func(e *experiment) { e.await("the server to finish loading", e.answers) },
 		isPartial: true, wantErrors: unready, dataLosses: 1,
 	},
 	{
@@ -55,10 +55,10 @@ var refusing = []fault{
 	{
 		id: "F16", name: "busy",
 		args: []string{"--busy-reply-threshold", "50"},
-		begin: func(l *experiment) {
-			go l.target.primary().Do("EVAL", "while true do end", "0")
-			l.await("the server to be busy", func() bool {
-				_, err := l.target.primary().Do("PING")
+		begin: func(e *experiment) {
+			go e.target.primary().Do("EVAL", "while true do end", "0")
+			e.await("the server to be busy", func() bool {
+				_, err := e.target.primary().Do("PING")
 				return err != nil && strings.HasPrefix(err.Error(), "BUSY")
 			})
 		},
@@ -85,9 +85,9 @@ var refusing = []fault{
 }
 
 // asLimiter makes the instances log in as a user with only the rights of docs/operations.md.
-func asLimiter(l *experiment) {
-	l.do("ACL SETUSER limiter reset on >secret ~ps1* -@all +ping " + rights(l.T))
-	l.target.url = strings.Replace(l.target.url, "://", "://limiter:secret@", 1)
+func asLimiter(e *experiment) {
+	e.do("ACL SETUSER limiter reset on >secret ~ps1* -@all +ping " + rights(e.T))
+	e.target.url = strings.Replace(e.target.url, "://", "://limiter:secret@", 1)
 }
 
 // rights returns the rights that docs/operations.md lists for one server.
@@ -106,21 +106,21 @@ func rights(t testing.TB) string {
 }
 
 // fill takes the last place for one client, which undo frees.
-func fill(l *experiment) { l.undo = fillServer(l, l.target.primary()) }
+func fill(e *experiment) { e.undo = fillServer(e, e.target.primary()) }
 
-func fillServer(l *experiment, s *redistest.Server) (empty func()) {
-	l.Helper()
+func fillServer(e *experiment, s *redistest.Server) (empty func()) {
+	e.Helper()
 	conn, err := net.Dial("unix", s.Socket)
 	if err != nil {
-		l.Fatal(err)
+		e.Fatal(err)
 	}
 	replies := bufio.NewReader(conn)
 	do := func(command string) {
 		if _, err := fmt.Fprint(conn, command, "\r\n"); err != nil {
-			l.Fatalf("%s: %v", command, err)
+			e.Fatalf("%s: %v", command, err)
 		}
 		if reply, err := replies.ReadString('\n'); err != nil || strings.HasPrefix(reply, "-") {
-			l.Fatalf("%s: %q, %v", command, reply, err)
+			e.Fatalf("%s: %q, %v", command, reply, err)
 		}
 	}
 	do("CONFIG SET maxclients 1")

@@ -34,7 +34,7 @@ var reshards = []fault{
 	{
 		id: "F9", name: "a shard is down, and the Cluster continues without it", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
-		prepare:  func(l *experiment) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
+		prepare:  func(e *experiment) { e.onAll("CONFIG SET cluster-require-full-coverage no"); alone(e) },
 		begin:    killAlone, meanwhile: othersDecide, end: restartAlone,
 		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
 		dataLosses: 1,
@@ -57,7 +57,7 @@ var reshards = []fault{
 		callers: 8,
 		prepare: alone,
 		begin:   killAlone, meanwhile: forRequests(2000),
-		end:       func(l *experiment) { l.dialled = l.storeCalls(); restartAlone(l) },
+		end:       func(e *experiment) { e.dialled = e.storeCalls(); restartAlone(e) },
 		isPartial: true, mayHaveErrors: duringTakeover,
 		dataLosses: 1,
 		finally:    victimRanNothingOld,
@@ -72,82 +72,82 @@ var reshards = []fault{
 // moveSlots moves the slots of keys in use, one after the other, and waits for requests during each
 // move.
 func moveSlots(to func(l *experiment, slot int) *redistest.Server) func(*experiment) {
-	return func(l *experiment) {
+	return func(e *experiment) {
 		moves := 8
 		if isSoak {
 			moves = 40
 		}
 		halves := 0
 		for range moves {
-			slot := l.slotOf(l.current(l.rng))
-			target := to(l, slot)
-			l.must(l.target.cluster.Move(slot, slot, target, func(int) {
+			slot := e.slotOf(e.current(e.rng))
+			target := to(e, slot)
+			e.must(e.target.cluster.Move(slot, slot, target, func(int) {
 				halves++
-				l.awaitRequests(40)
+				e.awaitRequests(40)
 			}))
 		}
-		l.awaitRequests(100)
-		l.Logf("counted: %d slots moved under load (%d pauses during moves)", moves, halves)
+		e.awaitRequests(100)
+		e.Logf("counted: %d slots moved under load (%d pauses during moves)", moves, halves)
 	}
 }
 
 // otherPrimary picks a primary that does not have the slot.
-func otherPrimary(l *experiment, slot int) *redistest.Server {
-	owner, all := l.target.cluster.Owner(slot), l.target.cluster.Primaries()
+func otherPrimary(e *experiment, slot int) *redistest.Server {
+	owner, all := e.target.cluster.Owner(slot), e.target.cluster.Primaries()
 	for {
-		if s := all[l.rng.IntN(len(all))]; s != owner {
+		if s := all[e.rng.IntN(len(all))]; s != owner {
 			return s
 		}
 	}
 }
 
 // newPrimary returns a server that has joined the Cluster during the fault.
-func newPrimary(l *experiment, _ int) *redistest.Server {
-	if l.group.successor == nil {
-		s, err := l.target.cluster.Grow()
-		l.must(err)
-		l.group.successor = s
+func newPrimary(e *experiment, _ int) *redistest.Server {
+	if e.group.successor == nil {
+		s, err := e.target.cluster.Grow()
+		e.must(err)
+		e.group.successor = s
 	}
-	return l.group.successor
+	return e.group.successor
 }
 
 // alone removes the victim's replica.
-func alone(l *experiment) {
-	g := l.chooseVictim()
+func alone(e *experiment) {
+	g := e.chooseVictim()
 	g.successor.Kill()
 	g.openings = []string{g.victim.Addr}
 }
 
-func killAlone(l *experiment) {
-	for _, in := range l.load.instances {
+func killAlone(e *experiment) {
+	for _, in := range e.load.instances {
 		in.shards.Clear() // before an instance knows the nodes, they share a breaker
 	}
-	l.group.victim.Kill()
+	e.group.victim.Kill()
 }
 
 // restartAlone restarts the victim without its data.
-func restartAlone(l *experiment) {
-	l.must(l.group.victim.Restart())
-	if l.target.cluster == nil {
+func restartAlone(e *experiment) {
+	e.must(e.group.victim.Restart())
+	if e.target.cluster == nil {
 		return
 	}
-	l.must(l.target.awaitSlotsWithout(l.group.successor))
+	e.must(e.target.awaitSlotsWithout(e.group.successor))
 }
 
 // othersDecide sends requests for keys of every shard: fallbacks decide those of the dead shard,
 // the store decides the others.
-func othersDecide(l *experiment) {
-	l.await("the breakers of the shard to open", func() bool {
-		return l.every(func(i, _ int) bool { _, open := l.load.instances[i].shards.Load(l.group.victim.Addr); return open })
+func othersDecide(e *experiment) {
+	e.await("the breakers of the shard to open", func() bool {
+		return e.every(func(i, _ int) bool { _, open := e.load.instances[i].shards.Load(e.group.victim.Addr); return open })
 	})
 	right, dead := 0, 0
 	const calls = 300
 	for i := range calls {
 		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Plan: policies[closedPolicy].limit, Cost: 1}
-		in := l.load.instances[i%instances]
-		isDead := in.spy.Node([]penstock.Charge{charge}) == l.group.victim.Addr
+		in := e.load.instances[i%instances]
+		isDead := in.spy.Node([]penstock.Charge{charge}) == e.group.victim.Addr
 		d, err := in.store.Decide(context.Background(), []penstock.Charge{charge})
-		l.must(err)
+		e.must(err)
 		if isDead {
 			dead++
 		}
@@ -156,9 +156,9 @@ func othersDecide(l *experiment) {
 		}
 	}
 	if dead < calls/6 || dead > calls/2 || right < calls*9/10 {
-		l.Errorf("of %d keys (%d of the dead shard), %d had the right source", calls, dead, right)
+		e.Errorf("of %d keys (%d of the dead shard), %d had the right source", calls, dead, right)
 	}
-	l.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
+	e.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
 }
 
 // closedPolicy is the index of the policy that denies without the store.
@@ -166,45 +166,45 @@ var closedPolicy = slices.IndexFunc(policies[:], func(p policy) bool { return p.
 
 // stormOnAll closes all connections to all nodes repeatedly, each time after the instances have
 // reconnected.
-func stormOnAll(l *experiment) {
+func stormOnAll(e *experiment) {
 	kills := 5
 	if isSoak {
 		kills = 50
 	}
 	received := func() (n int64) {
-		for _, s := range l.target.servers {
-			n += l.receivedBy(s)
+		for _, s := range e.target.servers {
+			n += e.receivedBy(s)
 		}
 		return n
 	}
 	before := received()
 	for range kills {
-		l.onAll("CLIENT KILL TYPE normal")
-		l.awaitRequests(60)
+		e.onAll("CLIENT KILL TYPE normal")
+		e.awaitRequests(60)
 	}
-	made := received() - before - int64(len(l.target.servers)*(kills+1)) // without those of this function
-	if most := int64((kills + 1) * instances * len(l.target.servers) * 2); made > most {
-		l.Errorf("%d connections were dialled after all had been closed %d times; want at most %d", made, kills, most)
+	made := received() - before - int64(len(e.target.servers)*(kills+1)) // without those of this function
+	if most := int64((kills + 1) * instances * len(e.target.servers) * 2); made > most {
+		e.Errorf("%d connections were dialled after all had been closed %d times; want at most %d", made, kills, most)
 	}
-	l.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
+	e.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
 }
 
 // victimRanNothingOld checks that the server ran no script of earlier calls when it was up again.
-func victimRanNothingOld(l *experiment) {
-	ran, _, err := l.group.victim.CommandStats("evalsha")
-	l.must(err)
-	if calls := l.storeCalls() - l.dialled; ran > calls {
-		l.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
+func victimRanNothingOld(e *experiment) {
+	ran, _, err := e.group.victim.CommandStats("evalsha")
+	e.must(err)
+	if calls := e.storeCalls() - e.dialled; ran > calls {
+		e.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
 	}
 }
 
 // fillAll makes every node of a Cluster reject further clients.
-func fillAll(l *experiment) {
+func fillAll(e *experiment) {
 	var all []func()
-	for _, s := range l.target.servers {
-		all = append(all, fillServer(l, s))
+	for _, s := range e.target.servers {
+		all = append(all, fillServer(e, s))
 	}
-	l.undo = func() {
+	e.undo = func() {
 		for _, empty := range all {
 			empty()
 		}

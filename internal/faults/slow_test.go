@@ -21,8 +21,8 @@ var slow = []fault{
 	{
 		id: "F3", name: "slow, around the deadline",
 		route: toxic,
-		begin: func(l *experiment) {
-			addToxic(`{"type": "latency", "attributes": {"latency": ` + ms(l.deadline/2) + `, "jitter": ` + ms(l.deadline/2) + `}}`)(l)
+		begin: func(e *experiment) {
+			addToxic(`{"type": "latency", "attributes": {"latency": ` + ms(e.deadline/2) + `, "jitter": ` + ms(e.deadline/2) + `}}`)(e)
 		},
 		end:        removeToxics,
 		answeredBy: byAnySource,
@@ -47,30 +47,30 @@ var slow = []fault{
 	},
 	{
 		id: "F4", name: "stopped",
-		begin:      func(l *experiment) { l.target.primary().Pause() },
-		end:        func(l *experiment) { l.target.primary().Resume() },
+		begin:      func(e *experiment) { e.target.primary().Pause() },
+		end:        func(e *experiment) { e.target.primary().Resume() },
 		wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "asleep",
-		begin: func(l *experiment) {
-			go l.target.primary().Do("DEBUG", "SLEEP", "2")
-			l.await("the server to sleep", func() bool { return !l.answers() })
+		begin: func(e *experiment) {
+			go e.target.primary().Do("DEBUG", "SLEEP", "2")
+			e.await("the server to sleep", func() bool { return !e.answers() })
 		},
-		end:       func(l *experiment) { l.await("the server to wake up", l.answers) },
+		end:       func(e *experiment) { e.await("the server to wake up", e.answers) },
 		isPartial: true, wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "clients paused",
 		begin:     do("CLIENT PAUSE 2000 ALL"),
-		end:       func(l *experiment) { l.await("the server to continue", l.answers) },
+		end:       func(e *experiment) { e.await("the server to continue", e.answers) },
 		isPartial: true, wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "writes paused", onMore: groups,
-		prepare: func(l *experiment) {
-			if l.target.sentinel != nil {
-				l.must(l.target.sentinel.Tolerate(time.Minute)) // otherwise a long pause causes a failover
+		prepare: func(e *experiment) {
+			if e.target.sentinel != nil {
+				e.must(e.target.sentinel.Tolerate(time.Minute)) // otherwise a long pause causes a failover
 			}
 		},
 		begin: do("CLIENT PAUSE 60000 WRITE"), end: do("CLIENT UNPAUSE"),
@@ -96,21 +96,21 @@ func ms(d time.Duration) string {
 
 // addToxic adds a toxic to the route.
 func addToxic(toxic string) func(*experiment) {
-	return func(l *experiment) {
-		l.Helper()
-		if _, err := l.target.toxics.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
-			l.Fatalf("%s: %v", toxic, err)
+	return func(e *experiment) {
+		e.Helper()
+		if _, err := e.target.toxics.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
+			e.Fatalf("%s: %v", toxic, err)
 		}
 	}
 }
 
-func removeToxics(l *experiment) { l.target.toxics.Toxics.ResetToxics(context.Background()) }
+func removeToxics(e *experiment) { e.target.toxics.Toxics.ResetToxics(context.Background()) }
 
 // answers returns true if the server replies at once.
-func (l *experiment) answers() bool {
+func (e *experiment) answers() bool {
 	answeredBy := make(chan bool, 1)
 	go func() {
-		_, err := l.target.primary().Do("PING")
+		_, err := e.target.primary().Do("PING")
 		answeredBy <- err == nil
 	}()
 	select {

@@ -34,8 +34,8 @@ var splits = []fault{
 	{
 		id: "F14", name: "two primaries that require replicas", on: []kind{sentinel}, canPartition: true, cycles: 1, rounds: inSoak,
 		option: onBothSides,
-		prepare: func(l *experiment) {
-			l.onAll("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-max-lag 2")
+		prepare: func(e *experiment) {
+			e.onAll("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-max-lag 2")
 		},
 		begin: split, meanwhile: awaitNoPrimary, end: endSplit,
 		wantErrors: duringTakeover, isPartial: true,
@@ -44,16 +44,16 @@ var splits = []fault{
 }
 
 // onBothSides puts the first instance on the minority's side.
-func onBothSides(l *experiment, instance int) rueidis.ClientOption {
-	option, err := redisstore.ParseURL(l.target.url)
-	l.must(err)
+func onBothSides(e *experiment, instance int) rueidis.ClientOption {
+	option, err := redisstore.ParseURL(e.target.url)
+	e.must(err)
 	if instance > 0 {
 		return option
 	}
 	option.Dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(minority)}
-	if l.target.sentinel != nil {
-		l.group.route = &sentinelRoute{targets: option.InitAddress}
-		option.DialCtxFn = l.group.route.dial
+	if e.target.sentinel != nil {
+		e.group.route = &sentinelRoute{targets: option.InitAddress}
+		option.DialCtxFn = e.group.route.dial
 	}
 	return option
 }
@@ -96,67 +96,67 @@ func (w *sentinelRoute) set(isBlocked bool) {
 }
 
 // split cuts off the primary and the first instance from all others.
-func split(l *experiment) {
-	g := l.startUnreplicated()
-	if l.target.cluster != nil {
-		l.target.cluster.Partition([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
+func split(e *experiment) {
+	g := e.startUnreplicated()
+	if e.target.cluster != nil {
+		e.target.cluster.Partition([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
 		return
 	}
 	g.route.set(true)
 	far := []string{"127.0.0.1", g.successor.Source}
-	for _, watcher := range l.target.sentinel.Sentinels {
+	for _, watcher := range e.target.sentinel.Sentinels {
 		far = append(far, watcher.Source)
 	}
-	l.target.sentinel.Proxy(g.victim).Block(far...)
+	e.target.sentinel.Proxy(g.victim).Block(far...)
 }
 
 // awaitBothSides waits until the majority's clients use the second primary. On Sentinel the old
 // primary has not noticed.
-func awaitBothSides(l *experiment) {
-	awaitSuccessor(l)
-	l.load.begin(during)
+func awaitBothSides(e *experiment) {
+	awaitSuccessor(e)
+	e.load.begin(during)
 	from := 1
-	if l.target.sentinel != nil {
+	if e.target.sentinel != nil {
 		from = 0
 	}
-	l.await("the store to decide on each side", func() bool {
-		return l.every(func(i, p int) bool { return i < from || l.load.since(i, p, penstock.FromStore) >= enough })
+	e.await("the store to decide on each side", func() bool {
+		return e.every(func(i, p int) bool { return i < from || e.load.since(i, p, penstock.FromStore) >= enough })
 	})
 }
 
 // awaitNoPrimary waits until neither primary grants anything.
-func awaitNoPrimary(l *experiment) {
-	awaitSuccessor(l)
-	l.await("the old primary to miss its replica", func() bool {
-		state, err := l.group.victim.Do("INFO", "replication")
+func awaitNoPrimary(e *experiment) {
+	awaitSuccessor(e)
+	e.await("the old primary to miss its replica", func() bool {
+		state, err := e.group.victim.Do("INFO", "replication")
 		return err == nil && strings.Contains(fmt.Sprint(state), "min_slaves_good_slaves:0")
 	})
-	l.awaitRequests(200) // until all its replies have arrived
-	l.noteUnreplicated()
-	l.load.begin(during)
+	e.awaitRequests(200) // until all its replies have arrived
+	e.noteUnreplicated()
+	e.load.begin(during)
 }
 
 // endSplit ends the split. The grants of the old primary in that time are lost.
-func endSplit(l *experiment) {
-	if l.target.cluster != nil {
-		l.target.cluster.Heal()
+func endSplit(e *experiment) {
+	if e.target.cluster != nil {
+		e.target.cluster.Heal()
 	} else {
-		l.group.route.set(false)
-		l.target.sentinel.Proxy(l.group.victim).Block()
-		l.must(l.target.sentinel.Rejoin()) // without this, Sentinels demote it only after 8 s
+		e.group.route.set(false)
+		e.target.sentinel.Proxy(e.group.victim).Block()
+		e.must(e.target.sentinel.Rejoin()) // without this, Sentinels demote it only after 8 s
 	}
-	if l.fault.answeredBy == byAnySource {
-		l.noteUnreplicated()
+	if e.fault.answeredBy == byAnySource {
+		e.noteUnreplicated()
 	}
 }
 
 // onAll runs commands on all servers of the group.
-func (l *experiment) onAll(commands ...string) {
-	l.Helper()
-	for _, s := range l.target.servers {
+func (e *experiment) onAll(commands ...string) {
+	e.Helper()
+	for _, s := range e.target.servers {
 		for _, c := range commands {
 			_, err := s.Do(strings.Fields(c)...)
-			l.must(err)
+			e.must(err)
 		}
 	}
 }

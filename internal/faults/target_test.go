@@ -44,12 +44,12 @@ type target struct {
 }
 
 // start starts the target of a row.
-func start(t *testing.T, k kind, r *fault) *target {
+func start(t *testing.T, k kind, f *fault) *target {
 	t.Helper()
 	switch k {
 	case sentinel:
 		begin := redistest.StartSentinel
-		if r.canPartition {
+		if f.canPartition {
 			begin = redistest.StartProxiedSentinel
 		}
 		s := begin(t)
@@ -57,7 +57,7 @@ func start(t *testing.T, k kind, r *fault) *target {
 		return &target{kind: k, servers: []*redistest.Server{s.Primary, s.Replica}, url: url, direct: url, shards: 1, sentinel: s}
 	case cluster:
 		to := &target{kind: k, shards: 3}
-		if r.canPartition {
+		if f.canPartition {
 			to.cluster, to.proxies = redistest.StartProxiedCluster(t)
 		} else {
 			to.cluster = redistest.StartCluster(t)
@@ -68,13 +68,13 @@ func start(t *testing.T, k kind, r *fault) *target {
 	}
 	to := &target{kind: k, shards: 1}
 	var s *redistest.Server
-	if r.hasClock {
-		s, to.clock = redistest.StartClocked(t, r.args...)
+	if f.hasClock {
+		s, to.clock = redistest.StartClocked(t, f.args...)
 	} else {
-		s = redistest.Start(t, r.args...)
+		s = redistest.Start(t, f.args...)
 	}
 	to.servers, to.url, to.direct = []*redistest.Server{s}, "redis://"+s.Addr, s.URL()
-	switch r.route {
+	switch f.route {
 	case toxic:
 		to.toxics = startToxics(t, s.Addr)
 		to.url = "redis://" + to.toxics.Listen

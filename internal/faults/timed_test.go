@@ -44,10 +44,10 @@ var timed = []fault{
 
 // step sets the server's clock ahead.
 func step(ahead time.Duration) func(*experiment) {
-	return func(l *experiment) {
-		l.Helper()
-		if err := l.target.clock.Set(ahead); err != nil {
-			l.Fatal(err)
+	return func(e *experiment) {
+		e.Helper()
+		if err := e.target.clock.Set(ahead); err != nil {
+			e.Fatal(err)
 		}
 	}
 }
@@ -68,11 +68,11 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 	began := time.Now()
 	var spies []*spy
 	for range instances {
-		g, s, isBlocked, err := openLeasing(server.URL())
+		g, s, closeAll, err := openLeasing(server.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer isBlocked()
+		defer closeAll()
 		spies = append(spies, s)
 		all.Go(func() {
 			for ctx.Err() == nil {

@@ -12,10 +12,10 @@ import (
 )
 
 // check checks what was admitted against the bounds of the algorithms and of the guards.
-func (b *history) check(p *plan) {
+func (h *history) check(p *plan) {
 	most := p.maxInstances()
-	for _, g := range b.groups(p) {
-		limit, slack, credits := g.policy.limit, int64(0), b.creditsOf(g)
+	for _, g := range h.groups(p) {
+		limit, slack, credits := g.policy.limit, int64(0), h.creditsOf(g)
 		switch {
 		case g.inst == storeUnits:
 			slack = p.leaseExcess(g.policy, most, len(credits) > 0)
@@ -28,7 +28,7 @@ func (b *history) check(p *plan) {
 		}
 		var v excess
 		if limit.Algorithm().NeedsHolder() {
-			v = b.checkHolds(g, limit.Limit(), credits)
+			v = h.checkHolds(g, limit.Limit(), credits)
 		} else {
 			v = checkBound(limit.Limit(), g.admitted, credits, slack)
 		}
@@ -38,10 +38,10 @@ func (b *history) check(p *plan) {
 		} else if slack > 0 {
 			kind += " with leases"
 		}
-		b.utilization[kind] = max(b.utilization[kind], v.reached/v.bound)
+		h.utilization[kind] = max(h.utilization[kind], v.reached/v.bound)
 		if v.reached > v.bound {
-			b.problems = append(b.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", v.at, v.reached,
-				&g.policy.limit, g.key, g.where(), v.bound, b.trace(g.policy, g.key, v.at, 40)))
+			h.problems = append(h.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", v.at, v.reached,
+				&g.policy.limit, g.key, g.where(), v.bound, h.trace(g.policy, g.key, v.at, 40)))
 		}
 	}
 }
@@ -49,14 +49,14 @@ func (b *history) check(p *plan) {
 // storeUnits is the instance number for units that any instance admitted from the store.
 const storeUnits = -1
 
-// A group shares one bound. It has the admissions of all instances from the store, or those of one
-// instance by itself.
+// A group is the admissions that share one bound: those of all instances from the store, or those
+// of one instance without the store.
 type group struct {
 	policy         *policy
 	key            string
 	inst           int
-	knownInstances int  // the smallest number of instances that this one knew
-	hasChanged     bool // the known number of instances
+	knownInstances int  // smallest number of instances that this instance counted
+	hasChanged     bool // true if that number changed
 	admitted       []admission
 }
 
@@ -67,15 +67,15 @@ func (g *group) where() string {
 	return fmt.Sprintf("instance %d, of %d", g.inst, g.knownInstances)
 }
 
-func (b *history) groups(p *plan) (groups []*group) {
+func (h *history) groups(p *plan) (groups []*group) {
 	type name struct {
 		policy *policy
 		key    string
 		inst   int
 	}
 	known := make(map[name]*group)
-	for _, a := range b.admitted {
-		if a.key == "wild" {
+	for _, a := range h.admitted {
+		if a.key == wildKey {
 			continue
 		}
 		n := name{a.policy, a.key, a.inst}
@@ -83,7 +83,7 @@ func (b *history) groups(p *plan) (groups []*group) {
 		case a.source == penstock.FromStore || a.source == penstock.FromLease:
 			n.inst = storeUnits
 		case s.OnFailure == guard.FailClosed:
-			b.problems = append(b.problems, "bound: a closed limit admitted "+a.String())
+			h.problems = append(h.problems, "bound: a closed limit admitted "+a.String())
 			continue
 		case s.OnFailure == guard.FailOpen && s.Ceiling.Count == 0:
 			continue // without bound
@@ -106,20 +106,20 @@ func (b *history) groups(p *plan) (groups []*group) {
 	return groups
 }
 
-func (b *history) creditsOf(g *group) (of []credit) {
-	for _, p := range b.credits {
+func (h *history) creditsOf(g *group) (of []credit) {
+	for _, c := range h.credits {
 		switch {
-		case p.inst != g.inst:
-		case p.limit != "" && p.limit != g.policy.limit.Name():
-		case p.keys != nil && !p.keys(g.key) && g.policy.settings.SplitInto < 2:
+		case c.inst != g.inst:
+		case c.limit != "" && c.limit != g.policy.limit.Name():
+		case c.keys != nil && !c.keys(g.key) && g.policy.settings.SplitInto < 2:
 		default:
-			of = append(of, p)
+			of = append(of, c)
 		}
 	}
 	return of
 }
 
-// maxInstances is the largest number of instances at one time.
+// maxInstances returns the largest number of instances that may run at one time.
 func (p *plan) maxInstances() int {
 	n := p.instances
 	for _, f := range p.faults {
@@ -130,24 +130,25 @@ func (p *plan) maxInstances() int {
 	return n
 }
 
-// leaseExcess is how many units leases may admit beyond the algorithm's bound: n·b for buckets. For
-// others it is only what leases hold when the store loses its data.
-func (p *plan) leaseExcess(policy *policy, instances int, forgot bool) int64 {
+// leaseExcess returns how many units leases may admit beyond the algorithm's bound. For a bucket it
+// is the size of a lease, once for each instance. For other algorithms it is 0 unless the store has
+// lost its data while instances held leases.
+func (p *plan) leaseExcess(policy *policy, instances int, hasLostData bool) int64 {
 	l := policy.limit
 	size := l.Limit().Count
 	if l.Algorithm().Name() == penstock.TokenBucket.Name() {
 		size = l.Limit().Burst
-		forgot = true
+		hasLostData = true
 	}
 	b := min(policy.settings.Lease, size/4/int64(max(p.floor, 1)))
-	leased := l.Algorithm().Decay() != algorithm.DecayUnknown
-	if b < 2 || !leased || !forgot {
+	isLeased := l.Algorithm().Decay() != algorithm.DecayUnknown
+	if b < 2 || !isLeased || !hasLostData {
 		return 0
 	}
 	return int64(instances) * b
 }
 
-// share is the n-th part of a limit, rounded up like in guard.Fallback.
+// share returns the n-th part of a limit, rounded up as in guard.Fallback.
 func share(l penstock.Limit, n int) penstock.Limit {
 	parts := int64(n)
 	up := func(a int64) int64 { return (a + parts - 1) / parts }
@@ -167,21 +168,21 @@ type excess struct {
 	at             time.Duration
 }
 
-// worse returns the excess that is closer to its bound.
-func worse(a, b excess) excess {
+// maxExcess returns the excess that is closer to its bound.
+func maxExcess(a, b excess) excess {
 	if b.reached*a.bound > a.reached*b.bound {
 		return b
 	}
 	return a
 }
 
-// checkBound checks admissions, in order, against the bound of a limit's algorithm plus slack
-// units. It checks all intervals at once. Credits are subtracted from the intervals that contain
-// them.
+// checkBound checks admissions, sorted by time, against the bound of a limit's algorithm plus slack
+// units. It checks all intervals in one pass. Credits are subtracted from the intervals that
+// contain them.
 func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) excess {
 	n, extra := l.Count, float64(slack)
-	period := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
-	long := func(d time.Duration) func(first, a *admission) bool {
+	windowOf := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
+	within := func(d time.Duration) func(first, a *admission) bool {
 		d -= 2 * time.Microsecond // the algorithms round to microseconds
 		return func(first, a *admission) bool { return a.at-first.at < d }
 	}
@@ -190,59 +191,59 @@ func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack 
 		return checkBucket(l, float64(l.Burst), admitted, credits, extra)
 	case l.Algorithm.Name() == penstock.LeakyBucket.Name():
 		return checkBucket(l, 1, admitted, credits, extra)
-	case l.Algorithm.Name() == penstock.SlidingWindow.Name() && slices.ContainsFunc(credits, func(p credit) bool { return p.step < 0 }):
-		return checkWindows(admitted, credits, 2*float64(n)+extra, long(l.Period)) // its windows are no longer aligned
+	case l.Algorithm.Name() == penstock.SlidingWindow.Name() && slices.ContainsFunc(credits, func(c credit) bool { return c.step < 0 }):
+		return checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)) // its windows are no longer aligned
 	case l.Algorithm == penstock.FixedWindow, l.Algorithm.Name() == penstock.SlidingWindow.Name():
-		return checkWindows(admitted, credits, float64(n)+extra, func(first, a *admission) bool { return period(first) == period(a) })
+		return checkWindows(admitted, credits, float64(n)+extra, func(first, a *admission) bool { return windowOf(first) == windowOf(a) })
 	case l.Algorithm == penstock.AnchoredWindow:
-		return worse(checkWindows(admitted, credits, 2*float64(n)+extra, long(l.Period)),
-			checkWindows(admitted, credits, 3*float64(n)+extra, long(2*l.Period)))
+		return maxExcess(checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)),
+			checkWindows(admitted, credits, 3*float64(n)+extra, within(2*l.Period)))
 	default: // a log or sub-windows
-		return checkWindows(admitted, credits, float64(n)+extra, long(l.Period))
+		return checkWindows(admitted, credits, float64(n)+extra, within(l.Period))
 	}
 }
 
-// checkBucket fills a bucket that leaks at the limit's rate with the admissions. Its level is the
-// most that any interval has had above the rate.
+// checkBucket adds the admissions to a bucket that leaks at the limit's rate. The highest level is
+// the largest number of units that any interval had beyond the rate.
 func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) excess {
 	rate := float64(l.Count) / float64(l.Period)
 	tolerance := 1e-6 + 3*rate*float64(time.Microsecond)
 	v, level, last := excess{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
-	var booked time.Duration // charges before this time are credited
+	var creditedBefore time.Duration // charges before this time are credited
 	for i := range admitted {
 		a := &admitted[i]
 		for len(credits) > 0 && credits[0].creditedFrom() <= a.at {
-			p := credits[0]
+			c := credits[0]
 			credits = credits[1:]
-			p.at = p.creditedFrom()
-			level, last = max(0, level-rate*float64(p.at-last)), p.at
+			c.at = c.creditedFrom()
+			level, last = max(0, level-rate*float64(c.at-last)), c.at
 			switch {
-			case p.step != 0:
-				level, booked = max(0, level-rate*float64(max(p.step, 0))), p.at
-			case p.units > 0 && (p.until > 0 || l.Algorithm.Name() != penstock.LeakyBucket.Name()): // a queue that returns to an older state starts again
-				level = max(0, level-float64(p.units))
-				booked = p.at
-			default:
-				level, booked = 0, p.at
+			case c.step != 0:
+				level, creditedBefore = max(0, level-rate*float64(max(c.step, 0))), c.at
+			case c.units > 0 && (c.until > 0 || l.Algorithm.Name() != penstock.LeakyBucket.Name()):
+				level = max(0, level-float64(c.units))
+				creditedBefore = c.at
+			default: // all units are credited; a leaky bucket starts empty after a failover
+				level, creditedBefore = 0, c.at
 			}
 		}
-		if a.charged < booked && a.at > a.charged {
+		if a.charged < creditedBefore && a.at > a.charged {
 			continue
 		}
 		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
-		v = worse(v, excess{level - allowed(credits, a.at), v.bound, a.at})
+		v = maxExcess(v, excess{level - pendingCredit(credits, a.at), v.bound, a.at})
 	}
 	return v
 }
 
-// creditedFrom is the time from which the credit counts fully.
-func (p *credit) creditedFrom() time.Duration { return max(p.at, p.until) }
+// creditedFrom returns the time from which the credit is subtracted.
+func (c *credit) creditedFrom() time.Duration { return max(c.at, c.until) }
 
-// allowed is how many units may be admitted now by credits that do not count fully yet.
-func allowed(credits []credit, now time.Duration) (units float64) {
-	for _, p := range credits {
-		if p.until > 0 && p.at <= now {
-			units += float64(p.units)
+// pendingCredit returns how many units may be admitted now by credits that are not subtracted yet.
+func pendingCredit(credits []credit, now time.Duration) (units float64) {
+	for _, c := range credits {
+		if c.until > 0 && c.at <= now {
+			units += float64(c.units)
 		}
 	}
 	return units
@@ -274,15 +275,15 @@ func checkWindows(admitted []admission, credits []credit, bound float64, isToget
 			sum -= left[first]
 			first++
 		}
-		v = worse(v, excess{float64(sum) - allowed(credits, a.at), bound, a.at})
+		v = maxExcess(v, excess{float64(sum) - pendingCredit(credits, a.at), bound, a.at})
 	}
 	return v
 }
 
 // checkHolds sums up the holds that last at the same time.
-func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) excess {
+func (h *history) checkHolds(g *group, l penstock.Limit, credits []credit) excess {
 	released := make(map[string]time.Duration)
-	for _, r := range b.released {
+	for _, r := range h.released {
 		if at, known := released[r.holder]; !known || r.at < at {
 			released[r.holder] = r.at
 		}
@@ -291,19 +292,19 @@ func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) exces
 	for i := range g.admitted {
 		a, sum := &g.admitted[i], int64(0)
 		for j := range i + 1 {
-			h := &g.admitted[j]
-			ended := h.at+l.Period <= a.at
-			if at, known := released[h.holder]; known && at <= a.at {
+			held := &g.admitted[j]
+			ended := held.at+l.Period <= a.at
+			if at, known := released[held.holder]; known && at <= a.at {
 				ended = true
 			}
-			for _, p := range credits {
-				ended = ended || h.at <= p.at && p.at <= a.at
+			for _, c := range credits {
+				ended = ended || held.at <= c.at && c.at <= a.at
 			}
 			if !ended {
-				sum += h.units
+				sum += held.units
 			}
 		}
-		v = worse(v, excess{float64(sum), v.bound, a.at})
+		v = maxExcess(v, excess{float64(sum), v.bound, a.at})
 	}
 	return v
 }

@@ -12,23 +12,23 @@ import (
 
 // A breakage lists the guards that are broken on purpose in a run.
 type breakage struct {
-	replaysRequests  bool          // a client repeats requests without a reply
-	isUndivided      bool          // the instances do not know each other
-	breakerStaysOpen bool          // an open breaker pauses for an hour
-	timeout          time.Duration // of a decision
-	denyFor          time.Duration // of the deny cache
-	answers          func([]penstock.Charge, *penstock.Status)
+	shouldReplay   bool          // a client repeats requests without a reply
+	isUndivided    bool          // each instance counts only itself
+	isBreakerStuck bool          // an open breaker pauses for an hour
+	timeout        time.Duration // of a decision
+	denyFor        time.Duration // of the deny cache
+	falsify        func([]penstock.Charge, *penstock.Status)
 }
 
 // falsifyDecision changes a decision of the store before a guard gets it.
 func (b *breakage) falsifyDecision(charges []penstock.Charge, d penstock.Decision) penstock.Decision {
-	if b.answers == nil {
+	if b.falsify == nil {
 		return d
 	}
 	statuses := make([]penstock.Status, d.Len())
 	for i := range statuses {
 		statuses[i] = d.Status(i)
-		b.answers(charges, &statuses[i])
+		b.falsify(charges, &statuses[i])
 	}
 	if len(statuses) == 1 {
 		return penstock.Single(statuses[0])
@@ -36,8 +36,8 @@ func (b *breakage) falsifyDecision(charges []penstock.Charge, d penstock.Decisio
 	return penstock.NewDecision(statuses)
 }
 
-// later increases the RetryAfter of denials.
-func later(by time.Duration) func([]penstock.Charge, *penstock.Status) {
+// delayRetry increases the RetryAfter of denials.
+func delayRetry(by time.Duration) func([]penstock.Charge, *penstock.Status) {
 	return func(_ []penstock.Charge, s *penstock.Status) {
 		if s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 			s.RetryAfter += by
@@ -47,24 +47,24 @@ func later(by time.Duration) func([]penstock.Charge, *penstock.Status) {
 
 func TestBrokenGuardsAreFound(t *testing.T) {
 	t.Parallel()
-	const most = 200
+	const maxSeeds = 200
 	for _, row := range []struct {
 		name, check string
 		broken      breakage
 		planOf      func(seed uint64) *plan // default: newPlan
 	}{
-		{"a client that repeats lost requests", "once", breakage{replaysRequests: true}, nil},
+		{"a client that repeats lost requests", "once", breakage{shouldReplay: true}, nil},
 		{"a fallback without shares", "bound", breakage{isUndivided: true}, nil},
-		{"a breaker that stays open", "recovery", breakage{breakerStaysOpen: true}, nil},
+		{"a breaker that stays open", "recovery", breakage{isBreakerStuck: true}, nil},
 		{"a timeout of 2 s", "deadline", breakage{timeout: 2 * time.Second}, nil},
-		{"a denial that counts from the reply", "denial", breakage{answers: later(6 * time.Millisecond)}, nil},
-		{"a denial that never ends", "liveness", breakage{denyFor: 100 * time.Hour, answers: later(50 * time.Hour)}, nil},
-		{"a lease of a window that does not end with it", "bound", breakage{answers: func(charges []penstock.Charge, s *penstock.Status) {
+		{"a denial whose RetryAfter counts from the reply", "denial", breakage{falsify: delayRetry(6 * time.Millisecond)}, nil},
+		{"a denial that never ends", "liveness", breakage{denyFor: 100 * time.Hour, falsify: delayRetry(50 * time.Hour)}, nil},
+		{"a lease that outlives its window", "bound", breakage{falsify: func(charges []penstock.Charge, s *penstock.Status) {
 			if charges[0].Mode == penstock.Draw {
 				s.ResetAfter += time.Hour
 			}
 		}}, leasedWindowPlan},
-		{"a lease that spends more than it drew", "leases", breakage{answers: func(charges []penstock.Charge, s *penstock.Status) {
+		{"a lease that spends more than it drew", "leases", breakage{falsify: func(charges []penstock.Charge, s *penstock.Status) {
 			if charges[0].Mode == penstock.Draw && s.Granted > 0 {
 				s.Granted++
 			}
@@ -75,26 +75,27 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 			if row.planOf == nil {
 				row.planOf = newPlan
 			}
-			for seed := range uint64(most) {
-				found := false
+			for seed := range uint64(maxSeeds) {
+				isFound := false
 				synctest.Test(t, func(t *testing.T) {
 					for _, problem := range simulate(t, row.planOf(seed), row.broken).problems {
-						found = found || strings.HasPrefix(problem, row.check)
+						isFound = isFound || strings.HasPrefix(problem, row.check)
 					}
 				})
-				if found {
+				if isFound {
 					t.Logf("found by seed %d", seed)
 					t.Logf("counted: 1 broken guard found by simulation")
 					return
 				}
 			}
-			t.Errorf("in %d seeds, the check of %q has found nothing", most, row.check)
+			t.Errorf("the check %q found nothing in %d seeds", row.check, maxSeeds)
 		})
 	}
 }
 
-// leasedWindowPlan makes a plan without faults, and with one leased window that is used up about
-// every second time. A window after one with units left is never full.
+// leasedWindowPlan makes a plan without faults, with one leased limit by fixed windows. The load is
+// close to the limit, so that about half of the windows are used up. A lease that outlives its
+// window is found only if units are left in one window and the next window is used up.
 func leasedWindowPlan(seed uint64) *plan {
 	p := newPlan(seed)
 	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Compile()

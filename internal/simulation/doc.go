@@ -22,11 +22,12 @@
 //   - liveness: after a time without requests, the store grants a unit of every limit and key.
 //   - the end: no goroutine is left.
 //
-// In outages of all instances that know their number, everything that they admit together is
-// checked against guard.Options.Bounds, including the beginning and the end of the outages.
+// A second test has outages of all instances at once, and the instances know how many they are.
+// Everything that they admit together is checked against guard.Options.Bounds, including the
+// beginning and the end of each outage.
 //
-// Without faults, and with traffic below a leased limit, the units that a fleet admits are compared
-// with those that the store alone admits: it must be at least guard.LeaseUtilization of them.
+// A third test has no faults, and traffic below a leased limit. The fleet must admit at least
+// guard.LeaseUtilization of the units that the store alone admits.
 //
 // The checks are tested too: they must find guards that are broken on purpose.
 //

@@ -11,31 +11,31 @@ type fault struct {
 	kind     faultKind
 	at       time.Duration
 	duration time.Duration
-	inst     int
+	inst     int // modulo the number of instances
 	node     int
-	size     float64
+	size     float64 // strength of the fault, from 0 to 1
 }
 
 type faultKind uint8
 
 const (
-	nodeRefuses   faultKind = iota // a node
-	nodeHangs                      // a node
-	nodeLosesData                  // a node restarts without its data
-	nodeKilled                     // a node refuses connections, then restarts without its data
-	nodeFailsOver                  // a node returns to the state of a replica that lags
-	clockJumps
-	networkSlow     // the network of all instances
-	networkLossy    // the network of all instances
-	requestsCut     // an instance's requests
-	repliesCut      // an instance's replies
-	instanceCut     // an instance
-	allCut          // all instances
-	instanceCrashes // an instance crashes, and another one joins
-	instanceFreezes // an instance
-	instanceJoins   // an instance joins
-	instanceLeaves  // an instance leaves
-	faultKinds      = 16
+	nodeRefuses     faultKind = iota // a node refuses connections
+	nodeHangs                        // a node sends no replies
+	nodeLosesData                    // a node restarts without its data
+	nodeKilled                       // a node refuses connections, then restarts without its data
+	nodeFailsOver                    // a node returns to the state of a replica that lags
+	clockJumps                       // of the store
+	networkSlow                      // for all instances
+	networkLossy                     // for all instances
+	requestsCut                      // the requests of an instance are lost
+	repliesCut                       // the replies to an instance are lost
+	instanceCut                      // requests and replies of an instance are lost
+	allCut                           // requests and replies of all instances are lost
+	instanceCrashes                  // another instance joins
+	instanceFreezes
+	instanceJoins
+	instanceLeaves
+	faultKinds = 16
 )
 
 var faultNames = [...]string{
@@ -52,54 +52,54 @@ func randomFault(rng *rand.Rand, p *plan, length time.Duration) fault {
 }
 
 // startFault starts a fault. It returns a function that ends it, or nil if it ends by itself.
-func (w *simulation) startFault(f *fault) (end func()) {
-	w.history.faults++
-	end = w.applyFault(f)
+func (sim *simulation) startFault(f *fault) (end func()) {
+	sim.history.faults++
+	end = sim.applyFault(f)
 	switch f.kind {
 	case nodeRefuses, nodeHangs, nodeKilled, allCut:
-		w.history.situation("store fails", 0)
+		sim.history.addSituation("store fails", 0)
 		endFault := end
 		end = func() {
 			endFault()
-			w.history.situation("store returns", found)
+			sim.history.addSituation("store returns", maxRecovery)
 			if f.kind == nodeKilled {
-				w.history.situation("store forgets", 0)
+				sim.history.addSituation("store forgets", 0)
 			}
 		}
 	case nodeLosesData, nodeFailsOver:
-		w.history.situation("store forgets", 0)
+		sim.history.addSituation("store forgets", 0)
 	case clockJumps:
-		w.history.situation("clock forward", 0)
+		sim.history.addSituation("clock forward", 0)
 	}
 	return end
 }
 
-func (w *simulation) applyFault(f *fault) (end func()) {
+func (sim *simulation) applyFault(f *fault) (end func()) {
 	kind := faultNames[f.kind]
 	one := func(change, back func(*link)) func() {
-		i := w.instanceAt(f.inst)
+		i := sim.instanceAt(f.inst)
 		if i == nil {
 			return nil
 		}
-		w.history.incident("%s: %d, for %v", kind, i.id, f.duration)
+		sim.history.addIncident("%s: %d, for %v", kind, i.id, f.duration)
 		i.link.update(change)
 		return func() { i.link.update(back) }
 	}
 	all := func(change, back func(*link)) func() {
-		w.history.incident("%s, for %v (%.2f)", kind, f.duration, f.size)
-		for _, i := range w.fleet {
+		sim.history.addIncident("%s, for %v (%.2f)", kind, f.duration, f.size)
+		for _, i := range sim.fleet {
 			i.link.update(change)
 		}
 		return func() {
-			for _, i := range w.fleet {
+			for _, i := range sim.fleet {
 				i.link.update(back)
 			}
 		}
 	}
 	node := func(h health) func() {
-		w.history.incident("%s: %d, for %v", kind, f.node, f.duration)
-		w.server.setHealth(f.node, h)
-		return func() { w.server.setHealth(f.node, healthy) }
+		sim.history.addIncident("%s: %d, for %v", kind, f.node, f.duration)
+		sim.server.setHealth(f.node, h)
+		return func() { sim.server.setHealth(f.node, healthy) }
 	}
 	switch f.kind {
 	case nodeRefuses:
@@ -109,23 +109,23 @@ func (w *simulation) applyFault(f *fault) (end func()) {
 	case nodeKilled:
 		end := node(refusing)
 		return func() {
-			w.server.loseData(f.node)
+			sim.server.loseData(f.node)
 			end()
 		}
 	case nodeLosesData:
-		w.history.incident("%s: %d", kind, f.node)
-		w.server.loseData(f.node)
+		sim.history.addIncident("%s: %d", kind, f.node)
+		sim.server.loseData(f.node)
 	case nodeFailsOver:
 		lag := time.Duration(f.size * f.size * float64(2*time.Second))
-		w.history.incident("%s: %d, to its state %v ago", kind, f.node, lag)
-		w.server.failOver(f.node, lag)
+		sim.history.addIncident("%s: %d, to its state %v ago", kind, f.node, lag)
+		sim.server.failOver(f.node, lag)
 	case clockJumps:
 		by := time.Duration((f.size - 0.5) * 2 * float64(20*time.Second))
-		w.history.incident("%s by %v", kind, by)
-		w.server.stepClock(by)
+		sim.history.addIncident("%s by %v", kind, by)
+		sim.server.stepClock(by)
 	case networkSlow:
 		factor := 2 + 60*f.size
-		return all(func(l *link) { l.oneWay = time.Duration(float64(w.plan.oneWay) * factor) }, func(l *link) { l.oneWay = w.plan.oneWay })
+		return all(func(l *link) { l.oneWay = time.Duration(float64(sim.plan.oneWay) * factor) }, func(l *link) { l.oneWay = sim.plan.oneWay })
 	case networkLossy:
 		return all(func(l *link) { l.requestLoss, l.replyLoss = 0.3*f.size, 0.3*f.size }, func(l *link) { l.requestLoss, l.replyLoss = 0, 0 })
 	case requestsCut:
@@ -137,22 +137,22 @@ func (w *simulation) applyFault(f *fault) (end func()) {
 	case allCut:
 		return all(func(l *link) { l.cut = [2]bool{true, true} }, func(l *link) { l.cut = [2]bool{} })
 	case instanceCrashes:
-		if i := w.instanceAt(f.inst); i != nil {
-			w.history.incident("%s: %d", kind, i.id)
-			w.crash(i)
-			w.join()
+		if i := sim.instanceAt(f.inst); i != nil {
+			sim.history.addIncident("%s: %d", kind, i.id)
+			sim.crash(i)
+			sim.join()
 		}
 	case instanceFreezes:
 		duration := min(f.duration, 5*time.Second)
 		until := time.Now().Add(duration)
 		return one(func(l *link) { l.frozen = until }, func(*link) {})
 	case instanceJoins:
-		w.history.incident("%s", kind)
-		w.join()
+		sim.history.addIncident("%s", kind)
+		sim.join()
 	case instanceLeaves:
-		if i := w.instanceAt(f.inst); i != nil && len(w.fleet) > 1 {
-			w.history.incident("%s: %d", kind, i.id)
-			w.leave(i)
+		if i := sim.instanceAt(f.inst); i != nil && len(sim.fleet) > 1 {
+			sim.history.addIncident("%s: %d", kind, i.id)
+			sim.leave(i)
 		}
 	default:
 		panic(fmt.Sprint("no such fault: ", f.kind))

@@ -10,12 +10,13 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A history is what happened in a run. All times are since its start, by a clock that is never set.
+// A history records what happened in a run. All times count from its start, by a clock that never
+// jumps.
 type history struct {
 	start time.Time
 
 	mu          sync.Mutex
-	clockAhead  time.Duration // the server's clock
+	clockAhead  time.Duration // how far the server's clock is ahead
 	admitted    []admission
 	released    []release
 	credits     []credit
@@ -24,14 +25,14 @@ type history struct {
 	problems    []string
 	decisions   int
 	faults      int
-	sources     [6]int
-	utilization map[string]float64 // by kind of bound: the part of it that was reached
+	sources     [6]int             // decisions, by penstock.Source
+	utilization map[string]float64 // by kind of bound: the largest part of it that was reached
 }
 
 // A call is one decision of an instance.
 type call struct {
 	inst           *instance
-	knownInstances int // number of instances that this one knew when the call began
+	knownInstances int // number of instances that this instance counted when the call began
 	charges        []penstock.Charge
 	began          time.Duration
 
@@ -44,10 +45,10 @@ type call struct {
 
 type callKey struct{}
 
-// An admission is what a call was granted. It begins at the charge, plus the wait.
+// An admission is a charge that was granted.
 type admission struct {
-	at             time.Duration
-	charged        time.Duration // at without the wait
+	at             time.Duration // end of the wait
+	charged        time.Duration // before the wait
 	clock          int64         // by the clock of the store or instance that decided, in µs
 	policy         *policy
 	key            string
@@ -64,53 +65,53 @@ type release struct {
 	holder string
 }
 
-// A credit is the effect of a fault: units that were charged and no longer are.
+// A credit is units that no longer count as charged, because of a fault or a refund.
 type credit struct {
 	at    time.Duration
 	inst  int               // an instance, or storeUnits
-	keys  func(string) bool // nil: all
-	limit string            // "": all
-	units int64             // number; 0: all
-	step  time.Duration     // or the jump of the clock
-	until time.Duration     // it counts fully from then on, and before only if units were admitted; 0: at once
+	keys  func(string) bool // nil: all keys
+	limit string            // "": all limits
+	units int64             // 0: all units
+	step  time.Duration     // jump of the clock, instead of units
+	until time.Duration     // the units may be admitted from at to until, and are then subtracted; 0: at once
 }
 
 func newHistory(clockAhead time.Duration) *history {
 	return &history{start: time.Now(), clockAhead: clockAhead, utilization: make(map[string]float64)}
 }
 
-func (b *history) now() time.Duration { return time.Since(b.start) }
+func (h *history) now() time.Duration { return time.Since(h.start) }
 
-// incident records a fault, or the end of one.
-func (b *history) incident(format string, args ...any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.incidents = append(b.incidents, fmt.Sprintf("%12v  ", b.now())+fmt.Sprintf(format, args...))
+// addIncident records a fault, or the end of one.
+func (h *history) addIncident(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.incidents = append(h.incidents, fmt.Sprintf("%12v  ", h.now())+fmt.Sprintf(format, args...))
 }
 
-// problem records what a check has found.
-func (b *history) problem(check, format string, args ...any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.problemLocked(check, format, args...)
+// addProblem records what a check has found.
+func (h *history) addProblem(check, format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.addProblemLocked(check, format, args...)
 }
 
-func (b *history) problemLocked(check, format string, args ...any) {
-	if len(b.problems) < 20 {
-		b.problems = append(b.problems, fmt.Sprintf("%s, at %v: ", check, b.now())+fmt.Sprintf(format, args...))
+func (h *history) addProblemLocked(check, format string, args ...any) {
+	if len(h.problems) < 20 {
+		h.problems = append(h.problems, fmt.Sprintf("%s, at %v: ", check, h.now())+fmt.Sprintf(format, args...))
 	}
 }
 
-// charged records what the server has granted.
-func (b *history) charged(c *call, charges []penstock.Charge, d *penstock.Decision, clock time.Time) {
+// recordCharge records what the server has granted.
+func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.Decision, clock time.Time) {
 	if c == nil || !d.Allowed {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if charges[0].Mode == penstock.Draw && c.charges[0].Mode == penstock.Spend { // by a lease
 		if c.draws++; c.draws > 1 {
-			b.problemLocked("once", "%v: a call drew %d times", c, c.draws)
+			h.addProblemLocked("once", "%v: a call drew %d times", c, c.draws)
 		}
 		return
 	}
@@ -123,21 +124,21 @@ func (b *history) charged(c *call, charges []penstock.Charge, d *penstock.Decisi
 			c.spent = make(map[string]int64)
 		}
 		c.spent[name] += charges[i].Cost
-		c.at, c.clock = b.now(), clock.UnixMicro()
-		for _, policiesUsed := range c.charges {
-			if policiesUsed.Plan.Name() == name && c.spent[name] > policiesUsed.Cost {
-				b.problemLocked("once", "%v: %d units of %s were charged", c, c.spent[name], name)
+		c.at, c.clock = h.now(), clock.UnixMicro()
+		for _, own := range c.charges {
+			if own.Plan.Name() == name && c.spent[name] > own.Cost {
+				h.addProblemLocked("once", "%v: %d units of %s were charged", c, c.spent[name], name)
 			}
 		}
 	}
 }
 
-// admit records what a call was granted. If it waited for a draw, the store decided at the time of
-// the draw.
-func (b *history) admit(c *call, d *penstock.Decision, p *plan) {
+// recordAdmission records the charges of a call that was granted. A call that waited for the draw
+// of a lease counts from the decision of the store on that draw.
+func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
 	drew := c.inst.link.lastDraw(&c.charges[0])
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for i := range c.charges {
 		charge := &c.charges[i]
 		policy := p.policyOf(charge.Plan)
@@ -145,16 +146,16 @@ func (b *history) admit(c *call, d *penstock.Decision, p *plan) {
 			continue
 		}
 		now := time.Now()
-		a := admission{at: b.now(), clock: now.UnixMicro(), policy: policy, key: charge.Key, units: charge.Cost, holder: charge.Holder,
+		a := admission{at: h.now(), clock: now.UnixMicro(), policy: policy, key: charge.Key, units: charge.Cost, holder: charge.Holder,
 			inst: c.inst.id, source: d.Source, knownInstances: c.knownInstances}
 		switch d.Source {
 		case penstock.FromStore:
 			if c.spent[charge.Plan.Name()] == 0 {
-				b.problemLocked("once", "%v was granted by the store, which has charged nothing", c)
+				h.addProblemLocked("once", "%v: its decision is from the store, but the store charged nothing", c)
 			}
 			a.at, a.clock = c.at, c.clock
 		case penstock.FromLease:
-			a.clock += b.clockAhead.Microseconds()
+			a.clock += h.clockAhead.Microseconds()
 			if drew.at > c.began {
 				a.at, a.clock = drew.at, drew.clock
 			}
@@ -162,68 +163,70 @@ func (b *history) admit(c *call, d *penstock.Decision, p *plan) {
 		a.charged = a.at
 		wait := d.Status(i).Wait
 		a.at, a.clock = a.at+wait, a.clock+wait.Microseconds()
-		b.admitted = append(b.admitted, a)
+		h.admitted = append(h.admitted, a)
 	}
 }
 
-func (b *history) release(holder string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.released = append(b.released, release{b.now(), holder})
+func (h *history) recordRelease(holder string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.released = append(h.released, release{h.now(), holder})
 }
 
-func (b *history) credit(p credit) { b.addCreditOf(storeUnits, p) }
+func (h *history) addCredit(c credit) { h.addCreditOf(storeUnits, c) }
 
-func (b *history) addCreditOf(inst int, p credit) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p.at, p.inst = b.now(), inst
-	b.credits = append(b.credits, p)
+func (h *history) addCreditOf(inst int, c credit) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c.at, c.inst = h.now(), inst
+	h.credits = append(h.credits, c)
 }
 
-// creditRefunds records refunds that an instance knows: its share may admit these units again.
-func (b *history) creditRefunds(inst int, charges []penstock.Charge) {
+// creditRefunds records refunds that an instance has made. Its share may admit these units again.
+func (h *history) creditRefunds(inst int, charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund && c.Cost > 0 {
-			b.addCreditOf(inst, credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCreditOf(inst, credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
 
-func (b *history) clockStepped(by time.Duration) {
-	b.credit(credit{step: by})
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.clockAhead += by
+func (h *history) recordClockStep(by time.Duration) {
+	h.addCredit(credit{step: by})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.clockAhead += by
 }
 
-func (b *history) creditAll(keys func(string) bool) { b.credit(credit{keys: keys}) }
+// creditAll records that the store has lost the data of some keys.
+func (h *history) creditAll(keys func(string) bool) { h.addCredit(credit{keys: keys}) }
 
-func (b *history) creditUndone(charges []penstock.Charge) {
+// creditUndone records charges that a failover has undone.
+func (h *history) creditUndone(charges []penstock.Charge) {
 	for _, c := range charges {
 		switch c.Mode {
 		case penstock.Spend, penstock.Draw, penstock.Force:
-			b.credit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCredit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
 
 // creditLateRefunds records refunds that the server decided after the caller had left.
-func (b *history) creditLateRefunds(charges []penstock.Charge) {
+func (h *history) creditLateRefunds(charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund {
-			b.credit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCredit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
 
-// lastCredit is the time of the last credit, or a time long ago.
-func (b *history) lastCredit() time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, p := range slices.Backward(b.credits) {
-		if p.inst == storeUnits {
-			return p.at
+// lastCredit returns the time of the store's last credit, or a time long ago.
+func (h *history) lastCredit() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range slices.Backward(h.credits) {
+		if c.inst == storeUnits {
+			return c.at
 		}
 	}
 	return -time.Hour
@@ -231,7 +234,7 @@ func (b *history) lastCredit() time.Duration {
 
 func (c *call) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "call at instance %d, %v:", c.inst.id, c.began)
+	fmt.Fprintf(&s, "call to instance %d at %v:", c.inst.id, c.began)
 	for _, charge := range c.charges {
 		fmt.Fprintf(&s, " %v %d of %s under %q", charge.Mode, charge.Cost, charge.Plan.Name(), charge.Key)
 	}
@@ -239,27 +242,27 @@ func (c *call) String() string {
 }
 
 func (a *admission) String() string {
-	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (counted %d)", a.at, a.units, a.policy.limit.Name(), a.key, a.inst,
+	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (it counted %d instances)", a.at, a.units, a.policy.limit.Name(), a.key, a.inst,
 		sourceNames[a.source], a.knownInstances)
 }
 
 var sourceNames = [...]string{"store", "deny cache", "lease", "fallback", "open", "closed"}
 
 // trace lists the admissions of a key and a limit until a time.
-func (b *history) trace(policy *policy, key string, until time.Duration, most int) string {
+func (h *history) trace(policy *policy, key string, until time.Duration, maxLines int) string {
 	type line struct {
 		at   time.Duration
 		text string
 	}
 	var lines []line
-	for i := range b.admitted {
-		if a := &b.admitted[i]; a.policy == policy && a.key == key && a.at <= until {
+	for i := range h.admitted {
+		if a := &h.admitted[i]; a.policy == policy && a.key == key && a.at <= until {
 			lines = append(lines, line{a.at, a.String()})
 		}
 	}
 	slices.SortStableFunc(lines, func(x, y line) int { return int(x.at - y.at) })
-	if len(lines) > most {
-		lines = lines[len(lines)-most:]
+	if len(lines) > maxLines {
+		lines = lines[len(lines)-maxLines:]
 	}
 	var s strings.Builder
 	for _, l := range lines {

@@ -12,18 +12,17 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A link is an instance's network: all its requests to the store go through it. It sends nothing
-// twice.
+// A link is the network between an instance and the store. It sends no request twice.
 type link struct {
-	w  *simulation
-	id int
+	sim *simulation
+	id  int
 
 	mu             sync.Mutex
 	rng            *rand.Rand
 	oneWay         time.Duration // average latency
 	requestLoss    float64       // probability that a request is lost
 	replyLoss      float64       // probability that a reply is lost
-	cut            [2]bool       // delay and back
+	cut            [2]bool       // requests, replies
 	frozen         time.Time     // the instance is frozen until then
 	isDead         bool
 	knownInstances int   // of the last heartbeat
@@ -39,10 +38,10 @@ func nameOf(c *penstock.Charge) drawName { return drawName{base(c.Key), c.Plan.N
 // A moment is the time of a decision of the store.
 type moment struct {
 	at    time.Duration
-	clock int64 // by its clock, in µs
+	clock int64 // by the store's clock, in µs
 }
 
-// lastDraw is the time of the last draw whose reply arrived, for the charge's key and limit.
+// lastDraw returns the time of the last draw for the charge's key and limit whose reply arrived.
 func (l *link) lastDraw(c *penstock.Charge) (m moment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +62,7 @@ func contextError(ctx context.Context) error {
 }
 
 // Node implements guard.Server.
-func (l *link) Node(charges []penstock.Charge) string { return l.w.server.nodeName(charges) }
+func (l *link) Node(charges []penstock.Charge) string { return l.sim.server.nodeName(charges) }
 
 // Decide implements penstock.Store.
 func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -75,21 +74,21 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	var d penstock.Decision
 	var decided moment
 	do := func() (err error) {
-		d, err = l.w.server.decide(c, charges)
-		decided = moment{l.w.history.now(), l.w.server.clock().UnixMicro()}
+		d, err = l.sim.server.decide(c, charges)
+		decided = moment{l.sim.history.now(), l.sim.server.clock().UnixMicro()}
 		if ctx.Err() != nil && err == nil && d.Allowed {
-			l.w.history.creditLateRefunds(charges)
+			l.sim.history.creditLateRefunds(charges)
 		}
 		return err
 	}
 	err := l.roundTrip(ctx, charges, do)
-	if l.w.broken.replaysRequests && errors.Is(err, errBroken) {
+	if l.sim.broken.shouldReplay && errors.Is(err, errBroken) {
 		err = l.roundTrip(ctx, charges, do)
 	}
 	if err != nil {
 		return penstock.Decision{}, err
 	}
-	l.w.history.creditRefunds(l.id, charges)
+	l.sim.history.creditRefunds(l.id, charges)
 	if charges[0].Mode == penstock.Draw && d.Allowed {
 		units := d.Status(0).Granted
 		for i := range charges {
@@ -103,15 +102,15 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 		l.draws[nameOf(&charges[0])] = decided
 		l.mu.Unlock()
 	}
-	return l.w.broken.falsifyDecision(charges, d), nil
+	return l.sim.broken.falsifyDecision(charges, d), nil
 }
 
 // Heartbeat implements guard.Server. The first node stores it.
 func (l *link) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	n := 0
-	first := []penstock.Charge{{Key: l.w.server.keyOf(0)}}
+	first := []penstock.Charge{{Key: l.sim.server.keyOf(0)}}
 	err := l.roundTrip(ctx, first, func() error {
-		n = l.w.server.heartbeat(instance, life)
+		n = l.sim.server.heartbeat(instance, life)
 		return nil
 	})
 	if err != nil {
@@ -120,7 +119,7 @@ func (l *link) Heartbeat(ctx context.Context, instance string, life time.Duratio
 	l.mu.Lock()
 	l.knownInstances = n
 	l.mu.Unlock()
-	if l.w.broken.isUndivided {
+	if l.sim.broken.isUndivided {
 		return 1, nil
 	}
 	return n, nil
@@ -131,26 +130,26 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	if !l.awaitThaw(ctx) {
 		return contextError(ctx)
 	}
-	delay, lost, isDead := l.travel(0)
+	delay, isLost, isDead := l.travel(0)
 	if isDead {
 		return errRefused
 	}
 	var err error
-	answered := false
+	hasReply := false
 	if !l.runAfter(ctx, delay, func() {
-		if !lost {
-			answered, err = l.w.server.handle(charges, do)
+		if !isLost {
+			hasReply, err = l.sim.server.handle(charges, do)
 		}
 	}) {
 		return contextError(ctx)
 	}
-	delay2, lost, isDead := l.travel(1)
+	delay2, isLost, isDead := l.travel(1)
 	switch {
 	case isDead:
 		return errRefused
-	case answered && lost && l.chance(0.5):
+	case hasReply && isLost && l.chance(0.5):
 		err = errBroken
-	case !answered || lost:
+	case !hasReply || isLost:
 		<-ctx.Done()
 		return contextError(ctx)
 	}
@@ -161,12 +160,12 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 }
 
 // travel returns the latency of a request (0) or a reply (1), and whether it is lost.
-func (l *link) travel(way int) (long time.Duration, lost, isDead bool) {
+func (l *link) travel(way int) (latency time.Duration, isLost, isDead bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	chance := []float64{l.requestLoss, l.replyLoss}[way]
-	lost = l.cut[way] || chance > 0 && l.rng.Float64() < chance
-	return time.Duration(float64(l.oneWay) * (0.4 + 0.6*min(l.rng.ExpFloat64(), 4))), lost, l.isDead
+	isLost = l.cut[way] || chance > 0 && l.rng.Float64() < chance
+	return time.Duration(float64(l.oneWay) * (0.4 + 0.6*min(l.rng.ExpFloat64(), 4))), isLost, l.isDead
 }
 
 func (l *link) chance(p float64) bool {
@@ -175,11 +174,10 @@ func (l *link) chance(p float64) bool {
 	return l.rng.Float64() < p
 }
 
-// runAfter runs do after a delay, in any case. It returns whether the context has lasted until
-// then.
-func (l *link) runAfter(ctx context.Context, long time.Duration, do func()) bool {
-	due := time.Now().Add(long)
-	timer := time.NewTimer(long)
+// runAfter runs do after a delay, even if the context ends before. It returns false in that case.
+func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) bool {
+	due := time.Now().Add(delay)
+	timer := time.NewTimer(delay)
 	select {
 	case <-timer.C:
 		do()
@@ -191,16 +189,16 @@ func (l *link) runAfter(ctx context.Context, long time.Duration, do func()) bool
 	}
 }
 
-// awaitThaw waits until the instance is not frozen.
+// awaitThaw waits until the instance is not frozen. It returns false if the context ends before.
 func (l *link) awaitThaw(ctx context.Context) bool {
 	for {
 		l.mu.Lock()
-		long := time.Until(l.frozen)
+		left := time.Until(l.frozen)
 		l.mu.Unlock()
-		if long <= 0 {
+		if left <= 0 {
 			return true
 		}
-		if !l.runAfter(ctx, long, func() {}) {
+		if !l.runAfter(ctx, left, func() {}) {
 			return false
 		}
 	}

@@ -54,7 +54,7 @@ const (
 	patterns = 4
 )
 
-var patternNames = [...]string{"steady", "bursts", "skewed", "alone"}
+var patternNames = [...]string{"steady", "bursts", "skewed", "single"}
 
 func (p *plan) policyOf(l *penstock.Plan) *policy {
 	for i := range p.policies {
@@ -79,9 +79,9 @@ func (p *plan) String() string {
 	for i := range p.policies {
 		fmt.Fprintf(&s, "  %v\n", &p.policies[i])
 	}
-	for _, h := range p.phases {
-		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", h.after, h.requests, h.gap, p.policies[h.policy].limit.Name(),
-			patternNames[h.pattern])
+	for _, ph := range p.phases {
+		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, p.policies[ph.policy].limit.Name(),
+			patternNames[ph.pattern])
 	}
 	return s.String()
 }
@@ -127,9 +127,9 @@ func newPlan(seed uint64) *plan {
 	}
 	length := time.Duration(0)
 	for range 2 + rng.IntN(3) {
-		h := randomPhase(rng, p)
-		p.phases = append(p.phases, h)
-		length += h.after + time.Duration(h.requests)*h.gap
+		ph := randomPhase(rng, p)
+		p.phases = append(p.phases, ph)
+		length += ph.after + time.Duration(ph.requests)*ph.gap
 	}
 	for range 1 + rng.IntN(8) {
 		p.faults = append(p.faults, randomFault(rng, p, length))
@@ -188,16 +188,16 @@ func randomPolicy(rng *rand.Rand, i, instances int) policy {
 const longestPhase = 10 * time.Minute
 
 func randomPhase(rng *rand.Rand, p *plan) phase {
-	h := phase{requests: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
-	limit := p.policies[h.policy].limit
-	h.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / logUniform(rng, 0.3, 6))
-	h.gap = min(max(h.gap, 50*time.Microsecond), longestPhase/time.Duration(h.requests))
-	if p.policies[h.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
-		h.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
+	ph := phase{requests: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
+	limit := p.policies[ph.policy].limit
+	ph.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / logUniform(rng, 0.3, 6))
+	ph.gap = min(max(ph.gap, 50*time.Microsecond), longestPhase/time.Duration(ph.requests))
+	if p.policies[ph.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
+		ph.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
 	}
-	if h.gap < 4*time.Millisecond {
-		h.requests *= 4 // more requests where they are dense enough for leases
+	if ph.gap < 4*time.Millisecond {
+		ph.requests *= 4 // more requests where they are dense enough for leases
 	}
-	h.after = logTime(rng, time.Millisecond, 10*time.Second)
-	return h
+	ph.after = logTime(rng, time.Millisecond, 10*time.Second)
+	return ph
 }

@@ -44,14 +44,14 @@ type node struct {
 }
 
 type entry struct {
-	at      time.Time // true
-	clock   time.Time // the server's
-	charges []penstock.Charge
-	granted bool // a denial may repair a state
+	at        time.Time // true
+	clock     time.Time // the server's
+	charges   []penstock.Charge
+	isGranted bool // denied batches are logged too: they may repair a state
 }
 
-func newServer(nodes int, clockAhead time.Duration, b *history) *server {
-	s := &server{history: b, clockAhead: clockAhead, live: make(map[string]time.Time)}
+func newServer(nodes int, clockAhead time.Duration, h *history) *server {
+	s := &server{history: h, clockAhead: clockAhead, live: make(map[string]time.Time)}
 	for range nodes {
 		s.nodes = append(s.nodes, newNode())
 	}
@@ -64,7 +64,7 @@ func newNode() *node {
 	return n
 }
 
-// nodeOf is the number of the node that has a key.
+// nodeOf returns the number of the node that has a key.
 func (s *server) nodeOf(key string) int {
 	h := fnv.New32a()
 	h.Write([]byte(key))
@@ -79,7 +79,7 @@ func (s *server) nodeName(charges []penstock.Charge) string {
 	return fmt.Sprint(s.nodeOf(charges[0].Key))
 }
 
-// healthOf is the worst health of the nodes of a batch.
+// healthOf returns the worst health of the nodes of a batch.
 func (s *server) healthOf(charges []penstock.Charge) health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 	if err != nil {
 		return d, err
 	}
-	s.history.charged(c, charges, &d, s.clockLocked())
+	s.history.recordCharge(c, charges, &d, s.clockLocked())
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
 		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
@@ -123,9 +123,9 @@ func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, err
 	if isSingleNode {
 		return s.nodes[first].decide(s.clockLocked(), charges)
 	}
-	policiesUsed := slices.Clone(charges)
-	for i := range policiesUsed {
-		switch c := &policiesUsed[i]; c.Mode {
+	peeks := slices.Clone(charges)
+	for i := range peeks {
+		switch c := &peeks[i]; c.Mode {
 		case penstock.Draw:
 			c.Mode, c.Cost = penstock.Peek, min(c.Cost, 1)
 		case penstock.Spend:
@@ -134,15 +134,15 @@ func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, err
 			c.Mode, c.Cost = penstock.Peek, 0
 		}
 	}
-	d, err := s.eachLocked(policiesUsed)
+	d, err := s.decideEachLocked(peeks)
 	if err != nil || !d.Allowed {
 		return d, err
 	}
-	return s.eachLocked(charges)
+	return s.decideEachLocked(charges)
 }
 
-// eachLocked decides each charge separately.
-func (s *server) eachLocked(charges []penstock.Charge) (penstock.Decision, error) {
+// decideEachLocked decides each charge separately.
+func (s *server) decideEachLocked(charges []penstock.Charge) (penstock.Decision, error) {
 	statuses := make([]penstock.Status, len(charges))
 	for i, c := range charges {
 		d, err := s.nodes[s.nodeOf(c.Key)].decide(s.clockLocked(), []penstock.Charge{c})
@@ -163,14 +163,14 @@ func (n *node) decide(now time.Time, charges []penstock.Charge) (penstock.Decisi
 func (s *server) peek(charges []penstock.Charge) penstock.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	policiesUsed := slices.Clone(charges)
-	for i := range policiesUsed {
-		if policiesUsed[i].Mode == penstock.Draw {
-			policiesUsed[i].Cost = min(policiesUsed[i].Cost, 1)
+	peeks := slices.Clone(charges)
+	for i := range peeks {
+		if peeks[i].Mode == penstock.Draw {
+			peeks[i].Cost = min(peeks[i].Cost, 1)
 		}
-		policiesUsed[i].Mode = penstock.Peek
+		peeks[i].Mode = penstock.Peek
 	}
-	d, err := s.eachLocked(policiesUsed)
+	d, err := s.decideEachLocked(peeks)
 	if err != nil {
 		panic(err)
 	}
@@ -195,8 +195,8 @@ func (s *server) heartbeat(instance string, life time.Duration) int {
 	return len(s.live)
 }
 
-// setHealth changes a node's health. Requests that wait for a hanging node are then handled; those
-// of a killed process are lost.
+// setHealth changes a node's health. Then it handles the requests that waited for a hanging node.
+// They are lost if that node was killed.
 func (s *server) setHealth(n int, h health) {
 	s.mu.Lock()
 	wasKilled := s.nodes[n].health == hanging && h == refusing
@@ -216,7 +216,7 @@ func (s *server) stepClock(by time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clockAhead += by
-	s.history.clockStepped(by)
+	s.history.recordClockStep(by)
 }
 
 // loseData makes a node lose all its data.
@@ -241,7 +241,7 @@ func (s *server) failOver(n int, lag time.Duration) {
 	since := time.Now().Add(-lag)
 	for _, e := range old.log {
 		if e.at.After(since) {
-			if e.granted {
+			if e.isGranted {
 				s.history.creditUndone(e.charges)
 			}
 			continue
@@ -254,7 +254,7 @@ func (s *server) failOver(n int, lag time.Duration) {
 	s.nodes[n] = fresh
 }
 
-// base is the key of which a shard's key was made.
+// base returns the key that a shard's key was made from.
 func base(key string) string {
 	key, _, _ = strings.Cut(key, "~")
 	return key
@@ -262,7 +262,7 @@ func base(key string) string {
 
 // handle runs a request, and returns whether it gets a reply. A hanging server runs it when it
 // continues.
-func (s *server) handle(charges []penstock.Charge, do func() error) (answered bool, err error) {
+func (s *server) handle(charges []penstock.Charge, do func() error) (hasReply bool, err error) {
 	switch s.healthOf(charges) {
 	case refusing:
 		return true, errRefused

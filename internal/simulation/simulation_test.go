@@ -40,20 +40,20 @@ type tally struct {
 	utilization map[string]float64
 }
 
-func (s *tally) add(p *plan, b *history) {
+func (s *tally) add(p *plan, h *history) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seeds++
-	s.decisions += b.decisions
-	s.faults += b.faults
-	s.hours += b.now().Hours()
-	for i, n := range b.sources {
+	s.decisions += h.decisions
+	s.faults += h.faults
+	s.hours += h.now().Hours()
+	for i, n := range h.sources {
 		s.sources[i] += n
 	}
 	for _, f := range p.faults {
 		s.kinds[f.kind]++
 	}
-	for kind, reached := range b.utilization {
+	for kind, reached := range h.utilization {
 		s.utilization[kind] = max(s.utilization[kind], reached)
 	}
 }
@@ -68,23 +68,23 @@ func TestFleetStaysWithinItsBounds(t *testing.T) {
 
 // simulateSeeds runs the plans of n seeds, and of the seeds in known. more, if not nil, is a
 // further check.
-func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, more func(*history, *plan)) {
+func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, extraCheck func(*history, *plan)) {
 	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()
 	run := func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			p := planOf(seed)
-			b := simulate(t, p, breakage{})
-			if more != nil {
-				more(b, p)
+			h := simulate(t, p, breakage{})
+			if extraCheck != nil {
+				extraCheck(h, p)
 			}
-			sum.add(p, b)
+			sum.add(p, h)
 			if *onlySeed >= 0 {
-				t.Logf("%v%s", p, strings.Join(b.incidents, "\n"))
+				t.Logf("%v%s", p, strings.Join(h.incidents, "\n"))
 			}
-			if len(b.problems) > 0 {
+			if len(h.problems) > 0 {
 				t.Errorf("seed %d; replay: go test ./internal/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, p,
-					strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
+					strings.Join(tail(h.incidents, 60), "\n"), strings.Join(h.problems[:min(len(h.problems), 3)], "\n"))
 			}
 		})
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// found is how long after an outage the last instance uses the store again, at most.
-const found = time.Second
+// maxRecovery is the longest time after an outage until all instances use the store again.
+const maxRecovery = time.Second
 
 // outagePlan makes a plan in which the store fails for all instances at once, several times, and
 // the number of instances is known.
@@ -44,18 +44,18 @@ func outagePlan(seed uint64) *plan {
 
 // checkStatedBounds checks everything that was admitted, from all sources, against
 // guard.Options.Bounds.
-func (b *history) checkStatedBounds(p *plan) {
+func (h *history) checkStatedBounds(p *plan) {
 	o := guard.Options{
 		Limits: p.settingsOf, Instances: p.instances, DenyFor: p.denyFor,
 	}
-	clear(b.utilization)
+	clear(h.utilization)
 	type name struct {
 		policy *policy
 		key    string
 	}
 	all := make(map[name][]admission)
-	for _, a := range b.admitted {
-		if !a.policy.limit.Algorithm().NeedsHolder() && a.key != "wild" {
+	for _, a := range h.admitted {
+		if !a.policy.limit.Algorithm().NeedsHolder() && a.key != wildKey {
 			all[name{a.policy, a.key}] = append(all[name{a.policy, a.key}], a)
 		}
 	}
@@ -67,22 +67,22 @@ func (b *history) checkStatedBounds(p *plan) {
 		}
 		l := n.policy.limit.Limit()
 		slack := over["leased"] + int64(p.instances) // one unit for each instance, because shares are rounded up
-		if b.lastCredit() >= 0 {
+		if h.lastCredit() >= 0 {
 			slack = max(slack, p.leaseExcess(n.policy, p.instances, true)+int64(p.instances))
 		}
 		var credits []credit
-		for i, s := range b.situations {
+		for i, s := range h.situations {
 			booked := int64(0)
-			if s.when == "store returns" { // an idle instance uses it with its next request
+			if s.when == "store returns" { // an idle instance uses the store with its next request
 				next := time.Duration(1<<62 - 1)
-				if k := slices.IndexFunc(b.situations[i:], func(s situation) bool { return s.when == "store fails" }); k >= 0 {
-					next = b.situations[i+k].at
+				if k := slices.IndexFunc(h.situations[i:], func(s situation) bool { return s.when == "store fails" }); k >= 0 {
+					next = h.situations[i+k].at
 				}
 				for j := range admitted {
 					switch a := &admitted[j]; {
 					case a.source != penstock.FromFallback || a.charged >= next || a.at <= s.at:
 					case a.charged < a.at:
-						booked += a.units // booked by an instance that did not use the store yet
+						booked += a.units // booked by an instance that did not use the store again yet
 						fallthrough
 					default:
 						s.until = max(s.until, a.at+1)
@@ -99,25 +99,25 @@ func (b *history) checkStatedBounds(p *plan) {
 			l.Algorithm, slack = penstock.AnchoredWindow, 3*slack
 		}
 		v := checkBound(l, admitted, credits, slack)
-		b.utilization[l.Algorithm.Name()] = max(b.utilization[l.Algorithm.Name()], v.reached/v.bound)
+		h.utilization[l.Algorithm.Name()] = max(h.utilization[l.Algorithm.Name()], v.reached/v.bound)
 		if v.reached > v.bound {
-			b.problem("stated", "%.3f units of %v for key %q at %v; the bound is %.3f with %v\n%s", v.reached, n.policy, n.key, v.at, v.bound, over,
-				b.trace(n.policy, n.key, v.at, 60))
+			h.addProblem("stated", "%.3f units of %v for key %q at %v; the bound is %.3f with %v\n%s", v.reached, n.policy, n.key, v.at, v.bound, over,
+				h.trace(n.policy, n.key, v.at, 60))
 		}
 	}
 }
 
-// A situation is one of guard.Options.Bounds, at a time. Its units may be in any interval that
-// begins before until.
+// A situation is a case of guard.Options.Bounds that begins at a time. Its extra units may be
+// admitted in any interval that begins before until.
 type situation struct {
 	when      string
 	at, until time.Duration
 }
 
-func (b *history) situation(when string, duration time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.situations = append(b.situations, situation{when, b.now(), b.now() + duration})
+func (h *history) addSituation(when string, duration time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.situations = append(h.situations, situation{when, h.now(), h.now() + duration})
 }
 
 // The stated bounds of a limit hold for everything that the fleet admits, including the beginning

@@ -35,7 +35,7 @@ func (s *steadyLoad) String() string {
 		s.limit, s.lease, s.shards, s.instances, s.isSkewed, 100*s.share, s.maxCost)
 }
 
-// gap is the mean time between two units.
+// gap returns the mean time between two requested units, in ns.
 func (s *steadyLoad) gap() float64 {
 	gap := float64(s.limit.Limit().Period) / float64(s.limit.Limit().Count) / s.share
 	if a := s.limit.Algorithm(); a.Name() == penstock.SubWindow(1).Name() {
@@ -62,10 +62,10 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 	p := &plan{seed: seed, instances: s.instances, floor: s.instances, nodes: 1,
 		oneWay:   logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
 		policies: []policy{{limit: s.limit, settings: guard.Settings{Lease: s.lease, SplitInto: s.shards}}}}
-	b := newHistory(time.Duration(rng.Int64N(int64(time.Hour))))
-	w := &simulation{t: t, plan: p, history: b, server: newServer(1, b.clockAhead, b), rng: rng, policiesUsed: make(map[string]int)}
+	h := newHistory(time.Duration(rng.Int64N(int64(time.Hour))))
+	sim := &simulation{t: t, plan: p, history: h, server: newServer(1, h.clockAhead, h), rng: rng, policiesUsed: make(map[string]int)}
 	for range s.instances {
-		defer w.join().g.Close()
+		defer sim.join().g.Close()
 	}
 	alone := memstore.New(memstore.Options{})
 	var mu sync.Mutex
@@ -87,7 +87,7 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 			y.alone += cost
 		}
 		requests.Go(func() {
-			d, err := w.fleet[i].g.Decide(context.Background(), charges)
+			d, err := sim.fleet[i].g.Decide(context.Background(), charges)
 			if err != nil {
 				t.Errorf("seed %d: %v", seed, err)
 			}
@@ -164,7 +164,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 		}
 		i := slices.Index(leasable, s.limit.Algorithm())
 		if i < 0 {
-			i = 5
+			i = 5 // SubWindow(10) returns another pointer with each call
 		}
 		sums[i].add(y)
 		if lost := 1 - float64(y.admitted)/float64(y.alone); lost > worst[i] {
