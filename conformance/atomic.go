@@ -4,15 +4,15 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
-// A charge is the common cost of the descriptors of an atomic request that have the same counter
-// and are charged in the same way.
+// A charge is the total cost of several descriptors of an atomic request. They have the same
+// counter and are charged in the same way.
 type charge struct {
-	members []int  // descriptors
-	name    string // of the counter in this window
-	limit   string // the same in all windows: a denial may be repeated in the next one
-	cost    uint64
-	forced  bool // made even if it does not fit: the descriptor states its hits
-	isAlone bool // shadow_mode or quota_mode: it is decided by itself
+	members  []int  // descriptors
+	name     string // name of the counter in this window
+	limit    string // the same in all windows: a denial may be repeated in the next window
+	cost     uint64
+	isForced bool // charged even if it does not fit: the descriptor has hits of its own
+	isAlone  bool // decided by itself: shadow_mode or quota_mode
 }
 
 // decideTogether decides the descriptors of a request atomically.
@@ -23,9 +23,9 @@ type charge struct {
 // way. Otherwise the later descriptors wait for the next round. Forced charges of a denied request
 // wait too.
 //
-// A denial is repeated from a cache for a second, with the numbers of the first answer. So what is
-// left of limits that were denied before may be aged: it may have been more then, and others of the
-// same request may have had room.
+// Penstock repeats a denial from its deny cache for a second, with the numbers of the first answer.
+// These numbers may be old: a limit may have had more room then, and so may the other limits of the
+// request. age marks the descriptors for which this is possible.
 func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, now int64) {
 	var pending []int
 	for i := range results {
@@ -37,14 +37,14 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, 
 	for len(pending) > 0 {
 		charges, later := m.compose(request, results, pending, now)
 		m.age(charges, results, isDenied, now)
-		denies := false
+		isDenying := false
 		for _, c := range charges {
-			denies = denies || !c.isAlone && !m.fits(c, results, isDenied)
+			isDenying = isDenying || !c.isAlone && !m.fits(c, results)
 		}
 		for _, c := range charges {
-			later = append(later, m.settle(c, request, results, now, denies, isDenied)...)
+			later = append(later, m.settle(c, request, results, now, isDenying, isDenied)...)
 		}
-		isDenied = isDenied || denies
+		isDenied = isDenied || isDenying
 		pending = later
 	}
 }
@@ -55,7 +55,7 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 	key := ""
 	for _, c := range charges {
 		if c.isAlone {
-			together[c.limit+"\n"] = []*charge{c} // a denial also answers a request of this charge alone
+			together[c.limit+"\n"] = []*charge{c} // a cached denial also answers a request with only this charge
 		} else {
 			key += c.limit + "\n"
 		}
@@ -66,11 +66,11 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 		}
 	}
 	for key, charges := range together {
-		denies := false
+		isDenying := false
 		for _, c := range charges {
-			denies = denies || !m.fits(c, results, isDenied)
+			isDenying = isDenying || !m.fits(c, results)
 		}
-		if !denies {
+		if !isDenying {
 			continue
 		}
 		if at, ok := m.denied[key]; ok && now-at <= 2 {
@@ -89,17 +89,17 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	byName := make(map[string]*charge)
 	for _, i := range pending {
 		v := &results[i]
-		cost, own := hits(request, i)
-		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, own && cost > 0, v.shadow || v.quota}
+		cost, isOwn := hits(request, i)
+		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, isOwn && cost > 0, v.shadow || v.quota}
 		other := byName[c.name]
 		if other == nil {
 			byName[c.name] = c
 			charges = append(charges, c)
 			continue
 		}
-		twin := &results[other.members[0]]
-		if other.forced != c.forced || (other.cost == 0) != (cost == 0) || twin.shadow != v.shadow || twin.quota != v.quota ||
-			twin.limit.count != v.limit.count || twin.limit.name != v.limit.name {
+		first := &results[other.members[0]]
+		if other.isForced != c.isForced || (other.cost == 0) != (cost == 0) || first.shadow != v.shadow || first.quota != v.quota ||
+			first.limit.count != v.limit.count || first.limit.name != v.limit.name {
 			later = append(later, i)
 			continue
 		}
@@ -108,12 +108,11 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	return charges, later
 }
 
-// fits tells whether the limit has room for a charge. After a denial nothing is charged, so each
-// charge is tested separately.
-func (m *model) fits(c *charge, results []result, isDenied bool) bool {
+// fits returns true if the limit has room for a charge.
+func (m *model) fits(c *charge, results []result) bool {
 	count := uint64(results[c.members[0]].limit.count)
 	switch {
-	case c.forced:
+	case c.isForced:
 		return true
 	case c.cost == 0:
 		return m.counters[c.name] <= count
@@ -123,20 +122,20 @@ func (m *model) fits(c *charge, results []result, isDenied bool) bool {
 
 // settle makes a charge, and sets its results. It returns the descriptors that wait for the next
 // round.
-func (m *model) settle(c *charge, request *rls.RateLimitRequest, results []result, now int64, denies, isDenied bool) (later []int) {
-	fits := m.fits(c, results, isDenied)
+func (m *model) settle(c *charge, request *rls.RateLimitRequest, results []result, now int64, isDenying, isDenied bool) (later []int) {
+	fits := m.fits(c, results)
 	switch {
-	case c.forced && denies && !c.isAlone:
+	case c.isForced && isDenying && !c.isAlone:
 		return c.members
-	case c.forced:
+	case c.isForced:
 		m.counters[c.name] += c.cost
-	case fits && !isDenied && (c.isAlone && (m.rules.chargesShadow || !denies) || !denies):
+	case fits && !isDenied && (c.isAlone && (m.rules.shouldChargeShadow || !isDenying) || !isDenying):
 		m.counters[c.name] += c.cost
 	}
 	for _, i := range c.members {
 		v := &results[i]
 		m.read(v, request, i, now)
-		if !c.forced {
+		if !c.isForced {
 			v.isOver = !fits
 		}
 	}

@@ -35,7 +35,7 @@ type setClock struct {
 func (c *setClock) now() int64 { return c.second }
 
 func (c *setClock) advance(r *rand.Rand) error {
-	c.second = later(r, c.second)
+	c.second = nextSecond(r, c.second)
 	return c.set(time.Duration(pick(r, []int{0, 1, 500_000, 999_999})) * time.Microsecond)
 }
 
@@ -51,12 +51,12 @@ func (c *setClock) set(fraction time.Duration) error {
 	return nil
 }
 
-// lastSecond bounds set clocks: Penstock counts until 2112.
+// lastSecond is the bound of clocks that are set. Penstock can count until 2112.
 const lastSecond = 4_000_000_000 // in 2096
 
-// later returns the second of the next request: often the same, the next, or one near the end of a
-// window.
-func later(r *rand.Rand, second int64) int64 {
+// nextSecond returns the second of the next request: often the same second or the next one, and
+// sometimes one near the end of a window.
+func nextSecond(r *rand.Rand, second int64) int64 {
 	switch n := r.IntN(30); {
 	case second > lastSecond:
 		return second
@@ -94,7 +94,7 @@ func (o *oracle) buildClocked(source string) error {
 	}
 	const reading = "time.Now().Unix()"
 	if strings.Count(string(text), reading) != 1 {
-		return fmt.Errorf("src/utils/time.go of %s does not read the time once: the clock of this version cannot be set", modulePath)
+		return fmt.Errorf("src/utils/time.go of %s does not read the time in exactly one place, so the clock of this version cannot be set", modulePath)
 	}
 	if err := os.WriteFile(filepath.Join(utils, "time.go"), []byte(strings.Replace(string(text), reading, "secondOf(time.Now())", 1)), 0o600); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (o *oracle) buildClocked(source string) error {
 	if err := os.CopyFS(utils, os.DirFS(filepath.Join(source, "clock"))); err != nil {
 		return err
 	}
-	// A go.mod that replaces the module by the copy. Its go.sum has the same name.
+	// This go.mod replaces the module by the copy. Its go.sum must have the same base name.
 	mod := filepath.Join(o.dir, "clocked.mod")
 	if err := copyFile(mod, filepath.Join(source, "go.mod")); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 type answer struct {
 	response *rls.RateLimitResponse
 	err      error
-	page     *page // by POST /json
+	page     *page // of POST /json
 }
 
 func (a answer) String() string {
@@ -40,7 +40,7 @@ func (a answer) normalize() answer {
 }
 
 // differences returns the fields in which two answers differ, such as "statuses[1].code". If only
-// one answer has a status, the result has the status instead of its fields.
+// one answer has a status, the result names the status instead of its fields.
 func differences(a, b answer) (fields []string) {
 	if a.err != nil || b.err != nil {
 		if a.code() != b.code() {
@@ -120,5 +120,5 @@ func (t *tally) String() (text string) {
 	return text
 }
 
-// ordered returns the tally sorted by name.
-func (t *tally) ordered(names []string) *tally { return &tally{names, t.counts} }
+// withOrder returns the tally with its names in this order.
+func (t *tally) withOrder(names []string) *tally { return &tally{names, t.counts} }

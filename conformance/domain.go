@@ -16,8 +16,8 @@ type domain struct {
 
 // A node is a descriptor of a configuration.
 type node struct {
-	key, value string // value "" is none
-	limit      *limit // nil is none
+	key, value string // value "": none
+	limit      *limit // nil: none
 	shadow     bool   // shadow_mode
 	quota      bool   // quota_mode
 	detailed   bool   // detailed_metric
@@ -36,7 +36,7 @@ type limit struct {
 	replaces  []string
 }
 
-// label returns key_value, or the key of a node without a value. It is unique within a level.
+// label returns key_value, or the key of a node without a value. Labels are unique within a level.
 func (n *node) label() string {
 	if n.value == "" {
 		return n.key
@@ -64,7 +64,7 @@ var (
 
 func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 
-// chance is true in one of n cases.
+// chance returns true in one of n cases.
 func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
 // newDomain makes a random configuration that both services accept.
@@ -137,8 +137,8 @@ func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) 
 			fmt.Fprintf(b, "%svalue: %s\n", indent, scalar(r, n.value))
 		}
 		for _, flag := range []struct {
-			name string
-			set  bool
+			name  string
+			isSet bool
 		}{
 			{"shadow_mode", n.shadow},
 			{"quota_mode", n.quota},
@@ -146,8 +146,8 @@ func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) 
 			{"value_to_metric", n.metric},
 			{"share_threshold", n.shared},
 		} {
-			if flag.set || chance(r, 12) {
-				fmt.Fprintf(b, "%s%s: %t\n", indent, flag.name, flag.set)
+			if flag.isSet || chance(r, 12) {
+				fmt.Fprintf(b, "%s%s: %t\n", indent, flag.name, flag.isSet)
 			}
 		}
 		if n.limit != nil {
@@ -181,7 +181,7 @@ func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
 	}
 }
 
-// scalar quotes a text if necessary, and sometimes without need.
+// scalar quotes a text if necessary, and sometimes even if it is not necessary.
 func scalar(r *rand.Rand, s string) string {
 	_, err := strconv.ParseFloat(s, 64)
 	isFloat := err == nil && strings.Contains(s, ".")

@@ -18,20 +18,20 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An inProcess is Penstock's service without a network.
-type inProcess struct{ rls.RateLimitServiceServer }
+// An inProcessService is Penstock's service without a network.
+type inProcessService struct{ rls.RateLimitServiceServer }
 
 // RegisterService keeps the service.
-func (s *inProcess) RegisterService(_ *grpc.ServiceDesc, service any) {
+func (s *inProcessService) RegisterService(_ *grpc.ServiceDesc, service any) {
 	s.RateLimitServiceServer = service.(rls.RateLimitServiceServer)
 }
 
-func (s *inProcess) ask(request *rls.RateLimitRequest) answer {
+func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 	response, err := s.ShouldRateLimit(context.Background(), request)
 	return answer{response: response, err: err}
 }
 
-func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcess, error) {
+func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcessService, error) {
 	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) }
 	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, g.settings.metadata, g.settings.shadow, g.settings.quota
 	if g.settings.headers {
@@ -57,22 +57,22 @@ func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcess, e
 	if err != nil {
 		return nil, err
 	}
-	s := new(inProcess)
+	s := new(inProcessService)
 	envoyrls.Register(s, engine)
 	return s, engine.SetConfig(config)
 }
 
-// This test compares Penstock, with counters in memory, with the model of envoyproxy/ratelimit. The
-// conformance program compares the model with the real service.
+// The model of envoyproxy/ratelimit is compared with Penstock, which has its counters in memory.
+// The conformance program compares the model with the real service.
 func TestEngineEqualsTheModel(t *testing.T) {
 	t.Parallel()
-	for mode, its := range map[envoyrls.Mode]rules{envoyrls.Exact: exactRules, envoyrls.Atomic: atomicRules} {
+	for mode, modeRules := range map[envoyrls.Mode]rules{envoyrls.Exact: exactRules, envoyrls.Atomic: atomicRules} {
 		t.Run(fmt.Sprint(mode), func(t *testing.T) {
 			t.Parallel()
 			clock := &steppedClock{second: 1_800_000_000}
 			var out bytes.Buffer
-			c := &comparison{seed: rand.Uint64(), only: -1, out: &out, clock: clock, right: its}
-			c.start = func(g *generation) (asker, asker, func(), error) {
+			c := &comparison{seed: rand.Uint64(), only: -1, out: &out, clock: clock, rightRules: modeRules}
+			c.start = func(g *generation) (responder, responder, func(), error) {
 				clock.second = 1_800_000_000
 				s, err := newInProcess(clock, g, envoyrls.Options{Mode: mode})
 				return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, s, func() {}, err

@@ -16,12 +16,12 @@ import (
 const (
 	domainsPerStart   = 50 // configurations that the services load at once
 	requestsPerDomain = 60
-	reported          = 10 // mismatches that are printed; the run stops then
+	maxMismatches     = 10 // a run prints so many mismatches, and then stops
 )
 
-// An asker answers requests: a service, or a model in the tests of this program.
-type asker interface {
-	ask(request *rls.RateLimitRequest) answer
+// A responder answers requests: a service, or a model in the tests of this program.
+type responder interface {
+	respond(request *rls.RateLimitRequest) answer
 }
 
 // A comparison sends the same requests to two services.
@@ -31,25 +31,25 @@ type comparison struct {
 	out   io.Writer
 	clock clock
 
-	// start starts both services and returns how to stop them.
-	start func(*generation) (left, right asker, stop func(), err error)
+	// start starts both services, and returns a function that stops them.
+	start func(*generation) (left, right responder, stop func(), err error)
 
-	// right are the rules of the right service, by which its answers are predicted.
-	right rules
+	// rightRules are the rules that predict the answers of the right service.
+	rightRules rules
 
-	// ownClock tells whether the right service uses the system's clock, which is not set, for the
-	// end of a window without hits.
-	ownClock bool
+	// hasOwnClock is true if the right service computes the end of a window without hits from the
+	// system's clock, which the comparison cannot set.
+	hasOwnClock bool
 
-	// through changes the protocol of requests. nil: gRPC.
-	through func(asker) (asker, error)
+	// wrap returns a responder that sends requests by another protocol. nil: gRPC.
+	wrap func(responder) (responder, error)
 
 	tally      tally
-	met        tally // what the requests met
+	kindCounts tally // requests by kind
 	mismatches int
 }
 
-// A generation is what both services are started with.
+// A generation is the configuration that both services start with.
 type generation struct {
 	configs  string // the folder with the files of the domains
 	domains  []*domain
@@ -62,7 +62,7 @@ type exchange struct {
 	now         int64
 	left, right answer
 	expected    [2]answer // by the models of both services
-	cause       string    // the documented difference that the answers may have, or ""
+	cause       string    // the documented difference that the answers may have; "": none
 	shared      []bool    // by descriptor: other entries or units have the same counter
 }
 
@@ -79,9 +79,9 @@ func (x *exchange) unshared(fields []string) []string {
 	})
 }
 
-// run sends requests until the given number of exchanges was comparable.
+// run sends requests until so many exchanges have been compared.
 func (c *comparison) run(requests int) error {
-	for first := 0; c.tally.counts["compared"] < requests && c.mismatches < reported; first += domainsPerStart {
+	for first := 0; c.tally.counts["compared"] < requests && c.mismatches < maxMismatches; first += domainsPerStart {
 		if c.only >= 0 && (c.only < first || c.only >= first+domainsPerStart) {
 			continue
 		}
@@ -119,16 +119,16 @@ func (c *comparison) startOnce(first, requests int) error {
 	n := first / domainsPerStart
 	g := &generation{configs: configs, domains: domains, settings: settings{
 		headers: n%2 == 0, metadata: n%3 != 1, quota: n%4 == 1,
-		shadow: n%4 == 3 && !c.right.isAtomic, // then nothing is denied, so there is little to compare
+		shadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
 	}}
 	left, right, stop, err := c.start(g)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	if c.through != nil {
-		if left, err = c.through(left); err == nil {
-			right, err = c.through(right)
+	if c.wrap != nil {
+		if left, err = c.wrap(left); err == nil {
+			right, err = c.wrap(right)
 		}
 		if err != nil {
 			return err
@@ -138,29 +138,29 @@ func (c *comparison) startOnce(first, requests int) error {
 		if c.only >= 0 && c.only != first+i {
 			continue
 		}
-		if c.mismatches >= reported || c.tally.counts["compared"] >= requests {
+		if c.mismatches >= maxMismatches || c.tally.counts["compared"] >= requests {
 			break
 		}
-		if err := c.episode(first+i, g, i, texts[i], sources[i], left, right); err != nil {
+		if err := c.compareDomain(first+i, g, i, texts[i], sources[i], left, right); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// episode compares one domain.
-func (c *comparison) episode(number int, g *generation, i int, text string, r *rand.Rand, left, right asker) error {
+// compareDomain compares one domain.
+func (c *comparison) compareDomain(number int, g *generation, i int, text string, r *rand.Rand, left, right responder) error {
 	d := g.domains[i]
 	c.tally.add("configurations", 1)
 	requests := &requester{random: r, domain: d}
-	m := &models{left: newModel(rules{}, g.settings, d), right: newModel(c.right, g.settings, d), causes: make(map[string]string)}
+	m := &models{left: newModel(rules{}, g.settings, d), right: newModel(c.rightRules, g.settings, d), causes: make(map[string]string)}
 	for n := range requestsPerDomain {
 		request := requests.next()
 		if err := c.clock.advance(r); err != nil {
 			return err
 		}
 		before := c.clock.now()
-		a, b := both(left, right, request)
+		a, b := sendToBoth(left, right, request)
 		after := c.clock.now()
 		if before != after {
 			c.tally.add("not comparable: not decided in one second", 1)
@@ -175,14 +175,14 @@ func (c *comparison) episode(number int, g *generation, i int, text string, r *r
 			continue
 		}
 		c.tally.add("compared", 1)
-		c.note(request, m.left.find(request), x.expected[0].response)
+		c.countKinds(request, m.left.find(request), x.expected[0].response)
 		fields := differences(a, b)
 		switch {
 		case len(x.unshared(differences(a, x.expected[0]))) > 0:
-			c.report("the left service is not as its model", number, n, text, x, differences(a, x.expected[0]))
-		case len(c.wrong(&x, m.right)) > 0:
-			c.report("the right service is not as its model", number, n, text, x, c.wrong(&x, m.right))
-		case len(fields) == 0 || c.ownClock && slices.Contains(m.right.unused, true) && len(differences(a, x.expected[1])) == 0:
+			c.report("the left service differs from its model", number, n, text, x, differences(a, x.expected[0]))
+		case len(c.unexpected(&x, m.right)) > 0:
+			c.report("the right service differs from its model", number, n, text, x, c.unexpected(&x, m.right))
+		case len(fields) == 0 || c.hasOwnClock && slices.Contains(m.right.unused, true) && len(differences(a, x.expected[1])) == 0:
 			c.tally.add("equal in every field", 1)
 		case slices.Contains(m.right.aged, true) && len(differences(b, x.expected[1])) > 0:
 			c.tally.add("documented difference: "+agedDenial, 1)
@@ -191,17 +191,17 @@ func (c *comparison) episode(number int, g *generation, i int, text string, r *r
 		default:
 			c.report("an undocumented difference", number, n, text, x, fields)
 		}
-		if c.mismatches >= reported {
+		if c.mismatches >= maxMismatches {
 			return nil
 		}
 	}
 	return nil
 }
 
-// wrong returns the fields of the right service's answer that its model does not allow.
-func (c *comparison) wrong(x *exchange, m *model) []string {
+// unexpected returns the fields of the right service's answer that its model does not allow.
+func (c *comparison) unexpected(x *exchange, m *model) []string {
 	fields := differences(x.right, x.expected[1])
-	if !c.right.ownNames {
+	if !c.rightRules.hasOwnCounters {
 		fields = x.unshared(fields)
 	}
 	return slices.DeleteFunc(fields, func(field string) bool {
@@ -212,11 +212,11 @@ func (c *comparison) wrong(x *exchange, m *model) []string {
 			}
 			is, should := x.right.response.Statuses[i], x.expected[1].response.Statuses[i]
 			window := seconds[unitNames[should.CurrentLimit.GetUnit()]]
-			isNewWindow := window > 0 && x.now%window <= 2 // the denial may be of the one before
+			isNewWindow := window > 0 && x.now%window <= 2 // the denial may be from the window before
 			switch name {
 			case "duration_until_reset.seconds":
 				seconds := is.DurationUntilReset.Seconds - should.DurationUntilReset.Seconds
-				return c.ownClock && m.unused[i] || m.aged[i] && seconds == 1 // it is counted down, and rounded up
+				return c.hasOwnClock && m.unused[i] || m.aged[i] && seconds == 1 // the cache counts it down, and rounds it up
 			case "limit_remaining":
 				return m.aged[i] && (isNewWindow || is.LimitRemaining > should.LimitRemaining)
 			case "code":
@@ -225,18 +225,19 @@ func (c *comparison) wrong(x *exchange, m *model) []string {
 			return false
 		}
 		isNumber := strings.HasPrefix(field, "response_headers_to_add") && strings.HasSuffix(field, ".value")
-		return isNumber && (slices.Contains(m.aged, true) || c.ownClock && slices.Contains(m.unused, true))
+		return isNumber && (slices.Contains(m.aged, true) || c.hasOwnClock && slices.Contains(m.unused, true))
 	})
 }
 
-// both sends a request to both services at once, so that both probably decide in the same second.
-func both(left, right asker, request *rls.RateLimitRequest) (a, b answer) {
+// sendToBoth sends a request to both services at once, so that they probably decide in the same
+// second.
+func sendToBoth(left, right responder, request *rls.RateLimitRequest) (a, b answer) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b = right.ask(request)
+		b = right.respond(request)
 	}()
-	a = left.ask(request)
+	a = left.respond(request)
 	<-done
 	return a, b
 }
@@ -253,7 +254,7 @@ const (
 	fullHeaders    = "headers for 4294967295 remaining"
 )
 
-// documented are the words of docs/envoy-ratelimit.md about each difference.
+// documented has the words of docs/envoy-ratelimit.md that describe each difference.
 var documented = map[string]string{
 	ownCounters:    "has a counter of its own",
 	anyAsterisk:    "an asterisk anywhere in a value",
@@ -268,7 +269,7 @@ var documented = map[string]string{
 // models predict the answers of both services.
 type models struct {
 	left, right *model
-	causes      map[string]string // of counters that differ: why they do
+	causes      map[string]string // by the names of counters that differ: the documented difference
 }
 
 // decide predicts both answers, and returns why they may differ.
@@ -281,30 +282,30 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 	}
 	expected[0].response, expected[1].response = m.left.decide(request, now), m.right.decide(request, now)
 	switch rules := m.right.rules; {
-	case rules.ownNames && slices.Contains(shared, true):
+	case rules.hasOwnCounters && slices.Contains(shared, true):
 		cause = ownCounters
-	case rules.anyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
+	case rules.hasAnyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
 		cause = anyAsterisk
-	case rules.quotaCanDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.quota || m.right.settings.quota) }):
+	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.quota || m.right.settings.quota) }):
 		cause = quotaDenies
 	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
 		cause = deniedIsFree
 	case rules.isAtomic && m.right.repeats(rights, request, now):
 		cause = repeatedAtOnce
-	case rules.namesWeeks && m.right.settings.metadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
+	case rules.hasWeekNames && m.right.settings.metadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
 		cause = namedWeek
-	case rules.anyRemaining && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:
+	case rules.hasAllHeaders && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:
 		cause = fullHeaders
 	}
-	for i := range rights { // both may count in counters of different entries
-		m.note(rights[i], request, i, now, cause)
-		m.note(lefts[i], request, i, now, cause)
+	for i := range rights { // each model may use counters of different entries
+		m.recordCause(rights[i], request, i, now, cause)
+		m.recordCause(lefts[i], request, i, now, cause)
 	}
 	return expected, cause
 }
 
-// note keeps the cause if both counters of a match differ.
-func (m *models) note(match match, request *rls.RateLimitRequest, i int, now int64, cause string) {
+// recordCause records the cause if the two counters of a match differ.
+func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, now int64, cause string) {
 	if !match.counts() {
 		return
 	}
@@ -319,15 +320,15 @@ func (m match) isSame(other match) bool {
 		m.isOverride && other.isOverride
 }
 
-// isDenied tells whether a limit that applies has no room, including limits in shadow_mode or
-// quota_mode.
+// isDenied returns true if a limit that applies has no room. Limits in shadow_mode or quota_mode
+// count too.
 func isDenied(response *rls.RateLimitResponse) bool {
 	return slices.ContainsFunc(response.Statuses, func(s *rls.RateLimitResponse_DescriptorStatus) bool {
 		return s.CurrentLimit != nil && s.LimitRemaining == 0
 	})
 }
 
-// repeats tells whether two descriptors have one counter.
+// repeats returns true if two descriptors have one counter.
 func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int64) bool {
 	seen := make(map[string]bool)
 	for i, match := range matches {
@@ -347,7 +348,7 @@ func isQuotaSpent(expected [2]answer) bool {
 	return len(differences(expected[0], expected[1])) > 0 && isDenied(expected[1].response)
 }
 
-// straddles tells whether a request that was decided between two seconds may have been counted in
+// straddles returns true if a request that was decided between two seconds may have been counted in
 // different windows.
 func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bool {
 	for _, match := range m.find(request) {
@@ -370,51 +371,51 @@ func (c *comparison) report(what string, number, n int, text string, x exchange,
 		what, n, number, x.now, fields, c.seed, number, x.request, x.left, x.expected[0], x.right, x.expected[1])
 }
 
-// kinds are the kinds of requests of which a run needs at least one each.
+// kinds are kinds of requests. A run needs at least one request of each.
 var kinds = []string{
 	"no limit", "within the limit", "over the limit", "limit of 0", "unlimited", "replaced", "shadow_mode over the limit", "quota_mode over the limit",
 	"share_threshold", "override of the limit", "hits of the descriptor", "hits of 0", "no entries", "unknown domain", "a descriptor twice", "nested",
 	"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR",
 }
 
-// note counts the kinds of a request.
-func (c *comparison) note(request *rls.RateLimitRequest, matches []match, response *rls.RateLimitResponse) {
+// countKinds counts the kinds of a request.
+func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, response *rls.RateLimitResponse) {
 	seen := make(map[string]bool)
-	when := func(is bool, kind string) {
-		if is {
-			c.met.add(kind, 1)
+	countIf := func(isMet bool, kind string) {
+		if isMet {
+			c.kindCounts.add(kind, 1)
 		}
 	}
 	for i, m := range matches {
 		d, status := request.Descriptors[i], response.Statuses[i]
 		isFull := m.counts() && status.LimitRemaining == 0
-		when(m.limit == nil, "no limit")
-		when(m.counts() && !isFull, "within the limit")
-		when(status.Code == rls.RateLimitResponse_OVER_LIMIT, "over the limit")
-		when(isFull && m.limit.count == 0, "limit of 0")
-		when(m.isUnlimited, "unlimited")
-		when(m.isReplaced, "replaced")
-		when(isFull && m.shadow, "shadow_mode over the limit")
-		when(isFull && m.quota && status.DurationUntilReset == nil, "quota_mode over the limit")
-		when(m.counts() && strings.Join(m.patterns, "") != "", "share_threshold")
-		when(m.isOverride, "override of the limit")
-		when(m.counts() && d.HitsAddend != nil, "hits of the descriptor")
-		when(m.counts() && d.HitsAddend != nil && d.HitsAddend.Value == 0, "hits of 0")
-		when(len(d.Entries) == 0, "no entries")
-		when(seen[fmt.Sprint(d)], "a descriptor twice")
-		when(m.counts() && len(d.Entries) > 1 && !m.isOverride, "nested")
+		countIf(m.limit == nil, "no limit")
+		countIf(m.counts() && !isFull, "within the limit")
+		countIf(status.Code == rls.RateLimitResponse_OVER_LIMIT, "over the limit")
+		countIf(isFull && m.limit.count == 0, "limit of 0")
+		countIf(m.isUnlimited, "unlimited")
+		countIf(m.isReplaced, "replaced")
+		countIf(isFull && m.shadow, "shadow_mode over the limit")
+		countIf(isFull && m.quota && status.DurationUntilReset == nil, "quota_mode over the limit")
+		countIf(m.counts() && strings.Join(m.patterns, "") != "", "share_threshold")
+		countIf(m.isOverride, "override of the limit")
+		countIf(m.counts() && d.HitsAddend != nil, "hits of the descriptor")
+		countIf(m.counts() && d.HitsAddend != nil && d.HitsAddend.Value == 0, "hits of 0")
+		countIf(len(d.Entries) == 0, "no entries")
+		countIf(seen[fmt.Sprint(d)], "a descriptor twice")
+		countIf(m.counts() && len(d.Entries) > 1 && !m.isOverride, "nested")
 		if m.counts() {
-			c.met.add(m.limit.unit, 1)
+			c.kindCounts.add(m.limit.unit, 1)
 		}
 		seen[fmt.Sprint(d)] = true
 	}
-	when(strings.HasSuffix(request.Domain, "-unknown"), "unknown domain")
+	countIf(strings.HasSuffix(request.Domain, "-unknown"), "unknown domain")
 }
 
-// notMet returns the kinds that no request had.
-func (c *comparison) notMet() (missing []string) {
+// missingKinds returns the kinds of which there was no request.
+func (c *comparison) missingKinds() (missing []string) {
 	for _, kind := range kinds {
-		if c.met.counts[kind] == 0 {
+		if c.kindCounts.counts[kind] == 0 {
 			missing = append(missing, kind)
 		}
 	}

@@ -19,7 +19,7 @@ type steppedClock struct{ second int64 }
 func (c *steppedClock) now() int64 { return c.second }
 
 func (c *steppedClock) advance(r *rand.Rand) error {
-	c.second = later(r, c.second)
+	c.second = nextSecond(r, c.second)
 	return nil
 }
 
@@ -37,7 +37,7 @@ type defect struct {
 	response func(*rls.RateLimitResponse)
 }
 
-func (f fake) ask(request *rls.RateLimitRequest) answer {
+func (f fake) respond(request *rls.RateLimitRequest) answer {
 	request = proto.CloneOf(request)
 	if f.defect.request != nil {
 		f.defect.request(request)
@@ -49,12 +49,12 @@ func (f fake) ask(request *rls.RateLimitRequest) answer {
 	return answer{response: response}
 }
 
-// compareFakes runs a comparison of a model with one that has a defect.
+// compareFakes compares a fake service without a defect with one that has this defect.
 func compareFakes(t *testing.T, requests int, d defect) *comparison {
 	t.Helper()
 	clock := &steppedClock{second: 1_800_000_000}
 	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
-	c.start = func(g *generation) (asker, asker, func(), error) {
+	c.start = func(g *generation) (responder, responder, func(), error) {
 		var wrong []*domain
 		for _, domain := range g.domains {
 			wrong = append(wrong, domain.clone())
@@ -91,7 +91,7 @@ func TestEqualServicesHaveNoMismatch(t *testing.T) {
 	if c.mismatches > 0 || c.tally.counts["equal in every field"] != c.tally.counts["compared"] || c.tally.counts["compared"] < 12_000 {
 		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
 	}
-	if missing := c.notMet(); len(missing) > 0 {
+	if missing := c.missingKinds(); len(missing) > 0 {
 		t.Errorf("seed %d: no request was of the kinds %v", c.seed, missing)
 	}
 }
@@ -165,7 +165,7 @@ func TestDefectsAreFound(t *testing.T) {
 		"the reset is missing":       {response: everyStatus(func(s *status) { s.DurationUntilReset = nil })},
 		"the remainder is one short": {response: everyStatus(func(s *status) { s.LimitRemaining -= min(s.LimitRemaining, 1) })},
 		"one status is missing":      {response: func(r *rls.RateLimitResponse) { r.Statuses = r.Statuses[1:] }},
-		"denied is not said":         {response: func(r *rls.RateLimitResponse) { r.OverallCode = rls.RateLimitResponse_OK }},
+		"a denial has code OK":       {response: func(r *rls.RateLimitResponse) { r.OverallCode = rls.RateLimitResponse_OK }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -196,7 +196,7 @@ type earlyFake struct {
 	clock *straddlingClock
 }
 
-func (f earlyFake) ask(request *rls.RateLimitRequest) answer {
+func (f earlyFake) respond(request *rls.RateLimitRequest) answer {
 	return answer{response: f.decide(request, f.clock.begun.Load())}
 }
 
@@ -205,7 +205,7 @@ type lateFake struct {
 	clock *straddlingClock
 }
 
-func (f lateFake) ask(request *rls.RateLimitRequest) answer {
+func (f lateFake) respond(request *rls.RateLimitRequest) answer {
 	if f.clock.isDue.Load() {
 		f.clock.second.Add(1)
 	}
@@ -217,7 +217,7 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	clock := &straddlingClock{}
 	clock.second.Store(1_800_000_000)
 	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
-	c.start = func(g *generation) (asker, asker, func(), error) {
+	c.start = func(g *generation) (responder, responder, func(), error) {
 		return earlyFake{newModel(rules{}, g.settings, g.domains...), clock}, lateFake{newModel(rules{}, g.settings, g.domains...), clock}, func() {}, nil
 	}
 	if err := c.run(12_000); err != nil {

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// ends is the expected answer if a message ends the process.
-const ends = codes.Code(100)
+// processEnds is the expected code if a message ends the process.
+const processEnds = codes.Code(100)
 
 // A hostileCase is a message that few clients send.
 type hostileCase struct {
@@ -67,8 +67,8 @@ func hostileCases() []hostileCase {
 		{"no descriptors", inDomain("d"), codes.Unknown, codes.InvalidArgument},
 		{"an empty descriptor", inDomain("d", entries()), codes.OK, codes.OK},
 		{"an empty entry", inDomain("d", entries("", "")), codes.OK, codes.OK},
-		{"an override without unit", inDomain("d", withUnit(entries("k", "v"), 0)), ends, codes.InvalidArgument},
-		{"an override with an unknown unit", inDomain("d", withUnit(entries("k", "v"), 99)), ends, codes.InvalidArgument},
+		{"an override without unit", inDomain("d", withUnit(entries("k", "v"), 0)), processEnds, codes.InvalidArgument},
+		{"an override with an unknown unit", inDomain("d", withUnit(entries("k", "v"), 99)), processEnds, codes.InvalidArgument},
 		{"an override without unit in an unknown domain", inDomain("other", withUnit(entries("k", "v"), 0)), codes.OK, codes.OK},
 		{"2^63 hits", inDomain("d", withHits(entries("k", "a"), 1<<63)), codes.Unknown, codes.InvalidArgument},
 		{"2^64-1 hits", inDomain("d", withHits(entries("k", "b"), 1<<64-1)), codes.Unknown, codes.InvalidArgument},
@@ -102,11 +102,11 @@ func withConfigs(text string, run func(*generation) error) error {
 	return run(&generation{configs: configs})
 }
 
-// hostile sends messages that few clients send. Penstock refuses messages that it cannot count, and
-// continues to serve. Both of its gRPC servers are tested.
+// hostile sends messages that few clients send to envoyproxy/ratelimit and to both gRPC servers of
+// Penstock. Penstock must reject messages that it cannot count, and continue to serve.
 func (p *program) hostile() error {
 	return withConfigs(bodiesConfig, func(g *generation) error {
-		var services []*alone
+		var services []*loneService
 		defer func() {
 			for _, s := range services {
 				s.stop()
@@ -120,9 +120,9 @@ func (p *program) hostile() error {
 			services = append(services, s)
 		}
 		var failed error
-		var theirs *alone
+		var theirs *loneService
 		for _, c := range hostileCases() {
-			if theirs == nil || theirs.hasEnded() { // the last message ended it
+			if theirs == nil || theirs.hasEnded() { // the last message ended its process
 				var err error
 				if theirs, err = p.startAlone(g, "ratelimit", p.oracle.start); err != nil {
 					return err
@@ -138,30 +138,30 @@ func (p *program) hostile() error {
 
 // check sends a message, and returns an error if the answer is not the expected one.
 func (s *service) check(c hostileCase, want codes.Code) error {
-	got := s.ask(c.request).code()
-	if want == ends && s.awaitEnd() || s.hasEnded() {
-		got = ends
+	got := s.respond(c.request).code()
+	if want == processEnds && s.awaitEnd() || s.hasEnded() {
+		got = processEnds
 	}
 	if got != want {
-		return fmt.Errorf("%s: %s answers %s, not %s", c.name, s.name, nameOf(got), nameOf(want))
+		return fmt.Errorf("%s: %s answered %s; want %s", c.name, s.name, nameOf(got), nameOf(want))
 	}
 	return nil
 }
 
 func nameOf(c codes.Code) string {
-	if c == ends {
+	if c == processEnds {
 		return "the process ends"
 	}
 	return c.String()
 }
 
-// An alone is a service with a Redis of its own.
-type alone struct {
+// A loneService is a service with a Redis of its own.
+type loneService struct {
 	*service
 	stop func()
 }
 
-func (p *program) startAlone(g *generation, name string, start starter) (*alone, error) {
+func (p *program) startAlone(g *generation, name string, start starter) (*loneService, error) {
 	redis, err := launchRedis()
 	if err != nil {
 		return nil, err
@@ -171,13 +171,13 @@ func (p *program) startAlone(g *generation, name string, start starter) (*alone,
 		redis.Close()
 		return nil, err
 	}
-	return &alone{s, func() {
+	return &loneService{s, func() {
 		s.stop()
 		redis.Close()
 	}}, nil
 }
 
-// awaitEnd tells whether the process ends in time.
+// awaitEnd returns true if the process ends in time.
 func (s *service) awaitEnd() bool {
 	select {
 	case <-s.ended:
@@ -200,16 +200,16 @@ func (p *program) tools() error {
 			{"-domain", "d", "-descriptors", "k=v"}, {"-domain", "d", "-descriptors", "k=v", "-descriptors", "k=v,x=y"}, {"-domain", "d", "-descriptors", "k=v"},
 			{"-domain", "d", "-descriptors", "k=v"}, {"-domain", "d", "-descriptors", "full=x"}, {"-domain", "other", "-descriptors", "k=v"},
 		} {
-			var said [2]string
-			for i, a := range []asker{left, right} {
-				if said[i], err = p.runClient(append([]string{"-dial_string", a.(*service).grpc}, args...)); err != nil {
+			var lines [2]string
+			for i, a := range []responder{left, right} {
+				if lines[i], err = p.runClient(append([]string{"-dial_string", a.(*service).grpc}, args...)); err != nil {
 					return err
 				}
 			}
-			if said[0] != said[1] {
-				return fmt.Errorf("client_cmd, call %d: envoyproxy/ratelimit answers %s, penstock %s", n, said[0], said[1])
+			if lines[0] != lines[1] {
+				return fmt.Errorf("client_cmd, call %d: envoyproxy/ratelimit answered %s, penstock %s", n, lines[0], lines[1])
 			}
-			fmt.Printf("  client_cmd %s: both %s\n", strings.Join(args, " "), said[0])
+			fmt.Printf("  client_cmd %s: both services answered %s\n", strings.Join(args, " "), lines[0])
 		}
 		return p.checkExamples()
 	})
@@ -222,7 +222,7 @@ func (p *program) runClient(args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(p.oracle.dir, "client_cmd"), args...).CombinedOutput()
-	text := resetSeconds.ReplaceAllString(string(out), "duration_until_reset:{…}") // the calls are not in one second
+	text := resetSeconds.ReplaceAllString(string(out), "duration_until_reset:{…}") // the two calls may be in different seconds
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if err != nil {
 		return "", fmt.Errorf("client_cmd: %w\n%s", err, out)
@@ -235,7 +235,7 @@ func (p *program) checkExamples() error {
 	dir := filepath.Join("..", "examples", "envoy")
 	out, err := exec.Command(filepath.Join(p.oracle.dir, "config_check_cmd"), "-config_dir", dir).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("config_check_cmd refuses %s: %w\n%s", dir, err, out)
+		return fmt.Errorf("config_check_cmd rejects %s: %w\n%s", dir, err, out)
 	}
 	fmt.Printf("  config_check_cmd accepts %s\n", dir)
 	return nil

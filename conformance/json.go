@@ -22,23 +22,23 @@ type page struct {
 	tree   any // the body, if it is JSON
 }
 
-// A jsonAsker sends requests to POST /json of a service.
-type jsonAsker struct {
-	asker
+// A jsonClient sends requests to POST /json of a service.
+type jsonClient struct {
+	responder
 	url    string
 	client *http.Client
 }
 
-func newJSONAsker(a asker) (asker, error) {
+func newJSONClient(a responder) (responder, error) {
 	s, ok := a.(*service)
 	if !ok {
-		return nil, fmt.Errorf("%T has no HTTP", a)
+		return nil, fmt.Errorf("%T does not serve HTTP", a)
 	}
-	return jsonAsker{s, "http://" + s.http + "/json", &http.Client{Timeout: answerLimit}}, nil
+	return jsonClient{s, "http://" + s.http + "/json", &http.Client{Timeout: answerLimit}}, nil
 }
 
-func (j jsonAsker) ask(request *rls.RateLimitRequest) answer {
-	// Clients use both forms of names.
+func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
+	// Clients use both forms of field names.
 	body, err := protojson.MarshalOptions{UseProtoNames: len(request.Descriptors)%2 == 0}.Marshal(request)
 	if err != nil {
 		return answer{err: err}
@@ -55,7 +55,7 @@ func (j jsonAsker) ask(request *rls.RateLimitRequest) answer {
 	return a.normalize()
 }
 
-func (j jsonAsker) post(method string, body []byte) (*page, error) {
+func (j jsonClient) post(method string, body []byte) (*page, error) {
 	request, err := http.NewRequest(method, j.url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -76,7 +76,8 @@ func (j jsonAsker) post(method string, body []byte) (*page, error) {
 	return p, nil
 }
 
-// differencesOfPages returns the differences of status and headers, which the messages do not show.
+// differencesOfPages returns the differences that the protobuf messages do not show, such as the
+// HTTP status.
 func differencesOfPages(a, b *page) (fields []string) {
 	if a == nil || b == nil {
 		return nil
@@ -97,9 +98,9 @@ func differencesOfPages(a, b *page) (fields []string) {
 	return fields
 }
 
-// json compares POST /json: first random requests, then bodies that are hard to read.
+// json compares POST /json: first by random requests, then by bodies that are hard to parse.
 func (p *program) json() error {
-	c := &comparison{right: exactRules, through: newJSONAsker}
+	c := &comparison{rightRules: exactRules, wrap: newJSONClient}
 	if err := p.compare(c, p.penstock("exact", "fast")); err != nil {
 		return err
 	}
@@ -146,33 +147,33 @@ var bodies = []string{
 }
 
 // compareBodies sends the fixed bodies to both services.
-func compareBodies(left, right asker) error {
-	l, err := newJSONAsker(left)
+func compareBodies(left, right responder) error {
+	l, err := newJSONClient(left)
 	if err != nil {
 		return err
 	}
-	r, err := newJSONAsker(right)
+	r, err := newJSONClient(right)
 	if err != nil {
 		return err
 	}
 	var failed error
 	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPut} {
 		for _, body := range bodies {
-			a, err := l.(jsonAsker).post(method, []byte(body))
+			a, err := l.(jsonClient).post(method, []byte(body))
 			if err != nil {
 				return err
 			}
-			b, err := r.(jsonAsker).post(method, []byte(body))
+			b, err := r.(jsonClient).post(method, []byte(body))
 			if err != nil {
 				return err
 			}
 			if fields := differencesOfPages(a, b); len(fields) > 0 {
-				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answers %d %q, penstock %d %q", method, body, fields, a.status, a.body, b.status, b.body))
+				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answered %d %q, penstock %d %q", method, body, fields, a.status, a.body, b.status, b.body))
 			}
 		}
 	}
 	if failed == nil {
-		fmt.Printf("%10d  bodies answered alike by POST, GET and PUT\n", 3*len(bodies))
+		fmt.Printf("%10d  bodies with equal answers, by POST, GET and PUT\n", 3*len(bodies))
 	}
 	return failed
 }

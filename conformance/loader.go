@@ -19,8 +19,8 @@ import (
 // -requests.
 const filesPerRequest = 2
 
-// loader compares which configuration files both services load, and the limits that they find in
-// them. The files are random ones with up to three changes.
+// loader compares which configuration files the two services load, and which limits they find. The
+// files are random, with up to three changes.
 func (p *program) loader() error {
 	peer, err := startLoader(filepath.Join(p.oracle.dir, "ratelimit"))
 	if err != nil {
@@ -47,7 +47,7 @@ func (p *program) loader() error {
 			fmt.Printf("\n%s; replay: -only loader -seed %d -domain %d\n%s\nenvoyproxy/ratelimit: %s\n%spenstock: %s\n%s",
 				name, p.seed, number, text, theirs.Error, theirs.Limits, ours.Error, ours.Limits)
 		}
-		if mismatches >= reported {
+		if mismatches >= maxMismatches {
 			break
 		}
 	}
@@ -55,25 +55,26 @@ func (p *program) loader() error {
 	if mismatches > 0 {
 		return fmt.Errorf("%d mismatches; replay with -seed %d", mismatches, p.seed)
 	}
-	for _, name := range []string{"both load the file", "both refuse the file"} {
+	for _, name := range []string{"both load the file", "both reject the file"} {
 		if p.domain < 0 && t.counts[name] == 0 {
-			return errors.New("no case of: " + name)
+			return errors.New("no file had the outcome: " + name)
 		}
 	}
 	return nil
 }
 
-// A loaded is the result of a loader for one file.
-type loaded struct {
+// A loadResult is the result of a loader for one file.
+type loadResult struct {
 	Error  string // "" if it loads
 	Limits string // as the services list them at /rlconfig
 }
 
-// compareLoaded names the outcome, and tells whether it is equal or a documented difference.
-func compareLoaded(text string, theirs, ours loaded) (name string, ok bool) {
+// compareLoaded names the outcome. It returns true if the results are equal, or differ in a
+// documented way.
+func compareLoaded(text string, theirs, ours loadResult) (name string, ok bool) {
 	switch {
 	case theirs.Error != "" && ours.Error != "":
-		return "both refuse the file", true
+		return "both reject the file", true
 	case strings.Contains(theirs.Error, "unknown key 'metadata'"):
 		return "documented difference: metadata is known", true
 	case strings.Contains(theirs.Error, "share_threshold can only be used with wildcard values") && strings.Contains(text, "*"):
@@ -90,24 +91,24 @@ func compareLoaded(text string, theirs, ours loaded) (name string, ok bool) {
 
 func sortedLines(text string) []string { return slices.Sorted(strings.Lines(text)) }
 
-func loadFile(text string) loaded {
+func loadFile(text string) loadResult {
 	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "file", Content: []byte(text)}}, envoyconfig.Options{})
 	if err != nil {
-		return loaded{Error: err.Error()}
+		return loadResult{Error: err.Error()}
 	}
-	return loaded{Limits: config.String()}
+	return loadResult{Limits: config.String()}
 }
 
-// A foreignLoader is the loader of envoyproxy/ratelimit, in a process of its own.
-type foreignLoader struct {
+// A peerLoader is the loader of envoyproxy/ratelimit, in a process of its own.
+type peerLoader struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	to  *json.Encoder
 	of  *json.Decoder
 }
 
-func startLoader(program string) (*foreignLoader, error) {
-	l := &foreignLoader{cmd: exec.Command(program)}
+func startLoader(program string) (*peerLoader, error) {
+	l := &peerLoader{cmd: exec.Command(program)}
 	var err error
 	if l.in, err = l.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -120,19 +121,19 @@ func startLoader(program string) (*foreignLoader, error) {
 	return l, l.cmd.Start()
 }
 
-func (l *foreignLoader) load(text string) (answer loaded, err error) {
+func (l *peerLoader) load(text string) (answer loadResult, err error) {
 	if err := l.to.Encode([]byte(text)); err != nil {
-		return loaded{}, err
+		return loadResult{}, err
 	}
 	return answer, l.of.Decode(&answer)
 }
 
-func (l *foreignLoader) stop() {
+func (l *peerLoader) stop() {
 	l.in.Close()
 	_ = l.cmd.Wait()
 }
 
-// newFile makes a file that may be wrong.
+// newFile makes a file that may be invalid.
 func newFile(r *rand.Rand) string {
 	text := newDomain(r, "d").yaml(r)
 	if chance(r, 4) {
@@ -144,7 +145,7 @@ func newFile(r *rand.Rand) string {
 	return text
 }
 
-// oddFiles use what YAML has beyond plain maps.
+// oddFiles use features of YAML beyond plain maps.
 var oddFiles = []string{
 	"",
 	"domain: d",
@@ -167,7 +168,7 @@ var oddFiles = []string{
 	"domain: d\r\ndescriptors:\r\n- key: k\r\n  rate_limit:\r\n    unit: day\r\n    requests_per_unit: 1\r\n",
 }
 
-// oddScalars take the place of values.
+// oddScalars replace values.
 var oddScalars = []string{
 	"", "~", "null", "-1", "0", "1", "1.0", "1.5", "1e3", "0x10", "010", "0o10", "1_000", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616",
 	"true", "yes", "off", "'true'", "2001-01-01", "12:30:45", ".inf", ".nan", "[]", "{}", "[a]", "[{}]", "[{name: one}]", "{name: one}", "''", "\"\"", "\"\\x00\"",
@@ -179,7 +180,7 @@ var oddKeys = []string{
 	"detailed_metric", "value_to_metric", "share_threshold", "metadata", "unit_multiplier", "limit", "Key", "1", "true", "1.5", "~", "<<", "[a]", "{a: b}", "\"key\"", "!!str key",
 }
 
-// changeFile makes one change.
+// changeFile makes one random change.
 func changeFile(r *rand.Rand, text string) string {
 	lines := strings.Split(text, "\n")
 	at := r.IntN(len(lines))

@@ -7,19 +7,19 @@ import (
 
 func TestLoadersAreCompared(t *testing.T) {
 	t.Parallel()
-	refused, limits := loaded{Error: "refused"}, loaded{Limits: "d.a: unit=DAY\nd.b: unit=DAY\n"}
+	refused, limits := loadResult{Error: "refused"}, loadResult{Limits: "d.a: unit=DAY\nd.b: unit=DAY\n"}
 	for _, row := range []struct {
 		text         string
-		theirs, ours loaded
+		theirs, ours loadResult
 		isMismatch   bool
 	}{
 		{"", limits, limits, false},
-		{"", limits, loaded{Limits: "d.b: unit=DAY\nd.a: unit=DAY\n"}, false},
-		{"", limits, loaded{Limits: "d.a: unit=DAY\n"}, true},
+		{"", limits, loadResult{Limits: "d.b: unit=DAY\nd.a: unit=DAY\n"}, false},
+		{"", limits, loadResult{Limits: "d.a: unit=DAY\n"}, true},
 		{"", refused, refused, false},
 		{"", limits, refused, true},
 		{"", refused, limits, true},
-		{"metadata", loaded{Error: "config error, unknown key 'metadata'"}, limits, false},
+		{"metadata", loadResult{Error: "config error, unknown key 'metadata'"}, limits, false},
 	} {
 		if name, ok := compareLoaded(row.text, row.theirs, row.ours); ok == row.isMismatch {
 			t.Errorf("%+v: %s", row, name)

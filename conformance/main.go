@@ -1,24 +1,24 @@
 // The conformance program sends the same random requests to Penstock and to envoyproxy/ratelimit,
 // with the same configuration files and a real Redis each. It compares every field of every
-// response. Differences that docs/envoy-ratelimit.md describes are counted; on any other difference
-// the program fails. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in
-// the PATH, or PENSTOCK_TEST_SERVER.
+// response. It counts differences that docs/envoy-ratelimit.md describes, and fails on any other
+// difference. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in the PATH,
+// or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only SECTION,SECTION] [-requests N] [-seed N] [-domain N]
 //
 // The sections:
 //
-//   - self: envoyproxy/ratelimit and itself, which proves that the comparison is sound
-//   - self-clocked: the same, built with a clock that is set before each request, often to the end
-//     of a window
+//   - self: envoyproxy/ratelimit and itself, which shows that the comparison is sound
+//   - self-clocked: the same, with a clock that is set before each request, often to the end of a
+//     window
 //   - exact: penstock serve in mode exact
-//   - exact-standard: mode exact by grpc-go's server in place of the fast one
+//   - exact-standard: mode exact with grpc-go's server instead of the fast one
 //   - exact-clocked: mode exact with a clock that is set
 //   - atomic: penstock serve in its default mode, whose differences are predicted
 //   - json: POST /json in mode exact
 //   - hostile: messages that few clients send, one of which ends envoyproxy/ratelimit
 //   - tools: the client and the configuration checker of envoyproxy/ratelimit
-//   - loader: which configuration files both load, with which limits
+//   - loader: which configuration files each service loads, with which limits
 package main
 
 import (
@@ -54,7 +54,7 @@ type program struct {
 	seed     uint64
 	domain   int
 	oracle   *oracle
-	built    string // the file of penstock, or ""
+	built    string // the file of penstock; "": not built yet
 }
 
 // A section is a part of the comparison.
@@ -120,13 +120,13 @@ type starter func(name string, g *generation, redis string) (*service, error)
 // compare compares envoyproxy/ratelimit with another service, by the system's clock.
 func (p *program) compare(c *comparison, other starter) error {
 	c.clock = systemClock{}
-	c.start = func(g *generation) (asker, asker, func(), error) {
+	c.start = func(g *generation) (responder, responder, func(), error) {
 		return startPair(g, launchRedis, p.oracle.start, other)
 	}
-	return p.finish(c)
+	return p.runAndPrint(c)
 }
 
-// compareClocked is compare with a clock that is set before each request.
+// compareClocked compares like compare, with a clock that is set before each request.
 func (p *program) compareClocked(c *comparison, other starter) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
@@ -138,24 +138,24 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 	p.oracle.clock = clock.file
 	defer func() { p.oracle.clock = "" }()
 	launch := func() (*redistest.Server, error) {
-		server, its, err := redistest.LaunchClocked()
+		server, serverClock, err := redistest.LaunchClocked()
 		if err != nil {
 			return nil, err
 		}
-		clock.redis = append(clock.redis, its)
+		clock.redis = append(clock.redis, serverClock)
 		return server, clock.set(0)
 	}
-	c.start = func(g *generation) (asker, asker, func(), error) {
+	c.start = func(g *generation) (responder, responder, func(), error) {
 		clock.redis, clock.second = nil, time.Now().Unix()
 		return startPair(g, launch, p.oracle.start, other)
 	}
-	return p.finish(c)
+	return p.runAndPrint(c)
 }
 
 func launchRedis() (*redistest.Server, error) { return redistest.Launch() }
 
 // startPair starts two services, each with a Redis of its own.
-func startPair(g *generation, launch func() (*redistest.Server, error), left, right starter) (asker, asker, func(), error) {
+func startPair(g *generation, launch func() (*redistest.Server, error), left, right starter) (responder, responder, func(), error) {
 	var stops []func()
 	stop := func() {
 		for _, f := range slices.Backward(stops) {
@@ -187,18 +187,18 @@ func startPair(g *generation, launch func() (*redistest.Server, error), left, ri
 	return l, r, stop, nil
 }
 
-// finish runs a comparison and prints its counts.
-func (p *program) finish(c *comparison) error {
+// runAndPrint runs a comparison and prints its counts.
+func (p *program) runAndPrint(c *comparison) error {
 	c.seed, c.only, c.out = p.seed, p.domain, os.Stdout
 	err := c.run(p.requests)
-	fmt.Printf("%vwhat the descriptors met:\n%v", &c.tally, c.met.ordered(kinds))
+	fmt.Printf("%vdescriptors and requests of each kind:\n%v", &c.tally, c.kindCounts.withOrder(kinds))
 	if err == nil && c.mismatches > 0 {
 		err = fmt.Errorf("%d mismatches; replay with -seed %d", c.mismatches, c.seed)
 	}
 	if err == nil && p.domain < 0 && c.tally.counts["compared"] < p.requests {
 		err = fmt.Errorf("compared %d requests of %d", c.tally.counts["compared"], p.requests)
 	}
-	if missing := c.notMet(); err == nil && p.domain < 0 && len(missing) > 0 {
+	if missing := c.missingKinds(); err == nil && p.domain < 0 && len(missing) > 0 {
 		err = fmt.Errorf("no request was of the kinds: %s", strings.Join(missing, ", "))
 	}
 	return err

@@ -22,21 +22,21 @@ type model struct {
 	domains  map[string]*domain
 	counters map[string]uint64 // by their names
 	named    map[string]string // what a name in Redis stands for, or "several"; see shared
-	denied   map[string]int64  // charges that were denied together: when they were last
+	denied   map[string]int64  // when charges were last denied together, by their limits
 	aged     []bool            // of the last request, by descriptor; see decideTogether
-	unused   []bool            // of the last request, by descriptor: nothing is counted in its window
+	unused   []bool            // of the last request, by descriptor: its window has no hits
 }
 
 // rules are the documented differences from envoyproxy/ratelimit. The zero value is
 // envoyproxy/ratelimit itself.
 type rules struct {
-	ownNames      bool // different entries and units have different counters
-	anyWildcards  bool // an asterisk may be anywhere
-	namesWeeks    bool // metadata name the unit of an override WEEK
-	anyRemaining  bool // headers are sent even if the least that remains is 4294967295
-	quotaCanDeny  bool // a request is denied if all its limits with quota_mode are over
-	isAtomic      bool // all descriptors of a request are charged, or none
-	chargesShadow bool // in an atomic request that is denied, limits with shadow_mode or quota_mode are charged
+	hasOwnCounters     bool // different entries and units have different counters
+	hasAnyWildcards    bool // an asterisk may be anywhere
+	hasWeekNames       bool // metadata name the unit of an override WEEK
+	hasAllHeaders      bool // headers are sent even if the least that remains is 4294967295
+	canQuotaDeny       bool // a request is denied if all its limits with quota_mode are over
+	isAtomic           bool // all descriptors of a request are charged, or none
+	shouldChargeShadow bool // in an atomic request that is denied, limits with shadow_mode or quota_mode are charged
 }
 
 // settings are what operators set for a whole service.
@@ -49,8 +49,8 @@ type settings struct {
 
 // exactRules and atomicRules are the rules of Penstock's modes.
 var (
-	exactRules  = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true}
-	atomicRules = rules{ownNames: true, anyWildcards: true, anyRemaining: true, namesWeeks: true, quotaCanDeny: true, isAtomic: true, chargesShadow: true}
+	exactRules  = rules{hasOwnCounters: true, hasAnyWildcards: true, hasAllHeaders: true, hasWeekNames: true, canQuotaDeny: true}
+	atomicRules = rules{hasOwnCounters: true, hasAnyWildcards: true, hasAllHeaders: true, hasWeekNames: true, canQuotaDeny: true, isAtomic: true, shouldChargeShadow: true}
 )
 
 func newModel(rules rules, settings settings, domains ...*domain) *model {
@@ -65,13 +65,13 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 type match struct {
 	limit         *limit // nil if there is none
 	shadow, quota bool
-	patterns      []string // what stands for the value of an entry in the counter's name; "" is the value
+	patterns      []string // by entry: the part of the counter's name; "": the entry's value
 	isOverride    bool
 	isUnlimited   bool
 	isReplaced    bool
 }
 
-// counts tells whether the match has a counter.
+// counts returns true if the match has a counter.
 func (m match) counts() bool { return m.limit != nil && !m.isUnlimited && !m.isReplaced }
 
 // find returns the limits of all descriptors.
@@ -106,13 +106,13 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 	patterns := make([]string, len(descriptor.Entries))
 	nodes := d.nodes
 	for i, entry := range descriptor.Entries {
-		n, byPattern := step(nodes, entry, rules)
+		n, isPattern := step(nodes, entry, rules)
 		if n == nil {
 			return match{}
 		}
-		if n.shared && byPattern {
+		if n.shared && isPattern {
 			patterns[i] = strings.TrimPrefix(n.label(), entry.Key+"_")
-			if rules.anyWildcards && n.value != "" {
+			if rules.hasAnyWildcards && n.value != "" {
 				patterns[i] = n.value
 			}
 		}
@@ -124,9 +124,9 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 	return match{}
 }
 
-// step finds the node of one level: the label of key and value, or the first wildcard, or the key.
-// byPattern tells whether the node is a wildcard.
-func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, byPattern bool) {
+// step finds the node of an entry on one level: the one with the label key_value, else the first
+// wildcard that matches, else the one with the key alone. isPattern is true for a wildcard.
+func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, isPattern bool) {
 	whole := entry.Key + "_" + entry.Value
 	for _, n := range nodes {
 		if n.label() == whole {
@@ -135,7 +135,7 @@ func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rul
 	}
 	for _, n := range nodes {
 		isMatch := n.isWildcard() && strings.HasPrefix(whole, strings.TrimSuffix(n.label(), "*"))
-		if rules.anyWildcards {
+		if rules.hasAnyWildcards {
 			isMatch = strings.Contains(n.label(), "*") && matchesPattern(n.label(), whole)
 		}
 		if isMatch {
@@ -150,7 +150,7 @@ func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rul
 	return nil, false
 }
 
-// matchesPattern tells whether a text matches a pattern. An asterisk matches any text.
+// matchesPattern returns true if a text matches a pattern. An asterisk matches any text.
 func matchesPattern(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -190,18 +190,18 @@ func (m match) value(j int, entry *ratelimitv3.RateLimitDescriptor_Entry) string
 	return entry.Value
 }
 
-// hits returns the cost of a descriptor, and whether the descriptor itself has it.
-func hits(request *rls.RateLimitRequest, i int) (cost uint64, own bool) {
+// hits returns the cost of a descriptor. isOwn is true if the descriptor has hits of its own.
+func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 	if h := request.Descriptors[i].HitsAddend; h != nil {
 		return h.Value, true
 	}
 	return uint64(max(1, request.HitsAddend)), false
 }
 
-// shared tells for each descriptor whether its counter has counted for other entries or another
-// unit. envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
-// The counter of a second and the one of a day have one name in the day's first second. It expires
-// with the shorter window, plus a random time.
+// shared returns true for each descriptor whose counter has also counted for other entries or units.
+// envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter. In the
+// first second of a day, the counter of that second and the one of the day have one name. It
+// expires with the shorter window, plus a random time.
 func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	shared := make([]bool, len(request.Descriptors))
 	for i, match := range m.find(request) {
@@ -216,13 +216,13 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 			m.named[name], shared[i] = "several", true
 		}
 	}
-	for i, match := range m.find(request) { // the second of two in one request has changed the first
+	for i, match := range m.find(request) { // a later descriptor may have made the name of an earlier one ambiguous
 		shared[i] = shared[i] || match.counts() && m.named[match.counter(request, i, now)] == "several"
 	}
 	return shared
 }
 
-// A result is the answer for a descriptor.
+// A result is the decision for a descriptor.
 type result struct {
 	match
 	hasQuota  bool // its configuration has quota_mode
@@ -254,7 +254,7 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 
 // name returns the name of a counter.
 func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int64) string {
-	if m.rules.ownNames {
+	if m.rules.hasOwnCounters {
 		return fmt.Sprint(match.identity(request, i), now/seconds[match.limit.unit])
 	}
 	return match.counter(request, i, now)
@@ -268,7 +268,7 @@ func (m *model) read(v *result, request *rls.RateLimitRequest, i int, now int64)
 }
 
 func (m *model) answer(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
-	quotaDenies := m.rules.quotaCanDeny
+	quotaDenies := m.rules.canQuotaDeny
 	for i := range results {
 		v := &results[i]
 		if v.counts() && v.quota && !v.isOver {
@@ -298,8 +298,8 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		status.LimitRemaining = v.remaining
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
 		if hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT; hasDenied {
-			// The headers show the last limit that denies.
-		} else if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.anyRemaining) || strictest != nil && v.remaining < strictest.LimitRemaining {
+			// The headers show the last limit that denied.
+		} else if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.hasAllHeaders) || strictest != nil && v.remaining < strictest.LimitRemaining {
 			strictest = status
 		}
 		hasQuota = hasQuota || v.hasQuota
@@ -345,7 +345,7 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 		fields := map[string]any{"entries": entries}
 		if d.Limit != nil {
 			text := oneSpace(d.Limit.String())
-			if m.rules.namesWeeks && unitNames[d.Limit.Unit] == "WEEK" {
+			if m.rules.hasWeekNames && unitNames[d.Limit.Unit] == "WEEK" {
 				text = strings.TrimSuffix(text, "7") + "WEEK"
 			}
 			fields["limit"] = text

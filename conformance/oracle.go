@@ -12,11 +12,11 @@ import (
 // separate, so that its requirements do not affect this program or the workspace.
 const modulePath = "github.com/envoyproxy/ratelimit"
 
-// An oracle is the programs of envoyproxy/ratelimit, built from its module.
+// An oracle has the programs of envoyproxy/ratelimit, built from its module.
 type oracle struct {
 	version string
 	dir     string
-	clock   string // the file that its clock is set by; "" is the system's clock
+	clock   string // the file with its time; "": the system's clock
 }
 
 // buildOracle builds the programs in dir. It downloads missing modules.

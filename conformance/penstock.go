@@ -22,8 +22,8 @@ func (p *program) buildPenstock() error {
 	return nil
 }
 
-// penstock returns how penstock serve is started in a mode, with one of its gRPC servers: fast,
-// which is the default, or standard.
+// penstock returns a starter of penstock serve in a mode, with one of its gRPC servers: fast, which
+// is the default, or standard.
 func (p *program) penstock(mode, server string) starter {
 	return func(name string, g *generation, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
@@ -35,18 +35,18 @@ func (p *program) penstock(mode, server string) starter {
 		}
 		args := []string{
 			"serve", "--envoy-config", g.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
-			"--store", "redis://" + redis, "--store-timeout", answerLimit.String(), // a busy machine must not decide for the store
+			"--store", "redis://" + redis, "--store-timeout", answerLimit.String(), // so that a busy machine causes no fallback
 		}
 		for _, flag := range []struct {
-			is   bool
-			text string
+			isSet bool
+			text  string
 		}{
 			{g.settings.headers, "--envoy-headers=plain"},
 			{g.settings.metadata, "--envoy-metadata"},
 			{g.settings.shadow, "--envoy-shadow-mode"},
 			{g.settings.quota, "--envoy-quota-mode"},
 		} {
-			if flag.is {
+			if flag.isSet {
 				args = append(args, flag.text)
 			}
 		}
@@ -55,22 +55,22 @@ func (p *program) penstock(mode, server string) starter {
 	}
 }
 
-// exact compares mode exact: all responses are equal except for documented differences.
+// exact compares mode exact, whose responses have only documented differences.
 func (p *program) exact() error {
-	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "fast"))
+	return p.compare(&comparison{rightRules: exactRules}, p.penstock("exact", "fast"))
 }
 
 // exactStandard is exact with grpc-go's server.
 func (p *program) exactStandard() error {
-	return p.compare(&comparison{right: exactRules}, p.penstock("exact", "standard"))
+	return p.compare(&comparison{rightRules: exactRules}, p.penstock("exact", "standard"))
 }
 
 // exactClocked is exact with a clock that is set before each request.
 func (p *program) exactClocked() error {
-	return p.compareClocked(&comparison{right: exactRules, ownClock: true}, p.penstock("exact", "fast"))
+	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstock("exact", "fast"))
 }
 
-// atomic compares the default mode: the only differences are the ones that this mode intends.
+// atomic compares the default mode, whose responses differ only as this mode intends.
 func (p *program) atomic() error {
-	return p.compare(&comparison{right: atomicRules}, p.penstock("atomic", "fast"))
+	return p.compare(&comparison{rightRules: atomicRules}, p.penstock("atomic", "fast"))
 }

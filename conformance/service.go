@@ -116,7 +116,7 @@ func (s *service) stop() {
 	}
 }
 
-func (s *service) ask(request *rls.RateLimitRequest) answer {
+func (s *service) respond(request *rls.RateLimitRequest) answer {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	response, err := s.client.ShouldRateLimit(ctx, request)

@@ -22,22 +22,21 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The program of this file shares a core with loops busy loops, and makes decisions for many
-// callers.
+// busyMain shares a core with busyLoops endless loops, and makes decisions for busyCallers callers.
 const (
 	busyLoops   = 8
 	busyCallers = 64
 
-	busyName = "busy" // makes TestMain run that program
+	busyName = "busy" // value of PENSTOCK_FAULTS_LIMIT that makes TestMain run busyMain
 )
 
 // TestBusyMachineIsNoFailureOfTheStore runs a program on a core that it shares with busy loops,
-// while Redis has another core. The store makes at least 99.9 % of all decisions, and no breaker
-// opens. It tests the time after the start, with new limits, after SCRIPT FLUSH, after a failover,
-// and around a stop of the program. When Redis is stopped, the first callers wait for the deadline,
-// and later ones do not wait.
+// while Redis has another core. The store must make at least 99.9 % of all decisions, and no
+// breaker may open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and
+// around a stop of the program. When Redis is stopped, the first callers wait for the deadline, and
+// later ones do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
-	decisions := times(2_000, 10_000)
+	decisions := repeats(2_000, 10_000)
 	group := redistest.StartSentinel(t)
 	first, last := cores(t)
 	for _, s := range append([]*redistest.Server{group.Primary, group.Replica}, group.Sentinels...) {
@@ -74,32 +73,32 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 		}
 		return r
 	}
-	well := func(when string, limits int) {
+	checkBurst := func(when string, limits int) {
 		t.Helper()
 		if r := burst(when, limits, decisions); r.Store*1000 < decisions*999 || r.Opened > 0 {
 			t.Errorf("%s: the store made %d of %d decisions, and breakers opened %d times", when, r.Store, decisions, r.Opened)
 		}
 	}
-	well("after the start", 1)
-	well("with new limits", 3)
+	checkBurst("after the start", 1)
+	checkBurst("with new limits", 3)
 	if _, err := group.Primary.Do("SCRIPT", "FLUSH"); err != nil {
 		t.Fatal(err)
 	}
-	well("after SCRIPT FLUSH", 3)
+	checkBurst("after SCRIPT FLUSH", 3)
 	if err := group.Failover(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return burst("to find the new primary", 1, busyCallers).Store == busyCallers }, "the store decides after the failover")
-	well("after a failover", 3)
+	checkBurst("after a failover", 3)
 	stopInside(t, group.Primary, program.Process)
-	well("while the program is stopped for two seconds", 3)
+	checkBurst("while the program is stopped for two seconds", 3)
 
 	group.Primary.Pause()
 	if r := burst("with Redis stopped", 1, busyCallers); r.Store > 0 || r.Opened == 0 {
-		t.Errorf("%d decisions by a stopped store; breakers opened %d times", r.Store, r.Opened)
+		t.Errorf("the stopped store made %d decisions; breakers opened %d times", r.Store, r.Opened)
 	}
 	if r := burst("with the breaker open", 1, decisions); r.Store > 0 || r.Calls > decisions/10 {
-		t.Errorf("%d decisions by a stopped store; %d of %d were sent to it", r.Store, r.Calls, decisions)
+		t.Errorf("the stopped store made %d decisions; %d of %d were sent to it", r.Store, r.Calls, decisions)
 	}
 	group.Primary.Resume()
 }
@@ -163,7 +162,7 @@ func busyMain(url, _ string) error {
 		{Name: "window", Algorithm: penstock.SlidingWindow, Count: 1_000_000, Period: time.Minute},
 		{Name: "fixed", Algorithm: penstock.FixedWindow, Count: 1_000_000, Period: time.Minute},
 	}
-	answers := json.NewEncoder(os.Stdout)
+	reports := json.NewEncoder(os.Stdout)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		var limits, n int
 		if _, err := fmt.Sscan(lines.Text(), &limits, &n); err != nil {
@@ -199,7 +198,7 @@ func busyMain(url, _ string) error {
 		if text := last.Swap(nil); text != nil {
 			r.Err = *text
 		}
-		if err := answers.Encode(r); err != nil {
+		if err := reports.Encode(r); err != nil {
 			return err
 		}
 	}

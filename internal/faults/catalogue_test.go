@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// catalogue has all faults, by families. Their numbers go from F1 to F30.
+// catalogue has all faults, by family. Their numbers are F1 to F30.
 var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
-// elsewhere lists faults without an entry in the catalogue, or with further tests. It says where
-// they are tested, as "file: test", or why not.
+// elsewhere lists faults that have no entry in the catalogue, or that have further tests. Each
+// string is the place of a test, as "file: test", or the reason why there is none.
 var elsewhere = map[string][]string{
 	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
 	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
@@ -28,7 +28,7 @@ var elsewhere = map[string][]string{
 		"internal/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
 	"F22": {"internal/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/faults/process_test.go: TestTerminatedProgramReturnsItsLease"},
 	"F23": {"policy/policyfile/watch_test.go: TestRulesAreNeverAMixtureOfTwoVersions", "policy/policyfile/watch_test.go: TestBrokenFileChangesNothing", "httplimit/reload_test.go: TestReloadIsNeverAMixture"},
-	"F27": {"why not: instances do not count locally and sync later; units admitted in an outage are never charged to the store"},
+	"F27": {"why not: units that an instance admits in an outage are never charged to the store later"},
 }
 
 func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {

@@ -24,7 +24,7 @@ func (e *experiment) check() {
 	}
 	e.checkBounds()
 	e.checkWaiting()
-	if e.fault.charges && e.charged == 0 {
+	if e.fault.hasLateCharges && e.charged == 0 {
 		e.Error("no call without a reply was charged, so the fault did not lose replies")
 	}
 	e.Log(e.errors())
@@ -38,15 +38,15 @@ func (e *experiment) check() {
 // checkSources checks that the store made no decision during a fault that stops it.
 func (e *experiment) checkSources() {
 	stored := e.load.answers[during][penstock.FromStore]
-	if e.fault.answeredBy == byPolicies && !e.isPartial() && stored > 0 {
+	if e.fault.decidedBy == byPolicies && !e.isPartial() && stored > 0 {
 		e.Errorf("the store made %d of %d decisions during the fault", stored, len(e.load.latencies[during]))
 	}
 }
 
-// checkBounds compares the admitted units of each key with its bounds: one limit of the store for
-// each time that it started without its data, and the fallback's bound for each instance. If the
-// store has kept its data, its state must also agree with the decisions. A call without a reply may
-// have been charged once. Otherwise only leased units may be charged in addition.
+// checkBounds compares the admitted units of each key with two bounds. The store may admit the
+// limit once, and once more for each time that it lost its data. An instance may admit the bound of
+// its fallback. If the store has kept its data, its state must agree with the decisions: a call
+// without a reply may have been charged once, and leased units may be charged in addition.
 func (e *experiment) checkBounds() {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	if err != nil {
@@ -81,10 +81,10 @@ func (e *experiment) checkBounds() {
 		lost += unknown[a]
 	}
 	e.Logf("counted: %d keys within their bounds (largest use of a key: %v; %d replies lost, %d of them charged)",
-		accounts, named(most), lost, e.charged)
+		accounts, describeUse(most), lost, e.charged)
 }
 
-// used is how many units of a key are used, by the state of the store.
+// used returns how many units of a key are used, by the state of the store.
 func (e *experiment) used(direct *redisstore.Store, a limitKey) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -95,7 +95,7 @@ func (e *experiment) used(direct *redisstore.Store, a limitKey) int {
 	return policies[a.policy].units() - int(d.Status(0).Remaining)
 }
 
-// unknown is how many calls may have been charged without a reply, by key.
+// unknown returns how many calls without a reply may have been charged, by key.
 func (e *experiment) unknown() map[limitKey]int {
 	all := map[limitKey]int{}
 	for _, i := range e.load.instances {
@@ -117,9 +117,9 @@ func (e *experiment) checkErrors() {
 		}
 	}
 	expected := slices.Concat([]penstock.Reason{penstock.ReasonUnknown, penstock.ReasonUnreachable}, e.fault.wantErrors, e.fault.mayHaveErrors)
-	for class := range seen {
-		if !slices.ContainsFunc(expected, func(c penstock.Reason) bool { return c.String() == class }) {
-			e.Errorf("an instance saw errors with reason %s: %s", class, e.texts(class))
+	for reason := range seen {
+		if !slices.ContainsFunc(expected, func(c penstock.Reason) bool { return c.String() == reason }) {
+			e.Errorf("an instance saw errors with reason %s: %s", reason, e.texts(reason))
 		}
 	}
 }
@@ -136,11 +136,11 @@ func (e *experiment) reasons() map[string]int {
 	return all
 }
 
-// texts returns a few errors with a reason.
-func (e *experiment) texts(class string) (all []string) {
+// texts returns the texts of a few errors with a reason.
+func (e *experiment) texts(reason string) (all []string) {
 	for _, i := range e.load.instances {
 		i.spy.mu.Lock()
-		all = append(all, i.spy.texts[class]...)
+		all = append(all, i.spy.texts[reason]...)
 		i.spy.mu.Unlock()
 	}
 	slices.Sort(all)
@@ -150,28 +150,27 @@ func (e *experiment) texts(class string) (all []string) {
 func (e *experiment) errors() string {
 	text := ""
 	seen := e.reasons()
-	for _, class := range slices.Sorted(maps.Keys(seen)) {
-		text += fmt.Sprintf("%d errors with reason %s, such as\n\t%s\n", seen[class], class, strings.Join(e.texts(class), "\n\t"))
+	for _, reason := range slices.Sorted(maps.Keys(seen)) {
+		text += fmt.Sprintf("%d errors with reason %s, such as\n\t%s\n", seen[reason], reason, strings.Join(e.texts(reason), "\n\t"))
 	}
 	return text
 }
 
-// checkWaiting checks that no call waited too long. Every call had a deadline and has ended. During
-// the fault there were only as many calls as breakers let pass: those that open them, and one in 50
-// ms.
+// checkWaiting checks that every call had a deadline and has ended. It also checks that breakers
+// let few calls pass during the fault: those that open a breaker, and one probe in 50 ms.
 func (e *experiment) checkWaiting() {
 	var latest time.Duration
 	for i, in := range e.load.instances {
 		if n := in.spy.withoutDeadline.Load(); n > 0 {
 			e.Errorf("instance %d: %d calls without a deadline", i, n)
 		}
-		e.await(fmt.Sprintf("the calls of instance %d to end", i), func() bool { return in.spy.inFlight.Load() == 0 }) // leases still call the store
+		e.await(fmt.Sprintf("the end of the calls of instance %d", i), func() bool { return in.spy.inFlight.Load() == 0 }) // leases still call the store
 		latest = max(latest, time.Duration(in.spy.latest.Load()))
 	}
 	e.Logf("the latest call ended %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), e.deadline, e.reasons())
 	const failures, probeEvery = 5, 50 * time.Millisecond
 	pass := int64(e.cycles*(failures+e.callers) + e.cycles + int(e.faultTime/probeEvery))
-	if most := pass * instances * int64(e.target.shards); e.fault.answeredBy == byPolicies && !e.fault.storeIsCalled && !e.isPartial() && e.reached > most {
+	if most := pass * instances * int64(e.target.shards); e.fault.decidedBy == byPolicies && !e.fault.isStoreCalled && !e.isPartial() && e.reached > most {
 		e.Errorf("%d calls reached the store in %v of its fault; breakers let %d pass", e.reached, e.faultTime, most)
 	}
 	if isSoak {
@@ -187,7 +186,7 @@ const slack = 200 * time.Millisecond
 // may be busy.
 const recoverySlack = 10 * time.Second
 
-// checkLatency is for soaks, which have most of the machine for themselves.
+// checkLatency checks times. Only soaks call it: they have most of the machine for themselves.
 func (e *experiment) checkLatency() {
 	if took := slices.Max(e.recoveryTimes); e.target.kind != single && took > recoverySlack {
 		e.Errorf("the store decided for all instances only %v after the end of the fault", took)
@@ -199,7 +198,7 @@ func (e *experiment) checkLatency() {
 	}
 }
 
-func named(counts [len(policies)]int) string {
+func describeUse(counts [len(policies)]int) string {
 	text := ""
 	for p, n := range counts {
 		text += fmt.Sprintf("%s %d of %d, ", policies[p].name, n, policies[p].units())

@@ -14,48 +14,48 @@ var crowded = []fault{
 	{
 		id: "F24", name: "all connections closed, again and again",
 		begin: noop, meanwhile: storm, end: noop,
-		answeredBy: byAnySource,
-		finally:    dialledOnce,
+		decidedBy: byAnySource,
+		finally:   checkDialledOnce,
 	},
 	{
 		id: "F25", name: "many callers after an outage",
 		callers: 8,
 		begin:   kill, meanwhile: forRequests(2000),
 		end: func(e *experiment) {
-			e.dialled = e.storeCalls()
+			e.oldCalls = e.storeCalls()
 			restart(e)
 		},
 		dataLosses: 1,
-		finally:    ranNothingOld,
+		finally:    checkNothingOldRan,
 	},
 	{
 		id: "F26", name: "a route that is cut again and again",
 		route: toxic,
 		begin: noop, meanwhile: interruptRepeatedly, end: noop,
-		answeredBy: byAnySource,
+		decidedBy: byAnySource,
 	},
 }
 
-// connections is how many connections a client has to one server: rueidis spreads its pipeline over
-// so many.
-const connections = 4
+// maxConnections is the number of connections from a client to one server. rueidis spreads its
+// pipeline over them.
+const maxConnections = 4
 
 // storm closes all connections repeatedly, each time after the instances have reconnected.
 func storm(e *experiment) {
-	kills := 10
+	closings := 10
 	if isSoak {
-		kills = 100
+		closings = 100
 	}
 	before := e.received()
-	for range kills {
+	for range closings {
 		e.do("CLIENT KILL TYPE normal")
 		e.awaitRequests(20)
 	}
-	e.dialled += e.received() - before - int64(kills) - 1 // without those of this function
-	e.kills += kills
+	e.dialled += e.received() - before - int64(closings) - 1 // without the connections of this function
+	e.kills += closings
 }
 
-// received is how many connections the server has accepted.
+// received returns how many connections the server has accepted.
 func (e *experiment) received() int64 { e.Helper(); return e.receivedBy(e.target.primary()) }
 
 func (e *experiment) receivedBy(s *redistest.Server) int64 {
@@ -72,23 +72,23 @@ func (e *experiment) receivedBy(s *redistest.Server) int64 {
 	return n
 }
 
-// dialledOnce checks that a closed connection is dialled again only once, when it is needed, for
-// all waiting calls together.
-func dialledOnce(e *experiment) {
-	if most := int64((e.kills + e.cycles) * instances * connections); e.dialled > most {
-		e.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", e.dialled, e.kills, instances*connections)
+// checkDialledOnce checks that a closed connection is dialled again only once, for all waiting
+// calls together.
+func checkDialledOnce(e *experiment) {
+	if most := int64((e.kills + e.cycles) * instances * maxConnections); e.dialled > most {
+		e.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", e.dialled, e.kills, instances*maxConnections)
 	}
 	e.Logf("counted: %d times all connections closed (%d dialled)", e.kills, e.dialled)
 }
 
-// ranNothingOld checks that the server ran no script of earlier calls when it was up again.
-func ranNothingOld(e *experiment) {
+// checkNothingOldRan checks that the server ran no script of calls from before its restart.
+func checkNothingOldRan(e *experiment) {
 	ran, _, err := e.target.primary().CommandStats("evalsha")
 	if err != nil {
 		e.Fatal(err)
 	}
-	if calls := e.storeCalls() - e.dialled; ran > calls {
-		e.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
+	if calls := e.storeCalls() - e.oldCalls; ran > calls {
+		e.Errorf("%d scripts ran since the server restarted, for %d calls", ran, calls)
 	}
 	opened := int64(0)
 	for _, i := range e.load.instances {
@@ -111,7 +111,7 @@ func interruptRepeatedly(e *experiment) {
 	}
 }
 
-// wait lets a fault last for 0.5 to 1.5 times about.
-func (e *experiment) wait(about time.Duration) {
-	time.Sleep(about/2 + time.Duration(e.rng.Int64N(int64(about))))
+// wait waits for 0.5 to 1.5 times mean.
+func (e *experiment) wait(mean time.Duration) {
+	time.Sleep(mean/2 + time.Duration(e.rng.Int64N(int64(mean))))
 }

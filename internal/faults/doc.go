@@ -3,7 +3,7 @@
 // time, and the store decides again when the fault is over.
 //
 // TestLimitsHoldThroughEveryFault runs all faults of the catalogue. A fault defines how it begins
-// and ends; the experiment does the rest, which is the same for all. Several instances
+// and ends. An experiment does what all faults have in common. Several instances
 // (guard.Standard over redisstore) share a target (target_test.go: one server, Sentinel or a
 // Cluster). Callers send them requests all the time (load_test.go), for limits of every policy
 // (policy_test.go). In the end the results are checked (checks_test.go). Each family of faults has

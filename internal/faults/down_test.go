@@ -10,26 +10,26 @@ import (
 var down = []fault{
 	{
 		id: "F1", name: "down at start",
-		prepare: kill, startsAbsent: true,
+		prepare: kill, isAbsentAtStart: true,
 		begin: kill, end: restart,
 		wantErrors: []penstock.Reason{penstock.ReasonUnreachable}, dataLosses: 1,
 	},
 	{
 		id: "F2", name: "killed",
-		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // it keeps its data
+		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // so that it keeps its data
 		begin: kill, end: restart,
 		wantErrors: []penstock.Reason{penstock.ReasonUnreachable}, mayHaveErrors: []penstock.Reason{penstock.ReasonNotReady}, // loading
 	},
 	{
 		id: "F28", name: "restarted without its data",
 		begin: kill, meanwhile: restart, end: noop,
-		answeredBy: byAnySource, dataLosses: 1,
+		decidedBy: byAnySource, dataLosses: 1,
 	},
 	{
 		id: "F30", name: "moved to another server",
 		route: toxic,
 		begin: noop, meanwhile: move, end: noop,
-		answeredBy: byAnySource, dataLosses: 1, // the new server has no data
+		decidedBy: byAnySource, dataLosses: 1, // the new server has no data
 	},
 }
 
@@ -46,7 +46,7 @@ func move(e *experiment) {
 	s := redistest.Start(e.T)
 	kill(e)
 	e.target.servers[0], e.target.direct = s, s.URL()
-	e.await("the address to be free", func() bool { // it is released only after a moment
+	e.await("the address to be free", func() bool { // the killed server's address is busy for a moment
 		return e.target.toxics.Update(&toxiproxy.Proxy{Listen: e.target.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
 	})
 }

@@ -23,8 +23,8 @@ var seedFlag = flag.Uint64("seed", 0, "the seed, as a failure prints it; default
 // isSoak is true in a soak, which also finds rare failures.
 var isSoak = effort.Soak
 
-// TestMain lets more faults run at once than there are processors: they wait most of the time. It
-// is also the main function of the programs of process_test.go and busy_test.go.
+// TestMain runs more faults at once than there are processors, since faults wait most of the time.
+// It is also the main function of the programs of process_test.go and busy_test.go.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PENSTOCK_FAULTS_CHILD"); url != "" {
 		main, limit := childMain, os.Getenv("PENSTOCK_FAULTS_LIMIT")
@@ -58,32 +58,32 @@ type fault struct {
 	rounds       int           // in a soak, each with a new target; default: 1
 	canPartition bool          // the network between nodes of a Sentinel group or a Cluster can be cut
 
-	prepare      func(l *experiment) // prepares the target, before there are instances
-	hasClock     bool                // the single server has a clock that can be set: l.target.clock
-	startsAbsent bool                // the store does not decide before the fault either
-	begin        func(l *experiment) // starts the fault; it has begun when this returns
-	meanwhile    func(l *experiment) // happens during the fault
-	end          func(l *experiment) // ends the fault
+	prepare         func(l *experiment) // prepares the target, before there are instances
+	hasClock        bool                // the single server has a clock that can be set: l.target.clock
+	isAbsentAtStart bool                // the store does not decide before the fault either
+	begin           func(l *experiment) // starts the fault; it has begun when this returns
+	meanwhile       func(l *experiment) // happens during the fault
+	end             func(l *experiment) // ends the fault
 
 	option  func(l *experiment, instance int) rueidis.ClientOption // how an instance connects to the target; default: by its URL
 	finally func(l *experiment)                                    // further checks in the end
 
-	answeredBy    answeredBy        // source of decisions during the fault
-	wantErrors    []penstock.Reason // errors that instances must see
-	mayHaveErrors []penstock.Reason // errors that instances may see, besides unknown and unreachable, which a slow machine can cause
-	storeIsCalled bool              // breakers stay closed: the store rejects only some limits, at once
-	charges       bool              // some calls without a reply are charged
-	isPartial     bool              // the store makes some decisions during the fault
-	dataLosses    int               // how often the store starts without its data
+	decidedBy      decider           // source of decisions during the fault
+	wantErrors     []penstock.Reason // errors that instances must see
+	mayHaveErrors  []penstock.Reason // errors that instances may see, besides unknown and unreachable, which a slow machine can cause
+	isStoreCalled  bool              // breakers stay closed: the store rejects only some limits, at once
+	hasLateCharges bool              // some calls without a reply are charged
+	isPartial      bool              // the store makes some decisions during the fault
+	dataLosses     int               // how often the store starts without its data
 }
 
-// answeredBy is the source of the decisions during a fault.
-type answeredBy int
+// A decider is the source of the decisions during a fault.
+type decider int
 
 const (
-	byPolicies  answeredBy = iota // the fallback of each policy, on each instance
-	byStore                       // the store, as without a fault
-	byAnySource                   // the fault is too short, or comes and goes
+	byPolicies  decider = iota // the fallback of each policy, on each instance
+	byStore                    // the store, as without a fault
+	byAnySource                // the fault is too short, or comes and goes
 )
 
 // An experiment runs a fault.
@@ -95,14 +95,15 @@ type experiment struct {
 	deadline      time.Duration // of a decision
 	target        *target
 	load          *load
-	faultTime     time.Duration // total time of faults
-	reached       int64         // calls that reached the store during faults
-	callers       int           // on each instance
-	cycles        int           // how often the fault happens
-	charged       int           // units that were charged without a reply
-	kills         int           // counts of single faults
-	dialled       int64
-	authorities   [2]*authority
+	faultTime     time.Duration   // total time of faults
+	reached       int64           // calls that reached the store during faults
+	callers       int             // on each instance
+	cycles        int             // how often the fault happens
+	charged       int             // units that were charged without a reply
+	kills         int             // how often all connections were closed
+	dialled       int64           // connections that were dialled after that
+	oldCalls      int64           // calls to the store before its restart
+	authorities   [2]*authority   // of secured faults
 	undo          func()          // set by begin: ends the fault
 	recoveryTimes []time.Duration // time from the end of each fault until the store decided for all instances
 	group         group           // state of faults on several servers
@@ -166,7 +167,7 @@ func (e *experiment) run(k kind) {
 	}
 	e.load = startLoad(all, e.callers, e.seed)
 	e.Cleanup(e.load.stop)
-	if !e.fault.startsAbsent {
+	if !e.fault.isAbsentAtStart {
 		e.awaitStore()
 	}
 	for range e.cycles {
@@ -186,11 +187,11 @@ func (e *experiment) cycle() {
 	if e.fault.meanwhile != nil {
 		e.fault.meanwhile(e)
 	}
-	switch e.fault.answeredBy {
+	switch e.fault.decidedBy {
 	case byPolicies:
 		e.await("the fallback of every policy", func() bool {
 			return e.every(func(i, p int) bool {
-				return e.load.since(i, p, policies[p].answers) >= enough || e.isPartial() && policies[p].keys == 1 // its keys may all be on other nodes
+				return e.load.since(i, p, policies[p].fallback) >= enough || e.isPartial() && policies[p].keys == 1 // its keys may all be on other nodes
 			})
 		})
 	case byStore:
@@ -219,10 +220,10 @@ func (e *experiment) optionOf(i int) rueidis.ClientOption {
 	return option
 }
 
-// isPartial is true if the store makes some decisions during the fault: a fault of one server does
-// not affect the others of a Cluster.
+// isPartial returns true if the store makes some decisions during the fault: a fault of one node of
+// a Cluster does not affect the other nodes.
 func (e *experiment) isPartial() bool {
-	return e.fault.isPartial || e.target.kind == cluster && e.fault.answeredBy == byPolicies
+	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byPolicies
 }
 
 // enough is how many decisions of a source are awaited, from each instance and for each policy.
@@ -231,7 +232,7 @@ const enough = 10
 // awaitStore waits until the store decides for every policy on every instance.
 func (e *experiment) awaitStore() {
 	e.Helper()
-	e.await("the store decides", func() bool {
+	e.await("decisions by the store for every policy", func() bool {
 		return e.every(func(i, p int) bool {
 			return e.load.since(i, p, penstock.FromStore)+e.load.since(i, p, penstock.FromLease) >= enough
 		})
@@ -249,11 +250,11 @@ func (e *experiment) every(ok func(instance, policy int) bool) bool {
 	return true
 }
 
-// awaitRequests waits until n more requests are decided.
+// awaitRequests waits for the decisions of n more requests.
 func (e *experiment) awaitRequests(n int) {
 	e.Helper()
 	n += e.load.requests()
-	e.await(fmt.Sprint(n, " requests are decided"), func() bool { return e.load.requests() >= n })
+	e.await(fmt.Sprint("request ", n), func() bool { return e.load.requests() >= n })
 }
 
 // forRequests makes a fault last for n requests.
@@ -267,12 +268,12 @@ func (e *experiment) await(what string, ok func() bool) {
 	const limit = 30 * time.Second
 	for end := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.Fatalf("not within %v: %s\n%v\n%s", limit, what, e.load, e.errors())
+			e.Fatalf("waited %v for %s\n%v\n%s", limit, what, e.load, e.errors())
 		}
 	}
 }
 
-// storeCalls is how many calls have reached the store.
+// storeCalls returns how many calls have reached the store.
 func (e *experiment) storeCalls() (n int64) {
 	for _, i := range e.load.instances {
 		n += i.spy.calls.Load()
@@ -294,7 +295,7 @@ func noop(*experiment) {}
 
 func undo(e *experiment) { e.undo() }
 
-// do is a step of a fault that only runs commands.
-func do(commands ...string) func(*experiment) {
+// runCommands returns a step of a fault that runs commands.
+func runCommands(commands ...string) func(*experiment) {
 	return func(e *experiment) { e.Helper(); e.do(commands...) }
 }

@@ -11,25 +11,25 @@ var failovers = []fault{
 	{
 		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
 		begin: func(e *experiment) { e.chooseVictim().victim.Kill() }, meanwhile: awaitFallback, end: awaitSuccessor,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(e *experiment) { losesOnlyInFlight(e); breakersFollowSuccessor(e) },
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(e *experiment) { checkOnlyInFlightLost(e); checkBreakersFollow(e) },
 	},
 	{
 		id: "F4", name: "the primary stopped", on: groups, cycles: 1, rounds: inSoak,
 		begin: func(e *experiment) { e.chooseVictim().victim.Pause() }, meanwhile: awaitFallback, end: awaitSuccessor,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(e *experiment) { losesOnlyInFlight(e); breakersFollowSuccessor(e) },
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(e *experiment) { checkOnlyInFlightLost(e); checkBreakersFollow(e) },
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
 		begin: func(e *experiment) { e.startUnreplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).noteUnreplicated,
-		answeredBy: byAnySource, wantErrors: duringTakeover,
-		dataLosses: 1, finally: losesOnlyUnreplicated,
+		decidedBy: byAnySource, wantErrors: duringTakeover,
+		dataLosses: 1, finally: checkOnlyUnreplicatedLost,
 	},
 	{
 		id: "F13", name: "a failover by hand that loses nothing", on: []kind{cluster}, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: func(e *experiment) { e.chooseVictim(); e.must(e.target.cluster.Promote(e.group.successor)) }, end: noop,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
 	},
 	{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
@@ -37,8 +37,8 @@ var failovers = []fault{
 			e.startUnreplicated()
 			e.must(e.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
 		}, end: noop,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(e *experiment) { e.noteUnreplicated(); losesOnlyUnreplicated(e) },
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(e *experiment) { e.noteUnreplicated(); checkOnlyUnreplicatedLost(e) },
 	},
 	{
 		id: "F13", name: "a failover that loses what was granted", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
@@ -50,13 +50,13 @@ var failovers = []fault{
 			e.noteUnreplicated()
 			resumeReplication(e)
 		}, end: noop,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: losesSome,
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: checkSomeLost,
 	},
 	{
 		id: "F30", name: "the primary moves to another address", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: moveAddress, end: noop,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
 	},
 }
 

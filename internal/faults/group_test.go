@@ -15,8 +15,8 @@ import (
 var groups = []kind{sentinel, cluster}
 
 // inSoak is how many times a soak repeats a fault from which a group of servers needs seconds to
-// recover. After a failover, each fault has a new group: Sentinels may answer a second failover
-// soon after the first with a third.
+// recover. Each failover gets a new group, because a second failover soon after the first may make
+// the Sentinels start a third.
 const inSoak = 8
 
 // A group is the state of faults on a Sentinel group or a Cluster.
@@ -86,7 +86,8 @@ func (e *experiment) granted() map[limitKey]int {
 	return all
 }
 
-// startUnreplicated records what the replica has: later grants of the store may be lost.
+// startUnreplicated records the units that the replica knows. Units that the store grants later may
+// be lost.
 func (e *experiment) startUnreplicated() *group {
 	e.Helper()
 	g := e.chooseVictim()
@@ -106,8 +107,8 @@ func pauseReplication(e *experiment) {
 	e.target.proxies[slices.Index(e.target.cluster.Nodes, g.victim)].Block(g.successor.Source)
 }
 
-// resumeReplication removes that block. Held data does not arrive, as the replica follows no
-// primary by then.
+// resumeReplication removes the block of pauseReplication. The data that the block held does not
+// arrive, since the replica no longer follows a primary.
 func resumeReplication(e *experiment) {
 	if e.target.sentinel != nil {
 		e.target.sentinel.Proxy(e.group.victim).Block()
@@ -127,9 +128,9 @@ func (e *experiment) noteUnreplicated() {
 	}
 }
 
-// losesOnlyUnreplicated compares the used units of every key, by the store in the end, with the
-// granted ones.
-func losesOnlyUnreplicated(e *experiment) {
+// checkOnlyUnreplicatedLost compares the granted units of every key with those that the store
+// reports as used in the end. Only units that were granted without replication may be missing.
+func checkOnlyUnreplicatedLost(e *experiment) {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	e.must(err)
 	defer direct.Close()
@@ -147,17 +148,17 @@ func losesOnlyUnreplicated(e *experiment) {
 	e.Logf("counted: %d keys have lost only grants without replication (%d units)", keys, g.lost)
 }
 
-// losesSome also checks that something was lost: otherwise the test proves nothing.
-func losesSome(e *experiment) {
-	losesOnlyUnreplicated(e)
+// checkSomeLost also checks that some units were lost: otherwise the test proves nothing.
+func checkSomeLost(e *experiment) {
+	checkOnlyUnreplicatedLost(e)
 	if e.group.lost == 0 {
 		e.Error("nothing was lost, so the fault had no effect")
 	}
 }
 
-// losesOnlyInFlight allows the loss of decisions of the last turn of the primary's event loop,
-// which it may not have replicated.
-func losesOnlyInFlight(e *experiment) {
+// checkOnlyInFlightLost checks that no more units are lost than were in flight. The primary may not
+// have replicated the decisions of the last turn of its event loop.
+func checkOnlyInFlightLost(e *experiment) {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	e.must(err)
 	defer direct.Close()
@@ -173,9 +174,9 @@ func losesOnlyInFlight(e *experiment) {
 	e.Logf("counted: %d failovers (%d units lost, at most %d were in flight)", e.cycles, lost, e.cycles*instances*e.callers)
 }
 
-// breakersFollowSuccessor checks that breakers have the names of the nodes after the failover: the
-// store updates them within 10 s.
-func breakersFollowSuccessor(e *experiment) {
+// checkBreakersFollow checks that breakers have the names of the nodes after the failover. The
+// store updates the names within 10 s.
+func checkBreakersFollow(e *experiment) {
 	if e.target.cluster == nil || !isSoak {
 		return
 	}
@@ -185,7 +186,7 @@ func breakersFollowSuccessor(e *experiment) {
 			continue
 		}
 		charges := []penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit}}
-		e.await("every instance to know the new primary", func() bool {
+		e.await("every instance to use the new primary", func() bool {
 			for _, in := range e.load.instances {
 				if in.spy.Node(charges) != e.group.successor.Addr {
 					return false
@@ -195,19 +196,19 @@ func breakersFollowSuccessor(e *experiment) {
 		})
 		return
 	}
-	e.Error("the new primary has no key")
+	e.Error("no key of the load belongs to the new primary")
 }
 
-// awaitFallback waits until every instance has decided without the store. On a Cluster not each
-// policy need have: it depends on the node of its keys.
+// awaitFallback waits until every instance has decided without the store. It looks only at the
+// closed policy: on a Cluster, another policy may have no key on the node with the fault.
 func awaitFallback(e *experiment) {
 	e.await("the fallback of every instance", func() bool {
 		return e.every(func(i, p int) bool { return p != closedPolicy || e.load.since(i, p, penstock.FromClosed) >= 3 })
 	})
 }
 
-// onlyNamedBreakersOpened checks that only breakers of the listed nodes have opened.
-func onlyNamedBreakersOpened(e *experiment) {
+// checkOpenedBreakers checks that only breakers of the nodes in group.openings have opened.
+func checkOpenedBreakers(e *experiment) {
 	for i, in := range e.load.instances {
 		in.shards.Range(func(name, _ any) bool {
 			if !slices.Contains(e.group.openings, name.(string)) {
@@ -218,7 +219,7 @@ func onlyNamedBreakersOpened(e *experiment) {
 	}
 }
 
-// slotOf is the slot of a key in the Cluster.
+// slotOf returns the slot of a key in the Cluster.
 func (e *experiment) slotOf(a limitKey) int {
 	e.Helper()
 	key, err := redisstore.KeyOf(penstock.Charge{Key: a.key, Plan: policies[a.policy].limit, Cost: 1}, redisstore.Options{})

@@ -34,7 +34,7 @@ func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Durat
 	i.store, err = guard.Standard(i.spy, guard.Options{
 		Server:    store,
 		Timeout:   guard.TimeoutOptions{After: deadline},
-		Breaker:   guard.BreakerOptions{Changed: i.changed},
+		Breaker:   guard.BreakerOptions{Changed: i.recordBreaker},
 		Limits:    settingsOf,
 		Instances: instances,
 	})
@@ -48,7 +48,7 @@ func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Durat
 	return i
 }
 
-func (i *instance) changed(shard string, _, to guard.State) {
+func (i *instance) recordBreaker(shard string, _, to guard.State) {
 	switch to {
 	case guard.StateOpen:
 		i.opened.Add(1)
@@ -101,27 +101,27 @@ func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.D
 		most = s.latest.Load()
 	}
 	if err != nil && charges[0].Mode != penstock.Refund { // a lease that cannot return units in time keeps them
-		s.failed(charges, err)
+		s.recordError(charges, err)
 	}
 	return d, err
 }
 
-func (s *spy) failed(charges []penstock.Charge, err error) {
-	class, mayBeCharged := "other", true
+func (s *spy) recordError(charges []penstock.Charge, err error) {
+	reason, mayBeCharged := "other", true
 	if e := penstock.AsStoreError(err); e != nil {
-		class, mayBeCharged = e.Reason.String(), e.MayBeCharged
+		reason, mayBeCharged = e.Reason.String(), e.MayBeCharged
 		switch e.Reason {
 		case penstock.ReasonTimeout:
-			class = penstock.ReasonUnknown.String() // the machine's speed decides which of the two it is
+			reason = penstock.ReasonUnknown.String() // the machine's speed decides which of the two errors it is
 		case penstock.ReasonLate:
-			class = penstock.ReasonUnreachable.String()
+			reason = penstock.ReasonUnreachable.String()
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reasons[class]++
-	if text := err.Error(); len(s.texts[class]) < 5 && !slices.Contains(s.texts[class], text) {
-		s.texts[class] = append(s.texts[class], text)
+	s.reasons[reason]++
+	if text := err.Error(); len(s.texts[reason]) < 5 && !slices.Contains(s.texts[reason], text) {
+		s.texts[reason] = append(s.texts[reason], text)
 	}
 	if mayBeCharged {
 		for i := range charges {

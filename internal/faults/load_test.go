@@ -30,8 +30,8 @@ const sources = int(penstock.FromClosed) + 1
 // A load sends requests to all instances all the time, more for every key than its limit.
 //
 // The keys change: each policy has several current keys at any time, so that a fault meets unused,
-// half used and exhausted keys. A quarter of the keys is used on one instance before the fault and
-// on the others during it, which is the worst case for shares.
+// half used and exhausted keys. A quarter of the keys is used on the first instance before the
+// fault and on the others during it, which is the worst case for shares.
 type load struct {
 	instances []*instance
 	stopping  atomic.Bool
@@ -164,13 +164,13 @@ func (l *load) send(i int, rng *rand.Rand) {
 		// Units that the store has granted to this instance count in its share.
 		p := &policies[a.policy]
 		if had := known.store[i] + known.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
-			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted another one by itself",
+			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted one more without the store",
 				p.name, i, had, a.key, p.fallbackBound))
 		}
 	}
 }
 
-// requests is how many requests were decided.
+// requests returns how many requests were decided.
 func (l *load) requests() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,33 +7,33 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server makes decisions, and something is lost. The checks see that nothing is charged twice.
+// The server makes decisions while keys, scripts or replies are lost. No call is charged twice.
 var lost = []fault{
 	{
 		id: "F11", name: "all keys evicted",
 		deadline: patient,
-		begin:    do("FLUSHALL"), end: noop,
-		answeredBy: byStore, dataLosses: 1,
-		finally: withoutError,
+		begin:    runCommands("FLUSHALL"), end: noop,
+		decidedBy: byStore, dataLosses: 1,
+		finally: checkNoError,
 	},
 	{
 		id: "F12", name: "scripts forgotten", onMore: groups,
 		deadline: patient,
 		begin:    forgetScripts, meanwhile: forRequests(500), end: undo,
-		answeredBy: byStore,
-		finally:    withoutError,
+		decidedBy: byStore,
+		finally:   checkNoError,
 	},
 	{
 		id: "F15", name: "replies lost",
 		route: lossy,
 		begin: lose((*redistest.Proxy).Lose, true), end: lose((*redistest.Proxy).Lose, false),
-		wantErrors: unknown, charges: true,
+		wantErrors: unknown, hasLateCharges: true,
 	},
 	{
 		id: "F15", name: "connections lost with their replies",
 		route: lossy,
 		begin: lose((*redistest.Proxy).Cut, true), end: lose((*redistest.Proxy).Cut, false),
-		wantErrors: unknown, charges: true,
+		wantErrors: unknown, hasLateCharges: true,
 	},
 }
 
@@ -64,14 +64,15 @@ func forgetScripts(e *experiment) {
 	}
 }
 
-func lose(how func(*redistest.Proxy, bool), on bool) func(*experiment) {
+// lose makes the lossy proxy start or stop losing the replies to EVALSHA.
+func lose(how func(*redistest.Proxy, bool), isOn bool) func(*experiment) {
 	return func(e *experiment) {
 		e.target.lossy.Only("EVALSHA")
-		how(e.target.lossy, on)
+		how(e.target.lossy, isOn)
 	}
 }
 
-func withoutError(e *experiment) {
+func checkNoError(e *experiment) {
 	if seen := e.reasons(); len(seen) > 0 {
 		e.Errorf("instances saw errors:\n%s", e.errors())
 	}

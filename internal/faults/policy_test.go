@@ -16,7 +16,7 @@ type policy struct {
 	name          string
 	limit         *penstock.Plan
 	settings      guard.Settings
-	answers       penstock.Source // source of decisions without the store
+	fallback      penstock.Source // source of decisions without the store
 	fallbackBound int             // most units of a key that an instance admits without the store
 	keys          int64           // keys in use at one time
 }
@@ -29,14 +29,14 @@ var policies = [...]policy{
 	{"leased", perDay(120, "leased"), guard.Settings{OnFailure: guard.FailLocal, Lease: 10}, penstock.FromFallback, 120 / instances, 1}, // with a lease
 }
 
-// units is how many units of a key may be admitted.
+// units returns how many units of a key may be admitted.
 func (p *policy) units() int { return int(p.limit.Limit().Count) }
 
-// leaseReturns is how many leased units of a key an instance may hold or be receiving. In a fault
-// it returns them, beyond the count of its share.
+// leaseReturns returns how many leased units of a key an instance may hold or be receiving. In a
+// fault the instance returns them to its share, which may then admit as many more.
 func (p *policy) leaseReturns() int { return 2 * int(p.settings.Lease) }
 
-// perDay compiles a limit of n per day, in the form that a Limiter has.
+// perDay compiles a limit of n units per day.
 func perDay(n int64, name string) *penstock.Plan {
 	limit, err := penstock.PerDay(n).WithName(name).Compile()
 	if err != nil {

@@ -18,8 +18,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// F21 and F22: the program itself is stopped, killed or terminated, while it has a lease and a
-// slot.
+// F21 and F22: the program itself is stopped, killed or terminated while it has a lease and a slot.
 
 const (
 	leased   = 50 // most units of a lease
@@ -39,7 +38,7 @@ func leasing(limit *penstock.Plan) guard.Settings {
 	return guard.Settings{OnFailure: guard.FailClosed, Lease: leased}
 }
 
-// openLeasing opens an instance with leases and a long timeout: these are not faults of the store.
+// openLeasing opens an instance with leases. Its timeout is long, since the store has no fault.
 func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 	store, err := redisstore.Open(url, redisstore.Options{})
 	if err != nil {
@@ -58,8 +57,8 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 }
 
 // childMain is the program that the tests of this file start. It acquires a slot and then spends
-// units of a limit, one after the other. For each unit it prints its source and the times before
-// and after. It ends cleanly at SIGTERM.
+// units of a limit, one after the other. For each unit it prints the source of the decision and the
+// times before and after it. It ends cleanly on SIGTERM.
 func childMain(url, limitName string) error {
 	g, _, closeAll, err := openLeasing(url)
 	if err != nil {
@@ -103,7 +102,7 @@ type grant struct {
 	from, to int64
 }
 
-// A child is a program of childMain, and the units that it has spent so far.
+// A child is a process that runs childMain, and the units that it has spent so far.
 type child struct {
 	cmd   *exec.Cmd
 	ended chan error
@@ -139,7 +138,7 @@ func startChild(t *testing.T, url string, limit *penstock.Plan) *child {
 	return c
 }
 
-// spent returns what the child has spent so far, and how many units by its lease.
+// spent returns the units that the child has spent so far, and how many of them its lease had.
 func (c *child) spent() (grants []grant, leased int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +169,7 @@ func eventually(t *testing.T, ok func() bool, what string) {
 	}
 }
 
-// usedDaily is how many units of the daily limit are used, by the state of the store.
+// usedDaily returns how many units of the daily limit are used, by the state of the store.
 func usedDaily(t *testing.T, store *redisstore.Store) int {
 	t.Helper()
 	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: daily, Mode: penstock.Peek}})
@@ -180,14 +179,15 @@ func usedDaily(t *testing.T, store *redisstore.Store) int {
 	return int(daily.Limit().Count - d.Status(0).Remaining)
 }
 
-func times(short, soak int) int {
+// repeats returns how often a test repeats its fault.
+func repeats(short, soak int) int {
 	if isSoak {
 		return soak
 	}
 	return short
 }
 
-// startStore starts a server, and opens a store and a limiter to look at it from outside.
+// startStore starts a server, and opens a store and a limiter for the checks.
 func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.Limiter) {
 	t.Helper()
 	s := redistest.Start(t)
@@ -207,7 +207,7 @@ func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.L
 func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
-	lost, kills := 0, times(2, 60)
+	lost, kills := 0, repeats(2, 60)
 	for range kills {
 		before := usedDaily(t, store)
 		c := startChild(t, s.URL(), daily)
@@ -216,8 +216,8 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 		<-c.ended
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-1 || used > len(grants)+leased+1 { // one unit was not printed before the kill, one has refilled
-			t.Errorf("%d units are used, %d were spent; a program may lose %d", used, len(grants), leased)
+		if used < len(grants)-1 || used > len(grants)+leased+1 { // one unit was not printed before the kill, and one has refilled
+			t.Errorf("%d units are used and %d were spent; a program may lose %d", used, len(grants), leased)
 		}
 		lost += used - len(grants)
 		eventually(t, func() bool {
@@ -232,12 +232,12 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 }
 
 // F22: a program that is terminated returns its lease and its slot. If a busy machine makes this
-// take too long, the lease is lost as in a kill: a late refund could free units that others
-// have used.
+// take too long, the lease is lost as in a kill: a late refund could free units that other
+// instances have used.
 func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
-	ends, whole := times(2, 60), 0
+	ends, whole := repeats(2, 60), 0
 	for tries := 0; whole < ends; tries++ {
 		if tries == 3*ends {
 			t.Fatalf("only %d of %d programs returned everything", whole, tries)
@@ -258,7 +258,7 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
 		if used < len(grants)-5 || used > len(grants)+leased { // one unit refills in 9 s
-			t.Errorf("%d units are used, %d were spent", used, len(grants))
+			t.Errorf("%d units are used and %d were spent", used, len(grants))
 		}
 		if used <= len(grants) {
 			whole++
@@ -277,8 +277,8 @@ func reset(t *testing.T, store *redisstore.Store) {
 	}
 }
 
-// F21: a program is stopped with a lease, for longer than the lease lasts. Afterwards it spends
-// nothing of it: units of an old window would exceed a later window that others have used up.
+// F21: a program with a lease is stopped for longer than the lease lasts. Afterwards it spends
+// nothing of that lease: units of an old window would exceed a later window that is used up.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)
@@ -308,7 +308,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 			time.Sleep(500 * time.Microsecond)
 		}
 	})
-	stops := times(3, 60)
+	stops := repeats(3, 60)
 	for range stops {
 		stopped.awaitLeased(t, 20)
 		_ = stopped.cmd.Process.Signal(syscall.SIGSTOP)

@@ -22,34 +22,34 @@ var (
 var refusing = []fault{
 	{
 		id: "F5", name: "loading",
-		prepare: do("DEBUG POPULATE 2000", "SAVE"), // it loses everything written later
+		prepare: runCommands("DEBUG POPULATE 2000", "SAVE"), // the server loses everything that is written later
 		begin: func(e *experiment) {
 			kill(e)
 			if err := e.target.primary().Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {
 				e.Fatal(err)
 			}
 		},
-		end:       func(e *experiment) { e.await("the server to finish loading", e.answers) },
+		end:       func(e *experiment) { e.await("the server to finish loading", e.isAnswering) },
 		isPartial: true, wantErrors: unready, dataLosses: 1,
 	},
 	{
 		id: "F6", name: "read-only",
-		begin: do("REPLICAOF 127.0.0.1 1"), end: do("REPLICAOF NO ONE"),
+		begin: runCommands("REPLICAOF 127.0.0.1 1"), end: runCommands("REPLICAOF NO ONE"),
 		wantErrors: unready,
 	},
 	{
 		id: "F7", name: "a replica without its primary",
-		begin: do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), end: do("REPLICAOF NO ONE"),
+		begin: runCommands("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), end: runCommands("REPLICAOF NO ONE"),
 		wantErrors: unready,
 	},
 	{
 		id: "F7", name: "too few replicas", onMore: groups,
-		begin: do("CONFIG SET min-replicas-to-write 2"), end: do("CONFIG SET min-replicas-to-write 0"),
+		begin: runCommands("CONFIG SET min-replicas-to-write 2"), end: runCommands("CONFIG SET min-replicas-to-write 0"),
 		wantErrors: unready,
 	},
 	{
 		id: "F10", name: "out of memory", onMore: groups,
-		begin: do("CONFIG SET maxmemory 1"), end: do("CONFIG SET maxmemory 0"),
+		begin: runCommands("CONFIG SET maxmemory 1"), end: runCommands("CONFIG SET maxmemory 0"),
 		wantErrors: []penstock.Reason{penstock.ReasonOutOfMemory},
 	},
 	{
@@ -62,19 +62,19 @@ var refusing = []fault{
 				return err != nil && strings.HasPrefix(err.Error(), "BUSY")
 			})
 		},
-		end:        do("SCRIPT KILL"),
+		end:        runCommands("SCRIPT KILL"),
 		wantErrors: []penstock.Reason{penstock.ReasonBusy},
 	},
 	{
 		id: "F17", name: "a right revoked",
 		prepare: asLimiter,
-		begin:   do("ACL SETUSER limiter -time"), end: do("ACL SETUSER limiter +time"),
-		wantErrors: refused, storeIsCalled: true,
+		begin:   runCommands("ACL SETUSER limiter -time"), end: runCommands("ACL SETUSER limiter +time"),
+		wantErrors: refused, isStoreCalled: true,
 	},
 	{
 		id: "F17", name: "another password",
 		prepare: asLimiter,
-		begin:   do("ACL SETUSER limiter resetpass >another", "CLIENT KILL USER limiter"), end: do("ACL SETUSER limiter resetpass >secret"),
+		begin:   runCommands("ACL SETUSER limiter resetpass >another", "CLIENT KILL USER limiter"), end: runCommands("ACL SETUSER limiter resetpass >secret"),
 		wantErrors: refused,
 	},
 	{
@@ -105,7 +105,7 @@ func rights(t testing.TB) string {
 	return strings.Join(found, " ")
 }
 
-// fill takes the last place for one client, which undo frees.
+// fill sets maxclients to 1 and takes that connection, until undo.
 func fill(e *experiment) { e.undo = fillServer(e, e.target.primary()) }
 
 func fillServer(e *experiment, s *redistest.Server) (empty func()) {

@@ -21,46 +21,46 @@ var reshards = []fault{
 		id: "F8", name: "slots move back and forth", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
 		begin:    noop, meanwhile: moveSlots(otherPrimary), end: noop,
-		answeredBy: byStore,
-		finally:    withoutError,
+		decidedBy: byStore,
+		finally:   checkNoError,
 	},
 	{
 		id: "F12", name: "slots move to a server without scripts", on: []kind{cluster}, cycles: 1, rounds: inSoak,
 		deadline: patient,
 		begin:    noop, meanwhile: moveSlots(newPrimary), end: noop,
-		answeredBy: byStore,
-		finally:    withoutError,
+		decidedBy: byStore,
+		finally:   checkNoError,
 	},
 	{
 		id: "F9", name: "a shard is down, and the Cluster continues without it", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
-		prepare:  func(e *experiment) { e.onAll("CONFIG SET cluster-require-full-coverage no"); alone(e) },
-		begin:    killAlone, meanwhile: othersDecide, end: restartAlone,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		prepare:  func(e *experiment) { e.onAll("CONFIG SET cluster-require-full-coverage no"); removeReplica(e) },
+		begin:    killVictim, meanwhile: othersDecide, end: restartVictim,
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
 		dataLosses: 1,
-		finally:    onlyNamedBreakersOpened,
+		finally:    checkOpenedBreakers,
 	},
 	{
 		id: "F9", name: "a shard is down, and so is the Cluster", on: []kind{cluster}, cycles: inSoak,
-		prepare: alone,
-		begin:   killAlone, end: restartAlone,
+		prepare: removeReplica,
+		begin:   killVictim, end: restartVictim,
 		isPartial: true, wantErrors: duringTakeover,
 		dataLosses: 1,
 	},
 	{
 		id: "F24", name: "all connections to a Cluster closed, again and again", on: []kind{cluster}, cycles: inSoak,
 		begin: noop, meanwhile: stormOnAll, end: noop,
-		answeredBy: byAnySource,
+		decidedBy: byAnySource,
 	},
 	{
 		id: "F25", name: "many callers after an outage of the only primary", on: groups, cycles: inSoak,
 		callers: 8,
-		prepare: alone,
-		begin:   killAlone, meanwhile: forRequests(2000),
-		end:       func(e *experiment) { e.dialled = e.storeCalls(); restartAlone(e) },
+		prepare: removeReplica,
+		begin:   killVictim, meanwhile: forRequests(2000),
+		end:       func(e *experiment) { e.oldCalls = e.storeCalls(); restartVictim(e) },
 		isPartial: true, mayHaveErrors: duringTakeover,
 		dataLosses: 1,
-		finally:    victimRanNothingOld,
+		finally:    checkVictimRanNothingOld,
 	},
 	{
 		id: "F29", name: "maxclients reached on a Cluster", on: []kind{cluster}, cycles: inSoak,
@@ -77,17 +77,17 @@ func moveSlots(to func(l *experiment, slot int) *redistest.Server) func(*experim
 		if isSoak {
 			moves = 40
 		}
-		halves := 0
+		pauses := 0
 		for range moves {
 			slot := e.slotOf(e.current(e.rng))
 			target := to(e, slot)
 			e.must(e.target.cluster.Move(slot, slot, target, func(int) {
-				halves++
+				pauses++
 				e.awaitRequests(40)
 			}))
 		}
 		e.awaitRequests(100)
-		e.Logf("counted: %d slots moved under load (%d pauses during moves)", moves, halves)
+		e.Logf("counted: %d slots moved under load (%d pauses during moves)", moves, pauses)
 	}
 }
 
@@ -111,22 +111,22 @@ func newPrimary(e *experiment, _ int) *redistest.Server {
 	return e.group.successor
 }
 
-// alone removes the victim's replica.
-func alone(e *experiment) {
+// removeReplica removes the victim's replica.
+func removeReplica(e *experiment) {
 	g := e.chooseVictim()
 	g.successor.Kill()
 	g.openings = []string{g.victim.Addr}
 }
 
-func killAlone(e *experiment) {
+func killVictim(e *experiment) {
 	for _, in := range e.load.instances {
-		in.shards.Clear() // before an instance knows the nodes, they share a breaker
+		in.shards.Clear() // nodes share a breaker until the instance knows them
 	}
 	e.group.victim.Kill()
 }
 
-// restartAlone restarts the victim without its data.
-func restartAlone(e *experiment) {
+// restartVictim restarts the victim without its data.
+func restartVictim(e *experiment) {
 	e.must(e.group.victim.Restart())
 	if e.target.cluster == nil {
 		return
@@ -134,8 +134,8 @@ func restartAlone(e *experiment) {
 	e.must(e.target.awaitSlotsWithout(e.group.successor))
 }
 
-// othersDecide sends requests for keys of every shard: fallbacks decide those of the dead shard,
-// the store decides the others.
+// othersDecide sends requests for keys of every shard. Fallbacks must decide those of the dead
+// shard, and the store the others.
 func othersDecide(e *experiment) {
 	e.await("the breakers of the shard to open", func() bool {
 		return e.every(func(i, _ int) bool { _, open := e.load.instances[i].shards.Load(e.group.victim.Addr); return open })
@@ -182,19 +182,19 @@ func stormOnAll(e *experiment) {
 		e.onAll("CLIENT KILL TYPE normal")
 		e.awaitRequests(60)
 	}
-	made := received() - before - int64(len(e.target.servers)*(kills+1)) // without those of this function
+	made := received() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function
 	if most := int64((kills + 1) * instances * len(e.target.servers) * 2); made > most {
 		e.Errorf("%d connections were dialled after all had been closed %d times; want at most %d", made, kills, most)
 	}
 	e.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
 }
 
-// victimRanNothingOld checks that the server ran no script of earlier calls when it was up again.
-func victimRanNothingOld(e *experiment) {
+// checkVictimRanNothingOld checks that the victim ran no script of calls from before its restart.
+func checkVictimRanNothingOld(e *experiment) {
 	ran, _, err := e.group.victim.CommandStats("evalsha")
 	e.must(err)
-	if calls := e.storeCalls() - e.dialled; ran > calls {
-		e.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
+	if calls := e.storeCalls() - e.oldCalls; ran > calls {
+		e.Errorf("%d scripts ran since the server restarted, for %d calls", ran, calls)
 	}
 }
 
@@ -211,9 +211,9 @@ func fillAll(e *experiment) {
 	}
 }
 
-// A batch of two limits of one key has two keys in Redis. While only one has moved, no server can
-// decide it: the batch fails, and nothing is charged. In all other cases both are charged or none,
-// and only once.
+// A batch with two limits of one key has two keys in Redis. While only one of them has moved, no
+// server can decide the batch: it fails, and nothing is charged. In all other cases either both
+// limits are charged once, or none.
 func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)

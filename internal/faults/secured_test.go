@@ -37,12 +37,12 @@ var secured = []fault{
 	},
 	{
 		id: "F18", name: "an expired certificate, for new connections",
-		deadline:   patient,
-		prepare:    secure,
-		begin:      func(e *experiment) { e.certify(e.authorities[0], -time.Minute) },
-		end:        func(e *experiment) { e.certify(e.authorities[0], time.Hour) },
-		answeredBy: byStore,
-		finally:    withoutError, // open connections still work
+		deadline:  patient,
+		prepare:   secure,
+		begin:     func(e *experiment) { e.certify(e.authorities[0], -time.Minute) },
+		end:       func(e *experiment) { e.certify(e.authorities[0], time.Hour) },
+		decidedBy: byStore,
+		finally:   checkNoError, // open connections still work
 	},
 	{
 		id: "F18", name: "certificates and their authority rotated",
@@ -51,13 +51,13 @@ var secured = []fault{
 			e.certify(e.authorities[1], time.Hour)
 			e.do("CLIENT KILL TYPE normal")
 		},
-		end:        func(e *experiment) { e.certify(e.authorities[0], time.Hour) },
-		answeredBy: byStore,
+		end:       func(e *experiment) { e.certify(e.authorities[0], time.Hour) },
+		decidedBy: byStore,
 	},
 }
 
-// secure makes the instances connect with TLS. They trust two authorities; the server has a
-// certificate of the first.
+// secure makes the instances connect with TLS. They trust two authorities. The server has a
+// certificate that the first authority signed.
 func secure(e *experiment) {
 	dir := e.TempDir()
 	var trusted []byte

@@ -16,7 +16,7 @@ var slow = []fault{
 		id: "F3", name: "slow, within the deadline",
 		route: toxic, deadline: patient,
 		begin: addToxic(`{"type": "latency", "attributes": {"latency": 5, "jitter": 4}}`), end: removeToxics,
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 	},
 	{
 		id: "F3", name: "slow, around the deadline",
@@ -24,8 +24,8 @@ var slow = []fault{
 		begin: func(e *experiment) {
 			addToxic(`{"type": "latency", "attributes": {"latency": ` + ms(e.deadline/2) + `, "jitter": ` + ms(e.deadline/2) + `}}`)(e)
 		},
-		end:        removeToxics,
-		answeredBy: byAnySource,
+		end:       removeToxics,
+		decidedBy: byAnySource,
 	},
 	{
 		id: "F3", name: "far slower than the deadline",
@@ -43,7 +43,7 @@ var slow = []fault{
 		id: "F3", name: "replies in pieces",
 		route: toxic, deadline: patient,
 		begin: addToxic(`{"type": "slicer", "attributes": {"average_size": 8, "size_variation": 4, "delay": 100}}`), end: removeToxics,
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 	},
 	{
 		id: "F4", name: "stopped",
@@ -55,15 +55,15 @@ var slow = []fault{
 		id: "F4", name: "asleep",
 		begin: func(e *experiment) {
 			go e.target.primary().Do("DEBUG", "SLEEP", "2")
-			e.await("the server to sleep", func() bool { return !e.answers() })
+			e.await("the server to sleep", func() bool { return !e.isAnswering() })
 		},
-		end:       func(e *experiment) { e.await("the server to wake up", e.answers) },
+		end:       func(e *experiment) { e.await("the server to wake up", e.isAnswering) },
 		isPartial: true, wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "clients paused",
-		begin:     do("CLIENT PAUSE 2000 ALL"),
-		end:       func(e *experiment) { e.await("the server to continue", e.answers) },
+		begin:     runCommands("CLIENT PAUSE 2000 ALL"),
+		end:       func(e *experiment) { e.await("the server to continue", e.isAnswering) },
 		isPartial: true, wantErrors: unknown,
 	},
 	{
@@ -73,7 +73,7 @@ var slow = []fault{
 				e.must(e.target.sentinel.Tolerate(time.Minute)) // otherwise a long pause causes a failover
 			}
 		},
-		begin: do("CLIENT PAUSE 60000 WRITE"), end: do("CLIENT UNPAUSE"),
+		begin: runCommands("CLIENT PAUSE 60000 WRITE"), end: runCommands("CLIENT UNPAUSE"),
 		wantErrors: unknown,
 	},
 	{
@@ -106,15 +106,15 @@ func addToxic(toxic string) func(*experiment) {
 
 func removeToxics(e *experiment) { e.target.toxics.Toxics.ResetToxics(context.Background()) }
 
-// answers returns true if the server replies at once.
-func (e *experiment) answers() bool {
-	answeredBy := make(chan bool, 1)
+// isAnswering returns true if the server replies at once.
+func (e *experiment) isAnswering() bool {
+	replied := make(chan bool, 1)
 	go func() {
 		_, err := e.target.primary().Do("PING")
-		answeredBy <- err == nil
+		replied <- err == nil
 	}()
 	select {
-	case ok := <-answeredBy:
+	case ok := <-replied:
 		return ok
 	case <-time.After(50 * time.Millisecond):
 		return false

@@ -16,20 +16,20 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// minority is the source address of the instance that stays with the old primary.
+// minority is the source address of the first instance, which stays with the old primary.
 const minority = "127.0.9.1"
 
-// A primary and the first instance are cut off from the others: there are two primaries until the
-// old one notices. A Cluster's primary notices after its node timeout, since it sees no majority. A
-// Sentinel group's primary does not, unless it requires replicas. Then the new primary, which has
-// none either, does not serve before the split is over.
+// A primary and the first instance are cut off from the others. There are two primaries until the
+// old primary notices. A Cluster's primary notices after its node timeout, since it sees no
+// majority. A Sentinel group's primary notices only if it requires replicas. Then the new primary
+// does not serve before the end of the split either, since it has no replica.
 var splits = []fault{
 	{
 		id: "F14", name: "two primaries", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
 		option: onBothSides,
 		begin:  split, meanwhile: awaitBothSides, end: endSplit,
-		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: losesOnlyUnreplicated, // the second primary may admit the limit once more
+		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: checkOnlyUnreplicatedLost, // the second primary may admit the limit once more
 	},
 	{
 		id: "F14", name: "two primaries that require replicas", on: []kind{sentinel}, canPartition: true, cycles: 1, rounds: inSoak,
@@ -39,7 +39,7 @@ var splits = []fault{
 		},
 		begin: split, meanwhile: awaitNoPrimary, end: endSplit,
 		wantErrors: duringTakeover, isPartial: true,
-		dataLosses: 1, finally: losesOnlyUnreplicated,
+		dataLosses: 1, finally: checkOnlyUnreplicatedLost,
 	},
 }
 
@@ -104,14 +104,14 @@ func split(e *experiment) {
 	}
 	g.route.set(true)
 	far := []string{"127.0.0.1", g.successor.Source}
-	for _, watcher := range e.target.sentinel.Sentinels {
-		far = append(far, watcher.Source)
+	for _, s := range e.target.sentinel.Sentinels {
+		far = append(far, s.Source)
 	}
 	e.target.sentinel.Proxy(g.victim).Block(far...)
 }
 
-// awaitBothSides waits until the majority's clients use the second primary. On Sentinel the old
-// primary has not noticed.
+// awaitBothSides waits until the majority's clients use the second primary. With Sentinel it also
+// waits for decisions by the old primary, which has not noticed the split.
 func awaitBothSides(e *experiment) {
 	awaitSuccessor(e)
 	e.load.begin(during)
@@ -131,21 +131,21 @@ func awaitNoPrimary(e *experiment) {
 		state, err := e.group.victim.Do("INFO", "replication")
 		return err == nil && strings.Contains(fmt.Sprint(state), "min_slaves_good_slaves:0")
 	})
-	e.awaitRequests(200) // until all its replies have arrived
+	e.awaitRequests(200) // until all replies of the old primary have arrived
 	e.noteUnreplicated()
 	e.load.begin(during)
 }
 
-// endSplit ends the split. The grants of the old primary in that time are lost.
+// endSplit ends the split. What the old primary granted during the split is lost.
 func endSplit(e *experiment) {
 	if e.target.cluster != nil {
 		e.target.cluster.Heal()
 	} else {
 		e.group.route.set(false)
 		e.target.sentinel.Proxy(e.group.victim).Block()
-		e.must(e.target.sentinel.Rejoin()) // without this, Sentinels demote it only after 8 s
+		e.must(e.target.sentinel.Rejoin()) // without this, Sentinels demote the old primary only after 8 s
 	}
-	if e.fault.answeredBy == byAnySource {
+	if e.fault.decidedBy == byAnySource {
 		e.noteUnreplicated()
 	}
 }

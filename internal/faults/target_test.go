@@ -18,7 +18,7 @@ const (
 	cluster  kind = "cluster"
 )
 
-// A route is what is between the instances and a single server.
+// A route is the connection between the instances and a single server.
 type route int
 
 const (
@@ -43,7 +43,7 @@ type target struct {
 	proxies  []*redistest.Proxy       // in front of the nodes of a Cluster whose network can be cut
 }
 
-// start starts the target of a row.
+// start starts the target of a fault.
 func start(t *testing.T, k kind, f *fault) *target {
 	t.Helper()
 	switch k {
@@ -90,7 +90,7 @@ func start(t *testing.T, k kind, f *fault) *target {
 	return to
 }
 
-// primary is the server that has the fault.
+// primary returns the server that has the fault.
 func (t *target) primary() *redistest.Server { return t.servers[0] }
 
 func startToxics(t *testing.T, upstream string) *toxiproxy.Proxy {

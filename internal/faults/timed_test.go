@@ -12,37 +12,37 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server's clock jumps. Jumps by minutes are longer than the stall, and too short to refill a
-// unit of the policies.
+// The server's clock jumps. Jumps by minutes are longer than the time for which counters pause, and
+// too short to refill a unit of the policies.
 var timed = []fault{
 	{
 		id: "F19", name: "clock back a little",
 		hasClock: true, deadline: patient,
 		begin: step(-2 * time.Second), end: step(0),
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 	},
 	{
 		id: "F19", name: "clock back by minutes",
 		hasClock: true, deadline: patient,
 		begin: step(-2 * time.Minute), end: step(0),
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 	},
 	{
 		id: "F20", name: "clock forward by minutes",
 		hasClock: true, deadline: patient,
 		begin: step(2 * time.Minute), end: step(0),
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 	},
 	{
 		id: "F20", name: "clock forward by days",
 		hasClock: true, deadline: patient,
 		begin: step(50 * time.Hour), end: step(0),
-		answeredBy: byStore, finally: withoutError,
+		decidedBy: byStore, finally: checkNoError,
 		dataLosses: 1, // everything has refilled
 	},
 }
 
-// step sets the server's clock ahead.
+// step sets how far the server's clock is ahead of true time.
 func step(ahead time.Duration) func(*experiment) {
 	return func(e *experiment) {
 		e.Helper()
@@ -52,8 +52,8 @@ func step(ahead time.Duration) func(*experiment) {
 	}
 }
 
-// F19 and F20: a bucket admits what it allows in true time, plus its burst for each jump forward.
-// After any jump, it admits units again after a while.
+// F19 and F20: a bucket admits at most its rate in true time, plus its burst for each jump forward.
+// It admits units again some time after any jump.
 func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 	t.Parallel()
 	const rate, burst = 100, 20
@@ -90,7 +90,7 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 	}
 	steps := []time.Duration{0, -2 * time.Second, -time.Second, -time.Hour, 0, 10 * time.Second, time.Hour, 2 * time.Hour, 0}
 	forward := int64(0)
-	for range times(1, 20) {
+	for range repeats(1, 20) {
 		for i, to := range steps {
 			if err := clock.Set(to); err != nil {
 				t.Fatal(err)
@@ -105,15 +105,15 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 	cancel()
 	all.Wait()
 	for _, s := range spies {
-		for class, texts := range s.texts {
-			if class != penstock.ReasonUnknown.String() && class != penstock.ReasonUnreachable.String() { // a slow machine may see these
-				t.Errorf("errors with reason %s: %v", class, texts)
+		for reason, texts := range s.texts {
+			if reason != penstock.ReasonUnknown.String() && reason != penstock.ReasonUnreachable.String() { // a slow machine may see these
+				t.Errorf("errors with reason %s: %v", reason, texts)
 			}
 		}
 	}
-	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + burst/4/children*instances // the last part is leased
+	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + burst/4/children*instances // the last term is for leases
 	if got := granted.Load(); got > bound {
 		t.Errorf("%d units were admitted; the bound is %d", got, bound)
 	}
-	t.Logf("counted: %d jumps of a server's clock (%d of at most %d units admitted)", times(1, 20)*len(steps), granted.Load(), bound)
+	t.Logf("counted: %d jumps of a server's clock (%d of at most %d units admitted)", repeats(1, 20)*len(steps), granted.Load(), bound)
 }

@@ -20,7 +20,7 @@ func follow(t *testing.T, addr string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func caughtUp(t *testing.T, replica, primary *Server) {
+func awaitCatchUp(t *testing.T, replica, primary *Server) {
 	t.Helper()
 	if err := replica.CatchUp(primary); err != nil {
 		t.Fatal(err)
@@ -47,19 +47,19 @@ func moveSlots(t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	want(t, c.Nodes[0], int64(2), "INCR", key)
-	halves, n := 0, 2
-	err = c.Move(slot, slot+1, added, func(half int) {
-		if half != slot {
+	calls, n := 0, 2
+	err = c.Move(slot, slot+1, added, func(moving int) {
+		if moving != slot {
 			return
 		}
-		halves++
+		calls++
 		n++
 		if got := follow(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
-			t.Errorf("INCR during the move, call %d: %s; want %d", halves, got, n)
+			t.Errorf("INCR during the move, call %d: %s; want %d", calls, got, n)
 		}
 	})
-	if err != nil || halves != 2 {
-		t.Errorf("%d calls during the move, %v; want 2", halves, err)
+	if err != nil || calls != 2 {
+		t.Errorf("%d calls during the move, %v; want 2", calls, err)
 	}
 	if c.Owner(slot) != added || c.Owner(slot+1) != added || c.Owner(slot+2) == added {
 		t.Errorf("slots %d to %d belong to %v, %v and %v; want only the first two with %v",
@@ -67,7 +67,7 @@ func moveSlots(t *testing.T, c *Cluster) {
 	}
 	want(t, added, fmt.Sprint(n), "GET", key)
 	if _, err := c.Nodes[0].Do("GET", key); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
-		t.Errorf("the old owner: %v", err)
+		t.Errorf("GET from the old owner: %v; want MOVED", err)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	if c.Owner(slot) != replica || c.Replica(replica) != old {
 		t.Error("the roles were not swapped")
 	}
-	if err := await(readyLimit, old.inSync); err != nil {
+	if err := await(readyLimit, old.checkInSync); err != nil {
 		t.Fatal(err)
 	}
 	replica.Kill()
@@ -102,15 +102,14 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	}
 }
 
-// Writes that have not reached the replica when its primary ends are lost, although they were
-// acknowledged.
-func TestPartedReplicaLosesAcknowledgedWrites(t *testing.T) {
+// Acknowledged writes are lost if the primary ends before they reach the replica.
+func TestPartitionedReplicaLosesAcknowledgedWrites(t *testing.T) {
 	t.Parallel()
 	c, proxies := StartProxiedCluster(t)
 	old := c.Nodes[0]
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
-	caughtUp(t, replica, old)
+	awaitCatchUp(t, replica, old)
 	proxies[0].Block(replica.Source)
 	want(t, old, int64(2), "INCR", key)
 	old.Kill()
@@ -127,13 +126,13 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	old := c.Nodes[0]
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
-	caughtUp(t, replica, old)
+	awaitCatchUp(t, replica, old)
 	c.Partition([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
 	want(t, old, int64(2), "INCR", key)
 	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("from the other side: %v", err)
+		t.Errorf("PING from the other side: %v; want a timeout", err)
 	}
-	through(t, proxies[1], "PONG", "PING")
+	wantThrough(t, proxies[1], "PONG", "PING")
 	if err := replica.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +168,7 @@ func TestSentinelsSwapPrimaryAndReplica(t *testing.T) {
 			s := row.start(t)
 			first := s.Primary
 			want(t, first, "OK", "SET", "k", "v")
-			caughtUp(t, s.Replica, first)
+			awaitCatchUp(t, s.Replica, first)
 			if err := row.change(s); err != nil {
 				t.Fatal(err)
 			}
@@ -181,34 +180,34 @@ func TestSentinelsSwapPrimaryAndReplica(t *testing.T) {
 	}
 }
 
-func TestPartedPrimaryIsReplacedAndStillServes(t *testing.T) {
+func TestPartitionedPrimaryIsReplacedAndStillServes(t *testing.T) {
 	t.Parallel()
 	s := StartProxiedSentinel(t)
 	old := s.Primary
 	want(t, old, int64(1), "INCR", "n")
-	caughtUp(t, s.Replica, old)
+	awaitCatchUp(t, s.Replica, old)
 	cut := []string{s.Replica.Source}
-	for _, watcher := range s.Sentinels {
-		cut = append(cut, watcher.Source)
+	for _, sentinel := range s.Sentinels {
+		cut = append(cut, sentinel.Source)
 	}
 	s.Proxy(old).Block(cut...)
 	if err := s.AwaitFailover(); err != nil {
 		t.Fatal(err)
 	}
-	through(t, s.Proxy(old), int64(2), "INCR", "n")
-	through(t, s.Proxy(s.Primary), int64(2), "INCR", "n")
+	wantThrough(t, s.Proxy(old), int64(2), "INCR", "n")
+	wantThrough(t, s.Proxy(s.Primary), int64(2), "INCR", "n")
 }
 
 func TestSentinelsNameAnotherAddress(t *testing.T) {
 	t.Parallel()
 	s := StartSentinel(t)
 	p, err := NewProxy("tcp", s.Primary.Addr)
-	started(t, p, err)
+	mustStart(t, p, err)
 	if err := s.Announce(p.Addr()); err != nil {
 		t.Fatal(err)
 	}
-	for _, watcher := range s.Sentinels {
-		if err := watcher.checkNamed(p.Addr()); err != nil {
+	for _, sentinel := range s.Sentinels {
+		if err := sentinel.checkNamed(p.Addr()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -17,7 +17,7 @@ var clockShim []byte
 // A Clock is the wall clock of a server. Its monotonic clock cannot be changed.
 type Clock struct{ file string }
 
-// LaunchClocked is Launch of a server whose clock can be set. It needs Linux and gcc.
+// LaunchClocked launches a server whose clock can be set. It needs Linux and gcc.
 func LaunchClocked(args ...string) (*Server, *Clock, error) {
 	var c Clock
 	s, err := launchEnv(func(dir string, port int) ([]string, []string, error) {
@@ -41,10 +41,11 @@ func LaunchClocked(args ...string) (*Server, *Clock, error) {
 func StartClocked(t testing.TB, args ...string) (*Server, *Clock) {
 	t.Helper()
 	s, c, err := LaunchClocked(args...)
-	return started(t, s, err), c
+	return mustStart(t, s, err), c
 }
 
-// Set sets the server's clock ahead of the system's, or behind it if ahead is negative, at once.
+// Set sets how far the server's clock is ahead of the system's, or behind it if ahead is negative.
+// The server uses the new time at once.
 func (c *Clock) Set(ahead time.Duration) error { return c.write(ahead.Microseconds(), 0) }
 
 // Freeze stops the server's clock at a time, to the microsecond, until Freeze or Set is called

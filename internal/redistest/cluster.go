@@ -29,7 +29,7 @@ func LaunchCluster() (*Cluster, error) {
 		}
 		c.Nodes = append(c.Nodes, s)
 	}
-	return c.joined()
+	return c.form()
 }
 
 // LaunchProxiedCluster is LaunchCluster with a [Proxy] for each node, in the order of Nodes. Nodes
@@ -47,7 +47,7 @@ func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 			return nil, nil, err
 		}
 	}
-	c, err := c.joined()
+	c, err := c.form()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,14 +58,14 @@ func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c, err := LaunchCluster()
-	return started(t, c, err)
+	return mustStart(t, c, err)
 }
 
 // StartProxiedCluster is LaunchProxiedCluster for a test.
 func StartProxiedCluster(t testing.TB) (*Cluster, []*Proxy) {
 	t.Helper()
 	c, proxies, err := LaunchProxiedCluster()
-	return started(t, c, err), proxies
+	return mustStart(t, c, err), proxies
 }
 
 // Addrs returns the addresses for clients: those of the proxies if there are any, else those of the
@@ -133,7 +133,7 @@ func (c *Cluster) addProxied() error {
 	return nil
 }
 
-// bus is the port of node i for other nodes.
+// bus returns the port at which other nodes reach the cluster bus of node i.
 func (c *Cluster) bus(i int) string {
 	if c.buses != nil {
 		return portOf(c.buses[i].Addr())
@@ -141,9 +141,9 @@ func (c *Cluster) bus(i int) string {
 	return option(c.Nodes[i].args, "--cluster-port")
 }
 
-// joined forms a cluster of the nodes, or closes them.
-func (c *Cluster) joined() (*Cluster, error) {
-	for _, step := range []func() error{c.assignSlots, c.meet, c.follow, c.settle} {
+// form makes a cluster of the nodes. It closes them if that fails.
+func (c *Cluster) form() (*Cluster, error) {
+	for _, step := range []func() error{c.assignSlots, c.meet, c.addReplicas, c.awaitReady} {
 		if err := step(); err != nil {
 			c.Close()
 			return nil, fmt.Errorf("redistest: form a cluster: %w", err)
@@ -185,7 +185,7 @@ func (c *Cluster) meet() error {
 }
 
 // follow gives each primary its replica, as soon as the replica knows the primary.
-func (c *Cluster) follow() error {
+func (c *Cluster) addReplicas() error {
 	for i, primary := range c.Nodes[:primaries] {
 		id, err := primary.Do("CLUSTER", "MYID")
 		if err != nil {
@@ -203,18 +203,18 @@ func (c *Cluster) follow() error {
 	return nil
 }
 
-func (c *Cluster) settle() error {
+func (c *Cluster) awaitReady() error {
 	for i, n := range c.Nodes {
-		if err := await(readyLimit, func() error { return n.clusterReady(i >= primaries) }); err != nil {
+		if err := await(readyLimit, func() error { return n.checkClusterReady(i >= primaries) }); err != nil {
 			return n.explain(err)
 		}
 	}
 	return nil
 }
 
-// clusterReady returns nil when the node knows the owner of each slot and, if it is a replica,
-// follows its primary.
-func (s *Server) clusterReady(replica bool) error {
+// checkClusterReady returns nil when the node knows the owner of each slot. A replica must also
+// follow its primary.
+func (s *Server) checkClusterReady(isReplica bool) error {
 	state, err := s.Do("CLUSTER", "INFO")
 	if err != nil {
 		return err
@@ -235,14 +235,14 @@ func (s *Server) clusterReady(replica bool) error {
 	if len(ranges) != primaries {
 		return fmt.Errorf("CLUSTER SLOTS names %d ranges", len(ranges))
 	}
-	if replica {
-		return s.inSync()
+	if isReplica {
+		return s.checkInSync()
 	}
 	return nil
 }
 
-// inSync returns nil when a replica receives its primary's writes.
-func (s *Server) inSync() error {
+// checkInSync returns nil when a replica receives its primary's writes.
+func (s *Server) checkInSync() error {
 	fields, err := s.info("replication")
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 // Promote makes a replica the primary of its slots while both are up. It returns when both have
 // their new roles.
 func (c *Cluster) Promote(replica *Server) error {
-	me, err := replica.myself()
+	me, err := replica.readMembership()
 	if err != nil {
 		return err
 	}
@@ -20,7 +20,7 @@ func (c *Cluster) Promote(replica *Server) error {
 		return err
 	}
 	for _, n := range c.Nodes {
-		if n.id() != me.follows {
+		if n.id() != me.primaryID {
 			continue
 		}
 		if err := replica.await("master"); err != nil {
@@ -58,7 +58,7 @@ func (s *Server) CatchUp(primary *Server) error {
 	err = await(readyLimit, func() error {
 		replicated, err := s.offset("slave_repl_offset")
 		if err == nil && replicated < now {
-			err = fmt.Errorf("the replica is at %d, its primary was at %d", replicated, now)
+			err = fmt.Errorf("the replica is at offset %d; its primary was at %d", replicated, now)
 		}
 		return err
 	})
@@ -98,10 +98,10 @@ func (s *SentinelGroup) AwaitFailover() error {
 	if err := s.Replica.AwaitPromotion(); err != nil {
 		return err
 	}
-	for _, watcher := range s.Sentinels {
-		err := await(readyLimit, func() error { return watcher.checkNamed(s.addrOf(s.Replica)) })
+	for _, sentinel := range s.Sentinels {
+		err := await(readyLimit, func() error { return sentinel.checkNamed(s.addrOf(s.Replica)) })
 		if err != nil {
-			return watcher.explain(err)
+			return sentinel.explain(err)
 		}
 	}
 	s.Primary, s.Replica = s.Replica, s.Primary
@@ -120,17 +120,17 @@ func (s *Server) checkNamed(addr string) error {
 	return nil
 }
 
-// Announce makes all Sentinels watch the primary at another address, as after a move of its
-// endpoint. No failover is announced.
+// Announce makes all Sentinels watch the primary at another address, as if its endpoint had moved.
+// They announce no failover.
 func (s *SentinelGroup) Announce(addr string) error {
-	for _, watcher := range s.Sentinels {
-		_, err1 := watcher.Do("SENTINEL", "REMOVE", MasterName)
-		_, err2 := watcher.Do("SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), "2")
+	for _, sentinel := range s.Sentinels {
+		_, err1 := sentinel.Do("SENTINEL", "REMOVE", MasterName)
+		_, err2 := sentinel.Do("SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), "2")
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
 		for _, set := range [][2]string{{"down-after-milliseconds", downAfter}, {"failover-timeout", failoverTimeout}} {
-			if _, err := watcher.Do("SENTINEL", "SET", MasterName, set[0], set[1]); err != nil {
+			if _, err := sentinel.Do("SENTINEL", "SET", MasterName, set[0], set[1]); err != nil {
 				return err
 			}
 		}
@@ -142,8 +142,8 @@ func (s *SentinelGroup) Announce(addr string) error {
 // delays the PUBLISH of the Sentinels and the PINGs behind it, so they would report the primary as
 // down.
 func (s *SentinelGroup) Tolerate(silence time.Duration) error {
-	for _, watcher := range s.Sentinels {
-		if _, err := watcher.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
+	for _, sentinel := range s.Sentinels {
+		if _, err := sentinel.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
 			return err
 		}
 	}
@@ -159,12 +159,12 @@ func (s *SentinelGroup) Rejoin() error {
 	if _, err := s.Replica.Do("REPLICAOF", "127.0.0.1", portOf(s.addrOf(s.Primary))); err != nil {
 		return err
 	}
-	if err := await(readyLimit, s.Replica.inSync); err != nil {
+	if err := await(readyLimit, s.Replica.checkInSync); err != nil {
 		return s.Replica.explain(err)
 	}
-	for _, watcher := range s.Sentinels {
-		if err := await(readyLimit, watcher.checkReady); err != nil {
-			return watcher.explain(err)
+	for _, sentinel := range s.Sentinels {
+		if err := await(readyLimit, sentinel.checkSentinelReady); err != nil {
+			return sentinel.explain(err)
 		}
 	}
 	return nil
@@ -209,7 +209,7 @@ func (s *Server) revive() error {
 }
 
 // Readdress makes the primary listen at another address instead of its own, and sets that
-// address in the Sentinels. No failover is announced. The group must be proxied.
+// address in the Sentinels. They announce no failover. The group must be proxied.
 func (s *SentinelGroup) Readdress() error {
 	p, err := NewProxy("tcp", s.Primary.Addr)
 	if err != nil {
@@ -225,8 +225,8 @@ func (s *SentinelGroup) Readdress() error {
 	return err
 }
 
-// Readdress makes a node listen at another address instead of its own. It returns when all others
-// know. The cluster must be proxied.
+// Readdress makes a node listen at another address instead of its own. It returns when all other
+// nodes know the new address. The cluster must be proxied.
 func (c *Cluster) Readdress(n *Server) error {
 	p, err := NewProxy("tcp", n.Addr)
 	if err != nil {

@@ -17,7 +17,7 @@ func want(t *testing.T, s *Server, reply any, args ...string) {
 	}
 }
 
-func through(t *testing.T, p *Proxy, reply any, args ...string) {
+func wantThrough(t *testing.T, p *Proxy, reply any, args ...string) {
 	t.Helper()
 	if got, err := call("tcp", p.Addr(), answerLimit, args...); err != nil || got != reply {
 		t.Errorf("%v through the proxy: %#v, %v; want %#v", args, got, err, reply)
@@ -34,7 +34,7 @@ func restart(t *testing.T, s *Server) {
 func startProxy(t *testing.T, s *Server) *Proxy {
 	t.Helper()
 	p, err := NewProxy("unix", s.Socket)
-	return started(t, p, err)
+	return mustStart(t, p, err)
 }
 
 func dial(t *testing.T, p *Proxy) (net.Conn, *bufio.Reader) {
@@ -57,7 +57,7 @@ func send(t *testing.T, conn net.Conn, args ...string) {
 	}
 }
 
-// setOwnKey sets a key to 1 whose slot the primary serves.
+// setOwnKey sets a key whose slot the primary serves to 1.
 func setOwnKey(t *testing.T, primary *Server) (key string) {
 	t.Helper()
 	for i := range 1000 {
@@ -74,8 +74,8 @@ func setOwnKey(t *testing.T, primary *Server) (key string) {
 	return ""
 }
 
-// announced is the set of ports that CLUSTER SLOTS names.
-func announced(t *testing.T, node *Server) map[string]bool {
+// announcedPorts returns the ports that CLUSTER SLOTS names.
+func announcedPorts(t *testing.T, node *Server) map[string]bool {
 	t.Helper()
 	reply, err := node.Do("CLUSTER", "SLOTS")
 	if err != nil {

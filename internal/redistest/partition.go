@@ -9,13 +9,13 @@ import (
 // client that must be distinguished, has its own loopback source address, which the proxies
 // recognize.
 
-// sourceOf is the source address of the server with this number.
+// sourceOf returns the source address of the server with this number.
 func sourceOf(number int) string { return fmt.Sprintf("127.0.1.%d", number+1) }
 
-// Partition splits a proxied cluster in two sides. Side A has the given nodes and clientsA; side B
-// has all other nodes and clientsB. Clients are given by their source addresses: 127.0.0.1 unless
-// their dialer sets another one. No traffic passes between the sides until Heal: connections hang,
-// as in [Proxy.Block].
+// Partition splits a proxied cluster into two sides. Side A has the given nodes and clientsA. Side
+// B has all other nodes and clientsB. The strings are the source addresses of clients: 127.0.0.1
+// unless their dialer sets another one. No traffic passes between the sides until Heal. Connections
+// hang, as in [Proxy.Block].
 func (c *Cluster) Partition(nodes []*Server, clientsA, clientsB []string) {
 	for i, n := range c.Nodes {
 		isInA := slices.Contains(nodes, n)

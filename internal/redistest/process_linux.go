@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// CPU is the processor time that the process has used, in user and kernel mode, in its living
-// threads.
+// CPU returns the processor time of the living threads of the process, in user and kernel mode.
 func (s *Server) CPU() (time.Duration, error) {
 	cmd, done := s.process()
 	if isClosed(done) {
@@ -35,13 +34,14 @@ func (s *Server) CPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// tied returns attributes that kill the server when this program ends. They also protect the server
-// from an interrupt typed at the terminal, so that the program can shut down in its own order.
-func tied() *syscall.SysProcAttr {
+// sysProcAttr returns attributes that kill the server when this program ends. They also protect the
+// server from an interrupt typed at the terminal, so that the program can shut down in its own
+// order.
+func sysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// isStopped returns true if a stop signal has taken effect, or never will.
+// isStopped returns true if a stop signal has taken effect, or if the process has ended.
 func isStopped(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || bytes.Contains(stat, []byte(") T ")) || bytes.Contains(stat, []byte(") Z "))

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Program is the binary that all tests run as a server, a Sentinel and a Cluster node: the file in
-// PENSTOCK_TEST_SERVER, or else redis-server in the PATH.
+// Program returns the binary that all tests run as a server, a Sentinel or a Cluster node: the file
+// in PENSTOCK_TEST_SERVER, or else redis-server in the PATH.
 func Program() string {
 	if file := os.Getenv("PENSTOCK_TEST_SERVER"); file != "" {
 		return file
@@ -15,7 +15,7 @@ func Program() string {
 	return "redis-server"
 }
 
-// CLI is the command line client of Program: valkey-cli is next to valkey-server.
+// CLI returns the command line client of Program, such as valkey-cli next to valkey-server.
 func CLI() string {
 	dir, name := filepath.Split(Program())
 	return dir + strings.Replace(name, "-server", "-cli", 1)

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A Proxy is between clients and a server. It forwards every command, and can lose the replies: the
-// one fault after which a caller cannot know whether its command ran. It can also block the traffic
-// of some clients.
+// A Proxy is between clients and a server. It forwards every command, and can lose replies. After a
+// lost reply, a caller cannot know whether its command ran. The Proxy can also block the traffic of
+// some clients.
 //
 // A TCP connection never loses bytes in the middle. So a connection that has lost one reply
 // receives nothing more, and the client must open another.
@@ -21,16 +21,16 @@ type Proxy struct {
 	ended    sync.WaitGroup
 	lost     atomic.Int64
 
-	mu                sync.Mutex
-	network, upstream string
-	lose, cut         bool
-	firstLost         chan struct{} // for CutOnce: closed with the first lost reply, which ends the cut
-	only              []byte        // lower case
-	delay             time.Duration
-	blocked           []string      // IP addresses of clients
-	blockedChanged    chan struct{} // closed when blocked changes
-	conns             map[net.Conn]struct{}
-	closed            bool
+	mu                  sync.Mutex
+	network, upstream   string
+	isLosing, isCutting bool
+	firstLost           chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
+	only                []byte        // in lower case
+	delay               time.Duration
+	blocked             []string      // IP addresses of clients
+	blockedChanged      chan struct{} // closed when blocked changes
+	conns               map[net.Conn]struct{}
+	isClosed            bool
 }
 
 // NewProxy listens on a free loopback port and forwards everything to the server at upstream, until
@@ -45,19 +45,19 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is the host:port that clients dial.
+// Addr returns the host:port that clients dial.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
 // Lose discards replies from now on. The connection stays open, and the caller waits until its
 // deadline.
-func (p *Proxy) Lose(on bool) { p.set(func() { p.lose = on }) }
+func (p *Proxy) Lose(on bool) { p.set(func() { p.isLosing = on }) }
 
-// Cut closes the client's connection when a reply arrives for it, so the connection ends after its
+// Cut closes the client's connection when a reply for it arrives: the connection ends after its
 // command ran. Cut has priority over Lose.
-func (p *Proxy) Cut(on bool) { p.set(func() { p.cut = on }) }
+func (p *Proxy) Cut(on bool) { p.set(func() { p.isCutting = on }) }
 
-// CutOnce has one connection lose a reply, as Cut does. It begins at a random time within 4 ms. It
-// gives up after 20 ms without a reply, or when stop is closed.
+// CutOnce cuts one connection at its next reply, as Cut does. It begins at a random time within
+// 4 ms. It gives up after 20 ms without a reply, or when stop is closed.
 func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	select {
 	case <-stop:
@@ -65,28 +65,27 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	case <-time.After(rand.N(4 * time.Millisecond)):
 	}
 	lost := make(chan struct{})
-	p.set(func() { p.cut, p.firstLost = true, lost })
+	p.set(func() { p.isCutting, p.firstLost = true, lost })
 	select {
 	case <-stop:
 	case <-lost:
 	case <-time.After(20 * time.Millisecond):
 	}
-	p.set(func() { p.cut, p.firstLost = false, nil })
+	p.set(func() { p.isCutting, p.firstLost = false, nil })
 }
 
-// Only limits Lose and Cut to connections that have sent something that contains match, in any
-// case, so that handshakes work. "" removes the limit. Replies that are still on their way when the
-// match is sent may be lost too.
+// Only limits Lose and Cut to connections that have sent match, in upper or lower case, so that
+// handshakes work. "" removes the limit. Replies in flight when match is sent may be lost too.
 func (p *Proxy) Only(match string) {
 	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
 }
 
 // Block blocks all traffic between the server and clients with these IP addresses, in both
 // directions, like a network that loses every packet. Nothing arrives, and no connection ends. The
-// next call replaces the list; blocked data of addresses that are no longer listed then arrives.
+// next call replaces the list. Blocked data of addresses that are no longer listed then arrives.
 func (p *Proxy) Block(clients ...string) {
 	p.set(func() {
-		if p.closed {
+		if p.isClosed {
 			return
 		}
 		p.blocked = slices.Clone(clients)
@@ -95,8 +94,7 @@ func (p *Proxy) Block(clients ...string) {
 	})
 }
 
-// Delay delays the first reply of each new connection: opening a connection takes time, using it
-// does not.
+// Delay delays the first reply of each new connection, so that only opening a connection is slow.
 func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.delay = by }) }
 
 // Lost returns how many connections have lost a reply.
@@ -105,10 +103,10 @@ func (p *Proxy) Lost() int64 { return p.lost.Load() }
 // Close ends the listener and all connections; a second call does nothing.
 func (p *Proxy) Close() {
 	p.set(func() {
-		if !p.closed {
+		if !p.isClosed {
 			close(p.blockedChanged)
 		}
-		p.closed = true
+		p.isClosed = true
 		_ = p.listener.Close()
 		for c := range p.conns {
 			_ = c.Close()
@@ -165,7 +163,7 @@ func (p *Proxy) register(conns ...net.Conn) bool {
 	for _, c := range conns {
 		p.conns[c] = struct{}{}
 	}
-	return !p.closed
+	return !p.isClosed
 }
 
 // awaitUnblocked waits while the traffic of the client is blocked.
@@ -173,7 +171,7 @@ func (p *Proxy) awaitUnblocked(client net.Conn) {
 	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	for {
 		p.mu.Lock()
-		isBlocked, changed := !p.closed && slices.Contains(p.blocked, host), p.blockedChanged
+		isBlocked, changed := !p.isClosed && slices.Contains(p.blocked, host), p.blockedChanged
 		p.mu.Unlock()
 		if !isBlocked {
 			return
@@ -193,7 +191,7 @@ type link struct {
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	matched      bool // whether a request has matched Only; a reply clears it while Lose and Cut are both false; guarded by proxy.mu
+	hasMatched   bool // whether a request has matched Only; a reply clears it while Lose and Cut are both false; guarded by proxy.mu
 	hasLostReply bool // a reply was discarded; used only by replies
 }
 
@@ -207,15 +205,16 @@ func (l *link) requests() {
 			return
 		}
 		l.proxy.awaitUnblocked(l.client)
-		recent = l.note(append(recent, buf[:n]...))
+		recent = l.recordMatch(append(recent, buf[:n]...))
 		if _, err := l.server.Write(buf[:n]); err != nil {
 			return
 		}
 	}
 }
 
-// note looks for a match. It returns the end of sent, which may be the beginning of another.
-func (l *link) note(sent []byte) []byte {
+// recordMatch looks for a match of Only. It returns the end of sent, which may be the beginning of
+// another match.
+func (l *link) recordMatch(sent []byte) []byte {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,7 +222,7 @@ func (l *link) note(sent []byte) []byte {
 		return nil
 	}
 	if bytes.Contains(bytes.ToLower(sent), p.only) {
-		l.matched = true
+		l.hasMatched = true
 	}
 	return bytes.Clone(sent[max(0, len(sent)-len(p.only)+1):])
 }
@@ -239,7 +238,7 @@ func (l *link) replies() {
 			time.Sleep(l.delay)
 		}
 		l.proxy.awaitUnblocked(l.client)
-		switch l.fate() {
+		switch l.decideFate() {
 		case discarded:
 			continue
 		case disconnected:
@@ -259,35 +258,35 @@ const (
 	disconnected
 )
 
-// fate decides what happens to a reply that has just arrived.
-func (l *link) fate() fate {
+// decideFate decides what happens to a reply that has just arrived.
+func (l *link) decideFate() fate {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	hit := len(p.only) == 0 || l.matched
+	hit := len(p.only) == 0 || l.hasMatched
 	switch {
-	case p.cut && l.hasLostReply:
+	case p.isCutting && l.hasLostReply:
 		return disconnected
 	case l.hasLostReply:
 		return discarded
-	case p.cut && hit:
-		p.noteLostLocked()
+	case p.isCutting && hit:
+		p.recordLossLocked()
 		return disconnected
-	case p.lose && hit:
-		p.noteLostLocked()
+	case p.isLosing && hit:
+		p.recordLossLocked()
 		l.hasLostReply = true
 		return discarded
 	}
-	if !p.lose && !p.cut {
-		l.matched = false
+	if !p.isLosing && !p.isCutting {
+		l.hasMatched = false
 	}
 	return passed
 }
 
-func (p *Proxy) noteLostLocked() {
+func (p *Proxy) recordLossLocked() {
 	p.lost.Add(1)
 	if p.firstLost != nil {
 		close(p.firstLost)
-		p.cut, p.firstLost = false, nil
+		p.isCutting, p.firstLost = false, nil
 	}
 }

@@ -56,13 +56,13 @@ func Launch(args ...string) (*Server, error) {
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := Launch(args...)
-	return started(t, s, err)
+	return mustStart(t, s, err)
 }
 
-// URL is the address of the unix socket, unix:///path.
+// URL returns the address of the unix socket, unix:///path.
 func (s *Server) URL() string { return "unix://" + s.Socket }
 
-// PID is the process id. It is the last one if the server is down.
+// PID returns the process id, or the last process id if the server is down.
 func (s *Server) PID() int {
 	cmd, _ := s.process()
 	return cmd.Process.Pid
@@ -102,7 +102,7 @@ func (s *Server) Resume() {
 }
 
 // Restart starts a killed server again with the same folder, socket and port. It returns when the
-// server answers.
+// server executes commands.
 func (s *Server) Restart() error {
 	if _, done := s.process(); !isClosed(done) {
 		return fmt.Errorf("redistest: restart: process %d still runs", s.PID())
@@ -125,7 +125,7 @@ func (s *Server) Relaunch(args ...string) error {
 	}
 	s.args = append(s.args, args...)
 	return await(readyLimit, func() error {
-		err := s.startUntil(s.answers)
+		err := s.startUntil(s.checkAnswers)
 		if err != nil && !errors.Is(err, errPortTaken) {
 			return permanentError{err}
 		}
@@ -148,7 +148,7 @@ func (s *Server) CommandStats(cmd string) (calls, usec int64, err error) {
 	return calls, usec, err
 }
 
-// UsedMemory is how many bytes Redis has allocated.
+// UsedMemory returns how many bytes Redis has allocated.
 func (s *Server) UsedMemory() (int64, error) {
 	fields, err := s.info("memory")
 	if err != nil {
@@ -163,7 +163,7 @@ func (s *Server) Close() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// Log returns the server's log of all its runs.
+// Log returns the log of all runs of the server.
 func (s *Server) Log() string {
 	text, _ := os.ReadFile(s.logFile())
 	return string(text)
@@ -219,7 +219,7 @@ func launchOnce(r envRecipe) (*Server, error) {
 }
 
 // start returns when the server executes commands. After an error no process is left.
-func (s *Server) start() error { return s.startUntil(s.ready) }
+func (s *Server) start() error { return s.startUntil(s.checkReady) }
 
 func (s *Server) startUntil(ready func() error) error {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -259,8 +259,9 @@ func (s *Server) startUntil(ready func() error) error {
 	return s.explain(err)
 }
 
-// ready returns nil when the server executes commands. An error reply such as NOAUTH counts too.
-func (s *Server) ready() error {
+// checkReady returns nil when the server executes commands. An error reply such as NOAUTH also
+// shows that.
+func (s *Server) checkReady() error {
 	_, err := s.Do("PING")
 	if reply, ok := errors.AsType[replyError](err); ok && !strings.HasPrefix(string(reply), "LOADING") {
 		return nil
@@ -268,8 +269,8 @@ func (s *Server) ready() error {
 	return err
 }
 
-// answers returns nil when the server answers, even if it is still loading.
-func (s *Server) answers() error {
+// checkAnswers returns nil when the server answers, even if it is still loading.
+func (s *Server) checkAnswers() error {
 	_, err := s.Do("PING")
 	if _, ok := errors.AsType[replyError](err); ok {
 		return nil
@@ -342,7 +343,7 @@ var starter = sync.OnceValue(func() chan<- func() {
 
 // startTied starts cmd so that it ends with this program.
 func startTied(cmd *exec.Cmd) error {
-	cmd.SysProcAttr = tied()
+	cmd.SysProcAttr = sysProcAttr()
 	result := make(chan error)
 	starter() <- func() { result <- cmd.Start() }
 	return <-result
@@ -350,7 +351,8 @@ func startTied(cmd *exec.Cmd) error {
 
 type closer interface{ Close() }
 
-func started[T closer](t testing.TB, c T, err error) T {
+// mustStart ends the test if err is not nil. It closes c with the test.
+func mustStart[T closer](t testing.TB, c T, err error) T {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -362,17 +364,17 @@ func started[T closer](t testing.TB, c T, err error) T {
 // A permanentError is an error that waiting cannot fix.
 type permanentError struct{ error }
 
-func (g permanentError) Unwrap() error { return g.error }
+func (e permanentError) Unwrap() error { return e.error }
 
-// await polls until ok returns nil. The error of ok says what is missing.
-func await(limit time.Duration, ok func() error) error {
+// await polls until check returns nil. The error of check names what is missing.
+func await(limit time.Duration, check func() error) error {
 	for end := time.Now().Add(limit); ; time.Sleep(pollEvery) {
-		err := ok()
+		err := check()
 		if err == nil {
 			return nil
 		}
-		if g, hopeless := errors.AsType[permanentError](err); hopeless {
-			return g.error
+		if e, isPermanent := errors.AsType[permanentError](err); isPermanent {
+			return e.error
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("redistest: waited %v: %w", limit, err)

@@ -101,7 +101,7 @@ func TestPausedServerIsSilentUntilResumed(t *testing.T) {
 	s := Start(t)
 	s.Pause()
 	if _, err := call("unix", s.Socket, 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("paused: %v", err)
+		t.Errorf("PING to a paused server: %v; want a timeout", err)
 	}
 	s.Resume()
 	want(t, s, "PONG", "PING")
@@ -146,7 +146,7 @@ func TestServerDiesWithItsProgram(t *testing.T) {
 		select {}
 	}
 	t.Parallel()
-	if tied() == nil {
+	if sysProcAttr() == nil {
 		t.Skip("no death signal on this system")
 	}
 	child := exec.Command(os.Args[0], "-test.run=^TestServerDiesWithItsProgram$")
@@ -194,12 +194,12 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	t.Parallel()
 	c, proxies := StartProxiedCluster(t)
 	for _, n := range c.Nodes {
-		for port := range announced(t, n) {
+		for port := range announcedPorts(t, n) {
 			if !slices.Contains(c.Addrs(), "127.0.0.1:"+port) {
-				t.Errorf("CLUSTER SLOTS names port %s, proxies are %v", port, c.Addrs())
+				t.Errorf("CLUSTER SLOTS names port %s; the proxies are %v", port, c.Addrs())
 			}
 		}
-		if n := len(announced(t, n)); n != 2*primaries {
+		if n := len(announcedPorts(t, n)); n != 2*primaries {
 			t.Errorf("CLUSTER SLOTS names %d ports; want %d", n, 2*primaries)
 		}
 	}
@@ -234,7 +234,7 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := startProxy(t, s)
-	through(t, p, int64(1), "INCR", "n")
+	wantThrough(t, p, int64(1), "INCR", "n")
 
 	p.Lose(true)
 	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", "n"); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -250,7 +250,7 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 	want(t, s, "3", "GET", "n")
 	p.Cut(false)
 
-	through(t, p, int64(4), "INCR", "n")
+	wantThrough(t, p, int64(4), "INCR", "n")
 	if p.Lost() != 2 {
 		t.Errorf("%d connections lost a reply; want 2", p.Lost())
 	}
@@ -262,7 +262,7 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	p := startProxy(t, s)
 	p.Only("incr")
 	p.Cut(true)
-	through(t, p, "PONG", "PING")
+	wantThrough(t, p, "PONG", "PING")
 	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
 		t.Errorf("INCR: %v", err)
 	}
@@ -289,24 +289,24 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	for err := error(nil); err == nil; sent++ {
 		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
 	}
-	through(t, p, int64(sent+1), "INCR", "n") // at once
+	wantThrough(t, p, int64(sent+1), "INCR", "n") // works at once
 	<-ended
 	if p.Lost() != 1 {
 		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), sent)
 	}
 	close(stop)
 	p.CutOnce(stop)
-	through(t, p, int64(sent+2), "INCR", "n")
+	wantThrough(t, p, int64(sent+2), "INCR", "n")
 
 	// Of two replies at the same time, one is lost.
 	p.Only("")
-	p.set(func() { p.cut, p.firstLost = true, make(chan struct{}) })
-	if first, second := (&link{proxy: p}).fate(), (&link{proxy: p}).fate(); first != disconnected || second != passed {
+	p.set(func() { p.isCutting, p.firstLost = true, make(chan struct{}) })
+	if first, second := (&link{proxy: p}).decideFate(), (&link{proxy: p}).decideFate(); first != disconnected || second != passed {
 		t.Errorf("the fates of two replies are %v and %v; want %v and %v", first, second, disconnected, passed)
 	}
 }
 
-// Otherwise a client would read the next reply as the lost one.
+// A client would read the next reply of such a connection as the lost one.
 func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -359,13 +359,13 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := startProxy(t, s)
-	through(t, p, "PONG", "PING")
+	wantThrough(t, p, "PONG", "PING")
 	s.Kill()
 	if got, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
 		t.Errorf("the reply of a killed server is %v; want an error", got)
 	}
 	restart(t, s)
-	through(t, p, "PONG", "PING")
+	wantThrough(t, p, "PONG", "PING")
 	p.Close()
 	p.Close()
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {

@@ -20,21 +20,21 @@ func (c *Cluster) Slot(key string) (int, error) {
 	return 0, err
 }
 
-// Owner returns the primary that claims the slot; nil if none does.
+// Owner returns the primary that claims the slot, or nil if none does.
 func (c *Cluster) Owner(slot int) *Server {
 	for _, p := range c.Primaries() {
-		if me, err := p.myself(); err == nil && me.keeps(slot) {
+		if me, err := p.readMembership(); err == nil && me.hasSlot(slot) {
 			return p
 		}
 	}
 	return nil
 }
 
-// Replica returns a node that follows the primary; nil if none does. The primary may be down.
+// Replica returns a node that follows the primary, or nil if none does. The primary may be down.
 func (c *Cluster) Replica(of *Server) *Server {
 	id := of.id()
 	for _, n := range c.Nodes {
-		if me, err := n.myself(); err == nil && me.follows == id {
+		if me, err := n.readMembership(); err == nil && me.primaryID == id {
 			return n
 		}
 	}
@@ -86,8 +86,8 @@ func (c *Cluster) Grow() (*Server, error) {
 }
 
 // Move moves the slots from first to last to another primary, with their keys, while clients
-// continue. duringMove, unless nil, is called with each slot during its move: after each of its
-// keys, and at least once.
+// continue. Unless duringMove is nil, Move calls it with each slot during its move: once before the
+// first key moves, and once after each key.
 func (c *Cluster) Move(first, last int, to *Server, duringMove func(slot int)) error {
 	if duringMove == nil {
 		duringMove = func(int) {}
@@ -136,7 +136,7 @@ func (c *Cluster) move(slot int, from, to *Server, duringMove func(int)) error {
 	return nil
 }
 
-// id is the node's name in its cluster. It is cached, so it is known while the node is down.
+// id returns the node's name in its cluster. It is cached, so it is known while the node is down.
 func (s *Server) id() string {
 	s.mu.Lock()
 	known := s.clusterID
@@ -154,11 +154,11 @@ func (s *Server) id() string {
 
 // A membership is what a node reports about itself.
 type membership struct {
-	follows string // the id of its primary
-	ranges  [][2]int
+	primaryID string // the id of its primary
+	ranges    [][2]int
 }
 
-func (s *Server) myself() (membership, error) {
+func (s *Server) readMembership() (membership, error) {
 	reply, err := s.Do("CLUSTER", "NODES")
 	if err != nil {
 		return membership{}, err
@@ -170,7 +170,7 @@ func (s *Server) myself() (membership, error) {
 		}
 		var me membership
 		if words[3] != "-" {
-			me.follows = words[3]
+			me.primaryID = words[3]
 		}
 		for _, r := range words[8:] {
 			first, last, found := strings.Cut(r, "-")
@@ -192,6 +192,6 @@ func (s *Server) myself() (membership, error) {
 	return membership{}, fmt.Errorf("redistest: CLUSTER NODES does not contain the node itself: %v", reply)
 }
 
-func (m membership) keeps(slot int) bool {
+func (m membership) hasSlot(slot int) bool {
 	return slices.ContainsFunc(m.ranges, func(r [2]int) bool { return r[0] <= slot && slot <= r[1] })
 }

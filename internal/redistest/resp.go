@@ -33,8 +33,8 @@ func call(network, addr string, limit time.Duration, args ...string) (any, error
 	if err != nil {
 		return nil, fmt.Errorf("redistest: reply to %s: %w", strings.Join(args, " "), err)
 	}
-	if refused, ok := reply.(replyError); ok {
-		return nil, refused
+	if e, ok := reply.(replyError); ok {
+		return nil, e
 	}
 	return reply, nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// MasterName is the name of the primary for the Sentinels.
+// MasterName is the name under which the Sentinels watch the primary.
 const MasterName = "gate"
 
 const (
@@ -27,8 +27,8 @@ type SentinelGroup struct {
 	secured *TLS               // nil: they do not use TLS
 }
 
-// LaunchSentinel starts a group. It returns when all Sentinels know each other and a replica that
-// can take over, so that a failover is possible at once.
+// LaunchSentinel starts a group. It returns when a failover is possible: all Sentinels know each
+// other and a replica that can take over.
 func LaunchSentinel() (*SentinelGroup, error) {
 	s := new(SentinelGroup)
 	if err := s.launch(); err != nil {
@@ -55,14 +55,14 @@ func LaunchProxiedSentinel() (*SentinelGroup, error) {
 func StartProxiedSentinel(t testing.TB) *SentinelGroup {
 	t.Helper()
 	s, err := LaunchProxiedSentinel()
-	return started(t, s, err)
+	return mustStart(t, s, err)
 }
 
 // StartSentinel is LaunchSentinel for a test.
 func StartSentinel(t testing.TB) *SentinelGroup {
 	t.Helper()
 	s, err := LaunchSentinel()
-	return started(t, s, err)
+	return mustStart(t, s, err)
 }
 
 // Addrs returns the addresses of the Sentinels.
@@ -74,7 +74,7 @@ func (s *SentinelGroup) Addrs() []string {
 	return addrs
 }
 
-// Proxy returns the proxy of the primary or the replica; nil without proxies.
+// Proxy returns the proxy of the primary or the replica, or nil if the group has no proxies.
 func (s *SentinelGroup) Proxy(of *Server) *Proxy { return s.proxies[of] }
 
 // Close ends the Sentinels first, so that none starts a failover.
@@ -90,37 +90,37 @@ func (s *SentinelGroup) Close() {
 }
 
 func (s *SentinelGroup) launch() (err error) {
-	if s.Primary, err = s.launchData(0); err != nil {
+	if s.Primary, err = s.launchServer(0); err != nil {
 		return err
 	}
 	host, port, _ := net.SplitHostPort(s.addrOf(s.Primary))
 	if s.secured != nil {
 		host = s.secured.name(0)
 	}
-	if s.Replica, err = s.launchData(1, "--replicaof", host, port); err != nil {
+	if s.Replica, err = s.launchServer(1, "--replicaof", host, port); err != nil {
 		return err
 	}
 	// Sentinels query the primary for its replicas at the start, then only every 10 s.
-	if err := await(readyLimit, s.Replica.inSync); err != nil {
+	if err := await(readyLimit, s.Replica.checkInSync); err != nil {
 		return s.Replica.explain(err)
 	}
 	for i := range 3 {
-		watcher, err := s.launchSentinel(2+i, host, port)
+		sentinel, err := s.launchSentinel(2+i, host, port)
 		if err != nil {
 			return err
 		}
-		s.Sentinels = append(s.Sentinels, watcher)
+		s.Sentinels = append(s.Sentinels, sentinel)
 	}
-	for _, watcher := range s.Sentinels {
-		if err := await(readyLimit, watcher.checkReady); err != nil {
-			return watcher.explain(err)
+	for _, sentinel := range s.Sentinels {
+		if err := await(readyLimit, sentinel.checkSentinelReady); err != nil {
+			return sentinel.explain(err)
 		}
 	}
 	return nil
 }
 
-// launchData starts the primary or the replica, with a proxy if the group has proxies.
-func (s *SentinelGroup) launchData(number int, args ...string) (*Server, error) {
+// launchServer starts the primary or the replica, with a proxy if the group has proxies.
+func (s *SentinelGroup) launchServer(number int, args ...string) (*Server, error) {
 	if a := s.secured; a != nil {
 		args = append(args, "--replica-announce-ip", a.name(number))
 		return launch(a.secure(plain, a.host(number), []string{a.name(number)}, args...))
@@ -145,7 +145,7 @@ func (s *SentinelGroup) launchData(number int, args ...string) (*Server, error) 
 	return server, nil
 }
 
-// addrOf is the address of the primary or the replica for others.
+// addrOf returns the address at which the others reach the primary or the replica.
 func (s *SentinelGroup) addrOf(server *Server) string {
 	if p := s.proxies[server]; p != nil {
 		return p.Addr()
@@ -153,15 +153,15 @@ func (s *SentinelGroup) addrOf(server *Server) string {
 	return server.Addr
 }
 
-// checkReady returns nil when a Sentinel can take part in a failover.
-func (s *Server) checkReady() error {
+// checkSentinelReady returns nil when a Sentinel can take part in a failover.
+func (s *Server) checkSentinelReady() error {
 	reply, err := s.Do("SENTINEL", "MASTER", MasterName)
 	if err != nil {
 		return err
 	}
 	m := pairsOf(reply)
 	if m["num-other-sentinels"] != "2" || m["num-slaves"] != "1" || m["flags"] != "master" {
-		return fmt.Errorf("sentinel knows %s other sentinels and %s replicas of a %s",
+		return fmt.Errorf("the Sentinel knows %s other Sentinels and %s replicas of a %s",
 			m["num-other-sentinels"], m["num-slaves"], m["flags"])
 	}
 	reply, err = s.Do("SENTINEL", "REPLICAS", MasterName)
@@ -170,7 +170,7 @@ func (s *Server) checkReady() error {
 	}
 	for _, replica := range reply.([]any) {
 		if r := pairsOf(replica); r["flags"] != "slave" || r["master-link-status"] != "ok" {
-			return fmt.Errorf("sentinel sees a %s, link %s", r["flags"], r["master-link-status"])
+			return fmt.Errorf("the Sentinel reports a replica with flags %s and link status %s", r["flags"], r["master-link-status"])
 		}
 	}
 	return nil
@@ -182,21 +182,22 @@ func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, 
 		// Clients start with the addresses of the Sentinels, even if the Sentinels name the servers
 		// by host names.
 		own := s.secured.host(number)
-		return launch(s.secured.secure(sentinelOf(host, port, own, ""), own, []string{own}))
+		return launch(s.secured.secure(sentinelRecipe(host, port, own, ""), own, []string{own}))
 	}
 	source := ""
 	if s.proxies != nil {
 		source = sourceOf(number)
 	}
-	watcher, err := launch(sentinelOf(host, port, "127.0.0.1", source))
+	sentinel, err := launch(sentinelRecipe(host, port, "127.0.0.1", source))
 	if err == nil {
-		watcher.Source = source
+		sentinel.Source = source
 	}
-	return watcher, err
+	return sentinel, err
 }
 
-// sentinelOf is the recipe of a Sentinel at own that watches the primary at host and primaryPort.
-func sentinelOf(host, primaryPort, own, source string) recipe {
+// sentinelRecipe returns the recipe of a Sentinel with the address own. It watches the primary at
+// host and primaryPort.
+func sentinelRecipe(host, primaryPort, own, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		conf := filepath.Join(dir, "sentinel.conf") // a Sentinel also writes its state to it
 		text := ""

@@ -23,9 +23,9 @@ var (
 	})
 )
 
-// Shared returns the server that all tests of a package share. Each test uses its own keys. Tests
-// that stop, fill, flush or configure a server, or check state that other tests may change, start
-// their own. The package needs a TestMain that calls Main.
+// Shared returns the server that all tests of a package share. Each test uses its own keys. A test
+// that stops, fills, flushes or configures a server must start its own server, and so must a test
+// that checks state that other tests may change. The package needs a TestMain that calls Main.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	s, err := shared()
@@ -46,8 +46,7 @@ func SharedCluster(t testing.TB) *Cluster {
 }
 
 // Main runs the tests of a package, up to 8 in parallel, because most wait for servers. Then it
-// closes what they shared, and fails if a goroutine is left that runs code of a package with this
-// path.
+// closes the shared servers. It fails if a goroutine still runs code of a package with this path.
 func Main(m *testing.M, path string) {
 	flag.Parse()
 	isChosen := false

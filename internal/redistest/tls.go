@@ -18,11 +18,11 @@ import (
 	"time"
 )
 
-// A TLS makes servers that accept only TLS. Each has its own certificate, and all have the same
-// authority.
+// A TLS is a certificate authority for servers that accept only TLS. Each server has its own
+// certificate.
 type TLS struct {
 	RequireClientCert bool     // clients need a certificate
-	ServerName        string   // the name by which servers know each other; "": their addresses
+	ServerName        string   // the name that servers use for each other; "": their addresses
 	ExtraNames        []string // further names in every certificate
 
 	// Lifetime is how long the certificates of servers and clients are valid. Default: an hour.
@@ -46,15 +46,15 @@ func (a *TLS) Options() url.Values {
 // StartTLS starts a server whose certificate has only the names in ExtraNames.
 func StartTLS(t testing.TB, a *TLS) *Server {
 	t.Helper()
-	a.begin(t)
+	a.createAuthority(t)
 	s, err := launch(a.secure(plain, "127.0.0.1", nil))
-	return started(t, s, err)
+	return mustStart(t, s, err)
 }
 
 // StartTLSCluster is StartCluster with TLS. Each node has its own address.
 func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 	t.Helper()
-	a.begin(t)
+	a.createAuthority(t)
 	c := new(Cluster)
 	launchAll := func() (*Cluster, error) {
 		for i := range 2 * primaries {
@@ -74,16 +74,16 @@ func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 			}
 			c.Nodes = append(c.Nodes, s)
 		}
-		return c.joined()
+		return c.form()
 	}
 	c, err := launchAll()
-	return started(t, c, err)
+	return mustStart(t, c, err)
 }
 
 // StartTLSSentinel is StartSentinel with TLS. Each server and Sentinel has its own address.
 func StartTLSSentinel(t testing.TB, a *TLS) *SentinelGroup {
 	t.Helper()
-	a.begin(t)
+	a.createAuthority(t)
 	s := &SentinelGroup{secured: a}
 	if err := s.launch(); err != nil {
 		s.Close()
@@ -93,7 +93,7 @@ func StartTLSSentinel(t testing.TB, a *TLS) *SentinelGroup {
 	return s
 }
 
-// host is the address at which the server with this number listens.
+// host returns the address at which the server with this number listens.
 func (a *TLS) host(number int) string {
 	if a.ServerName != "" {
 		return "127.0.0.1"
@@ -101,7 +101,7 @@ func (a *TLS) host(number int) string {
 	return fmt.Sprintf("127.0.2.%d", number+1)
 }
 
-// name is the name of that server for others.
+// name returns the name that others use for the server with this number.
 func (a *TLS) name(number int) string {
 	if a.ServerName != "" {
 		return a.ServerName
@@ -109,7 +109,7 @@ func (a *TLS) name(number int) string {
 	return a.host(number)
 }
 
-// secure makes a recipe's server listen at host with TLS, with a certificate for these names.
+// secure returns a recipe whose server listens at host with TLS. Its certificate has these names.
 func (a *TLS) secure(r recipe, host string, names []string, more ...string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		args, err := r(dir, port)
@@ -127,10 +127,11 @@ func (a *TLS) secure(r recipe, host string, names []string, more ...string) reci
 	}
 }
 
+// plain is the recipe of a server with the default arguments.
 func plain(dir string, port int) ([]string, error) { return defaults(dir, port), nil }
 
-// begin makes the authority, and the certificate of clients.
-func (a *TLS) begin(t testing.TB) {
+// createAuthority makes the certificate of the authority, and one for clients.
+func (a *TLS) createAuthority(t testing.TB) {
 	t.Helper()
 	a.dir = t.TempDir()
 	err := func() (err error) {

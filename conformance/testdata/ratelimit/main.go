@@ -1,6 +1,6 @@
 // Command ratelimit loads configuration files with the loader of envoyproxy/ratelimit and reports
-// the results. Standard input is a stream of JSON strings, each the text of a file in base64. For
-// each file it writes a line with a JSON object.
+// the results. Standard input is a stream of JSON strings. Each is the text of a file in base64. The
+// program writes a line with a JSON object for each file.
 package main
 
 import (
@@ -34,13 +34,13 @@ func main() {
 	}
 }
 
-// loaded is the answer for a file.
-type loaded struct {
+// A loadResult is the result for a file.
+type loadResult struct {
 	Error  string // "" if it loads
 	Limits string // as the service lists them at /rlconfig
 }
 
-func load(text string, manager stats.Manager) (answer loaded) {
+func load(text string, manager stats.Manager) (answer loadResult) {
 	defer func() {
 		if err := recover(); err != nil {
 			answer.Error = fmt.Sprintf("%T: %[1]v", err)

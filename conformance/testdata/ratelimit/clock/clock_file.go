@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// secondOf returns the second in the file CLOCK_FILE, or the system's while there is none.
+// secondOf returns the second in the file CLOCK_FILE, or the system's second if there is no file.
 func secondOf(system time.Time) int64 {
 	text, err := os.ReadFile(os.Getenv("CLOCK_FILE"))
 	if err != nil {
