@@ -198,9 +198,9 @@ func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 	return uint64(max(1, request.HitsAddend)), false
 }
 
-// shared returns true for each descriptor whose counter has also counted for other entries or units.
-// envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter. In the
-// first second of a day, the counter of that second and the one of the day have one name. It
+// shared returns true for each descriptor whose counter has also counted for other entries or
+// units. envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
+// In the first second of a day, the counter of that second and the one of the day have one name. It
 // expires with the shorter window, plus a random time.
 func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	shared := make([]bool, len(request.Descriptors))

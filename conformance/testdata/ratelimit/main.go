@@ -1,6 +1,6 @@
 // Command ratelimit loads configuration files with the loader of envoyproxy/ratelimit and reports
-// the results. Standard input is a stream of JSON strings. Each is the text of a file in base64. The
-// program writes a line with a JSON object for each file.
+// the results. Standard input is a stream of JSON strings. Each is the text of a file in base64.
+// The program writes a line with a JSON object for each file.
 package main
 
 import (
