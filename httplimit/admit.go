@@ -111,7 +111,7 @@ func checkHost(r *http.Request) (host string, err error) {
 	return host, nil
 }
 
-// isTokenChar tells whether a token may contain the character (RFC 9110, 5.6.2).
+// isTokenChar reports whether a token may contain the character (RFC 9110, 5.6.2).
 func isTokenChar(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", c)
 }
@@ -177,7 +177,7 @@ func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string)
 }
 
 // writeHeaders sets the headers about the request's limits.
-func (a *Admission) writeHeaders(c *compiledRules, denied bool, retryAfter time.Duration) (retrySeconds int64) {
+func (a *Admission) writeHeaders(c *compiledRules, isDenied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var statusBuf [8]admission.LimitStatus
 	var quotaBuf [8]quotaheaders.Quota
 	quotas := quotaBuf[:0]
@@ -185,13 +185,13 @@ func (a *Admission) writeHeaders(c *compiledRules, denied bool, retryAfter time.
 	for i := range statuses {
 		quotas = append(quotas, c.policies.Quota(&statuses[i]))
 	}
-	c.cors.show(a.header, a.Request)
-	return c.headers.Write(a.header, quotas, denied, retryAfter)
+	c.cors.exposeHeaders(a.header, a.Request)
+	return c.headers.Write(a.header, quotas, isDenied, retryAfter)
 }
 
 // answer sends the response to a rejected request.
 func (g *Gate) answer(w http.ResponseWriter, r *http.Request, c *compiledRules, d rejection) {
-	c.cors.allow(w.Header(), r)
+	c.cors.allowOrigin(w.Header(), r)
 	if g.rejected == nil {
 		c.bodies.write(w, r, d)
 		return
@@ -238,7 +238,7 @@ type rejectionKey struct{}
 
 // A Rejection describes why a request was rejected, for the handler Options.Rejected.
 type Rejection struct {
-	Status     int           // that the built-in answer would have
+	Status     int           // of the built-in response to such a request
 	Rule       string        // empty if no rule rejected it
 	Policies   []string      // the limits that denied it
 	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed

@@ -11,13 +11,13 @@ import (
 // attributes are what a policy may read of an HTTP request. They are computed when they are looked
 // up.
 type attributes struct {
-	r        *http.Request
-	compiled *compiledRules
-	path     string
-	host     string
-	single   [policy.KindRawQuery + 1]string // values of kinds that have one, for Lookup
-	address  netip.Addr
-	located  bool // address is known
+	r         *http.Request
+	compiled  *compiledRules
+	path      string
+	host      string
+	single    [policy.KindRawQuery + 1]string // values of kinds that have one, for Lookup
+	address   netip.Addr
+	isLocated bool // address is known
 }
 
 // Lookup implements policy.Attributes, as Address and BodySize do.
@@ -44,8 +44,8 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 }
 
 func (a *attributes) Address() netip.Addr {
-	if !a.located {
-		a.located = true
+	if !a.isLocated {
+		a.isLocated = true
 		a.address = a.compiled.proxies.Client(clientaddress.PeerOf(a.r.RemoteAddr), a.r.Header)
 	}
 	return a.address

@@ -46,6 +46,6 @@ rules:
 		t.Errorf("%d signatures were checked, and the statuses are %v; want as many as the limit admits, then 429", checked, statuses)
 	}
 	if last.Header().Get("Retry-After") == "" || last.Header().Get("RateLimit") == "" {
-		t.Errorf("a denial has the headers %v", last.Header())
+		t.Errorf("a denial has the headers %v; want Retry-After and RateLimit", last.Header())
 	}
 }

@@ -29,6 +29,7 @@ func (b *countedBody) size() int64 {
 	return b.n
 }
 
+// countBody counts the bytes that are read of the request's body.
 func (a *Admission) countBody() {
 	a.body = &countedBody{ReadCloser: a.Request.Body}
 	r := *a.Request
@@ -41,8 +42,8 @@ const maxAhead = 16 << 10
 
 // readAhead reads a small body while its request waits: net/http notices that a client has left
 // only when the body has been read.
-func readAhead(of policy.Attributes) {
-	a := of.(*attributes)
+func readAhead(waiting policy.Attributes) {
+	a := waiting.(*attributes)
 	n := a.r.ContentLength
 	if n <= 0 || n > maxAhead || a.r.Body == nil {
 		return

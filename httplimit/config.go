@@ -118,30 +118,30 @@ func (c *Config) complete() {
 	}
 }
 
-// isTemplate tells whether the body is a template.
+// isTemplate reports whether the body is a template.
 func (d *DeniedConfig) isTemplate() bool {
 	return d.Body != "" && d.Body != "problem" && d.Body != "text"
 }
 
 // check reports each mistake of the Config: its field, what is wrong, and how to fix it.
 func (c *Config) check(report func(field any, format string, args ...any)) {
-	oneOf := func(field *string, key string, words ...string) {
+	checkWord := func(field *string, key string, words ...string) {
 		if *field != "" && !slices.Contains(words, *field) {
 			report(field, "unknown value %q for %s; there are %s", wording.Clip(*field), key, wording.List(words, "and"))
 		}
 	}
-	within := func(field *int, key string, least, most int) {
+	checkNumber := func(field *int, key string, least, most int) {
 		if *field < least || *field > most {
 			report(field, "%s is %d; write %d to %d", key, *field, least, most)
 		}
 	}
-	oneOf(&c.EncodedSlash, "encoded_slash", "refuse", "keep")
-	oneOf(&c.TrailingSlash, "trailing_slash", "keep", "ignore")
-	oneOf(&c.PathParameters, "path_parameters", "keep", "strip")
-	oneOf(&c.Reset, "reset", "epoch", "seconds")
-	within(&c.IPv4Prefix, "ipv4_prefix", 8, 32)
-	within(&c.IPv6Prefix, "ipv6_prefix", 16, 128)
-	within(&c.MaxWaiting, "max_waiting", 1, 1_000_000)
+	checkWord(&c.EncodedSlash, "encoded_slash", "refuse", "keep")
+	checkWord(&c.TrailingSlash, "trailing_slash", "keep", "ignore")
+	checkWord(&c.PathParameters, "path_parameters", "keep", "strip")
+	checkWord(&c.Reset, "reset", "epoch", "seconds")
+	checkNumber(&c.IPv4Prefix, "ipv4_prefix", 8, 32)
+	checkNumber(&c.IPv6Prefix, "ipv6_prefix", 16, 128)
+	checkNumber(&c.MaxWaiting, "max_waiting", 1, 1_000_000)
 	switch {
 	case c.RetryJitter < 0:
 		report(&c.RetryJitter, "retry_jitter is %v; write 0 to 1h", c.RetryJitter)
@@ -150,7 +150,7 @@ func (c *Config) check(report func(field any, format string, args ...any)) {
 	}
 	c.checkProxies(report)
 	for i := range c.Headers {
-		oneOf(&c.Headers[i], "headers", HeaderValues()...)
+		checkWord(&c.Headers[i], "headers", HeaderValues()...)
 		switch {
 		case c.Headers[i] == noDialect && len(c.Headers) > 1:
 			report(&c.Headers[i], "headers are none and others; keep none alone, or remove it")
@@ -232,7 +232,7 @@ func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
 	}
 }
 
-// isOrigin tells whether a browser could send a text as an Origin.
+// isOrigin reports whether a browser could send a text as an Origin.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != text || text != strings.ToLower(text) || u.Hostname() == "" {

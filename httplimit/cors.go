@@ -26,7 +26,7 @@ func newCORS(c *CORSConfig, dialects []Dialect) *cors {
 	expose := slices.Clone(c.Expose)
 	add := func(names ...string) {
 		for _, name := range names {
-			if !slices.ContainsFunc(expose, func(there string) bool { return strings.EqualFold(there, name) }) {
+			if !slices.ContainsFunc(expose, func(known string) bool { return strings.EqualFold(known, name) }) {
 				expose = append(expose, name)
 			}
 		}
@@ -54,8 +54,8 @@ func (c *cors) origin(r *http.Request) string {
 	return ""
 }
 
-// allow sets the headers of an answer that is not the upstream's.
-func (c *cors) allow(h http.Header, r *http.Request) {
+// allowOrigin sets the headers of an answer that is not the upstream's.
+func (c *cors) allowOrigin(h http.Header, r *http.Request) {
 	if c == nil {
 		return
 	}
@@ -70,11 +70,12 @@ func (c *cors) allow(h http.Header, r *http.Request) {
 	if c.canSendCredentials {
 		h[headerAllowCredentials] = []string{"true"}
 	}
-	c.show(h, r)
+	c.exposeHeaders(h, r)
 }
 
-// show exposes the headers about limits. The upstream decides whether a page may read its response.
-func (c *cors) show(h http.Header, r *http.Request) {
+// exposeHeaders exposes the headers about limits. The upstream decides whether a page may read its
+// response.
+func (c *cors) exposeHeaders(h http.Header, r *http.Request) {
 	if c.origin(r) != "" {
 		h[headerExpose] = c.expose[:1:1]
 	}
@@ -83,4 +84,4 @@ func (c *cors) show(h http.Header, r *http.Request) {
 // AllowOrigin sets the CORS headers of a response that does not come from the upstream, as
 // http.cors of the policy defines. A proxy calls it before it sends a response of its own. The
 // Gate's own responses have these headers already.
-func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.current().cors.allow(h, r) }
+func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.current().cors.allowOrigin(h, r) }

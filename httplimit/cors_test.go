@@ -14,8 +14,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// corsPolicy has an answer of the Gate itself for each reason: 429, 403, 400 and, with a store that
-// fails, 503.
+// With corsPolicy, the Gate itself responds with 429, 403, 400 and, if the store fails, with 503.
 const corsPolicy = `
 identities: {client: {key: header X-API-Key}}
 deny: {header X-Banned: "yes"}
@@ -25,8 +24,8 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 9/h, on_failure: closed, algorithm: fixed-window}]}
 `
 
-// failing fails unless the limit is a token bucket.
-func failing(store penstock.Store) penstock.Store {
+// newFailingStore returns a store that fails unless the limit is a token bucket.
+func newFailingStore(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if charges[0].Plan.Algorithm().Name() != penstock.TokenBucket.Name() {
 			return penstock.Decision{}, penstock.ErrUnavailable
@@ -35,10 +34,10 @@ func failing(store penstock.Store) penstock.Store {
 	})
 }
 
-// ownAnswers are answers that the Gate gives to requests of an origin, by status.
+// ownAnswers returns the headers of the Gate's responses to requests with these headers, by status.
 func ownAnswers(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
-	gate, _ := gateOn(t, failing(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
+	gate, _ := gateOn(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "the upstream's own")
 	}))
@@ -134,8 +133,8 @@ func TestPagesCanReadCustomDenials(t *testing.T) {
 	}
 }
 
-// A browser sends a preflight before each request that is not simple. The page cannot prevent it,
-// and it has no credentials.
+// A browser sends a preflight before each request that is not simple. The page cannot prevent the
+// preflight, and the preflight has no credentials.
 func TestPreflightsAreFree(t *testing.T) {
 	gate, seen := gateOf(t, `
 identities: {client: {key: header X-API-Key}}
@@ -151,7 +150,7 @@ rules:
 	preflight := []string{"Origin", "https://a.example", "Access-Control-Request-Method", "POST"}
 	for range 3 {
 		if w := send(h, "OPTIONS", "/a", preflight...); w.Code != 200 || w.Header().Get("RateLimit") != "" {
-			t.Fatalf("a preflight got %d %v", w.Code, w.Header())
+			t.Fatalf("a preflight got %d %v; want 200 without RateLimit", w.Code, w.Header())
 		}
 	}
 	if served != 3 || seen.count(admission.Unlimited) != 3 {
@@ -190,7 +189,7 @@ rules:
 			}
 		}
 	}
-	for _, size := range []int64{1, -1} { // as of a chunked body
+	for _, size := range []int64{1, -1} { // -1 is a chunked body
 		r := httptest.NewRequest("OPTIONS", "/a", strings.NewReader("x"))
 		r.Header = http.Header{"Origin": {"https://a.example"}, "Access-Control-Request-Method": {"POST"}}
 		r.ContentLength = size

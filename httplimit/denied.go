@@ -24,7 +24,7 @@ type rejection struct {
 	retrySeconds int64         // of Retry-After; 0 if there is none
 }
 
-// A rejectionReason is why a request is rejected.
+// A rejectionReason says why a request is rejected.
 type rejectionReason uint8
 
 const (
@@ -93,8 +93,8 @@ func newBodies(settings bodySettings) *bodies {
 	return b
 }
 
-// write answers the request: status, Content-Type and body (none for HEAD). Retry-After must be set
-// before.
+// write sends the response: status, Content-Type and body (none for HEAD). The caller must have set
+// Retry-After.
 //
 // It sets no Cache-Control: a cache must not store a 429 (RFC 6585), and stores a 403 or 503 only
 // if a header allows it (RFC 9110, 15.1).
@@ -113,12 +113,12 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d rejection) {
 // render returns the body for a client that accepts these types. A template is used whatever the
 // client accepts. If it fails, the body is the problem.
 func (b *bodies) render(accept []string, d *rejection) (body []byte, contentType string) {
-	custom := d.reason == overLimit || d.reason == tooManyNew
-	if custom && b.template != nil {
+	isCustom := d.reason == overLimit || d.reason == tooManyNew
+	if isCustom && b.template != nil {
 		if body, err := b.execute(d); err == nil {
 			return body, b.contentType
 		}
-	} else if custom && b.isText || prefersText(accept) {
+	} else if isCustom && b.isText || prefersText(accept) {
 		return d.text(), typeText
 	}
 	return d.problem(), typeProblem
@@ -130,7 +130,7 @@ const (
 )
 
 func (b *bodies) execute(d *rejection) ([]byte, error) {
-	var out bounded
+	var out boundedBuffer
 	err := b.template.Execute(&out, templateData{
 		Status: d.code(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
 	})
@@ -208,17 +208,17 @@ func (d *rejection) text() []byte {
 	return append(b, '\n')
 }
 
-// bounded is a buffer that fails if a template writes too much.
-type bounded struct{ buffer bytes.Buffer }
+// boundedBuffer is a buffer that fails if a template writes too much.
+type boundedBuffer struct{ buffer bytes.Buffer }
 
-func (b *bounded) Write(p []byte) (int, error) {
+func (b *boundedBuffer) Write(p []byte) (int, error) {
 	if b.buffer.Len()+len(p) > maxTemplateOut {
 		return 0, fmt.Errorf("the template writes more than %d bytes", maxTemplateOut)
 	}
 	return b.buffer.Write(p)
 }
 
-// prefersText tells whether the first type in an Accept header is plain text or HTML. Weights do
+// prefersText reports whether the first type in an Accept header is plain text or HTML. Weights do
 // not count: browsers list HTML first, and clients of an API list JSON first, or no type.
 func prefersText(accept []string) bool {
 	if len(accept) == 0 {

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// answerDenial is the response to a request that accepts these types; nothing at all if accept is
-// "-".
+// answerDenial returns the response to a request that accepts these types. If accept is "-", the
+// request has no Accept header.
 func answerDenial(t *testing.T, b *bodies, method, accept string, d rejection) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequest(method, "/", nil)
@@ -24,7 +24,7 @@ func answerDenial(t *testing.T, b *bodies, method, accept string, d rejection) *
 	w.Header().Set("Content-Length", "1000")
 	b.write(w, r, d)
 	if got := w.Header().Get("X-Content-Type-Options"); got != "nosniff" {
-		t.Errorf("X-Content-Type-Options: %q", got)
+		t.Errorf("X-Content-Type-Options is %q; want nosniff", got)
 	}
 	if got := w.Header().Get("Content-Length"); got != "" {
 		t.Errorf("Content-Length: %s of another body is left", got)
@@ -119,7 +119,7 @@ func TestTemplateIsNotUsedForOtherReasons(t *testing.T) {
 func TestTextIsForClientsThatListItFirst(t *testing.T) {
 	accepts := []struct {
 		accept string
-		text   bool
+		isText bool
 	}{
 		{"-", false},
 		{"", false},
@@ -143,8 +143,8 @@ func TestTextIsForClientsThatListItFirst(t *testing.T) {
 	}
 	for _, c := range accepts {
 		w := answerDenial(t, newBodies(bodySettings{}), "GET", c.accept, searchDenied)
-		if text := strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain"); text != c.text {
-			t.Errorf("Accept: %s: text %v; want %v", c.accept, text, c.text)
+		if isText := strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain"); isText != c.isText {
+			t.Errorf("Accept: %s: the body is text: %v; want %v", c.accept, isText, c.isText)
 		}
 	}
 	if prefersText([]string{"application/json", "text/plain"}) || !prefersText([]string{"text/plain", "application/json"}) {
@@ -167,7 +167,7 @@ func TestTemplateHasEveryField(t *testing.T) {
 	}
 	config := Config{Denied: DeniedConfig{Body: "no {{.Status}}"}}
 	if err := config.finish(); err != nil || config.Denied.ContentType != "application/json" {
-		t.Errorf("the default content type is %s, %v", config.Denied.ContentType, err)
+		t.Errorf("the default content type is %s, %v; want application/json", config.Denied.ContentType, err)
 	}
 }
 

@@ -68,7 +68,8 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 	}
 }
 
-// A request keeps its slot while it waits for its turn, however long.
+// A request keeps its slot while it waits for its turn, even if it waits for longer than the slot's
+// ttl.
 func TestASlotIsKeptWhileItsRequestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, `
@@ -98,7 +99,7 @@ rules:
 	})
 }
 
-// The server notices that a client left, also if the client has sent a small body.
+// The server notices that a client has left, even if the client has sent a small body.
 func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
 	read := make(chan string, 1)
@@ -327,7 +328,7 @@ func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
 	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := httplimit.DecisionOf(r.Context()); ok {
-			t.Error("there is a decision, and no limit applies")
+			t.Error("there is a decision, although no enforced limit applies")
 		}
 		httplimit.MarkStatusUnknown(r)
 		w.WriteHeader(http.StatusBadGateway)
@@ -336,6 +337,6 @@ func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}
 	if denied := seen.count(admission.ShadowDenied); denied != 15 {
-		t.Errorf("%d of 20 would have been denied; want 15", denied)
+		t.Errorf("%d of 20 requests would have been denied; want 15", denied)
 	}
 }

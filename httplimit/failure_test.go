@@ -133,7 +133,7 @@ func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 	for way, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
 		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n"
 		want := []string{"in-flight"}
-		if way != "local" { // a second failed request would open the breaker, and what was never sent is not refunded
+		if way != "local" { // with local, the second failed call opens the breaker: the shadow is not charged, so there is no refund
 			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
 			want = append(want, "tried")
 		}
@@ -218,8 +218,8 @@ rules:
 	}
 }
 
-// The store never saw a charge that was decided locally. A refund in the store would return units
-// of other clients, and a forced charge would be a second one.
+// A charge that was decided locally is not in the store. So a refund in the store would return
+// units of other clients, and a forced charge would count the request in two places.
 func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
 	const text = `
 rules:
@@ -232,11 +232,11 @@ rules:
       - {name: ceiling, rate: 50/h, cost: {units: 2, actual: X-Cost}, on_failure: open, ceiling: 60/h}
       - {name: slots, in_flight: 5}
 `
-	for _, away := range []bool{false, true} {
+	for _, isDown := range []bool{false, true} {
 		corrected := 0
 		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			for _, cost := range []string{"1", "7"} {
-				store.IsDown.Store(away)
+				store.IsDown.Store(isDown)
 				store.Forget()
 				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					store.IsDown.Store(false) // it is back before the response
@@ -251,15 +251,15 @@ rules:
 				corrected += len(got)
 				slices.Sort(got)
 				want := []string{"slots"}
-				if !away {
+				if !isDown {
 					want = []string{"body", "ceiling", "login", "settled", "slots"}
 				}
 				if !slices.Equal(got, want) {
-					t.Errorf("decided locally: %t, cost %s: corrections in the store: %v; want %v", away, cost, got, want)
+					t.Errorf("decided locally: %t, cost %s: corrections in the store: %v; want %v", isDown, cost, got, want)
 				}
 			}
 		})
-		t.Logf("counted: %d corrections in a store that is up (decided locally: %t)", corrected, away)
+		t.Logf("counted: %d corrections in a store that is up (decided locally: %t)", corrected, isDown)
 	}
 }
 
@@ -280,17 +280,17 @@ rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, 
 		}
 		send("right passwords", 200, 200, 200, 200, 200)
 		status = 401
-		send("a wrong one", 401)
+		send("a wrong password", 401)
 		store.IsDown.Store(true)
 		status = 200
 		send("right passwords in an outage", 200, 200, 200, 200, 200)
 		status = 401
-		send("wrong ones in an outage", 401, 401, 429, 429)
+		send("wrong passwords in an outage", 401, 401, 429, 429)
 	})
 }
 
-// A refund removes cached denials: after a correct login, others are admitted at once, whatever
-// was denied before.
+// A refund removes cached denials. So after a correct login, other logins are admitted at once,
+// even if logins were denied before.
 func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
@@ -312,7 +312,7 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 		synctest.Wait()
 		busy.Go(func() {
 			if got := send(h, "POST", "/").Code; got != 401 {
-				t.Errorf("a login after another was right: status %d; want its answer, 401", got)
+				t.Errorf("a login after a correct one: status %d; want 401, the handler's", got)
 			}
 		})
 		synctest.Wait()
@@ -326,7 +326,7 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 }
 
 func TestShadowsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
-	// No limit is used up. If one were, the deny cache would know it and still report denials.
+	// The requests use up no limit. Otherwise the deny cache would report denials without the store.
 	const text = `
 rules:
   - {name: a, per: global, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
@@ -379,7 +379,7 @@ func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
 			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil).WithContext(ctx))
 		}
 		if n := seen.count(admission.Abandoned); n != 3 || served != 0 {
-			t.Errorf("%d abandoned and %d served; want 3 and 0", n, served)
+			t.Errorf("%d requests were abandoned, and %d were served; want 3 and 0", n, served)
 		}
 	})
 }
@@ -400,11 +400,12 @@ func slotOfAClientThatLeft(t *testing.T) {
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	synctest.Wait()
 	if got := store.Received(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
-		t.Errorf("%d abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
+		t.Errorf("%d requests were abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
 	}
 }
 
-// A denied request returns its slots with a second call, which may be as slow as the first.
+// A denied request returns its slots with a second call of the store. The response must not wait
+// for this call, which may be as slow as the first.
 func TestResponseDoesNotWaitForReturnedSlots(t *testing.T) {
 	const text = `
 rules:
@@ -429,7 +430,7 @@ rules:
 				return penstock.Decision{}, flaky.ErrDown
 			}), text)
 			h := gate.Middleware(respond(200))
-			if path == "/local" { // which uses up the limit
+			if path == "/local" { // the first request uses up the limit
 				done := make(chan struct{})
 				go func() { send(h, "GET", path); close(done) }()
 				synctest.Wait()
@@ -455,7 +456,7 @@ rules:
 			}
 		})
 	}
-	t.Logf("counted: %d answers that did not wait for the store", 2*most)
+	t.Logf("counted: %d responses that did not wait for the store", 2*most)
 }
 
 // A store in memory fails only when it is full, and then it has no fallback.
@@ -475,8 +476,8 @@ rules:
 		}
 	}
 	for _, e := range seen.list {
-		if failed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen; failed != errors.Is(e.Err, penstock.ErrUnavailable) {
-			t.Errorf("%v has the error %v; want one of the full store if it was rejected", e.Outcome, e.Err)
+		if hasFailed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen; hasFailed != errors.Is(e.Err, penstock.ErrUnavailable) {
+			t.Errorf("an event %v has the error %v; want ErrUnavailable exactly if the store failed", e.Outcome, e.Err)
 		}
 	}
 }

@@ -67,8 +67,9 @@ type Gate struct {
 	compiled atomic.Pointer[compiledRules] // of the rules that were used last
 }
 
-// New makes a Gate that counts in the store, by rules. It calls rules for each request, so rules
-// must be quick, as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+// New makes a Gate that applies the rules and counts in the store. It calls the function rules for
+// each request, so this function must be quick, as (*policyfile.Watcher).Rules is. An error wraps
+// penstock.ErrInvalid.
 //
 // Put guard.Standard around a store on Redis, with the settings of the rules as its Limits, and set
 // HasFallback.
@@ -198,7 +199,7 @@ func (g *Gate) current() *compiledRules {
 	return c
 }
 
-// IsTrustedProxy tells whether a request comes straight from one of the policy's trusted proxies.
+// IsTrustedProxy reports whether a request comes straight from one of the policy's trusted proxies.
 func (g *Gate) IsTrustedProxy(r *http.Request) bool {
 	return g.current().proxies.Trusts(clientaddress.PeerOf(r.RemoteAddr))
 }

@@ -41,13 +41,13 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// gateOf is a gate with a policy and a store in memory, and what it observes.
+// gateOf returns a gate with a policy and a store in memory, and what it observes.
 func gateOf(t testing.TB, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	return gateOver(t, memstore.New(memstore.Options{}), true, text)
 }
 
-// gateOn is a gate over a store that has no fallback.
+// gateOn does what gateOf does, for a store that has no fallback.
 func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	return gateOver(t, store, false, text)
@@ -87,7 +87,7 @@ func (e *events) count(outcome admission.Outcome) (n int) {
 	return n
 }
 
-// send sends a request from 192.0.2.1 with X-API-Key: a, unless the headers say otherwise.
+// send sends a request from 192.0.2.1 with the headers, which come in pairs.
 func send(h http.Handler, method, target string, header ...string) *httptest.ResponseRecorder {
 	return sendBody(h, method, target, nil, header...)
 }
@@ -128,14 +128,14 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 	for range 10 {
 		w := send(h, "GET", "/other", "X-API-Key", "a")
 		if w.Code != 200 || w.Header().Get("RateLimit") != "" {
-			t.Fatalf("an unlisted path is limited: %d %v", w.Code, w.Header())
+			t.Fatalf("a path without a rule is limited: %d %v", w.Code, w.Header())
 		}
 	}
 	if a, d := seen.count(admission.Allowed), seen.count(admission.Denied); a != 4 || d != 2 {
-		t.Errorf("observed %d allowed and %d denied, not 4 and 2", a, d)
+		t.Errorf("observed %d allowed and %d denied requests, not 4 and 2", a, d)
 	}
 	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
-		t.Errorf("the event does not name its limit: %+v", e)
+		t.Errorf("the event is %+v; want rule search, limit hour and its algorithm", e)
 	}
 }
 
@@ -273,11 +273,11 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 	}
 	for i := range 100 {
 		if got := try("right"); got != 200 {
-			t.Fatalf("correct login %d: status %d", i+1, got)
+			t.Fatalf("correct login %d: status %d; want 200", i+1, got)
 		}
 		if i < 10 {
 			if got := try("wrong"); got != 401 {
-				t.Fatalf("failure %d: status %d", i+1, got)
+				t.Fatalf("failure %d: status %d; want 401", i+1, got)
 			}
 		}
 		if i == 8 {
@@ -286,11 +286,11 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 	}
 	for range 50 {
 		if got := try("right"); got != 200 {
-			t.Fatalf("correct login after nine failures: status %d", got)
+			t.Fatalf("correct login after nine failures: status %d; want 200", got)
 		}
 	}
 	if got := try("wrong"); got != 401 {
-		t.Fatalf("failure 10: status %d", got)
+		t.Fatalf("failure 10: status %d; want 401", got)
 	}
 	if got := try("wrong"); got != 429 {
 		t.Fatalf("attempt after ten failures: status %d, not 429", got)
@@ -303,7 +303,7 @@ func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 	all := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guesses.Add(1)
-		<-all // no request is answered before all have arrived
+		<-all // no request gets its response before all have arrived
 		w.WriteHeader(401)
 	}))
 	var requestsDone sync.WaitGroup
@@ -332,7 +332,7 @@ rules:
 	for _, c := range []struct {
 		what    string
 		handler http.HandlerFunc
-		want    string // after the request; this reading itself costs 100
+		want    string // RateLimit after the request; the request that reads it costs 100
 	}{
 		{"no cost given", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
 		{"less in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, `"chat.tokens";r=870`},
@@ -362,7 +362,7 @@ rules:
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("to settle a request that no gate admitted returns %v; want an ErrInvalid", err)
+		t.Errorf("Settle of a request that no gate admitted returns %v; want an ErrInvalid", err)
 	}
 }
 
@@ -457,7 +457,7 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 		close(done)
 		busy.Wait()
 		if got := send(h, "GET", "/").Code; got != 200 {
-			t.Errorf("the slots were not returned: status %d", got)
+			t.Errorf("after the slots were returned: status %d; want 200", got)
 		}
 	})
 }
@@ -505,7 +505,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	})
 }
 
-// A place in the queue is for the time until the turn comes.
+// A request has a place in the queue only until its turn comes, not while its body is read.
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, queue)
@@ -563,7 +563,7 @@ func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 			t.Errorf("the next in the queue got %d after %v, not 200 after 1s", got, time.Since(start))
 		}
 		if served != 2 || seen.count(admission.Abandoned) != 1 {
-			t.Errorf("%d served and %d abandoned, not 2 and 1", served, seen.count(admission.Abandoned))
+			t.Errorf("%d requests were served, and %d abandoned, not 2 and 1", served, seen.count(admission.Abandoned))
 		}
 	})
 }
@@ -588,7 +588,7 @@ rules:
 		t.Errorf("the lists charged the limit: status %d", got)
 	}
 	if e, r := seen.count(admission.Exempt), seen.count(admission.Refused); e != 3 || r != 3 {
-		t.Errorf("observed %d exempt and %d refused, not 3 and 3", e, r)
+		t.Errorf("observed %d exempt and %d refused requests, not 3 and 3", e, r)
 	}
 }
 
@@ -622,7 +622,7 @@ rules:
 	// Of five requests, each shadow would have denied those over its own limit.
 	for limit, want := range map[string]int{"api.real.candidate": 3, "api.maybe": 2, "whole.hour": 4} {
 		if denied[limit] != want {
-			t.Errorf("%s would have denied %d, not %d", limit, denied[limit], want)
+			t.Errorf("%s would have denied %d requests, not %d", limit, denied[limit], want)
 		}
 	}
 }

@@ -2,7 +2,7 @@ package httplimit
 
 import "net/http"
 
-// Middleware returns a handler that serves the requests that are admitted with next.
+// Middleware returns a handler that passes the admitted requests to next.
 func (g *Gate) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := g.Admit(w, r)
@@ -28,8 +28,8 @@ type recorder struct {
 	status    int
 }
 
-// note records the final status before the client gets it, so that the client's next request
-// finds the units that this one refunds.
+// note records the final status, and refunds units by it, before the client gets the status. So the
+// client's next request can use these units.
 func (w *recorder) note(status int) {
 	if w.status == 0 {
 		w.status = status
@@ -37,7 +37,7 @@ func (w *recorder) note(status int) {
 	}
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader records the status, unless it is an informational one.

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An Inspection is how a policy reads a request: the charges that a Gate would make, and why.
+// An Inspection says how a policy reads a request: which charges a Gate would make, and why.
 type Inspection struct {
 	Path       string     // as rules match it, and as it is sent on
 	Address    netip.Addr // the client's
@@ -23,8 +23,8 @@ func Inspect(rules *policy.Rules, r *http.Request) (*Inspection, error) {
 	return InspectDescriptor(rules, r, nil)
 }
 
-// InspectDescriptor is Inspect for a request that also has the entries of a descriptor, by their
-// keys. No HTTP request has them: Envoy's rate limit service reads them.
+// InspectDescriptor does what Inspect does, for a request that also has the entries of a
+// descriptor, by their keys. No HTTP request has them: Envoy's rate limit service reads them.
 func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
 	c, err := compile(rules)
 	if err != nil {
@@ -34,7 +34,7 @@ func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[stri
 	if err := a.canonicalizePath(c); err != nil {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}
-	all := &described{&a.attributes, descriptor}
+	all := &descriptorAttributes{&a.attributes, descriptor}
 	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(all)}
 	if rules.Evaluate(all, &i.Evaluation); i.Evaluation.Unclear != "" {
 		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Unclear)
@@ -42,13 +42,13 @@ func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[stri
 	return i, nil
 }
 
-// described are attributes with those of a descriptor.
-type described struct {
+// descriptorAttributes are the attributes of a request and the entries of a descriptor.
+type descriptorAttributes struct {
 	*attributes
 	descriptor map[string][]string
 }
 
-func (d *described) Lookup(kind policy.Kind, name string) []string {
+func (d *descriptorAttributes) Lookup(kind policy.Kind, name string) []string {
 	if kind == policy.KindDescriptor {
 		return d.descriptor[name]
 	}

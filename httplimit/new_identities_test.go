@@ -52,7 +52,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 		}
 		if body := last.Body.String(); last.Code != 429 || last.Header().Get("Retry-After") != "3" || !strings.Contains(body, "Too many new identities from this address. Retry after 3s.") ||
 			!strings.Contains(body, `"violated-policies":["api.new-identities"]`) {
-			t.Errorf("the last response is %d, %v, %s", last.Code, last.Header(), body)
+			t.Errorf("the last response is %d, %v, %s; want a denial of new identities for 3s", last.Code, last.Header(), body)
 		}
 		if n := seen.count(admission.DeniedNewIdentity); n != 9981 {
 			t.Errorf("%d requests are observed as new identities that were denied; want 9981", n)

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The request continues, and is limited.
+// If the decision about a shadow panics, the request continues, and is limited.
 func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looser, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
@@ -66,8 +66,8 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	})
 }
 
-// Guards also call the store in the background, with a context of the request. It may be used after
-// the request has ended.
+// Guards also call the store in the background, with the request's context. They may use this
+// context after the request has ended.
 func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var behind sync.WaitGroup

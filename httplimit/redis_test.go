@@ -33,7 +33,7 @@ func openStore(t *testing.T, address string) penstock.Store {
 	return store
 }
 
-// guarded puts the guards around a store, with time for a slow machine.
+// guarded puts the guards around a store, with a timeout that suits slow machines.
 func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Duration) penstock.Store {
 	t.Helper()
 	g, err := guard.Standard(store, guard.Options{
@@ -47,8 +47,8 @@ func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Durat
 	return g
 }
 
-// Two servers share one Redis, with real clients over loopback. Each counts what the other admits,
-// with guards and without.
+// Two servers share one Redis, and get requests from real clients over loopback. Each server counts
+// what the other one admits, with guards and without.
 func TestServersShareLimitsOverRedis(t *testing.T) {
 	single := redistest.Start(t)
 	cluster := redistest.StartCluster(t)
@@ -109,9 +109,9 @@ rules:
 			}
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
-			// On a Cluster, a request peeks and then charges, and another may come between. While
-			// its charges are refunded, others may be denied for a moment. No unit is lost: of
-			// successive requests, the rest of the limit is admitted.
+			// On a Cluster, a request peeks and then charges, and another request may charge between the
+			// two. Then the charges of the first are refunded, and until then others may be denied. No unit
+			// is lost: requests that are sent one by one use up the rest of the limit.
 			for key := range allowed {
 				for send(key, key%2) {
 				}
@@ -173,7 +173,8 @@ rules:
 	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
 }
 
-// A scriptCounter counts the scripts that the server ran, without those that it did not know.
+// A scriptCounter counts the calls of scripts that the server ran. Calls of scripts that the server
+// did not know do not count.
 type scriptCounter struct {
 	redisstore.Client
 	scripts atomic.Int64
@@ -225,8 +226,8 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	}
 }
 
-// If a guard decides the enforced limit, the store is called for its candidate alone. So the
-// candidate still counts.
+// If a guard decides the enforced limit, the store is called for the candidate alone, so the
+// candidate still counts the request.
 func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"

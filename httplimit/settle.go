@@ -12,9 +12,9 @@ import (
 
 // Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
 // list this status, and adjusts charges to the cost that Settle or the response's header says. The
-// status is that of the response, or 0 if there was none or it is unknown: then nothing is refunded
-// by status. Call it before the response is sent: then the refund is there when the client's next
-// request comes.
+// status is that of the response, or 0 if there was none or it is unknown. With 0, nothing is
+// refunded by status. Call Done before the response is sent. Then the client's next request can use
+// the refunded units.
 func (a *Admission) Done(status int) {
 	result := admission.Result{Status: status, Cost: a.announcedCost}
 	if a.body != nil {
@@ -48,8 +48,8 @@ func SettleContext(ctx context.Context, actual int64) error {
 }
 
 // MarkStatusUnknown records that it is unknown how a request ended, whatever its handler writes.
-// Then what is charged by status stays charged. A proxy calls it when the upstream has the request,
-// or may have it, and gives no answer.
+// Then limits with on_status keep their charges. A proxy calls it when the upstream has the
+// request, or may have it, and does not respond.
 func MarkStatusUnknown(r *http.Request) {
 	if a := admissionOf(r.Context()); a != nil {
 		a.admission.MarkStatusUnknown()

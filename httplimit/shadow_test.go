@@ -43,7 +43,7 @@ func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
 	}
 }
 
-// isShadow tells whether a batch belongs to a shadow of the policy looser.
+// isShadow reports whether a batch belongs to a shadow of the policy looser.
 func isShadow(charges []penstock.Charge) bool {
 	return strings.HasSuffix(charges[0].Plan.Name(), ".candidate") || charges[0].Plan.Group() == "b"
 }
@@ -78,7 +78,7 @@ rules:
 `
 
 // Shadows of other algorithms are decided concurrently: all batches of a request are sent before
-// the first answer.
+// the store decides the first one.
 func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
@@ -109,7 +109,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 		served := make(chan int, 1)
 		go func() { served <- send(h, "GET", "/").Code }()
 		synctest.Wait()
-		for range 5 { // the candidate allows each, since the one before has left
+		for range 5 { // the candidate allows each request, because the previous one has returned its slot
 			if w := send(h, "GET", "/"); w.Code != 429 {
 				t.Errorf("status %d; want 429", w.Code)
 			}

@@ -45,7 +45,7 @@ func findForbidden(t *template.Template) string {
 		return "the template defines another one; write its text in place of the call"
 	}
 	r := templateChecker{tree: t.Tree}
-	r.list(t.Root, false)
+	r.checkList(t.Root, false)
 	return r.refused
 }
 
@@ -55,33 +55,33 @@ type templateChecker struct {
 	refused string
 }
 
-func (r *templateChecker) list(list *parse.ListNode, inLoop bool) {
+func (r *templateChecker) checkList(list *parse.ListNode, inLoop bool) {
 	if list == nil {
 		return
 	}
 	for _, n := range list.Nodes {
-		r.node(n, inLoop)
+		r.checkNode(n, inLoop)
 	}
 }
 
-func (r *templateChecker) node(n parse.Node, inLoop bool) {
+func (r *templateChecker) checkNode(n parse.Node, inLoop bool) {
 	switch n := n.(type) {
 	case *parse.TextNode, *parse.CommentNode, *parse.BreakNode, *parse.ContinueNode:
 	case *parse.ActionNode:
-		r.pipe(n.Pipe)
+		r.checkPipe(n.Pipe)
 	case *parse.IfNode:
-		r.pipe(n.Pipe)
-		r.list(n.List, inLoop)
-		r.list(n.ElseList, inLoop)
+		r.checkPipe(n.Pipe)
+		r.checkList(n.List, inLoop)
+		r.checkList(n.ElseList, inLoop)
 	case *parse.RangeNode:
 		if inLoop {
 			r.refuse(n, "a loop cannot be in another: write it after the first")
 		}
-		if !overPolicies(n.Pipe) {
+		if !isOverPolicies(n.Pipe) {
 			r.refuse(n, "a loop is over the policies only: write {{range .Policies}}")
 		}
-		r.list(n.List, true)
-		r.list(n.ElseList, inLoop)
+		r.checkList(n.List, true)
+		r.checkList(n.ElseList, inLoop)
 	case *parse.WithNode:
 		r.refuse(n, "write {{if ...}}, and name the field in it")
 	default:
@@ -89,9 +89,9 @@ func (r *templateChecker) node(n parse.Node, inLoop bool) {
 	}
 }
 
-// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has such a
-// field, whatever the dot is.
-func overPolicies(p *parse.PipeNode) bool {
+// isOverPolicies reports whether a range is over .Policies or $.Policies. Only the denial has such
+// a field, whatever the dot is.
+func isOverPolicies(p *parse.PipeNode) bool {
 	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
 		return false
 	}
@@ -104,21 +104,21 @@ func overPolicies(p *parse.PipeNode) bool {
 	return false
 }
 
-func (r *templateChecker) pipe(p *parse.PipeNode) {
+func (r *templateChecker) checkPipe(p *parse.PipeNode) {
 	for _, command := range p.Cmds {
 		for _, n := range command.Args {
-			r.operand(n)
+			r.checkOperand(n)
 		}
 	}
 }
 
-func (r *templateChecker) operand(n parse.Node) {
+func (r *templateChecker) checkOperand(n parse.Node) {
 	switch n := n.(type) {
 	case *parse.BoolNode, *parse.DotNode, *parse.FieldNode, *parse.NilNode, *parse.NumberNode, *parse.StringNode, *parse.VariableNode:
 	case *parse.PipeNode:
-		r.pipe(n)
+		r.checkPipe(n)
 	case *parse.ChainNode:
-		r.operand(n.Node)
+		r.checkOperand(n.Node)
 	case *parse.IdentifierNode:
 		if !slices.Contains(templateFunctions, n.Ident) {
 			r.refuse(n, "it can call "+strings.Join(templateFunctions, ", ")+": write one of these, or the field alone")

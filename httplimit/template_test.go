@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// The functions that a template may use suffice for lists, conditions, JSON and HTML. Forbidden
-// ones are in testdata/bad of package policyfile.
+// The functions that a template may use suffice for lists, conditions, JSON and HTML. Templates
+// with forbidden functions are in testdata/bad of package policyfile.
 func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 	for _, body := range []string{
 		`{"wait":{{.RetryAfter}},"rule":"{{.Rule}}"}`,

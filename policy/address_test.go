@@ -51,8 +51,8 @@ func TestKeysOfAddressesAreAsDocumented(t *testing.T) {
 	}
 }
 
-// forms are texts of one address: in short and in full, in upper case, with an IPv4 tail, with a
-// zone.
+// forms returns texts of one address: in short and in full, in upper case, with an IPv4 tail, with
+// a zone.
 func forms(a netip.Addr) (texts []string) {
 	if a.Is4() {
 		b := a.As4()
@@ -135,7 +135,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 			b[j] = byte(r.Uint32())
 		}
 		if neighbour := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbour, 0, 0) {
-			t.Fatalf("%s and %s share a /64 and have two keys (seed %d)", a, neighbour, seed)
+			t.Fatalf("%s and %s are in one /64 network and have two keys (seed %d)", a, neighbour, seed)
 		}
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != netip.PrefixFrom(a, 64).Masked().Addr() {
 			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
@@ -143,10 +143,10 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 		seen[AddressText(a, 0, 0)] = netip.PrefixFrom(a, 64).Masked().Addr()
 		b[r.IntN(8)] ^= 1 << r.IntN(8)
 		if other := netip.AddrFrom16(b); AddressText(a, 0, 0) == AddressText(other, 0, 0) {
-			t.Fatalf("%s and %s are of two /64 and have one key (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s are in different /64 networks and have one key (seed %d)", a, other, seed)
 		}
 	}
-	t.Logf("counted: %d addresses and networks with keys of their own (%d of IPv4, seed %d)", len(seen), ipv4, seed)
+	t.Logf("counted: %d addresses and networks, each with its own key (%d of IPv4, seed %d)", len(seen), ipv4, seed)
 }
 
 func BenchmarkAppendAddress(b *testing.B) {

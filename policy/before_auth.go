@@ -5,10 +5,10 @@ package policy
 // (there is no token, or its check is cached), the rule is like one with Always, and is charged
 // with the others.
 
-// EvaluateFirst is Evaluate, unless that would check a signature and rules with before_auth match
-// the request. Then it returns false, and the Evaluation has only the charges of these rules. If
-// they are granted, they stay charged, and EvaluateRest evaluates the other rules. If the key of
-// such a charge is unclear, the request is malformed, and no signature is checked.
+// EvaluateFirst does what Evaluate does, unless that would check a signature and rules with
+// before_auth match the request. Then it returns false, and the Evaluation has only the charges of
+// these rules. If they are granted, they stay charged, and EvaluateRest evaluates the other rules.
+// If the key of such a charge is unclear, the request is malformed, and no signature is checked.
 func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	if len(r.before) == 0 {
 		r.Evaluate(a, v)

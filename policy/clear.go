@@ -83,8 +83,8 @@ func droppedHeader(a Attributes, name string) string {
 	return ""
 }
 
-// queryDiffers tells whether servers split a query in different ways. Some servers end a parameter
-// at a semicolon, and some drop a parameter with a broken escape.
+// queryDiffers reports whether servers split a query in different ways. Some servers end a
+// parameter at a semicolon, and some drop a parameter with a broken escape.
 func queryDiffers(query string) bool {
 	if strings.Contains(query, ";") {
 		return true
@@ -115,12 +115,12 @@ func hiddenCookie(a Attributes, name string) string {
 	return ""
 }
 
-// endsCookie tells whether some servers end a cookie at a character, or read it as an escape.
+// endsCookie reports whether some servers end a cookie at a character, or read it as an escape.
 func endsCookie(r rune) bool {
 	return r <= ' ' || r == ',' || r == '"' || r == '\\' || r >= 0x7f && !unicode.IsPrint(r)
 }
 
-// isOpen tells whether a value begins with a quote that is never closed.
+// isOpen reports whether a value begins with a quote that is never closed.
 func isOpen(value string) bool {
 	if !strings.HasPrefix(value, `"`) {
 		return false
@@ -136,7 +136,7 @@ func isOpen(value string) bool {
 	return true
 }
 
-// assigns tells whether a text contains the whole name followed by an equals sign.
+// assigns reports whether a text contains the whole name followed by an equals sign.
 func assigns(text, name string) bool {
 	for i := 0; i+len(name) < len(text); i++ {
 		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !IsToken(text[i-1:i])) &&
@@ -169,7 +169,7 @@ func unclear(text string) string {
 	return ""
 }
 
-// hasCommas tells whether one value of a header may contain commas.
+// hasCommas reports whether one value of a header may contain commas.
 func hasCommas(header string) bool {
 	switch header {
 	case "Authorization", "Proxy-Authorization", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer", "Via", "Forwarded", "X-Forwarded-For":
@@ -234,7 +234,7 @@ func unclearToken(text string) string {
 	return ""
 }
 
-// notInBearer tells whether a bearer token cannot contain a character (RFC 6750, 2.1).
+// notInBearer reports whether a bearer token cannot contain a character (RFC 6750, 2.1).
 func notInBearer(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.~+/", r))
 }

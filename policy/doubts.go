@@ -10,7 +10,7 @@ import (
 // right after Evaluate.
 func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
-	say := func(format string, args ...any) {
+	add := func(format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
 		for _, reason := range reasons {
 			if reason == text {
@@ -20,13 +20,13 @@ func (v *Evaluation) Doubts() (reasons []string) {
 		reasons = append(reasons, text)
 	}
 	if v.TokenError != nil {
-		say("the token is rejected: %v", v.TokenError)
+		add("the token is rejected: %v", v.TokenError)
 	}
 	doubt := func(t *Test, problem func() string) {
 		switch t.Source.Kind {
 		case KindHeader, KindCookie, KindQuery, KindDescriptor:
 			if text := q.identifies(&t.Source); text != "" && !t.has(text) {
-				say("%s %s", t.Source.String(), problem())
+				add("%s %s", t.Source.String(), problem())
 			}
 		}
 	}

@@ -129,7 +129,7 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 		v.apply(m)
 	}
 	if len(v.Matched) > 1 {
-		v.inOrder()
+		v.sortByOrder()
 	}
 	if q.tier >= 0 && len(r.spec.Tiers) > 0 {
 		v.Tier = r.spec.Tiers[q.tier].Name
@@ -196,9 +196,9 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
 
-// isPreflight tells whether an OPTIONS request is a CORS preflight as browsers send it. Preflights
-// are free. So a request with a body, or with anything that identifies the client, does not count
-// as a preflight.
+// isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it.
+// Preflights are free. So a request with a body, or with anything that identifies the client, does
+// not count as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false
@@ -259,8 +259,8 @@ func (v *Evaluation) apply(m *Matcher) {
 	}
 }
 
-// inOrder sorts rules and charges into the order of the file.
-func (v *Evaluation) inOrder() {
+// sortByOrder sorts rules and charges into the order of the file.
+func (v *Evaluation) sortByOrder() {
 	byOrder := func(a, b *Rule) int { return a.order - b.order }
 	if slices.IsSortedFunc(v.Matched, byOrder) {
 		return
@@ -304,7 +304,7 @@ func (q *request) variant(l *Limit) *penstock.Plan {
 	return l.Variants[q.tierIndex()]
 }
 
-// tierIndex finds the client's tier. The last tier takes all clients of no other tier.
+// tierIndex finds the client's tier. The last tier has all clients that are in no other tier.
 func (q *request) tierIndex() int {
 	if q.tier >= 0 {
 		return q.tier

@@ -12,7 +12,7 @@ import (
 // returns false if servers may read the host in different ways.
 func CleanHost(host string) (name string, ok bool) {
 	port := ""
-	if literal, is := strings.CutPrefix(host, "["); is {
+	if literal, isLiteral := strings.CutPrefix(host, "["); isLiteral {
 		name, port, ok = strings.Cut(literal, "]")
 		address, err := netip.ParseAddr(name)
 		ok = ok && err == nil && address.Is6() && address.Zone() == "" && (port == "" || port[0] == ':')
@@ -25,7 +25,7 @@ func CleanHost(host string) (name string, ok bool) {
 	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
 }
 
-// isHostname tells whether a name has only characters of host names, and no empty part.
+// isHostname reports whether a name has only characters of host names, and no empty part.
 func isHostname(name string) bool {
 	before := byte('.')
 	for i := range len(name) {
@@ -38,7 +38,7 @@ func isHostname(name string) bool {
 	return before != '.' || name == ""
 }
 
-// matchesHost tells whether a request's host equals that of a rule, or is below it if the rule's
+// matchesHost reports whether a request's host equals that of a rule, or is below it if the rule's
 // host begins with *.
 func matchesHost(pattern, host string) bool {
 	if below, ok := strings.CutPrefix(pattern, "*"); ok {
@@ -74,11 +74,11 @@ func ParseHost(text string) (string, error) {
 // ByHost returns the names of the enforced rules that depend on the host. Clients write the host.
 // So a client evades these rules if the same site also answers under another host.
 func (r *Rules) ByHost() (names []string) {
-	goes := func(m *Matcher) bool {
+	dependsOnHost := func(m *Matcher) bool {
 		return m.Host != "" || slices.ContainsFunc(m.Where, func(t Test) bool { return t.Source.Needs(KindHost) })
 	}
 	for _, rule := range r.spec.Rules {
-		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, goes) {
+		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, dependsOnHost) {
 			names = append(names, rule.Name)
 		}
 	}

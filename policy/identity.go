@@ -24,7 +24,7 @@ type Identity struct {
 	index int // the index of its key in request.keys, from 1; 0 if the key depends on the rule that matched
 }
 
-// Global is one key for all requests.
+// Global returns one key for all requests.
 func Global() *Identity { return &Identity{Global: true} }
 
 // ByAddress limits by the client's address, or its network.
@@ -88,7 +88,7 @@ func (q *request) find(id *Identity) (string, bool) {
 	return id.Kind + ":" + escape(text), true
 }
 
-// isOneOf tells whether the text is one of the values that count, and no other text of the same
+// isOneOf reports whether the text is one of the values that count, and no other text of the same
 // name was found.
 func (q *request) isOneOf(t *Test, text string) bool {
 	if t.Source.Kind == KindAddress {
@@ -135,7 +135,7 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.firstKind() + ":" + value
 }
 
-// CanBe tells whether a text can be a key of the identity. It checks only the kinds.
+// CanBe reports whether a text can be a key of the identity. It checks only the kinds.
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
@@ -153,7 +153,7 @@ func (id *Identity) CanBe(text string) bool {
 	return strings.HasPrefix(text, id.Kind+":")
 }
 
-// Needs tells whether an identity has a source of a kind.
+// Needs reports whether an identity has a source of a kind.
 func (id *Identity) Needs(kind Kind) bool {
 	needs := func(one *Identity) bool { return one.Needs(kind) }
 	return id.Source.Needs(kind) || slices.ContainsFunc(id.FirstOf, needs) || slices.ContainsFunc(id.AllOf, needs)
@@ -173,7 +173,7 @@ func (id *Identity) Segments() (names []string) {
 	return names
 }
 
-// IsAlwaysPresent tells whether every request has a key by the identity.
+// IsAlwaysPresent reports whether every request has a key by the identity.
 func (id *Identity) IsAlwaysPresent() bool {
 	if id.Global || id.Func != nil || slices.ContainsFunc(id.Parts(), (*Identity).IsAlwaysPresent) {
 		return true
@@ -192,7 +192,7 @@ func (id *Identity) Invented() (parts []*Identity) {
 	return parts
 }
 
-// canBeInvented tells whether clients can choose the value of an identity with one source.
+// canBeInvented reports whether clients can choose the value of an identity with one source.
 func (id *Identity) canBeInvented() bool {
 	switch id.Source.Kind {
 	case KindHeader, KindCookie, KindQuery, KindSegment, KindHost, KindMethod:
@@ -201,8 +201,8 @@ func (id *Identity) canBeInvented() bool {
 	return false
 }
 
-// IsKind tells whether s can be the kind of an identity: 1 to 20 of a-z, 0-9 and -, beginning with
-// a letter.
+// IsKind reports whether s can be the kind of an identity: 1 to 20 of a-z, 0-9 and -, beginning
+// with a letter.
 func IsKind(s string) bool {
 	for i, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || i > 0 && (b >= '0' && b <= '9' || b == '-')) {
@@ -225,7 +225,7 @@ func escape(value string) string {
 	}
 	dirty := 0
 	for i := range len(value) {
-		if special(value[i]) {
+		if isSpecial(value[i]) {
 			dirty++
 		}
 	}
@@ -235,7 +235,7 @@ func escape(value string) string {
 	const digits = "0123456789ABCDEF"
 	b := make([]byte, 0, len(value)+2*dirty)
 	for i := range len(value) {
-		if c := value[i]; special(c) {
+		if c := value[i]; isSpecial(c) {
 			b = append(b, '%', digits[c>>4], digits[c&15])
 		} else {
 			b = append(b, c)
@@ -244,4 +244,4 @@ func escape(value string) string {
 	return string(b)
 }
 
-func special(c byte) bool { return c <= ' ' || c >= 0x7f || c == '%' || c == ',' || c == '#' }
+func isSpecial(c byte) bool { return c <= ' ' || c >= 0x7f || c == '%' || c == ',' || c == '#' }

@@ -16,7 +16,7 @@ type Match struct {
 	Where   Condition // must also hold
 }
 
-// IsAll tells whether every request matches.
+// IsAll reports whether every request matches.
 func (m *Match) IsAll() bool {
 	return len(m.Methods) == 0 && len(m.Where) == 0 && (len(m.Hosts) == 0 || slices.Contains(m.Hosts, "")) &&
 		(len(m.Paths) == 0 || slices.ContainsFunc(m.Paths, Pattern.IsAll))
@@ -79,7 +79,7 @@ const (
 	SegmentRest                // **
 )
 
-// IsAll tells whether every path matches.
+// IsAll reports whether every path matches.
 func (p Pattern) IsAll() bool { return len(p) == 1 && p[0].Kind == SegmentRest }
 
 // String returns the pattern as policies write it.
@@ -197,7 +197,7 @@ func (p Pattern) segment(path, name string) (string, bool) {
 	return "", false
 }
 
-// HasSegment tells whether a pattern has a segment {name}.
+// HasSegment reports whether a pattern has a segment {name}.
 func (p Pattern) HasSegment(name string) bool {
 	return slices.Contains(p, Segment{SegmentNamed, name})
 }
@@ -262,7 +262,7 @@ func comparePaths(a, b Pattern) int {
 	return 0
 }
 
-// Covers tells whether m matches all requests that o matches.
+// Covers reports whether m matches all requests that o matches.
 func (m *Matcher) Covers(o *Matcher) bool {
 	if len(m.Where) > 0 || m.Host != "" && m.Host != o.Host && !(m.Host[0] == '*' && o.Host != "" && o.Host[0] != '*' && m.matchesHost(o.Host)) {
 		return false
@@ -275,7 +275,7 @@ func (m *Matcher) Covers(o *Matcher) bool {
 	return (len(m.Methods) == 0 || len(o.Methods) > 0) && m.Path.Covers(o.Path)
 }
 
-// Covers tells whether a pattern matches every path that another pattern matches.
+// Covers reports whether a pattern matches every path that another pattern matches.
 func (p Pattern) Covers(o Pattern) bool {
 	for i := range p {
 		s := &p[i]
@@ -385,7 +385,7 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 // because there the position is another one.
 var offset = regexp.MustCompile(` at offset \d+`)
 
-// IsWord tells whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
+// IsWord reports whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
 // digit.
 func IsWord(s string) bool {
 	for i, b := range []byte(s) {

@@ -77,10 +77,10 @@ func (l *Limit) checkNamed() error {
 	return nil
 }
 
-// LastVariant is the plan of a NamedCall: that of the last tier.
+// LastVariant returns the plan of a NamedCall: that of the last tier.
 func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
 
-// namedCharge is the charge of a NamedCall for a limit.
+// namedCharge returns the charge of a NamedCall for a limit.
 func (q *request) namedCharge(l *Limit) penstock.Charge {
 	key := q.named.Key
 	if l.Key.Global {

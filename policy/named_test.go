@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// named makes Rules of one rule, "search", with a limit by user and a limit for all.
+// named makes Rules with one rule, "search", which has a limit by user and a limit for all.
 func named(t *testing.T, change func(*Spec)) *Rules {
 	t.Helper()
 	byUser := ByFunc(func(Attributes) string { panic("a call by rule name has no attributes") })

@@ -23,7 +23,7 @@ type UncheckedIdentity struct {
 func (v *Evaluation) noteUnchecked(r *Rule) {
 	q := &v.request
 	for _, l := range r.Limits {
-		if l.Shadow || !q.invented(l.Key) {
+		if l.Shadow || !q.isInvented(l.Key) {
 			continue
 		}
 		n := UncheckedIdentity{Rule: r, Limit: r.NewIdentities, Address: "ip:" + q.addressText(), Key: q.key(l.Key)}
@@ -33,18 +33,18 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 	}
 }
 
-// invented tells whether the client chose the value of its identity itself.
-func (q *request) invented(id *Identity) bool {
+// isInvented reports whether the client chose the value of its identity itself.
+func (q *request) isInvented(id *Identity) bool {
 	switch {
 	case id.FirstOf != nil:
 		for _, one := range id.FirstOf {
 			if _, ok := q.find(one); ok {
-				return q.invented(one)
+				return q.isInvented(one)
 			}
 		}
 		return false
 	case id.AllOf != nil:
-		return slices.ContainsFunc(id.AllOf, q.invented)
+		return slices.ContainsFunc(id.AllOf, q.isInvented)
 	}
 	return id.canBeInvented()
 }

@@ -53,7 +53,7 @@ func (p Paths) Clean(escaped string) (string, error) {
 	switch {
 	case escaped == "":
 		return "/", nil
-	case escaped == "*" || p.plain(escaped):
+	case escaped == "*" || p.isPlain(escaped):
 		return escaped, nil
 	case escaped[0] != '/':
 		return "", fmt.Errorf("path: %.40q does not begin with a slash; write /path", escaped)
@@ -122,23 +122,23 @@ func writtenPath(u *url.URL, escapedPath string) string {
 	return escapedPath
 }
 
-// plain returns true only for canonical paths, and for most of them: those without '%' and without
-// a segment that begins with a dot.
-func (p Paths) plain(path string) bool {
-	slash := false // whether the previous byte was a slash
+// isPlain returns true only for canonical paths, and for most of them: those without '%' and
+// without a segment that begins with a dot.
+func (p Paths) isPlain(path string) bool {
+	isAfterSlash := false // whether the previous byte was a slash
 	for i := range len(path) {
 		c := path[i]
 		switch {
 		case c == '/':
-			if slash {
+			if isAfterSlash {
 				return false
 			}
-		case i == 0, !pchar[c], slash && c == '.', p.StripParameters && c == ';', p.IgnoreCase && lowerASCII(c) != c:
+		case i == 0, !pchar[c], isAfterSlash && c == '.', p.StripParameters && c == ';', p.IgnoreCase && lowerASCII(c) != c:
 			return false
 		}
-		slash = c == '/'
+		isAfterSlash = c == '/'
 	}
-	return !slash || len(path) == 1 || !p.IgnoreTrailingSlash
+	return !isAfterSlash || len(path) == 1 || !p.IgnoreTrailingSlash
 }
 
 // appendSegment appends the canonical form of escaped[at:end], which has no slash.
@@ -183,7 +183,7 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 	return b, nil
 }
 
-// hidesDots tells whether a part of a canonical segment is . or .. . The parts are separated by
+// hidesDots reports whether a part of a canonical segment is . or .. . The parts are separated by
 // encoded slashes, and parameters are ignored.
 func hidesDots(segment []byte) bool {
 	for more := true; more; {

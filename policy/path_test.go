@@ -205,7 +205,7 @@ func (s speller) spell(segments []string) string {
 	return b.String()
 }
 
-// noOpSegments are segments that do not change the path, such as "./" and "x/../".
+// noOpSegments returns segments that do not change the path, such as "./" and "x/../".
 func (s speller) noOpSegments(root bool) string {
 	dot := func() string { return s.byte('.') }
 	ways := []string{"/", dot() + "/", "x/" + dot() + dot() + "/", "x/y/" + dot() + dot() + "//" + dot() + dot() + "/"}
@@ -267,7 +267,7 @@ func TestDifferentPathsStayDifferent(t *testing.T) {
 	} {
 		got, err := slashes.Clean(path)
 		if other, twice := seen[got]; err != nil || twice {
-			t.Errorf("%q is read as %q, as is %q; %v", path, got, other, err)
+			t.Errorf("%q is read as %q, and so is %q; %v; want different paths", path, got, other, err)
 		}
 		seen[got] = path
 	}
@@ -336,7 +336,7 @@ func TestRewriteReadsThePathThatIsSent(t *testing.T) {
 	t.Parallel()
 	u := &url.URL{Path: "/b//c d", RawPath: "/stale%2Fpath"}
 	if changed, err := strict.Rewrite(u); !changed || err != nil || u.EscapedPath() != "/b/c%20d" {
-		t.Errorf("Rewrite leaves %s, %t, %v", u.EscapedPath(), changed, err)
+		t.Errorf("Rewrite makes the path %s, %t, %v; want /b/c%%20d and true", u.EscapedPath(), changed, err)
 	}
 }
 
@@ -360,8 +360,8 @@ func TestCanonicalPathsCostNoAllocation(t *testing.T) {
 	}
 }
 
-// hasDotSegment tells whether a server that decodes a path once and then splits it at slashes would
-// find a dot segment in it.
+// hasDotSegment reports whether a server that decodes a path once and then splits it at slashes
+// would find a dot segment in it.
 func hasDotSegment(decoded string) bool {
 	for segment := range strings.SplitSeq(strings.ReplaceAll(decoded, `\`, "/"), "/") {
 		name, _, _ := strings.Cut(segment, ";")
@@ -391,7 +391,7 @@ func FuzzCleanPath(f *testing.F) {
 			return
 		}
 		if again, err := p.Clean(clean); again != clean || err != nil {
-			t.Errorf("%+v: %q is read as %q, and that as %q, %v", p, path, clean, again, err)
+			t.Errorf("%+v: %q is cleaned to %q, and cleaned again to %q, %v; want the same path", p, path, clean, again, err)
 		}
 		if clean == "*" {
 			return

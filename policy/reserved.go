@@ -26,7 +26,7 @@ const (
 // OnceSettings are the settings of limits in a OnceGroup.
 var OnceSettings = guard.Settings{OnFailure: guard.FailOpen}
 
-// reservedSettings are the settings of a limit that belongs to no rule.
+// reservedSettings returns the settings of a limit that belongs to no rule.
 func reservedSettings(limit *penstock.Plan) guard.Settings {
 	switch group := limit.Group(); {
 	case strings.HasPrefix(group, OnceGroup):

@@ -72,7 +72,7 @@ type Cost struct {
 	Max     int64            // largest cost by Header or Body; 0: penstock.MaxCost
 }
 
-// Enforces tells whether a rule has a limit that is not a shadow.
+// Enforces reports whether a rule has a limit that is not a shadow.
 func (r *Rule) Enforces() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool { return !l.Shadow })
 }
@@ -184,7 +184,7 @@ func (r *Rules) EmptyDeny() (files []string) {
 // Statuses is a set of HTTP status codes.
 type Statuses [10]uint64
 
-// Has tells whether a status is in the set.
+// Has reports whether a status is in the set.
 func (s *Statuses) Has(status int) bool {
 	return status >= 0 && status < 64*len(s) && s[status/64]>>(status%64)&1 != 0
 }

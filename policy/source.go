@@ -54,7 +54,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", k)
 }
 
-// IsNamed tells whether a source of this kind needs a name.
+// IsNamed reports whether a source of this kind needs a name.
 func (k Kind) IsNamed() bool {
 	switch k {
 	case KindHeader, KindCookie, KindQuery, KindDescriptor, KindClaim, KindSegment:
@@ -99,22 +99,22 @@ func (s *Source) String() string {
 	return s.Kind.String()
 }
 
-// Needs tells whether a source has a kind, or is an identity with a source of that kind.
+// Needs reports whether a source has a kind, or is an identity with a source of that kind.
 func (s *Source) Needs(kind Kind) bool {
 	return s.Kind == kind || s.Identity != nil && s.Identity.Needs(kind)
 }
 
-// IsPrivate tells whether the values of a source may be secrets, such as API keys.
+// IsPrivate reports whether the values of a source may be secrets, such as API keys.
 func (s *Source) IsPrivate() bool {
 	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery) || s.Needs(KindDescriptor)
 }
 
-// IsAlwaysPresent tells whether every request has the source.
+// IsAlwaysPresent reports whether every request has the source.
 func (s *Source) IsAlwaysPresent() bool {
 	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
 }
 
-// IsToken tells whether s is a token of RFC 9110, like the names of headers, cookies and methods.
+// IsToken reports whether s is a token of RFC 9110, like the names of headers, cookies and methods.
 func IsToken(s string) bool {
 	for _, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
@@ -241,7 +241,7 @@ func (t *Test) Values() []string {
 	return values
 }
 
-// IsEmpty tells whether no value passes the test.
+// IsEmpty reports whether no value passes the test.
 func (t *Test) IsEmpty() bool { return !t.Any && t.Len() == 0 }
 
 // A Condition holds if all of its tests do.

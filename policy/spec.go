@@ -281,7 +281,7 @@ func (b *builder) index() {
 	}
 }
 
-// IsName tells whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
+// IsName reports whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
 func IsName(s string) bool {
 	for _, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= '0' && b <= '9' || b == '_' || b == '.' || b == '-') {

@@ -27,12 +27,12 @@ type Verifier interface {
 	// Claims returns the claims of a token, or why it is rejected.
 	Claims(token string) (Claims, *TokenError)
 
-	// IsKnown tells whether the signature of a token was checked before, so that Claims is cheap.
+	// IsKnown reports whether the signature of a token was checked before, so that Claims is cheap.
 	IsKnown(token string) bool
 }
 
-// A TokenError is why a token was rejected. Of the token it contains only the key ID, the algorithm
-// and dates.
+// A TokenError says why a token was rejected. Of the token it contains only the key ID, the
+// algorithm and dates.
 type TokenError struct {
 	Reason string // one of TokenReasons
 	Err    error
@@ -40,7 +40,7 @@ type TokenError struct {
 
 func (e *TokenError) Error() string { return e.Err.Error() }
 
-// TokenReasons are the reasons why tokens are rejected.
+// TokenReasons returns the reasons why tokens are rejected.
 func TokenReasons() []string {
 	return []string{"malformed", "signature", "unknown_key", "expired", "not_yet_valid", "issuer", "audience", "claims"}
 }

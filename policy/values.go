@@ -50,7 +50,7 @@ func QueryValues(query, name string) (values []string) {
 	return values
 }
 
-// sameName tells whether a server may read the sent name as name. PHP reads dots and spaces in it
+// sameName reports whether a server may read the sent name as name. PHP reads dots and spaces in it
 // as underscores.
 func sameName(sent, name string) bool {
 	sent = strings.TrimSpace(sent)

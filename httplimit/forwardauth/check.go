@@ -26,9 +26,9 @@ func Check(rules *policy.Rules) error {
 			continue // it matches no request of HTTP
 		}
 		for _, l := range rule.Limits {
-			reason := unseen(l)
+			reason := findUnseen(l)
 			if reason == "" && l.Candidate != nil {
-				reason = unseen(l.Candidate)
+				reason = findUnseen(l.Candidate)
 			}
 			if reason != "" {
 				errs = append(errs, fmt.Errorf("rule %s, limit %s: %s", rule.Name, l.Name, reason))
@@ -41,14 +41,14 @@ func Check(rules *policy.Rules) error {
 	return nil
 }
 
-// needsDescriptor tells whether a rule matches only requests with a descriptor.
+// needsDescriptor reports whether a rule matches only requests with a descriptor.
 func needsDescriptor(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Match.Where, func(t policy.Test) bool { return t.Source.Kind == policy.KindDescriptor })
 }
 
-// unseen returns what a limit needs that forward-auth does not see, and how to fix it; "" if
+// findUnseen returns what a limit needs that forward-auth does not see, and how to fix it; "" if
 // nothing.
-func unseen(l *policy.Limit) string {
+func findUnseen(l *policy.Limit) string {
 	const remedy = "; use penstock's own proxy or middleware for it, or remove it"
 	switch {
 	case slices.ContainsFunc(l.Variants, func(p *penstock.Plan) bool { return p.Algorithm().NeedsHolder() }):

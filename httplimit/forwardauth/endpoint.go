@@ -24,7 +24,7 @@ const (
 	Ext = "/auth/ext"
 )
 
-// IsEndpoint tells whether a Handler serves the path of a URL.
+// IsEndpoint reports whether a Handler serves the path of a URL.
 func IsEndpoint(path string) bool { return endpointOf(path) != nil }
 
 // An endpoint is one way to describe a request.
@@ -67,47 +67,47 @@ var (
 )
 
 func readForward(r *http.Request) (*http.Request, error) {
-	if err := without(r, Forward, originalMethod, originalURI, originalURL); err != nil {
+	if err := rejectHeaders(r, Forward, originalMethod, originalURI, originalURL); err != nil {
 		return nil, err
 	}
-	method, err := only(r, forwardedMethod)
+	method, err := singleValue(r, forwardedMethod)
 	if err != nil {
 		return nil, err
 	}
-	uri, err := only(r, forwardedURI)
+	uri, err := singleValue(r, forwardedURI)
 	if err != nil {
 		return nil, err
 	}
-	host, err := only(r, forwardedHost)
+	host, err := singleValue(r, forwardedHost)
 	if err != nil {
 		return nil, err
 	}
-	return original(r, method, host, uri)
+	return originalRequest(r, method, host, uri)
 }
 
 func readRequest(r *http.Request) (*http.Request, error) {
-	if err := without(r, Request, forwardedMethod, forwardedURI); err != nil {
+	if err := rejectHeaders(r, Request, forwardedMethod, forwardedURI); err != nil {
 		return nil, err
 	}
-	method, err := only(r, originalMethod)
+	method, err := singleValue(r, originalMethod)
 	if err != nil {
 		return nil, err
 	}
 	if r.Header[originalURL] == nil {
-		uri, err := only(r, originalURI)
+		uri, err := singleValue(r, originalURI)
 		if err != nil {
 			return nil, err
 		}
-		host, err := only(r, forwardedHost)
+		host, err := singleValue(r, forwardedHost)
 		if err != nil {
 			return nil, err
 		}
-		return original(r, method, host, uri)
+		return originalRequest(r, method, host, uri)
 	}
 	if r.Header[originalURI] != nil {
 		return nil, fmt.Errorf("%s and %s are both set; send one of them", originalURI, originalURL)
 	}
-	text, err := only(r, originalURL)
+	text, err := singleValue(r, originalURL)
 	if err != nil {
 		return nil, err
 	}
@@ -115,11 +115,11 @@ func readRequest(r *http.Request) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return original(r, method, host, uri)
+	return originalRequest(r, method, host, uri)
 }
 
 func readExt(r *http.Request) (*http.Request, error) {
-	if err := without(r, Ext, forwardedMethod, forwardedURI, originalMethod, originalURI, originalURL); err != nil {
+	if err := rejectHeaders(r, Ext, forwardedMethod, forwardedURI, originalMethod, originalURI, originalURL); err != nil {
 		return nil, err
 	}
 	u := *r.URL
@@ -132,11 +132,11 @@ func readExt(r *http.Request) (*http.Request, error) {
 	if u.Path == "" {
 		return nil, errExt
 	}
-	return described(r, r.Method, r.Host, &u), nil
+	return withTarget(r, r.Method, r.Host, &u), nil
 }
 
-// only returns the value of a header that must have exactly one.
-func only(r *http.Request, name string) (string, error) {
+// singleValue returns the value of a header that must have exactly one.
+func singleValue(r *http.Request, name string) (string, error) {
 	switch values := r.Header[name]; {
 	case len(values) == 0 || len(values) == 1 && values[0] == "":
 		return "", fmt.Errorf("%s is missing; let the proxy set it", name)
@@ -147,8 +147,9 @@ func only(r *http.Request, name string) (string, error) {
 	}
 }
 
-// without fails if the request has a header of another endpoint: it may come from a client.
-func without(r *http.Request, path string, names ...string) error {
+// rejectHeaders fails if the request has one of these headers of another endpoint: the client may
+// have sent it.
+func rejectHeaders(r *http.Request, path string, names ...string) error {
 	for _, name := range names {
 		if r.Header[name] != nil {
 			return fmt.Errorf("%s does not belong to %s; let the proxy remove it, or use the other endpoint", name, path)
@@ -170,9 +171,9 @@ func cutURL(text string) (host, uri string, err error) {
 	return rest[:slash], rest[slash:], nil
 }
 
-// original returns the request that r describes. Its URI must be in origin-form (RFC 9112, 3.2.1).
-// The gate checks the rest as in requests of its own.
-func original(r *http.Request, method, host, uri string) (*http.Request, error) {
+// originalRequest returns the request that r describes. Its URI must be in origin-form (RFC 9112,
+// 3.2.1). The gate checks the rest as in requests of its own.
+func originalRequest(r *http.Request, method, host, uri string) (*http.Request, error) {
 	if uri[0] != '/' || strings.IndexByte(uri, ' ') >= 0 {
 		return nil, errOrigin
 	}
@@ -180,12 +181,12 @@ func original(r *http.Request, method, host, uri string) (*http.Request, error) 
 	if err != nil {
 		return nil, errOrigin // err quotes what the client sent
 	}
-	return described(r, method, host, u), nil
+	return withTarget(r, method, host, u), nil
 }
 
-// described is r with the parts of the request that it describes. It keeps r's peer, context and
-// headers. Its body is not known.
-func described(r *http.Request, method, host string, u *url.URL) *http.Request {
+// withTarget returns r with the method, host and URL of the request that it describes. It keeps r's
+// peer, context and headers. It has no body, because the described body is not known.
+func withTarget(r *http.Request, method, host string, u *url.URL) *http.Request {
 	o := *r
 	o.Method, o.Host, o.URL = method, host, u
 	o.Body, o.ContentLength = http.NoBody, 0

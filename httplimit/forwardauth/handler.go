@@ -38,9 +38,9 @@ type Handler struct {
 	misused func(error)
 }
 
-// New makes a Handler that counts in the store, by rules, which are as in httplimit.New. An error
-// wraps penstock.ErrInvalid. It is the error of Check if the rules cannot be enforced here. If
-// reloaded rules cannot, the old rules stay in force.
+// New makes a Handler that applies the rules and counts in the store, as httplimit.New does. An
+// error wraps penstock.ErrInvalid. If Check rejects the rules, New returns its error. If Check
+// rejects reloaded rules, the old rules stay in force.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Handler, error) {
 	h := &Handler{misused: o.Misused}
 	if h.misused == nil {
@@ -123,7 +123,7 @@ func (d *Description) read(r *http.Request) (*http.Request, error) {
 	case d.Client == "":
 		return nil, errClient
 	}
-	o, err := original(r, d.Method, d.Host, d.URI)
+	o, err := originalRequest(r, d.Method, d.Host, d.URI)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (d *Description) read(r *http.Request) (*http.Request, error) {
 }
 
 func (h *Handler) rejectPeer(w http.ResponseWriter, r *http.Request) {
-	detail := untrusted(r.RemoteAddr)
+	detail := explainUntrusted(r.RemoteAddr)
 	h.misused(errors.New(detail))
 	h.gate.RejectPeer(w, r, detail)
 }
@@ -147,8 +147,8 @@ func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
 	w.WriteHeader(http.StatusOK) // Envoy treats any other status as a denial, even 204
 }
 
-// untrusted returns how to make a peer trusted.
-func untrusted(remote string) string {
+// explainUntrusted returns how to make a peer trusted.
+func explainUntrusted(remote string) string {
 	host, _, err := net.SplitHostPort(remote)
 	switch {
 	case remote == "" || remote[0] == '@' || remote[0] == '/': // of a unix socket
@@ -180,5 +180,5 @@ func (w *subrequestWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *subrequestWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

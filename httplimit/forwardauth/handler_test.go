@@ -41,8 +41,8 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// stopped is a store in memory whose clock does not run.
-func stopped() penstock.Store {
+// newStoppedStore returns a store in memory whose clock does not run.
+func newStoppedStore() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
@@ -57,7 +57,7 @@ func handlerOf(t testing.TB, store penstock.Store, text string, o forwardauth.Op
 	return h
 }
 
-// gateOf is the gate that the proxy has.
+// gateOf returns the gate that the proxy has.
 func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	t.Helper()
 	rules := rulesOf(t, text)
@@ -88,8 +88,8 @@ var ways = map[string]func(d description) (method, target, host string, header [
 	},
 }
 
-// with sends the headers, which come in pairs, from a trusted proxy.
-func with(h http.Handler, method, target, host string, header ...string) *httptest.ResponseRecorder {
+// sendFromProxy sends a request with the headers, which come in pairs, from a trusted proxy.
+func sendFromProxy(h http.Handler, method, target, host string, header ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, target, nil)
 	r.Host = host
 	for i := 0; i < len(header); i += 2 {
@@ -103,17 +103,17 @@ func with(h http.Handler, method, target, host string, header ...string) *httpte
 // send describes a request to an endpoint, with further headers.
 func send(h http.Handler, way string, d description, header ...string) *httptest.ResponseRecorder {
 	method, target, host, own := ways[way](d)
-	return with(h, method, target, host, append(own, header...)...)
+	return sendFromProxy(h, method, target, host, append(own, header...)...)
 }
 
-// clientStatus is the status that the client must get.
+// clientStatus returns the status that the client must get.
 func clientStatus(t testing.TB, way string, w *httptest.ResponseRecorder) (status string) {
 	t.Helper()
 	status = fmt.Sprint(w.Code)
 	statusHeader := w.Header()["X-Ratelimit-Status"]
 	if !strings.HasPrefix(way, forwardauth.Request) || w.Code == 200 {
 		if statusHeader != nil {
-			t.Errorf("%s: status %d with X-RateLimit-Status %v", way, w.Code, statusHeader)
+			t.Errorf("%s: status %d with X-RateLimit-Status %v; want no such header", way, w.Code, statusHeader)
 		}
 		return status
 	}
@@ -135,7 +135,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 	post := description{"POST", "api.example.com", "/api/rides/request", "203.0.113.9"}
 	for way := range ways {
 		t.Run(way, func(t *testing.T) {
-			h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true})
+			h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 			for i, want := range []string{`"ride.hour";r=1;t=1800`, `"ride.hour";r=0;t=1800`} {
 				w := send(h, way, post)
 				if w.Code != 200 || w.Header().Get("RateLimit") != want || w.Header().Get("RateLimit-Policy") != `"ride.hour";q=2;w=3600` || w.Body.Len() > 0 {
@@ -181,7 +181,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		}
 		return changed
 	}
-	and := func(header []string, more ...string) []string { return append(replace(header, "", ""), more...) }
+	add := func(header []string, more ...string) []string { return append(replace(header, "", ""), more...) }
 	n := 0
 	for _, c := range []struct {
 		target string
@@ -198,7 +198,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{"/auth/forward", nil, "X-Forwarded-Method is missing"},
 		{"/auth/forward", replace(forward, "X-Forwarded-Method", ""), "X-Forwarded-Method is missing"},
 		{"/auth/forward", replace(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
-		{"/auth/forward", and(replace(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
+		{"/auth/forward", add(replace(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
 		{"/auth/forward", replace(forward, "X-Forwarded-Host", ""), "X-Forwarded-Host is missing"},
 		{"/auth/request", nil, "X-Original-Method is missing"},
 		{"/auth/request", replace(request, "X-Original-URI", ""), "X-Original-Uri is missing"},
@@ -207,22 +207,22 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{"/auth/ext?x=1", nil, "path of the request is missing"},
 		{"/%61uth/ext/list", nil, "path of the request is missing"},
 
-		{"/auth/forward", and(forward, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri is set 2 times"},
-		{"/auth/forward", and(forward, "X-Forwarded-Uri", "/list"), "X-Forwarded-Uri is set 2 times"},
-		{"/auth/forward", and(forward, "X-Forwarded-Method", "PUT"), "X-Forwarded-Method is set 2 times"},
-		{"/auth/forward", and(forward, "X-Forwarded-Host", "b"), "X-Forwarded-Host is set 2 times"},
-		{"/auth/request", and(request, "X-Original-URI", "/free"), "X-Original-Uri is set 2 times"},
-		{"/auth/request", and(request, "X-Original-Method", "PUT"), "X-Original-Method is set 2 times"},
-		{"/auth/request", and(request, "X-Forwarded-Host", "b"), "X-Forwarded-Host is set 2 times"},
-		{"/auth/request", and(byURL, "X-Original-URL", "https://a/free"), "X-Original-Url is set 2 times"},
-		{"/auth/request", and(request, "X-Original-URL", "https://a/list"), "are both set"},
+		{"/auth/forward", add(forward, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri is set 2 times"},
+		{"/auth/forward", add(forward, "X-Forwarded-Uri", "/list"), "X-Forwarded-Uri is set 2 times"},
+		{"/auth/forward", add(forward, "X-Forwarded-Method", "PUT"), "X-Forwarded-Method is set 2 times"},
+		{"/auth/forward", add(forward, "X-Forwarded-Host", "b"), "X-Forwarded-Host is set 2 times"},
+		{"/auth/request", add(request, "X-Original-URI", "/free"), "X-Original-Uri is set 2 times"},
+		{"/auth/request", add(request, "X-Original-Method", "PUT"), "X-Original-Method is set 2 times"},
+		{"/auth/request", add(request, "X-Forwarded-Host", "b"), "X-Forwarded-Host is set 2 times"},
+		{"/auth/request", add(byURL, "X-Original-URL", "https://a/free"), "X-Original-Url is set 2 times"},
+		{"/auth/request", add(request, "X-Original-URL", "https://a/list"), "are both set"},
 
-		{"/auth/forward", and(forward, "X-Original-URI", "/free"), "X-Original-Uri does not belong to /auth/forward"},
-		{"/auth/forward", and(forward, "X-Original-URL", "https://a/free"), "X-Original-Url does not belong"},
-		{"/auth/forward", and(forward, "X-Original-Method", "PUT"), "X-Original-Method does not belong"},
-		{"/auth/request", and(request, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri does not belong to /auth/request"},
-		{"/auth/request", and(request, "X-Forwarded-Method", "PUT"), "X-Forwarded-Method does not belong"},
-		{"/auth/request", and(byURL, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri does not belong"},
+		{"/auth/forward", add(forward, "X-Original-URI", "/free"), "X-Original-Uri does not belong to /auth/forward"},
+		{"/auth/forward", add(forward, "X-Original-URL", "https://a/free"), "X-Original-Url does not belong"},
+		{"/auth/forward", add(forward, "X-Original-Method", "PUT"), "X-Original-Method does not belong"},
+		{"/auth/request", add(request, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri does not belong to /auth/request"},
+		{"/auth/request", add(request, "X-Forwarded-Method", "PUT"), "X-Forwarded-Method does not belong"},
+		{"/auth/request", add(byURL, "X-Forwarded-Uri", "/free"), "X-Forwarded-Uri does not belong"},
 		{"/auth/ext/list", []string{"X-Forwarded-Uri", "/free"}, "X-Forwarded-Uri does not belong to /auth/ext"},
 		{"/auth/ext/list", []string{"X-Original-URI", "/free"}, "X-Original-Uri does not belong"},
 		{"/auth/ext/list", []string{"X-Original-URL", "/free"}, "X-Original-Url does not belong"},
@@ -251,8 +251,8 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{"/auth/forward", replace(forward, "X-Forwarded-Method", "GET, PUT"), "method is malformed"},
 	} {
 		var outcomes []admission.Outcome
-		h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
-		w := with(h, "GET", c.target, "a", c.header...)
+		h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
+		w := sendFromProxy(h, "GET", c.target, "a", c.header...)
 		got, want := clientStatus(t, c.target, w), "200"
 		if c.want != "" {
 			n++
@@ -273,7 +273,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 		for peer, name := range map[string]string{"198.51.100.7:4711": "198.51.100.7", "[2001:db8::7]:1": "2001:db8::7", "@": "unix", "": "unix", "198.51.100.8": "198.51.100.8"} {
 			var outcomes []admission.Outcome
 			var texts []string
-			h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
+			h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
 				Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
 			method, target, host, header := ways[way](description{"GET", "a", "/list?token=x", "192.0.2.1"})
@@ -295,10 +295,11 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 	}
 }
 
-// The client is the first address from the right that is not a trusted proxy's, as in the proxy.
+// The client's address is the first one from the right that is not a trusted proxy's, as in
+// Penstock's own proxy.
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	for way := range ways {
-		h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true})
+		h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 		for i, from := range []string{"203.0.113.9", "198.51.100.1, 203.0.113.9", "203.0.113.9, 192.0.2.1", "203.0.113.9:4711"} {
 			want := "200"
 			if i >= 2 {
@@ -311,8 +312,8 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	}
 }
 
-// The handler decides each spelling of a path as the gate does. The bytes are those that a proxy
-// sends.
+// The handler decides each spelling of a path as the gate does. The test sends the bytes that a
+// proxy would send.
 func TestSpellingsOfOnePathShareOneCounter(t *testing.T) {
 	const text = `
 http: {trusted_proxies: [127.0.0.1]}
@@ -344,7 +345,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 		}
 		return statuses
 	}
-	want := send(t, gateOf(t, stopped(), text), func(target string) string { return "GET " + target + " HTTP/1.1\r\nHost: a\r\n" })
+	want := send(t, gateOf(t, newStoppedStore(), text), func(target string) string { return "GET " + target + " HTTP/1.1\r\nHost: a\r\n" })
 	passed := 0
 	for _, status := range want {
 		if status == "200" {
@@ -356,7 +357,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	}
 	for way := range ways {
 		t.Run(way, func(t *testing.T) {
-			got := send(t, handlerOf(t, stopped(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
+			got := send(t, handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
 				method, to, host, header := ways[way](description{"GET", "a", target, ""})
 				text := method + " " + to + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
@@ -390,11 +391,11 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 `
 		for _, header := range [][]string{nil, {"Accept", "text/html"}, {"X-Banned", "yes"}} {
 			header = append(header, "Origin", "https://app.example.com")
-			gate := gateOf(t, stopped(), text)
-			with(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
-			want := with(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
+			gate := gateOf(t, newStoppedStore(), text)
+			sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
+			want := sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			for way := range ways {
-				h := handlerOf(t, stopped(), text, forwardauth.Options{HasFallback: true})
+				h := handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true})
 				api := description{"GET", "a", "/api", "203.0.113.9"}
 				send(h, way, api, header...)
 				got := send(h, way, api, header...)
@@ -412,7 +413,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 
 func TestAllMethodsAreDecided(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "DELETE", "PROPFIND"} {
-		h := handlerOf(t, stopped(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
+		h := handlerOf(t, newStoppedStore(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
 			forwardauth.Options{HasFallback: true})
 		for i, want := range []string{"200", "429"} {
 			w := send(h, forwardauth.Ext, description{method, "a", "/", "203.0.113.9"})
@@ -420,18 +421,18 @@ func TestAllMethodsAreDecided(t *testing.T) {
 				t.Errorf("%s, request %d: %s %s; want %s", method, i+1, got, w.Body, want)
 			}
 		}
-		// The method of the proxy's own request does not matter elsewhere.
-		if w := with(h, method, "/auth/forward", "limiter", "X-Forwarded-Method", "BREW", "X-Forwarded-Uri", "/", "X-Forwarded-Host", "a"); w.Code != 200 {
+		// At the other endpoints, the method of the proxy's own request does not matter.
+		if w := sendFromProxy(h, method, "/auth/forward", "limiter", "X-Forwarded-Method", "BREW", "X-Forwarded-Uri", "/", "X-Forwarded-Host", "a"); w.Code != 200 {
 			t.Errorf("%s /auth/forward: %d; want 200", method, w.Code)
 		}
 	}
 }
 
 func TestOtherPathsAreNotFound(t *testing.T) {
-	h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true})
+	h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 	for _, path := range []string{"/", "/auth", "/auth/", "/auth/forward/", "/auth/forward/a", "/auth/request/", "/auth/extra", "/auth/ex", "/x/auth/ext/a", "/auth//forward"} {
-		if w := with(h, "GET", path, "a"); w.Code != 404 || forwardauth.IsEndpoint(path) {
-			t.Errorf("%s: %d, is an endpoint: %t", path, w.Code, forwardauth.IsEndpoint(path))
+		if w := sendFromProxy(h, "GET", path, "a"); w.Code != 404 || forwardauth.IsEndpoint(path) {
+			t.Errorf("%s: %d, is an endpoint: %t; want 404 and false", path, w.Code, forwardauth.IsEndpoint(path))
 		}
 	}
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext", "/auth/ext/", "/auth/ext//a/../b"} {
@@ -441,11 +442,12 @@ func TestOtherPathsAreNotFound(t *testing.T) {
 	}
 }
 
-// down is a store that is down. hanging is one that hangs until the request ends.
+// down is a store that is down.
 func down(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Decision{}, fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
 }
 
+// hanging is a store that gives no answer until the request ends.
 func hanging(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	<-ctx.Done()
 	return penstock.Decision{}, ctx.Err()
@@ -472,7 +474,7 @@ rules:
 				}
 			}
 		}
-		// Without a decision the status is a 5xx, also for nginx: the proxy's own failure mode applies.
+		// Without a decision the status is 503 for nginx too, so the proxy's own failure mode applies.
 		h = handlerOf(t, penstock.StoreFunc(hanging), text, forwardauth.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errors.New("the service shuts down"))
@@ -516,7 +518,7 @@ func TestNoBodyIsRead(t *testing.T) {
 		}
 	}
 	if n := h.Waiting(); n != 0 {
-		t.Errorf("%d requests wait after all have their responses", n)
+		t.Errorf("%d requests wait after all have their responses; want 0", n)
 	}
 }
 
@@ -566,14 +568,14 @@ func FuzzURI(f *testing.F) {
 	for _, odd := range []string{"", "*", "a:80", "//a/b", "///", "/\x00", "/%", "/?\n", "/#", "http://a/b", "/\xff"} {
 		f.Add(odd)
 	}
-	h := handlerOf(f, stopped(), ride, forwardauth.Options{HasFallback: true})
+	h := handlerOf(f, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 	paths := rulesOf(f, ride).Paths()
 	f.Fuzz(func(t *testing.T, uri string) {
-		got := with(h, "GET", "/auth/forward", "limiter", "X-Forwarded-Method", "GET", "X-Forwarded-Uri", uri, "X-Forwarded-Host", "a").Code
+		got := sendFromProxy(h, "GET", "/auth/forward", "limiter", "X-Forwarded-Method", "GET", "X-Forwarded-Uri", uri, "X-Forwarded-Host", "a").Code
 		path, _, _ := strings.Cut(uri, "?")
 		_, err := paths.Clean(path)
 		if isClean := uri != "" && uri[0] == '/' && err == nil; got != 400 && !isClean || got != 200 && got != 400 && got != 429 {
-			t.Errorf("X-Forwarded-Uri %q: %d, but its path has the error %v", uri, got, err)
+			t.Errorf("X-Forwarded-Uri %q: status %d, and the error of its path is %v; want 400 for such an error, otherwise 200 or 429", uri, got, err)
 		}
 	})
 }
@@ -594,12 +596,12 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rule login") || strings.Contains(err.Error(), "rule ok") {
 			t.Errorf("%s: %v; want %q", limits, err, want)
 		}
-		if _, err := forwardauth.New(stopped(), func() *policy.Rules { return bad }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: a handler is made: %v", limits, err)
+		if _, err := forwardauth.New(newStoppedStore(), func() *policy.Rules { return bad }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%s: New returns %v; want an ErrInvalid", limits, err)
 		}
 
 		rules, reported := good, []string(nil)
-		h, err := forwardauth.New(stopped(), func() *policy.Rules { return rules }, forwardauth.Options{HasFallback: true, Misused: func(err error) { reported = append(reported, err.Error()) }})
+		h, err := forwardauth.New(newStoppedStore(), func() *policy.Rules { return rules }, forwardauth.Options{HasFallback: true, Misused: func(err error) { reported = append(reported, err.Error()) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -618,10 +620,10 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		}
 	}
 	if err := forwardauth.Check(other); err != nil {
-		t.Error(err)
+		t.Errorf("rules that can be enforced: %v; want no error", err)
 	}
 	for _, rules := range []func() *policy.Rules{nil, func() *policy.Rules { return nil }} {
-		if _, err := forwardauth.New(stopped(), rules, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		if _, err := forwardauth.New(newStoppedStore(), rules, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("without rules: %v; want an ErrInvalid", err)
 		}
 	}
@@ -649,7 +651,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 			for range 500 {
 				w := send(h, forwardauth.Forward, description{"GET", "a", "/", "203.0.113.9"})
 				if w.Code != 200 || !strings.Contains(w.Header().Get("RateLimit-Policy"), "000000;") {
-					t.Errorf("%d %v %s; want 200 or 429 with headers", w.Code, w.Header(), w.Body)
+					t.Errorf("%d %v %s; want 200 with the headers of valid rules", w.Code, w.Header(), w.Body)
 				}
 			}
 		})
@@ -657,7 +659,8 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 	workers.Wait()
 }
 
-// With Check in its options, a file with such rules is invalid, and a reload to it changes nothing.
+// With Check in the options, a file with rules that need the response is invalid, and a reload of
+// it changes nothing.
 func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(limits string) {
@@ -688,7 +691,7 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 	}
 }
 
-// Rules that no request here can reach may have any limits.
+// Rules that match no request to the Handler may have any limits.
 func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
 	for _, text := range []string{
 		"rules: [{name: jobs, per: ip, limits: [{in_flight: 3}]}]", // nobody is trusted

@@ -10,7 +10,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// pauseOf returns the pause, 0 or longer, that a response asks for by its status and header. It is
+// pauseOf returns the pause, 0 or longer, that a response asks for by its status and header. ok is
 // false if the response gives no time.
 func pauseOf(status int, h http.Header, now time.Time) (pause time.Duration, ok bool) {
 	if date, ok := parseDate(h.Get("Date")); ok {
@@ -66,7 +66,7 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 			}
 			r, _ := item.Params.Get("r")
 			t, _ := item.Params.Get("t")
-			if wait, ok := nothingLeft(r, t); ok {
+			if wait, ok := pauseIfUsedUp(r, t); ok {
 				pause, hasTime = max(pause, wait), true
 			}
 		}
@@ -81,14 +81,14 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 		item, _ := member.(httpsfv.Item)
 		return item.Value
 	}
-	return nothingLeft(value("remaining"), value("reset"))
+	return pauseIfUsedUp(value("remaining"), value("reset"))
 }
 
 // maxRateLimit is how many bytes a RateLimit may have. A longer one is ignored.
 const maxRateLimit = 4 << 10
 
-// nothingLeft returns the pause if remaining is 0 and reset is a number of seconds.
-func nothingLeft(remaining, reset any) (time.Duration, bool) {
+// pauseIfUsedUp returns the pause if remaining is 0 and reset is a number of seconds.
+func pauseIfUsedUp(remaining, reset any) (time.Duration, bool) {
 	r, ok := remaining.(int64)
 	t, alsoOK := reset.(int64)
 	if !ok || !alsoOK || r != 0 || t < 0 {

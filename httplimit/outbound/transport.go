@@ -78,10 +78,10 @@ type Transport struct {
 	pauses  map[string]pause
 }
 
-// A pause ends requests of one key for a time.
+// A pause holds back the requests of one key for a time.
 type pause struct {
-	until  time.Time
-	untold int // how many consecutive responses with 429 gave no time
+	until   time.Time
+	guesses int // how many consecutive responses with 429 gave no time
 }
 
 const (
@@ -95,8 +95,9 @@ type NotSentError struct {
 	// Key is the request's key.
 	Key string
 
-	// RetryAfter is how long from now the same request would be sent, after a wait of up to MaxWait.
-	// It is penstock.Never if the cost is larger than the limit, and 0 if the time is unknown.
+	// RetryAfter is the time after which the same request would be sent, after a wait of up to
+	// MaxWait. It is penstock.Never if the cost is larger than the limit, and 0 if the time is
+	// unknown.
 	RetryAfter time.Duration
 
 	// Err is the reason: a *penstock.DeniedError, an error of the store, or ErrPaused.
@@ -199,7 +200,7 @@ func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		pause := t.pause(key)
+		pause := t.pauseLeft(key)
 		if pause <= 0 {
 			return nil
 		}
@@ -253,21 +254,21 @@ func (t *Transport) recordPause(key string, answer *http.Response) (wait time.Du
 	wait, hasTime = pauseOf(answer.StatusCode, answer.Header, now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p, known := t.pauses[key]
+	p, isKnown := t.pauses[key]
 	switch {
 	case answer.StatusCode != http.StatusTooManyRequests || hasTime:
-		p.untold = 0
+		p.guesses = 0
 	case now.Before(p.until): // the request was sent before the pause began
 		return p.until.Sub(now), true
 	default:
-		wait, hasTime = firstBackoff<<min(p.untold, maxDoublings), true
-		p.untold++
+		wait, hasTime = firstBackoff<<min(p.guesses, maxDoublings), true
+		p.guesses++
 	}
 	wait = max(min(wait, cmp.Or(t.MaxPause, 5*time.Minute)), 0)
 	if until := now.Add(wait); until.After(p.until) {
 		p.until = until
 	}
-	t.keepLocked(key, p, known, now)
+	t.keepLocked(key, p, isKnown, now)
 	return wait, hasTime
 }
 
@@ -278,12 +279,12 @@ const (
 )
 
 // keepLocked stores a pause, or deletes one that has ended.
-func (t *Transport) keepLocked(key string, p pause, known bool, now time.Time) {
-	if p.untold == 0 && !p.until.After(now) {
+func (t *Transport) keepLocked(key string, p pause, isKnown bool, now time.Time) {
+	if p.guesses == 0 && !p.until.After(now) {
 		delete(t.pauses, key)
 		return
 	}
-	if !known && len(t.pauses) >= maxPauses {
+	if !isKnown && len(t.pauses) >= maxPauses {
 		t.makeRoomLocked(now)
 	}
 	if t.pauses == nil {
@@ -292,8 +293,8 @@ func (t *Transport) keepLocked(key string, p pause, known bool, now time.Time) {
 	t.pauses[key] = p
 }
 
-// pause returns how long the key is paused; 0 or less if it is not.
-func (t *Transport) pause(key string) time.Duration {
+// pauseLeft returns how long the key is still paused; 0 or less if it is not.
+func (t *Transport) pauseLeft(key string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p, ok := t.pauses[key]
@@ -301,7 +302,7 @@ func (t *Transport) pause(key string) time.Duration {
 		return 0
 	}
 	left := time.Until(p.until)
-	if left <= 0 && p.untold == 0 {
+	if left <= 0 && p.guesses == 0 {
 		delete(t.pauses, key)
 	}
 	return left
@@ -323,6 +324,7 @@ func (t *Transport) makeRoomLocked(now time.Time) {
 	}
 }
 
+// join counts a request that is about to wait. It returns false if too many requests wait already.
 func (t *Transport) join() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -333,6 +335,7 @@ func (t *Transport) join() bool {
 	return true
 }
 
+// leave ends the wait of a request that has joined.
 func (t *Transport) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -357,7 +360,7 @@ func (t *Transport) key(r *http.Request) string {
 	return strings.ToLower(r.URL.Host)
 }
 
-// canRepeat tells whether a request with such a response can be sent again without harm.
+// canRepeat reports whether a request with such a response can be sent again without harm.
 func canRepeat(r *http.Request, status int) bool {
 	if r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
 		return false
@@ -365,7 +368,7 @@ func canRepeat(r *http.Request, status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && isIdempotent(r)
 }
 
-// isIdempotent tells whether net/http itself would send the request again.
+// isIdempotent reports whether net/http itself would send the request again.
 func isIdempotent(r *http.Request) bool {
 	switch r.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
@@ -375,8 +378,8 @@ func isIdempotent(r *http.Request) bool {
 }
 
 // bufferBody reads a response's body, so that its connection is free and the response can still be
-// returned. It is false if the body cannot be read or is too long. Then nothing of the body is
-// lost.
+// returned. It returns false if the body cannot be read or is too long. Then the caller can still
+// read the whole body.
 func bufferBody(answer *http.Response) bool {
 	if answer.Body == nil {
 		return true
@@ -389,7 +392,7 @@ func bufferBody(answer *http.Response) bool {
 	}
 	rest := io.Reader(answer.Body)
 	if err != nil {
-		rest = failing{err}
+		rest = failingReader{err}
 	}
 	answer.Body = struct {
 		io.Reader
@@ -398,6 +401,6 @@ func bufferBody(answer *http.Response) bool {
 	return false
 }
 
-type failing struct{ err error }
+type failingReader struct{ err error }
 
-func (f failing) Read([]byte) (int, error) { return 0, f.err }
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }

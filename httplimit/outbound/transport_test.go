@@ -31,7 +31,7 @@ type server struct {
 	start  time.Time
 	at     []time.Duration // since the start
 	bodies []string
-	open   int // answers whose bodies are not closed
+	open   int // how many bodies of responses are not closed
 }
 
 func newServer(answer func(n int) *http.Response) *server {
@@ -73,7 +73,7 @@ type closer struct {
 
 func (c *closer) Close() error { c.once.Do(c.closed); return nil }
 
-// response is a response with headers, given as name, value, name, value.
+// response returns a response with headers, given as name, value, name, value.
 func response(status int, header ...string) *http.Response {
 	h := make(http.Header)
 	for i := 0; i < len(header); i += 2 {
@@ -168,7 +168,7 @@ func clientLimiter(t testing.TB, store penstock.Store, limits ...penstock.Limit)
 	return l
 }
 
-// waitResponses are all the ways in which a server asks a client to wait for 7 seconds.
+// waitResponses returns all the ways in which a server asks a client to wait for 7 seconds.
 func waitResponses(now time.Time) map[string]*http.Response {
 	unix := strconv.FormatInt(now.Unix()+7, 10)
 	date := now.Add(7 * time.Second).UTC().Format(http.TimeFormat)
@@ -296,7 +296,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 			client := &Transport{Base: s, MaxPause: c.max}
 			for i, want := range c.pauses {
 				mustSend(t, client, "http://a.example/")
-				if got := client.pause("a.example"); max(got, 0) != want {
+				if got := client.pauseLeft("a.example"); max(got, 0) != want {
 					t.Errorf("%s: after answer %d it pauses for %v; want %v", c.what, i+1, got, want)
 				}
 			}
@@ -380,7 +380,7 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 		_, err = client.RoundTrip(r)
 		wantNotSent(t, err, 18*time.Second)
 		if closed.Load() != 1 || ctx.Err() != nil {
-			t.Errorf("the body was closed %d times; the context: %v", closed.Load(), ctx.Err())
+			t.Errorf("the body was closed %d times, and the context has the error %v; want once and no error", closed.Load(), ctx.Err())
 		}
 		s.wantSent(t, 0)
 	})
@@ -395,7 +395,7 @@ func TestAPauseAsLongAsMaxWaitIsWaitedFor(t *testing.T) {
 			_, err := send(t, client, "http://a.example/")
 			if inTime {
 				if err != nil || s.at[1] != 7*time.Second {
-					t.Errorf("%v, sent after %v; want 7s", err, s.at)
+					t.Errorf("%v, and requests were sent after %v; want the second after 7s", err, s.at)
 				}
 				return
 			}
@@ -502,9 +502,9 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if not.Load() != 7 {
-			t.Errorf("%d were not sent; want 7", not.Load())
+			t.Errorf("%d requests were not sent; want 7", not.Load())
 		}
-		mustSend(t, client, "http://b.example/") // it need not wait, so it may go
+		mustSend(t, client, "http://b.example/") // it does not have to wait, so it is sent
 		all.Wait()
 		s.wantSent(t, 0, 0, time.Second, 2*time.Second, 3*time.Second)
 		if client.waiting != 0 {
@@ -564,7 +564,7 @@ func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 			t.Fatalf("%v, %+v; want a RetryAfter of about 170s", err, not)
 		}
 		if d, err := limiter.Peek(t.Context(), "a.example"); err != nil || d.Remaining() != 2 {
-			t.Errorf("%v, %v; want 2 left: the cost is not refunded", d, err)
+			t.Errorf("the decision is %v, %v; want 2 units left, because the cost is refunded", d, err)
 		}
 		s.wantSent(t, 0, 0)
 	})
@@ -625,20 +625,20 @@ func TestRetries(t *testing.T) {
 		return a
 	}
 	for _, c := range []struct {
-		what    string
-		answer  func(int) *http.Response
-		method  string
-		header  string
-		noBody  bool
-		once    bool // GetBody is missing
-		retries int
-		maxWait time.Duration
-		status  int             // returned
-		sent    []time.Duration // when
+		what         string
+		answer       func(int) *http.Response
+		method       string
+		header       string
+		hasNoBody    bool
+		lacksGetBody bool
+		retries      int
+		maxWait      time.Duration
+		status       int             // of the response that is returned
+		sent         []time.Duration // when the request is sent
 	}{
 		{what: "429", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
 		{what: "503 to a PUT", answer: onFirstRequest(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "503 to a GET", answer: onFirstRequest(503, "Retry-After", "2"), method: "GET", noBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "503 to a GET", answer: onFirstRequest(503, "Retry-After", "2"), method: "GET", hasNoBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
 		{what: "Retry-After: 0", answer: onFirstRequest(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 0}},
 		{what: "429 with RateLimit only", answer: onFirstRequest(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
 		{what: "503 to a POST", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: []time.Duration{0}},
@@ -651,17 +651,17 @@ func TestRetries(t *testing.T) {
 		{what: "a pause beyond MaxWait", answer: onFirstRequest(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
 		{what: "pauses beyond MaxWait together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
 		{what: "MaxWait forbids to wait", answer: onFirstRequest(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
-		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", once: true, retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", lacksGetBody: true, retries: 1, status: 429, sent: []time.Duration{0}},
 		{what: "a response too long to buffer", answer: long, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(c.answer)
 			client := &Transport{Base: s, Retries: c.retries, MaxWait: c.maxWait}
 			r, closed := newRequest(t, t.Context(), c.method, "http://a.example/", "the request")
-			if c.once {
+			if c.lacksGetBody {
 				r.GetBody = nil
 			}
-			if c.noBody {
+			if c.hasNoBody {
 				r.Body, r.GetBody, r.ContentLength = nil, nil, 0
 			}
 			if c.header != "" {
@@ -674,21 +674,21 @@ func TestRetries(t *testing.T) {
 				t.Fatalf("%s: %v", c.what, err)
 			}
 			if answer.StatusCode != c.status {
-				t.Errorf("%s: answered %d; want %d", c.what, answer.StatusCode, c.status)
+				t.Errorf("%s: the status is %d; want %d", c.what, answer.StatusCode, c.status)
 			}
 			body, err := io.ReadAll(answer.Body)
 			if string(body) != "the answer" && len(body) != maxBuffered+1 || err != nil {
-				t.Errorf("%s: the response's body has %d bytes, %v", c.what, len(body), err)
+				t.Errorf("%s: the response's body has %d bytes, %v; want the whole body", c.what, len(body), err)
 			}
 			answer.Body.Close()
 			s.wantClosed(t)
 			s.wantSent(t, c.sent...)
-			if !c.noBody && closed.Load() != 1 {
+			if !c.hasNoBody && closed.Load() != 1 {
 				t.Errorf("%s: the body was closed %d times; want once for each try", c.what, closed.Load())
 			}
 			for i, got := range s.bodies {
-				if got != "the request" && !c.noBody {
-					t.Errorf("%s: try %d sent %q", c.what, i, got)
+				if got != "the request" && !c.hasNoBody {
+					t.Errorf("%s: try %d sent %q; want the request's body", c.what, i, got)
 				}
 			}
 			if r.Body != before.Body || r.URL != before.URL || r.Context() != before.Context() || !reflect.DeepEqual(r.Header, header) {
@@ -768,7 +768,7 @@ func TestErrorsOfTheBaseAreReturned(t *testing.T) {
 	refused := errors.New("refused")
 	client := &Transport{Base: roundTrip(func(r *http.Request) (*http.Response, error) { r.Body.Close(); return nil, refused }), Retries: 3}
 	if _, err := send(t, client, "http://a.example/"); err != refused {
-		t.Error(err)
+		t.Errorf("the error is %v; want the Base's", err)
 	}
 	// A request without a URL has no host. The Base returns the error.
 	if _, err := (&Transport{}).RoundTrip(&http.Request{}); err == nil {
@@ -803,15 +803,15 @@ func TestRememberedPausesAreBounded(t *testing.T) {
 			receive(i, 1000+i)
 		}
 		receive(5, 9000) // known: no other pause is evicted
-		if len(client.pauses) != maxPauses || client.pause("0") == 0 {
-			t.Fatalf("%d pauses, the first for %v; want the bound, and the first kept", len(client.pauses), client.pause("0"))
+		if len(client.pauses) != maxPauses || client.pauseLeft("0") == 0 {
+			t.Fatalf("there are %d pauses, and the first lasts for %v; want %d, with the first kept", len(client.pauses), client.pauseLeft("0"), maxPauses)
 		}
 		receive(maxPauses, 5000)
-		if len(client.pauses) != maxPauses || client.pause("0") != 0 || client.pause("1") != 1001*time.Second ||
-			client.pause(strconv.Itoa(maxPauses)) != 5000*time.Second {
-			t.Errorf("%d pauses; the one that ends first lasts for %v; want it replaced", len(client.pauses), client.pause("0"))
+		if len(client.pauses) != maxPauses || client.pauseLeft("0") != 0 || client.pauseLeft("1") != 1001*time.Second ||
+			client.pauseLeft(strconv.Itoa(maxPauses)) != 5000*time.Second {
+			t.Errorf("there are %d pauses, and the one that ends first still lasts for %v; want it replaced", len(client.pauses), client.pauseLeft("0"))
 		}
-		time.Sleep(2000 * time.Second) // 1 to 1000 are over, but 5
+		time.Sleep(2000 * time.Second) // pauses 1 to 1000 have ended, except 5
 		receive(maxPauses+1, 10)
 		if got := len(client.pauses); got != maxPauses-999+1 {
 			t.Errorf("%d pauses; want those that have not ended", got)
@@ -839,7 +839,7 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 	all.Wait()
 	s.wantClosed(t)
 	if len(s.at) < 16*each || client.waiting != 0 {
-		t.Errorf("%d were sent, %d wait; want all sent", len(s.at), client.waiting)
+		t.Errorf("%d requests were sent, and %d wait; want at least %d sent and none waiting", len(s.at), client.waiting, 16*each)
 	}
 	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
 }
@@ -903,8 +903,8 @@ func FuzzPauseOf(f *testing.F) {
 		}
 		// No header, however long, makes a request wait for longer than it may.
 		client := &Transport{MaxPause: time.Minute}
-		if kept, _ := client.recordPause("", &http.Response{StatusCode: status, Header: h}); kept > time.Minute || client.pause("") > time.Minute {
-			t.Fatalf("%d %v: waits for %v", status, h, client.pause(""))
+		if kept, _ := client.recordPause("", &http.Response{StatusCode: status, Header: h}); kept > time.Minute || client.pauseLeft("") > time.Minute {
+			t.Fatalf("%d %v: waits for %v", status, h, client.pauseLeft(""))
 		}
 	})
 }

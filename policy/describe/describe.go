@@ -95,8 +95,8 @@ func (p *printer) policy(s *policy.Spec) {
 		p.line("tokens", s.Tokens.Summary)
 	}
 	p.line("addresses", fmt.Sprintf("each IPv4 /%d counts as one client, and each IPv6 /%d", cmp.Or(s.IPv4Prefix, 32), cmp.Or(s.IPv6Prefix, 64)))
-	choose := func(yes bool, a, b string) string {
-		if yes {
+	choose := func(isTrue bool, a, b string) string {
+		if isTrue {
 			return a
 		}
 		return b
@@ -200,16 +200,16 @@ func Conditions(rule *policy.Rule) (all []Condition) {
 	return all
 }
 
-// limit describes what one limit admits and charges. If showsIdentity is true, it names the
+// limit describes what one limit admits and charges. If shouldShowIdentity is true, it names the
 // identity.
-func (p *printer) limit(s *policy.Spec, l *policy.Limit, showsIdentity bool) {
+func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool) {
 	how := algorithmText(l)
 	if l.Shadow && !l.Rule.Shadow {
 		how += ", as a shadow: counted, never enforced"
 	}
 	p.line("  limit "+l.Name, how)
 	p.line("    admits", admits(s, l)...)
-	if showsIdentity {
+	if shouldShowIdentity {
 		p.line("    identity", Identity(l.Key))
 	}
 	if cost := costText(l); cost != "1" {

@@ -50,7 +50,7 @@ func (p *publisher) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(p.set))}, nil
 }
 
-// byURL is a Verifier with keys from an address.
+// byURL returns a Verifier that reads its keys from a URL.
 func byURL(t *testing.T, url string) *Verifier {
 	t.Helper()
 	v, err := New(Config{JWKSURL: url}, "")
@@ -61,9 +61,8 @@ func byURL(t *testing.T, url string) *Verifier {
 	return v
 }
 
-// keptSet is a JWKS of the EdDSA keys with these numbers. keptToken is a token that one of them
-// signed.
-func keptSet(numbers ...int) string {
+// publishedKeys returns a JWKS of the EdDSA keys with these numbers.
+func publishedKeys(numbers ...int) string {
 	var keys []string
 	for _, n := range numbers {
 		keys = append(keys, jwttest.JWK(jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`,"kid":"k%d"`, n)))
@@ -71,7 +70,8 @@ func keptSet(numbers ...int) string {
 	return jwttest.JWKS(keys...)
 }
 
-func keptToken(n int) string {
+// tokenOfKey returns a token that the EdDSA key with this number signed.
+func tokenOfKey(n int) string {
 	return jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`{"alg":"EdDSA","kid":"k%d"}`, n), `{"sub":"x",`+tokenOK+`}`)
 }
 
@@ -84,35 +84,35 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 	t.Parallel()
 	jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
-		p := &publisher{set: keptSet(0)}
+		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
 		v.issuer.client.Transport = p
 		var reports []error
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
-		if !accepts(v, keptToken(0)) || accepts(v, keptToken(1)) {
+		if !accepts(v, tokenOfKey(0)) || accepts(v, tokenOfKey(1)) {
 			t.Fatal("a token of the published key is rejected, or one of another key is accepted")
 		}
-		p.publish(keptSet(0, 1))
+		p.publish(publishedKeys(0, 1))
 		time.Sleep(minFetchGap)
-		if accepts(v, keptToken(1)) {
+		if accepts(v, tokenOfKey(1)) {
 			t.Error("a key was read although no token named it")
 		}
 		synctest.Wait()
-		if !accepts(v, keptToken(1)) || !accepts(v, keptToken(0)) {
+		if !accepts(v, tokenOfKey(1)) || !accepts(v, tokenOfKey(0)) {
 			t.Error("a token of the new key or of the old one is rejected")
 		}
-		p.publish(keptSet(1)) // the old key is withdrawn
+		p.publish(publishedKeys(1)) // the old key is withdrawn
 		time.Sleep(DefaultRefresh)
 		synctest.Wait()
-		if accepts(v, keptToken(0)) || !accepts(v, keptToken(1)) {
+		if accepts(v, tokenOfKey(0)) || !accepts(v, tokenOfKey(1)) {
 			t.Error("a cached token of a withdrawn key is accepted, or one of the new key is rejected")
 		}
 		v.Close()
 		if p.read() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
 			t.Errorf("%d reads, reported %v; want 3 reads without an error", p.read(), reports)
 		}
-		if !accepts(v, keptToken(1)) {
+		if !accepts(v, tokenOfKey(1)) {
 			t.Error("after Close, the keys are no longer used")
 		}
 	})
@@ -122,7 +122,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 	t.Parallel()
 	jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
-		p := &publisher{set: keptSet(0)}
+		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
 		v.issuer.client.Transport = p
 		v.Start(nil)
@@ -139,7 +139,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 		if reads := p.read(); reads > minutes+1 || reads < minutes-1 {
 			t.Errorf("%d forged key IDs in %d minutes: %d reads; want at most one a minute", forged, minutes, reads)
 		}
-		t.Logf("counted: %d forged key IDs (%d readings)", forged, p.read())
+		t.Logf("counted: %d forged key IDs (%d reads)", forged, p.read())
 	})
 }
 
@@ -153,7 +153,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		var reports []error
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
-		if accepts(v, keptToken(0)) {
+		if accepts(v, tokenOfKey(0)) {
 			t.Error("a token is accepted without keys")
 		}
 		time.Sleep(10 * time.Minute)
@@ -167,23 +167,23 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 				t.Errorf("reported: %v; want an error of tokens.jwks_url", err)
 			}
 		}
-		p.publish(keptSet(0))
+		p.publish(publishedKeys(0))
 		time.Sleep(minFetchGap)
 		synctest.Wait()
-		if !accepts(v, keptToken(0)) {
+		if !accepts(v, tokenOfKey(0)) {
 			t.Error("the issuer is up, and its token is rejected")
 		}
 		p.publish("") // down again: its keys stay
 		time.Sleep(3 * DefaultRefresh)
 		synctest.Wait()
-		if !accepts(v, keptToken(0)) {
+		if !accepts(v, tokenOfKey(0)) {
 			t.Error("while the issuer is down, a token of its last keys is rejected")
 		}
 		for _, odd := range []string{"{}", "[]", "<html>", `{"keys":[]}`, `{"keys":[{"kty":"oct","k":"AAAA"}]}`, `{"keys":null}`} {
 			p.publish(odd)
 			time.Sleep(2 * minFetchGap)
 			synctest.Wait()
-			if !accepts(v, keptToken(0)) {
+			if !accepts(v, tokenOfKey(0)) {
 				t.Errorf("%s replaced the keys", odd)
 			}
 		}
@@ -229,17 +229,17 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 		if waited := time.Since(before); waited != firstFetchWait { // the bubble's time is exact
 			t.Errorf("Start waited %v; want 2s", waited)
 		}
-		if accepts(v, keptToken(0)) || time.Since(before) != firstFetchWait {
+		if accepts(v, tokenOfKey(0)) || time.Since(before) != firstFetchWait {
 			t.Error("without keys, a token was accepted, or its check waited")
 		}
 		if err := <-reports; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
 			t.Errorf("reported %v after %v; want a timeout after 5s", err, time.Since(before))
 		}
-		time.Sleep(2 * time.Second) // the next reading is in progress
+		time.Sleep(2 * time.Second) // the next read is in progress
 		before = time.Now()
 		v.Close()
 		if time.Since(before) != 0 || len(reports) != 0 {
-			t.Errorf("Close waited %v and reported %d errors", time.Since(before), len(reports))
+			t.Errorf("Close waited %v and reported %d errors; want no wait and no errors", time.Since(before), len(reports))
 		}
 		select {
 		case <-v.issuer.ended:
@@ -276,22 +276,22 @@ func TestKeysOverHTTP(t *testing.T) {
 		handler http.HandlerFunc
 		wrong   string // in the error; "" is none
 	}{
-		{"good", answer(200, "Content-Type", "application/json", keptSet(0, 1)), ""},
-		{"good, of odd type", answer(200, "Content-Type", "text/html", keptSet(0)), ""},
-		{"one byte too long", answer(200, "X-A", "b", keptSet(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
+		{"good", answer(200, "Content-Type", "application/json", publishedKeys(0, 1)), ""},
+		{"good, of odd type", answer(200, "Content-Type", "text/html", publishedKeys(0)), ""},
+		{"one byte too long", answer(200, "X-A", "b", publishedKeys(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
 		{"endless", endless, "the response is larger than 1 MiB"},
-		{"endless header", answer(200, "X-A", strings.Repeat("x", 128<<10), keptSet(0)), "header"},
+		{"endless header", answer(200, "X-A", strings.Repeat("x", 128<<10), publishedKeys(0)), "header"},
 		{"cut off", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "10000")
-			_, _ = io.WriteString(w, keptSet(0))
+			_, _ = io.WriteString(w, publishedKeys(0))
 		}, "unexpected EOF"},
 		{"redirect", answer(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
-		{"not found", answer(404, "X-A", "b", keptSet(0)), "the response is 404"},
+		{"not found", answer(404, "X-A", "b", publishedKeys(0)), "the response is 404"},
 		{"no content", answer(204, "X-A", "b", ""), "the response is 204"},
-		{"down", answer(503, "X-A", "b", keptSet(0)), "the response is 503"},
+		{"down", answer(503, "X-A", "b", publishedKeys(0)), "the response is 503"},
 		{"empty", answer(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
 		{"page", answer(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
-		{"too many", answer(200, "X-A", "b", keptSet(make([]int, MaxKeys+1)...)), "has 33 keys"},
+		{"too many", answer(200, "X-A", "b", publishedKeys(make([]int, MaxKeys+1)...)), "has 33 keys"},
 	} {
 		server := httptest.NewServer(c.handler)
 		v := byURL(t, server.URL+"/jwks.json")
@@ -302,7 +302,7 @@ func TestKeysOverHTTP(t *testing.T) {
 		server.Close()
 	}
 
-	secure := httptest.NewUnstartedServer(answer(200, "X-A", "b", keptSet(0)))
+	secure := httptest.NewUnstartedServer(answer(200, "X-A", "b", publishedKeys(0)))
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	secure.StartTLS()
 	defer secure.Close()
@@ -312,7 +312,7 @@ func TestKeysOverHTTP(t *testing.T) {
 	}
 	v.issuer.client.Transport = secure.Client().Transport
 	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
-		t.Errorf("%v, %v", keys, err)
+		t.Errorf("with the server's certificate: %d keys, %v; want one key", len(keys), err)
 	}
 }
 
@@ -324,7 +324,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 		if !up.Load() {
 			panic(http.ErrAbortHandler) // the connection ends without an answer
 		}
-		_, _ = io.WriteString(w, keptSet(1))
+		_, _ = io.WriteString(w, publishedKeys(1))
 	}))
 	server.Listener = listenLoopback(t)
 	server.Start()
@@ -334,12 +334,12 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 	reports := make(chan error, 100)
 	v.Start(func(err error) { reports <- err })
 	defer v.Close()
-	if err := <-reports; err == nil || accepts(v, keptToken(1)) {
+	if err := <-reports; err == nil || accepts(v, tokenOfKey(1)) {
 		t.Fatalf("reported %v; want an error before the server starts", err)
 	}
 	up.Store(true)
 	deadline := time.After(time.Minute)
-	for !accepts(v, keptToken(1)) {
+	for !accepts(v, tokenOfKey(1)) {
 		select {
 		case <-reports:
 		case <-deadline:

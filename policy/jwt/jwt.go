@@ -180,10 +180,10 @@ func (v *Verifier) Close() {
 	}
 }
 
-// IsReading tells whether JWKSURL is read regularly: from Start until Close.
+// IsReading reports whether JWKSURL is read regularly: from Start until Close.
 func (v *Verifier) IsReading() bool { return v.issuer != nil && v.issuer.isRunning() }
 
-// IsKnown tells whether a token's signature was checked before, so that Claims need not check it.
+// IsKnown reports whether a token's signature was checked before, so that Claims need not check it.
 func (v *Verifier) IsKnown(token string) bool {
 	keys, sum := v.keys.Load(), sha256.Sum256([]byte(token))
 	if _, genuine := keys.seen.get(sum); genuine {
@@ -251,7 +251,7 @@ func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error)
 	return chosen, nil
 }
 
-// notInToken tells whether a character is neither base64url nor the dot between a token's parts.
+// notInToken reports whether a character is neither base64url nor the dot between a token's parts.
 // Line ends are rejected too: decoders skip them, so one token would have many spellings.
 func notInToken(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
@@ -318,11 +318,11 @@ func (t Config) wrongAlgorithms() (mistakes []error) {
 		switch {
 		case strings.EqualFold(a, "none"):
 			wrong("%q would accept tokens without a signature; remove it", a)
-		case isSecretive(a) && t.hasPublicKeys():
+		case isSecretAlgorithm(a) && t.hasPublicKeys():
 			wrong("%s is signed with a secret, and the keys here are public: any client could sign; remove it", a)
-		case isPublic(a) && t.Secret != "" && !t.hasPublicKeys():
+		case isPublicAlgorithm(a) && t.Secret != "" && !t.hasPublicKeys():
 			wrong("%s is verified with a public key, and only secret is set; remove it, or set key_file, jwks_file or jwks_url instead of secret", a)
-		case !isSecretive(a) && !isPublic(a):
+		case !isSecretAlgorithm(a) && !isPublicAlgorithm(a):
 			wrong("%q is unknown; write some of %s", a, strings.Join(slices.Concat(secretAlgorithms, publicAlgorithms), ", "))
 		}
 	}

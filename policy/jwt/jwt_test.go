@@ -62,7 +62,7 @@ func newIssuer(t testing.TB, alg string, change func(*Config)) testIssuer {
 	return testIssuer{alg, pair[0], v}
 }
 
-// token is a token of the issuer. more is added to its header and must begin with a comma.
+// token returns a token of the issuer. more is added to its header and must begin with a comma.
 func (i testIssuer) token(more, payload string) string {
 	return jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
 }
@@ -104,7 +104,7 @@ func TestEveryAlgorithmIsAccepted(t *testing.T) {
 		for range 2 { // verified, then cached
 			c, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
 			if sub, ok := c.Text("sub"); err != nil || !ok || sub != "victim" {
-				t.Errorf("%s: sub %q, %v; want the victim's", alg, sub, err)
+				t.Errorf("%s: the sub is %q, %v; want the victim's", alg, sub, err)
 			}
 			counted++
 		}
@@ -166,7 +166,7 @@ func TestKeyOfASetIsUsedForNoOtherAlgorithm(t *testing.T) {
 	}
 }
 
-// fromSet is a Verifier with the keys of a JWKS in a file.
+// fromSet returns a Verifier with the keys of a JWKS in a file.
 func fromSet(t testing.TB, tokens Config, set string) *Verifier {
 	t.Helper()
 	dir := t.TempDir()
@@ -202,11 +202,11 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 		}
 	}
 	if files := (Config{KeyFile: "k.pem", JWKSFile: "/etc/jwks.json"}).Files(dir); !slices.Equal(files, []string{dir + "/k.pem", "/etc/jwks.json"}) {
-		t.Error(files)
+		t.Errorf("the files are %q; want k.pem in the folder, and /etc/jwks.json", files)
 	}
 }
 
-// forgeries are tokens that name the victim and must be rejected, by their defect.
+// forgeries returns tokens that name the victim and must be rejected, by their defect.
 func (i testIssuer) forgeries() map[string]string {
 	pairs := jwttest.Pairs()
 	other := pairs[i.alg][1]
@@ -385,7 +385,7 @@ func (i testIssuer) forgeries() map[string]string {
 	return f
 }
 
-// publicTexts are forms of the public key that a program could mistake for a secret.
+// publicTexts returns forms of the public key that a program could mistake for a secret.
 func (i testIssuer) publicTexts() []string {
 	if _, ok := i.own.([]byte); ok {
 		return []string{"", "secret", "public.pem", i.alg, jwttest.Secret[:32], jwttest.Secret + "\n"}
@@ -424,7 +424,7 @@ func TestForgedTokensAreNeverAccepted(t *testing.T) {
 	for _, alg := range []string{"HS256", "HS512", "RS256", "PS256", "ES256", "ES512", "EdDSA"} {
 		files := newIssuer(t, alg, nil)
 		issuers := []testIssuer{files}
-		if isPublic(alg) { // the same key in a JWKS, with a kid
+		if isPublicAlgorithm(alg) { // the same key in a JWKS, with a kid
 			set := jwttest.JWKS(jwttest.JWK(files.own, `,"kid":"k1","use":"sig"`))
 			v := fromSet(t, Config{Algorithms: []string{alg}, Issuer: "https://issuer.example/", Audience: "rides"}, set)
 			issuers = append(issuers, testIssuer{alg, files.own, v})
@@ -511,7 +511,7 @@ func TestIssuerAndAudienceCountOnlyIfConfigured(t *testing.T) {
 	} {
 		got := c.tokens.Warnings()
 		if !slices.EqualFunc(got, c.fields, strings.HasPrefix) {
-			t.Errorf("%+v: the warnings are %q", c.tokens, got)
+			t.Errorf("%+v: the warnings are %q; want warnings that begin with %q", c.tokens, got, c.fields)
 		}
 	}
 }
@@ -713,7 +713,7 @@ func FuzzToken(f *testing.F) {
 		for name, v := range plain {
 			got, ok := c.Text(name)
 			if want, isText := v.(string); ok && isText && got != want {
-				t.Fatalf("%q is %q here and %q elsewhere: %q", name, got, want, payload)
+				t.Fatalf("claim %q is read as %q, and encoding/json reads it as %q; the payload is %q", name, got, want, payload)
 			}
 			c.Values(name)
 		}

@@ -55,8 +55,8 @@ var (
 	publicAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
 
-func isSecretive(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
-func isPublic(algorithm string) bool    { return slices.Contains(publicAlgorithms, algorithm) }
+func isSecretAlgorithm(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
+func isPublicAlgorithm(algorithm string) bool { return slices.Contains(publicAlgorithms, algorithm) }
 
 // secretLength returns the least length of a secret, in bytes: that of the algorithm's hash (RFC
 // 7518, 3.2).
@@ -101,7 +101,7 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	_, isRSA := key.(*rsa.PublicKey)
 	_, isSecret := key.([]byte)
 	fits := func(a string) bool {
-		return a == usual || isRSA && (strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")) || isSecret && isSecretive(a)
+		return a == usual || isRSA && (strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")) || isSecret && isSecretAlgorithm(a)
 	}
 	if len(wanted) == 0 {
 		wanted = []string{usual}
@@ -111,7 +111,7 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	}
 	var algorithms []string
 	for _, a := range wanted {
-		if fits(a) && (isSecretive(a) || isPublic(a)) && (own == "" || own == a) {
+		if fits(a) && (isSecretAlgorithm(a) || isPublicAlgorithm(a)) && (own == "" || own == a) {
 			algorithms = append(algorithms, a)
 		}
 	}
@@ -281,9 +281,9 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 // wrongJWK returns why the kind or the members of a key forbid its use, or nil. It does not check
 // the key's numbers.
 func wrongJWK(j jwkset.JWKMarshal, members any) error {
-	forVerifying := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
+	canVerify := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {
-	case j.USE != "" && j.USE != jwkset.UseSig, !forVerifying, !slices.Contains(curves, j.CRV):
+	case j.USE != "" && j.USE != jwkset.UseSig, !canVerify, !slices.Contains(curves, j.CRV):
 		return errNotForTokens
 	case j.KTY == jwkset.KtyOct:
 		return errors.New("is a secret; write it in tokens.secret")
@@ -293,7 +293,7 @@ func wrongJWK(j jwkset.JWKMarshal, members any) error {
 	return nil
 }
 
-// isPrivate tells whether a key has a member that only private keys have. Case does not count.
+// isPrivate reports whether a key has a member that only private keys have. Case does not count.
 func isPrivate(key any) bool {
 	members, _ := key.(map[string]any)
 	for name, v := range members {

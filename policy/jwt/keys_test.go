@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// with is a key of a JWKS with the text of one member replaced.
+// with returns a key of a JWKS in which the text of one member is replaced.
 func with(t testing.TB, key, member, text string) string {
 	t.Helper()
 	before, rest, ok := strings.Cut(key, `"`+member+`":"`)
@@ -31,7 +31,7 @@ func with(t testing.TB, key, member, text string) string {
 	return before + `"` + member + `":"` + text + `"` + after
 }
 
-// member is the bytes of a member of a key.
+// member returns the bytes of a member of a key.
 func member(t testing.TB, key, name string) []byte {
 	t.Helper()
 	var members map[string]string
@@ -203,7 +203,7 @@ func TestOddKeysOfASet(t *testing.T) {
 	t.Logf("counted: %d odd keys of a set (%d of them usable)", len(rows), acceptedKeys)
 }
 
-// Whatever a set contains, nothing panics, each key that is used is a sound public key, and each
+// For every set of keys: nothing panics, each key that is used is a sound public key, and each
 // error has one line.
 func FuzzKeySet(f *testing.F) {
 	pairs := jwttest.Pairs()
@@ -269,7 +269,7 @@ func unsound(k verifyKey) error {
 		if key, ok := k.key.(*rsa.PublicKey); ok {
 			signature = bytes.Repeat([]byte{0x55}, key.Size())
 		}
-		if !isPublic(alg) || gojwt.GetSigningMethod(alg).Verify("x", signature, k.key) == nil {
+		if !isPublicAlgorithm(alg) || gojwt.GetSigningMethod(alg).Verify("x", signature, k.key) == nil {
 			return fmt.Errorf("verifies a random signature of %s", alg)
 		}
 	}

@@ -36,7 +36,7 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 		}
 		seen[row.reason] = true
 		if checked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != checked {
-			t.Errorf("%s: the signature check is in the cache: %v; want the opposite", row.reason, !checked)
+			t.Errorf("%s: the signature check is in the cache: %v; want %v", row.reason, !checked, checked)
 		}
 	}
 	for _, reason := range policy.TokenReasons() {

@@ -6,11 +6,11 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// resolved returns a copy of a document in which each alias is replaced by a copy of its value.
-// That copy has the position of the alias. Values inside it keep their own positions. resolved
+// resolve returns a copy of a document in which each alias is replaced by a copy of its value.
+// That copy has the position of the alias. Values inside it keep their own positions. resolve
 // reports a mistake and returns nil if a value contains itself, or if the document has more than
 // maxNodes values without aliases.
-func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
+func (d *decoder) resolve(root *yaml.Node) *yaml.Node {
 	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
 	return r.copy(root, nil)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// An alias may replace a value at every place, and means the same.
+// An alias may replace a value at every place, and means the same as that value.
 func TestAliasMeansTheSameAsItsValue(t *testing.T) {
 	const repeated = `
 identities:

@@ -82,7 +82,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 	}
 }
 
-// text is the text of the file, without escapes.
+// text returns the text of the file, without escapes.
 func (c *badCase) text(t testing.TB) string {
 	t.Helper()
 	text := strings.Join(c.written, "\n") + "\n"
@@ -134,7 +134,7 @@ func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
 		for _, c := range cases {
 			at := fmt.Sprintf("testdata/bad/%s:%d: %s", filepath.Base(file), c.line, c.name)
 			if other, twice := names[c.name]; twice {
-				t.Errorf("%s: there is a case of this name already: %s", at, other)
+				t.Errorf("%s: another case has the same name: %s", at, other)
 			}
 			names[c.name] = at
 			text := c.text(t)
@@ -166,7 +166,7 @@ func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
 func formErrors(text string, err error) (wrong []string) {
 	var errs Errors
 	if !errors.As(err, &errs) || !errors.Is(err, penstock.ErrInvalid) {
-		return []string{fmt.Sprintf("%T is not Errors that wrap ErrInvalid", err)}
+		return []string{fmt.Sprintf("the error is a %T; want Errors that wrap ErrInvalid", err)}
 	}
 	lines := strings.Split(text, "\n")
 	for i, e := range errs {
@@ -180,13 +180,13 @@ func formErrors(text string, err error) (wrong []string) {
 		case len(e.Message) > 400:
 			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long", e, len(e.Message)))
 		case i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column):
-			wrong = append(wrong, fmt.Sprintf("%v: it comes after one of a later place", e))
+			wrong = append(wrong, fmt.Sprintf("%v: it comes after an error at a later place", e))
 		}
 	}
 	return wrong
 }
 
-// A file that is too large, too deep or refers to itself is an error soon.
+// A file that is too large, is nested too deeply or refers to itself is an error within a minute.
 func TestHugePoliciesAreErrors(t *testing.T) {
 	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
@@ -209,7 +209,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 		fmt.Fprintf(&doubled, "  i%d: {all_of: [i%d, i%d]}\n", i+1, i, i)
 	}
 	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
-	rows := []struct{ name, text, says string }{
+	rows := []struct{ name, text, want string }{
 		{"identities whose parts double", doubled.String() + rule,
 			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
 		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
@@ -241,14 +241,14 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 			go func() { done <- mistakesOf("policy.yaml", row.text, nil) }()
 			select {
 			case err := <-done:
-				if err == nil || !strings.Contains(err.Error(), row.says) {
-					t.Fatalf("the error is %.2000v\nwant %q", err, row.says)
+				if err == nil || !strings.Contains(err.Error(), row.want) {
+					t.Fatalf("the error is %.2000v\nwant %q", err, row.want)
 				}
 				for _, wrong := range formErrors(row.text, err) {
 					t.Error(wrong)
 				}
 				if n := strings.Count(err.Error(), "\n"); n > 200 {
-					t.Errorf("%d mistakes are reported", n)
+					t.Errorf("%d mistakes are reported; want at most 200", n)
 				}
 			case <-time.After(time.Minute):
 				t.Fatal("the policy takes more than a minute to compile")

@@ -26,38 +26,38 @@ func bearer(sub string) string {
 func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	rules := rulesOf(t, beforeAuth)
 	var v policy.Evaluation
-	first := func(what string, a testRequest, whole bool, charges ...string) {
+	wantFirst := func(what string, a testRequest, isComplete bool, charges ...string) {
 		t.Helper()
-		want(t, what+": is it complete", rules.EvaluateFirst(a, &v), whole)
+		want(t, what+": is it complete", rules.EvaluateFirst(a, &v), isComplete)
 		want(t, what, chargesOf(&v), charges)
 	}
-	known := func(a testRequest) bool {
+	isKnown := func(a testRequest) bool {
 		token, _ := strings.CutPrefix(a.header["Authorization"][0], "Bearer ")
 		return rules.Spec().Tokens.Verifier.IsKnown(token)
 	}
 	anna := testRequest{path: "/a"}.with("Authorization", bearer("anna"))
-	first("without a token", testRequest{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
-	first("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
-	want(t, "its signature is checked", known(anna), false)
+	wantFirst("without a token", testRequest{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
+	wantFirst("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
+	want(t, "its signature is checked", isKnown(anna), false)
 	rules.EvaluateRest(anna, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second user:anna 1"})
-	want(t, "its signature is checked", known(anna), true)
-	first("the second time", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
+	want(t, "its signature is checked", isKnown(anna), true)
+	wantFirst("the second time", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
 
 	forged := testRequest{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
-	first("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
+	wantFirst("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(forged, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
 	want(t, "why", v.TokenError.Reason, "signature")
-	first("the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
+	wantFirst("the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	want(t, "why", v.TokenError.Reason, "signature")
 
-	first("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
+	wantFirst("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
 	mallory := testRequest{path: "/a"}.with("Authorization", bearer("mallory"))
-	first("a client on the deny list", mallory, false, "flood.hour ip:192.0.2.1 1")
+	wantFirst("a client on the deny list", mallory, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(mallory, &v)
 	want(t, "a client on the deny list", v.ListMatch, policy.DenyListed)
-	first("twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
+	wantFirst("twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
 	want(t, "twice is malformed", v.Unclear != "", true)
 }
 
@@ -72,11 +72,11 @@ rules:
 `)
 	preflight := testRequest{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
 	for _, row := range []struct {
-		what    string
-		a       testRequest
-		whole   bool
-		unclear bool
-		charges []string
+		what       string
+		a          testRequest
+		isComplete bool
+		isUnclear  bool
+		charges    []string
 	}{
 		{"the key is unclear", testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), true, true, nil},
 		{"a preflight with a token", preflight, false, false, []string{"flood.hour ip:192.0.2.1 1"}},
@@ -84,14 +84,14 @@ rules:
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)
 		a := row.a.with("Authorization", authorization)
-		want(t, row.what+": is it complete", rules.EvaluateFirst(a, &v), row.whole)
-		want(t, row.what+": is it malformed", v.Unclear != "", row.unclear)
+		want(t, row.what+": is it complete", rules.EvaluateFirst(a, &v), row.isComplete)
+		want(t, row.what+": is it malformed", v.Unclear != "", row.isUnclear)
 		want(t, row.what, chargesOf(&v), row.charges)
 		want(t, row.what+": its signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
 	}
 	var v policy.Evaluation
 	rules.EvaluateFirst(preflight, &v)
-	want(t, "a preflight without", chargesOf(&v), nil)
+	want(t, "a preflight without a token", chargesOf(&v), nil)
 }
 
 func chargesOf(v *policy.Evaluation) (texts []string) {
@@ -109,8 +109,8 @@ rules:
   - {name: a, per: {first_of: [{user: claim sub}, {key: {header X-API-Key: [k-1, k-2]}}, {sid: cookie sid}, ip]}, limits: [{rate: {partner: 9/s, other: 1/s}}]}
 `)
 	for _, row := range []struct {
-		a    testRequest
-		says []string
+		a      testRequest
+		doubts []string
 	}{
 		{testRequest{}, nil},
 		{testRequest{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
@@ -120,6 +120,6 @@ rules:
 	} {
 		var v policy.Evaluation
 		rules.Evaluate(row.a, &v)
-		want(t, row.a, v.Doubts(), row.says)
+		want(t, row.a, v.Doubts(), row.doubts)
 	}
 }

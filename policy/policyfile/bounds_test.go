@@ -25,7 +25,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 	half, whole := fmt.Sprint(maxLists/2+1), fmt.Sprint(maxLists+1)
 	for _, c := range []struct {
 		files []string
-		says  []string
+		wants []string // in the error; nil if there is none
 	}{
 		{[]string{"longest.txt"}, nil},
 		{[]string{"long.txt"}, []string{"long.txt:2: the value has 16385 bytes; the most is 16384"}},
@@ -41,12 +41,12 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 			fmt.Fprintf(&text, "  - {header X-Key: {file: \"%s\"}}\n", name)
 		}
 		err := mistakesOf(dir+"/policy.yaml", text.String(), nil)
-		if (err == nil) != (c.says == nil) {
-			t.Errorf("%d files, from %s: %v; want no error", len(c.files), c.files[0], err)
+		if (err == nil) != (c.wants == nil) {
+			t.Errorf("%d files, the first of them %s: %v; want the messages %q", len(c.files), c.files[0], err, c.wants)
 		}
-		for _, says := range c.says {
-			if err != nil && strings.Count(err.Error(), says) != 1 {
-				t.Errorf("%d files, from %s: %.300v; want once %q", len(c.files), c.files[0], err, says)
+		for _, want := range c.wants {
+			if err != nil && strings.Count(err.Error(), want) != 1 {
+				t.Errorf("%d files, the first of them %s: %.300v; want %q once", len(c.files), c.files[0], err, want)
 			}
 		}
 	}

@@ -134,10 +134,10 @@ type compiler struct {
 	algorithms map[string]*algorithm.Algorithm // by the words that name them
 	identities map[string]*identityState
 	notes      map[*policy.Identity]identityNote
-	index      map[string][]*placed // by the first segment of their paths, the most specific first
-	general    []*placed            // matchers whose paths begin with a pattern, the most specific first
-	ways       int                  // in which rules match
-	listLines  int                  // read from files of values, listFiles of them with listBytes
+	index      map[string][]*placedMatcher // by the first segment of their paths, the most specific first
+	general    []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
+	ways       int                         // in which rules match
+	listLines  int                         // read from files of values, listFiles of them with listBytes
 	listFiles  int
 	listBytes  int
 	onFailure  guard.FailureMode
@@ -156,7 +156,7 @@ func newCompiler(config *Config) *compiler {
 
 func (c *compiler) compile() {
 	c.algorithms = c.knownAlgorithms(c.config.options.Algorithms)
-	if c.config.Version != 1 && (c.config.Version != 0 || c.written(&c.config.Version)) {
+	if c.config.Version != 1 && (c.config.Version != 0 || c.isWritten(&c.config.Version)) {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
 	c.onFailure = c.failure(&c.config.OnFailure)
@@ -196,7 +196,7 @@ func (c *compiler) remark(p any, format string, args ...any) *Error {
 
 // orWritten returns p if it was written, and otherwise its parent, for the position of a mistake.
 func (c *compiler) orWritten(within, p any) any {
-	if c.written(p) {
+	if c.isWritten(p) {
 		return p
 	}
 	return within

@@ -19,7 +19,7 @@ func (c *compiler) compileIdentities() {
 		switch {
 		case word || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
 			c.fail(&e.Name, "%q is a reserved word; give the identity another name", e.Name)
-		case !identityLike(e.Name):
+		case !isIdentityName(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
 		}
 		c.identities[e.Name] = &identityState{entry: e}
@@ -30,7 +30,7 @@ func (c *compiler) compileIdentities() {
 	}
 }
 
-func identityLike(s string) bool {
+func isIdentityName(s string) bool {
 	return policy.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
 }
 

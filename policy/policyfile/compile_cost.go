@@ -50,14 +50,14 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 			l.Cost.Methods[name] = n
 		}
 	}
-	if c.written(&k.Min) || k.Min != 0 {
+	if c.isWritten(&k.Min) || k.Min != 0 {
 		l.Cost.Min = c.units(&k.Min, k.Min)
 	}
 	if k.Max != 0 {
 		l.Cost.Max = c.units(&k.Max, k.Max)
 	}
 	c.costFields(l, k)
-	if config.InFlight.set() && c.written(k) {
+	if config.InFlight.isSet() && c.isWritten(k) {
 		c.fail(k, "in_flight counts each request as one; remove cost")
 	}
 	c.checkCost(l, k, c.orWritten(config, k))
@@ -75,13 +75,13 @@ func (c *compiler) costFields(l *policy.Limit, k *CostConfig) {
 	switch {
 	case k.Header != "" && !policy.IsToken(k.Header):
 		c.fail(&k.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(k.Header))
-	case k.Header != "" && !c.written(&k.Max) && k.Max == 0:
+	case k.Header != "" && !c.isWritten(&k.Max) && k.Max == 0:
 		c.fail(&k.Header, "clients control the header, so its cost needs an upper bound; add max:")
 	case k.Header != "" && k.Max < 1:
 		c.fail(&k.Max, "max is %d; write the upper bound for the header", k.Max)
-	case k.Header == "" && !c.written(&k.Header) && (k.Max != 0 || c.written(&k.Max)):
+	case k.Header == "" && !c.isWritten(&k.Header) && (k.Max != 0 || c.isWritten(&k.Max)):
 		c.fail(&k.Max, "max belongs to header; remove it")
-	case k.Header == "" && k.Body == 0 && !c.written(&k.Header) && !c.written(&k.Body) && (k.Min != 0 || c.written(&k.Min)):
+	case k.Header == "" && k.Body == 0 && !c.isWritten(&k.Header) && !c.isWritten(&k.Body) && (k.Min != 0 || c.isWritten(&k.Min)):
 		c.fail(&k.Min, "min belongs to header and body; remove it")
 	case l.Cost.Min > l.Cost.Max:
 		c.fail(&k.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)

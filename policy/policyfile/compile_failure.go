@@ -29,23 +29,24 @@ func (c *compiler) guards(l *policy.Limit, config *LimitConfig) {
 	if config.Ceiling != "" {
 		c.ceiling(l, config)
 	}
-	if c.written(&config.Lease) || config.Lease != 0 {
+	if c.isWritten(&config.Lease) || config.Lease != 0 {
 		c.lease(l, config)
 	}
-	if c.written(&config.SplitInto) || config.SplitInto != 0 {
+	if c.isWritten(&config.SplitInto) || config.SplitInto != 0 {
 		c.splitInto(l, config)
 	}
 	if config.DenyCacheTTL != nil {
 		c.denyFor(l, config)
 	}
 	if l.Shadow {
-		l.Guard = shadowed(l.Guard)
+		l.Guard = shadowSettings(l.Guard)
 	}
 }
 
-// shadowed returns the settings of a shadow. It is neither leased nor split, because no request
-// waits for it. It is not counted in an outage, because those denials would not be the store's.
-func shadowed(s guard.Settings) guard.Settings {
+// shadowSettings returns the settings of a shadow. It is neither leased nor split, because no
+// request waits for it. It is not counted in an outage, because those denials would not be the
+// store's.
+func shadowSettings(s guard.Settings) guard.Settings {
 	return guard.Settings{OnFailure: guard.FailOpen, DenyFor: s.DenyFor}
 }
 
@@ -61,7 +62,7 @@ func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
 	at := &config.Ceiling
 	limit, calendar, err := parseRate(config.Ceiling)
 	switch {
-	case config.InFlight.set():
+	case config.InFlight.isSet():
 		c.fail(at, "a ceiling is a rate, and cannot bound in_flight; write on_failure: local instead")
 		return
 	case l.Guard.OnFailure == guard.FailLocal || l.Guard.OnFailure == guard.FailClosed:
@@ -145,7 +146,7 @@ func (c *compiler) denyFor(l *policy.Limit, config *LimitConfig) {
 	at := &config.DenyCacheTTL
 	l.Guard.DenyFor = *config.DenyCacheTTL
 	switch {
-	case config.InFlight.set():
+	case config.InFlight.isSet():
 		c.fail(at, "denials of in_flight are never cached, because a slot may become free at any time; remove deny_cache_ttl")
 	case *config.DenyCacheTTL > maxDenyCacheTTL:
 		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to cache none", wording.Period(*config.DenyCacheTTL))
@@ -165,7 +166,7 @@ func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
 			at := &config.Limits[i].Lease
 			switch {
 			case other.Shadow || len(other.Variants) == 0:
-			case config.Limits[j].Lease == 0 && !c.written(&config.Limits[j].Lease):
+			case config.Limits[j].Lease == 0 && !c.isWritten(&config.Limits[j].Lease):
 				c.fail(at, "the limits of a rule are leased together, and limit %s has no lease; add one there, or remove this one", wording.Clip(other.Name))
 				return
 			case describe.Identity(other.Key) != describe.Identity(l.Key):

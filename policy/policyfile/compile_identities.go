@@ -35,7 +35,7 @@ var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" }
 // identityOf compiles an identity.
 func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 	switch {
-	case !config.set():
+	case !config.isSet():
 		c.fail(config, "the identity is missing; %s", identityForms)
 		return invalidIdentity
 	case config.Name == "global":

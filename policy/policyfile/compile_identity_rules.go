@@ -73,9 +73,9 @@ func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 // warnInventedIdentities warns about identities that clients can invent without a bound. Each new
 // identity has a new limit, and a key in the store.
 func (c *compiler) warnInventedIdentities() {
-	bounded := slices.ContainsFunc(c.spec.Rules, func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) })
+	isBounded := slices.ContainsFunc(c.spec.Rules, func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) })
 	for _, r := range c.spec.Rules {
-		if bounded || r.NewIdentities != nil || boundsAddresses(r) {
+		if isBounded || r.NewIdentities != nil || boundsAddresses(r) {
 			continue
 		}
 		for _, l := range r.Limits {
@@ -100,14 +100,14 @@ func (c *compiler) warnInventedIdentities() {
 	}
 }
 
-// boundsAddresses tells whether a rule also charges each of its requests to the client's address.
+// boundsAddresses reports whether a rule also charges each of its requests to the client's address.
 func boundsAddresses(r *policy.Rule) bool {
 	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return isAddress(l.Key) && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
 	})
 }
 
-// isAddress tells whether an identity is the client's address alone, however it is written.
+// isAddress reports whether an identity is the client's address alone, however it is written.
 func isAddress(id *policy.Identity) bool {
 	switch {
 	case id.FirstOf != nil:
@@ -118,16 +118,15 @@ func isAddress(id *policy.Identity) bool {
 	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
 }
 
-// hintSharedAddresses explains the effect of limits by address alone. It skips limits that have
-// a global limit beside them, and those that cannot have a better
-// identity.
+// hintSharedAddresses explains the effect of limits by address alone. It skips limits that have a
+// global limit beside them, and limits that cannot have a better identity.
 func (c *compiler) hintSharedAddresses() {
 	isOther := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
 	hasOther := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOther) }
 	isBeside := func(r, other *policy.Rule) bool {
 		return other == r || r.Always || other.Always && other.Match.IsAll()
 	}
-	kind := kindOf{say: c.hint}
+	kind := remarkKind{report: c.hint}
 	for i, r := range c.spec.Rules {
 		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOther(other) && isBeside(r, other) }) {
 			continue

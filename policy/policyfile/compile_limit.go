@@ -34,11 +34,11 @@ func (c *compiler) limit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 
 func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Identity {
 	per := &config.Per
-	if !per.set() {
+	if !per.isSet() {
 		per = &rule.Per
 	}
-	if !per.set() {
-		if !c.written(per) && !c.written(&config.Per) && !c.isMisnamed(config, "per") && !c.isMisnamed(rule, "per") {
+	if !per.isSet() {
+		if !c.isWritten(per) && !c.isWritten(&config.Per) && !c.isMisnamed(config, "per") && !c.isMisnamed(rule, "per") {
 			c.fail(config, "the limit has no identity; add per: ip, per: global or the name of an identity, to it or to its rule")
 		}
 		return invalidIdentity
@@ -72,16 +72,16 @@ func (l *LimitConfig) shape() shape {
 func (l *LimitConfig) candidate() shape {
 	can := l.Candidate
 	s := shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, ttl: &can.TTL, algorithm: &can.Algorithm, subWindows: &can.SubWindows, timezone: &can.Timezone}
-	if !can.Rate.set() && !can.InFlight.set() {
+	if !can.Rate.isSet() && !can.InFlight.isSet() {
 		s.rate, s.inFlight = &l.Rate, &l.InFlight
 	}
-	if can.TTL == 0 && s.inFlight.set() {
+	if can.TTL == 0 && s.inFlight.isSet() {
 		s.ttl = &l.TTL
 	}
-	if s.inFlight.set() {
+	if s.inFlight.isSet() {
 		return s
 	}
-	calendar := s.rate.calendar()
+	calendar := s.rate.isCalendar()
 	if can.Timezone == "" && calendar {
 		s.timezone = &l.Timezone
 	}
@@ -91,7 +91,7 @@ func (l *LimitConfig) candidate() shape {
 	if can.SubWindows == 0 && *s.algorithm == "sub-window" {
 		s.subWindows = &l.SubWindows
 	}
-	if !can.Burst.set() && !calendar && hasBurst(*s.algorithm) {
+	if !can.Burst.isSet() && !calendar && hasBurst(*s.algorithm) {
 		s.burst = &l.Burst
 	}
 	return s
@@ -104,15 +104,15 @@ func hasBurst(algorithm string) bool {
 // shapeOf compiles the limit's variants: one for all tiers, or one for each.
 func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 	switch {
-	case s.rate.set() && s.inFlight.set():
+	case s.rate.isSet() && s.inFlight.isSet():
 		c.fail(s.inFlight, "a limit has a rate or in_flight, not both; make two limits of it")
 		return
-	case !s.rate.set() && !s.inFlight.set():
-		if !c.written(s.rate) && !c.written(s.inFlight) && !c.isMisnamed(s.at, "rate", "in_flight") {
+	case !s.rate.isSet() && !s.inFlight.isSet():
+		if !c.isWritten(s.rate) && !c.isWritten(s.inFlight) && !c.isMisnamed(s.at, "rate", "in_flight") {
 			c.fail(s.at, "the limit has no rate; add one, as in rate: 100/s, or in_flight: 50")
 		}
 		return
-	case s.rate.set() && *s.ttl != 0:
+	case s.rate.isSet() && *s.ttl != 0:
 		c.fail(s.ttl, "ttl belongs to in_flight; remove it")
 	}
 	tiers := []string{""}
@@ -198,7 +198,7 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 	}
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
-	candidate.Guard = shadowed(l.Guard)
+	candidate.Guard = shadowSettings(l.Guard)
 	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
 		c.fail(can, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
@@ -212,7 +212,7 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 		c.fail(can, "a rate cannot be the candidate of in_flight, nor in_flight that of a rate; make it a separate shadow limit")
 	case (l.Status != nil || l.Adjustable) && !a.CanRefund():
 		c.fail(can, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
-	case sameVariants(l, &candidate):
+	case haveSameVariants(l, &candidate):
 		c.fail(can, "the candidate equals the limit; change a field, or remove it")
 	}
 	if l.Patience > 0 {
@@ -235,7 +235,7 @@ func maxPatience(l *policy.Limit) time.Duration {
 	return most
 }
 
-func sameVariants(a, b *policy.Limit) bool {
+func haveSameVariants(a, b *policy.Limit) bool {
 	same := func(p, q *penstock.Plan) bool {
 		f, g := p.Limit(), q.Limit()
 		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Title() == g.Algorithm.Title()

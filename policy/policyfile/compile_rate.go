@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// calendar tells whether a rate is for calendar periods.
-func (p *PerTier) calendar() bool {
+// isCalendar reports whether a rate is for calendar periods.
+func (p *PerTier) isCalendar() bool {
 	if calendarRate.MatchString(p.All) {
 		return true
 	}
@@ -52,7 +52,7 @@ func reason(err error) string {
 // variant returns the limit of one tier.
 func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
 	what := s.rate
-	if s.inFlight.set() {
+	if s.inFlight.isSet() {
 		what = s.inFlight
 	}
 	text, at, ok := what.of(tier)
@@ -60,7 +60,7 @@ func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
 		c.fail(at, "there is no number for tier %s; add %s: or default:", tier, tier)
 		return penstock.Limit{}, false
 	}
-	if s.inFlight.set() {
+	if s.inFlight.isSet() {
 		return c.slots(s, at, text)
 	}
 	limit, calendar, err := parseRate(text)
@@ -80,7 +80,7 @@ func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
 func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
 	text, at, ok := s.burst.of(tier)
 	switch {
-	case !s.burst.set() || !ok:
+	case !s.burst.isSet() || !ok:
 		if at = rate; limit.Burst == 0 {
 			return true // the default
 		}
@@ -101,13 +101,13 @@ func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) 
 
 func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
 	n, ok := c.count(at, "a number of requests in flight", text)
-	for p, set := range map[any]bool{s.burst: s.burst.set(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
+	for p, set := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
 		if set {
 			c.fail(p, "this needs a rate, and the limit has in_flight; remove it")
 			ok = false
 		}
 	}
-	if c.written(s.ttl) && (*s.ttl < time.Millisecond || *s.ttl > 24*time.Hour) {
+	if c.isWritten(s.ttl) && (*s.ttl < time.Millisecond || *s.ttl > 24*time.Hour) {
 		c.fail(s.ttl, "ttl is %s; write a time from 1ms to 24h", wording.Period(*s.ttl))
 		ok = false
 	}
@@ -192,7 +192,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 	if *s.timezone != "" && calendar == "" {
 		c.fail(s.timezone, "timezone needs a calendar rate, such as 1000 per calendar month; remove it, or change the rate")
 	}
-	if c.written(s.subWindows) && *s.algorithm != "sub-window" {
+	if c.isWritten(s.subWindows) && *s.algorithm != "sub-window" {
 		c.fail(s.subWindows, "sub_windows belong to algorithm: sub-window; remove them, or change the algorithm")
 	}
 	if calendar != "" {
@@ -209,7 +209,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 	if *s.algorithm != "sub-window" {
 		return a, true
 	}
-	if c.written(s.subWindows) && !c.broken[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
+	if c.isWritten(s.subWindows) && !c.broken[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
 		c.fail(s.subWindows, "a window cannot have %d sub-windows; write 1 to %d", *s.subWindows, algorithm.MaxParts)
 		return nil, false
 	}

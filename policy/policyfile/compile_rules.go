@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A placed matcher is a matcher of a rule, with the position of its path, or of the rule.
-type placed struct {
+// A placedMatcher is a matcher of a rule, with the position of its path, or of the rule.
+type placedMatcher struct {
 	*policy.Matcher
 	rule    *policy.Rule
 	index   int // of the rule
@@ -28,7 +28,7 @@ func (c *compiler) compileRules() {
 		return
 	}
 	first := make(map[string]*RuleConfig)
-	var matchers []*placed
+	var matchers []*placedMatcher
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
 		if earlier := first[config.Name]; earlier != nil && config.Name != "" {
@@ -56,9 +56,9 @@ func (c *compiler) compileRules() {
 }
 
 // checkOverlaps reports rules that can never apply.
-func (c *compiler) checkOverlaps(matchers []*placed) {
+func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 	type place struct{ host, path string }
-	seen := make(map[place][]*placed)
+	seen := make(map[place][]*placedMatcher)
 	for _, m := range matchers {
 		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
 			continue
@@ -72,7 +72,7 @@ func (c *compiler) checkOverlaps(matchers []*placed) {
 		}
 		at := place{m.Host, path.String()}
 		for _, other := range seen[at] {
-			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && sameMethods(m.Methods, other.Methods) {
+			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && shareMethod(m.Methods, other.Methods) {
 				config := &c.config.Rules[m.index]
 				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+
 					"change one match, or write always: true to apply both", wording.Clip(m.rule.Name), wording.Clip(other.rule.Name))
@@ -83,9 +83,9 @@ func (c *compiler) checkOverlaps(matchers []*placed) {
 	}
 }
 
-// sameMethods tells whether some method is in both lists. An empty list stands for all methods. A
+// shareMethod reports whether some method is in both lists. An empty list stands for all methods. A
 // list with methods is more specific than an empty one, so the two have none in common.
-func sameMethods(a, b []string) bool {
+func shareMethod(a, b []string) bool {
 	if len(a) == 0 && len(b) == 0 {
 		return true
 	}
@@ -124,7 +124,7 @@ func countersOf(r *policy.Rule) (n int) {
 }
 
 // rule compiles a rule. matchers is empty if its match has a mistake.
-func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed) {
+func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placedMatcher) {
 	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
 	switch {
 	case config.Name == "" && c.isMisnamed(config, "name"):
@@ -156,7 +156,7 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed)
 	if config.BeforeAuth {
 		c.beforeAuth(r, config)
 	}
-	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
+	if config.Per.isSet() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.isSet() }) {
 		c.identityOf(&config.Per) // only to find its mistakes: no limit uses it
 	}
 	return r, matchers
@@ -176,7 +176,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 		case l.Name == "":
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
-		case sameTag(l, other):
+		case haveSameTag(l, other):
 			c.fail(at, "limits %q and %q of rule %s have the same tag by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
 		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
 			c.fail(at, "the candidate of a limit of rule %s has the name of another limit (the limit's name with .candidate); rename one of the two limits", wording.Clip(r.Name))
@@ -184,8 +184,8 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 	}
 }
 
-// sameTag tells whether a store would treat two limits of a rule as one.
-func sameTag(a, b *policy.Limit) bool {
+// haveSameTag reports whether a store would treat two limits of a rule as one.
+func haveSameTag(a, b *policy.Limit) bool {
 	if len(a.Variants) == 0 || len(b.Variants) == 0 {
 		return false
 	}
@@ -193,7 +193,7 @@ func sameTag(a, b *policy.Limit) bool {
 }
 
 // match compiles which requests a rule matches.
-func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*placed) {
+func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*placedMatcher) {
 	for i := range config.Method {
 		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
 		c.checkMethod(&config.Method[i], config.Method[i])
@@ -225,7 +225,7 @@ func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*place
 		return nil
 	}
 	for _, m := range r.Match.Matchers() {
-		matchers = append(matchers, &placed{Matcher: m, rule: r, at: places[m.PathIndex]})
+		matchers = append(matchers, &placedMatcher{Matcher: m, rule: r, at: places[m.PathIndex]})
 	}
 	return matchers
 }

@@ -17,10 +17,10 @@ func (c *compiler) compileTokens() {
 	for _, warning := range t.Warnings() {
 		c.warn(t, "%s", warning)
 	}
-	if c.written(&t.Leeway) && t.Leeway == 0 {
+	if c.isWritten(&t.Leeway) && t.Leeway == 0 {
 		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or remove it for %s", wording.Period(jwt.DefaultLeeway))
 	}
-	if c.written(&t.Refresh) && t.Refresh == 0 {
+	if c.isWritten(&t.Refresh) && t.Refresh == 0 {
 		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or remove it for %s", wording.Period(jwt.DefaultRefresh))
 	}
 	verifier, err := jwt.New(*t, dir)
@@ -56,7 +56,7 @@ func (c *compiler) tokenField(mistake error) any {
 		return c.config.Tokens
 	}
 	v := reflect.ValueOf(c.config.Tokens).Elem()
-	if field, ok := fieldsOf(v.Type())[wrong.Field]; ok && c.written(v.Field(field).Addr().Interface()) {
+	if field, ok := fieldsOf(v.Type())[wrong.Field]; ok && c.isWritten(v.Field(field).Addr().Interface()) {
 		return v.Field(field).Addr().Interface()
 	}
 	return c.config.Tokens

@@ -37,7 +37,7 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	if root := d.parse(text); root != nil {
 		d.value(root, c)
 	} else {
-		d.unread(c)
+		d.markUnread(c)
 	}
 	return c, d.err()
 }
@@ -68,7 +68,7 @@ func (s *source) fail(p any, format string, args ...any) {
 	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.mask.apply(fmt.Sprintf(format, args...))})
 }
 
-// isMisnamed tells whether an unknown field of the struct of p was probably meant as one of these
+// isMisnamed reports whether an unknown field of the struct of p was probably meant as one of these
 // fields. Its mistake is reported, so the field is not reported as missing.
 func (s *source) isMisnamed(p any, fields ...string) bool {
 	return slices.ContainsFunc(s.hints[p], func(hint string) bool {
@@ -77,13 +77,13 @@ func (s *source) isMisnamed(p any, fields ...string) bool {
 	})
 }
 
-func (s *source) written(p any) bool {
+func (s *source) isWritten(p any) bool {
 	_, ok := s.at[p]
 	return ok
 }
 
-// unread records that the value of p could not be read, and that its mistake is reported.
-func (s *source) unread(p any) { s.broken[p] = true }
+// markUnread records that the value of p could not be read, and that its mistake is reported.
+func (s *source) markUnread(p any) { s.broken[p] = true }
 
 func (s *source) err() error {
 	if len(s.errs) == 0 {
@@ -95,10 +95,10 @@ func (s *source) err() error {
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
 	*source
-	env    func(string) (string, bool)
-	begin  string // the mistake of an empty file
-	depth  int
-	secret bool // the field that is being read is a secret
+	env      func(string) (string, bool)
+	begin    string // the mistake of an empty file
+	depth    int
+	isSecret bool // the field that is being read is a secret
 }
 
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
@@ -136,7 +136,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		d.fail(start, "%s", d.begin)
 		return nil
 	}
-	return d.resolved(document.Content[0])
+	return d.resolve(document.Content[0])
 }
 
 // syntax turns an error of the YAML library into a mistake with a position.
@@ -154,12 +154,12 @@ func (d *decoder) syntax(text []byte, err error) {
 	if line, column := end(text); at.Line > line {
 		at.Line, at.Column = line, column
 	}
-	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
+	d.fail(at, "%s", describeSyntaxError(one, character(text, at.Line, at.Column)))
 }
 
-// plainly returns the mistake in plain words. The character is the one at which the library found
-// it.
-func plainly(e *yaml.LoadError, character string) string {
+// describeSyntaxError returns the mistake in plain words. The character is the one at which the
+// library found it.
+func describeSyntaxError(e *yaml.LoadError, character string) string {
 	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
 	says := func(text string) bool { return strings.Contains(e.Message, text) }
 	switch {
@@ -282,7 +282,7 @@ type custom interface {
 func (d *decoder) value(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
-		d.unread(p)
+		d.markUnread(p)
 		d.depth--
 		return
 	}
@@ -290,12 +290,12 @@ func (d *decoder) value(n *yaml.Node, p any) {
 	d.note(p, n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		d.fail(n, "the value is missing; write one, or remove the line")
-		d.unread(p)
+		d.markUnread(p)
 		return
 	}
 	if n.Tag != "" && !slices.Contains(plainTags, n.Tag) {
 		d.fail(n, "the tag %s is not known; remove it", wording.Clip(n.Tag))
-		d.unread(p)
+		d.markUnread(p)
 		return
 	}
 	if c, ok := p.(custom); ok {
@@ -326,17 +326,17 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 		if isTexts && n.Kind != yaml.SequenceNode { // one text needs no list
 			v.Set(reflect.ValueOf(make([]string, 1)))
 			if d.value(n, v.Index(0).Addr().Interface()); d.broken[v.Index(0).Addr().Interface()] {
-				d.unread(v.Addr().Interface())
+				d.markUnread(v.Addr().Interface())
 			}
 			return
 		}
 		if isTexts && len(n.Content) == 0 {
 			d.fail(n, "the list is empty; add values, or remove the line")
-			d.unread(v.Addr().Interface())
+			d.markUnread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
 			d.fail(n, "expected a list, found %s; %s", whatIs(n), listInstead(n, v.Type().Elem()))
-			d.unread(v.Addr().Interface())
+			d.markUnread(v.Addr().Interface())
 			return
 		}
 		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
@@ -345,7 +345,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 		}
 	case n.Kind != yaml.ScalarNode:
 		d.fail(n, "expected one value, found %s; write the value alone", whatIs(n))
-		d.unread(v.Addr().Interface())
+		d.markUnread(v.Addr().Interface())
 	default:
 		d.scalar(n, v)
 	}
@@ -354,7 +354,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
 	if wrong := d.set(n, v); wrong != "" {
 		d.fail(n, "%s", wrong)
-		d.unread(v.Addr().Interface())
+		d.markUnread(v.Addr().Interface())
 	}
 }
 
@@ -420,9 +420,9 @@ func (d *decoder) fields(content []*yaml.Node, p any) {
 			d.hints[p] = append(d.hints[p], hint)
 			continue
 		}
-		d.secret = slices.Contains(secrets, name)
+		d.isSecret = slices.Contains(secrets, name)
 		d.value(content[i+1], v.Field(field).Addr().Interface())
-		d.secret = false
+		d.isSecret = false
 	}
 }
 
@@ -524,13 +524,13 @@ func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) 
 	return n.Value, true
 }
 
-// mapping tells whether n is a mapping. If not, it reports that p has no value.
+// mapping reports whether n is a mapping. If not, it reports that p has no value.
 func (d *decoder) mapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
 	}
 	d.fail(n, "%s does not belong here; write %s", whatIs(n), instead)
-	d.unread(p)
+	d.markUnread(p)
 	return false
 }
 
@@ -549,7 +549,7 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	if d.env == nil || !strings.Contains(text, "$") {
 		return text, ""
 	}
-	whole := strings.HasPrefix(text, "${") && strings.IndexByte(text, '}') == len(text)-1
+	isWhole := strings.HasPrefix(text, "${") && strings.IndexByte(text, '}') == len(text)-1
 	var s strings.Builder
 	for {
 		before, after, found := strings.Cut(text, "$")
@@ -562,11 +562,11 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 			s.WriteByte('$')
 			text = after[1:]
 		case strings.HasPrefix(after, "{"):
-			inside, rest, closed := strings.Cut(after[1:], "}")
-			if !closed {
+			inside, rest, isClosed := strings.Cut(after[1:], "}")
+			if !isClosed {
 				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
 			}
-			value, wrong := d.variable(inside, whole)
+			value, wrong := d.variable(inside, isWhole)
 			if wrong != "" {
 				return "", wrong
 			}
@@ -584,11 +584,11 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 
 // variable returns the value of the text in ${}. If that is not the whole scalar, it may be part of
 // a secret that contains ${. Then messages do not show it.
-func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
+func (d *decoder) variable(inside string, isWhole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	named := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
 	switch {
-	case !named && (d.secret || !whole):
+	case !named && (d.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
 	case !named:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
@@ -597,7 +597,7 @@ func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	switch {
 	case value == "" && hasDefault:
 		return otherwise, ""
-	case !ok && d.secret && !whole:
+	case !ok && d.isSecret && !isWhole:
 		return "", "a variable in it is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)

@@ -39,7 +39,8 @@ rules: [{name: a, per: {user: claim sub}, limits: [{rate: 10/s}]}]
 	}
 }
 
-// A description has no control characters of the file, which could affect the terminal.
+// A description contains no control characters from the file, because they could change the
+// terminal's state.
 func TestDescriptionsArePrintable(t *testing.T) {
 	env := func(string) (string, bool) { return "\x1b[31m\xff\u202e", true }
 	config, err := Parse("policy\x1b.yaml", []byte(`

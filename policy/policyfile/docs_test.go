@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// page is docs/configuration.md with the pages of docs/configuration.
+// page returns the text of docs/configuration.md and of all pages of docs/configuration.
 func page(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/configuration/*.md")
@@ -56,8 +56,8 @@ func tablesOf(page string) map[string][][]string {
 	return tables
 }
 
-// structsOfPage are the structs that a page's tables describe, by the tables' heads, with policies
-// in which the example of a row can be inserted.
+// structsOfPage are the structs that the tables of a page describe. head is the head of the table.
+// The example of a row can be inserted in at least one of the policies in.
 var structsOfPage = []struct {
 	head  string
 	about reflect.Type
@@ -127,14 +127,14 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 			}
 		}
 		slices.Sort(listed)
-		there := slices.Collect(maps.Keys(fieldsOf(s.about)))
+		fields := slices.Collect(maps.Keys(fieldsOf(s.about)))
 		if s.about == reflect.TypeFor[Config]() {
 			for _, section := range allSections.Sections {
-				there = append(there, section.SectionName())
+				fields = append(fields, section.SectionName())
 			}
 		}
-		if slices.Sort(there); !slices.Equal(listed, there) {
-			t.Errorf("docs/configuration, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, there)
+		if slices.Sort(fields); !slices.Equal(listed, fields) {
+			t.Errorf("docs/configuration, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, fields)
 		}
 		n += len(listed)
 	}
@@ -192,7 +192,7 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 			if !regexp.MustCompile(`(?m)^rules:`).MatchString(text) {
 				text += aRule
 			}
-			if err := compiles(text); err != nil {
+			if err := compileText(text); err != nil {
 				t.Errorf("%s: %v\nin\n%s", name, err, text)
 			}
 		}
@@ -222,7 +222,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 				if !strings.Contains(strings.ReplaceAll(text, "new_identities:", ""), "identities:") {
 					text = client + text
 				}
-				err := compiles(text)
+				err := compileText(text)
 				if err == nil || strings.Contains(err.Error(), "no such file") {
 					errs = nil
 					break
@@ -238,9 +238,9 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 	t.Logf("counted: %d examples of fields", n)
 }
 
-// compiles returns the error of a policy. Its folder is that of the example policies, and no
+// compileText compiles a policy of the docs as if it were in the folder of the example policies. No
 // environment variable is set.
-func compiles(text string) error {
+func compileText(text string) error {
 	return mistakesOf("../../examples/policies/page.yaml", text, func(string) (string, bool) { return "", false })
 }
 

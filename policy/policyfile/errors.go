@@ -78,7 +78,7 @@ func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
 }
 
-// meant maps words that people often try to the right words.
+// intended maps words that people often try to the right words.
 var intended = map[string]string{
 	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
 	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",

@@ -20,8 +20,8 @@ import (
 // lineEnds are the line ends of YAML.
 var lineEnds = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
-// Whatever a file contains, nothing panics, and mistakes have places in the file. Rules that were
-// compiled make only charges and settings that stores and guards accept.
+// For every file: nothing panics, and mistakes have places in the file. Rules that compile make
+// only charges and settings that stores and guards accept.
 func FuzzParse(f *testing.F) {
 	f.Add(richPolicy)
 	for _, g := range goldens(f) {

@@ -26,9 +26,9 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// A golden is a policy, requests, and a text with the policy's description and warnings, and with
-// what Evaluate returns for each request. The requests are in NAME.requests beside
-// the text, NAME.txt, separated by empty lines:
+// A golden is a policy, its requests, and the wanted text: the policy's description and warnings,
+// and what Evaluate returns for each request. The text is in NAME.txt. The requests are beside it
+// in NAME.requests, separated by empty lines:
 //
 //	# a comment
 //	POST http://HOST/PATH?QUERY from ADDRESS size BYTES
@@ -42,7 +42,7 @@ type golden struct {
 	requests string // file without an end, from this folder
 }
 
-// goldens are those of testdata/golden, and the examples, which must each be one.
+// goldens returns the goldens of testdata/golden, and one for each example policy.
 func goldens(t testing.TB) (list []golden) {
 	t.Helper()
 	for _, place := range []struct{ pattern, into string }{
@@ -62,7 +62,7 @@ func goldens(t testing.TB) (list []golden) {
 	return list
 }
 
-// envOfGoldens are the variables that goldens may name.
+// envOfGoldens returns the value of a variable that goldens may name.
 func envOfGoldens(name string) (string, bool) {
 	value, ok := map[string]string{"GOLDEN_RATE": "9/s", "GOLDEN_SECRET": jwttest.Secret}[name]
 	return value, ok
@@ -97,7 +97,7 @@ func TestGoldenPolicies(t *testing.T) {
 	for _, g := range list {
 		t.Run(g.requests[strings.Index(g.requests, "golden/")+7:], func(t *testing.T) {
 			config, p := g.config(t)
-			rules, sign := signer(config, p)
+			rules, sign := newSigner(config, p)
 			var s strings.Builder
 			s.WriteString(described(p.Rules))
 			for i, w := range p.Warnings {
@@ -115,7 +115,7 @@ func TestGoldenPolicies(t *testing.T) {
 			testRequest := readRequests(t, g.requests+".requests")
 			requests += len(testRequest)
 			for _, lines := range testRequest {
-				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessed(t, rules, lines, sign))
+				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessRequest(t, rules, lines, sign))
 			}
 			compare(t, g.requests+".txt", s.String())
 		})
@@ -124,7 +124,7 @@ func TestGoldenPolicies(t *testing.T) {
 	t.Logf("counted: %d requests in goldens", requests)
 }
 
-// compare checks a text against its file, or writes it there.
+// compare fails if a text differs from its file. With -rewrite it writes the text into the file.
 func compare(t *testing.T, file, text string) {
 	t.Helper()
 	if *rewrite {
@@ -167,8 +167,8 @@ func readRequests(t *testing.T, file string) (requests [][]string) {
 
 var requestForm = regexp.MustCompile(`^([A-Z]+) (?:http://([^/]+))?(/[^ ?]*)(?:\?([^ ]*))?(?: from ([^ ]+))?(?: size (-?\d+))?$`)
 
-// assessed formats the evaluation of a request.
-func assessed(t *testing.T, rules *policy.Rules, lines []string, sign func(claims string) string) string {
+// assessRequest evaluates a request, and formats the evaluation.
+func assessRequest(t *testing.T, rules *policy.Rules, lines []string, sign func(claims string) string) string {
 	t.Helper()
 	for strings.HasPrefix(lines[0], "#") {
 		lines = lines[1:]
@@ -280,8 +280,8 @@ func windowText(p *penstock.Plan) string {
 	return ""
 }
 
-// signer makes rules that accept test tokens, and a function that signs them.
-func signer(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
+// newSigner returns rules that accept test tokens, and a function that signs such tokens.
+func newSigner(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
 	t := config.Tokens
 	if t == nil {
 		return p.Rules, nil
@@ -360,8 +360,8 @@ func TestEveryFieldOccursInAGolden(t *testing.T) {
 	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+2*len(sourceWords)-1, len(goldens(t)))
 }
 
-// fieldsBelow are the exported fields of a type's structs, as Struct.Field. A field of Named has
-// the name of the type that contains it.
+// fieldsBelow returns the exported fields of a type's structs, as Struct.Field. A field of Named
+// has the name of the type that contains it.
 func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice:

@@ -18,11 +18,11 @@ const (
 // quote and split values, and write ASCII letters in lower case. They must not escape values in
 // another way, such as for URLs.
 type mask struct {
-	values []masked        // in the order in which they were read
+	values []maskedValue   // in the order in which they were read
 	pieces map[string]bool // parts of the values; none is shown
 }
 
-type masked struct{ value, name string }
+type maskedValue struct{ value, name string }
 
 // hide hides the value of a variable, unless it is too short to be a secret.
 func (m *mask) hide(name, value string) {
@@ -31,8 +31,8 @@ func (m *mask) hide(name, value string) {
 	}
 	quoted := strconv.Quote(value)
 	for _, form := range []string{value, quoted[1 : len(quoted)-1]} {
-		v := masked{smallLetters(form), name}
-		if slices.ContainsFunc(m.values, func(known masked) bool { return known.value == v.value }) {
+		v := maskedValue{smallLetters(form), name}
+		if slices.ContainsFunc(m.values, func(known maskedValue) bool { return known.value == v.value }) {
 			continue
 		}
 		m.values = append(m.values, v)
@@ -84,7 +84,7 @@ func (m *mask) hiddenFrom(text string, start int) int {
 func (m *mask) names(text string) string {
 	var out strings.Builder
 	for len(text) >= shortestSecret {
-		most, best := 0, masked{}
+		most, best := 0, maskedValue{}
 		for _, v := range m.values {
 			n := commonStart(text, v.value)
 			if n > most || n == most && len(v.value) < len(best.value) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// An algorithm has the same name in the file and in every output, and a calendar window's
-// period is a unit of the calendar.
+// An algorithm has the same name in the file and in every output. The period of a calendar window
+// is a unit of the calendar.
 func TestAlgorithmsHaveOneName(t *testing.T) {
 	for name := range algorithms {
 		if name == "gcra" {
@@ -14,7 +14,7 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		}
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/min, algorithm: "+name+"}]}]\n").Rules()[0].Limits[0]
 		if text := l.Variants[0].String(); l.Algorithm != name || !strings.HasSuffix(text, " ("+name+")") {
-			t.Errorf("%s is named %s, and its limit %q", name, l.Algorithm, text)
+			t.Errorf("algorithm %s has the name %s, and its limit is described as %q", name, l.Algorithm, text)
 		}
 	}
 	for written, want := range map[string]string{
@@ -22,9 +22,9 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		"rate: 10 per calendar day": "calendar-window", "rate: 10 per calendar week": "calendar-window", "rate: 10 per calendar month": "calendar-window",
 	} {
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+written+"}]}]\n").Rules()[0].Limits[0]
-		_, period, calendar := strings.Cut(written, " per ")
-		if text := l.Variants[0].String(); l.Algorithm != want || calendar && !strings.Contains(text, "10 per "+period+" (") {
-			t.Errorf("%s is named %s, and its limit %q", written, l.Algorithm, text)
+		_, period, isCalendar := strings.Cut(written, " per ")
+		if text := l.Variants[0].String(); l.Algorithm != want || isCalendar && !strings.Contains(text, "10 per "+period+" (") {
+			t.Errorf("the algorithm of %q has the name %s, and the limit is described as %q; want %s", written, l.Algorithm, text, want)
 		}
 	}
 }

@@ -26,8 +26,8 @@ func (s *Places) At(p any) (line, column int) {
 	return at.line, at.column
 }
 
-// Has tells whether the file has the value that p points to.
-func (s *Places) Has(p any) bool { return s.source.written(p) }
+// Has reports whether the file has the value that p points to.
+func (s *Places) Has(p any) bool { return s.source.isWritten(p) }
 
 // Fail records a mistake at the value that p points to; Err returns all.
 func (s *Places) Fail(p any, format string, args ...any) { s.source.fail(p, format, args...) }

@@ -14,17 +14,17 @@ import (
 // panics is a loader with a bug.
 func panics(string) (*Policy, error) { panic("index out of range") }
 
-func isPanic(t *testing.T, err error) {
+func wantPanic(t *testing.T, err error) {
 	t.Helper()
 	var panicked *panicked.Error
 	if !errors.As(err, &panicked) || !bytes.Contains(panicked.Stack, []byte("panic")) {
-		t.Fatalf("the error is %v; want a PanicError with its stack", err)
+		t.Fatalf("the error is %v; want a panicked.Error with its stack", err)
 	}
 }
 
 func TestPanicInTheFirstLoadIsAnError(t *testing.T) {
 	_, err := watch("rules.yaml", WatchOptions{}, panics, nil)
-	isPanic(t, err)
+	wantPanic(t, err)
 }
 
 func TestPanicInAReloadKeepsTheRules(t *testing.T) {
@@ -45,11 +45,11 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	}
 	defer w.Close()
 	broken.Store(true)
-	isPanic(t, w.Reload())
+	wantPanic(t, w.Reload())
 	if versionOf(w) != "first" || len(reports.all()) != 1 {
 		t.Fatalf("rules %s are in force, and %d loads were reported; want the old rules and one report", versionOf(w), len(reports.all()))
 	}
-	isPanic(t, reports.all()[0].Err)
+	wantPanic(t, reports.all()[0].Err)
 	broken.Store(false)
 	if err := w.Reload(); err != nil {
 		t.Fatalf("the next reload fails: %v", err)

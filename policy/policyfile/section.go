@@ -33,7 +33,7 @@ func newSections(prototypes []Section) (list []Section) {
 func (c *compiler) compileSections() {
 	for _, s := range c.config.sections {
 		s.Apply(&c.spec, func(field any, format string, args ...any) {
-			if !c.written(field) {
+			if !c.isWritten(field) {
 				field = s
 			}
 			c.fail(field, format, args...)
@@ -42,15 +42,15 @@ func (c *compiler) compileSections() {
 	}
 }
 
-// writtenIn tells whether the file has a key in a section.
-func (c *compiler) writtenIn(name, key string) bool {
+// isWrittenIn reports whether the file has a key in a section.
+func (c *compiler) isWrittenIn(name, key string) bool {
 	for _, s := range c.config.sections {
 		if s.SectionName() != name {
 			continue
 		}
 		v := reflect.ValueOf(s).Elem()
 		field, ok := fieldsOf(v.Type())[key]
-		return ok && c.written(v.Field(field).Addr().Interface())
+		return ok && c.isWritten(v.Field(field).Addr().Interface())
 	}
 	return false
 }

@@ -33,7 +33,7 @@ func (s *serverSection) Apply(_ *policy.Spec, report func(field any, format stri
 	}
 }
 
-// Each file is read into a section of its own, which begins with the defaults of its prototype.
+// Each file is read into a section of its own. The section begins with the values of its prototype.
 func TestSectionsBelongToOneFile(t *testing.T) {
 	prototype := &serverSection{Listen: ":80", Store: "s", Workers: 2}
 	o := Options{Sections: []Section{prototype}}

@@ -43,7 +43,7 @@ rules:
 	}
 	plan := rules.Rules()[0].Limits[0].Variants[0]
 	if n := testing.AllocsPerRun(100, func() { rules.Settings(plan) }); n != 0 {
-		t.Errorf("to find settings takes %v allocations; want 0", n)
+		t.Errorf("Settings makes %v allocations; want 0", n)
 	}
 }
 
@@ -77,7 +77,8 @@ rules:
 	}
 }
 
-// The compiler accepts lease and split_into exactly for the limits that guards can lease and split.
+// The compiler accepts lease and split_into only for limits that guards can lease and split, and
+// for all of these.
 func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 	effort.WithoutRace(t)
 	compared := 0
@@ -98,20 +99,20 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 				t.Fatalf("%s: %v", limit, err)
 			}
 			plan := p.Rules.Rules()[0].Limits[0].Variants[0]
-			can := func(s guard.Settings, when, text string) bool {
+			hasBound := func(s guard.Settings, when, text string) bool {
 				bounds := guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }}.Bounds(plan)
 				return slices.ContainsFunc(bounds, func(b guard.Bound) bool { return b.When == when && strings.Contains(b.Text, text) })
 			}
 			for _, lease := range []int64{1, 2, 3, 10} {
 				compared++
-				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (can(guard.Settings{Lease: lease}, "leased", "")) {
+				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (hasBound(guard.Settings{Lease: lease}, "leased", "")) {
 					t.Errorf("%s, lease: %d: the compiler returns %v, and the guards disagree", limit, lease, err)
 				}
 			}
 			for shards := 2; shards <= 33; shards++ {
 				compared++
 				_, err := compile(fmt.Sprintf(", split_into: %d", shards))
-				if (err == nil) != can(guard.Settings{SplitInto: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
+				if (err == nil) != hasBound(guard.Settings{SplitInto: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
 					t.Errorf("%s, split_into: %d: the compiler returns %v, and the guards disagree", limit, shards, err)
 				}
 			}
@@ -122,7 +123,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 
 func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
 	const leased = "rules: [{name: a, match: {path: /a}, per: global, limits: [{rate: 100/s, lease: 10}]}, {name: b, per: global, limits: [{rate: 1/s}], %s}]"
-	for other, warned := range map[string]bool{
+	for other, hasWarning := range map[string]bool{
 		"always: true":                           true,
 		"always: true, shadow: true":             false,
 		"always: true, match: {method: GET}":     false,
@@ -133,8 +134,8 @@ func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
 	} {
 		p := policyIn(t, "policy.yaml", fmt.Sprintf(leased, other))
 		got := slices.ContainsFunc(p.Warnings, func(w *Error) bool { return strings.Contains(w.Message, "no effect") && w.Column == 81 })
-		if got != warned {
-			t.Errorf("beside a rule with %s: warned %v; want %v: %v", other, got, warned, p.Warnings)
+		if got != hasWarning {
+			t.Errorf("beside a rule with %s: there is a warning: %v; want %v: %v", other, got, hasWarning, p.Warnings)
 		}
 	}
 }

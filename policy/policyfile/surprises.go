@@ -15,9 +15,9 @@ import (
 // expect. Each kind is given once for each policy, at the first place.
 
 // surprises warns about the effects of a policy that people do not expect.
-func (c *compiler) surprises(matchers []*placed) {
-	segments, away := kindOf{say: c.warn}, kindOf{say: c.warn}
-	guarded, limited := kindOf{say: c.warn}, kindOf{say: c.hint}
+func (c *compiler) surprises(matchers []*placedMatcher) {
+	segments, away := remarkKind{report: c.warn}, remarkKind{report: c.warn}
+	guarded, limited := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
 	took := make(map[*policy.Rule]bool)
 	for _, m := range matchers {
@@ -37,46 +37,47 @@ func (c *compiler) surprises(matchers []*placed) {
 		}
 		if also, write, keep := c.spellings(m); len(also) > 0 {
 			kind := &limited
-			if guards(m.rule) {
+			if isGuarding(m.rule) {
 				kind = &guarded
 			}
 			kind.note(m.at, "the rule limits %s and not %s, which some servers answer in the same way; write http: {%s}, or {%s} if yours does not",
 				m.Path, wording.List(also, "and"), strings.Join(write, ", "), strings.Join(keep, ", "))
 		}
 	}
-	for _, kind := range []*kindOf{&segments, &away, &guarded, &limited} {
+	for _, kind := range []*remarkKind{&segments, &away, &guarded, &limited} {
 		kind.end()
 	}
 }
 
-// A kindOf is one kind of warning or hint. It is given once for each policy, at its first place.
-type kindOf struct {
-	say    func(p any, format string, args ...any)
+// A remarkKind is one kind of warning or hint. It is given once for each policy, at its first
+// place.
+type remarkKind struct {
+	report func(p any, format string, args ...any)
 	at     any
 	text   string
 	places int
 }
 
-func (k *kindOf) note(at any, format string, args ...any) {
+func (k *remarkKind) note(at any, format string, args ...any) {
 	if k.places++; k.places == 1 {
 		k.at, k.text = at, fmt.Sprintf(format, args...)
 	}
 }
 
 // end reports the warning or hint, if it occurred.
-func (k *kindOf) end() {
+func (k *remarkKind) end() {
 	switch {
 	case k.places == 1:
-		k.say(k.at, "%s", k.text)
+		k.report(k.at, "%s", k.text)
 	case k.places > 1:
-		k.say(k.at, "%s; this occurs in %d places", k.text, k.places)
+		k.report(k.at, "%s; this occurs in %d places", k.text, k.places)
 	}
 }
 
-// spellings returns other spellings of a path that ends in a word, if neither the rule matches them
-// nor the policy distinguishes them. write and keep are the settings that make them one
-// path, and that keep them apart.
-func (c *compiler) spellings(m *placed) (also, write, keep []string) {
+// spellings returns other spellings of a path that ends in a word. It skips spellings that the rule
+// matches, and those that the policy distinguishes explicitly. The settings write make these
+// spellings one path; the settings keep distinguish them.
+func (c *compiler) spellings(m *placedMatcher) (also, write, keep []string) {
 	last := len(m.Path) - 1
 	word := m.Path[last].Text
 	if m.Path[last].Kind != policy.SegmentLiteral || word == "" {
@@ -86,11 +87,11 @@ func (c *compiler) spellings(m *placed) (also, write, keep []string) {
 	if other == word {
 		other = strings.ToLower(word)
 	}
-	if other != word && !c.spec.Paths.IgnoreCase && !c.writtenIn("http", "case_sensitive") {
+	if other != word && !c.spec.Paths.IgnoreCase && !c.isWrittenIn("http", "case_sensitive") {
 		also = append(also, append(slices.Clone(m.Path[:last]), policy.Segment{Text: other}).String())
 		write, keep = append(write, "case_sensitive: false"), append(keep, "case_sensitive: true")
 	}
-	if !c.spec.Paths.IgnoreTrailingSlash && !c.writtenIn("http", "trailing_slash") {
+	if !c.spec.Paths.IgnoreTrailingSlash && !c.isWrittenIn("http", "trailing_slash") {
 		also = append(also, m.Path.String()+"/")
 		write, keep = append(write, "trailing_slash: ignore"), append(keep, "trailing_slash: keep")
 	}
@@ -98,9 +99,9 @@ func (c *compiler) spellings(m *placed) (also, write, keep []string) {
 }
 
 // indexMatchers lets anyMatcher find the matchers that can match a path.
-func (c *compiler) indexMatchers(matchers []*placed) {
-	c.index, c.general = make(map[string][]*placed), nil
-	bySpecificity := func(a, b *placed) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.written, b.written)) }
+func (c *compiler) indexMatchers(matchers []*placedMatcher) {
+	c.index, c.general = make(map[string][]*placedMatcher), nil
+	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.written, b.written)) }
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
 		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
 			c.index[first.Text] = append(c.index[first.Text], m)
@@ -110,21 +111,21 @@ func (c *compiler) indexMatchers(matchers []*placed) {
 	}
 }
 
-// isLimitedBelow tells whether another rule limits the paths below the last segment of a path.
-func (c *compiler) isLimitedBelow(m *placed) bool {
+// isLimitedBelow reports whether another rule limits the paths below the last segment of a path.
+func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 	below := append(slices.Clone(m.Path[:len(m.Path)-1]), policy.Segment{Kind: policy.SegmentRest})
-	return c.anyMatcher(m, func(other *placed) bool {
+	return c.anyMatcher(m, func(other *placedMatcher) bool {
 		return other.Path.Covers(below) && other.rule.Enforces() && !other.rule.Shadow
 	})
 }
 
 // moreGeneral returns a rule that matches all requests of m, and does not apply because m is more
 // specific.
-func (c *compiler) moreGeneral(m *placed) (found *policy.Rule) {
-	if m.rule.Always || c.written(&c.config.Apply) {
+func (c *compiler) moreGeneral(m *placedMatcher) (found *policy.Rule) {
+	if m.rule.Always || c.isWritten(&c.config.Apply) {
 		return nil
 	}
-	c.anyMatcher(m, func(other *placed) bool {
+	c.anyMatcher(m, func(other *placedMatcher) bool {
 		general := other.rule != m.rule && !other.rule.Always && !other.rule.Shadow && other.rule.Enforces() && other.Covers(m.Matcher) && m.Compare(other.Matcher) < 0
 		if general {
 			found = other.rule
@@ -134,15 +135,15 @@ func (c *compiler) moreGeneral(m *placed) (found *policy.Rule) {
 	return found
 }
 
-// anyMatcher tells whether the function holds for any matcher that can match a path of m.
-func (c *compiler) anyMatcher(m *placed, is func(*placed) bool) bool {
+// anyMatcher reports whether the function holds for any matcher that can match a path of m.
+func (c *compiler) anyMatcher(m *placedMatcher, is func(*placedMatcher) bool) bool {
 	same := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], is)
 	return same || slices.ContainsFunc(c.general, is)
 }
 
-// guards tells whether a rule certainly protects something, such as a login: it counts failures, or
-// closes when the store fails.
-func guards(r *policy.Rule) bool {
+// isGuarding reports whether a rule certainly protects something, such as a login: it counts
+// failures, or closes when the store fails.
+func isGuarding(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || l.Status != nil && l.Status.Has(401))
 	})

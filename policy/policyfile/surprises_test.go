@@ -9,7 +9,7 @@ import (
 func TestRepeatedWarningsAreMerged(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const login = "{name: login, match: {method: POST, path: /login}, per: global, limits: [{rate: 1/s, on_status: 401}]}"
-	for _, row := range []struct{ text, says string }{
+	for _, row := range []struct{ text, want string }{
 		{"rules: [{name: a, match: {path: /api/*}, " + per + "}]",
 			"1:33: * is one segment here, so /api/a/b is not limited by this rule; write /api/** for everything below, or \"/api/{name}\" in quotes if one segment is intended"},
 		{"rules: [{name: a, match: {path: [/a/*, /b/*]}, " + per + "}, {name: b, match: {path: /c/*}, " + per + "}]",
@@ -37,8 +37,8 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits /pay"},
 	} {
 		warnings := policyIn(t, "policy.yaml", row.text+"\n").Warnings
-		if row.says == "" && len(warnings) > 0 || row.says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), row.says)) {
-			t.Errorf("%s\nhas the warnings %v; want %s", row.text, warnings, row.says)
+		if row.want == "" && len(warnings) > 0 || row.want != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), row.want)) {
+			t.Errorf("%s\nhas the warnings %v; want %s", row.text, warnings, row.want)
 		}
 	}
 }
@@ -46,7 +46,7 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const key = "{key: {header X-API-Key: [a, b]}}"
-	for _, row := range []struct{ text, says string }{
+	for _, row := range []struct{ text, want string }{
 		{"rules: [{name: a, match: {path: /login}, " + per + "}]", "1:33: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way"},
 		{"rules: [{name: a, match: {path: [/a, \"/b/{id}\", /c/**, /D, /4]}, " + per + "}]", "the rule limits /a and not /A and /a/, which some servers answer in the same way; " +
 			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not; this occurs in 3 places"},
@@ -71,8 +71,8 @@ func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 		{"tokens: {secret: 0123456789abcdef0123456789abcdef, audience: a}\nrules: [{name: a, before_auth: true, per: ip, limits: [{rate: 1/s}]}]", ""},
 	} {
 		p := policyIn(t, "policy.yaml", row.text+"\n")
-		if row.says == "" && len(p.Hints) > 0 || row.says != "" && (len(p.Hints) != 1 || !strings.Contains(p.Hints[0].Error(), row.says)) {
-			t.Errorf("%s\nhas the hints %v; want %s", row.text, p.Hints, row.says)
+		if row.want == "" && len(p.Hints) > 0 || row.want != "" && (len(p.Hints) != 1 || !strings.Contains(p.Hints[0].Error(), row.want)) {
+			t.Errorf("%s\nhas the hints %v; want %s", row.text, p.Hints, row.want)
 		}
 		if len(p.Warnings) > 0 {
 			t.Errorf("%s\nhas the warnings %v; want none", row.text, p.Warnings)
@@ -85,7 +85,7 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 	const warning = "clients can write any header X-User-Id, and each new value gets a fresh limit and a key; list the values that were issued, " +
 		"add new_identities: 20/min to the rule, or a limit per address beside this"
 	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]}]\n"
-	for _, row := range []struct{ per, beside, says string }{
+	for _, row := range []struct{ per, beside, want string }{
 		{"{user: header X-User-Id}", "", warning + "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"},
 		{"{first_of: [{user: header X-User-Id}, ip]}", "", warning},
 		{"{first_of: [{user: header X-User-Id}, {key: {header X-Key: [a]}}]}", "", warning + "; requests without any part of the identity all share one limit, with the key unknown: " +
@@ -93,18 +93,18 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 		{"{user: header X-User-Id}", ", {rate: 9/s, per: ip}", ""},
 		{"{user: header X-User-Id}", ", {rate: 9/s, per: {first_of: [ip]}}", ""},
 	} {
-		says := ""
+		want := ""
 		for _, w := range policyIn(t, "policy.yaml", fmt.Sprintf(rule, row.per, row.beside)).Warnings {
-			says += w.Message
+			want += w.Message
 		}
-		if says != row.says {
-			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.beside, says, row.says)
+		if want != row.want {
+			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.beside, want, row.want)
 		}
 	}
 }
 
 func TestErrorsSayHowToWriteWhatWasMeant(t *testing.T) {
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]": `a text with { needs quotes within the bracket that opens in line 1, column 26; write a path as in "/users/{id}"`,
 		"rules: [{name: a, match: {path: '^/v2/.*$'}, per: ip, limits: [{rate: 1/s}]}]":  `write "/v2/**"`,
 		"rules: [{name: a, match: {path: '^/v2/[^/]+/x/(.*)'}, per: ip, limits: [{}]}]":  `write "/v2/*/x/**"`,
@@ -115,8 +115,8 @@ func TestErrorsSayHowToWriteWhatWasMeant(t *testing.T) {
 		if err == nil {
 			_, err = config.Compile()
 		}
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s\nhas the errors %v; want %s", text, err, says)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s\nhas the errors %v; want %s", text, err, want)
 		}
 	}
 }

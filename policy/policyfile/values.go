@@ -31,7 +31,7 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 		d.note(&e.Name, key)
 		var ok bool
 		if e.Name, ok = d.name(key, seen); !ok {
-			d.unread(&e.Name)
+			d.markUnread(&e.Name)
 		}
 		d.value(value, &e.Value)
 	}
@@ -99,7 +99,7 @@ func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
 		d.note(clause, content[2*i])
 		var ok bool
 		if clause.Source, ok = d.name(content[2*i], seen); !ok {
-			d.unread(&clause.Source)
+			d.markUnread(&clause.Source)
 		}
 		d.value(content[2*i+1], &clause.Values)
 	}
@@ -119,7 +119,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		if c.Otherwise = text == "default"; c.Otherwise {
 			return
 		}
-		d.unread(c)
+		d.markUnread(c)
 		switch {
 		case d.broken[&text]:
 		case wording.Distance(text, "default") < 3:
@@ -150,8 +150,8 @@ type IdentityConfig struct {
 	All    []IdentityConfig
 }
 
-// set tells whether anything was written.
-func (c *IdentityConfig) set() bool {
+// isSet reports whether anything was written.
+func (c *IdentityConfig) isSet() bool {
 	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
 }
 
@@ -161,7 +161,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.value(node, &c.Name)
 		if c.Name == "" {
-			d.unread(c)
+			d.markUnread(c)
 		}
 		return
 	}
@@ -170,11 +170,11 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	}
 	if len(node.Content) == 0 {
 		d.fail(node, "the identity is missing; %s", identityForms)
-		d.unread(c)
+		d.markUnread(c)
 		return
 	}
 	if len(node.Content) != 2 {
-		d.unread(c)
+		d.markUnread(c)
 		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}",
 			len(node.Content)/2)
 		return
@@ -182,7 +182,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	key, value := node.Content[0], node.Content[1]
 	kind, ok := d.name(key, nil)
 	if !ok {
-		d.unread(c)
+		d.markUnread(c)
 		return
 	}
 	switch kind {
@@ -192,7 +192,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		d.value(value, &c.All)
 	case "":
 		d.fail(key, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
-		d.unread(c)
+		d.markUnread(c)
 		return
 	default:
 		c.Kind = kind
@@ -200,8 +200,8 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		c.decodeSource(d, value)
 		return
 	}
-	if !c.set() {
-		d.unread(c)
+	if !c.isSet() {
+		d.markUnread(c)
 	}
 }
 
@@ -213,13 +213,13 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	}
 	if node.Kind == yaml.SequenceNode {
 		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}")
-		d.unread(&c.Source)
+		d.markUnread(&c.Source)
 		return
 	}
 	var only Condition
 	d.value(node, &only)
 	if len(only) == 0 {
-		d.unread(&c.Source)
+		d.markUnread(&c.Source)
 	}
 	if len(only) > 1 {
 		d.fail(node, "there are %d sources, and there can be only one; to combine several, write {all_of: [...]}", len(only))
@@ -236,14 +236,14 @@ type PerTier struct {
 	Tiers Named[string]
 }
 
-func (p *PerTier) set() bool { return p.All != "" || p.Tiers != nil }
+func (p *PerTier) isSet() bool { return p.All != "" || p.Tiers != nil }
 
 func (p *PerTier) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
 		d.value(node, &p.Tiers)
 		if len(node.Content) == 0 {
 			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
-			d.unread(p)
+			d.markUnread(p)
 		}
 		return
 	}
@@ -285,13 +285,13 @@ func (s *Size) decode(d *decoder, node *yaml.Node) {
 	var text string
 	d.value(node, &text)
 	if d.broken[&text] {
-		d.unread(s)
+		d.markUnread(s)
 		return
 	}
 	n, ok := parseSize(text)
 	if !ok || n == 0 {
 		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", wording.Clip(text))
-		d.unread(s)
+		d.markUnread(s)
 	}
 	*s = n
 }

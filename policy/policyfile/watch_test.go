@@ -26,12 +26,12 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// version is a policy with one rule of this name.
+// version returns a policy with one rule of this name.
 func version(name string) string {
 	return "rules:\n- name: " + name + "\n  per: ip\n  limits:\n  - rate: 10/s\n"
 }
 
-// versionOf is the version that is in force.
+// versionOf returns the version that is in force.
 func versionOf(w *Watcher) string { return w.Rules().Rules()[0].Name }
 
 // A recorder records the reports of a Watcher.
@@ -72,7 +72,8 @@ const (
 // loadPlain loads a file without sections.
 func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
 
-// newWatcher is a Watcher. Unless poll is never, it uses polling only, without file notifications.
+// newWatcher returns a Watcher. Unless poll is never, it uses polling only, without file
+// notifications.
 func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
 	t.Helper()
 	o.Poll = poll
@@ -126,8 +127,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A changeMethod is a way in which people and programs change a file. Both functions get an empty
-// folder. begin returns the policy's name.
+// A changeMethod is a way in which people and programs change a file. begin gets an empty folder,
+// writes a policy into it and returns the policy's name. change gets the same folder.
 type changeMethod struct {
 	name   string
 	begin  func(t *testing.T, dir string) string
@@ -240,7 +241,7 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "p.yaml")
 	write(t, name, version("v1"))
 	var inForce atomic.Pointer[Watcher]
-	var reloads []string // for each new policy, its name and that in force
+	var reloads []string // for each new policy: its version, and the version in force
 	o := WatchOptions{Ready: func(p *Policy) {
 		now := "none"
 		if w := inForce.Load(); w != nil {
@@ -264,7 +265,7 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 	}
 }
 
-// A folder may be missing for long. File notifications of its parent show when it is back.
+// A folder may be missing for a long time. A notification of its parent reports its return.
 func TestMissingFolderIsFoundAgain(t *testing.T) {
 	t.Parallel()
 	dir, n := t.TempDir(), new(recorder)
@@ -419,7 +420,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 			slices.Sort(followed)
 			w.mu.Unlock()
 			if dir := realName(t, dir); !slices.Equal(followed, []string{dir, dir + "/more"}) {
-				t.Errorf("watched are %q", followed)
+				t.Errorf("the watched folders are %q; want %q", followed, []string{dir, dir + "/more"})
 			}
 		}
 		between = w.Rules()
@@ -496,7 +497,8 @@ func TestSettlingIsBounded(t *testing.T) {
 	}
 }
 
-// The loader reads two files, one after the other, while both are swapped at once.
+// The loader reads two files, one after the other. Between the two reads, both files are replaced
+// together.
 func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 	t.Parallel()
 	for _, poll := range []time.Duration{never, time.Millisecond} {
@@ -535,9 +537,9 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			return &Policy{Rules: rules, Files: []string{path, filepath.Join(dir, "list.txt")}}, err
 		}
 		w := newWatcher(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
-		whole := func() {
+		wantOneVersion := func() {
 			if a, b, _ := strings.Cut(versionOf(w), "."); a != b {
-				t.Fatalf("the rules are of %s and of %s", a, b)
+				t.Fatalf("the rules come from version %s of one file and version %s of the other", a, b)
 			}
 		}
 		swaps := 0
@@ -551,28 +553,28 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 				turn <- struct{}{}
 			case <-time.After(5 * time.Millisecond):
 			}
-			whole()
+			wantOneVersion()
 		}
 		// The loader only offers a swap, and does not wait for it.
 		want := fmt.Sprintf("%d.%[1]d", swaps)
-		eventually(t, "the last version is loaded", func() bool { whole(); return versionOf(w) == want })
+		eventually(t, "the last version is loaded", func() bool { wantOneVersion(); return versionOf(w) == want })
 		t.Logf("counted: %d swaps of two files together (%d loads, of which %d read a mixture)", swaps, loads.Load(), mixed.Load())
 	}
 }
 
 func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 	t.Parallel()
-	name, changing := inFolder(t, t.TempDir()), false
+	name, isChanging := inFolder(t, t.TempDir()), false
 	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
-		if changing {
-			changing = false
+		if isChanging {
+			isChanging = false
 			write(t, name, version("v2"))
 			return nil, errors.New("half of it")
 		}
 		return Load(path, Options{})
 	})
 	w.mu.Lock()
-	changing = true
+	isChanging = true
 	w.mu.Unlock()
 	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
 		t.Errorf("Reload: %v; %s is loaded; want the second version", err, versionOf(w))
@@ -599,7 +601,7 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 		t.Errorf("Reload: %v; want an error that the files change faster than they are read", err)
 	}
 	if got := versionOf(w); got != "v1" {
-		t.Errorf("%s was loaded", got)
+		t.Errorf("%s was loaded; want v1 to stay", got)
 	}
 	w.mu.Lock()
 	restless = false
@@ -716,13 +718,13 @@ func TestKeysAreRefreshedForTheRulesInForce(t *testing.T) {
 	if !accepts(second.Rules, token) {
 		t.Error("the second rules came without their keys")
 	}
-	eventually(t, "the first rules' reading ended", func() bool { return ended(first) })
+	eventually(t, "the first rules read no more keys", func() bool { return ended(first) })
 	if ended(second) {
-		t.Error("the reading of the rules in force ended")
+		t.Error("the rules in force read no more keys")
 	}
 	must(t, w.Close())
 	if !ended(second) || reloads.Load() != 2 {
-		t.Errorf("after Close: reading ended: %v; %d readings reported", ended(second), reloads.Load())
+		t.Errorf("after Close: the reads have ended: %v, and %d reads were reported; want true and 2", ended(second), reloads.Load())
 	}
 }
 
@@ -754,7 +756,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 		var all strings.Builder
 		must(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
 		for _, one := range strings.Split(all.String(), "\n\n") {
-			if strings.Contains(one, "fsnotify") || strings.Contains(one, "policy.(*Watcher)") || strings.Contains(one, "policy.(*keyFetcher)") {
+			if strings.Contains(one, "fsnotify") || strings.Contains(one, "policyfile.(*Watcher)") || strings.Contains(one, "jwt.(*fetcher)") {
 				found = append(found, one)
 			}
 		}
@@ -827,7 +829,7 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 		}
 		write("c")
 		if err := w.Reload(); err != nil || versionOf(w) != "c" {
-			t.Errorf("%s: reload %v, and %s is in force; want c", who, err, versionOf(w))
+			t.Errorf("after a panic of %s: Reload returns %v, and %s is in force; want c", who, err, versionOf(w))
 		}
 		w.Close()
 	}

@@ -158,7 +158,7 @@ func checkPenstock(t *testing.T, name string, s composeService) {
 	}
 }
 
-// metricsRights are the rights of penstock acl --role metrics.
+// metricsRights returns the rights of penstock acl --role metrics.
 func metricsRights(t *testing.T) string {
 	t.Helper()
 	_, out, _ := command("acl", "--role", "metrics")

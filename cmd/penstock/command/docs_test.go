@@ -75,7 +75,7 @@ func TestSettingsPage(t *testing.T) {
 	t.Logf("counted: %d settings of the docs, with %d bounds", len(settings.Table), bounds)
 }
 
-// settingText is the page's section about one setting.
+// settingText returns the page's section about one setting.
 func settingText(row settings.Row, bounds string) string {
 	facts := []string{"`--" + row.Name + "`", variables(row), values(row)}
 	if bounds != "" {

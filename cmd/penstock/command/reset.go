@@ -38,7 +38,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"use. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
 			"It prompts for confirmation. --yes skips that, and is needed if the input is not a terminal.\n\n" +
 			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
-			"and why. The key is masked there, with a ref that tells whether two lines are about one key.\n\n" +
+			"and why. The key is masked there, with a ref that reports whether two lines are about one key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
 			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. With --ref it resets the key that penstock denials or the log\n" +
 			"prints beside that ref.\n\n" +

@@ -74,7 +74,8 @@ func PublicPEM(privates ...any) string {
 	return text.String()
 }
 
-// JWK is the public key as an entry of a JWKS. more is added to it and must begin with a comma.
+// JWK returns the public key as an entry of a JWKS. more is added to it and must begin with a
+// comma.
 func JWK(private any, more string) string {
 	switch key := PublicOf(private).(type) {
 	case *rsa.PublicKey:

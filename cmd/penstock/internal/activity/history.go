@@ -165,7 +165,8 @@ func (h *History) BySecond(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
 }
 
-// ByMinute is like BySecond, for minutes. The last is the current minute. n is at most Minutes.
+// ByMinute does what BySecond does, for minutes. The last line is the current minute. n is at most
+// Minutes.
 func (h *History) ByMinute(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
 }

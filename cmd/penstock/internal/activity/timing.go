@@ -91,7 +91,7 @@ func (t *Timing) Second() int64 { return t.history.Second() }
 // BySecond returns the times of each of the last n seconds, the oldest first. n is at most Seconds.
 func (t *Timing) BySecond(n int) []Times { return timesOfEach(t.history.BySecond(n, nil), n) }
 
-// ByMinute is like BySecond, for minutes. n is at most Minutes.
+// ByMinute does what BySecond does, for minutes. n is at most Minutes.
 func (t *Timing) ByMinute(n int) []Times { return timesOfEach(t.history.ByMinute(n, nil), n) }
 
 // timesOfEach returns the times of each of n seconds or minutes.

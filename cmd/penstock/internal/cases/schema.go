@@ -7,5 +7,5 @@ import _ "embed"
 //go:embed schema.json
 var schema string
 
-// Schema is the JSON Schema (draft 7) of a file of cases, for editors.
+// Schema returns the JSON Schema (draft 7) of a file of cases, for editors.
 func Schema() []byte { return []byte(schema) }

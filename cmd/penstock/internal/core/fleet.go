@@ -185,7 +185,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	return all, registered, nil
 }
 
-// hostName is the name of this machine, or "".
+// hostName returns the name of this machine, or "".
 func hostName() string {
 	name, err := os.Hostname()
 	if err != nil {

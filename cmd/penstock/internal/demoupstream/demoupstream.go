@@ -33,10 +33,10 @@ func Start() (*Server, error) {
 	return s, nil
 }
 
-// Addr is the server's host:port.
+// Addr returns the server's host:port.
 func (s *Server) Addr() string { return s.addr }
 
-// Served is how many requests the server has received.
+// Served returns how many requests the server has received.
 func (s *Server) Served() int64 { return s.served.Load() }
 
 // Close ends the server. It waits up to a second for requests in flight.

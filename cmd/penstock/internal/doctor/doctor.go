@@ -66,7 +66,7 @@ type Check struct {
 //go:embed schema.json
 var schema []byte
 
-// Schema is the JSON Schema of a Report.
+// Schema returns the JSON Schema of a Report.
 func Schema() []byte { return schema }
 
 // Names are the names of the checks, in the order of the report.

@@ -678,7 +678,7 @@ func TestDoctorOnlyReads(t *testing.T) {
 	}
 }
 
-// contents are the keys of a server with their data.
+// contents returns the keys of a server with their data.
 func contents(t *testing.T, s *redistest.Server) map[string]string {
 	t.Helper()
 	found := make(map[string]string)

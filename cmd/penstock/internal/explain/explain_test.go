@@ -66,7 +66,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	return report, charges
 }
 
-// brief is a short form of a report.
+// brief returns a short form of a report.
 func brief(r *Report) string {
 	words := []string{r.Path, r.Tier, r.List}
 	for _, rule := range r.Rules {

@@ -44,7 +44,7 @@ func rulesOf(t *testing.T, text string) *policy.Rules {
 	return p.Rules
 }
 
-// manyLimits is a policy of n limits of a key, with two tiers each.
+// manyLimits returns a policy of n limits of a key, with two tiers each.
 func manyLimits(n int) string {
 	var b strings.Builder
 	b.WriteString("tiers: {premium: {header X-Plan: premium}, free: default}\nrules:\n")

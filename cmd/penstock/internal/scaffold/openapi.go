@@ -140,7 +140,7 @@ func countMarks(text []byte) (n int) {
 	return n
 }
 
-// real is the value that an alias stands for.
+// real returns the value that an alias stands for.
 func real(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias

@@ -149,7 +149,7 @@ func forms() map[string]*schema {
 	return list
 }
 
-// definitions are the forms that are used in many places.
+// definitions returns the forms that are used in many places.
 func definitions() map[string]*schema {
 	return map[string]*schema{
 		"text":     {Types: scalars, MinLength: new(1)},

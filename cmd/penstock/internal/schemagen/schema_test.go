@@ -364,7 +364,7 @@ type badCase struct {
 	env                        []string
 }
 
-// badCases are the configurations of policy/policyfile/testdata/bad. badconfig_test.go there
+// badCases returns the configurations of policy/policyfile/testdata/bad. badconfig_test.go there
 // describes the form.
 func badCases(t *testing.T) (list []badCase) {
 	t.Helper()

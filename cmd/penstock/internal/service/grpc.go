@@ -325,7 +325,7 @@ func (c *grpcCalls) ended(method string, value any, err error) error {
 	return err
 }
 
-// serviceName is the service of a method: p.S of /p.S/M.
+// serviceName returns the service of a method: p.S of /p.S/M.
 func serviceName(method string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return name

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
 )
 
-// trace is the header traceparent of a sampled trace, by its number.
+// trace returns the header traceparent of a sampled trace, by its number.
 func trace(n int) (id, header string) {
 	id = fmt.Sprintf("4bf92f3577b34da6a3ce929d0e0e47%02d", n)
 	return id, "00-" + id + "-00f067aa0ba902b7-01"

@@ -14,8 +14,8 @@ import (
 //go:embed schema.json
 var schema string
 
-// Schema is the JSON Schema (draft 7) of a policy file, for editors. penstock rejects everything
-// that the schema rejects, and more.
+// Schema returns the JSON Schema (draft 7) of a policy file, for editors. penstock rejects
+// everything that the schema rejects, and more.
 func Schema() []byte { return []byte(schema) }
 
 // PolicyOptions returns the options for reading a policy file. The file may name these algorithms

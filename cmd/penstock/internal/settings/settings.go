@@ -104,11 +104,11 @@ func (g given) from() string {
 
 const defaults = "default"
 
-// Source is the source of a setting's value: "--upstream", "PENSTOCK_UPSTREAM", "server.upstream in
-// penstock.yaml" or "default".
+// Source returns the source of a setting's value: "--upstream", "PENSTOCK_UPSTREAM",
+// "server.upstream in penstock.yaml" or "default".
 func (s *Settings) Source(name string) string { return s.given[name].source }
 
-// StoreName is the store without password and options: "redis://localhost:6379" or "memory".
+// StoreName returns the store without password and options: "redis://localhost:6379" or "memory".
 func (s *Settings) StoreName() string {
 	if s.Store == "" {
 		return "memory"

@@ -26,10 +26,10 @@ type Alias struct {
 	Read func(get func(name string) string) (text string, ok bool)
 }
 
-// Env is the name of the setting's own variable.
+// Env returns the name of the setting's own variable.
 func (r Row) Env() string { return "PENSTOCK_" + strings.ToUpper(r.Key()) }
 
-// Key is the setting's name in the policy file.
+// Key returns the setting's name in the policy file.
 func (r Row) Key() string { return strings.ReplaceAll(r.Name, "-", "_") }
 
 const kb = 1 << 10

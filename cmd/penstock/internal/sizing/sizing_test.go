@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// margin is how far the formula may be from what Redis reports. Redis estimates large sorted sets
-// from five of their elements, whose sizes are random.
+// margin returns how far the formula may be from what Redis reports. Redis estimates large sorted
+// sets from five of their elements, whose sizes are random.
 func margin(l *penstock.Plan) float64 {
 	if l.Algorithm().IsCollection() {
 		return 0.25

@@ -14,7 +14,7 @@ var update = flag.Bool("update", false, "write testdata")
 
 func number(n int64) *int64 { return &n }
 
-// sample is an instance with a rule, while its store fails.
+// sample returns an instance with a rule, while its store fails.
 func sample() *Snapshot {
 	at := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	limit := adminapi.Limit{
