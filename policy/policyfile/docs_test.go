@@ -63,19 +63,20 @@ var structsOfPage = []struct {
 	about reflect.Type
 	in    []string
 }{
-	{"at the top", reflect.TypeFor[Config](), []string{
+	{"field", reflect.TypeFor[Config](), []string{
 		"%s\n" + aRule,
 		"%s",
 		"%s\ntokens: {jwks_url: 'https://a/'}\n" + aRule,
 	}},
-	{"in a rule", reflect.TypeFor[RuleConfig](), []string{
+	{"field of a rule", reflect.TypeFor[RuleConfig](), []string{
 		"rules: [{name: a, per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, per: client, %s}]",
+		"tokens: {jwks_url: 'https://a/'}\nrules: [{name: a, per: ip, limits: [{rate: 1/s}], %s}]",
 	}},
-	{"in `match`", reflect.TypeFor[MatchConfig](), []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
-	{"in a limit", reflect.TypeFor[LimitConfig](), []string{
+	{"field of `match`", reflect.TypeFor[MatchConfig](), []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
+	{"field of a limit", reflect.TypeFor[LimitConfig](), []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{%s}]}]",
 		"rules: [{name: a, per: client, limits: [{in_flight: 5, %s}]}]",
@@ -83,25 +84,25 @@ var structsOfPage = []struct {
 		"rules: [{name: a, per: client, limits: [{rate: 100 per calendar month, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, on_failure: open, %s}]}]",
 	}},
-	{"in `cost`", reflect.TypeFor[CostConfig](), []string{
+	{"field of `cost`", reflect.TypeFor[CostConfig](), []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {%s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {header: X, %s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {max: 10, %s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {body: 1KB, %s}}]}]",
 	}},
-	{"in `http`", reflect.TypeFor[httplimit.Config](), []string{
+	{"field of `http`", reflect.TypeFor[httplimit.Config](), []string{
 		"http: {%s}\n" + aRule,
 		"http: {trusted_proxies: [10.0.0.0/8], %s}\n" + aRule,
 	}},
-	{"in `denied`", reflect.TypeFor[httplimit.DeniedConfig](), []string{
+	{"field of `denied`", reflect.TypeFor[httplimit.DeniedConfig](), []string{
 		"http: {denied: {%s}}\n" + aRule,
 		"http: {denied: {body: '<p>', %s}}\n" + aRule,
 	}},
-	{"in `cors`", reflect.TypeFor[httplimit.CORSConfig](), []string{
+	{"field of `cors`", reflect.TypeFor[httplimit.CORSConfig](), []string{
 		"http: {cors: {%s}}\n" + aRule,
 		"http: {cors: {origins: https://a.example, %s}}\n" + aRule,
 	}},
-	{"in `tokens`", reflect.TypeFor[jwt.Config](), []string{
+	{"field of `tokens`", reflect.TypeFor[jwt.Config](), []string{
 		"tokens: {%s}\n" + aRule,
 		"tokens: {jwks_url: 'https://a/', %s}\n" + aRule,
 	}},
@@ -246,16 +247,16 @@ func compileText(text string) error {
 
 func TestConfigurationPageHasTheBounds(t *testing.T) {
 	var rows []string
-	for _, row := range tablesOf(page(t))["at most"] {
+	for _, row := range tablesOf(page(t))["bound"] {
 		rows = append(rows, strings.Join(row, " | "))
 	}
 	want := []string{
 		"the file | " + size(MaxFile),
 		"levels of nesting, also by identities that refer to others | " + number(maxDepth),
-		"values and names in the file; those of an alias count each time | " + number(maxNodes),
+		"values and names in the file; those of an anchor count again for each alias | " + number(maxNodes),
 		"rules | " + number(maxRules),
-		"ways to match: each path of a rule at each of its hosts | " + number(maxWays),
-		"limits that a request can meet | " + number(policy.MaxLimits),
+		"pairs of a path and a host, in all rules | " + number(maxWays),
+		"limits that can apply to one request | " + number(policy.MaxLimits),
 		"parts of an identity | " + number(maxParts),
 		"a part of a key; a longer one becomes its SHA-256 | " + number(policy.MaxValue) + " bytes",
 		"files of values, each counted as often as it is named | " + number(maxListFiles),
