@@ -1,5 +1,7 @@
 // Command summary reads the output of "go test -json" and prints what a reader wants of it: a line
-// per package, the output of what failed, and the sums of what the tests counted.
+// per package, the output of what failed, and the sums of what the tests counted. Each argument is
+// a command of bash that prints such output. All commands run at the same time. Without arguments,
+// summary reads its input.
 //
 // A test counts by logging a line "counted: 123456 twins (seed 7)": a whole number, what it counts,
 // and optionally details in parentheses. Lines that name the same thing are added up over all tests
@@ -9,14 +11,17 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // An event is one line of "go test -json".
@@ -31,7 +36,7 @@ type event struct {
 
 func main() {
 	s := newSummary(os.Stdout)
-	if err := s.read(os.Stdin); err != nil {
+	if err := s.runOrRead(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "summary:", err)
 		os.Exit(1)
 	}
@@ -42,14 +47,14 @@ func main() {
 }
 
 type summary struct {
+	mu     sync.Mutex
 	out    io.Writer
-	output map[string]*strings.Builder // by package and test, until it passes
 	counts map[string]*total
 	failed bool
 }
 
 func newSummary(out io.Writer) *summary {
-	return &summary{out: out, output: make(map[string]*strings.Builder), counts: make(map[string]*total)}
+	return &summary{out: out, counts: make(map[string]*total)}
 }
 
 type total struct {
@@ -57,7 +62,47 @@ type total struct {
 	lines int
 }
 
+// runOrRead runs all commands at the same time, or reads the standard input if there are none.
+func (s *summary) runOrRead(commands []string) error {
+	if len(commands) == 0 {
+		return s.read(os.Stdin)
+	}
+	errs := make([]error, len(commands))
+	var running sync.WaitGroup
+	for i, command := range commands {
+		running.Go(func() { errs[i] = s.run(command) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// run reads what a command prints. One that fails is a failure of the summary, even if no event
+// tells of it.
+func (s *summary) run(command string) error {
+	tests := exec.Command("bash", "-c", command)
+	tests.Stderr = os.Stderr
+	printed, err := tests.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := tests.Start(); err != nil {
+		return err
+	}
+	err = s.read(printed)
+	if ended := tests.Wait(); ended != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.failed = true
+	}
+	return err
+}
+
+// An outputs has what each test of one "go test" printed until it passes, by package and test.
+// Another "go test" may run the same package.
+type outputs map[string]*strings.Builder
+
 func (s *summary) read(r io.Reader) error {
+	output := make(outputs)
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -66,7 +111,7 @@ func (s *summary) read(r io.Reader) error {
 			if json.Unmarshal(line, &e) != nil {
 				e = event{Action: "build-output", Output: string(line)} // go itself wrote it
 			}
-			s.take(e)
+			s.take(e, output)
 		}
 		if err == io.EOF {
 			return nil
@@ -77,7 +122,9 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-func (s *summary) take(e event) {
+func (s *summary) take(e event, output outputs) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	id := e.Package + " " + e.Test
 	switch e.Action {
 	case "build-output":
@@ -86,18 +133,18 @@ func (s *summary) take(e event) {
 		s.failed = true
 	case "output":
 		s.count(e.Output)
-		if s.output[id] == nil {
-			s.output[id] = new(strings.Builder)
+		if output[id] == nil {
+			output[id] = new(strings.Builder)
 		}
-		s.output[id].WriteString(e.Output)
+		output[id].WriteString(e.Output)
 	case "pass", "skip", "fail":
 		if e.Action == "fail" {
 			s.failed = true
-			if text := s.output[id]; text != nil {
+			if text := output[id]; text != nil {
 				fmt.Fprint(s.out, text)
 			}
 		}
-		delete(s.output, id)
+		delete(output, id)
 		if e.Test == "" && e.Action != "skip" {
 			fmt.Fprintf(s.out, "%-5s %-60s %6.1fs\n", e.Action, e.Package, e.Elapsed)
 		}

@@ -58,3 +58,39 @@ func TestWhatDoesNotCompileFails(t *testing.T) {
 		t.Errorf("failed %v:\n%s", failed, text)
 	}
 }
+
+// make test runs some packages twice at the same time: with the race detector and without it.
+func TestRunsOfOnePackageAreKeptApart(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	for _, lines := range []string{
+		`{"Action":"output","Package":"a","Test":"TestX","Output":"noise of another run\n"}`,
+		`{"Action":"fail","Package":"a","Test":"TestX"}`,
+	} {
+		if err := s.read(strings.NewReader(lines)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !s.failed || strings.Contains(out.String(), "noise") {
+		t.Errorf("failed %v:\n%s", s.failed, &out)
+	}
+}
+
+func TestAllCommandsAreRun(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	command := `echo '{"Action":"output","Package":"a","Test":"TestX","Output":"counted: 5 twins\n"}'`
+	if err := s.runOrRead([]string{command, command, command}); err != nil {
+		t.Fatal(err)
+	}
+	s.print()
+	if want := "          15      3  twins\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not in:\n%s", want, &out)
+	}
+	if s.failed {
+		t.Error("commands that succeed were called failures")
+	}
+	if err := s.runOrRead([]string{"true", "exit 1"}); err != nil || !s.failed {
+		t.Errorf("failed %v, error %v; want a failure for a command that fails without an event", s.failed, err)
+	}
+}
