@@ -51,10 +51,12 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       retry = NEVER
     end
   end
-  if after > used and (was ~= kind or align ~= 1) then
-    ending = math.max(ending, ends)
+  if after > used and ending < ends and (was ~= kind or align ~= 1) then
+    ending = ends
   end
-  remaining = math.max(count - after, 0)
+  if after < count then
+    remaining = count - after
+  end
   if after > 0 then
     reset = ending - now
   end

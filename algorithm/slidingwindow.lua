@@ -39,7 +39,10 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     tick = cdiv(width, div(MAX, math.max(count, previous)))
     ticks = cdiv(width, tick)
   end
-  local fading = cdiv(previous * (ticks - div(math.max(now - start, 0), tick)), ticks)
+  local fading = previous
+  if previous > 0 and now > start then
+    fading = cdiv(previous * (ticks - div(now - start, tick)), ticks)
+  end
   if mode == FORCE then
     granted = math.min(cost, MAX / 2 - current)
     current = current + granted
@@ -74,7 +77,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     current = current + granted
   end
 
-  remaining = math.max(count - current - fading, 0)
+  if current + fading < count then
+    remaining = count - current - fading
+  end
   if current > 0 then
     reset = start + 2 * width - now
   elseif previous > 0 then

@@ -21,6 +21,8 @@ type call struct {
 	keys    []string
 	args    []string
 
+	extensions []byte // of the batch that is being packed for uniform.lua
+
 	waiter  coalesce.Waiter
 	shadows []shadowBatch // shadows that the same script decides
 }
@@ -81,10 +83,11 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 			}
 		}
 		c.increment(countAt)
-		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters)))
+		c.buf, c.extensions = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters))), c.extensions[:0]
 		for i := range r.Charges {
 			c.appendCharge(&r.Charges[i], now)
 		}
+		c.buf = append(c.buf, c.extensions...)
 	}
 	at := len(c.buf)
 	c.ends = append(c.ends, at)
@@ -102,26 +105,21 @@ func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
 
-// appendCharge packs a charge for uniform.lua.
+// appendCharge packs a charge for uniform.lua. Its extension goes to c.extensions, because the
+// extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	p := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
-	isExtended := p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
 	mode := byte(ch.Mode)
-	if isExtended {
+	if p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
 		mode += extended
+		c.extensions = appendNumber(appendNumber(appendNumber(c.extensions, p[3]), patience), holder)
 	}
 	b := append(c.buf, mode)
 	b = appendNumber(b, ch.Cost)
 	b = appendNumber(b, p[0])
 	b = appendNumber(b, p[1])
-	b = appendNumber(b, p[2])
-	if isExtended {
-		b = appendNumber(b, p[3])
-		b = appendNumber(b, patience)
-		b = appendNumber(b, holder)
-	}
-	c.buf = b
+	c.buf = appendNumber(b, p[2])
 }
 
 // setStrings makes strings of buf: the arguments end at index at, and the keys follow.

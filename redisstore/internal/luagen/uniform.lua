@@ -13,18 +13,18 @@ end
 local replies, filled = {}, 0 -- numbers: the kind of a reply, then its fields
 for index = 1, #KEYS do
   local key, poisoned = KEYS[index], false
-  local requests, @list{tag$}
-  requests, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
+  local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$}
+  requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
 @load
 
   local @list{keepLast$} = @list{UNCHANGED}
   local @list{resetLast$} = @list{0}
-  for _ = 1, requests do
-    local callers, dry, @list{mode$, callerCost$, a$, b$, c$}
-    local @list{d$, patience$, holder$} = @list{0, 0, 0}
-    callers, at = sunpack('<I2', args, at)
+  for request = 1, requests do
+    if request > 1 then
+      callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{Bdddd}', args, at)
+    end
+    local dry, @list{d$, patience$, holder$} = false, @list{0, 0, 0}
 @each
-    mode$, callerCost$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
     if mode$ >= 128 then
       mode$ = mode$ - 128
       if mode$ >= 64 then
@@ -83,7 +83,7 @@ for index = 1, #KEYS do
           replies[filled + 1], replies[filled + 2] = remaining$, reset$
           filled = filled + 2
 @endeach
-          if summing then
+          if summing and callers > 0 then
             sum = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
             @list{remainingBefore$} = @list{remaining$}
             @list{resetBefore$} = @list{reset$}
