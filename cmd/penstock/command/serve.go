@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/heap"
 	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
 	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
@@ -94,6 +95,7 @@ func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrin
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
+	heap.Tune()
 	return service.Run(c.Context(), service.Options{
 		Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms, Inherited: inherited, Telemetry: telemetry.Environment(),
 	})
