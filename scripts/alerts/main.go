@@ -1,8 +1,9 @@
 // Command alerts checks the alerts and the dashboard of deploy/ with promtool, and runs them in a
-// real Prometheus. It scrapes two instances of Penstock with a real Redis. Its user has the rights
-// of penstock acl --role metrics. Redis is killed and started again, and an instance is killed: the
-// right alerts must fire, and end. Its arguments are penstock's binary, the folder deploy, and the
-// one that command monitoring -test has written.
+// real Prometheus. Prometheus scrapes two instances of Penstock, which share a real Redis. Their
+// Redis user has the rights that penstock acl --role metrics prints. The command kills Redis and
+// starts it again, and then kills the instances. The right alerts must fire, and end. Its arguments
+// are the penstock binary, the folder deploy, and the folder that command monitoring -test has
+// written.
 package main
 
 import (
@@ -46,7 +47,7 @@ func run(binary, deploy, checks string) error {
 	defer os.RemoveAll(dir)
 	e := &experiment{binary: binary, deploy: filepath.Join(deploy, "prometheus"), checks: checks, dir: dir}
 	defer e.end()
-	for _, step := range []func() error{e.checkFiles, e.startRedis, e.startInstances, e.checkScrape, e.startPrometheus, e.awaitQuiet, e.checkQueries, e.outage, e.loseInstance} {
+	for _, step := range []func() error{e.checkFiles, e.startRedis, e.startInstances, e.checkScrape, e.startPrometheus, e.awaitQuiet, e.checkQueries, e.checkOutage, e.checkLostInstances} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -58,7 +59,7 @@ type experiment struct {
 	binary, deploy, checks, dir string
 
 	redis      *redistest.Server
-	store      string // URL of the limited user
+	store      string // URL of Redis with that user
 	instances  []*instance
 	prometheus string // address
 	processes  []*process
@@ -93,9 +94,9 @@ func promtool(stdin string, args ...string) error {
 	return nil
 }
 
-// checkFiles has promtool check the files and run the unit tests of the alerts.
+// checkFiles makes promtool check the files and run the unit tests of the alerts.
 func (e *experiment) checkFiles() error {
-	for _, name := range []string{"alerts.yaml", "rules.yaml"} { // the tests read them beside themselves
+	for _, name := range []string{"alerts.yaml", "rules.yaml"} { // the unit tests read these files from their own folder
 		text, err := os.ReadFile(filepath.Join(e.deploy, name))
 		if err != nil {
 			return err
@@ -161,13 +162,13 @@ func (e *experiment) startInstances() error {
 			return err
 		}
 		e.instances = append(e.instances, at)
-		go requests(ctx, "http://"+at.listen+"/api/fares/estimate")
+		go sendRequests(ctx, "http://"+at.listen+"/api/fares/estimate")
 	}
 	return nil
 }
 
-// requests sends ten requests a second until ctx ends.
-func requests(ctx context.Context, url string) {
+// sendRequests sends ten requests a second until ctx ends.
+func sendRequests(ctx context.Context, url string) {
 	tick := time.NewTicker(time.Second / 10)
 	defer tick.Stop()
 	for {
@@ -183,12 +184,13 @@ func requests(ctx context.Context, url string) {
 	}
 }
 
-// checkScrape has promtool check what an instance exports, once it exports the numbers of Redis.
+// checkScrape waits until an instance exports the metrics of its store, and makes promtool check
+// all metrics.
 func (e *experiment) checkScrape() error {
 	page := ""
 	err := e.instances[0].await("the metrics have the keys of rules", func() (err error) {
 		if page, err = get("http://" + e.instances[0].admin + "/metrics"); err == nil && !strings.Contains(page, "\nrate_limiter_store_rule_keys{") {
-			err = errors.New("there are none")
+			err = errors.New("there is no rate_limiter_store_rule_keys")
 		}
 		return err
 	})
@@ -198,7 +200,7 @@ func (e *experiment) checkScrape() error {
 	if strings.Contains(page, "rate_limiter_store_right_missing{right=\"info\"} 1") {
 		return errors.New("a user of penstock acl --role metrics lacks the right +info")
 	}
-	// go_ and process_ are not ours.
+	// A library names the metrics with go_ and process_.
 	var ours strings.Builder
 	series := 0
 	for line := range strings.Lines(page) {
@@ -216,8 +218,8 @@ func (e *experiment) checkScrape() error {
 	return nil
 }
 
-// startPrometheus runs Prometheus with the configuration of deploy/, with other addresses, shorter
-// intervals, alerts that fire soon, and rules that have the queries of the dashboard.
+// startPrometheus runs Prometheus with the configuration of deploy/. It changes the addresses,
+// shortens the intervals, makes alerts fire soon, and adds the queries of the dashboard as rules.
 func (e *experiment) startPrometheus() error {
 	text, err := os.ReadFile(filepath.Join(e.deploy, "prometheus.yml"))
 	if err != nil {
@@ -252,7 +254,7 @@ func (e *experiment) startPrometheus() error {
 	})
 }
 
-// A loadedRule is one in an answer of Prometheus' API.
+// A loadedRule is a rule in a response of Prometheus' API.
 type loadedRule struct {
 	Name, Type, Query, Health, LastError, State string
 	LastEvaluation                              time.Time
@@ -262,7 +264,7 @@ type loadedRule struct {
 	}
 }
 
-func (e *experiment) rules() (all []loadedRule, err error) {
+func (e *experiment) loadedRules() (all []loadedRule, err error) {
 	text, err := get("http://" + e.prometheus + "/api/v1/rules")
 	if err != nil {
 		return nil, err
@@ -279,7 +281,7 @@ func (e *experiment) rules() (all []loadedRule, err error) {
 	return all, err
 }
 
-// query returns the number that a query results in, or "" if it has no result.
+// query returns the first number in the result of a query, or "" if the result is empty.
 func (e *experiment) query(text string) (string, error) {
 	page, err := get("http://" + e.prometheus + "/api/v1/query?query=" + url.QueryEscape(text))
 	if err != nil {
@@ -296,10 +298,10 @@ func (e *experiment) query(text string) (string, error) {
 	return fmt.Sprint(answer.Data.Result[0].Value[1]), nil
 }
 
-// firing returns the names of the alerts that fire. It fails if a rule cannot be evaluated, or if
-// the text of an alert cannot be written.
-func (e *experiment) firing() (names []string, err error) {
-	rules, err := e.rules()
+// firingAlerts returns the names of the alerts that fire. It fails if Prometheus cannot evaluate a
+// rule or fill in the description of an alert.
+func (e *experiment) firingAlerts() (names []string, err error) {
+	rules, err := e.loadedRules()
 	if err != nil {
 		return nil, err
 	}
@@ -323,12 +325,12 @@ func (e *experiment) firing() (names []string, err error) {
 	return names, nil
 }
 
-// awaitFiring waits until these alerts fire, and the others do not.
+// awaitFiring waits until the alerts in fire do fire, and those in quiet do not.
 func (e *experiment) awaitFiring(when string, fire, quiet []string) error {
 	begin := time.Now()
 	var now []string
 	err := e.prometheusProcess().await(when+", "+strings.Join(fire, " ")+" fire, and not "+strings.Join(quiet, " "), func() (err error) {
-		if now, err = e.firing(); err != nil {
+		if now, err = e.firingAlerts(); err != nil {
 			return err
 		}
 		for _, name := range fire {
@@ -355,7 +357,7 @@ func (e *experiment) prometheusProcess() *process {
 
 func (e *experiment) awaitQuiet() error {
 	if err := e.prometheusProcess().await("all rules are evaluated, and no alert fires", func() error {
-		rules, err := e.rules()
+		rules, err := e.loadedRules()
 		if err != nil {
 			return err
 		}
@@ -379,15 +381,15 @@ func (e *experiment) awaitQuiet() error {
 	}); err != nil {
 		return err
 	}
-	rules, err := e.rules()
+	rules, err := e.loadedRules()
 	log.Printf("Prometheus evaluates all %d rules, and no alert fires", len(rules))
 	return err
 }
 
-// checkQueries checks that the queries of the dashboard have results. Those that show only numbers
-// above zero, and those of the backend or of TLS, may have none.
+// checkQueries checks that the queries of the dashboard have results. Queries that show only
+// numbers above zero, and queries about the backend or TLS, may have none.
 func (e *experiment) checkQueries() error {
-	rules, err := e.rules()
+	rules, err := e.loadedRules()
 	if err != nil {
 		return err
 	}
@@ -418,7 +420,7 @@ func (e *experiment) checkQueries() error {
 	return nil
 }
 
-func (e *experiment) outage() error {
+func (e *experiment) checkOutage() error {
 	e.redis.Kill()
 	others := []string{"PenstockDown", "PenstockAllDown", "PenstockStoreRejectsCalls", "PenstockRequestsUnlimited", "PenstockReloadFailed", "PenstockStoreEvicts"}
 	if err := e.awaitFiring("Redis is killed", []string{"PenstockStoreDegraded", "PenstockBreakerOpen", "PenstockStoreErrors"}, others); err != nil {
@@ -430,7 +432,7 @@ func (e *experiment) outage() error {
 	return e.awaitFiring("Redis is back", nil, append(others, "PenstockStoreDegraded", "PenstockBreakerOpen"))
 }
 
-func (e *experiment) loseInstance() error {
+func (e *experiment) checkLostInstances() error {
 	e.instances[1].kill()
 	if err := e.awaitFiring("an instance is killed", []string{"PenstockDown"}, []string{"PenstockAllDown"}); err != nil {
 		return err
@@ -439,7 +441,7 @@ func (e *experiment) loseInstance() error {
 	return e.awaitFiring("all instances are killed", []string{"PenstockDown", "PenstockAllDown"}, nil)
 }
 
-// A process is a server that was started. Its log is in a file.
+// A process is a running server with its log file.
 type process struct {
 	name, log string
 	cmd       *exec.Cmd
@@ -506,7 +508,7 @@ func get(url string) (string, error) {
 	return string(text), err
 }
 
-// freeAddress is an address on which nothing listens.
+// freeAddress returns an address on which nothing listens.
 func freeAddress() string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

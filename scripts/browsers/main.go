@@ -1,6 +1,6 @@
-// Command browsers shows what web pages of other origins see of limits. It runs penstock serve in
-// front of an upstream, and lets pages in a real Chromium fetch through it. Its only argument is
-// the penstock program.
+// Command browsers checks what web pages of other origins can read of limits. It runs penstock
+// serve in front of an upstream, and opens pages in a real Chromium that send requests to it. Its
+// only argument is the penstock program.
 package main
 
 import (
@@ -73,7 +73,7 @@ func run(penstock string) error {
 	}
 	defer os.RemoveAll(dir)
 
-	named, err := servePages()
+	allowed, err := servePages()
 	if err != nil {
 		return err
 	}
@@ -82,12 +82,12 @@ func run(penstock string) error {
 		return err
 	}
 	var preflights, requests atomic.Int64
-	upstream, err := serve(upstream(named.address, &preflights, &requests))
+	upstream, err := serve(upstream(allowed.address, &preflights, &requests))
 	if err != nil {
 		return err
 	}
 	file := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, policy, named.address), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, policy, allowed.address), 0o600); err != nil {
 		return err
 	}
 	target, stop, err := startServe(penstock, "--config="+file, "--upstream=http://"+upstream)
@@ -112,7 +112,7 @@ func run(penstock string) error {
 	defer stop()
 	preflights.Store(0)
 	requests.Store(0)
-	if seen, err = named.visit(dir, target); err != nil {
+	if seen, err = allowed.visit(dir, target); err != nil {
 		return err
 	}
 	const window = `"limited.hour";q=2;w=3600`
@@ -127,13 +127,14 @@ func run(penstock string) error {
 		return err
 	}
 	if preflights.Load() < 2 || requests.Load() != 2 {
-		return fmt.Errorf("the upstream got %d preflights and %d requests; want at least 2 preflights, and exactly the 2 admitted requests", preflights.Load(), requests.Load())
+		return fmt.Errorf("the upstream received %d preflights and %d requests; want at least 2 preflights, and only the 2 admitted requests", preflights.Load(), requests.Load())
 	}
-	fmt.Printf("browsers: 12 fetches in Chromium from two origins, %d preflights passed on\n", preflights.Load())
+	fmt.Printf("browsers: 12 fetches in Chromium from two origins, %d preflights forwarded\n", preflights.Load())
 	return nil
 }
 
-// compare compares what a page saw. A * in want stands for a number.
+// compare compares the responses that a page saw with those in want. A * in want stands for a
+// number.
 func compare(who string, seen, want []string) error {
 	if len(seen) != len(want) {
 		return fmt.Errorf("%s saw %d responses: %q", who, len(seen), seen)
@@ -161,7 +162,7 @@ func matches(pattern, text string) bool {
 	}
 }
 
-// upstream answers preflights of one origin, like an API that allows its pages.
+// upstream returns an API that allows the pages of one origin, and answers their preflights.
 func upstream(origin string, preflights, requests *atomic.Int64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -217,7 +218,7 @@ func servePages() (*pages, error) {
 	return p, err
 }
 
-// visit opens the page in a new browser, and returns what it saw.
+// visit opens the page in a new browser, and returns the responses that the page saw.
 func (p *pages) visit(dir, target string) ([]string, error) {
 	p.target.Store(&target)
 	profile, err := os.MkdirTemp(dir, "profile-")

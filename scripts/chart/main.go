@@ -3,14 +3,15 @@
 // Command chart checks the Helm chart for each set of values in its folder ci:
 //
 //   - helm lint --strict accepts it
-//   - the rendered objects are those of Kubernetes' API, without an unknown field, and fit together
+//   - the rendered objects fit together, and have only fields of Kubernetes' API
 //   - penstock validate --strict accepts the policy
 //   - penstock serve starts with the arguments, variables and files of the pod, on loopback, and
-//     answers the probes; it reloads the policy when the ConfigMap changes
-//   - the Valkey of the chart starts, and penstock serve gets along with its user's few rights
+//     answers the probes
+//   - penstock serve reloads the policy when the ConfigMap changes
+//   - the Valkey of the chart starts, and the few rights of its user are enough for penstock serve
 //
-// It also checks that bad values are refused, that deploy/kubernetes is what the default values
-// render, and that the packed chart has the same bytes twice.
+// It also checks that helm rejects bad values, that deploy/kubernetes has what the default values
+// render, and that the chart has the same bytes when it is packed twice.
 package main
 
 import (
@@ -32,7 +33,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("chart: ")
-	isUpdate := flag.Bool("update", false, "write deploy/kubernetes anew")
+	isUpdate := flag.Bool("update", false, "write deploy/kubernetes again")
 	flag.Parse()
 	if flag.NArg() != 4 {
 		log.Fatal("usage: chart [-update] HELM PENSTOCK DEPLOY OUT")
@@ -55,43 +56,43 @@ type checks struct {
 	helm, penstock, deploy, out, dir string
 
 	isUpdate bool
-	redis    *redistest.Server // for the sets whose store is outside
+	redis    *redistest.Server // for the sets of values whose store is not in the chart
 }
 
-func (c *checks) chart() string { return filepath.Join(c.deploy, "helm", "penstock") }
+func (c *checks) chartDir() string { return filepath.Join(c.deploy, "helm", "penstock") }
 
 func (c *checks) run() error {
-	if err := c.refusals(); err != nil {
+	if err := c.checkRefusals(); err != nil {
 		return err
 	}
-	if err := c.manifests(); err != nil {
+	if err := c.checkManifests(); err != nil {
 		return err
 	}
 	if err := c.pack(); err != nil {
 		return err
 	}
-	if err := c.documented(filepath.Join(c.deploy, "..", "docs", "howto", "kubernetes.md")); err != nil {
+	if err := c.checkDocs(filepath.Join(c.deploy, "..", "docs", "howto", "kubernetes.md")); err != nil {
 		return err
 	}
 	var err error
 	if c.redis, err = redistest.Launch(); err != nil {
 		return err
 	}
-	sets, err := filepath.Glob(filepath.Join(c.chart(), "ci", "*-values.yaml"))
+	sets, err := filepath.Glob(filepath.Join(c.chartDir(), "ci", "*-values.yaml"))
 	if err != nil || len(sets) < 6 {
-		return fmt.Errorf("found the sets of values %q: %v", sets, err)
+		return fmt.Errorf("found the sets of values %q; want at least 6: %v", sets, err)
 	}
 	for _, path := range sets {
-		if err := c.set(path); err != nil {
+		if err := c.checkSet(path); err != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(path), err)
 		}
 	}
 	return nil
 }
 
-// set checks one set of values.
-func (c *checks) set(path string) error {
-	if _, err := c.run1(c.helm, "lint", "--strict", "--values", path, c.chart()); err != nil {
+// checkSet checks one set of values.
+func (c *checks) checkSet(path string) error {
+	if _, err := c.runProgram(c.helm, "lint", "--strict", "--values", path, c.chartDir()); err != nil {
 		return err
 	}
 	text, err := c.render("front", "--values", path)
@@ -102,7 +103,7 @@ func (c *checks) set(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := all.fit(); err != nil {
+	if err := all.checkFit(); err != nil {
 		return err
 	}
 	name := strings.TrimSuffix(filepath.Base(path), "-values.yaml")
@@ -118,13 +119,13 @@ func (c *checks) set(path string) error {
 	return nil
 }
 
-// render returns what helm renders of the chart for a release.
+// render returns the objects that helm renders from the chart for a release.
 func (c *checks) render(release string, args ...string) ([]byte, error) {
-	return c.run1(c.helm, append([]string{"template", release, c.chart(), "--namespace", "edge"}, args...)...)
+	return c.runProgram(c.helm, append([]string{"template", release, c.chartDir(), "--namespace", "edge"}, args...)...)
 }
 
-// run1 runs a program, and returns its standard output. The error has its standard error.
-func (c *checks) run1(program string, args ...string) ([]byte, error) {
+// runProgram runs a program, and returns its standard output. The error has its standard error.
+func (c *checks) runProgram(program string, args ...string) ([]byte, error) {
 	cmd := exec.Command(program, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -135,11 +136,11 @@ func (c *checks) run1(program string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// refusals are values that helm must refuse, and a part of the error.
-func (c *checks) refusals() error {
+// checkRefusals checks that helm rejects bad values with an error that explains them.
+func (c *checks) checkRefusals() error {
 	cases := []struct {
 		values string // arguments of --set
-		text   string
+		text   string // part of the error
 	}{
 		{"listeners.api.enabled=false", "enable proxy, api, grpc or resp"},
 		{"listeners.proxy.enabled=true", "listeners.proxy needs settings.upstream"},
@@ -156,18 +157,18 @@ func (c *checks) refusals() error {
 	}
 	for _, bad := range cases {
 		if _, err := c.render("front", "--set", bad.values); err == nil || !strings.Contains(err.Error(), bad.text) {
-			return fmt.Errorf("values %s: helm should refuse them with %q: %v", bad.values, bad.text, err)
+			return fmt.Errorf("helm template --set %s: %v; want an error with %q", bad.values, err, bad.text)
 		}
 	}
-	log.Printf("helm refuses %d bad sets of values", len(cases))
+	log.Printf("helm rejects %d bad sets of values", len(cases))
 	return nil
 }
 
-// ofHelm are the lines of objects that only helm's releases have.
+// ofHelm matches the lines that objects have only in a release of helm.
 var ofHelm = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*|namespace: edge)\n|^# Source: .*\n`)
 
-// manifests compares deploy/kubernetes with what the default values render.
-func (c *checks) manifests() error {
+// checkManifests compares deploy/kubernetes with the objects that the default values render.
+func (c *checks) checkManifests() error {
 	text, err := c.render("penstock")
 	if err != nil {
 		return err
@@ -188,22 +189,22 @@ func (c *checks) manifests() error {
 	if _, err := decode(got); err != nil {
 		return err
 	}
-	return c.kustomization(filepath.Join(c.deploy, "kubernetes"))
+	return c.checkKustomization(filepath.Join(c.deploy, "kubernetes"))
 }
 
-// pack packs the chart twice, of copies in two folders, and compares the bytes.
+// pack packs two copies of the chart in different folders, and compares the bytes.
 func (c *checks) pack() error {
-	date, err := c.run1("git", "-C", c.deploy, "log", "-1", "--format=%cI", "--", ".")
+	date, err := c.runProgram("git", "-C", c.deploy, "log", "-1", "--format=%cI", "--", ".")
 	if err != nil {
 		return err
 	}
 	var archives [][]byte
 	for _, name := range []string{"one", "a second folder"} {
 		dir := filepath.Join(c.dir, name)
-		if err := copyTree(dir, c.chart(), strings.TrimSpace(string(date))); err != nil {
+		if err := copyTree(dir, c.chartDir(), strings.TrimSpace(string(date))); err != nil {
 			return err
 		}
-		if _, err := c.run1(c.helm, "package", filepath.Join(dir, "penstock"), "--destination", dir); err != nil {
+		if _, err := c.runProgram(c.helm, "package", filepath.Join(dir, "penstock"), "--destination", dir); err != nil {
 			return err
 		}
 		found, err := filepath.Glob(filepath.Join(dir, "penstock-*.tgz"))
@@ -223,14 +224,14 @@ func (c *checks) pack() error {
 		}
 	}
 	if !slices.Equal(archives[0], archives[1]) {
-		return errors.New("helm package: other bytes in another folder")
+		return errors.New("helm package writes other bytes in another folder")
 	}
-	log.Printf("the packed chart has %d bytes, twice the same", len(archives[0]))
+	log.Printf("the packed chart has %d bytes, the same in two folders", len(archives[0]))
 	return nil
 }
 
-// documented renders what the commands of a page install.
-func (c *checks) documented(page string) error {
+// checkDocs renders the objects that the commands of a page install.
+func (c *checks) checkDocs(page string) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ type objects struct {
 	statefulSets []*appsv1.StatefulSet
 }
 
-// decode decodes objects strictly: an unknown field and a value of the wrong type are errors.
+// decode decodes objects strictly: unknown fields and values of the wrong type are errors.
 func decode(text []byte) (*objects, error) {
 	all := &objects{configMaps: make(map[string]*corev1.ConfigMap)}
 	for _, document := range bytes.Split(append([]byte("\n"), text...), []byte("\n---\n")) {
@@ -101,7 +101,7 @@ func decode(text []byte) (*objects, error) {
 	for _, o := range all.list {
 		name := fmt.Sprintf("%T %s", o, o.GetName())
 		if names[name] || o.GetName() == "" {
-			return nil, fmt.Errorf("%s: there are two, or it has no name", name)
+			return nil, fmt.Errorf("%s: two objects have this name, or it is empty", name)
 		}
 		names[name] = true
 	}
@@ -111,31 +111,31 @@ func decode(text []byte) (*objects, error) {
 func (all *objects) add(kind string, document []byte) error {
 	switch kind {
 	case "v1 ConfigMap":
-		return into(all, document, func(o *corev1.ConfigMap) { all.configMaps[o.Name] = o })
+		return decodeInto(all, document, func(o *corev1.ConfigMap) { all.configMaps[o.Name] = o })
 	case "v1 Service":
-		return into(all, document, func(o *corev1.Service) { all.services = append(all.services, o) })
+		return decodeInto(all, document, func(o *corev1.Service) { all.services = append(all.services, o) })
 	case "v1 ServiceAccount":
-		return into(all, document, func(o *corev1.ServiceAccount) { all.accounts = append(all.accounts, o) })
+		return decodeInto(all, document, func(o *corev1.ServiceAccount) { all.accounts = append(all.accounts, o) })
 	case "apps/v1 Deployment":
-		return into(all, document, func(o *appsv1.Deployment) { all.deployment = o })
+		return decodeInto(all, document, func(o *appsv1.Deployment) { all.deployment = o })
 	case "apps/v1 StatefulSet":
-		return into(all, document, func(o *appsv1.StatefulSet) { all.statefulSets = append(all.statefulSets, o) })
+		return decodeInto(all, document, func(o *appsv1.StatefulSet) { all.statefulSets = append(all.statefulSets, o) })
 	case "policy/v1 PodDisruptionBudget":
-		return into(all, document, func(o *policyv1.PodDisruptionBudget) { all.budgets = append(all.budgets, o) })
+		return decodeInto(all, document, func(o *policyv1.PodDisruptionBudget) { all.budgets = append(all.budgets, o) })
 	case "autoscaling/v2 HorizontalPodAutoscaler":
-		return into(all, document, func(o *autoscalingv2.HorizontalPodAutoscaler) { all.scalers = append(all.scalers, o) })
+		return decodeInto(all, document, func(o *autoscalingv2.HorizontalPodAutoscaler) { all.scalers = append(all.scalers, o) })
 	case "networking.k8s.io/v1 NetworkPolicy":
-		return into(all, document, func(o *networkingv1.NetworkPolicy) { all.policies = append(all.policies, o) })
+		return decodeInto(all, document, func(o *networkingv1.NetworkPolicy) { all.policies = append(all.policies, o) })
 	case "monitoring.coreos.com/v1 ServiceMonitor":
-		return into(all, document, func(o *ServiceMonitor) { all.monitors = append(all.monitors, o) })
+		return decodeInto(all, document, func(o *ServiceMonitor) { all.monitors = append(all.monitors, o) })
 	case "monitoring.coreos.com/v1 PrometheusRule":
-		return into(all, document, func(o *PrometheusRule) { all.rules = append(all.rules, o) })
+		return decodeInto(all, document, func(o *PrometheusRule) { all.rules = append(all.rules, o) })
 	}
 	return errors.New("the kind is unknown here; add it to objects")
 }
 
-// into decodes a document into an object of its type.
-func into[T any, P interface {
+// decodeInto decodes a document into an object of its type.
+func decodeInto[T any, P interface {
 	*T
 	metav1.Object
 }](all *objects, document []byte, keep func(P)) error {
@@ -148,7 +148,7 @@ func into[T any, P interface {
 	return nil
 }
 
-// A workload is what makes pods.
+// A workload is a Deployment or a StatefulSet.
 type workload struct {
 	name     string
 	selector *metav1.LabelSelector
@@ -163,8 +163,8 @@ func (all *objects) workloads() []workload {
 	return list
 }
 
-// selected returns the only workload whose pods a selector matches.
-func (all *objects) selected(selector map[string]string) (workload, error) {
+// workloadOf returns the only workload whose pods a selector matches.
+func (all *objects) workloadOf(selector map[string]string) (workload, error) {
 	var found []workload
 	for _, w := range all.workloads() {
 		if matches(selector, w.template.Labels) {
@@ -186,7 +186,7 @@ func matches(selector, labels map[string]string) bool {
 	return len(selector) > 0
 }
 
-// hasPort tells whether the containers of a workload have a port of this name.
+// hasPort returns true if the containers of a workload have a port of this name.
 func (w workload) hasPort(name string) bool {
 	for _, c := range w.template.Spec.Containers {
 		if slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name }) {
@@ -196,34 +196,34 @@ func (w workload) hasPort(name string) bool {
 	return false
 }
 
-// fit checks that the objects fit together.
-func (all *objects) fit() error {
+// checkFit checks that the objects fit together.
+func (all *objects) checkFit() error {
 	var errs []error
-	wrong := func(o metav1.Object, format string, args ...any) {
+	addError := func(o metav1.Object, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%T %s: %s", o, o.GetName(), fmt.Sprintf(format, args...)))
 	}
 	for _, o := range all.list {
 		if o.GetNamespace() != "edge" && o.GetName() != "ratelimit-notes" { // an extra object
-			wrong(o, "the namespace is %q", o.GetNamespace())
+			addError(o, "the namespace is %q", o.GetNamespace())
 		}
 	}
 	for _, w := range all.workloads() {
 		errs = append(errs, w.check()...)
-		if own, err := all.selected(w.selector.MatchLabels); err != nil || own.name != w.name {
-			errs = append(errs, fmt.Errorf("%s: its selector matches %q (%w)", w.name, own.name, err))
+		if own, err := all.workloadOf(w.selector.MatchLabels); err != nil || own.name != w.name {
+			errs = append(errs, fmt.Errorf("%s: its selector matches the workload %q: %v", w.name, own.name, err))
 		}
 	}
 	for _, s := range all.services {
-		w, err := all.selected(s.Spec.Selector)
+		w, err := all.workloadOf(s.Spec.Selector)
 		if err != nil {
-			wrong(s, "%v", err)
+			addError(s, "%v", err)
 		}
 		if len(s.Spec.Ports) == 0 {
-			wrong(s, "it has no port")
+			addError(s, "it has no port")
 		}
 		for _, p := range s.Spec.Ports {
 			if !w.hasPort(p.TargetPort.StrVal) {
-				wrong(s, "no container has the port %s", p.TargetPort.StrVal)
+				addError(s, "no container has the port %s", p.TargetPort.StrVal)
 			}
 		}
 	}
@@ -231,22 +231,22 @@ func (all *objects) fit() error {
 		errs = append(errs, all.checkPolicy(p)...)
 	}
 	for _, b := range all.budgets {
-		if w, err := all.selected(b.Spec.Selector.MatchLabels); err != nil || w.name != all.deployment.Name {
-			wrong(b, "it does not select the Deployment: %v", err)
+		if w, err := all.workloadOf(b.Spec.Selector.MatchLabels); err != nil || w.name != all.deployment.Name {
+			addError(b, "it does not select the Deployment: %v", err)
 		}
 	}
 	for _, s := range all.scalers {
 		if s.Spec.ScaleTargetRef.Name != all.deployment.Name || all.deployment.Spec.Replicas != nil {
-			wrong(s, "it scales %s, or the Deployment has replicas", s.Spec.ScaleTargetRef.Name)
+			addError(s, "it scales %s, or the Deployment has replicas", s.Spec.ScaleTargetRef.Name)
 		}
 	}
 	errs = append(errs, all.checkMonitoring()...)
 	return errors.Join(errs...)
 }
 
-// check checks what pods must have: mounts of volumes, probes at ports, and few rights.
+// check checks that pods mount their volumes, have probes at their ports, and have few rights.
 func (w workload) check() (errs []error) {
-	wrong := func(format string, args ...any) {
+	addError := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: %s", w.name, fmt.Sprintf(format, args...)))
 	}
 	spec := w.template.Spec
@@ -256,21 +256,21 @@ func (w workload) check() (errs []error) {
 	}
 	isTrue := func(b *bool) bool { return b != nil && *b }
 	if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
-		wrong("a token of the service account is mounted")
+		addError("a token of the service account is mounted")
 	}
 	if spec.SecurityContext == nil || !isTrue(spec.SecurityContext.RunAsNonRoot) || spec.SecurityContext.SeccompProfile == nil {
-		wrong("it may run as root, or without seccomp")
+		addError("it may run as root, or without seccomp")
 	}
 	for _, c := range spec.Containers {
 		for _, m := range c.VolumeMounts {
 			if !volumes[m.Name] || m.SubPath != "" {
-				wrong("the mount %s has no volume, or a subPath, which never changes", m.Name)
+				addError("the mount %s has no volume, or has a subPath, which Kubernetes never updates", m.Name)
 			}
 			delete(volumes, m.Name)
 		}
 		if s := c.SecurityContext; s == nil || !isTrue(s.ReadOnlyRootFilesystem) || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
 			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
-			wrong("the container %s has more rights than it needs", c.Name)
+			addError("the container %s has more rights than it needs", c.Name)
 		}
 		for what, probe := range map[string]*corev1.Probe{"liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
 			var port intstr.IntOrString
@@ -282,20 +282,20 @@ func (w workload) check() (errs []error) {
 				port = probe.TCPSocket.Port
 			}
 			if !w.hasPort(port.StrVal) {
-				wrong("the %s probe is missing, or its port %q is", what, port.StrVal)
+				addError("the %s probe is missing, or no container has its port %q", what, port.StrVal)
 			}
 		}
 	}
 	if len(volumes) > 0 {
-		wrong("no container mounts %v", slices.Sorted(maps.Keys(volumes)))
+		addError("no container mounts %v", slices.Sorted(maps.Keys(volumes)))
 	}
 	return errs
 }
 
-// checkPolicy checks that a NetworkPolicy opens all ports of the pods that it selects, and the
-// ports admin and redis only to those that it names.
+// checkPolicy checks that a NetworkPolicy opens all ports of the pods that it selects. It may open
+// the ports admin and redis only to peers that it names.
 func (all *objects) checkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
-	w, err := all.selected(p.Spec.PodSelector.MatchLabels)
+	w, err := all.workloadOf(p.Spec.PodSelector.MatchLabels)
 	if err != nil {
 		return []error{err}
 	}
@@ -308,7 +308,7 @@ func (all *objects) checkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
 			}
 			open[port.Port.StrVal] = true
 			if name := port.Port.StrVal; (name == "admin" || name == "redis") && len(rule.From) == 0 {
-				errs = append(errs, fmt.Errorf("NetworkPolicy %s: everyone reaches the port %s", p.Name, name))
+				errs = append(errs, fmt.Errorf("NetworkPolicy %s: the port %s is open to all peers", p.Name, name))
 			}
 		}
 		if len(rule.Ports) == 0 {
@@ -318,15 +318,15 @@ func (all *objects) checkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
 	for _, c := range w.template.Spec.Containers {
 		for _, port := range c.Ports {
 			if !open[port.Name] {
-				errs = append(errs, fmt.Errorf("NetworkPolicy %s: nobody reaches the port %s", p.Name, port.Name))
+				errs = append(errs, fmt.Errorf("NetworkPolicy %s: no rule opens the port %s", p.Name, port.Name))
 			}
 		}
 	}
 	return errs
 }
 
-// checkMonitoring checks that the ServiceMonitor finds one Service, whose label gives the job the
-// name that the alerts have.
+// checkMonitoring checks that the ServiceMonitor selects one Service. A label of that Service must
+// give the job the name that the alerts use.
 func (all *objects) checkMonitoring() (errs []error) {
 	for _, m := range all.monitors {
 		var found []*corev1.Service
@@ -366,8 +366,8 @@ func (all *objects) checkMonitoring() (errs []error) {
 	return errs
 }
 
-// kustomization checks the file of the plain manifests.
-func (c *checks) kustomization(dir string) error {
+// checkKustomization checks the file of the plain manifests.
+func (c *checks) checkKustomization(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
 	if err != nil {
 		return err

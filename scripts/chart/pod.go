@@ -26,7 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A pod is the Deployment's pod on this machine: its files are in a folder, and its addresses on
+// A pod runs the Deployment's pod on this machine, with files in a folder and addresses on
 // loopback.
 type pod struct {
 	*checks
@@ -35,7 +35,7 @@ type pod struct {
 	spec  corev1.PodSpec
 	env   []corev1.EnvVar
 	admin string // address of the admin listener
-	notes string // what else was tried
+	notes string // further checks that passed, for the log
 
 	paths     map[string]string // folders here, by mount path
 	addresses map[string]string // addresses here, by address of the container
@@ -50,8 +50,8 @@ func (c *checks) newPod(name string, all *objects) (*pod, error) {
 }
 
 func (p *pod) end() {
-	for _, one := range p.processes {
-		one.kill()
+	for _, process := range p.processes {
+		process.kill()
 	}
 }
 
@@ -79,7 +79,7 @@ func (p *pod) start() error {
 		return err
 	}
 	if text, err := os.ReadFile(serve.log); err != nil || strings.Contains(string(text), "misspelt") || strings.Contains(string(text), `"level":"ERROR"`) {
-		return fmt.Errorf("penstock serve logs a mistake: %w\n%s", err, text)
+		return fmt.Errorf("penstock serve logged an error: %v\n%s", err, text)
 	}
 	return p.reload(serve)
 }
@@ -148,8 +148,8 @@ func mount(folder, version string, files map[string]string) error {
 	return os.Rename(next, filepath.Join(folder, "..data"))
 }
 
-// content returns the files of a volume. Secrets and ConfigMaps that the chart only refers to have
-// content of ours.
+// content returns the files of a volume. It invents the content of Secrets and ConfigMaps that the
+// chart only refers to.
 func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 	files := make(map[string]string)
 	switch {
@@ -173,7 +173,7 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 	case v.Secret != nil:
 		files["password"] = valkeyPassword
 	case v.EmptyDir == nil:
-		return nil, errors.New("its kind is unknown here")
+		return nil, errors.New("this kind of volume is unknown here; add it to content")
 	}
 	return files, nil
 }
@@ -205,8 +205,8 @@ func newCertificate() (certificate, key string, err error) {
 
 var listening = regexp.MustCompile(`^(0\.0\.0\.0)?:[0-9]+$`)
 
-// here returns a value with the paths and addresses of this machine.
-func (p *pod) here(text string) (string, error) {
+// localize replaces the pod's paths and addresses in a value by those of this machine.
+func (p *pod) localize(text string) (string, error) {
 	if listening.MatchString(text) {
 		address, err := freeAddress()
 		p.addresses[text] = address
@@ -234,12 +234,12 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// environ is the container's environment.
+// environ returns the container's environment.
 func (p *pod) environ() (list []string, err error) {
 	for _, e := range p.env {
-		text, err := p.here(e.Value)
+		text, err := p.localize(e.Value)
 		if err != nil || e.ValueFrom != nil {
-			return nil, fmt.Errorf("variable %s: %w", e.Name, err)
+			return nil, fmt.Errorf("variable %s has no value that can be used here: %v", e.Name, err)
 		}
 		list = append(list, e.Name+"="+text)
 		if e.Name == "PENSTOCK_ADMIN_LISTEN" {
@@ -249,13 +249,13 @@ func (p *pod) environ() (list []string, err error) {
 	return list, nil
 }
 
-// validate has penstock check the policy, and Envoy's files.
+// validate makes penstock check the policy.
 func (p *pod) validate() error {
-	file, err := p.here(p.value("PENSTOCK_CONFIG"))
+	file, err := p.localize(p.value("PENSTOCK_CONFIG"))
 	if err != nil || file == "" {
 		return err
 	}
-	_, err = p.run1(p.penstock, "validate", "--strict", file)
+	_, err = p.runProgram(p.penstock, "validate", "--strict", file)
 	return err
 }
 
@@ -269,7 +269,7 @@ func (p *pod) serve() (*process, error) {
 	return p.startProcess("serve", cmd)
 }
 
-// startValkey runs the container of Valkey: its script, with the paths of this machine.
+// startValkey runs the script of the Valkey container, with the paths of this machine.
 func (p *pod) startValkey(name string, spec corev1.PodSpec) error {
 	if err := p.mountAll("valkey-", spec); err != nil {
 		return err
@@ -286,7 +286,7 @@ func (p *pod) startValkey(name string, spec corev1.PodSpec) error {
 		return err
 	}
 	c := spec.Containers[0]
-	script, err := p.here(c.Args[0])
+	script, err := p.localize(c.Args[0])
 	if err != nil {
 		return err
 	}
@@ -325,7 +325,7 @@ func (p *pod) probe(serve *process) error {
 		if err := serve.await(path+" answers ok", func() error {
 			text, err := get(scheme + "://" + p.admin + path)
 			if err == nil && strings.TrimSpace(text) != "ok" {
-				err = fmt.Errorf("it answers %q", text)
+				err = fmt.Errorf("its body is %q", text)
 			}
 			return err
 		}); err != nil {
@@ -344,7 +344,7 @@ func (p *pod) probe(serve *process) error {
 	}
 	for _, line := range strings.Split(metrics, "\n") {
 		if strings.HasPrefix(line, "rate_limiter_store_can_evict{") && !strings.HasSuffix(line, " 0") || strings.HasPrefix(line, "rate_limiter_store_right_missing{") && !strings.HasSuffix(line, " 0") {
-			return fmt.Errorf("the Valkey of the chart does not fit: %s", line)
+			return fmt.Errorf("the Valkey of the chart may evict keys, or its user lacks a right: %s", line)
 		}
 	}
 	return nil
@@ -405,8 +405,8 @@ type process struct {
 }
 
 func (p *pod) startProcess(name string, cmd *exec.Cmd) (*process, error) {
-	one := &process{name, filepath.Join(p.dir, name+".log"), cmd, make(chan struct{})}
-	out, err := os.Create(one.log)
+	started := &process{name, filepath.Join(p.dir, name+".log"), cmd, make(chan struct{})}
+	out, err := os.Create(started.log)
 	if err != nil {
 		return nil, err
 	}
@@ -416,12 +416,12 @@ func (p *pod) startProcess(name string, cmd *exec.Cmd) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	p.processes = append(p.processes, one)
+	p.processes = append(p.processes, started)
 	go func() {
 		_ = cmd.Wait() // await reports a process that has ended
-		close(one.done)
+		close(started.done)
 	}()
-	return one, nil
+	return started, nil
 }
 
 func (p *process) kill() {

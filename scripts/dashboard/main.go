@@ -27,7 +27,7 @@ const (
 
 	operatorToken = "operator-0123456789"
 	offender      = "partner-export-2291"
-	patience      = 15 * time.Minute // for all of it, on a busy machine
+	patience      = 15 * time.Minute // for the whole program, on a busy machine
 )
 
 const policy = `
@@ -152,7 +152,7 @@ type instance struct {
 
 func startInstance(penstock, rules, socket string) (*instance, error) {
 	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules, "--store", "unix://"+socket, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
-		"--operator-token", operatorToken, "--log-format", "json", "--store-timeout", "5s")} // so that a busy machine is no outage
+		"--operator-token", operatorToken, "--log-format", "json", "--store-timeout", "5s")} // so that a busy machine causes no fallback
 	pipe, err := i.process.StderrPipe()
 	if err != nil {
 		return nil, err
@@ -244,14 +244,14 @@ func (c *control) send(ctx context.Context) {
 					c.request(to.path, to.key)
 					<-places
 				}()
-			default: // enough of them wait
+			default: // enough requests are in flight
 			}
 		}
 	}
 }
 
-// stripPrefix is a proxy that serves an address under a prefix. It sends the address as Host. It
-// does not log that pages close their events.
+// stripPrefix returns a proxy that serves an address under a prefix. It sends the address as Host.
+// It logs no errors, since pages close their event streams.
 func stripPrefix(prefix, address string) http.Handler {
 	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: address})

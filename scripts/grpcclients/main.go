@@ -1,6 +1,6 @@
-// Command grpcclients calls servers with clients of others: @grpc/grpc-js on Node, and grpcurl. It
-// calls a server with the interceptors of grpclimit, and penstock serve. Its argument is a folder
-// for what it installs. What cannot be installed is left out.
+// Command grpcclients calls servers with clients of other projects. @grpc/grpc-js, on Node, calls a
+// server with the interceptors of grpclimit. grpcurl calls penstock serve. The argument is a folder
+// to install the clients in. The command skips a client that cannot be installed.
 package main
 
 import (
@@ -53,7 +53,7 @@ func run(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	return errors.Join(withNode(folder), withGrpcurl(folder))
+	return errors.Join(checkNode(folder), checkGrpcurl(folder))
 }
 
 // The rule grants one short call, and another after half a second. A long call costs more than the
@@ -88,14 +88,14 @@ func startServer() (*server, error) {
 		return nil, err
 	}
 	s.address, s.grpc = listener.Addr().String(), grpc.NewServer(grpc.ChainUnaryInterceptor(gate.Unary))
-	say := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-		request := new(wrapperspb.StringValue) // it has the form of Text
+	handle := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		request := new(wrapperspb.StringValue) // it has the same encoding as Text
 		if err := decode(request); err != nil {
 			return nil, err
 		}
 		return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: "/penstock.test.Echo/Say"}, func(_ context.Context, request any) (any, error) { return request, nil })
 	}
-	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: "penstock.test.Echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: say}}}, s)
+	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: "penstock.test.Echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: handle}}}, s)
 	go s.grpc.Serve(listener)
 	return s, nil
 }
@@ -107,14 +107,14 @@ func (s *server) observe(e *admission.Event) {
 	s.outcomes[key] = append(s.outcomes[key], e.Outcome.String())
 }
 
-func (s *server) of(key string) string {
+func (s *server) outcomesOf(key string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strings.Join(s.outcomes[key], " ")
 }
 
-// withNode calls with @grpc/grpc-js.
-func withNode(folder string) error {
+// checkNode calls a server of echo.proto with @grpc/grpc-js.
+func checkNode(folder string) error {
 	if _, err := exec.LookPath("npm"); err != nil {
 		fmt.Println("@grpc/grpc-js: skipped, because there is no npm here")
 		return nil
@@ -155,8 +155,8 @@ func withNode(folder string) error {
 	if expect(len(replies) == 5, "node printed %s", out); len(replies) == 5 {
 		expect(replies[0].Code == "OK" && replies[0].Text == "a" && strings.HasPrefix(replies[0].Ratelimit, `"echo.calls";r=0`), "the first call got %+v", replies[0])
 		expect(replies[1].Code == "RESOURCE_EXHAUSTED" && replies[1].Details && len(replies[1].Pushback) == 1, "a denied call got %+v", replies[1])
-		expect(replies[3].Code == "OK" && s.of("again") == "allowed denied allowed", "a call that is retried after its pushback got %+v in the attempts %q", replies[3], s.of("again"))
-		expect(replies[4].Code == "RESOURCE_EXHAUSTED" && slices.Equal(replies[4].Pushback, []string{"-1"}) && s.of("never") == "denied", "a call that never fits got %+v in the attempts %q", replies[4], s.of("never"))
+		expect(replies[3].Code == "OK" && s.outcomesOf("again") == "allowed denied allowed", "a call that is retried after its pushback got %+v in the attempts %q", replies[3], s.outcomesOf("again"))
+		expect(replies[4].Code == "RESOURCE_EXHAUSTED" && slices.Equal(replies[4].Pushback, []string{"-1"}) && s.outcomesOf("never") == "denied", "a call that never fits got %+v in the attempts %q", replies[4], s.outcomesOf("never"))
 	}
 	if failures == nil {
 		fmt.Println("@grpc/grpc-js: limits in the header, denials with details, one retry after the pushback, and none if a call never fits")
@@ -164,8 +164,8 @@ func withNode(folder string) error {
 	return errors.Join(failures...)
 }
 
-// withGrpcurl calls penstock serve by its reflection.
-func withGrpcurl(folder string) error {
+// checkGrpcurl calls penstock serve with grpcurl, which learns the services by reflection.
+func checkGrpcurl(folder string) error {
 	install := exec.Command("go", "install", grpcurlModule)
 	install.Env = append(os.Environ(), "GOBIN="+folder, "GOWORK=off", "GOFLAGS=")
 	install.Dir = folder
@@ -215,12 +215,12 @@ func withGrpcurl(folder string) error {
 		expect(err == nil && strings.Contains(listed, name), "the list of services lacks %s: %s", name, listed)
 	}
 	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 20*time.Second {
-		time.Sleep(left) // all calls must be in one window, which is a minute of the clock
+		time.Sleep(left) // all calls must be in one window: one minute of the clock
 	}
-	const question = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
+	const request = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
 	for i := range 6 {
 		want := map[bool]string{true: `"overallCode": "OK"`, false: `"overallCode": "OVER_LIMIT"`}[i < 5]
-		out, err := grpcurl("-d", question, address, "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+		out, err := grpcurl("-d", request, address, "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
 		expect(err == nil && strings.Contains(out, want), "call %d got %v %s; want %s", i+1, err, out, want)
 	}
 	if failures == nil {

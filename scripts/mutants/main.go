@@ -3,8 +3,8 @@
 // share of killed mutants is below -goal.
 //
 // It does not change the tree: the go command reads the changed file by -overlay. A mutant that
-// does not compile does not count. One whose tests hang counts as killed. Mutants without any
-// visible effect are listed in equivalent.txt, each with its reason.
+// does not compile does not count. A mutant whose tests hang counts as killed. equivalent.txt lists
+// mutants without any visible effect, each with its reason.
 package main
 
 import (
@@ -63,11 +63,11 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.tree, "tree", "..", "the root of the tree")
-	flag.IntVar(&o.each, "each", 20, "mutants of each target")
+	flag.IntVar(&o.each, "each", 20, "number of mutants of each target")
 	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "seed of the random choice of mutants; default: a random seed")
 	flag.StringVar(&o.only, "only", "", "only targets whose pattern begins with this, such as redisstore/")
-	flag.Float64Var(&o.goal, "goal", 95, "per cent that must be killed")
-	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "for the tests of one mutant")
+	flag.Float64Var(&o.goal, "goal", 95, "percentage of the mutants that must be killed")
+	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "longest time for the tests of one mutant")
 	flag.Parse()
 	log.SetFlags(0)
 	var chosen []target
@@ -90,7 +90,7 @@ func main() {
 // run tries mutants of each target, and prints the survivors.
 func run(o options, targets []target, equivalent map[string]bool) (killed, tried int, err error) {
 	for _, t := range targets {
-		if err := passes(o, t); err != nil {
+		if err := checkTests(o, t); err != nil {
 			return killed, tried, err
 		}
 		all, err := mutantsOf(o.tree, t.files)
@@ -107,7 +107,7 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 			if equivalent[m.id()] {
 				continue
 			}
-			fate, err := try(o, t, m)
+			fate, err := runMutant(o, t, m)
 			if err != nil {
 				return killed, tried, err
 			}
@@ -121,14 +121,14 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 			}
 			fmt.Printf("survived: %s:%d, %s (seed %d)\n-%s\n+%s\n", m.file, m.line, m.kind, o.seed, m.before, m.after)
 		}
-		fmt.Printf("%-30s %3d of %3d killed, of %d there are\n", t.files, killedHere, triedHere, len(all))
+		fmt.Printf("%-30s %3d of %3d killed, of %d possible mutants\n", t.files, killedHere, triedHere, len(all))
 		killed, tried = killed+killedHere, tried+triedHere
 	}
 	return killed, tried, nil
 }
 
-// passes checks that the tests pass without a mutant: otherwise every mutant would seem killed.
-func passes(o options, t target) error {
+// checkTests checks that the tests pass without a mutant. Otherwise every mutant would seem killed.
+func checkTests(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
 		const most = 4000
@@ -137,6 +137,7 @@ func passes(o options, t target) error {
 	return nil
 }
 
+// A fate is what the tests did to a mutant.
 type fate int
 
 const (
@@ -145,7 +146,8 @@ const (
 	unbuilt
 )
 
-func try(o options, t target, m mutant) (fate, error) {
+// runMutant runs the target's tests with the mutant.
+func runMutant(o options, t target, m mutant) (fate, error) {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {
 		return alive, err

@@ -11,7 +11,7 @@ import (
 
 func TestMutantsOfGo(t *testing.T) {
 	const text = "package p\n\nfunc f(a int) int {\n\tif a < 7 && a != 0 {\n\t\ta += 2\n\t}\n\treturn a - 1\n}\n"
-	expect(t, "p.go", text, []string{
+	checkMutants(t, "p.go", text, []string{
 		"if a <= 7 && a != 0 {", "if a < 7 || a != 0 {", "if a < 7 && a == 0 {", "if a < 8 && a != 0 {", "if a < 7 && a != 1 {",
 		"if !(a < 7 && a != 0) {", "a -= 2", "a += 3", "{}", "return a + 1", "return a - 2",
 	})
@@ -20,14 +20,14 @@ func TestMutantsOfGo(t *testing.T) {
 func TestMutantsOfLua(t *testing.T) {
 	const text = "-- if a < 1 then\nlocal function f(a)\n  if a < 7 and a ~= 0 then\n    a = math.min(a, 2)\n  end\n" +
 		"  local b = {a,\n    c = 3}\n  redis.call('SET', a - 1)\n  return 'a + b'\nend\n"
-	expect(t, "p.lua", text, []string{
+	checkMutants(t, "p.lua", text, []string{
 		"if a <= 7 and a ~= 0 then", "if a < 7 or a ~= 0 then", "if a < 7 and a == 0 then", "if a < 8 and a ~= 0 then", "if a < 7 and a ~= 1 then",
 		"if not (a < 7 and a ~= 0) then", "a = math.max(a, 2)", "a = math.min(a, 3)", "do end", "c = 4}", "do end", "redis.call('SET', a + 1)",
 		"redis.call('SET', a - 2)",
 	})
 }
 
-func expect(t *testing.T, file, text string, want []string) {
+func checkMutants(t *testing.T, file, text string, want []string) {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, dir, file, text)
@@ -49,8 +49,8 @@ func expect(t *testing.T, file, text string, want []string) {
 	}
 }
 
-// If a test calls one of two functions, the mutants of the other survive, unless
-// they are listed as equivalent.
+// If a test calls only one of two functions, the mutants of the other function survive, unless they
+// are listed as equivalent.
 func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	t.Setenv("GOWORK", "off")
 	dir := t.TempDir()
@@ -73,7 +73,7 @@ func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	}
 	write(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) { t.Fail() }\n")
 	if _, _, err := run(o, chosen, nil); err == nil {
-		t.Error("tests that fail without a mutant should be refused")
+		t.Error("run accepted tests that fail without a mutant; want an error")
 	}
 }
 

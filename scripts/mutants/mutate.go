@@ -16,7 +16,7 @@ import (
 type mutant struct {
 	file, kind    string
 	line          int
-	before, after string // the line, without the space around it
+	before, after string // the changed line, with single spaces
 	text          []byte // of the file
 }
 
@@ -86,8 +86,8 @@ var swapped = map[token.Token]string{
 	token.INC: "--", token.DEC: "++", token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=",
 }
 
-// editsOfGo changes operators and whole numbers by one, swaps true and false, negates conditions
-// and drops statements.
+// editsOfGo returns edits that swap operators, add 1 to whole numbers, swap true and false, negate
+// conditions or drop statements.
 func editsOfGo(text []byte) ([]edit, error) {
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, "", text, parser.SkipObjectResolution)
@@ -158,7 +158,8 @@ var (
 	}
 )
 
-// editsOfLua makes the same edits to Lua, by its text. Each result is valid Lua.
+// editsOfLua returns the same edits for Lua. It finds them in the text, without a parser. Each
+// result is valid Lua.
 func editsOfLua(text []byte) (edits []edit) {
 	code := luaHidden.ReplaceAllFunc(text, func(hidden []byte) []byte { return bytes.Repeat([]byte("\x00"), len(hidden)) })
 	for _, m := range luaOperator.FindAllIndex(code, -1) {
@@ -173,8 +174,8 @@ func editsOfLua(text []byte) (edits []edit) {
 	}
 	for _, m := range luaStatement.FindAllSubmatchIndex(code, -1) {
 		line := string(code[m[2]:m[3]])
-		whole := strings.Count(line, "(") == strings.Count(line, ")") && strings.Count(line, "{") == strings.Count(line, "}")
-		if whole && !strings.HasPrefix(strings.TrimSpace(line), "local") && !strings.Contains(line, "function") && !strings.HasSuffix(strings.TrimSpace(line), ",") {
+		isWhole := strings.Count(line, "(") == strings.Count(line, ")") && strings.Count(line, "{") == strings.Count(line, "}")
+		if isWhole && !strings.HasPrefix(strings.TrimSpace(line), "local") && !strings.Contains(line, "function") && !strings.HasSuffix(strings.TrimSpace(line), ",") {
 			edits = append(edits, edit{m[2], m[3], "do end", "statement dropped"})
 		}
 	}

@@ -13,15 +13,16 @@ import (
 	"sync"
 )
 
-// checkLimitReq compares the limits of nginx itself with the policy that replaces them, and lets
-// nginx check the configuration for a proxy in front. It does nothing if nginx is not installed.
+// checkLimitReq compares limit_req of nginx with the policy that replaces it. It also makes nginx
+// check the configuration for a proxy in front of Penstock. It does nothing if nginx is not
+// installed.
 func checkLimitReq(dir, recipesDir, proxiesDir string) error {
 	nginx, err := filepath.Abs(filepath.Join(proxiesDir, "nginx"))
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(nginx); err != nil {
-		return nil // scripts/proxies has said so
+		return nil // scripts/proxies has reported it
 	}
 	app, err := startApp()
 	if err != nil {
@@ -72,19 +73,19 @@ func checkLimitReq(dir, recipesDir, proxiesDir string) error {
 	defer second.end()
 	var failures []error
 	for _, path := range []string{"/api/x", "/mail/x"} {
-		a, b := passed(before, path), passed(after, path)
+		a, b := countPassed(before, path), countPassed(after, path)
 		fmt.Printf("nginx limit_req %s: %d of 60 requests pass in nginx, %d in Penstock\n", path, a, b)
 		// 21 requests pass at once, and one more for each 100 ms that the requests take. Queued
 		// requests pass later.
 		if a < 21 || b < 21 || a > 27 || b > 27 {
-			failures = append(failures, fmt.Errorf("limit_req %s: %d and %d requests pass; want 21 and few more", path, a, b))
+			failures = append(failures, fmt.Errorf("limit_req %s: %d and %d requests pass; want 21 to 27 each", path, a, b))
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// passed sends 60 requests at once, and returns how many got 200.
-func passed(address, path string) (n int) {
+// countPassed sends 60 requests at once, and returns how many got 200.
+func countPassed(address, path string) (n int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for range 60 {

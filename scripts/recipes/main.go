@@ -1,8 +1,8 @@
-// Command recipes runs the configurations of deploy/recipes in real proxies, in front of an
-// application and beside Penstock with a real Redis. It checks what clients see, prints a table,
-// and fails if a result differs from docs/forward-auth.md. Its arguments are the folder of the
-// recipes, the one that scripts/proxies has filled, and the names of proxies. A proxy that is not
-// installed is left out.
+// Command recipes runs the configurations of deploy/recipes in real proxies. They are in front of
+// an application, and call Penstock, which has a real Redis. The command checks what clients see,
+// prints a table, and fails if a result differs from docs/forward-auth.md. Its arguments are the
+// folder of the recipes, the folder that scripts/proxies has filled, and the names of proxies. It
+// skips a proxy that is not installed.
 package main
 
 import (
@@ -32,18 +32,18 @@ type recipe struct {
 	program string
 	files   []string
 	args    func(dir, address string) []string
-	adapt   func(text string) string // changes it for a proxy that is not installed; nil: no change
+	adapt   func(text string) string // changes a configuration so that the proxy runs without a system installation; nil: no change
 
-	showsLimits bool                     // of allowed requests
-	away, hung  string                   // the status while Penstock is killed, and while it hangs
-	open        func(text string) string // lets requests pass then, as the recipe's comments say; nil: the proxy cannot
-	staysClosed bool                     // on_failure: closed denies requests even if failures pass
-	checks      func(*row)               // of this recipe alone, while the store answers; nil: none
+	hasLimits     bool                     // allowed responses have RateLimit headers
+	away, hung    string                   // status of requests while Penstock is killed, and while it hangs
+	open          func(text string) string // changes the recipe, as its comments say, so that requests pass then; nil: impossible
+	canStayClosed bool                     // on_failure: closed denies requests even with open
+	checks        func(*row)               // further checks of this recipe, while the store answers; nil: none
 }
 
 var recipes = []recipe{
 	{
-		program: "nginx", files: []string{"nginx.conf"}, showsLimits: true, away: "500", hung: "500",
+		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, away: "500", hung: "500",
 		open: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
 		args: func(dir, _ string) []string {
 			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
@@ -57,14 +57,14 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, showsLimits: true, away: "503", hung: "503",
+		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, away: "503", hung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
 		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
 	},
 	{
-		program: "caddy", files: []string{"Caddyfile"}, showsLimits: true, away: "502", hung: "504",
+		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, away: "502", hung: "504",
 		open: func(text string) string {
 			closed, opened, _ := strings.Cut(text, "	# handle_errors")
 			return closed + "	handle_errors" + strings.ReplaceAll(opened, "	# ", "	")
@@ -81,20 +81,20 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "envoy", files: []string{"envoy.yaml"}, showsLimits: true, away: "503", hung: "503",
+		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, away: "503", hung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
 		args: envoyArgs("envoy.yaml"),
 	},
 	{
-		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, showsLimits: true, away: "503", hung: "503",
+		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, away: "503", hung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
-		args:        envoyArgs("envoy-grpc.yaml"),
-		staysClosed: true,
-		checks:      checkContextExtensions,
+		args:          envoyArgs("envoy-grpc.yaml"),
+		canStayClosed: true,
+		checks:        checkContextExtensions,
 	},
 }
 
@@ -110,8 +110,8 @@ func (r *recipe) title() string { return cmp.Or(r.name, r.program) }
 // key is a part of the keys of the recipe's clients.
 func (r *recipe) key() string { return strings.ReplaceAll(r.title(), " ", "-") }
 
-// checkContextExtensions checks that a rule applies to the route that names it, and that clients
-// cannot name it.
+// checkContextExtensions checks that a route of Envoy can select a rule by a context extension, and
+// that clients cannot do so by a header.
 func checkContextExtensions(r *row) {
 	for _, c := range []struct {
 		path, want string
@@ -149,7 +149,7 @@ func ownAddresses() (list string, err error) {
 	return list + "]", err
 }
 
-// penstockCommand is the service, built from its sources.
+// penstockCommand builds Penstock, and returns the command that runs it.
 func penstockCommand(dir, address, grpc, config, store string) (*exec.Cmd, error) {
 	program := filepath.Join(dir, "penstock")
 	build := exec.Command("go", "build", "-o", program, ".")
@@ -191,7 +191,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 		return err
 	}
 	defer penstock.end()
-	if err := checkStranger(address); err != nil {
+	if err := checkUntrusted(address); err != nil {
 		return err
 	}
 	rows, err := startRows(dir, recipesDir, proxiesDir, services{address, grpc}, names)
@@ -205,11 +205,11 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	}
 
 	for _, r := range rows {
-		r.whileUp()
+		r.checkWhileUp()
 	}
 	redis.Kill()
 	for _, r := range rows {
-		r.killedOpen, r.killedClosed = r.withoutStore()
+		r.killedOpen, r.killedClosed = r.checkWithoutStore()
 	}
 	if err := redis.Restart(); err != nil {
 		return err
@@ -219,22 +219,22 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	}
 	redis.Pause()
 	for _, r := range rows {
-		r.hangingOpen, r.hangingClosed = r.withoutStore()
+		r.hangingOpen, r.hangingClosed = r.checkWithoutStore()
 	}
 	redis.Resume()
 	penstock.cmd.Process.Signal(syscall.SIGSTOP)
 	if err := awaitSilence(address); err != nil {
 		return err
 	}
-	var asking sync.WaitGroup // Traefik's timeout is 30 s
+	var requests sync.WaitGroup // Traefik's timeout is 30 s
 	for _, r := range rows {
-		asking.Go(func() { r.hung, r.hungOpened = r.withoutPenstock(r.recipe.hung) })
+		requests.Go(func() { r.hung, r.hungOpened = r.checkWithoutPenstock(r.recipe.hung) })
 	}
-	asking.Wait()
+	requests.Wait()
 	penstock.cmd.Process.Signal(syscall.SIGCONT)
 	penstock.end()
 	for _, r := range rows {
-		r.away, r.awayOpened = r.withoutPenstock(r.recipe.away)
+		r.away, r.awayOpened = r.checkWithoutPenstock(r.recipe.away)
 	}
 	err = errors.Join(show(rows), checkLimitReq(dir, recipesDir, proxiesDir))
 	if slices.Contains(names, "envoy") {
@@ -262,8 +262,8 @@ func startPenstock(dir, address, grpc, store string) (*process, error) {
 // services are the addresses of Penstock.
 type services struct{ api, grpc string }
 
-// startRows starts the named proxies that are installed, each with an application. It returns
-// also after an error what it has started.
+// startRows starts the named proxies that are installed, in front of one application. After an
+// error, it also returns the proxies that it has started.
 func startRows(dir, recipesDir, proxiesDir string, penstock services, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
@@ -278,7 +278,7 @@ func startRows(dir, recipesDir, proxiesDir string, penstock services, names []st
 			return rows, err
 		}
 		if _, err := os.Stat(program); err != nil {
-			continue // scripts/proxies has said so
+			continue // scripts/proxies has reported it
 		}
 		r := newRow(recipe, app, len(rows)+1)
 		rows = append(rows, r)
@@ -297,8 +297,8 @@ func startRows(dir, recipesDir, proxiesDir string, penstock services, names []st
 	return rows, nil
 }
 
-// checkStranger sends a request to Penstock from an untrusted address.
-func checkStranger(penstock string) error {
+// checkUntrusted checks that Penstock rejects requests from an untrusted address.
+func checkUntrusted(penstock string) error {
 	stranger := clientFrom(net.IPv4(127, 0, 0, 9))
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext/free"} {
 		req, err := http.NewRequest("GET", "http://"+penstock+path, nil)
@@ -315,14 +315,13 @@ func checkStranger(penstock string) error {
 		body, _ := io.ReadAll(response.Body)
 		response.Body.Close()
 		if response.StatusCode != 403 || !strings.Contains(string(body), "trusted_proxies") {
-			return fmt.Errorf("%s answers 127.0.0.9 with %s %s; want 403", path, response.Status, body)
+			return fmt.Errorf("%s answered 127.0.0.9 with %s %s; want 403", path, response.Status, body)
 		}
 	}
 	return nil
 }
 
-// awaitSilence waits until Penstock no longer responds, because a process stops some time after its
-// signal.
+// awaitSilence waits until Penstock no longer responds. A process stops some time after the signal.
 func awaitSilence(penstock string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return await("Penstock answers although it was stopped", func() bool {

@@ -41,7 +41,7 @@ func freeAddress() string {
 	return listener.Addr().String()
 }
 
-// A process is a server that was started.
+// A process is a running server.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -91,7 +91,7 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// end ends the process: by SIGTERM, so that nginx ends its workers, and by SIGKILL after 5 s.
+// end ends the process: by SIGINT, so that nginx ends its workers, and by SIGKILL after 5 s.
 func (p *process) end() {
 	p.cmd.Process.Signal(os.Interrupt)
 	select {
@@ -102,8 +102,7 @@ func (p *process) end() {
 	}
 }
 
-// await returns nil as soon as the condition holds. After a minute it returns an error with the
-// text failure.
+// await returns nil as soon as holds returns true. After a minute it returns failure as an error.
 func await(failure string, holds func() bool) error {
 	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {

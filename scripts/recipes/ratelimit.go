@@ -12,15 +12,15 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// runRateLimit runs the recipe of Envoy's rate limit service. Envoy runs twice: it lets requests
-// pass while Penstock does not answer, and it denies them.
+// runRateLimit runs the recipe of Envoy's rate limit service. It starts Envoy twice: while Penstock
+// does not answer, the first Envoy lets requests pass, and the second denies them.
 func runRateLimit(dir, recipesDir, proxiesDir string) error {
 	envoy, err := filepath.Abs(filepath.Join(proxiesDir, "envoy"))
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(envoy); err != nil {
-		return nil // scripts/proxies has said so
+		return nil // scripts/proxies has reported it
 	}
 	redis, err := redistest.Launch()
 	if err != nil {
@@ -31,7 +31,7 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 	if err != nil {
 		return err
 	}
-	l := &limiting{dir: dir, recipesDir: recipesDir, store: redis.URL(), grpc: freeAddress()}
+	l := &rateLimitTrial{dir: dir, recipesDir: recipesDir, store: redis.URL(), grpc: freeAddress()}
 	defer func() { l.penstock.end() }()
 	if err := l.startPenstock(); err != nil {
 		return err
@@ -48,7 +48,7 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 			l.passing = e
 		}
 	}
-	for _, check := range []func(*redistest.Server) error{l.whileUp, l.withoutStore, l.withoutPenstock} {
+	for _, check := range []func(*redistest.Server) error{l.checkWhileUp, l.checkWithoutStore, l.checkWithoutPenstock} {
 		if err := check(redis); err != nil {
 			return err
 		}
@@ -60,8 +60,8 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 	return nil
 }
 
-// limiting is Penstock as Envoy's rate limit service.
-type limiting struct {
+// A rateLimitTrial runs Penstock as Envoy's rate limit service.
+type rateLimitTrial struct {
 	dir, recipesDir, store, grpc string
 	penstock                     *process
 	passing, denying             *row // Envoy with failure_mode_deny false, and true
@@ -69,7 +69,7 @@ type limiting struct {
 	failures                     []string
 }
 
-func (l *limiting) startPenstock() (err error) {
+func (l *rateLimitTrial) startPenstock() (err error) {
 	program := filepath.Join(l.dir, "penstock")
 	cmd := exec.Command(program, "serve", "--grpc", l.grpc, "--admin-listen", "off", "--envoy-config", filepath.Join(l.recipesDir, "envoy-ratelimit"), "--store", l.store, "--store-timeout", "50ms")
 	l.penstock, err = start(l.dir, "penstock-rls", l.grpc, cmd)
@@ -77,7 +77,7 @@ func (l *limiting) startPenstock() (err error) {
 }
 
 // startEnvoy starts Envoy with the configuration of the recipe.
-func (l *limiting) startEnvoy(program, app, deny string) (*row, error) {
+func (l *rateLimitTrial) startEnvoy(program, app, deny string) (*row, error) {
 	own := filepath.Join(l.dir, "envoy-rls-"+deny)
 	if err := os.Mkdir(own, 0o777); err != nil {
 		return nil, err
@@ -108,26 +108,26 @@ func (l *limiting) startEnvoy(program, app, deny string) (*row, error) {
 }
 
 // get sends a request with a key.
-func (l *limiting) get(e *row, path, key string) answer {
+func (l *rateLimitTrial) get(e *row, path, key string) answer {
 	return e.send("GET", path, "shop.example", "X-Api-Key", key)
 }
 
-func (l *limiting) expect(holds bool, format string, args ...any) {
+func (l *rateLimitTrial) expect(holds bool, format string, args ...any) {
 	l.checks++
 	if !holds {
 		l.failures = append(l.failures, "envoy by RLS: "+fmt.Sprintf(format, args...))
 	}
 }
 
-// expectStatus sends requests with one key and expects a status for each.
-func (l *limiting) expectStatus(when string, e *row, key string, want ...string) {
+// expectStatus sends requests with one key, one for each wanted status.
+func (l *rateLimitTrial) expectStatus(when string, e *row, key string, want ...string) {
 	for i, status := range want {
 		a := l.get(e, "/", key)
 		l.expect(a.status == status, "%s, request %d got %s; want %s", when, i, a.status, status)
 	}
 }
 
-func (l *limiting) whileUp(*redistest.Server) error {
+func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 	for left := 2; left >= 0; left-- {
 		a := l.get(l.passing, "/a", "k")
 		l.expect(a.status == "200" && a.body == "app GET /a ", "an allowed request got %+v", a)
@@ -139,7 +139,7 @@ func (l *limiting) whileUp(*redistest.Server) error {
 	l.expect(a.status == "429" && a.header.Get("X-Envoy-Ratelimited") == "true", "a request over the limit got %+v", a)
 	l.expect(a.header.Get("Retry-After") != "" && a.header.Get("Retry-After") != "0", "Retry-After is %q", a.header.Get("Retry-After"))
 	l.expect(a.header.Get("X-Ratelimit-Remaining") == "0", "x-ratelimit-remaining of a denial is %q", a.header.Get("X-Ratelimit-Remaining"))
-	l.expectStatus("the other Envoy", l.denying, "k", "429") // both share the counters
+	l.expectStatus("the other Envoy", l.denying, "k", "429") // both Envoys use the same counters
 	l.expectStatus("another key", l.passing, "k2", "200")
 
 	// Each response has some 2,000 bytes, and 10,000 are allowed.
@@ -151,13 +151,13 @@ func (l *limiting) whileUp(*redistest.Server) error {
 		}
 		return a.status == "429"
 	})
-	l.expect(passed >= 5 && passed <= 20, "%d downloads passed; want 5, and those of which Envoy had not yet reported the size", passed)
+	l.expect(passed >= 5 && passed <= 20, "%d downloads passed; want 5, plus downloads whose size Envoy had not reported yet", passed)
 	return err
 }
 
-// withoutStore expects Penstock's own decisions while the store is down. Both Envoys must apply
-// them.
-func (l *limiting) withoutStore(redis *redistest.Server) error {
+// checkWithoutStore checks that Envoy applies the decisions of Penstock's fallback while the store
+// is down.
+func (l *rateLimitTrial) checkWithoutStore(redis *redistest.Server) error {
 	redis.Pause()
 	l.expectStatus("the store hangs", l.denying, "hangs", "200", "200", "200", "429")
 	redis.Resume()
@@ -171,11 +171,11 @@ func (l *limiting) withoutStore(redis *redistest.Server) error {
 
 // awaitStore waits until the store decides again. The key k is over its limit in the store, but not
 // in Penstock's fallback.
-func (l *limiting) awaitStore() error {
+func (l *rateLimitTrial) awaitStore() error {
 	return await("the store does not decide again", func() bool { return l.get(l.denying, "/", "k").status == "429" })
 }
 
-func (l *limiting) withoutPenstock(*redistest.Server) error {
+func (l *rateLimitTrial) checkWithoutPenstock(*redistest.Server) error {
 	l.expectStatus("before", l.passing, "r", "200", "200", "200", "429")
 	l.penstock.cmd.Process.Signal(syscall.SIGSTOP)
 	if err := await("Penstock answers although it was stopped", func() bool { return l.get(l.denying, "/", "s").status != "200" }); err != nil {

@@ -42,7 +42,7 @@ func newRow(recipe recipe, app *app, number int) *row {
 	return r
 }
 
-// end ends the proxy, and the one that is opened.
+// end ends the proxy, and its opened copy.
 func (r *row) end() {
 	if r.proxy != nil {
 		r.proxy.end()
@@ -52,7 +52,7 @@ func (r *row) end() {
 	}
 }
 
-// start runs the proxy with its recipe, in which only addresses differ.
+// start runs the proxy with its recipe. It replaces the addresses in the recipe.
 func (r *row) start(dir, recipesDir, program string, penstock services) error {
 	name := r.recipe.key()
 	if r.isOpen {
@@ -78,7 +78,7 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 		if r.isOpen && file == r.recipe.files[0] {
 			opened := r.recipe.open(adapted)
 			if opened == adapted {
-				return fmt.Errorf("%s has no line that lets requests pass", file)
+				return fmt.Errorf("%s has no line to change so that requests pass", file)
 			}
 			adapted = opened
 		}
@@ -108,12 +108,12 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 	return nil
 }
 
-// whileUp sends requests while the store answers.
-func (r *row) whileUp() {
+// checkWhileUp sends requests while the store answers.
+func (r *row) checkWhileUp() {
 	r.checkLimit()
 	r.checkForged()
 	r.checkAddresses()
-	r.expect(r.forged == r.forgedAll, "%d of %d forged requests are refused", r.forged, r.forgedAll)
+	r.expect(r.forged == r.forgedAll, "%d of %d forged requests were rejected", r.forged, r.forgedAll)
 	r.checkOthers()
 	if r.recipe.checks != nil {
 		r.recipe.checks(r)
@@ -123,7 +123,7 @@ func (r *row) whileUp() {
 	}
 }
 
-// post sends a request that the rule shop limits under the row's own key.
+// post sends a request that the rule shop limits, with the row's own key.
 func (r *row) post(path string, header ...string) answer {
 	return r.send("POST", path, "shop.example", append([]string{"X-Api-Key", "a-" + r.recipe.key()}, header...)...)
 }
@@ -143,7 +143,7 @@ func (r *row) checkLimit() {
 	}
 	r.passed = fmt.Sprintf("%d of 3", passed)
 	r.limits = map[bool]string{true: "yes", false: "on denials"}[shown == 3]
-	r.expect(shown == map[bool]int{true: 3}[r.recipe.showsLimits], "%d of 3 allowed requests show RateLimit", shown)
+	r.expect(shown == map[bool]int{true: 3}[r.recipe.hasLimits], "%d of 3 allowed requests show RateLimit", shown)
 
 	a := r.post("/api/things?x=1")
 	r.denied, r.retryAfter = a.status, a.header.Get("Retry-After")
@@ -157,19 +157,19 @@ func (r *row) checkLimit() {
 func (r *row) checkForged() {
 	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things",
 		"http://shop.example/api/things", "http://shop.example:80/x/../api/things", "/api/things#/free", "/api/things?/../../free"} {
-		r.forge(r.post(path))
+		r.countForged(r.post(path))
 	}
 	for _, header := range [][]string{
 		{"X-Forwarded-Uri", "/free"}, {"X-Forwarded-Method", "GET"}, {"X-Forwarded-Host", "free.example"}, {"X-Forwarded-Uri", "/free", "X-Forwarded-Method", "GET"},
 		{"X-Original-URI", "/free"}, {"X-Original-URL", "http://free.example/free"}, {"X-Original-Method", "GET"}, {"X-Original-URI", "/free", "X-Original-Method", "GET"},
 		{"X-Envoy-Original-Path", "/free"}, {"X-Rewrite-Url", "/free"}, {"X-HTTP-Method-Override", "GET"},
 	} {
-		r.forge(r.post("/api/things", header...))
+		r.countForged(r.post("/api/things", header...))
 	}
 }
 
-// checkAddresses checks that each client of the proxy is limited by its true address, whatever its
-// headers say.
+// checkAddresses checks that each client of the proxy is limited by its true address, whatever
+// headers it sends.
 func (r *row) checkAddresses() {
 	usual := r.client
 	defer func() { r.client = usual }()
@@ -185,14 +185,14 @@ func (r *row) checkAddresses() {
 					passed++
 					continue
 				}
-				r.forge(a)
+				r.countForged(a)
 			}
 		}
 		r.expect(passed == 2, "a client passed %d times; want 2", passed)
 	}
 }
 
-// checkOthers sends requests that are limited under another key, and requests that are not limited.
+// checkOthers sends requests that are limited by another key, and requests without a limit.
 func (r *row) checkOthers() {
 	token := "/token?token=" + r.recipe.key()
 	for _, c := range []struct {
@@ -220,8 +220,8 @@ func (r *row) checkOthers() {
 	}
 }
 
-// checkOpened checks that requests that Penstock rejects do not pass, even if requests pass while
-// it fails.
+// checkOpened checks that a recipe that lets requests pass during a failure still applies
+// Penstock's rejections.
 func (r *row) checkOpened() {
 	for _, a := range []answer{
 		r.opened.post("/api/things"),
@@ -235,8 +235,8 @@ func (r *row) checkOpened() {
 	}
 }
 
-// forge counts answers to forged requests, which must be denied or malformed.
-func (r *row) forge(answers ...answer) {
+// countForged counts answers to forged requests. Each must reject the request.
+func (r *row) countForged(answers ...answer) {
 	for _, a := range answers {
 		r.forgedAll++
 		if a.status == "429" || a.status == "400" || a.status == "404" {
@@ -247,22 +247,22 @@ func (r *row) forge(answers ...answer) {
 	}
 }
 
-// withoutStore sends requests while the store does not answer.
-func (r *row) withoutStore() (open, closed string) {
+// checkWithoutStore sends requests while the store does not answer.
+func (r *row) checkWithoutStore() (open, closed string) {
 	a := r.send("GET", "/open", "shop.example", "X-Api-Key", "k")
 	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q", a.status, a.header["Ratelimit"])
 	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
-	if r.recipe.staysClosed {
+	if r.recipe.canStayClosed {
 		c := r.opened.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 		r.expect(c.status == "503", "opened: without the store, on_failure: closed got %s; want 503", c.status)
 	}
 	return a.status, b.status
 }
 
-// withoutPenstock sends requests while Penstock does not answer, and returns the statuses of the
-// recipe and of the one that is opened.
-func (r *row) withoutPenstock(want string) (status, opened string) {
+// checkWithoutPenstock sends requests while Penstock does not answer. It returns the statuses of
+// the recipe and of its opened copy.
+func (r *row) checkWithoutPenstock(want string) (status, opened string) {
 	status, opened = r.post("/api/things").status, "-"
 	r.expect(status == want, "without Penstock: %s; want %s", status, want)
 	if r.opened != nil {
@@ -278,13 +278,13 @@ func (r *row) expect(holds bool, format string, args ...any) {
 	}
 }
 
-// An answer is what a client gets.
+// An answer is the response that a client gets.
 type answer struct {
 	request, status, body string
 	header                http.Header
 }
 
-// clientOf is a client of the proxy, with an address of its own, which is not trusted.
+// clientOf returns a client of the proxy, with its own untrusted address.
 func (r *row) clientOf(last int) *http.Client {
 	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(last)))
 }
@@ -308,7 +308,7 @@ func (r *row) sendBody(method, target, host string, body io.Reader, header ...st
 	}
 	if absolute, ok := strings.CutPrefix(target, "http:"); ok {
 		req.URL.Opaque = absolute
-	} else if req.URL, err = url.ParseRequestURI(target); err != nil { // it keeps the spelling
+	} else if req.URL, err = url.ParseRequestURI(target); err != nil { // ParseRequestURI keeps the spelling of the path
 		panic(err)
 	}
 	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host

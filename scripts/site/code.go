@@ -10,7 +10,8 @@ import (
 	"github.com/yuin/goldmark/util"
 )
 
-// codeRenderer writes code blocks, with comments and the keys of YAML in colours of their own.
+// A codeRenderer writes code blocks. It marks comments and the keys of YAML, so that they get their
+// own colours.
 type codeRenderer struct{}
 
 func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
@@ -40,7 +41,7 @@ var (
 	yamlKey      = regexp.MustCompile(`(^|[\s{,\[])([A-Za-z_][\w.-]*)(:)(\s|$)`)
 )
 
-// dedent removes the tabs with which all lines begin: quoted code may be from within a function.
+// dedent removes the tabs that all lines begin with. Quoted code may come from within a function.
 func dedent(lines []string) []string {
 	for len(lines) > 0 {
 		for _, line := range lines {

@@ -23,7 +23,7 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// repository is where links lead to that name a file which is no page.
+// repository is the URL for links to files that are not pages of the site.
 const repository = "https://github.com/penstock/penstock"
 
 func main() {
@@ -100,7 +100,7 @@ func write(folder, name, text string) error {
 	return os.WriteFile(file, []byte(text), 0o644)
 }
 
-// copyPictures copies what the pages show.
+// copyPictures copies the pictures of the pages.
 func (s *pages) copyPictures(tree, folder string) error {
 	for picture := range s.pictures {
 		text, err := os.ReadFile(filepath.Join(tree, filepath.FromSlash(picture)))
@@ -114,5 +114,5 @@ func (s *pages) copyPictures(tree, folder string) error {
 	return nil
 }
 
-// siteName is the path of a file of the tree within the site: docs is its root.
+// siteName returns the path in the site of a file of the tree. The folder docs is the site's root.
 func siteName(source string) string { return strings.TrimPrefix(path.Clean(source), "docs/") }

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// tree writes a small tree of pages, with what a test adds.
-func tree(t *testing.T, files map[string]string) string {
+// writeTree writes a small tree of pages, and the files that a test adds.
+func writeTree(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	all := map[string]string{
 		"README.md": "# Front\n\n[docs](docs/README.md)\n", "CHANGELOG.md": "# Changes\n", "CONTRIBUTING.md": "# Contributing\n", "SECURITY.md": "# Security\n",
@@ -41,7 +41,7 @@ func TestBrokenLinksFail(t *testing.T) {
 		"[x](#more)":             "",
 		"`[x](none.md)`":         "",
 	} {
-		_, err := build(tree(t, map[string]string{"docs/more.md": "# More\n\n" + text + "\n"}), t.TempDir())
+		_, err := build(writeTree(t, map[string]string{"docs/more.md": "# More\n\n" + text + "\n"}), t.TempDir())
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
@@ -50,7 +50,7 @@ func TestBrokenLinksFail(t *testing.T) {
 
 func TestPagesLinkWithinTheSite(t *testing.T) {
 	out := t.TempDir()
-	dir := tree(t, map[string]string{
+	dir := writeTree(t, map[string]string{
 		"docs/howto/a.md": "# A\n\n[h](../help.md#a--b) [code](../../src/a.go) [folder](../../src) ![p](../pictures/p.svg)\n",
 		"src/a.go":        "package a", "docs/pictures/p.svg": "<svg/>",
 	})
@@ -77,20 +77,20 @@ func TestPagesLinkWithinTheSite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(help), `<span class="k">key</span>: 1<span class="c"> # note &lt;x&gt;</span>`) || strings.Contains(string(help), "<b>raw") {
-		t.Errorf("code or raw HTML is not rendered as it should be:\n%s", help)
+		t.Errorf("the code has no colours, or raw HTML is not removed:\n%s", help)
 	}
 }
 
 func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 	out := t.TempDir()
-	if _, err := build(tree(t, nil), out); err != nil {
+	if _, err := build(writeTree(t, nil), out); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(filepath.Join(out, "search-index.js"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var list []found
+	var list []searchEntry
 	if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(string(text), "window.searchIndex = "), ";\n")), &list); err != nil {
 		t.Fatal(err)
 	}
@@ -99,10 +99,10 @@ func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("no section is found by the words of the index: %+v", list)
+	t.Errorf("no section has the words of the index: %+v", list)
 }
 
-// The docs of this tree make a site, and it loads nothing from elsewhere.
+// The docs of this tree make a site, and its pages load nothing from other hosts.
 func TestSiteOfThisTree(t *testing.T) {
 	out := t.TempDir()
 	if _, err := build("../..", out); err != nil {

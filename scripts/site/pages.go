@@ -32,11 +32,13 @@ type page struct {
 	document ast.Node
 }
 
+// A section is a heading below the title.
 type section struct {
 	Title, Anchor string
 	Level         int
 }
 
+// pages are all pages of the site, with their pictures.
 type pages struct {
 	all      []*page
 	bySource map[string]*page
@@ -45,14 +47,14 @@ type pages struct {
 	markdown goldmark.Markdown
 }
 
-// single are the pages outside docs.
-var single = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+// topPages are the pages outside docs.
+var topPages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
 // load parses all pages of a tree.
 func load(tree string) (*pages, error) {
 	s := &pages{bySource: make(map[string]*page), pictures: make(map[string]bool)}
 	s.markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, 100))))
-	names := slices.Clone(single)
+	names := slices.Clone(topPages)
 	err := filepath.WalkDir(filepath.Join(tree, "docs"), func(name string, _ fs.DirEntry, err error) error {
 		if err == nil && filepath.Ext(name) == ".md" {
 			name, err = filepath.Rel(tree, name)
@@ -79,7 +81,8 @@ func load(tree string) (*pages, error) {
 	return s, nil
 }
 
-// urlOf is the page's path in the site. The README is its front page, and docs/README.md its index.
+// urlOf returns the page's path in the site. README.md is the front page, and docs/README.md is the
+// index.
 func urlOf(source string) string {
 	switch source {
 	case "README.md":
@@ -126,7 +129,7 @@ func anchorOf(title string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 }
 
-// plainText is the text of a node without its formatting.
+// plainText returns the text of a node without its formatting.
 func plainText(n ast.Node, source []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -188,7 +191,7 @@ func (s *pages) resolveLinks(tree string) error {
 	return errors.Join(broken...)
 }
 
-// resolve turns the target of a link in a page into one of the site.
+// resolve returns the target in the site of a link in a page.
 func (s *pages) resolve(tree string, p *page, target string, isPicture bool) (string, error) {
 	u, err := url.Parse(target)
 	if err != nil || u.Scheme != "" {
@@ -218,8 +221,8 @@ func (s *pages) resolve(tree string, p *page, target string, isPicture bool) (st
 	if u.Fragment == "" {
 		return result, nil
 	}
-	isThere := slices.ContainsFunc(to.Sections, func(sec section) bool { return sec.Anchor == u.Fragment }) || anchorOf(to.Title) == u.Fragment
-	if !isThere {
+	hasHeading := slices.ContainsFunc(to.Sections, func(sec section) bool { return sec.Anchor == u.Fragment }) || anchorOf(to.Title) == u.Fragment
+	if !hasHeading {
 		return target, fmt.Errorf("%s has no heading #%s", to.source, u.Fragment)
 	}
 	if to == p {
@@ -228,7 +231,7 @@ func (s *pages) resolve(tree string, p *page, target string, isPicture bool) (st
 	return result + "#" + u.Fragment, nil
 }
 
-// relative is the path from one page to another file of the site.
+// relative returns the path from one page to another file of the site.
 func relative(from, to string) string {
 	return strings.Repeat("../", strings.Count(from, "/")) + to
 }
@@ -236,7 +239,7 @@ func relative(from, to string) string {
 func (s *pages) render(p *page) (string, error) {
 	var b strings.Builder
 	err := s.markdown.Renderer().Render(&b, p.markdown, p.document)
-	// Wide tables scroll by themselves.
+	// A wide table gets a scroll bar of its own.
 	html := strings.NewReplacer("<table>", `<div class="wide"><table>`, "</table>", "</table></div>").Replace(b.String())
 	return html, err
 }
@@ -253,8 +256,8 @@ type entry struct {
 	IsCurrent  bool
 }
 
-// places are the groups, by the folders of their pages or by their names. A page belongs to the
-// first that fits; the last takes all.
+// places define the groups by a folder or by the names of pages. A page belongs to the first place
+// that fits. The last place has all other pages.
 var places = []struct {
 	title, folder string
 	names         []string
@@ -268,19 +271,19 @@ var places = []struct {
 	{"Reference", "", nil},
 }
 
-// groups is the navigation of a page.
+// groups returns the navigation of a page.
 func (s *pages) groups(current *page) []group {
 	groups := make([]group, len(places))
 	for i, place := range places {
 		groups[i].Title = place.title
 	}
-	named := func(p *page, names []string) int { return slices.Index(names, p.source) }
+	indexIn := func(p *page, names []string) int { return slices.Index(names, p.source) }
 	for _, p := range s.all {
 		i := slices.IndexFunc(places, func(place struct {
 			title, folder string
 			names         []string
 		}) bool {
-			return named(p, place.names) >= 0 || place.folder != "" && path.Dir(p.source) == place.folder || place.title == "Reference"
+			return indexIn(p, place.names) >= 0 || place.folder != "" && path.Dir(p.source) == place.folder || place.title == "Reference"
 		})
 		title, _, _ := strings.Cut(p.Title, ": ")
 		groups[i].Pages = append(groups[i].Pages, entry{title, p.URL, p == current})
@@ -298,7 +301,7 @@ func (s *pages) groups(current *page) []group {
 			return position(a) - position(b)
 		})
 	}
-	// Reference comes before what only contributors read.
+	// The reference comes before the pages for contributors.
 	order := []string{"Start", "How to", "Configuration", "Reference", "Migrate from", "Project", "Decisions"}
 	slices.SortStableFunc(groups, func(a, b group) int { return slices.Index(order, a.Title) - slices.Index(order, b.Title) })
 	return groups

@@ -15,21 +15,21 @@ import (
 	extast "github.com/yuin/goldmark/extension/ast"
 )
 
-// A found is what the search shows: a section of a page.
-type found struct {
+// A searchEntry is a section of a page, as the search shows it.
+type searchEntry struct {
 	URL   string `json:"u"`
 	Title string `json:"t"`           // of the page
 	Name  string `json:"h,omitempty"` // of the section
-	Words string `json:"w,omitempty"` // of the index, that lead here
+	Words string `json:"w,omitempty"` // words of the index that link to the section
 	Text  string `json:"x"`
 }
 
-// searchIndex lists all sections, with the words by which docs/README.md leads to them.
+// searchIndex returns all sections as JSON, with the words that docs/README.md has for them.
 func (s *pages) searchIndex() (string, error) {
 	words := s.indexWords()
-	var list []found
+	var list []searchEntry
 	for _, p := range s.all {
-		now := found{URL: p.URL, Title: p.Title}
+		now := searchEntry{URL: p.URL, Title: p.Title}
 		var text strings.Builder
 		end := func() {
 			now.Text = strings.Join(strings.Fields(text.String()), " ")
@@ -47,7 +47,7 @@ func (s *pages) searchIndex() (string, error) {
 			if ok {
 				end()
 				anchor, _ := h.AttributeString("id")
-				now = found{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
+				now = searchEntry{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
 				continue
 			}
 			text.WriteString(plainText(n, p.markdown) + " ")
@@ -82,7 +82,7 @@ func (s *pages) rowsOfIndex(f func(words string, targets []string)) {
 	})
 }
 
-// indexWords are the words of the index by the URL to which their row leads first.
+// indexWords returns the words of the index, by the first URL of their row.
 func (s *pages) indexWords() map[string]string {
 	words := make(map[string]string)
 	s.rowsOfIndex(func(text string, targets []string) {
@@ -95,23 +95,23 @@ func (s *pages) indexWords() map[string]string {
 
 var answer = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
 
-// checkSearch lets Chromium search for each word of the index. The first five results must have one
-// of the pages that the index names.
+// checkSearch searches for each word of the index in Chromium. One of the first five results must
+// be a page that the index names for the word.
 func checkSearch(s *pages, folder string) error {
-	type question struct {
+	type query struct {
 		words   string
 		targets []string
 	}
-	var questions []question
+	var queries []query
 	s.rowsOfIndex(func(text string, targets []string) {
 		for word := range strings.SplitSeq(text, ", ") {
 			if len(targets) > 0 && !strings.HasPrefix(targets[0], "https://") {
-				questions = append(questions, question{word, targets})
+				queries = append(queries, query{word, targets})
 			}
 		}
 	})
 	var list []string
-	for _, q := range questions {
+	for _, q := range queries {
 		list = append(list, q.words)
 	}
 	words, err := json.Marshal(list)
@@ -139,7 +139,7 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 	}
 	var missing []error
 	good := 0
-	for _, q := range questions {
+	for _, q := range queries {
 		isFound := false
 		for _, target := range q.targets {
 			page, _, _ := strings.Cut(target, "#")
@@ -153,6 +153,6 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 			missing = append(missing, fmt.Errorf("%q finds %q; want one of %q", q.words, results[q.words], q.targets))
 		}
 	}
-	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", good, len(questions))
+	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", good, len(queries))
 	return errors.Join(missing...)
 }

@@ -1,4 +1,5 @@
-// Client asks the check API by a client that is generated from its OpenAPI file into package check.
+// Command client calls the check API. It uses a client that was generated from the OpenAPI file
+// into package check.
 package main
 
 import (
