@@ -31,12 +31,12 @@ func newFlaky() *flaky.Store { return flaky.New(memstore.New(memstore.Options{})
 // a fake clock.
 func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
 	t.Helper()
-	for _, guarded := range []bool{false, true} {
-		t.Run(fmt.Sprintf("guarded=%t", guarded), func(t *testing.T) {
+	for _, isGuarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("guarded=%t", isGuarded), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, rules, seen := newFlaky(), rulesOf(t, text), new(events)
-				o, use := httplimit.Options{HasFallback: guarded, Observe: seen.add}, penstock.Store(store)
-				if guarded {
+				o, use := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}, penstock.Store(store)
+				if isGuarded {
 					all, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
 					if err != nil {
 						t.Fatal(err)
@@ -114,15 +114,15 @@ func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 	gate, seen := gateOn(t, store, ways)
 	h := gate.Middleware(respond(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
-	for _, down := range []bool{false, true, false} {
-		store.IsDown.Store(down)
+	for _, isDown := range []bool{false, true, false} {
+		store.IsDown.Store(isDown)
 		seen.list = nil
 		for _, path := range paths {
-			send(h, "GET", path, "X-API-Key", fmt.Sprint(down))
+			send(h, "GET", path, "X-API-Key", fmt.Sprint(isDown))
 		}
 		for i, e := range seen.list {
-			if errors.Is(e.Err, flaky.ErrDown) != down {
-				t.Errorf("%s, store down: %t: the event has the error %v", paths[i], down, e.Err)
+			if errors.Is(e.Err, flaky.ErrDown) != isDown {
+				t.Errorf("%s, store down: %t: the event has the error %v", paths[i], isDown, e.Err)
 			}
 		}
 	}
@@ -189,7 +189,7 @@ rules:
       - {name: open, rate: 5/h, on_failure: open}
       - {name: slots, in_flight: 5, on_failure: open}
 `
-	for _, back := range []bool{false, true} {
+	for _, isBack := range []bool{false, true} {
 		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			store.IsDown.Store(true)
 			h := gate.Middleware(respond(200))
@@ -198,15 +198,15 @@ rules:
 			var gone sync.WaitGroup
 			gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
 			synctest.Wait()
-			store.IsDown.Store(!back)
+			store.IsDown.Store(!isBack)
 			store.Forget()
 			leave()
 			gone.Wait()
 			given := store.Received(penstock.Refund)
-			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
-				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", back, given)
+			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || isBack && slices.Contains(given, "local") {
+				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", isBack, given)
 			}
-			if back {
+			if isBack {
 				return
 			}
 			start := time.Now()

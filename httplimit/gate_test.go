@@ -716,10 +716,10 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 }
 
 func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
-	for cost, works := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
+	for cost, isValid := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 3); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
+			if err := httplimit.Settle(r, 3); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("cost: %s: %v; want an error only without actual", cost, err)
 			}
 		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))

@@ -20,7 +20,7 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b
 	}
-	a = folded(a)
+	a = foldAddress(a)
 	bits, fallback := prefix4, 32
 	if a.Is6() {
 		bits, fallback = prefix6, 64
@@ -34,8 +34,8 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	return netip.PrefixFrom(a, bits).Masked().AppendTo(b)
 }
 
-// folded returns the one form of an address.
-func folded(a netip.Addr) netip.Addr {
+// foldAddress returns the one form of an address.
+func foldAddress(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if nat64.Contains(a) {
 		bytes := a.As16()

@@ -31,8 +31,8 @@ type Attributes interface {
 	BodySize() int64
 }
 
-// first returns the value of an attribute that has at most one.
-func first(a Attributes, kind Kind) string {
+// firstValue returns the value of an attribute that has at most one.
+func firstValue(a Attributes, kind Kind) string {
 	if values := a.Lookup(kind, ""); len(values) > 0 {
 		return values[0]
 	}

@@ -19,7 +19,7 @@ import (
 // marks the request as unclear.
 func (q *request) identifies(s *Source) string {
 	values := q.a.Lookup(s.Kind, s.Name)
-	if why := hidden(q.a, s); why != "" {
+	if why := findHidden(q.a, s); why != "" {
 		q.noteUnclear(s.String() + " " + why)
 		return ""
 	}
@@ -31,21 +31,21 @@ func (q *request) identifies(s *Source) string {
 	}
 	text, why := values[0], ""
 	switch {
-	case s.Kind == KindQuery && queryDiffers(first(q.a, KindRawQuery)):
+	case s.Kind == KindQuery && queryDiffers(firstValue(q.a, KindRawQuery)):
 		why = "is in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
 	case s.Kind == KindHeader && isAuthorization(s.Name):
-		text, why = authorization(text)
+		text, why = parseAuthorization(text)
 	case s.Kind == KindCookie && strings.ContainsFunc(text, endsCookie):
 		why = "has white space, a comma, a quote, a backslash or a control character"
 	case s.Kind == KindCookie:
 		if decoded, err := url.PathUnescape(text); err == nil {
 			text = decoded // some servers decode it, and must see the same client
 		}
-		why = unclear(text)
+		why = explainUnclear(text)
 	default:
-		why = unclear(text)
+		why = explainUnclear(text)
 	}
 	if why == "" && s.Kind != KindQuery && strings.Contains(text, ",") && !(s.Kind == KindHeader && hasCommas(s.Name)) {
 		why = "has a comma, which some servers read as several values"
@@ -57,22 +57,22 @@ func (q *request) identifies(s *Source) string {
 	return text
 }
 
-// hidden returns why some servers may find a header or a cookie that others do not find, or "".
-func hidden(a Attributes, s *Source) string {
+// findHidden returns why some servers may find a header or a cookie that others do not find, or "".
+func findHidden(a Attributes, s *Source) string {
 	switch s.Kind {
 	case KindHeader:
-		return droppedHeader(a, s.Name)
+		return findDroppedHeader(a, s.Name)
 	case KindCookie:
-		if why := droppedHeader(a, "Cookie"); why != "" {
+		if why := findDroppedHeader(a, "Cookie"); why != "" {
 			return why
 		}
-		return hiddenCookie(a, s.Name)
+		return findHiddenCookie(a, s.Name)
 	}
 	return ""
 }
 
-// droppedHeader returns why the next proxy may drop a header, or "".
-func droppedHeader(a Attributes, name string) string {
+// findDroppedHeader returns why the next proxy may drop a header, or "".
+func findDroppedHeader(a Attributes, name string) string {
 	for _, line := range a.Lookup(KindHeader, "Connection") {
 		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }) {
 			if strings.EqualFold(option, name) {
@@ -93,23 +93,23 @@ func queryDiffers(query string) bool {
 	return err != nil
 }
 
-// hiddenCookie returns why some servers may find a cookie of this name that others do not find, or
-// "". Some servers end a cookie at white space or a comma. Some let quotes contain semicolons.
-func hiddenCookie(a Attributes, name string) string {
-	plain, open := false, false
+// findHiddenCookie returns why some servers may find a cookie of this name that others do not find,
+// or "". Some servers end a cookie at white space or a comma. Some let quotes contain semicolons.
+func findHiddenCookie(a Attributes, name string) string {
+	isPlain, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
 		pair = strings.TrimSpace(pair)
 		known, value, _ := strings.Cut(pair, "=")
 		switch {
 		case strings.EqualFold(strings.TrimSpace(known), name):
-			plain = true
+			isPlain = true
 		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
 			return "is part of another cookie, as some servers read it"
 		default:
-			open = open || isOpen(strings.TrimSpace(value))
+			hasOpenQuote = hasOpenQuote || isOpen(strings.TrimSpace(value))
 		}
 	}
-	if plain && open {
+	if isPlain && hasOpenQuote {
 		return "comes with a cookie whose quote is not closed"
 	}
 	return ""
@@ -155,8 +155,8 @@ func (q *request) noteUnclear(why string) {
 	}
 }
 
-// unclear returns why servers may read a text in different ways, or "".
-func unclear(text string) string {
+// explainUnclear returns why servers may read a text in different ways, or "".
+func explainUnclear(text string) string {
 	if text == "" {
 		return ""
 	}
@@ -185,17 +185,17 @@ func isAuthorization(header string) bool {
 // jwtLike matches texts that a lenient server may read as a JSON Web Token.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
-// authorization converts the value of such a header to one form: its scheme in lower case, a space,
-// and the credentials. If the value can be read in several ways, why is the reason.
-func authorization(value string) (text, why string) {
-	if why := unclear(value); why != "" || value == "" {
+// parseAuthorization converts the value of such a header to one form: its scheme in lower case, a
+// space, and the credentials. If the value can be read in several ways, why is the reason.
+func parseAuthorization(value string) (text, why string) {
+	if why := explainUnclear(value); why != "" || value == "" {
 		return "", why
 	}
 	scheme, credentials, _ := strings.Cut(value, " ")
 	scheme, credentials = strings.ToLower(scheme), strings.TrimLeft(credentials, " ")
 	switch {
 	case scheme == "bearer":
-		why = unclearToken(credentials)
+		why = explainUnclearToken(credentials)
 	case jwtLike.MatchString(value):
 		why = "has a token that does not follow Bearer and a space"
 	case !IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
@@ -208,17 +208,17 @@ func authorization(value string) (text, why string) {
 	return scheme + " " + credentials, why
 }
 
-// unclearToken returns why servers may read a bearer token in different ways, or "". A token with
-// two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token has
-// exactly one spelling (base64url without padding, RFC 7515).
-func unclearToken(text string) string {
+// explainUnclearToken returns why servers may read a bearer token in different ways, or "". A token
+// with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token
+// has exactly one spelling (base64url without padding, RFC 7515).
+func explainUnclearToken(text string) string {
 	dots := strings.Count(text, ".")
 	switch {
 	case text == "":
 		return "has no token after Bearer"
 	case len(text) > MaxTokenLength:
 		return fmt.Sprintf("has a token of more than %d bytes", MaxTokenLength)
-	case strings.ContainsFunc(strings.TrimRight(text, "="), notInBearer):
+	case strings.ContainsFunc(strings.TrimRight(text, "="), isOutsideBearer):
 		return "has characters that no token has"
 	case dots < 2:
 		return ""
@@ -234,7 +234,7 @@ func unclearToken(text string) string {
 	return ""
 }
 
-// notInBearer reports whether a bearer token cannot contain a character (RFC 6750, 2.1).
-func notInBearer(r rune) bool {
+// isOutsideBearer reports whether a bearer token cannot contain a character (RFC 6750, 2.1).
+func isOutsideBearer(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.~+/", r))
 }

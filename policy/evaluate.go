@@ -157,7 +157,7 @@ func (r *Rules) matchersOf(path string) matcherIter {
 	if len(path) == 0 || path[0] != '/' {
 		return matcherIter{}
 	}
-	first, _ := cut(path)
+	first, _ := cutSegment(path)
 	return matcherIter{a: r.index[first], b: r.general}
 }
 
@@ -192,7 +192,7 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 		keys = append(keys, "")
 	}
 	*q = request{rules: r, a: a, keys: keys, tier: -1}
-	q.method, q.host, q.path = first(a, KindMethod), first(a, KindHost), cmp.Or(first(a, KindPath), "/")
+	q.method, q.host, q.path = firstValue(a, KindMethod), firstValue(a, KindHost), cmp.Or(firstValue(a, KindPath), "/")
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
 

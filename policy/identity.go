@@ -92,7 +92,7 @@ func (q *request) find(id *Identity) (string, bool) {
 // name was found.
 func (q *request) isOneOf(t *Test, text string) bool {
 	if t.Source.Kind == KindAddress {
-		return t.Any || t.networks.contain(q.a.Address())
+		return t.Any || t.networks.contains(q.a.Address())
 	}
 	return t.has(text)
 }
@@ -101,10 +101,10 @@ func (q *request) isOneOf(t *Test, text string) bool {
 // does not share the key of other clients. If all keys are missing, so is the combination.
 func (q *request) combine(id *Identity) (string, bool) {
 	var s strings.Builder
-	some := false
+	isPresent := false
 	for i, one := range id.AllOf {
 		key, ok := q.find(one)
-		some = some || ok
+		isPresent = isPresent || ok
 		if i > 0 {
 			s.WriteByte(',')
 		}
@@ -113,7 +113,7 @@ func (q *request) combine(id *Identity) (string, bool) {
 		}
 		s.WriteString(key)
 	}
-	return s.String(), some
+	return s.String(), isPresent
 }
 
 // firstKind returns the kind that is written for an identity that a request lacks.

@@ -130,7 +130,7 @@ func (p Pattern) matches(path string) bool {
 			return false
 		}
 		var text string
-		text, path = cut(path)
+		text, path = cutSegment(path)
 		if !s.matches(text) {
 			return false
 		}
@@ -138,8 +138,8 @@ func (p Pattern) matches(path string) bool {
 	return path == ""
 }
 
-// cut splits the first segment from a path, which begins with a slash.
-func cut(path string) (text, rest string) {
+// cutSegment splits the first segment from a path, which begins with a slash.
+func cutSegment(path string) (text, rest string) {
 	if end := strings.IndexByte(path[1:], '/'); end >= 0 {
 		return path[1 : end+1], path[end+1:]
 	}
@@ -151,14 +151,14 @@ func (s *Segment) matches(text string) bool {
 	case SegmentLiteral:
 		return s.Text == text
 	case SegmentGlob:
-		return glob(s.Text, text)
+		return matchesGlob(s.Text, text)
 	}
 	return text != ""
 }
 
-// glob matches a pattern with stars. Its time is at most proportional to the product of both
+// matchesGlob matches a pattern with stars. Its time is at most proportional to the product of both
 // lengths.
-func glob(pattern, text string) bool {
+func matchesGlob(pattern, text string) bool {
 	p, t := 0, 0
 	star, from := -1, 0
 	for t < len(text) {
@@ -189,7 +189,7 @@ func (p Pattern) segment(path, name string) (string, bool) {
 			break
 		}
 		var text string
-		text, path = cut(path)
+		text, path = cutSegment(path)
 		if p[i].Kind == SegmentNamed && p[i].Text == name {
 			return text, true
 		}

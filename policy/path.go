@@ -186,9 +186,9 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 // hidesDots reports whether a part of a canonical segment is . or .. . The parts are separated by
 // encoded slashes, and parameters are ignored.
 func hidesDots(segment []byte) bool {
-	for more := true; more; {
+	for hasMore := true; hasMore; {
 		var part []byte
-		part, segment, more = cutEncodedSlash(segment)
+		part, segment, hasMore = cutEncodedSlash(segment)
 		name, _, _ := bytes.Cut(part, []byte(";"))
 		if string(name) == "." || string(name) == ".." {
 			return true
@@ -236,7 +236,7 @@ func decodeByte(s string) (c byte, width int) {
 	if len(s) < 3 {
 		return 0, 0
 	}
-	high, low := unhex(s[1]), unhex(s[2])
+	high, low := decodeHex(s[1]), decodeHex(s[2])
 	if high < 0 || low < 0 {
 		return 0, 0
 	}
@@ -267,8 +267,8 @@ func appendEncoded(b []byte, c byte) []byte {
 	return append(b, '%', digits[c>>4], digits[c&15])
 }
 
-// unhex returns the value of a hexadecimal digit, or -1.
-func unhex(c byte) int {
+// decodeHex returns the value of a hexadecimal digit, or -1.
+func decodeHex(c byte) int {
 	switch {
 	case c >= '0' && c <= '9':
 		return int(c - '0')

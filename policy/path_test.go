@@ -206,10 +206,10 @@ func (s speller) spell(segments []string) string {
 }
 
 // noOpSegments returns segments that do not change the path, such as "./" and "x/../".
-func (s speller) noOpSegments(root bool) string {
+func (s speller) noOpSegments(isRoot bool) string {
 	dot := func() string { return s.byte('.') }
 	ways := []string{"/", dot() + "/", "x/" + dot() + dot() + "/", "x/y/" + dot() + dot() + "//" + dot() + dot() + "/"}
-	if root {
+	if isRoot {
 		ways = append(ways, dot()+dot()+"/")
 	}
 	return ways[s.IntN(len(ways))]
@@ -219,10 +219,10 @@ func (s speller) byte(c byte) string {
 	if s.paths.IgnoreCase && s.IntN(2) == 0 && c >= 'a' && c <= 'z' {
 		c -= 'a' - 'A'
 	}
-	switch needed := c == '%' || c == '?' || c == '#' || c == '/'; {
+	switch mustEncode := c == '%' || c == '?' || c == '#' || c == '/'; {
 	case s.IntN(3) == 0:
 		return fmt.Sprintf("%%%02X", c)
-	case s.IntN(2) == 0 || needed:
+	case s.IntN(2) == 0 || mustEncode:
 		return fmt.Sprintf("%%%02x", c)
 	}
 	return string([]byte{c})

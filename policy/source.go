@@ -268,7 +268,7 @@ func (q *request) anyHolds(conditions []Condition) bool {
 func (q *request) passes(t *Test) bool {
 	switch t.Source.Kind {
 	case KindAddress:
-		return t.Any || t.networks.contain(q.a.Address())
+		return t.Any || t.networks.contains(q.a.Address())
 	case KindClaim:
 		// A claim that is a list passes if any of its elements does.
 		for _, text := range q.claims().Values(t.Source.Name) {
@@ -320,8 +320,8 @@ func (n networks) add(p netip.Prefix) {
 	n[p.Bits()][p.Masked()] = struct{}{}
 }
 
-func (n networks) contain(a netip.Addr) bool {
-	a = folded(a)
+func (n networks) contains(a netip.Addr) bool {
+	a = foldAddress(a)
 	for bits, set := range n {
 		if p, err := a.Prefix(bits); err == nil {
 			if _, ok := set[p]; ok {

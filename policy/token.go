@@ -52,7 +52,7 @@ const MaxTokenLength = 8 << 10
 // can be read in several ways, unclear is the reason.
 func (t *Tokens) Find(a Attributes) (token, unclear string) {
 	if t.Header != "" {
-		if unclear = hidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
+		if unclear = findHidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
 			token, unclear = t.inHeader(a.Lookup(KindHeader, t.Header))
 		}
 		if unclear != "" {
@@ -60,8 +60,8 @@ func (t *Tokens) Find(a Attributes) (token, unclear string) {
 		}
 	}
 	if token == "" && t.Cookie != "" {
-		if unclear = hidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); unclear == "" {
-			token, unclear = one(a.Lookup(KindCookie, t.Cookie))
+		if unclear = findHidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); unclear == "" {
+			token, unclear = singleValue(a.Lookup(KindCookie, t.Cookie))
 		}
 		if unclear != "" {
 			return "", "cookie " + t.Cookie + " " + unclear
@@ -72,9 +72,9 @@ func (t *Tokens) Find(a Attributes) (token, unclear string) {
 
 func (t *Tokens) inHeader(lines []string) (token, why string) {
 	if !isAuthorization(t.Header) || len(lines) != 1 {
-		return one(lines)
+		return singleValue(lines)
 	}
-	text, why := authorization(lines[0])
+	text, why := parseAuthorization(lines[0])
 	token, _ = strings.CutPrefix(text, "bearer ")
 	if why != "" || token == text {
 		return "", why
@@ -82,13 +82,13 @@ func (t *Tokens) inHeader(lines []string) (token, why string) {
 	return token, ""
 }
 
-// one returns the token if there is at most one value. Otherwise why is the reason.
-func one(values []string) (token, why string) {
+// singleValue returns the token if there is at most one value. Otherwise why is the reason.
+func singleValue(values []string) (token, why string) {
 	switch {
 	case len(values) > 1:
 		return "", fmt.Sprintf("is sent %d times", len(values))
 	case len(values) == 0 || values[0] == "":
 		return "", ""
 	}
-	return values[0], unclearToken(values[0])
+	return values[0], explainUnclearToken(values[0])
 }

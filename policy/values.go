@@ -14,7 +14,7 @@ func CookieValues(lines []string, name string) (values []string) {
 			if plain, err := url.PathUnescape(known); err == nil {
 				known = plain // as old versions of PHP do
 			}
-			if !sameName(known, name) {
+			if !isSameName(known, name) {
 				continue
 			}
 			value = strings.TrimSpace(value)
@@ -43,16 +43,16 @@ func QueryValues(query, name string) (values []string) {
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		known, value, _ := strings.Cut(pair, "=")
 		known, _, _ = strings.Cut(unescaped(known), "[")
-		if sameName(known, name) {
+		if isSameName(known, name) {
 			values = append(values, unescaped(value))
 		}
 	}
 	return values
 }
 
-// sameName reports whether a server may read the sent name as name. PHP reads dots and spaces in it
-// as underscores.
-func sameName(sent, name string) bool {
+// isSameName reports whether a server may read the sent name as name. PHP reads dots and spaces in
+// it as underscores.
+func isSameName(sent, name string) bool {
 	sent = strings.TrimSpace(sent)
 	if len(sent) != len(name) {
 		return false

@@ -220,7 +220,7 @@ func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time
 }
 
 // charge waits for the Limiter to grant the cost, until end at the latest.
-func (t *Transport) charge(ctx context.Context, key string, cost int64, end time.Time) (charged bool, err error) {
+func (t *Transport) charge(ctx context.Context, key string, cost int64, end time.Time) (isCharged bool, err error) {
 	if t.Limiter == nil {
 		return false, nil
 	}

@@ -43,9 +43,9 @@ const (
 // line writes each text in a line, and the label before the first. Without texts it writes nothing.
 func (p *printer) line(label string, texts ...string) {
 	for _, text := range texts {
-		for more := true; more; label, text = "", "  "+text {
+		for hasMore := true; hasMore; label, text = "", "  "+text {
 			var line string
-			line, text, more = wrap(text)
+			line, text, hasMore = wrap(text)
 			fmt.Fprintf(p, "%-*s%s\n", textColumn, label+"  ", line)
 		}
 	}

@@ -196,7 +196,7 @@ func (v *Verifier) IsKnown(token string) bool {
 // Claims returns the claims of a token, or why it is rejected. The result of the signature check is
 // cached. All other checks are made each time.
 func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
-	if len(token) > policy.MaxTokenLength || strings.ContainsFunc(token, notInToken) {
+	if len(token) > policy.MaxTokenLength || strings.ContainsFunc(token, isOutsideToken) {
 		return nil, &policy.TokenError{Reason: "malformed", Err: errors.New("it is too long, or has characters that a JSON Web Token cannot have")}
 	}
 	keys := v.keys.Load()
@@ -251,9 +251,9 @@ func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error)
 	return chosen, nil
 }
 
-// notInToken reports whether a character is neither base64url nor the dot between a token's parts.
-// Line ends are rejected too: decoders skip them, so one token would have many spellings.
-func notInToken(r rune) bool {
+// isOutsideToken reports whether a character is neither base64url nor the dot between a token's
+// parts. Line ends are rejected too: decoders skip them, so one token would have many spellings.
+func isOutsideToken(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 }
 
@@ -293,7 +293,7 @@ func (t Config) mistakes() (mistakes []error) {
 		mistakes = append(mistakes, t.wrongSecret()...)
 	}
 	if t.JWKSURL != "" {
-		if err := wrongKeyURL(t.JWKSURL); err != nil {
+		if err := checkKeyURL(t.JWKSURL); err != nil {
 			wrong("jwks_url", "%w", err)
 		}
 	}
@@ -372,24 +372,24 @@ func (t Config) methods() []string {
 	}
 }
 
-// wrongKeyURL returns why keys cannot be read from an address. An attacker who can change the
+// checkKeyURL returns why keys cannot be read from an address. An attacker who can change the
 // response can make tokens for any client, so it must be encrypted.
-func wrongKeyURL(address string) error {
+func checkKeyURL(address string) error {
 	u, err := url.Parse(address)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w; write one such as https://issuer.example/.well-known/jwks.json", err)
 	case u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
-		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", shownURL(address, u))
+		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", redactURL(address, u))
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		return fmt.Errorf("%q is not encrypted, so others could change the keys; write https (http is allowed only to this machine)", shownURL(address, u))
+		return fmt.Errorf("%q is not encrypted, so others could change the keys; write https (http is allowed only to this machine)", redactURL(address, u))
 	}
 	return nil
 }
 
-// shownURL returns an address for a message, without its user and password. It is not escaped,
+// redactURL returns an address for a message, without its user and password. It is not escaped,
 // because the values of variables in it would then not be masked.
-func shownURL(written string, u *url.URL) string {
+func redactURL(written string, u *url.URL) string {
 	if u.User != nil {
 		return u.Scheme + "://" + u.Host
 	}

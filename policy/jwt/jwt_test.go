@@ -117,9 +117,9 @@ func TestKeysDefaultToTheirOwnAlgorithm(t *testing.T) {
 	for alg := range jwttest.Pairs() {
 		issuer := newIssuer(t, alg, func(tokens *Config) { tokens.Algorithms = nil })
 		_, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
-		usual := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
-		if (err == nil) != usual {
-			t.Errorf("%s: %v; want accepted by default: %v", alg, err, usual)
+		isDefault := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
+		if (err == nil) != isDefault {
+			t.Errorf("%s: %v; want accepted by default: %v", alg, err, isDefault)
 		}
 	}
 }

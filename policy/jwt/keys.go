@@ -158,7 +158,7 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 		where := fmt.Sprintf("block %d", n)
 		key, err := parseBlock(block)
 		if err == nil {
-			err = wrongPublicKey(key)
+			err = checkPublicKey(key)
 		}
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("%s: %w", where, err))
@@ -197,8 +197,8 @@ func parseBlock(block *pem.Block) (any, error) {
 	return nil, fmt.Errorf("is a %q; use a PUBLIC KEY or a CERTIFICATE", block.Type)
 }
 
-// wrongPublicKey returns why a public key is not safe, or nil.
-func wrongPublicKey(key any) error {
+// checkPublicKey returns why a public key is not safe, or nil.
+func checkPublicKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
@@ -264,7 +264,7 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 	if err != nil {
 		return k, damaged(err)
 	}
-	if err := wrongJWK(j, members); err != nil {
+	if err := checkJWK(j, members); err != nil {
 		return k, err
 	}
 	if k.key, err = publicKey(j); err != nil {
@@ -275,12 +275,12 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 		own = "EdDSA"
 	}
 	k.algorithms = algorithmsOf(k.key, own, wanted)
-	return k, wrongPublicKey(k.key)
+	return k, checkPublicKey(k.key)
 }
 
-// wrongJWK returns why the kind or the members of a key forbid its use, or nil. It does not check
+// checkJWK returns why the kind or the members of a key forbid its use, or nil. It does not check
 // the key's numbers.
-func wrongJWK(j jwkset.JWKMarshal, members any) error {
+func checkJWK(j jwkset.JWKMarshal, members any) error {
 	canVerify := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {
 	case j.USE != "" && j.USE != jwkset.UseSig, !canVerify, !slices.Contains(curves, j.CRV):

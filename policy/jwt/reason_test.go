@@ -35,8 +35,8 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 			}
 		}
 		seen[row.reason] = true
-		if checked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != checked {
-			t.Errorf("%s: the signature check is in the cache: %v; want %v", row.reason, !checked, checked)
+		if isChecked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != isChecked {
+			t.Errorf("%s: the signature check is in the cache: %v; want %v", row.reason, !isChecked, isChecked)
 		}
 	}
 	for _, reason := range policy.TokenReasons() {

@@ -159,19 +159,19 @@ func (c *compiler) compile() {
 	if c.config.Version != 1 && (c.config.Version != 0 || c.isWritten(&c.config.Version)) {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
-	c.onFailure = c.failure(&c.config.OnFailure)
-	c.spec.ApplyAll = c.oneOf(&c.config.Apply, "apply", "most-specific", "all") == "all"
+	c.onFailure = c.compileOnFailure(&c.config.OnFailure)
+	c.spec.ApplyAll = c.checkWord(&c.config.Apply, "apply", "most-specific", "all") == "all"
 	c.compileSections()
 	c.compileTokens()
 	c.compileIdentities()
 	c.compileTiers()
-	c.spec.Allow = c.conditions(&c.config.Allow, "allow")
-	c.spec.Deny = c.conditions(&c.config.Deny, "deny")
+	c.spec.Allow = c.compileConditions(&c.config.Allow, "allow")
+	c.spec.Deny = c.compileConditions(&c.config.Deny, "deny")
 	c.compileRules()
 }
 
-// oneOf checks that a text is one of a few words. The first word is the default.
-func (c *compiler) oneOf(p *string, what string, words ...string) string {
+// checkWord checks that a text is one of a few words. The first word is the default.
+func (c *compiler) checkWord(p *string, what string, words ...string) string {
 	if *p == "" {
 		return words[0]
 	}
@@ -182,14 +182,14 @@ func (c *compiler) oneOf(p *string, what string, words ...string) string {
 }
 
 func (c *compiler) warn(p any, format string, args ...any) {
-	c.warnings = append(c.warnings, c.remark(p, format, args...))
+	c.warnings = append(c.warnings, c.newRemark(p, format, args...))
 }
 
 func (c *compiler) hint(p any, format string, args ...any) {
-	c.hinted = append(c.hinted, c.remark(p, format, args...))
+	c.hinted = append(c.hinted, c.newRemark(p, format, args...))
 }
 
-func (c *compiler) remark(p any, format string, args ...any) *Error {
+func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	at := c.at[p]
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))}
 }

@@ -25,7 +25,7 @@ func (c *compiler) compileIdentities() {
 		c.identities[e.Name] = &identityState{entry: e}
 	}
 	for i := range c.config.Identities {
-		id := c.identity(c.identities[c.config.Identities[i].Name])
+		id := c.compileIdentity(c.identities[c.config.Identities[i].Name])
 		c.spec.Identities = append(c.spec.Identities, id)
 	}
 }
@@ -38,22 +38,22 @@ func (c *compiler) compileTiers() {
 	tiers := c.config.Tiers
 	for i := range tiers {
 		e := &tiers[i]
-		last := i == len(tiers)-1
+		isLast := i == len(tiers)-1
 		t := policy.Tier{Name: e.Name, IsDefault: e.Value.Otherwise}
 		switch {
 		case !policy.IsKind(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of a tier; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(e.Name))
 		case e.Name == "default":
 			c.fail(&e.Name, "a tier cannot be called default; write free: default for the tier of all other clients")
-		case t.IsDefault && !last:
+		case t.IsDefault && !isLast:
 			c.fail(&e.Value, "tier %s takes all clients, so no later tier is ever used; move it to the end", e.Name)
-		case !t.IsDefault && last:
+		case !t.IsDefault && isLast:
 			c.fail(&e.Value, "the last tier, %s, has conditions, so some clients would have no tier; add one for all other clients, as in free: default", e.Name)
 		case !t.IsDefault && len(e.Value.Any) == 0:
 			c.fail(&e.Value, "tier %s has no condition, so no client would have it; add one, as in {header X-Plan: premium}", e.Name)
 		}
 		if !t.IsDefault {
-			t.AnyOf = c.conditions(&e.Value, "tier")
+			t.AnyOf = c.compileConditions(&e.Value, "tier")
 			c.warnChosenTier(e)
 		}
 		c.spec.Tiers = append(c.spec.Tiers, t)
@@ -73,18 +73,18 @@ func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 	}
 }
 
-func (c *compiler) conditions(config *Conditions, what string) (list []policy.Condition) {
+func (c *compiler) compileConditions(config *Conditions, what string) (list []policy.Condition) {
 	if config.Otherwise {
 		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", what)
 	}
 	for i := range config.Any {
-		list = append(list, c.condition(config.Any[i], what))
+		list = append(list, c.compileCondition(config.Any[i], what))
 	}
 	return list
 }
 
-// condition compiles a condition of a match, a tier, allow or deny.
-func (c *compiler) condition(clauses Condition, what string) (when policy.Condition) {
+// compileCondition compiles a condition of a match, a tier, allow or deny.
+func (c *compiler) compileCondition(clauses Condition, what string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
 		var known []string
@@ -104,7 +104,7 @@ func (c *compiler) condition(clauses Condition, what string) (when policy.Condit
 		case source.Needs(policy.KindSegment):
 			c.fail(&clause.Source, "%s is evaluated before a rule matches, so it cannot use a segment of a path; use a claim, a header or a list", what)
 		}
-		when = append(when, c.test(source, &clause.Values))
+		when = append(when, c.compileTest(source, &clause.Values))
 	}
 	return when
 }
@@ -117,8 +117,8 @@ func (c *compiler) tierNames() (names []string) {
 	return names
 }
 
-// test compiles the values that a source may have.
-func (c *compiler) test(source policy.Source, values *Values) policy.Test {
+// compileTest compiles the values that a source may have.
+func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test {
 	t := policy.Test{Source: source}
 	add := func(p any, where, text string) bool {
 		if text == "*" {
@@ -142,7 +142,7 @@ func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
 	}
-	if t.File = values.File; t.File != "" && c.lines(&values.File, values.File, add) && t.IsEmpty() {
+	if t.File = values.File; t.File != "" && c.readLines(&values.File, values.File, add) && t.IsEmpty() {
 		c.warn(&values.File, "%s has no values, so it matches no client; add values, or remove the line", wording.Clip(values.File))
 	}
 	return t
@@ -157,9 +157,9 @@ const (
 	maxListBad   = 10        // bad lines that are reported one by one
 )
 
-// lines reads a file with one value per line. # begins a comment. It returns false if the file has
-// a mistake.
-func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
+// readLines reads a file with one value per line. # begins a comment. It returns false if the file
+// has a mistake.
+func (c *compiler) readLines(p any, name string, add func(p any, where, text string) bool) bool {
 	if c.listFiles++; c.listFiles > maxListFiles {
 		if c.listFiles == maxListFiles+1 {
 			c.fail(p, "there are more than %d files of values (a file that is named twice counts twice); use fewer", maxListFiles)

@@ -14,13 +14,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// costs compiles the cost of a request.
-func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
+// compileCosts compiles the cost of a request.
+func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 	k := &config.Cost
 	l.Cost = policy.Cost{Units: 1, Body: int64(k.Body), Min: 1, Max: penstock.MaxCost}
 	ways := 0
-	for _, way := range []bool{k.Units != nil, k.Methods != nil, k.Header != "", k.Body != 0} {
-		if way {
+	for _, isSet := range []bool{k.Units != nil, k.Methods != nil, k.Header != "", k.Body != 0} {
+		if isSet {
 			ways++
 		}
 	}
@@ -28,7 +28,7 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 		c.fail(k, "the cost has %d of units, methods, header and body; keep one of units, methods, header and body", ways)
 	}
 	if k.Units != nil {
-		l.Cost.Units = c.units(k.Units, *k.Units)
+		l.Cost.Units = c.checkUnits(k.Units, *k.Units)
 	}
 	if k.Methods != nil {
 		if len(k.Methods) == 0 {
@@ -37,7 +37,7 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 		l.Cost.Methods = make(map[string]int64)
 		for i := range k.Methods {
 			e := &k.Methods[i]
-			n := c.units(&e.Value, e.Value)
+			n := c.checkUnits(&e.Value, e.Value)
 			if e.Name == "default" {
 				l.Cost.Units = n
 				continue
@@ -51,19 +51,19 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 		}
 	}
 	if c.isWritten(&k.Min) || k.Min != 0 {
-		l.Cost.Min = c.units(&k.Min, k.Min)
+		l.Cost.Min = c.checkUnits(&k.Min, k.Min)
 	}
 	if k.Max != 0 {
-		l.Cost.Max = c.units(&k.Max, k.Max)
+		l.Cost.Max = c.checkUnits(&k.Max, k.Max)
 	}
-	c.costFields(l, k)
+	c.compileCostFields(l, k)
 	if config.InFlight.isSet() && c.isWritten(k) {
 		c.fail(k, "in_flight counts each request as one; remove cost")
 	}
 	c.checkCost(l, k, c.orWritten(config, k))
 }
 
-func (c *compiler) units(p any, n int64) int64 {
+func (c *compiler) checkUnits(p any, n int64) int64 {
 	if n < 0 || n > penstock.MaxCost {
 		c.fail(p, "a cost of %d is not possible; write 0 to %d", n, int64(penstock.MaxCost))
 		return 1
@@ -71,7 +71,7 @@ func (c *compiler) units(p any, n int64) int64 {
 	return n
 }
 
-func (c *compiler) costFields(l *policy.Limit, k *CostConfig) {
+func (c *compiler) compileCostFields(l *policy.Limit, k *CostConfig) {
 	switch {
 	case k.Header != "" && !policy.IsToken(k.Header):
 		c.fail(&k.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(k.Header))
@@ -125,8 +125,8 @@ func (c *compiler) checkCost(l *policy.Limit, k *CostConfig, at any) {
 
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
-// outcomes compiles on_status.
-func (c *compiler) outcomes(l *policy.Limit, config *LimitConfig) {
+// compileOutcomes compiles on_status.
+func (c *compiler) compileOutcomes(l *policy.Limit, config *LimitConfig) {
 	if len(config.OnStatus) > 0 {
 		l.Status = new(policy.Statuses)
 	}

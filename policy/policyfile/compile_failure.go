@@ -20,23 +20,23 @@ const (
 	maxDenyCacheTTL = 24 * time.Hour
 )
 
-// guards compiles the guard settings of a limit.
-func (c *compiler) guards(l *policy.Limit, config *LimitConfig) {
+// compileGuards compiles the guard settings of a limit.
+func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
 	l.Guard.OnFailure = c.onFailure
 	if config.OnFailure != "" {
-		l.Guard.OnFailure = c.failure(&config.OnFailure)
+		l.Guard.OnFailure = c.compileOnFailure(&config.OnFailure)
 	}
 	if config.Ceiling != "" {
-		c.ceiling(l, config)
+		c.compileCeiling(l, config)
 	}
 	if c.isWritten(&config.Lease) || config.Lease != 0 {
-		c.lease(l, config)
+		c.compileLease(l, config)
 	}
 	if c.isWritten(&config.SplitInto) || config.SplitInto != 0 {
-		c.splitInto(l, config)
+		c.compileSplitInto(l, config)
 	}
 	if config.DenyCacheTTL != nil {
-		c.denyFor(l, config)
+		c.compileDenyFor(l, config)
 	}
 	if l.Shadow {
 		l.Guard = shadowSettings(l.Guard)
@@ -52,13 +52,13 @@ func shadowSettings(s guard.Settings) guard.Settings {
 
 var failures = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 
-// failure compiles what happens while the store gives no answer.
-func (c *compiler) failure(p *string) guard.FailureMode {
-	return failures[c.oneOf(p, "on_failure", "local", "open", "closed")]
+// compileOnFailure compiles what happens while the store gives no answer.
+func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
+	return failures[c.checkWord(p, "on_failure", "local", "open", "closed")]
 }
 
-// ceiling compiles the ceiling of an open limit.
-func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
+// compileCeiling compiles the ceiling of an open limit.
+func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 	at := &config.Ceiling
 	limit, calendar, err := parseRate(config.Ceiling)
 	switch {
@@ -87,8 +87,9 @@ func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
 	l.Guard.Ceiling = ready.Limit()
 }
 
-// lease compiles how many units may be drawn in advance. It reports a lease that never draws any.
-func (c *compiler) lease(l *policy.Limit, config *LimitConfig) {
+// compileLease compiles how many units may be drawn in advance. It reports a lease that never draws
+// any.
+func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
 	if config.Lease < leastLease || config.Lease > penstock.MaxCost {
 		c.fail(at, "lease is %d; write how many units may be drawn in advance at once, from %d to 2^51, or remove it", config.Lease, leastLease)
@@ -122,7 +123,7 @@ func capacity(l *policy.Limit) (most int64) {
 	return most
 }
 
-func (c *compiler) splitInto(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 	at := &config.SplitInto
 	if config.SplitInto < 2 || config.SplitInto > maxSplitInto {
 		c.fail(at, "split_into is %d; write into how many counters the limit is split, from 2 to %d, or remove it", config.SplitInto, maxSplitInto)
@@ -142,7 +143,7 @@ func (c *compiler) splitInto(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-func (c *compiler) denyFor(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileDenyFor(l *policy.Limit, config *LimitConfig) {
 	at := &config.DenyCacheTTL
 	l.Guard.DenyFor = *config.DenyCacheTTL
 	switch {

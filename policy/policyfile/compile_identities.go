@@ -15,15 +15,15 @@ type identityState struct {
 	isBusy   bool
 }
 
-// identity compiles a named identity once.
-func (c *compiler) identity(s *identityState) *policy.Identity {
+// compileIdentity compiles a named identity once.
+func (c *compiler) compileIdentity(s *identityState) *policy.Identity {
 	if s.isBusy {
 		c.fail(&s.entry.Name, "identity %s refers to itself; write its parts", s.entry.Name)
 		return invalidIdentity
 	}
 	if s.compiled == nil {
 		s.isBusy = true
-		s.compiled = c.identityOf(&s.entry.Value)
+		s.compiled = c.compileIdentityConfig(&s.entry.Value)
 		s.isBusy = false
 	}
 	return s.compiled
@@ -32,8 +32,8 @@ func (c *compiler) identity(s *identityState) *policy.Identity {
 // invalidIdentity replaces an identity with a mistake.
 var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" })
 
-// identityOf compiles an identity.
-func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
+// compileIdentityConfig compiles an identity.
+func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identity {
 	switch {
 	case !config.isSet():
 		c.fail(config, "the identity is missing; %s", identityForms)
@@ -44,7 +44,7 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 		return policy.ByAddress()
 	case config.Name != "":
 		if state := c.identities[config.Name]; state != nil {
-			return c.identity(state)
+			return c.compileIdentity(state)
 		}
 		if _, word := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
 			kind := "user"
@@ -57,11 +57,11 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 		}
 		return invalidIdentity
 	case config.First != nil:
-		return c.compound(config, policy.FirstOf(c.identityList("first_of", &config.First)...))
+		return c.compileCompound(config, policy.FirstOf(c.compileIdentityList("first_of", &config.First)...))
 	case config.All != nil:
-		return c.compound(config, policy.AllOf(c.identityList("all_of", &config.All)...))
+		return c.compileCompound(config, policy.AllOf(c.compileIdentityList("all_of", &config.All)...))
 	}
-	return c.simple(config)
+	return c.compileSimple(config)
 }
 
 // An identityNote is what the compiler keeps about an identity.
@@ -75,7 +75,7 @@ type identityNote struct {
 // find one.
 const maxParts = 32
 
-func (c *compiler) compound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
+func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
 	size, depth := 0, 0
 	for _, one := range id.Parts() {
 		size += max(c.notes[one].size, 1)
@@ -104,18 +104,18 @@ func (c *compiler) suggestIdentity(name string) string {
 	return suggestOf(name, known)
 }
 
-func (c *compiler) identityList(kind string, configs *[]IdentityConfig) []*policy.Identity {
+func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) []*policy.Identity {
 	if len(*configs) == 0 {
 		c.fail(configs, "the list of %s is empty; add an identity, as in {%[1]s: [{key: header X-API-Key}, ip]}", kind)
 	}
 	list := make([]*policy.Identity, len(*configs))
 	for i := range list {
-		list[i] = c.identityOf(&(*configs)[i])
+		list[i] = c.compileIdentityConfig(&(*configs)[i])
 	}
 	return list
 }
 
-func (c *compiler) simple(config *IdentityConfig) *policy.Identity {
+func (c *compiler) compileSimple(config *IdentityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.notes[id] = identityNote{source: &config.Source}
 	if !policy.IsKind(config.Kind) {
@@ -130,7 +130,7 @@ func (c *compiler) simple(config *IdentityConfig) *policy.Identity {
 		return invalidIdentity
 	}
 	if config.Only != nil {
-		only := c.test(id.Source, config.Only)
+		only := c.compileTest(id.Source, config.Only)
 		id.Only = &only
 	}
 	return id

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// beforeAuth checks that a rule can be decided before a token is verified.
-func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
+// checkBeforeAuth checks that a rule can be decided before a token is verified.
+func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 	at := &config.BeforeAuth
 	r.BeforeAuth = true
 	if c.config.Tokens == nil && !c.broken[&c.config.Tokens] {
@@ -36,8 +36,8 @@ func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 }
 
-// newIdentities compiles how many new identities an address may send to a rule.
-func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
+// compileNewIdentities compiles how many new identities an address may send to a rule.
+func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 	at := &config.NewIdentities
 	limit, calendar, err := parseRate(config.NewIdentities)
 	switch {
@@ -113,7 +113,7 @@ func isAddress(id *policy.Identity) bool {
 	case id.FirstOf != nil:
 		return isAddress(id.FirstOf[0]) // every request has it
 	case id.AllOf != nil:
-		return all(id.AllOf, isAddress)
+		return holdsForAll(id.AllOf, isAddress)
 	}
 	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
 }

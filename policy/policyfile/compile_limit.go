@@ -10,10 +10,10 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-func (c *compiler) limit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Limit {
+func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Limit {
 	l := &policy.Limit{Rule: r, Shadow: config.Shadow || rule.Shadow, Patience: config.MaxWait}
 	l.Key = c.keyOf(r, rule, config)
-	c.shapeOf(l, config.shape(), config.Name)
+	c.compileShape(l, config.shape(), config.Name)
 	if config.Name != "" && !policy.IsName(config.Name) {
 		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
 	}
@@ -22,12 +22,12 @@ func (c *compiler) limit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 	if config.Headers != nil {
 		l.InHeaders = *config.Headers
 	}
-	c.costs(l, config)
-	c.outcomes(l, config)
+	c.compileCosts(l, config)
+	c.compileOutcomes(l, config)
 	c.checkPatience(l, config)
-	c.guards(l, config)
+	c.compileGuards(l, config)
 	if config.Candidate != nil {
-		l.Candidate = c.candidate(l, config)
+		l.Candidate = c.compileCandidate(l, config)
 	}
 	return l
 }
@@ -43,10 +43,10 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 		}
 		return invalidIdentity
 	}
-	id := c.identityOf(per)
+	id := c.compileIdentityConfig(per)
 	for _, name := range id.Segments() {
 		hasSegment := func(path policy.Pattern) bool { return path.HasSegment(name) }
-		if paths := r.Match.Paths; len(paths) == 0 && len(rule.Match.Path) == 0 || !all(paths, hasSegment) {
+		if paths := r.Match.Paths; len(paths) == 0 && len(rule.Match.Path) == 0 || !holdsForAll(paths, hasSegment) {
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
 	}
@@ -101,8 +101,8 @@ func hasBurst(algorithm string) bool {
 	return algorithm == "" || algorithm == "token-bucket" || algorithm == "gcra" || algorithm == "leaky-bucket"
 }
 
-// shapeOf compiles the limit's variants: one for all tiers, or one for each.
-func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
+// compileShape compiles the limit's variants: one for all tiers, or one for each.
+func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 	switch {
 	case s.rate.isSet() && s.inFlight.isSet():
 		c.fail(s.inFlight, "a limit has a rate or in_flight, not both; make two limits of it")
@@ -126,7 +126,7 @@ func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 		}
 	}
 	for _, tier := range tiers {
-		limit, ok := c.variant(s, tier)
+		limit, ok := c.compileVariant(s, tier)
 		if !ok {
 			continue
 		}
@@ -188,7 +188,7 @@ func (p *PerTier) of(tier string) (text string, at any, ok bool) {
 	return "", p, false
 }
 
-func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
+func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
 	can := config.Candidate
 	if c.broken[can] {
 		return nil
@@ -199,7 +199,7 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
 	candidate.Guard = shadowSettings(l.Guard)
-	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
+	c.compileShape(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
 		c.fail(can, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
 	}
@@ -243,6 +243,6 @@ func haveSameVariants(a, b *policy.Limit) bool {
 	return slices.EqualFunc(a.Variants, b.Variants, same) && a.SubWindows == b.SubWindows && a.Timezone == b.Timezone
 }
 
-func all[T any](list []T, is func(T) bool) bool {
+func holdsForAll[T any](list []T, is func(T) bool) bool {
 	return !slices.ContainsFunc(list, func(one T) bool { return !is(one) })
 }

@@ -49,8 +49,8 @@ func reason(err error) string {
 	return text
 }
 
-// variant returns the limit of one tier.
-func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
+// compileVariant returns the limit of one tier.
+func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 	what := s.rate
 	if s.inFlight.isSet() {
 		what = s.inFlight
@@ -61,23 +61,23 @@ func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
 		return penstock.Limit{}, false
 	}
 	if s.inFlight.isSet() {
-		return c.slots(s, at, text)
+		return c.compileSlots(s, at, text)
 	}
 	limit, calendar, err := parseRate(text)
 	if err != nil {
 		c.fail(at, "%s", reason(err))
 	}
-	a, ok := c.algorithm(s, calendar)
+	a, ok := c.compileAlgorithm(s, calendar)
 	if err != nil || !ok {
 		return limit, false
 	}
 	limit.Algorithm = a
-	return limit, c.burst(s, tier, &limit, at)
+	return limit, c.setBurst(s, tier, &limit, at)
 }
 
-// burst sets how much a limit admits at once. rate is where its rate was written, which may also
+// setBurst sets how much a limit admits at once. rate is where its rate was written, which may also
 // contain the burst.
-func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
+func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rate any) bool {
 	text, at, ok := s.burst.of(tier)
 	switch {
 	case !s.burst.isSet() || !ok:
@@ -88,7 +88,7 @@ func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) 
 		c.fail(at, "the rate already has a burst; keep one of the two")
 		return false
 	default:
-		if limit.Burst, ok = c.count(at, "a burst", text); !ok {
+		if limit.Burst, ok = c.parseCount(at, "a burst", text); !ok {
 			return false
 		}
 	}
@@ -99,10 +99,10 @@ func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) 
 	return true
 }
 
-func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
-	n, ok := c.count(at, "a number of requests in flight", text)
-	for p, set := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
-		if set {
+func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, bool) {
+	n, ok := c.parseCount(at, "a number of requests in flight", text)
+	for p, isSet := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
+		if isSet {
 			c.fail(p, "this needs a rate, and the limit has in_flight; remove it")
 			ok = false
 		}
@@ -114,7 +114,7 @@ func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
 	return penstock.InFlight(n, cmp.Or(*s.ttl, time.Minute)), ok
 }
 
-func (c *compiler) count(at any, what, text string) (int64, bool) {
+func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
 	digits, by := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
 	if number, ok := strings.CutSuffix(digits, "k"); ok {
 		digits, by = number, 1e3
@@ -188,7 +188,7 @@ func titleOf(a *algorithm.Algorithm) string {
 	return a.Title()
 }
 
-func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bool) {
+func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algorithm, bool) {
 	if *s.timezone != "" && calendar == "" {
 		c.fail(s.timezone, "timezone needs a calendar rate, such as 1000 per calendar month; remove it, or change the rate")
 	}
@@ -196,7 +196,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 		c.fail(s.subWindows, "sub_windows belong to algorithm: sub-window; remove them, or change the algorithm")
 	}
 	if calendar != "" {
-		return c.calendar(s, calendar)
+		return c.compileCalendar(s, calendar)
 	}
 	if *s.algorithm == "" {
 		return penstock.TokenBucket, true
@@ -216,7 +216,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 	return penstock.SubWindow(cmp.Or(*s.subWindows, defaultSubWindows)), true
 }
 
-func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
+func (c *compiler) compileCalendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 	if *s.algorithm != "" {
 		c.fail(s.algorithm, "a calendar rate has its own windows; remove algorithm, or write the period without calendar")
 	}

@@ -37,7 +37,7 @@ func (c *compiler) compileRules() {
 		if first[config.Name] == nil {
 			first[config.Name] = config
 		}
-		rule, own := c.rule(config)
+		rule, own := c.compileRule(config)
 		c.spec.Rules = append(c.spec.Rules, rule)
 		if c.broken[config] {
 			continue
@@ -52,7 +52,7 @@ func (c *compiler) compileRules() {
 	c.warnUnusedLeases()
 	c.warnInventedIdentities()
 	c.hintSharedAddresses()
-	c.surprises(matchers)
+	c.warnOfSurprises(matchers)
 }
 
 // checkOverlaps reports rules that can never apply.
@@ -123,8 +123,8 @@ func countersOf(r *policy.Rule) (n int) {
 	return n
 }
 
-// rule compiles a rule. matchers is empty if its match has a mistake.
-func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placedMatcher) {
+// compileRule compiles a rule. matchers is empty if its match has a mistake.
+func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*placedMatcher) {
 	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
 	switch {
 	case config.Name == "" && c.isMisnamed(config, "name"):
@@ -133,7 +133,7 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placedM
 	case !policy.IsName(config.Name):
 		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
 	}
-	matchers = c.match(r, &config.Match)
+	matchers = c.compileMatch(r, &config.Match)
 	switch {
 	case config.Unlimited && len(config.Limits) > 0:
 		c.fail(&config.Unlimited, "the rule is unlimited and has limits; remove one of the two")
@@ -145,19 +145,19 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placedM
 		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
 	for i := range config.Limits {
-		l := c.limit(r, config, &config.Limits[i])
+		l := c.compileLimit(r, config, &config.Limits[i])
 		c.checkLimitName(r, l, &config.Limits[i])
 		r.Limits = append(r.Limits, l)
 	}
 	c.checkLeasesTogether(r, config)
 	if config.NewIdentities != "" {
-		c.newIdentities(r, config)
+		c.compileNewIdentities(r, config)
 	}
 	if config.BeforeAuth {
-		c.beforeAuth(r, config)
+		c.checkBeforeAuth(r, config)
 	}
 	if config.Per.isSet() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.isSet() }) {
-		c.identityOf(&config.Per) // only to find its mistakes: no limit uses it
+		c.compileIdentityConfig(&config.Per) // only to find its mistakes: no limit uses it
 	}
 	return r, matchers
 }
@@ -192,8 +192,8 @@ func haveSameTag(a, b *policy.Limit) bool {
 	return a.Variants[0].Tag() == b.Variants[0].Tag()
 }
 
-// match compiles which requests a rule matches.
-func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*placedMatcher) {
+// compileMatch compiles which requests a rule matches.
+func (c *compiler) compileMatch(r *policy.Rule, config *MatchConfig) (matchers []*placedMatcher) {
 	for i := range config.Method {
 		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
 		c.checkMethod(&config.Method[i], config.Method[i])
@@ -207,13 +207,13 @@ func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*place
 			r.Match.Hosts = append(r.Match.Hosts, host)
 		}
 	}
-	r.Match.Where = c.condition(config.Where, "match")
+	r.Match.Where = c.compileCondition(config.Where, "match")
 	places := []any{config}
 	if len(config.Path) > 0 {
 		places = nil
 	}
 	for i := range config.Path {
-		if path, ok := c.pattern(&config.Path[i], config.Path[i]); ok {
+		if path, ok := c.compilePattern(&config.Path[i], config.Path[i]); ok {
 			r.Match.Paths, places = append(r.Match.Paths, path), append(places, &config.Path[i])
 		}
 	}
@@ -230,8 +230,8 @@ func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*place
 	return matchers
 }
 
-// pattern compiles the pattern of a path.
-func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
+// compilePattern compiles the pattern of a path.
+func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 	pattern, err := c.spec.Paths.ParsePattern(text)
 	if err != nil {
 		c.fail(p, "%v", err)

@@ -37,14 +37,14 @@ func (c *compiler) compileSource(p any, text string, more ...string) (policy.Sou
 		c.fail(p, "%q has %q after %s; remove it", wording.Clip(text), wording.Clip(strings.Join(words[1:], " ")), words[0])
 		return policy.Source{}, false
 	case known && kind.IsNamed():
-		return c.namedSource(p, kind, words[1])
+		return c.compileNamedSource(p, kind, words[1])
 	case known && kind == policy.KindTier && len(c.config.Tiers) == 0:
 		c.fail(p, "there are no tiers; add tiers: with conditions, or use another source")
 		return policy.Source{}, false
 	case known:
 		return policy.Source{Kind: kind}, true
 	case len(words) == 1 && c.identities[text] != nil:
-		return policy.Source{Kind: policy.KindIdentity, Identity: c.identity(c.identities[text])}, true
+		return policy.Source{Kind: policy.KindIdentity, Identity: c.compileIdentity(c.identities[text])}, true
 	}
 	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(sourceWords)), slices.Sorted(maps.Keys(c.identities)), more))
 	if !strings.HasPrefix(hint, "did you mean") {
@@ -54,7 +54,7 @@ func (c *compiler) compileSource(p any, text string, more ...string) (policy.Sou
 	return policy.Source{}, false
 }
 
-func (c *compiler) namedSource(p any, kind policy.Kind, name string) (policy.Source, bool) {
+func (c *compiler) compileNamedSource(p any, kind policy.Kind, name string) (policy.Source, bool) {
 	switch kind {
 	case policy.KindHeader:
 		if !policy.IsToken(name) {

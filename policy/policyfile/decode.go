@@ -35,7 +35,7 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	d.text = text
 	c := &Config{source: d.source, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
-		d.value(root, c)
+		d.decodeValue(root, c)
 	} else {
 		d.markUnread(c)
 	}
@@ -114,22 +114,22 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	if at := invalidUTF8(text); at >= 0 {
-		line, column := place(text, at)
+		line, column := positionAt(text, at)
 		d.fail(&yaml.Node{Line: line, Column: column}, "the file is not UTF-8; save it as UTF-8")
 		return nil
 	}
 	if at, char := controlCharacter(text); at >= 0 {
-		line, column := place(text, at)
+		line, column := positionAt(text, at)
 		d.fail(&yaml.Node{Line: line, Column: column}, "YAML does not allow the control character %U; remove it", char)
 		return nil
 	}
-	if blank(text) {
+	if isBlank(text) {
 		d.fail(start, "%s", d.begin)
 		return nil
 	}
 	var document yaml.Node
 	if err := yaml.Load(text, &document); err != nil {
-		d.syntax(text, err)
+		d.reportSyntax(text, err)
 		return nil
 	}
 	if len(document.Content) == 0 {
@@ -139,8 +139,8 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 	return d.resolve(document.Content[0])
 }
 
-// syntax turns an error of the YAML library into a mistake with a position.
-func (d *decoder) syntax(text []byte, err error) {
+// reportSyntax turns an error of the YAML library into a mistake with a position.
+func (d *decoder) reportSyntax(text []byte, err error) {
 	var one *yaml.LoadError
 	if !errors.As(err, &one) {
 		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; check indentation, quotes and brackets", err)
@@ -151,10 +151,10 @@ func (d *decoder) syntax(text []byte, err error) {
 		return
 	}
 	at := &yaml.Node{Line: max(one.Mark.Line, 1), Column: max(one.Mark.Column, 1)}
-	if line, column := end(text); at.Line > line {
+	if line, column := endOf(text); at.Line > line {
 		at.Line, at.Column = line, column
 	}
-	d.fail(at, "%s", describeSyntaxError(one, character(text, at.Line, at.Column)))
+	d.fail(at, "%s", describeSyntaxError(one, characterAt(text, at.Line, at.Column)))
 }
 
 // describeSyntaxError returns the mistake in plain words. The character is the one at which the
@@ -193,8 +193,8 @@ func describeSyntaxError(e *yaml.LoadError, character string) string {
 	return fmt.Sprintf("the file is not YAML: %s; check indentation, quotes and brackets near here", what)
 }
 
-// character returns the character at a position of the text.
-func character(text []byte, line, column int) string {
+// characterAt returns the character at a position of the text.
+func characterAt(text []byte, line, column int) string {
 	for ; line > 1; line-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
 	}
@@ -208,14 +208,14 @@ func character(text []byte, line, column int) string {
 
 // secondDocument finds the line that ends the first document.
 func secondDocument(text []byte) int {
-	number, begun := 0, false
+	number, hasBegun := 0, false
 	for line := range strings.Lines(string(text)) {
 		number++
-		mark := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
-		if mark && begun {
+		isMark := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
+		if isMark && hasBegun {
 			return number
 		}
-		begun = begun || !mark && !blank([]byte(line))
+		hasBegun = hasBegun || !isMark && !isBlank([]byte(line))
 	}
 	return 1
 }
@@ -240,14 +240,14 @@ func invalidUTF8(text []byte) int {
 	return -1
 }
 
-func place(text []byte, at int) (line, column int) {
+func positionAt(text []byte, at int) (line, column int) {
 	before := string(text[:at])
 	line = 1 + strings.Count(before, "\n")
 	return line, utf8.RuneCountInString(before[strings.LastIndexByte(before, '\n')+1:]) + 1
 }
 
-// end returns the position after a text, with lines as YAML counts them.
-func end(text []byte) (line, column int) {
+// endOf returns the position after a text, with lines as YAML counts them.
+func endOf(text []byte) (line, column int) {
 	line, column = 1, 1
 	before := ' '
 	for _, c := range string(text) {
@@ -263,7 +263,7 @@ func end(text []byte) (line, column int) {
 	return line, column
 }
 
-func blank(text []byte) bool {
+func isBlank(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
 		if line != "" && line != "---" && line != "..." && !strings.HasPrefix(line, "#") {
@@ -278,8 +278,8 @@ type custom interface {
 	decode(d *decoder, n *yaml.Node)
 }
 
-// value decodes a node into the value of p.
-func (d *decoder) value(n *yaml.Node, p any) {
+// decodeValue decodes a node into the value of p.
+func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
 		d.markUnread(p)
@@ -302,30 +302,30 @@ func (d *decoder) value(n *yaml.Node, p any) {
 		c.decode(d, n)
 		return
 	}
-	d.plain(n, reflect.ValueOf(p).Elem())
+	d.decodePlain(n, reflect.ValueOf(p).Elem())
 }
 
 var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
 
-// plain decodes a node into a value of a built-in kind.
-func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
+// decodePlain decodes a node into a value of a built-in kind.
+func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	switch {
 	case v.Type() == reflect.TypeFor[map[string]any]():
-		if d.mapping(n, v.Addr().Interface(), "names with values, as in {sub: alice}") {
+		if d.requireMapping(n, v.Addr().Interface(), "names with values, as in {sub: alice}") {
 			v.Set(reflect.ValueOf(d.anything(n)))
 		}
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		d.value(n, v.Interface())
+		d.decodeValue(n, v.Interface())
 	case v.Kind() == reflect.Struct:
-		if d.mapping(n, v.Addr().Interface(), fieldsInstead(n, v.Type())) {
-			d.fields(n.Content, v.Addr().Interface())
+		if d.requireMapping(n, v.Addr().Interface(), fieldsInstead(n, v.Type())) {
+			d.decodeFields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
 		isTexts := v.Type() == reflect.TypeFor[[]string]()
 		if isTexts && n.Kind != yaml.SequenceNode { // one text needs no list
 			v.Set(reflect.ValueOf(make([]string, 1)))
-			if d.value(n, v.Index(0).Addr().Interface()); d.broken[v.Index(0).Addr().Interface()] {
+			if d.decodeValue(n, v.Index(0).Addr().Interface()); d.broken[v.Index(0).Addr().Interface()] {
 				d.markUnread(v.Addr().Interface())
 			}
 			return
@@ -335,23 +335,23 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			d.markUnread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "expected a list, found %s; %s", whatIs(n), listInstead(n, v.Type().Elem()))
+			d.fail(n, "expected a list, found %s; %s", describeNode(n), listInstead(n, v.Type().Elem()))
 			d.markUnread(v.Addr().Interface())
 			return
 		}
 		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 		for i, item := range n.Content {
-			d.value(item, v.Index(i).Addr().Interface())
+			d.decodeValue(item, v.Index(i).Addr().Interface())
 		}
 	case n.Kind != yaml.ScalarNode:
-		d.fail(n, "expected one value, found %s; write the value alone", whatIs(n))
+		d.fail(n, "expected one value, found %s; write the value alone", describeNode(n))
 		d.markUnread(v.Addr().Interface())
 	default:
-		d.scalar(n, v)
+		d.decodeScalar(n, v)
 	}
 }
 
-func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
+func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
 	if wrong := d.set(n, v); wrong != "" {
 		d.fail(n, "%s", wrong)
 		d.markUnread(v.Addr().Interface())
@@ -398,8 +398,8 @@ func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
 	return ""
 }
 
-// fields decodes pairs of nodes into the fields of the struct of p.
-func (d *decoder) fields(content []*yaml.Node, p any) {
+// decodeFields decodes pairs of nodes into the fields of the struct of p.
+func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 	v := reflect.ValueOf(p).Elem()
 	known := fieldsOf(v.Type())
 	secrets := secretsOf(v.Type())
@@ -409,19 +409,19 @@ func (d *decoder) fields(content []*yaml.Node, p any) {
 	}
 	seen := make(map[string]*yaml.Node)
 	for i := 0; i+1 < len(content); i += 2 {
-		name, ok := d.name(content[i], seen)
+		name, ok := d.decodeName(content[i], seen)
 		if !ok {
 			continue
 		}
 		field, ok := known[name]
 		if !ok {
-			hint := cmp.Or(rateHint(name, content[i+1], known), elsewhere(name, known, sections))
+			hint := cmp.Or(rateHint(name, content[i+1], known), suggestPlace(name, known, sections))
 			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
 			d.hints[p] = append(d.hints[p], hint)
 			continue
 		}
 		d.isSecret = slices.Contains(secrets, name)
-		d.value(content[i+1], v.Field(field).Addr().Interface())
+		d.decodeValue(content[i+1], v.Field(field).Addr().Interface())
 		d.isSecret = false
 	}
 }
@@ -433,7 +433,7 @@ func (c *Config) decode(d *decoder, node *yaml.Node) {
 		names = append(names, s.SectionName())
 	}
 	slices.Sort(names)
-	if !d.mapping(node, c, "fields with values: "+wording.List(names, "or")) {
+	if !d.requireMapping(node, c, "fields with values: "+wording.List(names, "or")) {
 		return
 	}
 	var fields []*yaml.Node
@@ -447,12 +447,12 @@ func (c *Config) decode(d *decoder, node *yaml.Node) {
 		case at < 0:
 			fields = append(fields, key, value)
 		default:
-			if _, ok := d.name(key, seen); ok {
-				d.value(value, c.sections[at])
+			if _, ok := d.decodeName(key, seen); ok {
+				d.decodeValue(value, c.sections[at])
 			}
 		}
 	}
-	d.fields(fields, c)
+	d.decodeFields(fields, c)
 }
 
 // secretsOf returns the fields of a struct that are secrets, by their names in YAML.
@@ -476,9 +476,9 @@ func fieldsOf(t reflect.Type) map[string]int {
 	return known
 }
 
-// elsewhere returns where an unknown field belongs, or which known field was probably meant.
+// suggestPlace returns where an unknown field belongs, or which known field was probably meant.
 // sections are the sections of the file, if the fields are those of the file.
-func elsewhere(name string, known map[string]int, sections []Section) string {
+func suggestPlace(name string, known map[string]int, sections []Section) string {
 	places := []struct {
 		field string
 		has   reflect.Type
@@ -506,10 +506,10 @@ func elsewhere(name string, known map[string]int, sections []Section) string {
 	return suggest(name, names)
 }
 
-// name decodes a key of a mapping. It returns false if the key is not valid or occurs twice.
-func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
+// decodeName decodes a key of a mapping. It returns false if the key is not valid or occurs twice.
+func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
-		d.fail(n, "expected a name, found %s; write the name as a text", whatIs(n))
+		d.fail(n, "expected a name, found %s; write the name as a text", describeNode(n))
 		return "", false
 	}
 	if n.Value == "<<" {
@@ -524,17 +524,17 @@ func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) 
 	return n.Value, true
 }
 
-// mapping reports whether n is a mapping. If not, it reports that p has no value.
-func (d *decoder) mapping(n *yaml.Node, p any, instead string) bool {
+// requireMapping reports whether n is a mapping. If not, it reports that p has no value.
+func (d *decoder) requireMapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
 	}
-	d.fail(n, "%s does not belong here; write %s", whatIs(n), instead)
+	d.fail(n, "%s does not belong here; write %s", describeNode(n), instead)
 	d.markUnread(p)
 	return false
 }
 
-func whatIs(n *yaml.Node) string {
+func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
 		return "a group of fields"
@@ -566,7 +566,7 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 			if !isClosed {
 				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
 			}
-			value, wrong := d.variable(inside, isWhole)
+			value, wrong := d.lookUpVariable(inside, isWhole)
 			if wrong != "" {
 				return "", wrong
 			}
@@ -582,15 +582,15 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-// variable returns the value of the text in ${}. If that is not the whole scalar, it may be part of
-// a secret that contains ${. Then messages do not show it.
-func (d *decoder) variable(inside string, isWhole bool) (value, wrong string) {
+// lookUpVariable returns the value of the text in ${}. If that is not the whole scalar, it may be
+// part of a secret that contains ${. Then messages do not show it.
+func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
-	named := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
+	isNamed := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
 	switch {
-	case !named && (d.isSecret || !isWhole):
+	case !isNamed && (d.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
-	case !named:
+	case !isNamed:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
 	}
 	value, ok := d.env(name)

@@ -12,7 +12,7 @@ import (
 func Decode(name string, text []byte, into any, empty string) (*Places, error) {
 	d := &decoder{source: newSource(name), begin: empty}
 	if root := d.parse(text); root != nil {
-		d.value(root, into)
+		d.decodeValue(root, into)
 	}
 	return &Places{d.source}, d.err()
 }
@@ -47,7 +47,7 @@ func (d *decoder) anything(n *yaml.Node) any {
 	case yaml.MappingNode:
 		all, seen := make(map[string]any), make(map[string]*yaml.Node)
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			if name, ok := d.name(n.Content[i], seen); ok {
+			if name, ok := d.decodeName(n.Content[i], seen); ok {
 				all[name] = d.anything(n.Content[i+1])
 			}
 		}

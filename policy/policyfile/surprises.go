@@ -14,8 +14,8 @@ import (
 // These warnings and hints are about policies that are valid, but may not do what their authors
 // expect. Each kind is given once for each policy, at the first place.
 
-// surprises warns about the effects of a policy that people do not expect.
-func (c *compiler) surprises(matchers []*placedMatcher) {
+// warnOfSurprises warns about the effects of a policy that people do not expect.
+func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	segments, away := remarkKind{report: c.warn}, remarkKind{report: c.warn}
 	guarded, limited := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
@@ -29,13 +29,13 @@ func (c *compiler) surprises(matchers []*placedMatcher) {
 				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}),
 				append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentNamed, Text: "name"}))
 		}
-		if other := c.moreGeneral(m); other != nil && !took[m.rule] {
+		if other := c.findMoreGeneral(m); other != nil && !took[m.rule] {
 			took[m.rule] = true
 			config := &c.config.Rules[m.index]
 			away.note(c.orWritten(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
 				"write always: true into %[2]s to count them in both, or apply: most-specific if this is intended", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
-		if also, write, keep := c.spellings(m); len(also) > 0 {
+		if also, write, keep := c.otherSpellings(m); len(also) > 0 {
 			kind := &limited
 			if isGuarding(m.rule) {
 				kind = &guarded
@@ -74,10 +74,10 @@ func (k *remarkKind) end() {
 	}
 }
 
-// spellings returns other spellings of a path that ends in a word. It skips spellings that the rule
-// matches, and those that the policy distinguishes explicitly. The settings write make these
+// otherSpellings returns other spellings of a path that ends in a word. It skips spellings that the
+// rule matches, and those that the policy distinguishes explicitly. The settings write make these
 // spellings one path; the settings keep distinguish them.
-func (c *compiler) spellings(m *placedMatcher) (also, write, keep []string) {
+func (c *compiler) otherSpellings(m *placedMatcher) (also, write, keep []string) {
 	last := len(m.Path) - 1
 	word := m.Path[last].Text
 	if m.Path[last].Kind != policy.SegmentLiteral || word == "" {
@@ -119,26 +119,26 @@ func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 	})
 }
 
-// moreGeneral returns a rule that matches all requests of m, and does not apply because m is more
-// specific.
-func (c *compiler) moreGeneral(m *placedMatcher) (found *policy.Rule) {
+// findMoreGeneral returns a rule that matches all requests of m, and does not apply because m is
+// more specific.
+func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	if m.rule.Always || c.isWritten(&c.config.Apply) {
 		return nil
 	}
 	c.anyMatcher(m, func(other *placedMatcher) bool {
-		general := other.rule != m.rule && !other.rule.Always && !other.rule.Shadow && other.rule.Enforces() && other.Covers(m.Matcher) && m.Compare(other.Matcher) < 0
-		if general {
+		isMoreGeneral := other.rule != m.rule && !other.rule.Always && !other.rule.Shadow && other.rule.Enforces() && other.Covers(m.Matcher) && m.Compare(other.Matcher) < 0
+		if isMoreGeneral {
 			found = other.rule
 		}
-		return general
+		return isMoreGeneral
 	})
 	return found
 }
 
 // anyMatcher reports whether the function holds for any matcher that can match a path of m.
 func (c *compiler) anyMatcher(m *placedMatcher, is func(*placedMatcher) bool) bool {
-	same := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], is)
-	return same || slices.ContainsFunc(c.general, is)
+	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], is)
+	return isFound || slices.ContainsFunc(c.general, is)
 }
 
 // isGuarding reports whether a rule certainly protects something, such as a login: it counts

@@ -19,7 +19,7 @@ type Entry[T any] struct {
 }
 
 func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, n, "names with values, as in NAME: VALUE") {
+	if !d.requireMapping(node, n, "names with values, as in NAME: VALUE") {
 		return
 	}
 	*n = make(Named[T], len(node.Content)/2)
@@ -30,10 +30,10 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 		d.note(e, key)
 		d.note(&e.Name, key)
 		var ok bool
-		if e.Name, ok = d.name(key, seen); !ok {
+		if e.Name, ok = d.decodeName(key, seen); !ok {
 			d.markUnread(&e.Name)
 		}
-		d.value(value, &e.Value)
+		d.decodeValue(value, &e.Value)
 	}
 }
 
@@ -50,11 +50,11 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 			d.fail(node, "a group of fields does not belong here; write a list of values, one alone, or {file: NAME}")
 			return
 		}
-		d.value(node.Content[1], &v.File)
+		d.decodeValue(node.Content[1], &v.File)
 		return
 	}
 	if node.Kind != yaml.SequenceNode {
-		d.value(node, &v.Is)
+		d.decodeValue(node, &v.Is)
 		return
 	}
 	if len(node.Content) == 0 {
@@ -67,7 +67,7 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 			return
 		}
 	}
-	d.value(node, &v.Is)
+	d.decodeValue(node, &v.Is)
 }
 
 // A Condition holds if each of its sources has one of its values. A source is a part of the
@@ -81,7 +81,7 @@ type Clause struct {
 }
 
 func (c *Condition) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, c, "a source with its values, as in {header X-Plan: premium} or {ip: 10.0.0.0/8}") {
+	if !d.requireMapping(node, c, "a source with its values, as in {header X-Plan: premium} or {ip: 10.0.0.0/8}") {
 		return
 	}
 	if len(node.Content) == 0 {
@@ -98,10 +98,10 @@ func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
 		d.note(&clause.Source, content[2*i])
 		d.note(clause, content[2*i])
 		var ok bool
-		if clause.Source, ok = d.name(content[2*i], seen); !ok {
+		if clause.Source, ok = d.decodeName(content[2*i], seen); !ok {
 			d.markUnread(&clause.Source)
 		}
-		d.value(content[2*i+1], &clause.Values)
+		d.decodeValue(content[2*i+1], &clause.Values)
 	}
 }
 
@@ -115,7 +115,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	switch node.Kind {
 	case yaml.ScalarNode:
 		var text string
-		d.value(node, &text)
+		d.decodeValue(node, &text)
 		if c.Otherwise = text == "default"; c.Otherwise {
 			return
 		}
@@ -128,10 +128,10 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 			d.fail(node, "%q is not a condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
 		}
 	case yaml.SequenceNode:
-		d.value(node, &c.Any)
+		d.decodeValue(node, &c.Any)
 	default:
 		c.Any = make([]Condition, 1)
-		d.value(node, &c.Any[0])
+		d.decodeValue(node, &c.Any[0])
 	}
 }
 
@@ -159,13 +159,13 @@ const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {firs
 
 func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
-		d.value(node, &c.Name)
+		d.decodeValue(node, &c.Name)
 		if c.Name == "" {
 			d.markUnread(c)
 		}
 		return
 	}
-	if !d.mapping(node, c, strings.TrimPrefix(identityForms, "write ")) {
+	if !d.requireMapping(node, c, strings.TrimPrefix(identityForms, "write ")) {
 		return
 	}
 	if len(node.Content) == 0 {
@@ -180,16 +180,16 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		return
 	}
 	key, value := node.Content[0], node.Content[1]
-	kind, ok := d.name(key, nil)
+	kind, ok := d.decodeName(key, nil)
 	if !ok {
 		d.markUnread(c)
 		return
 	}
 	switch kind {
 	case "first_of":
-		d.value(value, &c.First)
+		d.decodeValue(value, &c.First)
 	case "all_of":
-		d.value(value, &c.All)
+		d.decodeValue(value, &c.All)
 	case "":
 		d.fail(key, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
 		d.markUnread(c)
@@ -208,7 +208,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 // decodeSource decodes SOURCE, or {SOURCE: VALUES} if only those values count.
 func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
-		d.value(node, &c.Source)
+		d.decodeValue(node, &c.Source)
 		return
 	}
 	if node.Kind == yaml.SequenceNode {
@@ -217,7 +217,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		return
 	}
 	var only Condition
-	d.value(node, &only)
+	d.decodeValue(node, &only)
 	if len(only) == 0 {
 		d.markUnread(&c.Source)
 	}
@@ -240,18 +240,18 @@ func (p *PerTier) isSet() bool { return p.All != "" || p.Tiers != nil }
 
 func (p *PerTier) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
-		d.value(node, &p.Tiers)
+		d.decodeValue(node, &p.Tiers)
 		if len(node.Content) == 0 {
 			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
 			d.markUnread(p)
 		}
 		return
 	}
-	d.value(node, &p.All)
+	d.decodeValue(node, &p.All)
 }
 
 func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, m, "what to match, as in {method: POST, path: /api/**}") {
+	if !d.requireMapping(node, m, "what to match, as in {method: POST, path: /api/**}") {
 		return
 	}
 	var fields, sources []*yaml.Node
@@ -263,7 +263,7 @@ func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
 			sources = append(sources, pair...)
 		}
 	}
-	d.fields(fields, m)
+	d.decodeFields(fields, m)
 	m.Where.clauses(d, sources)
 }
 
@@ -272,10 +272,10 @@ func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
 		if len(node.Content) == 0 {
 			d.fail(node, "the cost is empty; write a number, or one of {methods: ...}, {header: ...} and {body: ...}")
 		}
-		d.fields(node.Content, c)
+		d.decodeFields(node.Content, c)
 		return
 	}
-	d.value(node, &c.Units)
+	d.decodeValue(node, &c.Units)
 }
 
 // A Size is a number of bytes: 512, 64KB, 10MB. 1KB is 1024 bytes; KiB means the same.
@@ -283,7 +283,7 @@ type Size int64
 
 func (s *Size) decode(d *decoder, node *yaml.Node) {
 	var text string
-	d.value(node, &text)
+	d.decodeValue(node, &text)
 	if d.broken[&text] {
 		d.markUnread(s)
 		return

@@ -143,10 +143,10 @@ func (w *Watcher) Reload() error {
 // rules keep working.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
-	first := !w.isClosed
+	isFirst := !w.isClosed
 	w.isClosed = true
 	w.mu.Unlock()
-	if first {
+	if isFirst {
 		close(w.stop)
 	}
 	<-w.ended
@@ -204,13 +204,13 @@ func (w *Watcher) look() {
 		return
 	}
 	w.followLocked()
-	same := fingerprintOf(w.files) == w.tried
-	if same && w.failed == nil {
+	isSame := fingerprintOf(w.files) == w.tried
+	if isSame && w.failed == nil {
 		return
 	}
 	before := w.failed
 	err := w.loadLocked()
-	if same && err != nil && err.Error() == before.Error() {
+	if isSame && err != nil && err.Error() == before.Error() {
 		return
 	}
 	w.reportLocked(err)

@@ -585,17 +585,17 @@ func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	name, v, restless := inFolder(t, dir), 1, false
+	name, v, isRestless := inFolder(t, dir), 1, false
 	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
 		p, err := Load(path, Options{})
-		if restless {
+		if isRestless {
 			v++
 			replace(t, name, version(fmt.Sprint("v", v)))
 		}
 		return p, err
 	})
 	w.mu.Lock()
-	restless = true
+	isRestless = true
 	w.mu.Unlock()
 	if err := w.Reload(); err == nil || !strings.Contains(err.Error(), "change faster") {
 		t.Errorf("Reload: %v; want an error that the files change faster than they are read", err)
@@ -604,7 +604,7 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 		t.Errorf("%s was loaded; want v1 to stay", got)
 	}
 	w.mu.Lock()
-	restless = false
+	isRestless = false
 	w.mu.Unlock()
 	eventually(t, "the final files are loaded", func() bool {
 		w.mu.Lock()

@@ -356,8 +356,8 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, 
 	} {
 		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
 		text := out + err
-		explained := code == exitOK || code == exitDenied || code == exitUnreachable
-		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != explained {
+		isExplained := code == exitOK || code == exitDenied || code == exitUnreachable
+		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != isExplained {
 			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
 		}
 	}

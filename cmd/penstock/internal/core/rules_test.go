@@ -40,13 +40,13 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	log := new(logbuffer.Buffer)
 	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil), log: log.Logger()}
 	loads, release := make(chan string, 10), make(chan struct{})
-	first := true
+	isFirst := true
 	if err := r.watch(func(next *policyfile.Policy) {
 		loads <- next.Rules.Rules()[0].Name
-		if !first {
+		if !isFirst {
 			<-release
 		}
-		first = false
+		isFirst = false
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ type mortal struct {
 	idle sync.WaitGroup // first requests that must arrive before any response
 }
 
-func startMortal(t *testing.T, reset bool) *mortal {
+func startMortal(t *testing.T, shouldReset bool) *mortal {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -36,24 +36,24 @@ func startMortal(t *testing.T, reset bool) *mortal {
 			if err != nil {
 				return
 			}
-			go m.serve(conn, reset)
+			go m.serve(conn, shouldReset)
 		}
 	}()
 	return m
 }
 
-func (m *mortal) serve(conn net.Conn, reset bool) {
+func (m *mortal) serve(conn net.Conn, shouldReset bool) {
 	defer conn.Close()
 	r := bufio.NewReader(conn)
-	for first := true; ; first = false {
+	for isFirst := true; ; isFirst = false {
 		request, err := http.ReadRequest(r)
 		if err != nil {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
 		n := m.got.Add(1)
-		if !first {
-			if reset {
+		if !isFirst {
+			if shouldReset {
 				conn.(*net.TCPConn).SetLinger(0)
 			}
 			return
@@ -70,7 +70,7 @@ func (m *mortal) serve(conn net.Conn, reset bool) {
 const idleConns = 8
 
 func TestRequestIsSentOnce(t *testing.T) {
-	for _, reset := range []bool{false, true} {
+	for _, shouldReset := range []bool{false, true} {
 		for _, request := range []string{
 			"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
 			"OPTIONS / HTTP/1.1\r\nHost: h\r\n\r\n",
@@ -78,7 +78,7 @@ func TestRequestIsSentOnce(t *testing.T) {
 			"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nX-Idempotency-Key: k\r\n\r\n",
 			"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nIdempotency-Key: k\r\n\r\nhello",
 		} {
-			up := startMortal(t, reset)
+			up := startMortal(t, shouldReset)
 			up.idle.Add(idleConns)
 			site := front(t, revproxy.Options{}, up.url)
 			var all sync.WaitGroup
@@ -88,7 +88,7 @@ func TestRequestIsSentOnce(t *testing.T) {
 			all.Wait()
 			res, _ := raw(t, site, request)
 			if got := up.got.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
-				t.Errorf("%q, reset %v: the upstream got it %d times, the client got %s; want once and a 502", request, reset, got, res.Status)
+				t.Errorf("%q, reset %v: the upstream got it %d times, the client got %s; want once and a 502", request, shouldReset, got, res.Status)
 			}
 		}
 	}

@@ -379,8 +379,8 @@ func TestTrailersPassBothWays(t *testing.T) {
 }
 
 func TestForgedTrailersAreRemoved(t *testing.T) {
-	for _, trusted := range []bool{false, true} {
-		o := revproxy.Options{IsTrusted: func(*http.Request) bool { return trusted }}
+	for _, isTrusted := range []bool{false, true} {
+		o := revproxy.Options{IsTrusted: func(*http.Request) bool { return isTrusted }}
 		for _, version := range []int{1, 2} {
 			server := httptest.NewUnstartedServer(http.HandlerFunc(echo))
 			server.EnableHTTP2 = true
@@ -397,7 +397,7 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 				"X-Forwarded-Host: unannounced\r\nX_K: unannounced\r\n\r\n")
 			delete(got.Trailer, "X-Missing")
 			if want := (http.Header{"X-K": {"v"}}); fmt.Sprint(got.Trailer) != fmt.Sprint(want) || got.Body != "hello" {
-				t.Errorf("%s, trusted %v: the upstream got %q and trailers %v; want hello and %v", scheme, trusted, got.Body, got.Trailer, want)
+				t.Errorf("%s, trusted %v: the upstream got %q and trailers %v; want hello and %v", scheme, isTrusted, got.Body, got.Trailer, want)
 			}
 		}
 	}
@@ -712,11 +712,11 @@ func TestLogDoesNotQuoteResponses(t *testing.T) {
 }
 
 func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
-	for _, started := range []bool{false, true} {
+	for _, hasStarted := range []bool{false, true} {
 		came, left := make(chan struct{}), make(chan struct{})
 		var log logged
 		site := front(t, revproxy.Options{Log: log.logger()}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
-			if started {
+			if hasStarted {
 				io.WriteString(w, "x")
 				http.NewResponseController(w).Flush()
 			}
@@ -737,13 +737,13 @@ func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 		select {
 		case <-left:
 		case <-time.After(patience):
-			t.Fatalf("with a response started: %v, the upstream still works", started)
+			t.Fatalf("with a response started: %v, the upstream still works", hasStarted)
 		}
-		if !started {
+		if !hasStarted {
 			await(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
 		}
 		if got := log.String(); strings.Contains(got, "WARN") || strings.Contains(got, "ERROR") {
-			t.Errorf("with a response started: %v, logged as an error: %s", started, got)
+			t.Errorf("with a response started: %v, logged as an error: %s", hasStarted, got)
 		}
 	}
 }

@@ -90,8 +90,8 @@ func TestSchemaOfValues(t *testing.T) {
 	compare("", load(values), schema)
 
 	for _, row := range settings.Table {
-		given := schema.Properties["settings"].Properties[row.Key()] != nil
-		if !row.NotFile && given == slices.Contains(byOtherValues, row.Key()) {
+		isGiven := schema.Properties["settings"].Properties[row.Key()] != nil
+		if !row.NotFile && isGiven == slices.Contains(byOtherValues, row.Key()) {
 			t.Errorf("the setting %s cannot be set, or in two ways", row.Name)
 		}
 	}

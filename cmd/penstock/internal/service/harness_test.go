@@ -181,8 +181,8 @@ func noGoroutineIsLeft(t *testing.T) {
 		stacks := make([]byte, 1<<20)
 		var left []string
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-			ours := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis") || strings.Contains(stack, "google.golang.org/grpc")
-			if ours && !strings.Contains(stack, "testing.tRunner") {
+			isOurs := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis") || strings.Contains(stack, "google.golang.org/grpc")
+			if isOurs && !strings.Contains(stack, "testing.tRunner") {
 				left = append(left, stack)
 			}
 		}

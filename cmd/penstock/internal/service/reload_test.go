@@ -72,8 +72,8 @@ func TestWarningForRulesByHostThatClientsCanEvade(t *testing.T) {
 		t.Run(row.preserve, func(t *testing.T) {
 			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserve})
 			r := start(t, hello, flags)
-			if warned := r.log.Lines("level=WARN", "rule api matches the host") != nil; warned != row.warned {
-				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, warned, row.warned)
+			if hasWarned := r.log.Lines("level=WARN", "rule api matches the host") != nil; hasWarned != row.warned {
+				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, hasWarned, row.warned)
 			}
 		})
 	}

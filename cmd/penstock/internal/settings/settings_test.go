@@ -96,9 +96,9 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 			t.Fatalf("setting %s has no sample values in this test", row.Name)
 		}
 		for given := range 8 {
-			flag, env, file := given&4 != 0, given&2 != 0, given&1 != 0 && !row.NotFile
+			hasFlag, hasEnv, hasFile := given&4 != 0, given&2 != 0, given&1 != 0 && !row.NotFile
 			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
-				if file {
+				if hasFile {
 					return server(t, row.Key(), values[2]), nil
 				}
 				return new(Section), nil
@@ -107,21 +107,21 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 				from.Flags["config"] = "p.yaml"
 			}
 			text, source := row.Default, "default"
-			if file {
+			if hasFile {
 				text, source = values[2], "server."+row.Key()+" in p.yaml"
 			}
-			if env {
+			if hasEnv {
 				from.Environ = []string{row.Env() + "=" + values[1]}
 				text, source = values[1], row.Env()
 			}
-			if flag {
+			if hasFlag {
 				from.Flags[row.Name] = values[0]
 				text, source = values[0], "--"+row.Name
 			}
 			s, _ := Load(from) // values that do not fit together are not the point here
 			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
 				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
-					row.Name, flag, env, file, got.text, got.source, text, source)
+					row.Name, hasFlag, hasEnv, hasFile, got.text, got.source, text, source)
 			}
 			var want Settings
 			if text != "" {

@@ -54,7 +54,7 @@ func TestFormulaAgreesWithRedis(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Holds have a holder each, and sub-windows are used one after another.
-		loose, parts := 0.0, l.Plans()[0].Algorithm().Title() == "sub-window"
+		loose, hasParts := 0.0, l.Plans()[0].Algorithm().Title() == "sub-window"
 		for i := 0; ; i++ {
 			var charges []penstock.Charge
 			for _, plan := range l.Plans() {
@@ -69,13 +69,13 @@ func TestFormulaAgreesWithRedis(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !d.Allowed || !parts && !l.Plans()[len(list)-1].Algorithm().IsCollection() {
+			if !d.Allowed || !hasParts && !l.Plans()[len(list)-1].Algorithm().IsCollection() {
 				break
 			}
-			if parts {
+			if hasParts {
 				now = now.Add(24 * time.Hour / 65)
 			}
-			if i == 70 && parts {
+			if i == 70 && hasParts {
 				break
 			}
 		}
