@@ -263,7 +263,7 @@ var documented = map[string]string{
 	repeatedAtOnce: "both are charged at once",
 	agedDenial:     "Its statuses are those of the first answer",
 	namedWeek:      "names the unit of an override `WEEK`",
-	fullHeaders:    "is sent even if 4294967295 is left",
+	fullHeaders:    "are sent even if 4294967295 units are left",
 }
 
 // models predict the answers of both services.
