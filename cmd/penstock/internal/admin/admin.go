@@ -13,6 +13,8 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"strings"
+	"sync/atomic"
+	"time"
 )
 
 // A State is the result of a check.
@@ -44,6 +46,11 @@ type Options struct {
 
 	// Pprof puts the checks of the admin API before /debug/pprof. Default: no profiles are served.
 	Pprof func(http.Handler) http.Handler
+
+	// MaxRequests is how many requests of the API, the pages and profiles may be in flight at once,
+	// and MaxScrapes how many of /metrics. Others get 503. So readers that are stuck leave connections
+	// free for probes. Default: no bound.
+	MaxRequests, MaxScrapes int
 }
 
 // New makes the handler of
@@ -57,17 +64,18 @@ type Options struct {
 //	/debug/pprof/ profiles, without the command line, which may contain secrets
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
-	mux.HandleFunc("GET /readyz", o.ready)
-	mux.HandleFunc("GET /healthz", o.ready)
+	mux.HandleFunc("GET /livez", probe(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") }))
+	mux.HandleFunc("GET /readyz", probe(o.ready))
+	mux.HandleFunc("GET /healthz", probe(o.ready))
 	if o.Metrics != nil {
-		mux.Handle("GET /metrics", o.Metrics)
+		mux.Handle("GET /metrics", limitRequests(o.MaxScrapes)(o.Metrics))
 	}
+	limited := limitRequests(o.MaxRequests)
 	if o.API != nil {
-		mux.Handle("/api/v1/", o.API)
+		mux.Handle("/api/v1/", limited(o.API))
 	}
 	if o.Pages != nil {
-		mux.Handle("/", o.Pages)
+		mux.Handle("/", limited(o.Pages))
 	}
 	if o.Pprof != nil {
 		profiles := http.NewServeMux()
@@ -76,7 +84,7 @@ func New(o Options) http.Handler {
 		profiles.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		profiles.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		profiles.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-		mux.Handle("/debug/pprof/", o.Pprof(profiles))
+		mux.Handle("/debug/pprof/", limited(o.Pprof(withLongWrites(profiles))))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -90,6 +98,48 @@ func New(o Options) http.Handler {
 			return
 		}
 		mux.ServeHTTP(w, r)
+	})
+}
+
+// probe closes the connection after each response, so that many requests on one connection cannot
+// fill its buffer and keep it.
+func probe(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		next(w, r)
+	}
+}
+
+// limitRequests lets at most max requests of all its handlers be in flight at once; 0 is no bound.
+func limitRequests(max int) func(http.Handler) http.Handler {
+	var inFlight atomic.Int64
+	return func(next http.Handler) http.Handler {
+		if max == 0 {
+			return next
+		}
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer inFlight.Add(-1)
+			if inFlight.Add(1) > int64(max) {
+				w.Header().Set("Connection", "close")
+				w.Header().Set("Retry-After", "1")
+				http.Error(w, "too many requests are in flight at the admin address; retry later", http.StatusServiceUnavailable)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
+
+// maxProfile is the longest time of a profile.
+const maxProfile = 10 * time.Minute
+
+// withLongWrites gives profiles more time than the write timeout of the server, which pprof
+// compares with the time that the caller chooses.
+func withLongWrites(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxProfile))
+		server := &http.Server{WriteTimeout: maxProfile}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, server)))
 	})
 }
 

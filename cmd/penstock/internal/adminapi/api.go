@@ -4,6 +4,7 @@ package adminapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -54,6 +55,9 @@ type Options struct {
 	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
 	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
+	// MaxReaders is how many readers of events and denials there may be at once. Default: 32.
+	MaxReaders int
+
 	// Denials records the denials of the instance. Default: a recorder that is always empty.
 	Denials *denials.Recorder
 
@@ -85,7 +89,7 @@ type Handler struct {
 	live   live
 	states states
 
-	followers atomic.Int32 // readers of denials
+	readers atomic.Int32 // of events and denials
 
 	origins http.CrossOriginProtection // of writes
 }
@@ -104,6 +108,7 @@ func New(o Options) *Handler {
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
 	}
+	o.MaxReaders = cmp.Or(o.MaxReaders, maxReaders)
 	if o.AuthFailed == nil {
 		o.AuthFailed = func(bool) {}
 	}

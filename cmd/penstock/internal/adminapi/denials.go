@@ -32,7 +32,6 @@ var denialsRoute = route{path: "denials", summary: "Denied requests of this inst
 }, body: Denial{}}
 
 const (
-	maxFollowers   = 32 // readers of denials, without the log
 	deniedASecond  = 50 // denials a second for each reader
 	deniedOfALimit = 40 // of these, denials by one limit
 )
@@ -59,15 +58,13 @@ func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 			return
 		}
 	}
-	if h.followers.Add(1) > maxFollowers {
-		h.followers.Add(-1)
-		refuseReader(w, maxFollowers, "denials")
+	if !h.addReader(w) {
 		return
 	}
-	defer h.followers.Add(-1)
+	defer h.readers.Add(-1)
 	reader := h.Denials.Join(filter, denials.Rate{PerSecond: deniedASecond, PerLimit: deniedOfALimit})
 	if reader == nil {
-		refuseReader(w, maxFollowers, "denials")
+		h.refuseReader(w)
 		return
 	}
 	defer h.Denials.Leave(reader)

@@ -82,7 +82,7 @@ func TestSlowReadersOfDenialsDelayNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, withDenials)
 		s := startLive(t, f)
-		for range maxFollowers {
+		for range maxReaders {
 			slow, response := s.open(t, "denials")
 			defer slow.Close()
 			if response.StatusCode != 200 {
@@ -104,7 +104,7 @@ func TestSlowReadersOfDenialsDelayNobody(t *testing.T) {
 			t.Errorf("beside slow readers, a request took %v and got %d; want 200 at once", took, response.StatusCode)
 		}
 		time.Sleep(6 * time.Second)
-		if n := f.followers.Load(); n != 0 {
+		if n := f.readers.Load(); n != 0 {
 			t.Errorf("%d slow readers are still connected; want 0", n)
 		}
 	})

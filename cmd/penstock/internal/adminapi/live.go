@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	maxReaders   = 32
+	maxReaders   = 32               // of events and denials
 	snapshots    = time.Second      // from one snapshot to the next
 	comments     = 15 * time.Second // from one comment to the next; they keep connections open in proxies
 	writeTimeout = 5 * time.Second  // of one event; a slower reader is dropped
@@ -32,19 +32,30 @@ func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 		fail(w, http.StatusBadRequest, "events have no parameters")
 		return
 	}
-	reader := make(chan []byte, 1)
-	if !l.join(reader) {
-		refuseReader(w, maxReaders, "the events")
+	if !l.handler.addReader(w) {
 		return
 	}
+	defer l.handler.readers.Add(-1)
+	reader := make(chan []byte, 1)
+	l.join(reader)
 	defer l.leave(reader)
 	follow(w, q, reader, func(text []byte) []byte { return text })
 }
 
-// refuseReader refuses a reader because most readers already follow what.
-func refuseReader(w http.ResponseWriter, most int, what string) {
+// addReader counts a reader of events or denials. At MaxReaders it refuses the reader, and returns
+// false.
+func (h *Handler) addReader(w http.ResponseWriter) bool {
+	if h.readers.Add(1) > int32(h.MaxReaders) {
+		h.readers.Add(-1)
+		h.refuseReader(w)
+		return false
+	}
+	return true
+}
+
+func (h *Handler) refuseReader(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "10")
-	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow %s; close one of them", most, what))
+	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow events or denials; close one of them", h.MaxReaders))
 }
 
 // follow sends the values of a channel as server-sent events, until the reader disconnects. It
@@ -84,14 +95,10 @@ func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode
 	}
 }
 
-// join adds a reader, and starts to make snapshots for the first one. It returns false at
-// maxReaders.
-func (l *live) join(reader chan []byte) bool {
+// join adds a reader, and starts to make snapshots for the first one.
+func (l *live) join(reader chan []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.readers) >= maxReaders {
-		return false
-	}
 	if l.readers == nil {
 		l.readers = make(map[chan []byte]struct{})
 	}
@@ -101,7 +108,6 @@ func (l *live) join(reader chan []byte) bool {
 		l.stop, l.ended = stop, make(chan struct{})
 		go l.run(ctx, l.ended)
 	}
-	return true
 }
 
 // leave removes a reader. After the last one, it stops making snapshots and waits until that has

@@ -15,8 +15,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newAdmin makes the server for health checks, metrics, the admin API and the dashboard.
-func (s *service) newAdmin() (*server, error) {
+// newAdmin makes the server for health checks, metrics, the admin API and the dashboard. At most
+// half of its connections are streams of events, and three quarters requests of the API and the
+// dashboard with these streams. The rest is for scrapes and probes.
+func (s *service) newAdmin(connections int) (*server, error) {
 	config, err := s.tlsConfig("admin_listen", adminFiles(s.Settings))
 	if err != nil {
 		return nil, err
@@ -24,13 +26,16 @@ func (s *service) newAdmin() (*server, error) {
 	if config != nil && config.ClientCAs != nil {
 		config.ClientAuth = tls.VerifyClientCertIfGiven // probes and scrapers need none
 	}
-	api := s.newAdminAPI()
+	streams := connections / 2
+	api := s.newAdminAPI(streams)
 	var pprof func(http.Handler) http.Handler
 	if s.Settings.Pprof {
 		pprof = api.Protect
 	}
+	idle := newIdleList()
 	http1 := &http.Server{
 		Handler: admin.New(admin.Options{
+			MaxRequests: streams + connections/4, MaxScrapes: connections / 8,
 			Checks: s.checks(), Metrics: s.metrics.Handler(), API: api, Pages: dashboard.New(dashboard.Options{API: api, Version: s.Version}), Pprof: pprof,
 		}),
 		TLSConfig:         config,
@@ -40,19 +45,20 @@ func (s *service) newAdmin() (*server, error) {
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          serverLog(s.Log),
+		ConnState:         idle.note,
 	}
-	if s.Settings.Pprof {
-		http1.WriteTimeout = 0 // the caller chooses how long a profile takes
-	}
-	return newServer("admin-listen", http1), nil
+	server := newServer("admin-listen", http1)
+	server.idle = idle
+	return server, nil
 }
 
-// newAdminAPI makes the handler of the admin API.
-func (s *service) newAdminAPI() *adminapi.Handler {
+// newAdminAPI makes the handler of the admin API, for at most streams readers of events.
+func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
 	identities := s.Settings.Identities(s.shared)
 	return adminapi.New(adminapi.Options{
 		Token:      s.Settings.OperatorToken,
+		MaxReaders: streams,
 		IsLocal:    s.Settings.IsAdminLocal(),
 		Identities: identities.Show,
 		MaskSecret: identities.Secret,

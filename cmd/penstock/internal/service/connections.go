@@ -23,6 +23,7 @@ func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener
 type limitedListener struct {
 	net.Listener
 	open   chan struct{} // an element for each open connection
+	idle   *idleList     // connections that may be closed for a new one; nil: none
 	onFull func()
 	inUse  atomic.Int64
 	close  sync.Once
@@ -30,21 +31,59 @@ type limitedListener struct {
 }
 
 func (l *limitedListener) Accept() (net.Conn, error) {
-	select {
-	case l.open <- struct{}{}:
-	default:
-		l.onFull()
-		select {
-		case l.open <- struct{}{}:
-		case <-l.closed:
+	if l.idle != nil { // only if there is a new connection, another one is closed for it
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if !l.takePlace() {
+			conn.Close()
 			return nil, net.ErrClosed
 		}
+		return l.limited(conn)
+	}
+	if !l.takePlace() {
+		return nil, net.ErrClosed
 	}
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		<-l.open
 		return nil, err
 	}
+	return l.limited(conn)
+}
+
+// takePlace waits for the place of a connection. It returns false if the listener is closed.
+func (l *limitedListener) takePlace() bool {
+	var idle chan struct{}
+	if l.idle != nil {
+		idle = l.idle.more
+	}
+	for isLogged := false; ; {
+		select {
+		case l.open <- struct{}{}:
+			return true
+		default:
+		}
+		if l.idle != nil && l.idle.closeLongest() {
+			continue
+		}
+		if !isLogged {
+			l.onFull()
+			isLogged = true
+		}
+		select {
+		case l.open <- struct{}{}:
+			return true
+		case <-idle:
+		case <-l.closed:
+			return false
+		}
+	}
+}
+
+// limited makes a connection that gives back its place when it is closed.
+func (l *limitedListener) limited(conn net.Conn) (net.Conn, error) {
 	l.inUse.Add(1)
 	release := sync.OnceFunc(func() {
 		l.inUse.Add(-1)

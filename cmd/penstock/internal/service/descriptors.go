@@ -9,6 +9,9 @@ type connectionBudget struct{ clients, upstream, callers, admin int64 }
 // clients, callers and the upstream. With few descriptors, a quarter of them is reserved.
 const maxReserved = 256
 
+// minAdmin lets the admin address answer probes beside other requests.
+const minAdmin = 8
+
 // newConnectionBudget divides the descriptors that the process may open among the connections of
 // the proxy, which may each need one to the upstream, and those of each listener for callers.
 func newConnectionBudget(descriptors, maxConnections int64, hasProxy bool, callerListeners int) connectionBudget {
@@ -18,7 +21,7 @@ func newConnectionBudget(descriptors, maxConnections int64, hasProxy bool, calle
 		parts += 2
 	}
 	part := max((descriptors-reserved)/max(parts, 1), 1)
-	b := connectionBudget{admin: max(reserved/4, 1)}
+	b := connectionBudget{admin: max(reserved/4, minAdmin)}
 	if hasProxy {
 		b.clients, b.upstream = min(maxConnections, part), part
 	}

@@ -14,9 +14,9 @@ func TestConnectionsLeaveDescriptorsFree(t *testing.T) {
 		{1024, 50, true, 0, connectionBudget{clients: 50, upstream: 384, admin: 64}},
 		{1024, 10_000, true, 2, connectionBudget{clients: 192, upstream: 192, callers: 192, admin: 64}},
 		{1024, 10_000, false, 2, connectionBudget{callers: 384, admin: 64}},
-		{100, 10_000, true, 0, connectionBudget{clients: 37, upstream: 37, admin: 6}},
-		{10, 10_000, true, 0, connectionBudget{clients: 4, upstream: 4, admin: 1}},
-		{1, 10_000, true, 1, connectionBudget{clients: 1, upstream: 1, callers: 1, admin: 1}},
+		{100, 10_000, true, 0, connectionBudget{clients: 37, upstream: 37, admin: 8}},
+		{10, 10_000, true, 0, connectionBudget{clients: 4, upstream: 4, admin: 8}},
+		{1, 10_000, true, 1, connectionBudget{clients: 1, upstream: 1, callers: 1, admin: 8}},
 	} {
 		got := newConnectionBudget(c.descriptors, c.max, c.hasProxy, c.callers)
 		if got != c.want {

@@ -13,6 +13,7 @@ import (
 type server struct {
 	name     string // the setting that has its address
 	listener *limitedListener
+	idle     *idleList // its idle connections make room for new ones; nil: they do not
 
 	serve       func(net.Listener) error  // returns nil after shutdown or stop
 	announceEnd func()                    // reports to clients that it will shut down; nil: the protocol has no such message

@@ -211,7 +211,7 @@ func (s *service) open(runCtx context.Context) error {
 	if s.Settings.AdminListen == "" {
 		return nil
 	}
-	server, err := s.newAdmin()
+	server, err := s.newAdmin(int(budget.admin))
 	if err != nil {
 		return err
 	}
@@ -229,6 +229,7 @@ func (s *service) listen(ctx context.Context, server *server, address string, li
 	}
 	s.onClose(func() { l.Close() })
 	server.listener = limitConnections(l, int(limit), s.connectionsFull(server.name, limit))
+	server.listener.idle = server.idle
 	s.servers = append(s.servers, server)
 	return nil
 }

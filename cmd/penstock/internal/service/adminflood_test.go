@@ -1,0 +1,100 @@
+//go:build unix
+
+package service
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// dialAdmin sends a text to the admin address, and returns the connection. It has a small buffer for
+// responses.
+func (r *running) dialAdmin(text string) net.Conn {
+	r.Helper()
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) })
+	}}
+	conn, err := dialer.DialContext(r.Context(), "tcp", r.Admin)
+	if err != nil {
+		r.Fatal(err)
+	}
+	_, _ = io.WriteString(conn, text) // the server may have closed the connection
+	r.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// TestFloodedAdminAddressAnswersProbes: whatever takes the connections of the admin address,
+// probes and scrapes are answered.
+func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
+	const get = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	const flood = 80 // the listener has 64 connections
+	for name, open := range map[string]func(r *running, i int){
+		"silent":       func(r *running, _ int) { r.dialAdmin("") },
+		"half headers": func(r *running, _ int) { r.dialAdmin("GET /livez HTTP/1.1\r\nHost: ") },
+		"idle": func(r *running, i int) {
+			conn := r.dialAdmin(fmt.Sprintf(get, "/api/v1/health"))
+			if i >= 64 {
+				return
+			}
+			if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusOK {
+				r.Errorf("connection %d: %v", i, err)
+			}
+		},
+		"streams": func(r *running, i int) {
+			conn := r.dialAdmin(fmt.Sprintf(get, []string{"/api/v1/events", "/api/v1/denials"}[i%2]))
+			go io.Copy(io.Discard, conn)
+		},
+		"stuck readers of the API":    func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/api/v1/openapi.json"), 100)) },
+		"stuck readers of metrics":    func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/metrics"), 400)) },
+		"stuck readers of the probes": func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/livez"), 5_000)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startBeside(t, hello, nil)
+			for i := range flood {
+				open(r, i)
+			}
+			client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+			for _, path := range []string{"/livez", "/readyz", "/healthz", "/metrics"} {
+				if name == "stuck readers of metrics" && path == "/metrics" {
+					continue // the readers of one path may take the places of this path
+				}
+				res, err := client.Get("http://" + r.Admin + path)
+				if err != nil {
+					t.Errorf("%s: %v", path, err)
+					return
+				}
+				if res.Body.Close(); res.StatusCode != http.StatusOK {
+					t.Errorf("%s: %s", path, res.Status)
+				}
+			}
+		})
+	}
+}
+
+// TestStreamsLeaveRoomAtTheAdminAddress: readers of events beyond the bound get 503, and the API
+// serves others.
+func TestStreamsLeaveRoomAtTheAdminAddress(t *testing.T) {
+	r := start(t, hello, nil)
+	var statuses = map[int]int{}
+	for i := range 40 {
+		conn := r.dialAdmin(fmt.Sprintf("GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"events", "denials"}[i%2]))
+		conn.SetReadDeadline(time.Now().Add(patience))
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		statuses[res.StatusCode]++
+	}
+	if statuses[200] != 32 || statuses[503] != 8 {
+		t.Errorf("%v; want 32 streams, and 503 for 8", statuses)
+	}
+	r.mustGet("http://"+r.Admin+"/api/v1/state", 200)
+}

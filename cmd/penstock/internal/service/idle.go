@@ -1,0 +1,56 @@
+package service
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// An idleList has the connections of an http.Server on which no request is served: new ones, whose
+// first header has not arrived yet, and those that were kept alive. Probes need room at the admin
+// address, so a new connection there takes the place of the one that has been idle longest.
+type idleList struct {
+	mu    sync.Mutex
+	conns []net.Conn // the longest idle first
+	more  chan struct{}
+}
+
+func newIdleList() *idleList { return &idleList{more: make(chan struct{}, 1)} }
+
+// note is the ConnState of the server.
+func (l *idleList) note(conn net.Conn, state http.ConnState) {
+	isIdle := state == http.StateNew || state == http.StateIdle
+	l.mu.Lock()
+	if i := slices.Index(l.conns, conn); i >= 0 {
+		l.conns = slices.Delete(l.conns, i, i+1)
+	}
+	if isIdle {
+		l.conns = append(l.conns, conn)
+	}
+	l.mu.Unlock()
+	if isIdle {
+		select {
+		case l.more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// closeLongest closes the connection that has been idle longest. It returns false if there is none.
+func (l *idleList) closeLongest() bool {
+	l.mu.Lock()
+	if len(l.conns) == 0 {
+		l.mu.Unlock()
+		return false
+	}
+	conn := l.conns[0]
+	l.conns = slices.Delete(l.conns, 0, 1)
+	l.mu.Unlock()
+	if secured, ok := conn.(*tls.Conn); ok {
+		conn = secured.NetConn() // without the last message of TLS, for which a full buffer would wait
+	}
+	conn.Close()
+	return true
+}
