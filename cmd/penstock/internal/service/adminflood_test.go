@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// dialAdmin sends a text to the admin address, and returns the connection. It has a small buffer for
-// responses.
+// dialAdmin sends a text to the admin address. The connection has a small buffer for responses.
 func (r *running) dialAdmin(text string) net.Conn {
 	r.Helper()
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
