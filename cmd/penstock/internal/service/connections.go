@@ -82,7 +82,7 @@ func (l *limitedListener) takePlace() bool {
 	}
 }
 
-// limited makes a connection that gives back its place when it is closed.
+// limited makes a connection whose place is free again when it is closed.
 func (l *limitedListener) limited(conn net.Conn) (net.Conn, error) {
 	l.inUse.Add(1)
 	release := sync.OnceFunc(func() {
