@@ -7,9 +7,9 @@ import (
 
 // keepAwake makes idle cores poll for work instead of sleeping, until end is called; cyclictest
 // does the same. In a virtual machine a core takes about 40 µs to wake up, longer than a script
-// takes. If client and server became idle in turn, that time would be measured.
+// takes. Otherwise a benchmark whose client and server become idle in turn would measure that time.
 func keepAwake() (end func()) {
-	const device = "/dev/cpu_dma_latency" // Linux: for as long as it is open, no state that takes longer to leave than was written, in µs
+	const device = "/dev/cpu_dma_latency" // Linux: while it is open, no core enters a state that it needs longer to leave than the written µs
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.Write(make([]byte, 4))

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// bandwidthSection counts the bytes of a decision's command, as it is sent by EVALSHA, and as it
-// would be sent by EVAL with the script's text each time.
+// bandwidthSection counts the bytes of a decision's command: by EVALSHA, as the store sends it, and
+// by EVAL, which would have the text of the script each time.
 func bandwidthSection(r *report) error {
 	r.title("Bandwidth: bytes that a decision sends to Redis, with keys of 22 bytes")
 	r.row("", "by EVALSHA", "by EVAL", "factor", "MB/s saved at 10,000/s")
@@ -41,10 +41,10 @@ func bytesOf(limit penstock.Limit) (short, long int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	charge := []penstock.Charge{{Key: "client:0123456", Plan: l.Plans()[0], Cost: 1}} // ps1{client:0123456}api has 22 letters
+	charge := []penstock.Charge{{Key: "client:0123456", Plan: l.Plans()[0], Cost: 1}} // ps1{client:0123456}api has 22 bytes
 	_, _ = store.Decide(context.Background(), charge)                                 // the recorder has no answer
 	if len(rec.scripts) != 1 || len(rec.load.bytes) == 0 {
-		return 0, 0, fmt.Errorf("the store has sent %d scripts and %d bytes; want one script", len(rec.scripts), len(rec.load.bytes))
+		return 0, 0, fmt.Errorf("the store sent %d scripts and %d bytes; want one script", len(rec.scripts), len(rec.load.bytes))
 	}
 	for digest, text := range rec.scripts {
 		short = len(rec.load.bytes)

@@ -16,8 +16,8 @@ import (
 
 const rlsMethod = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// bareServers send a constant response and decide nothing. They are the lower bounds of the
-// services section.
+// bareServers send a constant response and make no decisions. They show the lowest possible cost in
+// the services section.
 var bareServers = map[string]func(net.Listener) error{
 	"grpc-go":  serveBareGRPC,
 	"fastgrpc": serveBareFast,
@@ -82,7 +82,7 @@ func serveBareHTTP(l net.Listener) error {
 	}))
 }
 
-// serveBareRESP answers each array of bulk strings like a CL.THROTTLE that is allowed.
+// serveBareRESP answers each array of bulk strings as if it were an allowed CL.THROTTLE.
 func serveBareRESP(l net.Listener) error {
 	for {
 		c, err := l.Accept()
@@ -116,7 +116,7 @@ func serveBareRESP(l net.Listener) error {
 	}
 }
 
-// lengthOfCommand returns how many bytes the first command has; 0: it is not complete.
+// lengthOfCommand returns how many bytes the first command has, or 0 if it is not complete.
 func lengthOfCommand(b []byte) int {
 	number := func(i int) (n, next int) {
 		for i++; i < len(b) && b[i] != '\r'; i++ {

@@ -16,14 +16,14 @@ func BenchmarkMemory(b *testing.B) {
 		defer m.close()
 		b.Run(m.name, func(b *testing.B) {
 			b.ReportAllocs()
-			allow := m.caller()
+			allow := m.newCaller()
 			for b.Loop() {
 				allow(context.Background(), "client:0000001")
 			}
 		})
 		b.Run(m.name+", parallel", func(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
-				allow := m.caller()
+				allow := m.newCaller()
 				for pb.Next() {
 					allow(context.Background(), "client:0000001")
 				}

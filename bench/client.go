@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A caller decides about requests by one library. Many goroutines call its allow at the same time.
+// A caller makes decisions with one library. Many goroutines call its allow at the same time.
 type caller struct {
 	name  string
 	allow func(ctx context.Context, key string) (allowed bool, err error)
@@ -31,10 +31,10 @@ type caller struct {
 	rates, allocs []float64    // of each window, per second and per decision
 	p50, p99      []float64    // of each window, µs
 	over          []int64      // of each window: how many were allowed beyond the bound
-	allowed       []float64    // of each window: the share of decisions that allow
-	withoutStore  atomic.Int64 // how many were decided without the store, as it was too slow
+	allowed       []float64    // of each window: the share of requests that were allowed
+	withoutStore  atomic.Int64 // how many requests were decided without the store, because it was too slow
 
-	took     [][]int64      // ns of the last window's decisions, by goroutine; memory that is used again
+	took     [][]int64      // ns of the last window's decisions, by goroutine; each window reuses the memory
 	admitted []atomic.Int32 // how many requests of each name the last window allowed
 }
 
@@ -83,7 +83,7 @@ func ofRedisRate(client *redis.Client, limit redis_rate.Limit) (*caller, error) 
 	}, nil
 }
 
-// ofStore decides by a token bucket.
+// ofStore returns a caller that decides by a token bucket in a store.
 func ofStore(name string, store penstock.Store, limit *penstock.Plan) (*caller, error) {
 	limiter, err := penstock.NewLimiter(store, "search", limit.Limit())
 	if err != nil {
@@ -104,9 +104,9 @@ func bucketBound(burst, count int64, period time.Duration) func(time.Duration) i
 	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
 }
 
-// run lets the given number of goroutines decide as fast as they can for about d, on each name in
-// turn. The measurement costs little: a goroutine reads the clock once per decision, and writes to
-// its own slice.
+// run makes decisions in several goroutines, as fast as possible, for about d. The goroutines use
+// the names in turn. The measurement costs little: a goroutine reads the clock once per decision,
+// and writes to its own slice.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
 		wait     sync.WaitGroup
@@ -124,7 +124,7 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		c.admitted[i].Store(0)
 	}
 	ops := make([]int64, goroutines)
-	runtime.GC() // what the others left
+	runtime.GC() // frees what the other callers left
 	runtime.ReadMemStats(&from)
 	time.AfterFunc(d, func() { stop.Store(true) })
 	begin := time.Now()
@@ -173,8 +173,8 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	return nil
 }
 
-// count returns how many were allowed, and how many of these exceeded the limits of their keys in
-// d.
+// count returns how many requests were allowed, and how many of these exceeded the limits of their
+// keys in d.
 func (c *caller) count(names []string, d time.Duration) (allowed, over int64) {
 	keys := make(map[string]int64, len(names))
 	for i := range c.admitted {
@@ -202,7 +202,7 @@ const (
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {
-			if round <= 1 { // the first connects
+			if round <= 1 { // the first round opens the connections
 				c.reset()
 			}
 			if err := c.run(goroutines, window, names); err != nil {
@@ -213,7 +213,7 @@ func takeTurns(all []*caller, goroutines int, names []string, window time.Durati
 	return nil
 }
 
-// coldNames are the keys that the callers' decisions are spread over.
+// coldNames returns the keys of the decisions, which are spread evenly over them.
 func coldNames() []string {
 	names := make([]string, coldKeys)
 	for i := range names {

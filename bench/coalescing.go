@@ -31,8 +31,8 @@ func coalescingSection(r *report) error {
 		least, p99s float64
 	}{
 		{"distinct", names, penstock.PerDay(ampleLimit).MustCompile(), 1.4, 1},
-		{"hot", names[:1], penstock.PerHour(3_600_000_000).MustCompile(), 5, 1},         // all are allowed, their resets in equal steps
-		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000).MustCompile(), 0, 0}, // resets in steps that differ: decided one by one
+		{"hot", names[:1], penstock.PerHour(3_600_000_000).MustCompile(), 5, 1},         // all are allowed, and their resets have equal distances
+		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000).MustCompile(), 0, 0}, // resets have different distances, so the script decides each call separately
 		{"hot, over", names[:1], penstock.PerSecond(1000).MustCompile(), 0, 0},          // nearly all are denied
 	} {
 		for _, goroutines := range []int{64, 512} {
@@ -69,7 +69,8 @@ func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coales
 	return separate, coalesced, err
 }
 
-// uncoalesced has a store for each caller, over one client. So no two callers share a script.
+// uncoalesced returns a caller with a store for each goroutine, over one client. So no two
+// goroutines share a script.
 func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
 	option, err := redisstore.ParseURL(server.URL())
 	if err != nil {

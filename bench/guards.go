@@ -14,21 +14,20 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-const leased = 100 // units drawn at once, at most
+const leased = 100 // most units drawn at once
 
-// leastWithLeases is the smallest ratio that is allowed between decisions per second with leases
-// and without, for many keys. Two measurements of one load differ by as much.
+// leastWithLeases is the smallest allowed ratio of decisions per second with leases to those
+// without, for many keys. Two measurements of the same load may differ by this much.
 const leastWithLeases = 0.85
 
-// A guarded store is compared with a bare store. Its rate should be at least a multiple of that of
-// the bare store.
-type guarded struct {
+// A guardedStore is a store with guards, which is compared with a bare store.
+type guardedStore struct {
 	name  string
 	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func())
-	least float64
+	least float64 // smallest allowed ratio of its rate to that of the bare store
 }
 
-func (g guarded) caller(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
+func (g guardedStore) caller(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
 	inner, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: prefix})
 	if err != nil {
 		return nil, err
@@ -46,11 +45,11 @@ func (g guarded) caller(server *redistest.Server, prefix string, limit *penstock
 	return c, nil
 }
 
-func deny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
+func wrapDeny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
 	return guard.NewDenyCache(store, guard.DenyOptions{}), 0, func() {}
 }
 
-func lease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
+func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	o := guard.LeaseOptions{Limits: leases}
 	l := guard.NewLease(store, o)
 	return l, o.Excess(limit), func() { _ = l.Close(context.Background()) }
@@ -58,18 +57,18 @@ func lease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64
 
 func leases(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leased} }
 
-// patient is a deadline that even a busy machine meets. Otherwise fast decisions of the fallback
-// would be measured.
+// patient is a deadline that even a busy machine meets. Otherwise the benchmark would measure fast
+// decisions of the fallback.
 var patient = guard.TimeoutOptions{After: time.Second}
 
-// standard is guard.Standard with its defaults except the deadline. Nothing is leased.
-func standard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
+// wrapStandard adds guard.Standard with its defaults, except for the deadline. It leases nothing.
+func wrapStandard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient})
 	return g, 0, g.Close
 }
 
-// leasing is guard.Standard with a lease for the limit.
-func leasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
+// wrapLeasing adds guard.Standard with a lease for the limit.
+func wrapLeasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient, Limits: leases})
 	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
 }
@@ -111,14 +110,14 @@ func guardsSection(r *report) error {
 		names  []string
 		limit  *penstock.Plan
 		window time.Duration
-		guards []guarded
+		guards []guardedStore
 	}{
-		{"over 100/s", names[:1], hundred, clientWindow, []guarded{{"deny", deny, 15}}},
-		{"hot", names[:1], plenty, clientWindow, []guarded{{"lease of 100", lease, 8}}},
-		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guarded{{"lease of 100", lease, 0}}},
+		{"over 100/s", names[:1], hundred, clientWindow, []guardedStore{{"deny", wrapDeny, 15}}},
+		{"hot", names[:1], plenty, clientWindow, []guardedStore{{"lease of 100", wrapLease, 8}}},
+		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guardedStore{{"lease of 100", wrapLease, 0}}},
 		// Buckets are full when a window begins. In continuous traffic they are partly used, which
 		// is the case for most of a second.
-		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},
+		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guardedStore{{"standard", wrapStandard, 2}, {"standard, leases", wrapLeasing, 0}}},
 	} {
 		for _, goroutines := range []int{64, 512} {
 			separate, coalesced, err := storePair(server, load.limit)

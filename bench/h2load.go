@@ -19,15 +19,15 @@ type h2Load struct {
 	indexed []byte // block of all others
 	message []byte
 	streams int // calls that are open at once
-	digits  int // where the key's digits begin in message; it has keyDigits of them
+	digits  int // where the key's keyDigits digits begin in message
 
 	in      []byte
-	r, w    int
+	r, w    int // positions in in, for reading and writing
 	out     []byte
 	nextID  uint32
 	nextKey int
 	begun   map[uint32]time.Time
-	unacked int // bytes of DATA
+	unacked int // bytes of DATA without a WINDOW_UPDATE
 
 	times []float64 // µs of each call of the window
 }
@@ -37,7 +37,7 @@ const (
 	loadKeys  = 100_000
 )
 
-// dialH2 connects. The message has keyDigits zeros at digits.
+// dialH2 connects to a server. The message must have keyDigits zeros at digits.
 func dialH2(address, method string, message []byte, digits, streams int) (*h2Load, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -64,7 +64,7 @@ func dialH2(address, method string, message []byte, digits, streams int) (*h2Loa
 			}
 			continue
 		}
-		var encoded writerOf
+		var encoded byteWriter
 		encoder := hpack.NewEncoder(&encoded)
 		for _, f := range fields {
 			if err := encoder.WriteField(f); err != nil {
@@ -85,9 +85,9 @@ func dialH2(address, method string, message []byte, digits, streams int) (*h2Loa
 // h2Window is how many bytes of DATA the server may send before it gets another WINDOW_UPDATE.
 const h2Window = 1 << 28
 
-type writerOf []byte
+type byteWriter []byte
 
-func (w *writerOf) Write(p []byte) (int, error) {
+func (w *byteWriter) Write(p []byte) (int, error) {
 	*w = append(*w, p...)
 	return len(p), nil
 }
@@ -97,9 +97,9 @@ func frame(b []byte, length int, t http2.FrameType, flags http2.Flags, id uint32
 	return binary.BigEndian.AppendUint32(b, id)
 }
 
-func (l *h2Load) took() []float64 { return l.times }
+func (l *h2Load) durations() []float64 { return l.times }
 
-// run keeps all streams busy until the time, and waits for the last answer.
+// run keeps all streams busy until a time, and returns after the last response.
 func (l *h2Load) run(until time.Time) error {
 	l.times = l.times[:0]
 	now := time.Now()
@@ -157,13 +157,13 @@ func (l *h2Load) call(now time.Time) {
 }
 
 var (
-	errTooLarge = errors.New("the server sends a frame that is too large")
-	errUnknown  = errors.New("the server answers a call that is not open")
+	errTooLarge = errors.New("the server sent a frame that is too large")
+	errUnknown  = errors.New("the server answered a call that is not open")
 )
 
-// receive handles all frames that have arrived. With goesOn, each call that has ended is followed
-// by another call.
-func (l *h2Load) receive(now time.Time, goesOn bool) error {
+// receive handles all frames that have arrived. If shouldContinue is true, each call that has ended
+// is followed by another call.
+func (l *h2Load) receive(now time.Time, shouldContinue bool) error {
 	for l.w-l.r >= 9 {
 		header := l.in[l.r : l.r+9]
 		length := int(binary.BigEndian.Uint32(header) >> 8)
@@ -193,7 +193,7 @@ func (l *h2Load) receive(now time.Time, goesOn bool) error {
 		case http2.FrameGoAway:
 			return fmt.Errorf("the server sent GOAWAY: %q", payload[8:])
 		case http2.FrameRSTStream:
-			return fmt.Errorf("the server cancels a call: %v", http2.ErrCode(binary.BigEndian.Uint32(payload)))
+			return fmt.Errorf("the server canceled a call: %v", http2.ErrCode(binary.BigEndian.Uint32(payload)))
 		case http2.FrameHeaders:
 			if !flags.Has(http2.FlagHeadersEndStream) {
 				continue
@@ -204,7 +204,7 @@ func (l *h2Load) receive(now time.Time, goesOn bool) error {
 			}
 			delete(l.begun, id)
 			l.times = append(l.times, float64(now.Sub(begun).Nanoseconds())/1e3)
-			if goesOn {
+			if shouldContinue {
 				l.call(now)
 			}
 		}

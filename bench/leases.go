@@ -22,9 +22,9 @@ const (
 	steadyTime  = 5 * time.Second
 )
 
-// A steady load is random traffic under one key, at several instances, below the key's limit. The
-// same requests are sent to the store alone.
-type steady struct {
+// A steadyLoad is random traffic with one key, at several instances, below the key's limit. The
+// same requests also go to the store alone.
+type steadyLoad struct {
 	limit     *penstock.Plan
 	instances int
 	perSecond int
@@ -32,8 +32,8 @@ type steady struct {
 	requested, alone, admitted, leased atomic.Int64
 }
 
-// run spreads the load over the instances. A request does not wait for the one before.
-func (s *steady) run(alone penstock.Store, instances []penstock.Store, seed int64) error {
+// run spreads the load over the instances. It sends a request without waiting for the previous one.
+func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed int64) error {
 	var requests sync.WaitGroup
 	var failed atomic.Pointer[error]
 	rng := rand.New(rand.NewSource(seed))
@@ -96,7 +96,7 @@ func utilization(r *report, server *redistest.Server) error {
 		{"sliding window", limit.With(penstock.SlidingWindow).MustCompile()},
 		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10)).MustCompile()},
 	}
-	for _, kind := range kinds { // the first decisions connect
+	for _, kind := range kinds { // the first decisions open the connections
 		charges := []penstock.Charge{{Key: "first", Plan: kind.limit, Cost: 1}}
 		for _, store := range slices.Concat([]penstock.Store{alone}, fleets[1], fleets[4]) {
 			if _, err := store.Decide(context.Background(), charges); err != nil {
@@ -104,12 +104,12 @@ func utilization(r *report, server *redistest.Server) error {
 			}
 		}
 	}
-	var loads []*steady
+	var loads []*steadyLoad
 	for _, perSecond := range []int{150, 210, 240} {
-		var simultaneous []*steady
+		var simultaneous []*steadyLoad
 		for _, kind := range kinds {
 			for n := range fleets {
-				simultaneous = append(simultaneous, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
+				simultaneous = append(simultaneous, &steadyLoad{limit: kind.limit, instances: n, perSecond: perSecond})
 			}
 		}
 		errs := make(chan error, len(simultaneous))

@@ -19,10 +19,10 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 )
 
-const peersLimit = 1000 // per second and key: the load leaves room
+const peersLimit = 1000 // per second and key; more than the load needs
 
-// librariesSection compares the store as it comes with other libraries, on distinct keys, one core
-// for the client.
+// librariesSection compares the store, with its defaults, with other libraries, on distinct keys.
+// The client has one core.
 func librariesSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
@@ -51,7 +51,7 @@ func librariesSection(r *report) error {
 	return nil
 }
 
-// peers returns redis_rate, our store, and the other libraries.
+// peers returns redis_rate, Penstock's store and the other libraries, in this order.
 func peers(server *redistest.Server) (all []*caller, err error) {
 	for _, open := range []func(*redistest.Server) (*caller, error){
 		func(server *redistest.Server) (*caller, error) {
@@ -138,11 +138,12 @@ func ofRueidisLimiter(server *redistest.Server) (*caller, error) {
 	}, nil
 }
 
-// windowBound is what windows that do not slide allow within d.
+// windowBound returns the most that a window that does not slide can allow within d.
 func windowBound(count int64, period time.Duration) func(time.Duration) int64 {
 	return func(d time.Duration) int64 { return count * (int64(d/period) + 2) }
 }
 
+// pooled returns a go-redis client with up to 64 connections.
 func pooled(server *redistest.Server) *redis.Client {
 	return redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket, PoolSize: 64})
 }

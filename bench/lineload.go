@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A lineLoad makes calls by a protocol of lines on one connection, many at once: HTTP/1.1, or
-// commands of Redis.
+// A lineLoad makes calls on one connection by HTTP/1.1 or commands of Redis. It writes several
+// calls at once.
 type lineLoad struct {
 	conn    net.Conn
 	request []byte
@@ -33,7 +33,7 @@ func dialLines(address, request string, digits, depth, first int, answer func(*b
 	return &lineLoad{conn: conn, request: []byte(request), digits: digits, depth: depth, answer: answer, answers: bufio.NewReaderSize(conn, 16<<10), nextKey: first}, nil
 }
 
-func (l *lineLoad) took() []float64 { return l.times }
+func (l *lineLoad) durations() []float64 { return l.times }
 
 func (l *lineLoad) run(until time.Time) error {
 	l.times = l.times[:0]
@@ -77,8 +77,8 @@ func putKey(to []byte, key int) {
 	}
 }
 
-// httpAnswer reads an answer with status 200.
-func httpAnswer(r *bufio.Reader) error {
+// readHTTP reads a response, which must have status 200.
+func readHTTP(r *bufio.Reader) error {
 	line, err := r.ReadSlice('\n')
 	if err != nil {
 		return err
@@ -97,20 +97,20 @@ func httpAnswer(r *bufio.Reader) error {
 		}
 	}
 	if length < 0 {
-		return fmt.Errorf("the answer has no length")
+		return fmt.Errorf("the response has no Content-Length")
 	}
 	_, err = io.CopyN(io.Discard, r, int64(length))
 	return err
 }
 
-// fiveIntegers reads an answer to CL.THROTTLE.
-func fiveIntegers(r *bufio.Reader) error {
+// readThrottle reads the reply to a CL.THROTTLE.
+func readThrottle(r *bufio.Reader) error {
 	line, err := r.ReadSlice('\n')
 	if err != nil {
 		return err
 	}
 	if string(line) != "*5\r\n" {
-		return fmt.Errorf("the answer is %q", line)
+		return fmt.Errorf("the reply begins with %q; want *5", line)
 	}
 	for range 5 {
 		if _, err = r.ReadSlice('\n'); err != nil {

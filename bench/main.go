@@ -16,10 +16,10 @@
 //   - proxy: requests through penstock serve
 //   - services: services for other programs: RLS, JSON, CL.THROTTLE
 //
-// The cases of a section are measured in turn, in many short windows. They are compared by the
-// quantile that other programs disturb least. Idle cores are kept awake if the system allows it
-// (Linux, as root). The last lines list the goals and whether they were met. The exit status is 1
-// if one was missed.
+// The program measures the cases of a section in turn, in many short windows. It compares the
+// quantiles that other programs disturb least. It keeps idle cores awake if the system allows that
+// (Linux, as root). The last lines list the goals, and which of them were met. The exit status is 1
+// if a goal was missed.
 package main
 
 import (
@@ -31,8 +31,8 @@ import (
 
 func main() {
 	only := flag.String("only", strings.Join(order, ","), "which sections to run")
-	bare := flag.String("bare-proxy", "", "run the plain proxy that penstock serve is compared with, in front of this upstream; the proxy section starts it")
-	bareServer := flag.String("bare", "", "run a server that decides nothing; the services section starts it")
+	bare := flag.String("bare-proxy", "", "run a plain proxy in front of this upstream; the proxy section starts it and compares it with penstock serve")
+	bareServer := flag.String("bare", "", "run this server with constant responses; the services section starts it")
 	save := flag.String("save", "", "write the tables of these sections to this `file`, as JSON; other sections in it stay")
 	flag.Parse()
 	if *bareServer != "" {

@@ -21,9 +21,9 @@ const (
 
 // A memory is a limiter in this process.
 type memory struct {
-	name   string
-	caller func() func(ctx context.Context, key string) // makes what one goroutine calls
-	close  func()
+	name      string
+	newCaller func() func(ctx context.Context, key string) // returns a function for one goroutine
+	close     func()
 }
 
 // penstockMemory calls the store itself, as Take of go-limiter does. All limits here grant every
@@ -39,7 +39,7 @@ func penstockMemory(count int64) (*memory, error) {
 		return func(ctx context.Context, key string) {
 			charges[0].Key = key
 			if d, err := store.Decide(ctx, charges); err != nil || !d.Allowed {
-				panic("the limit has room")
+				panic("a limit with room denied a request")
 			}
 		}
 	}, func() {}}, nil
@@ -53,7 +53,7 @@ func limiterMemory(count int64) (*memory, error) {
 	}
 	allow := func(ctx context.Context, key string) {
 		if d, err := limiter.Allow(ctx, key); err != nil || !d.Allowed {
-			panic("the limit has room")
+			panic("a limit with room denied a request")
 		}
 	}
 	return &memory{"penstock limiter", func() func(context.Context, string) { return allow }, func() {}}, nil
@@ -66,19 +66,19 @@ func goLimiterMemory(count int64) (*memory, error) {
 	}
 	take := func(ctx context.Context, key string) {
 		if _, _, _, ok, err := store.Take(ctx, key); err != nil || !ok {
-			panic("the limit has room")
+			panic("a limit with room denied a request")
 		}
 	}
 	return &memory{"go-limiter memorystore", func() func(context.Context, string) { return take }, func() { _ = store.Close(context.Background()) }}, nil
 }
 
-// time returns the ns of a decision in each of the given number of threads.
-func (m *memory) time(threads int, names []string) float64 {
+// measure returns the ns of a decision while so many threads make decisions.
+func (m *memory) measure(threads int, names []string) float64 {
 	var wait sync.WaitGroup
 	begin := time.Now()
 	for range threads {
 		wait.Go(func() {
-			allow := m.caller()
+			allow := m.newCaller()
 			at := rand.IntN(len(names))
 			for range memoryOps {
 				allow(context.Background(), names[at])
@@ -124,7 +124,7 @@ func memstoreSection(r *report) error {
 	return memoryFootprint(r, names)
 }
 
-// memoryRows measures all three in turn.
+// memoryRows measures all three limiters in turn.
 func memoryRows(threads int, names []string) (store, limiter, peer []float64, err error) {
 	count := int64(10 * memoryRounds * memoryOps / len(names))
 	var times [3][]float64
@@ -134,21 +134,20 @@ func memoryRows(threads int, names []string) (store, limiter, peer []float64, er
 			return nil, nil, nil, err
 		}
 		defer memories[i].close()
-		allow := memories[i].caller()
+		allow := memories[i].newCaller()
 		for _, name := range names {
 			allow(context.Background(), name)
 		}
 	}
 	for range memoryRounds {
 		for i, m := range memories {
-			times[i] = append(times[i], m.time(threads, names))
+			times[i] = append(times[i], m.measure(threads, names))
 		}
 	}
 	return times[0], times[1], times[2], nil
 }
 
-// memoryFootprint counts allocations, and the heap that a million keys take besides their own
-// names.
+// memoryFootprint counts allocations, and the heap of a million keys without their names.
 func memoryFootprint(r *report, names []string) error {
 	r.title("Memstore: footprint")
 	r.row("", "allocations", "bytes per key")
@@ -158,7 +157,7 @@ func memoryFootprint(r *report, names []string) error {
 		if err != nil {
 			return err
 		}
-		allow := m.caller()
+		allow := m.newCaller()
 		for _, name := range names {
 			allow(context.Background(), name)
 		}

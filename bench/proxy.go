@@ -71,7 +71,7 @@ func proxySection(r *report) error {
 	if err != nil {
 		return err
 	}
-	bare, gate := &proxied{name: "httputil.ReverseProxy"}, &proxied{name: "penstock serve"}
+	bare, gate := &measuredProxy{name: "httputil.ReverseProxy"}, &measuredProxy{name: "penstock serve"}
 	if err := bare.start(self, "-bare-proxy", origin); err != nil {
 		return err
 	}
@@ -82,11 +82,11 @@ func proxySection(r *report) error {
 	defer gate.stop()
 
 	for round := range proxyRounds + 1 {
-		for _, p := range []*proxied{bare, gate} {
+		for _, p := range []*measuredProxy{bare, gate} {
 			if err := p.run(); err != nil {
 				return fmt.Errorf("%s: %w", p.name, err)
 			}
-			if round == 0 { // connects
+			if round == 0 { // the first round opens the connections
 				p.rates, p.p99s = nil, nil
 			}
 		}
@@ -94,7 +94,7 @@ func proxySection(r *report) error {
 	r.title("Proxy: requests through a process of its own, %d connections (80th percentile of %d windows; ratio: median of windows side by side)",
 		proxyConnections, proxyRounds)
 	r.row("", "requests/s", "/ bare", "p99 µs", "/ bare")
-	for _, p := range []*proxied{bare, gate} {
+	for _, p := range []*measuredProxy{bare, gate} {
 		rates, p99s := slices.Sorted(slices.Values(p.rates)), slices.Sorted(slices.Values(p.p99s))
 		r.row(p.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(p.rates, bare.rates))),
 			strconv.Itoa(int(p99s[len(p99s)/5])), number(median(ratios(p.p99s, bare.p99s))))
@@ -110,8 +110,8 @@ func answerUpstream(w http.ResponseWriter, r *http.Request) {
 	w.Write(upstreamBody)
 }
 
-// bareProxy runs the standard library's proxy with enough connections to its upstream. It prints
-// its address.
+// bareProxy runs the standard library's proxy at $PENSTOCK_LISTEN, with enough connections to its
+// upstream.
 func bareProxy(origin string) error {
 	to, err := url.Parse(origin)
 	if err != nil {
@@ -129,8 +129,8 @@ func bareProxy(origin string) error {
 	}})
 }
 
-// A proxied is a proxy under measurement.
-type proxied struct {
+// A measuredProxy is a proxy whose speed is measured.
+type measuredProxy struct {
 	name        string
 	command     *exec.Cmd
 	stderr      bytes.Buffer
@@ -140,7 +140,7 @@ type proxied struct {
 }
 
 // start runs the proxy on a free port, and connects.
-func (p *proxied) start(name string, args ...string) error {
+func (p *measuredProxy) start(name string, args ...string) error {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func (p *proxied) start(name string, args ...string) error {
 	return nil
 }
 
-func (p *proxied) stop() {
+func (p *measuredProxy) stop() {
 	for _, c := range p.connections {
 		c.Close()
 	}
@@ -174,7 +174,7 @@ func (p *proxied) stop() {
 }
 
 // run sends requests on all connections at once for one window.
-func (p *proxied) run() error {
+func (p *measuredProxy) run() error {
 	var (
 		wait sync.WaitGroup
 		stop atomic.Bool
@@ -238,7 +238,7 @@ func (c *connection) sendRequest() error {
 		return err
 	}
 	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200 ")) {
-		return fmt.Errorf("the answer is %q", line)
+		return fmt.Errorf("the response begins with %q; want status 200", line)
 	}
 	length := -1
 	for len(line) > 2 {
@@ -250,7 +250,7 @@ func (c *connection) sendRequest() error {
 		}
 	}
 	if length != len(upstreamBody) {
-		return fmt.Errorf("the body has %d bytes, not %d", length, len(upstreamBody))
+		return fmt.Errorf("the body has %d bytes; want %d", length, len(upstreamBody))
 	}
 	if _, err := io.CopyN(io.Discard, c.answers, int64(length)); err != nil {
 		return err

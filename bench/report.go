@@ -13,22 +13,22 @@ import (
 	"unicode/utf8"
 )
 
-// A report prints tables as they come, and the goals at the end.
+// A report prints each table when it is complete, and the goals at the end.
 type report struct {
 	table   [][]string
 	goal    []goal
-	section string                  // that is running
+	section string                  // the running section
 	heading string                  // of the table
 	saved   map[string][]savedTable // by section
 }
 
-// A savedTable is a table as a file has it. The first row has the names of the columns.
+// A savedTable is a table in a file. The first row has the names of the columns.
 type savedTable struct {
 	Title string
 	Rows  [][]string
 }
 
-// A goal is a ratio or a number that was measured and has a bound.
+// A goal is a bound for a measured ratio or number.
 type goal struct {
 	name            string
 	measured, bound float64
@@ -50,7 +50,7 @@ func (r *report) title(format string, args ...any) {
 
 func (r *report) row(cells ...string) { r.table = append(r.table, cells) }
 
-// flush prints the table: the first column to the left, numbers to the right.
+// flush prints the table. The first column is aligned to the left, and numbers to the right.
 func (r *report) flush() {
 	var widths []int
 	for _, row := range r.table {
@@ -103,7 +103,7 @@ func (r *report) save(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// machine describes this machine as far as its results depend on it.
+// machine describes the hardware and the Go version that results depend on.
 func machine() string {
 	model := runtime.GOARCH
 	info, _ := os.ReadFile("/proc/cpuinfo") // Linux only
@@ -124,7 +124,7 @@ func (r *report) atLeast(name string, measured, bound float64) {
 	r.goal = append(r.goal, goal{name, measured, bound, true})
 }
 
-// printGoals prints the goals and tells whether all were met.
+// printGoals prints the goals. It returns true if all were met.
 func (r *report) printGoals() bool {
 	r.title("Goals")
 	all := true

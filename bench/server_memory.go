@@ -61,16 +61,16 @@ func serverMemorySection(r *report) error {
 	return nil
 }
 
-// usage returns the memory of one of the keys that were just charged, by MEMORY USAGE.
+// usage returns the MEMORY USAGE of one of the keys that were just charged.
 func (r *rig) usage() (int64, error) {
 	name, err := r.server.Do("RANDOMKEY")
 	if err != nil {
 		return 0, err
 	}
-	for range 1000 { // some are the hot keys
+	for range 1000 { // some names are hot keys
 		text, ok := name.(string)
 		if !ok {
-			return 0, fmt.Errorf("no key is left")
+			return 0, fmt.Errorf("RANDOMKEY returned no key")
 		}
 		if strings.Contains(text, "client:") {
 			usage, err := r.server.Do("MEMORY", "USAGE", text)
@@ -83,10 +83,11 @@ func (r *rig) usage() (int64, error) {
 			return 0, err
 		}
 	}
-	return 0, fmt.Errorf("no key was found")
+	return 0, fmt.Errorf("RANDOMKEY returned only hot keys")
 }
 
-// daily is a batch of three token buckets whose state lasts, stored in one string or in one each.
+// daily returns a batch of three token buckets whose state lasts. They are stored in one string, or
+// each in its own string.
 func daily(isSeparate bool) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limits := three(count)
@@ -100,8 +101,7 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 	}
 }
 
-// space charges the given number of keys in turn, coldKeys times in all. It returns the memory of
-// each.
+// space charges so many keys in turn, coldKeys times in all. It returns the memory per key.
 func (r *rig) space(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err
@@ -120,7 +120,7 @@ func (r *rig) space(s *subject, keys int) (float64, error) {
 	if err := r.wire.run(&l); err != nil {
 		return 0, err
 	}
-	time.Sleep(300 * time.Millisecond) // until its tables have been resized
+	time.Sleep(300 * time.Millisecond) // until Redis has resized its tables
 	after, err := r.server.UsedMemory()
 	if err != nil {
 		return 0, err

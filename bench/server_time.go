@@ -22,10 +22,10 @@ var (
 )
 
 const (
-	coldKeys  = 100_000 // that the allowed charges are spread over
-	coldCount = 1000    // units per key and day there: each visit finds the state that the last one left, and room for itself
-	hotKeys   = 64      // that the denied charges hit
-	hotCount  = 100     // units per key and day there, all used
+	coldKeys  = 100_000 // keys of the allowed charges
+	coldCount = 1000    // units per day of a cold key: each charge finds the state of the charge before it, and room
+	hotKeys   = 64      // keys of the denied charges
+	hotCount  = 100     // units per day of a hot key, all of them used
 	window    = 4000    // decisions in a measurement
 	rounds    = coldKeys / window
 )
@@ -34,18 +34,18 @@ const (
 type phase int
 
 const (
-	fresh  phase = iota // no state: the key is charged some units for the first time
-	known               // state that the key's last decisions have left
+	fresh  phase = iota // no state: the key is charged for the first time
+	known               // state of earlier decisions
 	denied              // state without room
 )
 
-// key is the i-th key. Its whole name in Redis has 25 bytes.
+// key returns the i-th cold key. Its whole name in Redis has 25 bytes.
 func key(i int) string    { return fmt.Sprintf("client:%07d", i%coldKeys) }
 func hotKey(i int) string { return fmt.Sprintf("hotkey:%07d", i%hotKeys) }
 
-// first is how many units the i-th key is charged before the measurement, so that the keys have
-// used different shares of their limits.
-func first(i int) int { return 1 + i*7919%100 }
+// firstCost returns how many units the i-th key is charged at first, so that the keys have used
+// different shares of their limits.
+func firstCost(i int) int { return 1 + i*7919%100 }
 
 // A subject is a limiter whose server time is measured.
 type subject struct {
@@ -56,7 +56,7 @@ type subject struct {
 	script, process [3][]float64 // µs of the server per decision, by phase, in each window
 }
 
-// ofPenstock decides charges of limits of count units.
+// ofPenstock returns a subject that decides charges with these limits of count units.
 func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subject, error) {
 	r := &recorder{load: new(load), scripts: make(map[string]string)}
 	store, err := redisstore.New(r, redisstore.Options{})
@@ -90,13 +90,13 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 			c := &batch[j]
 			c.Key, c.Cost = key, 1
 			if p == fresh && !c.Plan.Algorithm().IsCollection() {
-				c.Cost = int64(first(i))
+				c.Cost = int64(firstCost(i))
 			}
 			if c.Plan.Algorithm().NeedsHolder() {
 				c.Holder = "holder-" + strconv.Itoa(i)
 			}
 		}
-		_, _ = store.Decide(context.Background(), batch) // the recorder has no answer
+		_, _ = store.Decide(context.Background(), batch) // the recorder returns an error
 	}}
 	s.add(new(load), 0, known)
 	for _, text := range r.scripts {
@@ -105,14 +105,15 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 	return s, nil
 }
 
-// ofScript calls a script with the arguments that args has for a limit of count units per day.
+// ofScript returns a subject that calls a script. args returns the arguments for a limit of count
+// units per day.
 func ofScript(name, script, prefix string, args func(count, cost int) []string) *subject {
 	digest := digestOf(script)
 	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, p phase) {
 		key, count, cost := key(i), coldCount, 1
 		switch p {
 		case fresh:
-			cost = first(i)
+			cost = firstCost(i)
 		case denied:
 			key, count = hotKey(i), hotCount
 		}
@@ -133,7 +134,7 @@ func gcra() *subject {
 	})
 }
 
-// one returns a batch of a single limit.
+// one returns a batch with a single limit.
 func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limit := penstock.Limit{Name: "day", Algorithm: a, Count: count, Period: 24 * time.Hour}
@@ -146,7 +147,7 @@ func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 
 const threeName = "three token buckets"
 
-// three returns a batch of token buckets.
+// three returns a batch with three token buckets.
 func three(count int64) []penstock.Limit {
 	return []penstock.Limit{penstock.PerSecond(count), penstock.PerMinute(count), penstock.PerDay(count)}
 }
@@ -180,7 +181,7 @@ var cases = []struct {
 	{threeName, three},
 }
 
-// A rig is a server with a connection that sends it the load.
+// A rig is a server, and a connection that sends it the load.
 type rig struct {
 	server *redistest.Server
 	wire   *wire
@@ -246,8 +247,8 @@ func (r *rig) measure(s *subject, n int, p phase) error {
 	return nil
 }
 
-// clean returns the quantile that a busy machine disturbs least.
-func clean(windows []float64) float64 {
+// lowQuantile returns the quantile that a busy machine disturbs least.
+func lowQuantile(windows []float64) float64 {
 	sorted := slices.Sorted(slices.Values(windows))
 	return sorted[len(sorted)/4]
 }
@@ -257,7 +258,7 @@ func serverTimeSection(r *report) error {
 	if err != nil {
 		return err
 	}
-	rigs := make([]*rig, len(subjects)) // a server each, so that it holds its own keys only
+	rigs := make([]*rig, len(subjects)) // each subject has a server with only its own keys
 	for i, s := range subjects {
 		if rigs[i], err = newRig(); err != nil {
 			return err
@@ -267,8 +268,8 @@ func serverTimeSection(r *report) error {
 			return err
 		}
 	}
-	// Every key is charged three times. Known keys are measured the third time, because the state's
-	// format may still change the second time.
+	// Every key is charged three times. The third charge measures known keys, because the second
+	// may still change the format of the state.
 	for _, phases := range [][]phase{{fresh}, {known}, {known, denied}} {
 		for _, s := range subjects {
 			s.script[known], s.process[known] = nil, nil
@@ -293,9 +294,9 @@ func reportRedis(r *report, subjects []*subject) {
 		r.title("Server time, %s: µs of Redis per decision (25th percentile of %d windows of %d decisions)", what, rounds, window)
 		r.row("", "script", "/ source", "/ redis_rate", "process", "/ source", "/ redis_rate")
 		for _, s := range subjects {
-			script, process := clean(s.script[p]), clean(s.process[p])
-			r.row(s.name, number(script), number(script/clean(source.script[p])), number(script/clean(gcra.script[p])),
-				number(process), number(process/clean(source.process[p])), number(process/clean(gcra.process[p])))
+			script, process := lowQuantile(s.script[p]), lowQuantile(s.process[p])
+			r.row(s.name, number(script), number(script/lowQuantile(source.script[p])), number(script/lowQuantile(gcra.script[p])),
+				number(process), number(process/lowQuantile(source.process[p])), number(process/lowQuantile(gcra.process[p])))
 		}
 	}
 	bucket, three := subjects[2], subjects[len(subjects)-1]
@@ -308,8 +309,8 @@ func reportRedis(r *report, subjects []*subject) {
 		{"token bucket / redis_rate's shape", bucket, gcra, 0.75},
 		{"three limits / one", three, bucket, 1.5},
 	} {
-		r.atMost("server-time: "+g.name+", script", clean(g.a.script[known])/clean(g.b.script[known]), g.bound)
-		r.atMost("server-time: "+g.name+", process", clean(g.a.process[known])/clean(g.b.process[known]), g.bound)
+		r.atMost("server-time: "+g.name+", script", lowQuantile(g.a.script[known])/lowQuantile(g.b.script[known]), g.bound)
+		r.atMost("server-time: "+g.name+", process", lowQuantile(g.a.process[known])/lowQuantile(g.b.process[known]), g.bound)
 	}
 }
 

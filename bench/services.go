@@ -24,8 +24,8 @@ import (
 )
 
 // The services section compares rate limit services for other programs: Envoy's rate limit service,
-// the JSON API and CL.THROTTLE. Each server is a process with a core of its own. Its Redis and the
-// load have another one.
+// the JSON API and CL.THROTTLE. Each server is a process with a core of its own. Redis and the load
+// share another core.
 
 const (
 	serviceRounds  = 9
@@ -33,8 +33,8 @@ const (
 	serviceStreams = 64 // calls that are open at once
 )
 
-// A serving is a service under measurement.
-type serving struct {
+// A measuredService is a service whose speed is measured.
+type measuredService struct {
 	name    string
 	command *exec.Cmd
 	address string
@@ -48,7 +48,7 @@ type serving struct {
 // response.
 type loader interface {
 	run(until time.Time) error
-	took() []float64 // µs of each call of the last run
+	durations() []float64 // µs of each call of the last run
 }
 
 func servicesSection(r *report) error {
@@ -71,7 +71,7 @@ func servicesSection(r *report) error {
 		pin(os.Getpid(), 1)
 		pin(b.redis.PID(), 1)
 	} else {
-		fmt.Println("There is one core only, so the load takes time of the servers.")
+		fmt.Println("There is only one core, so the load slows the servers down.")
 	}
 	fmt.Println("limitador is not measured: its server is not in the registry of Rust packages.")
 	for _, part := range []func(*report) error{b.rateLimitService, b.jsonAPI, b.throttle} {
@@ -82,11 +82,11 @@ func servicesSection(r *report) error {
 	return nil
 }
 
-// A servicesBench is what the parts of the section share.
+// A servicesBench has what the parts of the section share.
 type servicesBench struct {
 	dir, self string
 	redis     *redistest.Server
-	all       []*serving
+	all       []*measuredService
 }
 
 func (b *servicesBench) stop() {
@@ -95,14 +95,14 @@ func (b *servicesBench) stop() {
 	}
 }
 
-// start starts a server with one core, and waits until it listens. In args and
-// environment, {address} and {port} stand for its own.
-func (b *servicesBench) start(name string, environment []string, program string, args ...string) (*serving, error) {
+// start starts a server with one core, and waits until it listens. It replaces {address} in args,
+// and {port} in args and environment, by the server's own.
+func (b *servicesBench) start(name string, environment []string, program string, args ...string) (*measuredService, error) {
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{name: name, address: address}
+	s := &measuredService{name: name, address: address}
 	for i := range args {
 		args[i] = strings.ReplaceAll(strings.ReplaceAll(args[i], "{address}", address), "{port}", portOf(address))
 	}
@@ -134,7 +134,7 @@ func (b *servicesBench) start(name string, environment []string, program string,
 	}
 }
 
-func (s *serving) stop() {
+func (s *measuredService) stop() {
 	s.command.Process.Kill()
 	s.command.Wait()
 }
@@ -154,13 +154,13 @@ func portOf(address string) string {
 }
 
 // measure measures the services in turn.
-func measure(services []*serving) error {
+func measure(services []*measuredService) error {
 	for round := range serviceRounds + 1 {
 		for _, s := range services {
 			if err := s.run(); err != nil {
 				return fmt.Errorf("%s: %w\n%s", s.name, err, &s.stderr)
 			}
-			if round == 0 { // connects, and loads scripts
+			if round == 0 { // the first round opens connections and loads scripts
 				s.rates, s.cpu, s.p50, s.p99 = nil, nil, nil, nil
 			}
 		}
@@ -169,7 +169,7 @@ func measure(services []*serving) error {
 }
 
 // run makes calls for one window.
-func (s *serving) run() error {
+func (s *measuredService) run() error {
 	before, err := cpuTime(s.command.Process.Pid)
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (s *serving) run() error {
 	}
 	var took []float64
 	for _, l := range s.loads {
-		took = append(took, l.took()...)
+		took = append(took, l.durations()...)
 	}
 	slices.Sort(took)
 	n := float64(len(took))
@@ -204,7 +204,7 @@ func (s *serving) run() error {
 	return nil
 }
 
-// cpuTime is the processor time of a process, of all its threads.
+// cpuTime returns the processor time of all threads of a process.
 func cpuTime(pid int) (total time.Duration, err error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(tasks) == 0 {
@@ -213,7 +213,7 @@ func cpuTime(pid int) (total time.Duration, err error) {
 	for _, task := range tasks {
 		text, err := os.ReadFile(task)
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
 		if err != nil {
@@ -224,8 +224,8 @@ func cpuTime(pid int) (total time.Duration, err error) {
 	return total, nil
 }
 
-// printServices prints a table. The first service is what the others are compared with.
-func printServices(r *report, services []*serving) {
+// printServices prints a table, which compares all services with the first one.
+func printServices(r *report, services []*measuredService) {
 	r.row("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
 	for _, s := range services {
 		low := func(list []float64) float64 { return slices.Sorted(slices.Values(list))[len(list)/5] }
@@ -235,13 +235,15 @@ func printServices(r *report, services []*serving) {
 	}
 }
 
-// ratio is the median of the rates in windows side by side.
-func (s *serving) ratio(to *serving) float64 { return median(ratios(s.rates, to.rates)) }
+// ratio returns the median ratio of the rates in neighbouring windows.
+func (s *measuredService) ratio(to *measuredService) float64 {
+	return median(ratios(s.rates, to.rates))
+}
 
-const zeros = "000000" // stand for a key
+const zeros = "000000" // placeholder of a key
 
-// callsOf returns a loader that sends one descriptor to a service on one connection.
-func (s *serving) callsOf(key, value string) error {
+// connectCalls connects to the service. The load sends it one descriptor in each call.
+func (s *measuredService) connectCalls(key, value string) error {
 	message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
 		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
 	}})
@@ -256,8 +258,8 @@ func (s *serving) callsOf(key, value string) error {
 	return nil
 }
 
-// rateLimits are the limits of the services, in the format of envoyproxy/ratelimit: one that admits
-// all, and one that is used up.
+// rateLimits are the limits of the services, in the format of envoyproxy/ratelimit. The first
+// admits all requests, and the second is used up.
 const rateLimits = `
 domain: bench
 descriptors:
@@ -300,9 +302,9 @@ func (b *servicesBench) rateLimitService(r *report) error {
 		return err
 	}
 
-	services := []*serving{peer, bare, standard, fastBare, fast}
+	services := []*measuredService{peer, bare, standard, fastBare, fast}
 	for _, s := range services {
-		if err := s.callsOf("client", zeros); err != nil {
+		if err := s.connectCalls("client", zeros); err != nil {
 			return err
 		}
 	}
@@ -315,9 +317,9 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	r.atLeast("services: RLS per second by grpc-go's server / envoyproxy/ratelimit", standard.ratio(peer), 3)
 	r.atLeast("services: RLS per second by the fast server / envoyproxy/ratelimit", fast.ratio(peer), 8)
 
-	services = []*serving{cached, standard, fast}
+	services = []*measuredService{cached, standard, fast}
 	for _, s := range services {
-		if err := s.callsOf("busy", "one"); err != nil {
+		if err := s.connectCalls("busy", "one"); err != nil {
 			return err
 		}
 	}
@@ -331,7 +333,7 @@ func (b *servicesBench) rateLimitService(r *report) error {
 }
 
 // penstockServe starts the service, with Redis as its store.
-func (b *servicesBench) penstockServe(name string, args ...string) (*serving, error) {
+func (b *servicesBench) penstockServe(name string, args ...string) (*measuredService, error) {
 	program := filepath.Join(b.dir, "penstock")
 	if _, err := os.Stat(program); err != nil {
 		build := exec.Command("go", "build", "-o", program, ".")
@@ -343,8 +345,8 @@ func (b *servicesBench) penstockServe(name string, args ...string) (*serving, er
 	return b.start(name, nil, program, append([]string{"serve", "--store", b.redis.URL(), "--admin-listen", "off"}, args...)...)
 }
 
-// envoyRateLimit starts envoyproxy/ratelimit. Its version is that of the conformance program.
-func (b *servicesBench) envoyRateLimit(name, configs string, environment ...string) (*serving, error) {
+// envoyRateLimit starts envoyproxy/ratelimit in the version of the conformance program.
+func (b *servicesBench) envoyRateLimit(name, configs string, environment ...string) (*measuredService, error) {
 	program := filepath.Join(b.dir, "ratelimit")
 	if _, err := os.Stat(program); err != nil {
 		build := exec.Command("go", "build", "-o", program, "github.com/envoyproxy/ratelimit/src/service_cmd")
@@ -370,8 +372,8 @@ func (b *servicesBench) envoyRateLimit(name, configs string, environment ...stri
 	}, environment...), program)
 }
 
-// The JSON API gets as many connections as gRPC has streams. CL.THROTTLE gets pipelines on few
-// connections.
+// respConnections is the number of connections for CL.THROTTLE, which has pipelines. The JSON API
+// has as many connections as gRPC has streams.
 const respConnections = 4
 
 // apiPolicy limits the measured requests, and admits all of them.
@@ -397,11 +399,11 @@ func (b *servicesBench) jsonAPI(r *report) error {
 	if err != nil {
 		return err
 	}
-	services := []*serving{bare, api}
+	services := []*measuredService{bare, api}
 	const body = `{"rule": "api", "key": "key:` + zeros + `"}`
 	request := fmt.Sprintf("POST /v1/check HTTP/1.1\r\nHost: limits.example\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	for _, s := range services {
-		if err := s.lines(request, serviceStreams, 1, httpAnswer); err != nil {
+		if err := s.connectLines(request, serviceStreams, 1, readHTTP); err != nil {
 			return err
 		}
 	}
@@ -426,22 +428,22 @@ func (b *servicesBench) throttle(r *report) error {
 	if err != nil {
 		return err
 	}
-	crab, err := b.throttlecrab() // before any connection: it may have to be built, and servers close idle connections
+	crab, err := b.throttlecrab() // before the load connects: a build takes long, and servers close idle connections
 	if err != nil {
 		return err
 	}
-	services := []*serving{bare, redis, memory}
+	services := []*measuredService{bare, redis, memory}
 	command := func(name string) string {
 		const key = "client:" + zeros
 		return fmt.Sprintf("*5\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n$7\r\n1000000\r\n$7\r\n1000000\r\n$4\r\n3600\r\n", len(name), name, len(key), key)
 	}
 	for _, s := range services {
-		if err := s.lines(command("CL.THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+		if err := s.connectLines(command("CL.THROTTLE"), respConnections, serviceStreams, readThrottle); err != nil {
 			return err
 		}
 	}
 	if crab != nil {
-		if err := crab.lines(command("THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+		if err := crab.connectLines(command("THROTTLE"), respConnections, serviceStreams, readThrottle); err != nil {
 			return err
 		}
 		services = append(services, crab)
@@ -451,7 +453,7 @@ func (b *servicesBench) throttle(r *report) error {
 		return err
 	}
 	if cell != nil {
-		if err := cell.lines(command("CL.THROTTLE"), respConnections, serviceStreams, fiveIntegers); err != nil {
+		if err := cell.connectLines(command("CL.THROTTLE"), respConnections, serviceStreams, readThrottle); err != nil {
 			return err
 		}
 		services = append(services, cell)
@@ -466,8 +468,8 @@ func (b *servicesBench) throttle(r *report) error {
 	return nil
 }
 
-// lines returns loaders that call a service by a protocol of lines, on several connections.
-func (s *serving) lines(request string, connections, depth int, answer func(*bufio.Reader) error) error {
+// connectLines connects several line loads to the service.
+func (s *measuredService) connectLines(request string, connections, depth int, answer func(*bufio.Reader) error) error {
 	s.loads = nil
 	for i := range connections {
 		l, err := dialLines(s.address, request, strings.Index(request, zeros), depth, i*loadKeys/connections, answer)
@@ -484,7 +486,7 @@ const throttlecrabVersion = "0.4.40"
 
 // throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is
 // its program; otherwise cargo builds it. It returns nil if neither is available.
-func (b *servicesBench) throttlecrab() (*serving, error) {
+func (b *servicesBench) throttlecrab() (*measuredService, error) {
 	program := os.Getenv("PENSTOCK_THROTTLECRAB")
 	if program == "" {
 		program = filepath.Join(b.dir, "bin", "throttlecrab-server")
@@ -498,8 +500,9 @@ func (b *servicesBench) throttlecrab() (*serving, error) {
 	return b.start("throttlecrab "+throttlecrabVersion+", memory", nil, program, "--redis", "--redis-host", "127.0.0.1", "--redis-port", "{port}", "--log-level", "error")
 }
 
-// redisCell starts a Redis with the module that PENSTOCK_REDIS_CELL names. It returns nil without.
-func (b *servicesBench) redisCell() (*serving, error) {
+// redisCell starts a Redis with the module that PENSTOCK_REDIS_CELL names. It returns nil if the
+// variable is not set.
+func (b *servicesBench) redisCell() (*measuredService, error) {
 	module := os.Getenv("PENSTOCK_REDIS_CELL")
 	if module == "" {
 		fmt.Println("redis-cell is not measured: PENSTOCK_REDIS_CELL is not set to the file of its module.")

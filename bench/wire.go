@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A wire is a connection on which the server never waits for requests.
+// A wire is a connection that sends enough commands in advance that the server never waits for one.
 type wire struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -29,10 +29,10 @@ func dialWire(socket string) (*wire, error) {
 
 const (
 	chunk = 64 // commands that are written at once
-	ahead = 3  // chunks that are written before the answers to the first are read
+	ahead = 3  // chunks that are written before the replies to the first one are read
 )
 
-// A load is a list of commands: their bytes, and where each ends.
+// A load is a list of commands: their bytes, and the position at which each ends.
 type load struct {
 	bytes []byte
 	ends  []int
@@ -52,7 +52,7 @@ func (l *load) add(words ...string) {
 	l.bytes, l.ends = b, append(l.ends, len(b))
 }
 
-// run sends the load and reads all answers. It returns the first error.
+// run sends the load and reads all replies. It returns the first error.
 func (w *wire) run(l *load) error {
 	start, read := 0, 0
 	for sent := 0; read < len(l.ends); {
@@ -75,7 +75,7 @@ func (w *wire) run(l *load) error {
 	return nil
 }
 
-// skip reads one answer.
+// skip reads one reply.
 func (w *wire) skip() error {
 	line, err := w.r.ReadSlice('\n')
 	if err != nil {

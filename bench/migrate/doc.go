@@ -1,3 +1,3 @@
-// Package migrate has the code before and after a migration from other libraries. The pages of
-// docs/migrate quote it, and a test runs both on one Redis: each pair admits the same requests.
+// Package migrate has code before and after a migration from other libraries. The pages of
+// docs/migrate quote it. Tests run both versions on one Redis: they admit the same requests.
 package migrate

@@ -23,8 +23,8 @@ func client(t *testing.T) (*redistest.Server, *redis.Client) {
 
 const requests = 15 // more than any limit of this package admits at once
 
-// admitted sends requests to a handler, and returns how many got 200. All others must get 429.
-func admitted(t *testing.T, handler http.Handler) (n int) {
+// countAdmitted sends requests to a handler, and returns how many got 200. All others must get 429.
+func countAdmitted(t *testing.T, handler http.Handler) (n int) {
 	t.Helper()
 	for range requests {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -67,8 +67,8 @@ func TestMiddlewareAdmitsTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, a := admitted(t, before), admitted(t, after); b != open.want || a != open.want {
-			t.Errorf("%s: %d of %d requests pass before, %d after; want %d", name, b, requests, a, open.want)
+		if b, a := countAdmitted(t, before), countAdmitted(t, after); b != open.want || a != open.want {
+			t.Errorf("%s: %d of %d requests pass before the migration, and %d after; want %d", name, b, requests, a, open.want)
 		}
 	}
 }
@@ -120,6 +120,6 @@ func TestXTimeRateAdmitsTheSame(t *testing.T) {
 		}
 	}
 	if b != 10 || a != 10 {
-		t.Errorf("%d pass before, and %d after; want 10", b, a)
+		t.Errorf("%d requests pass before the migration, and %d after; want 10", b, a)
 	}
 }

@@ -22,7 +22,7 @@ func ululeBefore(client *redis.Client, api http.Handler) (http.Handler, error) {
 	return stdlib.NewMiddleware(limiter.New(store, rate)).Handler(api), nil
 }
 
-// After: a window from a client's first request on, as ulule/limiter has it.
+// After: a window that begins with a client's first request, as in ulule/limiter.
 func ululeAfter(store penstock.Store, api http.Handler) (http.Handler, error) {
 	rate := penstock.PerMinute(10).With(penstock.AnchoredWindow) // penstock.ParseRate reads "10-M"
 	gate, err := httplimit.PerKey(store, "api", rate, httplimit.ByAddress)

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The Go and Lua versions give the same outcomes for the same requests at the same times, alone and
-// together with another algorithm.
+// The Go and Lua versions return the same outcomes for the same requests at the same times. Some
+// batches have a second limit with another algorithm.
 func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -55,7 +55,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 		}
 		for i := range charges {
 			if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-				t.Fatalf("seed %d, step %d, %v %d of %v: Lua says %+v, Go %+v", seed, step,
+				t.Fatalf("seed %d, step %d, %v %d of %v: Lua returned %+v, Go %+v", seed, step,
 					charges[i].Mode, charges[i].Cost, charges[i].Plan, got.Status(i), want.Status(i))
 			}
 			twins++

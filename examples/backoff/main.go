@@ -1,5 +1,5 @@
-// Command backoff limits logins by an algorithm of its own: each attempt makes the pause before the
-// next twice as long. With arguments it is penstock, whose policy files may name the algorithm:
+// Command backoff limits logins by an algorithm of its own: each attempt doubles the pause before
+// the next. With arguments it runs penstock with this algorithm, which policy files may name:
 //
 //	go run ./examples/backoff validate -v examples/backoff/login.yaml
 package main

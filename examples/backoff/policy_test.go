@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// run runs penstock with algorithms of its own, and returns the exit status and the output.
+// run runs penstock with these algorithms, and returns the exit status and the output.
 func run(t *testing.T, algorithms []*algorithm.Algorithm, args ...string) (int, string) {
 	var out bytes.Buffer
 	code := command.Run(t.Context(), args, &out, &out, algorithms...)
@@ -50,7 +50,7 @@ func TestTheGateLimitsByTheAlgorithm(t *testing.T) {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest("POST", "/login", nil))
 		if w.Code != want {
-			t.Errorf("attempt %d: %d, want %d\n%s", i, w.Code, want, w.Body)
+			t.Errorf("attempt %d: status %d; want %d\n%s", i, w.Code, want, w.Body)
 		}
 	}
 }

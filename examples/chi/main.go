@@ -1,4 +1,4 @@
-// Command chi limits a service made with chi, by the gate's middleware.
+// Command chi limits a service made with chi, by the middleware of httplimit.
 package main
 
 import (

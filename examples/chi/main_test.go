@@ -14,7 +14,7 @@ func TestChi(t *testing.T) {
 	gatetest.Run(t, func(gate *httplimit.Gate, wait func()) func(net.Listener) error {
 		router := service(gate)
 		router.Get("/fails", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusBadGateway) })
-		router.Get("/panics", func(w http.ResponseWriter, r *http.Request) { panic("as it should") })
+		router.Get("/panics", func(w http.ResponseWriter, r *http.Request) { panic("on purpose") })
 		router.Get("/waits", func(w http.ResponseWriter, r *http.Request) { wait() })
 		router.Get("/costs", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Cost", "5") })
 		router.Get("/settles", func(w http.ResponseWriter, r *http.Request) {

@@ -1,5 +1,5 @@
-// Command grpc is a gRPC server whose calls are limited by a policy, and a client that retries when
-// the server says.
+// Command grpc is a gRPC server whose calls are limited by a policy, and a client that retries
+// after the time that the server returns.
 package main
 
 import (
@@ -28,7 +28,7 @@ rules:
     limits: [{rate: 10/s, burst: 2}]
 `
 
-// testService is any service; its calls do nothing.
+// A testService is a service whose calls do nothing.
 type testService struct {
 	test.UnimplementedTestServiceServer
 }
@@ -64,16 +64,16 @@ func main() {
 
 	fmt.Println("a client that does not retry:")
 	call(listener.Addr().String())
-	fmt.Println("a client that retries RESOURCE_EXHAUSTED as the server says:")
+	fmt.Println("a client that retries RESOURCE_EXHAUSTED after the time that the server returns:")
 	call(listener.Addr().String(), grpc.WithDefaultServiceConfig(retries))
 }
 
-// retries is the client's policy. The server's pushback replaces the backoff.
+// retries is the client's retry policy. The server's pushback replaces the backoff.
 const retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {
 	"maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2,
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
-// call sends four calls at once, of which the limit admits two.
+// call makes four calls, one right after the other. The limit admits two at once.
 func call(address string, options ...grpc.DialOption) {
 	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {

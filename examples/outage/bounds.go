@@ -15,11 +15,11 @@ const (
 	burst     = 20
 	requested = 400 // a second, of each policy
 	deadline  = 250 * time.Millisecond
-	slack     = 100 * time.Millisecond // by which the p99 of decisions may exceed the deadline
+	slack     = 100 * time.Millisecond // the p99 of decisions may exceed the deadline by this time
 	recovery  = time.Second            // from the return of Redis until it makes all decisions
 )
 
-// A bound is how many requests may pass.
+// A bound is the largest number of requests that may pass.
 type bound struct {
 	units       int64
 	isUnlimited bool // every request may pass
@@ -32,32 +32,33 @@ func (b bound) String() string {
 	return fmt.Sprint(b.units)
 }
 
-// bucketAdmits is what the bucket of outage.yaml admits at most in any period of length d.
+// bucketAdmits returns how many requests the bucket of outage.yaml admits at most in any period of
+// length d.
 func bucketAdmits(d time.Duration) int64 { return burst + int64(math.Floor(rate*d.Seconds())) }
 
-// sharesAdmit is what all instances together admit at most by their shares in a period of length d.
-// Each may round its burst up.
+// sharesAdmit returns how many requests all instances together admit at most in a period of length
+// d, by their shares. Each instance may round its burst up.
 func sharesAdmit(d time.Duration) int64 { return bucketAdmits(d) + instances - 1 }
 
-// An interval is what happened in one second.
+// An interval records what happened in one second.
 type interval struct {
-	store        bool // Redis decided, or a cached denial by Redis was repeated
-	withoutRedis bool // a fallback decided
-	wasReset     bool // Redis has lost its data, or its bucket has had time to fill
+	hasStore    bool // Redis decided, or a cached denial by Redis was repeated
+	hasFallback bool // a fallback decided
+	wasReset    bool // Redis has lost its data, or its bucket has had time to fill
 }
 
-// boundOf is how many requests of a policy may pass in the interval: what Redis admits in that
-// time, plus what the policy admits without Redis. If both decided, at different instances or for
-// different requests, both may have admitted their part.
+// boundOf returns how many requests of a policy may pass in the interval: what Redis may admit in
+// that time, plus what the policy may admit without Redis. Both count if both made decisions, at
+// different instances or for different requests.
 func (i interval) boundOf(policy string, c count) bound {
 	b, d := bound{}, c.to.Sub(c.from)
-	if i.store {
+	if i.hasStore {
 		b.units = bucketAdmits(d)
 		if i.wasReset {
 			b.units += burst
 		}
 	}
-	if i.withoutRedis {
+	if i.hasFallback {
 		switch policy {
 		case "open":
 			b.isUnlimited = true
@@ -68,7 +69,7 @@ func (i interval) boundOf(policy string, c count) bound {
 	return b
 }
 
-// total is how many requests of a policy may pass in all. It is the sum of
+// totalBound returns how many requests of a policy may pass in all. It is the sum of
 //
 //   - what one limit admits in that time;
 //   - one burst for each interval in which the bucket in Redis was reset or could fill, or in which
@@ -76,29 +77,29 @@ func (i interval) boundOf(policy string, c count) bound {
 //   - what the policy admits without Redis, in intervals in which both decided.
 //
 // If a fallback decided under "open", any number may pass.
-func total(policy string, seconds []interval, d time.Duration) bound {
+func totalBound(policy string, seconds []interval, d time.Duration) bound {
 	b := bound{units: bucketAdmits(d)}
 	for _, i := range seconds {
-		if i.wasReset || i.store && i.withoutRedis {
+		if i.wasReset || i.hasStore && i.hasFallback {
 			b.units += burst
 		}
 		switch {
-		case !i.withoutRedis:
+		case !i.hasFallback:
 		case policy == "open":
 			b.isUnlimited = true
-		case policy == "local" && i.store:
+		case policy == "local" && i.hasStore:
 			b.units += sharesAdmit(time.Second)
 		}
 	}
 	return b
 }
 
-// withoutRedis is how many decisions fallbacks made.
+// withoutRedis returns how many decisions fallbacks made.
 func (c counters) withoutRedis() int64 {
 	return c.sources["fallback"] + c.sources["open"] + c.sources["closed"]
 }
 
-// sourceCounts returns how many decisions came from each source.
+// sourceCounts lists how many decisions came from each source.
 func (c counters) sourceCounts() (text string) {
 	for _, source := range []string{"store", "deny_cache", "fallback", "open", "closed"} {
 		if n := c.sources[source]; n > 0 {
@@ -108,7 +109,7 @@ func (c counters) sourceCounts() (text string) {
 	return text
 }
 
-// p99 is the 99th percentile of the time of decisions, in seconds. It is interpolated within a
+// p99 returns the 99th percentile of the time of decisions, in seconds. It is interpolated within a
 // bucket of the histogram.
 func (c counters) p99() float64 {
 	least, below := 0., int64(0)

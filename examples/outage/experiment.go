@@ -11,12 +11,12 @@ import (
 
 // An experiment runs instances with one Redis under load, and records what happens in each second.
 type experiment struct {
-	checksTimes bool // times are checked too
-	instances   []*instance
-	load        *load
-	start       time.Time
-	stop        chan struct{}
-	watching    sync.WaitGroup
+	shouldCheckTimes bool // times are checked too
+	instances        []*instance
+	load             *load
+	start            time.Time
+	stop             chan struct{}
+	watching         sync.WaitGroup
 
 	mu       sync.Mutex
 	wasReset bool // Redis has just lost its data
@@ -29,8 +29,8 @@ type experiment struct {
 }
 
 // begin starts an experiment. Its first second begins when Redis decides for all instances.
-func begin(name, binary, store string, checksTimes bool) (*experiment, error) {
-	s := &experiment{checksTimes: checksTimes, stop: make(chan struct{})}
+func begin(name, binary, store string, shouldCheckTimes bool) (*experiment, error) {
+	s := &experiment{shouldCheckTimes: shouldCheckTimes, stop: make(chan struct{})}
 	for range instances {
 		g, err := startInstance(binary, store)
 		if err != nil {
@@ -55,17 +55,17 @@ func begin(name, binary, store string, checksTimes bool) (*experiment, error) {
 // wait lets the load continue for a while.
 func (s *experiment) wait(d time.Duration) { time.Sleep(d) }
 
-// outage makes Redis fail for a while. Then it waits until Redis makes all decisions again.
-func (s *experiment) outage(what string, begin func(), last time.Duration, end func() error) {
+// runOutage makes Redis fail for a while. Then it waits until Redis makes all decisions again.
+func (s *experiment) runOutage(what string, begin func(), duration time.Duration, end func() error) {
 	s.printEvent("Redis is " + what)
 	begin()
-	time.Sleep(last)
+	time.Sleep(duration)
 	if err := end(); err != nil {
 		s.fail(err)
 		return
 	}
 	returned := time.Now()
-	s.noteReset()
+	s.recordReset()
 	back, err := s.awaitRedis(0)
 	if err != nil {
 		s.fail(err)
@@ -73,56 +73,56 @@ func (s *experiment) outage(what string, begin func(), last time.Duration, end f
 	}
 	took := back.Sub(returned)
 	s.printEvent(fmt.Sprintf("Redis is up, and makes all decisions after %v", took.Round(time.Millisecond)))
-	if s.checksTimes && took > recovery {
-		s.addFault("after its return, Redis made all decisions after %v; want at most %v", took, recovery)
+	if s.shouldCheckTimes && took > recovery {
+		s.addFault("Redis made all decisions again %v after its return; want at most %v", took, recovery)
 	}
 }
 
-// flush deletes all data of Redis, and its scripts. That is no outage.
+// flush deletes all data and scripts of Redis. This is not an outage.
 func (s *experiment) flush(redis *redistest.Server) error {
 	s.printEvent("Redis is flushed, with its scripts")
 	if _, err := redis.Do("SCRIPT", "FLUSH"); err != nil {
 		return err
 	}
-	s.noteReset()
+	s.recordReset()
 	_, err := redis.Do("FLUSHALL")
 	return err
 }
 
-// noteReset records that the buckets in Redis may be full: it lost its data, or was away long
+// recordReset records that the buckets in Redis may be full: it lost its data, or was away long
 // enough to refill them.
-func (s *experiment) noteReset() {
+func (s *experiment) recordReset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.wasReset = true
 }
 
-// awaitRedis waits until Redis has made all decisions of all instances for the duration stable. It
-// returns the time at which that period began.
+// awaitRedis waits until Redis has made all decisions of all instances for a time of length stable.
+// It returns the beginning of that time.
 func (s *experiment) awaitRedis(stable time.Duration) (since time.Time, err error) {
 	before := make([]counters, len(s.instances))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {
-		settled := true
+		isSettled := true
 		for i, g := range s.instances {
 			now, err := readCounters([]*instance{g})
 			if err != nil {
 				return since, err
 			}
-			new := now.since(before[i])
-			settled = settled && before[i].sources != nil && new.sources["store"] > 0 && new.withoutRedis() == 0
+			latest := now.since(before[i])
+			isSettled = isSettled && before[i].sources != nil && latest.sources["store"] > 0 && latest.withoutRedis() == 0
 			before[i] = now
 		}
 		switch now := time.Now(); {
-		case !settled:
+		case !isSettled:
 			since = time.Time{}
 		case since.IsZero():
 			since = now
 		}
-		if settled && time.Since(since) >= stable {
+		if isSettled && time.Since(since) >= stable {
 			return since, nil
 		}
 	}
-	return since, errors.New("the instances do not use Redis")
+	return since, errors.New("Redis did not make all decisions of all instances within 20 s")
 }
 
 // watch prints and checks each second.
@@ -155,11 +155,11 @@ func (s *experiment) watch() {
 func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m counters) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen := interval{store: m.sources["store"]+m.sources["deny_cache"] > 0, withoutRedis: m.withoutRedis() > 0, wasReset: s.wasReset}
+	seen := interval{hasStore: m.sources["store"]+m.sources["deny_cache"] > 0, hasFallback: m.withoutRedis() > 0, wasReset: s.wasReset}
 	s.seconds, s.wasReset = append(s.seconds, seen), false
-	if n := len(s.seconds); n > 1 { // instances and clients do not count at the same moment
+	if n := len(s.seconds); n > 1 { // instances and clients are not counted at the same moment
 		before := s.seconds[n-2]
-		seen = interval{seen.store || before.store, seen.withoutRedis || before.withoutRedis, seen.wasReset || before.wasReset}
+		seen = interval{seen.hasStore || before.hasStore, seen.hasFallback || before.hasFallback, seen.wasReset || before.wasReset}
 	}
 	second := recordedSecond{At: round(to.Sub(s.start))}
 	at := fmt.Sprintf("second %.0f", to.Sub(s.start).Seconds())
@@ -179,7 +179,7 @@ func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m coun
 	s.record.Seconds = append(s.record.Seconds, second)
 	p99 := m.p99()
 	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.sourceCounts(), p99*1000)
-	if s.checksTimes && p99 > (deadline+slack).Seconds() {
+	if s.shouldCheckTimes && p99 > (deadline+slack).Seconds() {
 		s.faults = append(s.faults, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
 	}
 }
@@ -198,7 +198,7 @@ func (s *experiment) end() {
 		s.totals[p] += c.admitted
 	}
 	for p, policy := range failureModes {
-		bound := total(policy, s.seconds, passed)
+		bound := totalBound(policy, s.seconds, passed)
 		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", policy, s.totals[p], bound, passed.Seconds())
 		if !bound.isUnlimited && s.totals[p] > bound.units {
 			s.addFault("%s let %d through; at most %v may pass in %v", policy, s.totals[p], bound, passed)

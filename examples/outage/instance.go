@@ -21,7 +21,7 @@ import (
 type instance struct {
 	listen, admin string
 	process       *exec.Cmd
-	read          sync.WaitGroup // the log
+	read          sync.WaitGroup // goroutine that reads the log
 
 	mu    sync.Mutex
 	lines []line
@@ -30,7 +30,7 @@ type instance struct {
 // A line is a line of an instance's log.
 type line struct {
 	Level, Msg string
-	Listen     string // the addresses are in the line at the start
+	Listen     string // the line "listening" has the addresses
 	Admin      string `json:"admin_listen"`
 	Critical   bool
 	Requests   int64
@@ -97,7 +97,7 @@ func (g *instance) log(filter func(line) bool) string {
 	return s.String()
 }
 
-// counters are metrics of one instance, or the sums of all, since the start.
+// counters are metrics since the start, of one instance or summed over several.
 type counters struct {
 	sources   map[string]int64  // decisions by source
 	latencies map[float64]int64 // decisions by the upper bound of their time, in seconds
@@ -147,7 +147,7 @@ func (m counters) add(page string) error {
 	return nil
 }
 
-// label is the value of one label of a series.
+// label returns the value of a label of a series.
 func label(labels, name string) string {
 	for pair := range strings.SplitSeq(labels, ",") {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {
@@ -157,7 +157,7 @@ func label(labels, name string) string {
 	return ""
 }
 
-// since returns what was counted after earlier counters.
+// since returns the increase since earlier counters.
 func (m counters) since(before counters) counters {
 	d := counters{make(map[string]int64), make(map[float64]int64)}
 	for source, n := range m.sources {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// failureModes are the limits of outage.yaml, by their paths.
+// failureModes are the policies of outage.yaml. Each has the path of its name.
 var failureModes = [...]string{"open", "closed", "local"}
 
 // A load sends requests for each policy at a constant rate, evenly to all instances, and counts the
@@ -29,7 +29,7 @@ type count struct {
 	from, to                          time.Time
 }
 
-// workers is how many goroutines send requests for each policy to each instance.
+// workers is the number of goroutines that send requests of one policy to one instance.
 const workers = 4
 
 func startLoad(all []*instance) *load {
@@ -62,7 +62,7 @@ func (l *load) send(ctx context.Context, url string, policy int, every, startDel
 		}
 		sent := time.Now()
 		status := l.request(url)
-		l.note(policy, status, sent, time.Now())
+		l.record(policy, status, sent, time.Now())
 	}
 }
 
@@ -79,7 +79,7 @@ func (l *load) request(url string) int {
 	return res.StatusCode
 }
 
-func (l *load) note(policy, status int, sent, answered time.Time) {
+func (l *load) record(policy, status int, sent, answered time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.counts[policy]

@@ -2,9 +2,9 @@
 // Redis is killed, stopped, flushed and failed over. Second by second it prints how many requests
 // each failure policy lets through, and how many may pass.
 //
-// It fails if more requests pass than may, or if a response is not allowed by its policy. Without
-// -short it also fails if the p99 of decisions exceeds the deadline by more than 100 ms in any
-// second, or if Redis is up for a second and does not make all decisions again.
+// It fails if more requests pass than may, or if a response is not one that the policy allows.
+// Without -short it also fails if the p99 of decisions exceeds the deadline by more than 100 ms in
+// any second, or if Redis does not make all decisions again within a second after its return.
 package main
 
 import (
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// run runs all outages, and returns what failed.
+// run runs all outages, and returns the failed checks.
 func run(binary string, short bool, save string) (faults []string, err error) {
 	dir, err := os.MkdirTemp("", "outage-")
 	if err != nil {
@@ -69,9 +69,9 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 	}
 	defer onSingle.end()
 	onSingle.wait(calm)
-	onSingle.outage("killed", single.Kill, calm, single.Restart)
+	onSingle.runOutage("killed", single.Kill, calm, single.Restart)
 	onSingle.wait(calm)
-	onSingle.outage("stopped", single.Pause, calm, func() error { single.Resume(); return nil })
+	onSingle.runOutage("stopped", single.Pause, calm, func() error { single.Resume(); return nil })
 	onSingle.wait(calm)
 	if err := onSingle.flush(single); err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 	}
 	defer withSentinel.end()
 	withSentinel.wait(calm)
-	withSentinel.outage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
+	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
 	withSentinel.wait(calm)
 	withSentinel.end()
 	return append(onSingle.faults, withSentinel.faults...), errors.Join(onSingle.err, withSentinel.err)

@@ -20,26 +20,26 @@ func TestEachPolicyHasItsBound(t *testing.T) {
 		policy string
 		want   string
 	}{
-		{interval{store: true}, "open", "220"},
-		{interval{store: true}, "closed", "220"},
-		{interval{store: true}, "local", "220"},
-		{interval{store: true, wasReset: true}, "closed", "240"},
-		{interval{withoutRedis: true}, "open", "any"},
-		{interval{withoutRedis: true}, "closed", "0"},
-		{interval{withoutRedis: true}, "local", "221"},
-		{interval{store: true, withoutRedis: true}, "open", "any"},
-		{interval{store: true, withoutRedis: true}, "closed", "220"},
-		{interval{store: true, withoutRedis: true}, "local", "441"},
+		{interval{hasStore: true}, "open", "220"},
+		{interval{hasStore: true}, "closed", "220"},
+		{interval{hasStore: true}, "local", "220"},
+		{interval{hasStore: true, wasReset: true}, "closed", "240"},
+		{interval{hasFallback: true}, "open", "any"},
+		{interval{hasFallback: true}, "closed", "0"},
+		{interval{hasFallback: true}, "local", "221"},
+		{interval{hasStore: true, hasFallback: true}, "open", "any"},
+		{interval{hasStore: true, hasFallback: true}, "closed", "220"},
+		{interval{hasStore: true, hasFallback: true}, "local", "441"},
 	}
 	for _, row := range rows {
 		if got := row.seen.boundOf(row.policy, admitted(1)).String(); got != row.want {
 			t.Errorf("%+v: the bound of %s is %s; want %s", row.seen, row.policy, got, row.want)
 		}
 	}
-	seconds := []interval{{store: true}, {store: true, withoutRedis: true}, {withoutRedis: true}, {withoutRedis: true}, {store: true, withoutRedis: true, wasReset: true}, {store: true}}
+	seconds := []interval{{hasStore: true}, {hasStore: true, hasFallback: true}, {hasFallback: true}, {hasFallback: true}, {hasStore: true, hasFallback: true, wasReset: true}, {hasStore: true}}
 	for policy, want := range map[string]string{"open": "any", "closed": "1260", "local": "1702"} {
-		if got := total(policy, seconds, 6*time.Second).String(); got != want {
-			t.Errorf("the bound of %s over all is %s; want %s", policy, got, want)
+		if got := totalBound(policy, seconds, 6*time.Second).String(); got != want {
+			t.Errorf("the bound of %s over all seconds is %s; want %s", policy, got, want)
 		}
 	}
 	t.Logf("counted: %d bounds of policies", len(rows)+3)
@@ -53,8 +53,8 @@ func TestFaultsOfAnOutageAreFound(t *testing.T) {
 	slow := counters{byRedis.sources, map[float64]int64{0.25: 500, 0.5: 599, math.Inf(1): 600}}
 	s := &experiment{start: time.Now()}
 	s.check(time.Now(), alone, withoutRedis)
-	s.check(time.Now(), [len(failureModes)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients counted later than instances
-	s.checksTimes, s.seconds = true, nil
+	s.check(time.Now(), [len(failureModes)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients were counted later than instances
+	s.shouldCheckTimes, s.seconds = true, nil
 	s.check(time.Now(), fine, byRedis)
 	if s.faults != nil {
 		t.Errorf("a correct outage has faults: %q", s.faults)
@@ -108,7 +108,7 @@ func TestResponsesAreCountedByStatus(t *testing.T) {
 	l := new(load)
 	now := time.Now()
 	for _, status := range []int{http.StatusOK, http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusBadGateway, 0} {
-		l.note(1, status, now, now.Add(time.Second))
+		l.record(1, status, now, now.Add(time.Second))
 	}
 	if c := l.take()[1]; c != (count{1, 1, 1, 2, now, now.Add(time.Second)}) {
 		t.Errorf("the counts are %+v", c)

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A record is what an experiment saves, for a picture of it. Times are seconds since the start.
+// A record has the results of an experiment, from which a picture is drawn. Times are in seconds
+// since the start.
 type record struct {
 	Rate, Burst, Requested, Instances int
 	Policies                          []string
@@ -16,7 +17,7 @@ type record struct {
 }
 
 type recordedSecond struct {
-	At       float64 // its end
+	At       float64 // end of the second
 	Admitted []int64
 	Bounds   []*int64 // null if any number may pass
 }

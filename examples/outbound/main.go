@@ -1,5 +1,5 @@
-// Command outbound sends notifications through a provider that accepts bursts of 20 and 10 per
-// second. It sends them so that the provider rejects none.
+// Command outbound sends notifications through a provider that accepts 10 per second, and bursts of
+// 20. It sends them at such times that the provider rejects none.
 package main
 
 import (

@@ -24,9 +24,9 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// run runs a test with a policy in a synctest bubble: with the memory store, with all guards
-// around it, and with guards around a store that is down while all limits are local. The results
-// must be the same each time.
+// run runs a test with a policy in a synctest bubble, three times: with the memory store, with all
+// guards around that store, and with guards around a store that is down while all limits are local.
+// The results must be the same each time.
 func run(t *testing.T, name string, test func(*testing.T, *api)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) {
@@ -49,7 +49,7 @@ func run(t *testing.T, name string, test func(*testing.T, *api)) {
 		synctest.Test(t, func(t *testing.T) {
 			store := guarded(t, down, func(limit *penstock.Plan) guard.Settings {
 				s := rules.Settings(limit)
-				s.OnFailure = guard.FailLocal // also for shadows, which would not count otherwise
+				s.OnFailure = guard.FailLocal // also for shadows, which would otherwise not count
 				return s
 			})
 			defer store.Close()
@@ -79,7 +79,7 @@ type api struct {
 	times []time.Time    // start times of served requests
 }
 
-// A request, and the response of the service if it arrives there.
+// A request has what a client sends, and the response of the service if the request reaches it.
 type request struct {
 	method, path string // default: GET
 	from         string // default: 192.0.2.1
@@ -89,14 +89,14 @@ type request struct {
 	answer       map[string]string
 }
 
-// sections are what these policies may have.
+// sections are the sections that these policies may have.
 var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 
 func load(t *testing.T, file string) *policy.Rules {
 	t.Helper()
 	t.Setenv("JWKS_URL", issuer().URL)
 	p, err := policyfile.Load(file, sections)
-	return started(t, p, err)
+	return startPolicy(t, p, err)
 }
 
 // loadLocal loads a policy and makes all its limits local.
@@ -118,10 +118,10 @@ func loadLocal(t *testing.T, file string) *policy.Rules {
 		}
 	}
 	p, err := config.Compile()
-	return started(t, p, err)
+	return startPolicy(t, p, err)
 }
 
-func started(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
+func startPolicy(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func open(t *testing.T, rules *policy.Rules, store penstock.Store) *api {
 	return w
 }
 
-// down is a store that makes no decision.
+// down is a store that returns an error instead of a decision.
 var down = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Decision{}, penstock.ErrUnavailable
 })
@@ -197,14 +197,15 @@ func (w *api) want(times, status int, req request) (answer *httptest.ResponseRec
 	for i := range times {
 		answer = w.call(req)
 		if answer.Code != status {
-			w.t.Fatalf("%s %s from %q with %v, number %d of %d: %d, not %d\n%s",
+			w.t.Fatalf("%s %s from %q with %v, number %d of %d: status %d; want %d\n%s",
 				req.method, req.path, req.from, req.header, i+1, times, answer.Code, status, answer.Body)
 		}
 	}
 	return answer
 }
 
-// sendAll sends n and m requests, all at once, and counts the statuses of each kind.
+// sendAll sends n requests of one kind and m of another, all at once. It counts the statuses of
+// each kind.
 func (w *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -223,8 +224,8 @@ func (w *api) sendAll(n int, one func(int) request, m int, other func(int) reque
 	return statuses
 }
 
-func (w *api) pass(d time.Duration)   { time.Sleep(d) }
-func (w *api) until(moment time.Time) { time.Sleep(time.Until(moment)) }
+func (w *api) sleep(d time.Duration)       { time.Sleep(d) }
+func (w *api) sleepUntil(moment time.Time) { time.Sleep(time.Until(moment)) }
 
 // address returns the i-th address.
 func address(i int) string { return fmt.Sprintf("203.0.%d.%d", i/256, i%256) }
@@ -237,11 +238,11 @@ var issuer = sync.OnceValue(func() *httptest.Server {
 
 var signer = ed25519.NewKeyFromSeed([]byte("a seed of thirty-two bytes in all"[:32]))
 
-// token makes a signed token with claims: name and value, name and value, ...
-func (w *api) token(says ...string) string {
+// token makes a signed token. Its arguments are the names and values of claims, in turn.
+func (w *api) token(nameValues ...string) string {
 	claims := map[string]any{"iss": "https://login.example.com", "exp": time.Now().Add(time.Hour).Unix()}
-	for i := 0; i < len(says); i += 2 {
-		claims[says[i]] = says[i+1]
+	for i := 0; i < len(nameValues); i += 2 {
+		claims[nameValues[i]] = nameValues[i+1]
 	}
 	text, err := json.Marshal(claims)
 	if err != nil {

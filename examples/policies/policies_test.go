@@ -33,7 +33,7 @@ func TestEveryPolicyHasADescriptionAndCompiles(t *testing.T) {
 		}
 		head, _, _ := strings.Cut(string(text), "\n\n")
 		if n := strings.Count(head, "\n") + 1; n < 2 || n > 4 || strings.Count(head, "#") != n || !strings.Contains(head, "Watch ") {
-			t.Errorf("%s begins with a comment of %d lines; want 2 to 4 lines that say what to watch", file, n)
+			t.Errorf("%s begins with a comment of %d lines; want 2 to 4 lines that name what to watch", file, n)
 		}
 		checkWatched(t, file, head, load(t, file))
 	}
@@ -46,7 +46,7 @@ func TestEveryPolicyHasADescriptionAndCompiles(t *testing.T) {
 // checkWatched checks that the metrics and limits that a policy's comment names exist.
 func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 	t.Helper()
-	served, err := os.ReadFile("../../docs/operations.md") // a test compares it with /metrics
+	served, err := os.ReadFile("../../docs/operations.md") // another test compares this page with /metrics
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestLimitedPathsMatchInEverySpelling(t *testing.T) {
 func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
 	for _, c := range []struct {
 		policy, method, path string
-		closed               bool
+		isClosed             bool
 	}{
 		{"brute-force", "POST", "/accounts/anna/login", true},
 		{"credential-stuffing", "POST", "/login", true},
@@ -122,7 +122,7 @@ func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
 		{"contractual-quotas", "GET", "/api/1", false},
 	} {
 		want := http.StatusOK
-		if c.closed {
+		if c.isClosed {
 			want = http.StatusServiceUnavailable
 		}
 		w := open(t, load(t, c.policy+".yaml"), down)
@@ -136,9 +136,9 @@ func TestFloodDoesNotAffectOtherClients(t *testing.T) {
 		w.want(200, 200, flood)
 		w.want(2000, 429, flood)
 		if got := w.seen["address.rate.candidate shadow_denied"]; got != 2100 { // 100 admitted requests and all denied ones
-			t.Errorf("the tighter candidate would have denied %d; want 2100", got)
+			t.Errorf("the tighter candidate would have denied %d requests; want 2100", got)
 		}
-		w.want(50, 200, request{path: "/", from: "192.0.2.1"}) // denials have used nothing of the shared capacity
+		w.want(50, 200, request{path: "/", from: "192.0.2.1"}) // denied requests have not used the shared capacity
 		for i := range 250 {
 			w.want(1, 200, request{path: "/", from: address(i)})
 		}
@@ -159,7 +159,7 @@ func TestEleventhGuessIsDenied(t *testing.T) {
 		w.want(1, 429, request{method: "POST", path: "/accounts/%61nna/login/", status: 401})
 		w.want(1, 200, request{method: "POST", path: "/accounts/anna/login", from: "192.0.2.2"}) // the owner, from another address
 		w.want(1, 401, request{method: "POST", path: "/accounts/bert/login", status: 401})
-		w.pass(15 * time.Minute)
+		w.sleep(15 * time.Minute)
 		w.want(10, 401, wrong)
 		w.want(1, 429, wrong)
 	})
@@ -176,7 +176,7 @@ func TestMoreAddressesDoNotAllowMoreGuesses(t *testing.T) {
 	})
 }
 
-// Guesses count before their responses.
+// A guess counts before its response is known.
 func TestParallelGuessesAreLimited(t *testing.T) {
 	run(t, "brute-force", func(t *testing.T, w *api) {
 		w.takes = time.Second // to check a password
@@ -224,10 +224,10 @@ func TestNewCookiesDoNotHelpScrapers(t *testing.T) {
 		w.want(1, 429, request{path: "/products/101", from: "192.0.2.71"})
 
 		for range 5000 / 100 {
-			w.pass(20 * time.Second)
+			w.sleep(20 * time.Second)
 			w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
 		}
-		w.pass(20 * time.Second)
+		w.sleep(20 * time.Second)
 		w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
 		if got := w.seen["catalogue.day shadow_denied"]; got != 100 {
 			t.Errorf("%d pages beyond the daily limit were reported; want 100", got)
@@ -244,18 +244,18 @@ func TestUserThatLoopsDoesNotAffectOthers(t *testing.T) {
 		w.want(500, 429, user("acme", "loop"))
 		w.want(60, 200, user("acme", "anna"))
 		w.want(60, 200, user("acme", "bert"))
-		w.want(20, 200, user("acme", "carl")) // 200 of the customer
+		w.want(20, 200, user("acme", "carl")) // the customer has used 200
 		w.want(40, 429, user("acme", "carl"))
 		w.want(60, 200, user("globex", "dora"))
 		forged := user("globex", "dora")
 		spelled := user("globex", "dora")
 		spelled.header["Authorization"] += "x"
-		w.want(1, 400, spelled) // some servers may still read it
+		w.want(1, 400, spelled) // some servers may accept this spelling
 		forged.header["Authorization"] = strings.Replace(forged.header["Authorization"], ".eyJ", ".eyK", 1)
 		w.want(60, 200, forged) // shares the quota of requests without a token
 		w.want(1, 429, forged)
 		w.want(1, 429, request{path: "/api/things"})
-		w.pass(time.Second)
+		w.sleep(time.Second)
 		w.want(20, 200, user("globex", "dora"))
 	})
 }
@@ -273,7 +273,7 @@ func TestCompletionIsChargedItsTrueCost(t *testing.T) {
 		for i := range 6 {
 			w.want(1, 200, call("invented"+strconv.Itoa(i), 16000, 16000))
 		}
-		w.want(1, 429, call("invented", 16000, 16000)) // by the address
+		w.want(1, 429, call("invented", 16000, 16000)) // denied by the limit of the address
 
 		w.want(12, 200, request{method: "POST", path: "/v1/reports"})
 		w.want(1, 429, request{method: "POST", path: "/v1/reports"})
@@ -282,7 +282,7 @@ func TestCompletionIsChargedItsTrueCost(t *testing.T) {
 
 func TestDailyBillIsLimited(t *testing.T) {
 	run(t, "cost", func(t *testing.T, w *api) {
-		w.until(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
+		w.sleepUntil(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
 		call := request{method: "POST", path: "/v1/completions", header: map[string]string{"X-Max-Tokens": "16000"}, answer: map[string]string{"X-Tokens-Used": "16000"}}
 		for i := range 50_000_000 / 16_000 {
 			call.from = address(i)
@@ -290,7 +290,7 @@ func TestDailyBillIsLimited(t *testing.T) {
 		}
 		call.from = "203.0.113.77"
 		w.want(1, 429, call)
-		w.until(time.Date(2026, 7, 1, 22, 0, 0, 0, time.UTC)) // midnight in Berlin
+		w.sleepUntil(time.Date(2026, 7, 1, 22, 0, 0, 0, time.UTC)) // midnight in Berlin
 		w.want(1, 200, call)
 	})
 }
@@ -316,7 +316,7 @@ func TestReportsAreSentAtTheirRate(t *testing.T) {
 			return request{method: "POST", path: "/reports", header: map[string]string{"X-API-Key": strconv.Itoa(i)}}
 		}, 0, nil)
 		if statuses[0][200] != 21 || statuses[0][429] != 9 {
-			t.Errorf("of 30 at once: %v; want 21 served, and the others denied at once", statuses[0])
+			t.Errorf("the statuses of 30 requests at once are %v; want 21 served, and the others denied at once", statuses[0])
 		}
 		for i, at := range w.times {
 			if want := time.Duration(i) * 200 * time.Millisecond; at.Sub(start) != want {
@@ -341,18 +341,18 @@ func TestKeyHasBurstsOf100And10000ADay(t *testing.T) {
 			t.Errorf("a denial has the headers %v", denied.Header())
 		}
 		for range 99 {
-			w.pass(10 * time.Second)
+			w.sleep(10 * time.Second)
 			w.want(100, 200, acme)
 		}
-		w.pass(time.Hour)
-		w.want(1, 429, acme) // 10,000
+		w.sleep(time.Hour)
+		w.want(1, 429, acme) // 10,000 requests are used
 		w.want(1, 200, request{path: "/v1/status", header: acme.header})
 		w.want(1, 200, request{path: "/v1/things", header: map[string]string{"X-API-Key": "key-of-globex"}})
 		for i := range 10 {
 			w.want(1, 200, request{path: "/v1/things", header: map[string]string{"X-API-Key": "invented" + strconv.Itoa(i)}})
 		}
 		w.want(1, 429, request{path: "/v1/things", header: map[string]string{"X-API-Key": "invented"}})
-		w.pass(23 * time.Hour) // a day after its first request, and not at midnight
+		w.sleep(23 * time.Hour) // a day after its first request, and not at midnight
 		w.want(1, 200, acme)
 	})
 }
@@ -382,10 +382,10 @@ func TestBuyersWaitForThePaymentProvider(t *testing.T) {
 			return request{method: "POST", path: "/checkout/orders/" + strconv.Itoa(i) + "/payment", from: address(i)}
 		}, 0, nil)
 		if statuses[0][200] != 201 || statuses[0][429] != 99 {
-			t.Errorf("of 300 at once: %v; want 201 served within 5 seconds", statuses[0])
+			t.Errorf("the statuses of 300 requests at once are %v; want 201 served within 5 seconds", statuses[0])
 		}
 		if last := w.times[len(w.times)-1].Sub(start); last != 5*time.Second {
-			t.Errorf("the last was served after %v; want 5s for 200 at 40 per second", last)
+			t.Errorf("the last request was served after %v; want 5s for 200 requests at 40 per second", last)
 		}
 	})
 }
@@ -399,7 +399,7 @@ func TestPlanComesFromTheToken(t *testing.T) {
 		w.want(1, 429, customer("small", "free"))
 		w.want(2000, 200, customer("large", "premium"))
 		w.want(1, 429, customer("large", "premium"))
-		w.pass(time.Second)
+		w.sleep(time.Second)
 		w.want(100, 200, customer("small", "free"))
 		w.want(1000, 200, customer("large", "premium"))
 		w.want(1, 429, customer("large", "premium"))
@@ -426,7 +426,7 @@ func TestDeviceThatLoopsDoesNotAffectOthers(t *testing.T) {
 			w.want(1, 200, report(1+device))
 		}
 		for range 100 {
-			w.pass(10 * time.Second)
+			w.sleep(10 * time.Second)
 			w.want(1, 200, report(0))
 		}
 		large := report(2000)
@@ -450,7 +450,7 @@ func TestFleetReconnectsAtDifferentTimes(t *testing.T) {
 			}
 		}
 		if len(seen) < 100 { // 2,000 draws of 120 seconds
-			t.Errorf("2,000 devices got %d different Retry-After times", len(seen))
+			t.Errorf("2,000 devices got %d different times in Retry-After; want at least 100", len(seen))
 		}
 	})
 }
@@ -463,7 +463,7 @@ func TestMailIsChargedByRecipientAndStoppedByBounces(t *testing.T) {
 		}
 		one := func(status int, r request) {
 			t.Helper()
-			w.pass(time.Second / 14) // the provider's rate
+			w.sleep(time.Second / 14) // the provider's rate
 			w.want(1, status, r)
 		}
 		for range 20 {
@@ -486,7 +486,7 @@ func TestMailIsSentAtTheProvidersRate(t *testing.T) {
 		start := time.Now()
 		statuses := w.sendAll(29, func(i int) request { return request{method: "POST", path: "/messages"} }, 0, nil)
 		if statuses[0][200] != 29 {
-			t.Errorf("of 29 messages at once: %v; want 29 sent", statuses[0])
+			t.Errorf("the statuses of 29 messages at once are %v; want 29 sent", statuses[0])
 		}
 		if took := w.times[28].Sub(start); took != 2*time.Second {
 			t.Errorf("29 messages at 14 per second took %v; want 2s", took)
@@ -496,14 +496,14 @@ func TestMailIsSentAtTheProvidersRate(t *testing.T) {
 
 func TestMonthEndsInTheTimeZoneOfTheContract(t *testing.T) {
 	run(t, "contractual-quotas", func(t *testing.T, w *api) {
-		w.until(time.Date(2026, 7, 31, 20, 0, 0, 0, time.UTC))
+		w.sleepUntil(time.Date(2026, 7, 31, 20, 0, 0, 0, time.UTC))
 		call := func(status int) request {
 			return request{path: "/api/things", status: status, header: map[string]string{"Authorization": "Bearer " + w.token("org", "acme", "aud", "api")}}
 		}
 		expect := func(n, want int, r request) {
 			t.Helper()
 			for range n {
-				w.pass(50 * time.Millisecond) // 20 per second
+				w.sleep(50 * time.Millisecond) // 20 per second
 				w.want(1, want, r)
 			}
 		}
@@ -517,9 +517,9 @@ func TestMonthEndsInTheTimeZoneOfTheContract(t *testing.T) {
 			t.Errorf("from 800 to 1000 calls there were %d warnings", got)
 		}
 		expect(1, 429, call(200))
-		w.until(time.Date(2026, 7, 31, 21, 59, 59, 0, time.UTC))
+		w.sleepUntil(time.Date(2026, 7, 31, 21, 59, 59, 0, time.UTC))
 		expect(1, 429, call(200))
-		w.until(time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)) // August in Berlin
+		w.sleepUntil(time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)) // August in Berlin
 		expect(1, 200, call(200))
 	})
 }

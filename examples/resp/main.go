@@ -1,6 +1,9 @@
 // Command resp is a server for Redis clients that call CL.THROTTLE, and a client that calls it.
 //
-// With -addr it keeps serving at that address: redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
+// With -addr it serves at that address until it is interrupted:
+//
+//	go run ./examples/resp -addr 127.0.0.1:6380
+//	redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
 package main
 
 import (
@@ -42,8 +45,7 @@ func main() {
 	server.Shutdown(context.Background())
 }
 
-// call sends four requests of a user whose limit is a burst of three, and one more request each
-// second.
+// call sends four requests of a user. Their limit is one request per second, with a burst of three.
 func call(addr string) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
 	if err != nil {

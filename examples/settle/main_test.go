@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// 20 responses of 100 tokens use up 2,000 tokens. An overdrawn limit recovers at 2,000
-// tokens per hour.
+// 20 responses of 100 tokens use up 2,000 tokens. An overdrawn limit recovers by 2,000 tokens per
+// hour.
 func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 	now := time.Now()
 	gate, err := limits(memstore.New(memstore.Options{Now: func() time.Time { return now }}))
@@ -31,7 +31,7 @@ func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 			want = http.StatusTooManyRequests
 		}
 		if got := call("a"); got.Code != want {
-			t.Fatalf("request %d: %d, not %d", i+1, got.Code, want)
+			t.Fatalf("request %d: status %d; want %d", i+1, got.Code, want)
 		}
 	}
 	if got := call("b"); got.Code != http.StatusOK {

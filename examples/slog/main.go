@@ -1,5 +1,5 @@
-// Slog logs what a gate rejects, and at most ten lines a second, so that an attack does not fill
-// the disk.
+// Command slog logs the requests that a gate rejects. It writes at most ten lines a second, so that
+// an attack does not fill the disk.
 //
 //	go run ./slog
 package main
@@ -37,7 +37,7 @@ func newGate(logger *slog.Logger, lines penstock.Limit) (*httplimit.Gate, error)
 	return httplimit.NewSimple(memstore.New(memstore.Options{}), "search", []penstock.Limit{penstock.PerMinute(2)}, httplimit.SimpleOptions{Observe: observe})
 }
 
-// logRejected returns an observer that logs requests that were rejected, within a limit.
+// logRejected returns an observer that logs rejected requests. limit limits the lines.
 func logRejected(logger *slog.Logger, limit penstock.Limit) (func(*admission.Event), error) {
 	lines, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "log", limit)
 	if err != nil {
@@ -50,7 +50,7 @@ func logRejected(logger *slog.Logger, limit penstock.Limit) (func(*admission.Eve
 		if d, err := lines.Allow(e.Context, "rejected"); err != nil || !d.Allowed {
 			return
 		}
-		// Event.Key is left out: it may be a secret, such as an API key.
+		// Event.Key may be a secret, such as an API key, so it is not logged.
 		attributes := []slog.Attr{
 			slog.String("rule", e.Rule), slog.String("limit", e.Limit), slog.String("outcome", e.Outcome.String()), slog.String("source", e.Source.String()),
 		}

@@ -22,7 +22,7 @@ func TestRejectedRequestsAreLogged(t *testing.T) {
 		api.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/search", nil))
 	}
 	if n := strings.Count(text.String(), "\n"); n != 10 {
-		t.Errorf("98 rejected requests have %d lines; want 10:\n%s", n, &text)
+		t.Errorf("98 rejected requests wrote %d lines; want 10:\n%s", n, &text)
 	}
 	for _, want := range []string{`msg="request rejected" rule=search limit=`, " outcome=denied source=store retry_after="} {
 		if !strings.Contains(text.String(), want) {

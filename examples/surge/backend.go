@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A backend is limited by its database connections, as many services are. Each request uses a
-// connection for the time of a query, and waits if none is free. The backend does not notice that a
-// client has disconnected.
+// A backend is a service with few database connections. Each request uses a connection for the time
+// of a query, and waits if none is free. The backend does not notice that a client has
+// disconnected.
 type backend struct {
 	pool     chan struct{}
 	timeout  time.Duration // of waiting for a connection

@@ -23,7 +23,7 @@ import (
 )
 
 // surge compresses three minutes into 14 seconds. All riders arrive within two seconds instead of
-// ten. The timeouts of riders and of the connection pool are a third of the usual ones.
+// ten. The timeouts of riders and of the connection pool are a third of those in useFullTimes.
 var surge = scenario{
 	riders:        2000,
 	arrivalPeriod: 2 * time.Second,
@@ -39,24 +39,25 @@ var surge = scenario{
 	},
 }
 
-// full makes it the surge of three minutes, in which 200 riders arrive each second.
-func (s *scenario) full() {
+// useFullTimes changes the scenario to three minutes, with 200 riders a second in the first ten
+// seconds.
+func (s *scenario) useFullTimes() {
 	s.arrivalPeriod, s.duration, s.timeout, s.poolTimeout = 10*time.Second, 3*time.Minute, 40*time.Second, 30*time.Second
 }
 
 func main() {
-	binary := flag.String("penstock", "", "limit by this `program`'s serve with a real Redis; default: by middleware, in memory")
+	binary := flag.String("penstock", "", "limit by penstock serve of this `program`, with a real Redis; default: by middleware, in memory")
 	isFull := flag.Bool("full", false, "run for three minutes, twice")
 	flag.Parse()
 	if *isFull {
-		surge.full()
+		surge.useFullTimes()
 	}
 	file := demo.File("surge/surge.yaml")
 	alone, err := runAlone()
 	if err != nil {
 		log.Fatal(err)
 	}
-	runtime.GC() // the second run must not pay for garbage of the first
+	runtime.GC() // so that the second run does not collect garbage of the first
 	var limited *result
 	if *binary != "" {
 		limited, err = runServed(&surge, *binary, file)
@@ -120,7 +121,7 @@ func proxy(file string, to *url.URL, by http.RoundTripper) (http.Handler, error)
 	}), nil
 }
 
-// serve serves on a free port of this machine.
+// serve serves on a free port, and returns its URL.
 func serve(handler http.Handler) (*http.Server, *url.URL, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -131,7 +132,7 @@ func serve(handler http.Handler) (*http.Server, *url.URL, error) {
 	return server, &url.URL{Scheme: "http", Host: listener.Addr().String()}, nil
 }
 
-// transport can keep a connection for each rider.
+// transport returns a transport that can keep a connection for each rider.
 func transport() *http.Transport {
 	return &http.Transport{MaxIdleConnsPerHost: surge.riders, DisableCompression: true}
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestLimitsKeepTheServiceFastInASurge runs the surge in synctest: the same riders, service and
-// limits, without sockets.
+// TestLimitsKeepTheServiceFastInASurge runs the surge in synctest, with the same riders, service
+// and limits, but without sockets.
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &url.URL{Scheme: "http", Host: "rides.example.com"}
@@ -40,10 +40,10 @@ func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 
 func TestCheckFindsALimiterThatDoesNotHelp(t *testing.T) {
 	alone, limited := newResult(), newResult()
-	alone.note(http.StatusOK, 10*time.Second)
-	limited.note(http.StatusOK, 2*time.Second)
-	limited.note(http.StatusServiceUnavailable, time.Second)
-	limited.note(http.StatusTooManyRequests, 3*time.Millisecond)
+	alone.record(http.StatusOK, 10*time.Second)
+	limited.record(http.StatusOK, 2*time.Second)
+	limited.record(http.StatusServiceUnavailable, time.Second)
+	limited.record(http.StatusTooManyRequests, 3*time.Millisecond)
 	if failures := check(alone, limited); len(failures) != 3 {
 		t.Errorf("check found %q; want three failures", failures)
 	}

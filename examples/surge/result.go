@@ -17,7 +17,7 @@ type result struct {
 	mu       sync.Mutex
 	allowed  *hdrhistogram.Histogram // time to the response, in µs
 	denied   *hdrhistogram.Histogram // the same, with 429
-	soon     int64                   // allowed, with a response within a second
+	soon     int64                   // allowed requests with a response within a second
 	failures int64                   // any other response, or none
 }
 
@@ -30,7 +30,7 @@ func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 }
 
-func (r *result) note(status int, took time.Duration) {
+func (r *result) record(status int, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch status {
@@ -46,24 +46,24 @@ func (r *result) note(status int, took time.Duration) {
 	}
 }
 
-// failed is the percentage of admitted requests that got an error or no response.
+// failed returns the percentage of admitted requests that got an error or no response.
 func (r *result) failed() float64 {
 	return 100 * float64(r.failures) / float64(max(r.failures+r.allowed.TotalCount(), 1))
 }
 
-func at(h *hdrhistogram.Histogram, percentile float64) time.Duration {
+func percentileOf(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * time.Microsecond
 }
 
-// check returns what the limiter failed to achieve.
+// check returns the goals that the limiter missed.
 func check(alone, limited *result) (failures []string) {
-	if was, is := at(alone.allowed, 99), at(limited.allowed, 99); is > was/10 {
+	if was, is := percentileOf(alone.allowed, 99), percentileOf(limited.allowed, 99); is > was/10 {
 		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", is, was))
 	}
 	if failed := limited.failed(); failed >= 1 {
 		failures = append(failures, fmt.Sprintf("%.1f%% of the admitted requests failed; want less than 1%%", failed))
 	}
-	if median := at(limited.denied, 50); limited.denied.TotalCount() == 0 || median >= 2*time.Millisecond {
+	if median := percentileOf(limited.denied, 50); limited.denied.TotalCount() == 0 || median >= 2*time.Millisecond {
 		failures = append(failures, fmt.Sprintf("the median of %d denials took %v; want less than 2ms", limited.denied.TotalCount(), median))
 	}
 	return failures
@@ -81,7 +81,7 @@ func table(alone, limited *result) string {
 				if of(r).TotalCount() == 0 {
 					return "-"
 				}
-				return fmt.Sprintf("%.1f ms", float64(at(of(r), p).Microseconds())/1000)
+				return fmt.Sprintf("%.1f ms", float64(percentileOf(of(r), p).Microseconds())/1000)
 			})
 		}
 	}

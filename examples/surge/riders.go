@@ -30,7 +30,7 @@ type endpoint struct {
 	path   string
 }
 
-// run sends the riders to a service, and returns the result.
+// run makes the riders send requests to a service, and returns the result.
 func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *result {
 	result := newResult()
 	start := time.Now()
@@ -72,14 +72,15 @@ func (r *rider) nextRequest() time.Duration {
 	request := (&http.Request{Method: e.method, URL: &url.URL{Scheme: r.to.Scheme, Host: r.to.Host, Path: e.path}, Header: http.Header{"X-User-Id": {r.id}}}).WithContext(ctx)
 	start := time.Now()
 	status, retry := r.send(request)
-	r.result.note(status, time.Since(start))
+	r.result.record(status, time.Since(start))
 	if status == http.StatusTooManyRequests {
 		return retry + rand.N(time.Second)
 	}
 	return r.minPause + rand.N(r.maxPause-r.minPause)
 }
 
-// send returns the response's status, 0 if there is none, and its Retry-After.
+// send sends a request. It returns the status of the response, or 0 if there is none, and its
+// Retry-After.
 func (r *rider) send(request *http.Request) (status int, retry time.Duration) {
 	answer, err := r.by.RoundTrip(request)
 	if err != nil {

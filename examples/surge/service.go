@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// runServed is runBehind with penstock serve, a process of its own, and a real Redis.
+// runServed runs the surge behind a process of penstock serve, which has a real Redis.
 func runServed(s *scenario, binary, file string) (*result, error) {
 	service := newBackend(s.poolTimeout)
 	server, at, err := serve(service)

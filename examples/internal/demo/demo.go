@@ -1,5 +1,5 @@
-// Package demo runs the service of an example: it sends the service 25 requests, or serves it on an
-// address.
+// Package demo runs the service of an example. It sends 25 requests to the service, or serves it on
+// an address.
 package demo
 
 import (
@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// Run serves on a free port and sends 25 requests, such as "POST /api/rides/request"; then the
-// program ends. With the flag -listen it serves on that address instead.
+// Run serves on a free port, sends 25 requests, such as "POST /api/rides/request", and returns.
+// With the flag -listen it serves on that address until the program ends.
 func Run(request string, serve func(net.Listener) error) {
 	address := flag.String("listen", "", "serve on this `address`, such as :8080, instead of sending 25 requests")
 	flag.Parse()
@@ -70,7 +70,7 @@ func sendRequests(method, url string) error {
 	allowed, denied := counts[http.StatusOK], counts[http.StatusTooManyRequests]
 	fmt.Printf("%d allowed, %d denied\n", allowed, denied)
 	if denial == nil || allowed+denied != 25 {
-		return fmt.Errorf("the responses by status: %v; want some 200 and some 429", counts)
+		return fmt.Errorf("the number of responses by status is %v; want only 200 and 429, and both of them", counts)
 	}
 	fmt.Printf("\n%s %s\n", denial.Proto, denial.Status)
 	for _, name := range slices.Sorted(maps.Keys(denial.Header)) {
