@@ -49,6 +49,22 @@ func dialURL(t testing.TB, url string) Client {
 	return client
 }
 
+// storeOn returns a store that is closed after the test. Several stores can be on one client.
+func storeOn(t testing.TB, client Client, o Options) *Store {
+	t.Helper()
+	store, err := New(kept{client}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	return store
+}
+
+// A kept client stays open when a store on it is closed.
+type kept struct{ Client }
+
+func (kept) Close() error { return nil }
+
 // If nothing else runs, a batch over several slots gets the same answer as in memory, in every
 // field, and leaves the same state. Batches of several keys are random, with hostile limits and
 // clocks as in TestTwins.
@@ -80,10 +96,11 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spreads, denials *int) error {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
-	redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
+	redis, err := New(kept{client}, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
 	if err != nil {
 		return err
 	}
+	defer redis.Close()
 	memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
 	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {
@@ -172,10 +189,7 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
-	store, err := New(client, Options{Prefix: fmt.Sprintf("t%x", rand.Uint64())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("t%x", rand.Uint64())})
 	some, none := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
 	if err := store.Load(t.Context(), some, none); err != nil { // so that no script is sent twice
 		t.Fatal(err)
@@ -231,11 +245,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			clock := time.Now()
 			options := Options{Prefix: fmt.Sprintf("o%x", rand.Uint64()), Now: func() time.Time { return clock }}
 			client := &spreadClient{Client: plainClient}
-			store, err1 := New(client, options)
-			other, err2 := New(plainClient, options)
-			if err1 != nil || err2 != nil {
-				t.Fatal(err1, err2)
-			}
+			store, other := storeOn(t, client, options), storeOn(t, plainClient, options)
 			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow).MustCompile()
 			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // so that no script is sent twice
 				t.Fatal(err)
@@ -280,10 +290,7 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
-	store, err := New(client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	slots, scarce := penstock.InFlight(5, time.Hour).MustCompile(), penstock.PerHour(1).WithName("scarce").MustCompile()
 	decide := func(charges ...penstock.Charge) penstock.Decision {
 		d, err := store.Decide(t.Context(), charges)
@@ -314,10 +321,7 @@ func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
-	store, err := New(client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	second, hour := penstock.PerSecond(1), penstock.PerHour(1)
 	for _, limit := range []penstock.Limit{second, hour} {
 		for _, key := range []string{"a", "b"} {

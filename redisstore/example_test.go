@@ -94,6 +94,7 @@ func ExampleNewRueidis() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer store.Close()
 	fmt.Println(store.Ping(context.Background()))
 	// Output:
 	// <nil>

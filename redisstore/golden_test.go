@@ -162,10 +162,7 @@ var goldens int
 func newGolden(t *testing.T, server *redistest.Server, client Client) *golden {
 	goldens++
 	g := &golden{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldens)}
-	var err error
-	if g.store, err = New(client, Options{Prefix: g.prefix, Now: func() time.Time { return g.now }}); err != nil {
-		t.Fatal(err)
-	}
+	g.store = storeOn(t, client, Options{Prefix: g.prefix, Now: func() time.Time { return g.now }})
 	return g
 }
 

@@ -45,14 +45,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	client := dialURL(t, server.URL())
 	clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	options := Options{Now: func() time.Time { return clock }}
-	plain, err := New(client, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	counted, err := New(readCounter{client}, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain, counted := storeOn(t, client, options), storeOn(t, readCounter{client}, options)
 	const entries = 3000
 	long := penstock.PerDay(entries).With(penstock.SlidingLog).WithName("log")
 	short := penstock.PerSecond(2).With(penstock.SlidingLog).WithName("log")
@@ -112,10 +105,7 @@ func TestLogsInTurnAreTwins(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 		now := func() time.Time { return clock }
-		redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("turns%d", trace)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redis := storeOn(t, client, Options{Now: now, Prefix: fmt.Sprintf("turns%d", trace)})
 		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
 		var limits []*penstock.Plan
 		for range 2 + rng.IntN(2) {

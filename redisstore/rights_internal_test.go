@@ -87,12 +87,10 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 type stores struct{ given, own *Store }
 
 func storesOf(t *testing.T, client Client, clock *time.Time) stores {
-	given, err1 := New(client, Options{Prefix: "limiter", Now: func() time.Time { return *clock }})
-	own, err2 := New(client, Options{Prefix: "limiter"})
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
+	return stores{
+		given: storeOn(t, client, Options{Prefix: "limiter", Now: func() time.Time { return *clock }}),
+		own:   storeOn(t, client, Options{Prefix: "limiter"}),
 	}
-	return stores{given, own}
 }
 
 // A commandStep is one call to the stores of a user.

@@ -83,10 +83,11 @@ func twinSubjects() []twinSubject {
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
-	redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
+	redis, err := New(kept{client}, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
 	if err != nil {
 		return 0, err
 	}
+	defer redis.Close()
 	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
 
 	limits := make([]*penstock.Plan, 1+rng.IntN(4))

@@ -73,10 +73,10 @@ func Main(m *testing.M, path string) {
 }
 
 // goroutinesOf returns the stacks of the goroutines that run code of a package, except this one. It
-// waits 10 s for them to end.
+// waits 5 s for them to end: a store that is not closed keeps idle goroutines for 10 s.
 func goroutinesOf(path string) (left string) {
 	buf := make([]byte, 16<<20)
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 		var found []string
 		for _, stack := range stacks[1:] { // the first is this goroutine
