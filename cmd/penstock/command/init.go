@@ -70,6 +70,9 @@ func firstPolicy(o scaffold.Options) (string, error) {
 	case err != nil:
 		return "", coded(exitInvalid, err)
 	}
+	if len(text) > policyfile.MaxFile {
+		return "", coded(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
+	}
 	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
 		return "", coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))

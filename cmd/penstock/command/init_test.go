@@ -152,10 +152,54 @@ paths:
 	if err != nil || code != exitOK || !slices.Equal(got, want) {
 		t.Errorf("exit status %d, %s%v; the rules are %q, want %q", code, out, err, got, want)
 	}
-	for _, want := range []string{"key: header X-Acme-Key\n", `"bearerAuth" in securitySchemes`, "#   tokens:\n", "claim sub", "only paths below /v1/, ", "(1: /v2/)"} {
+	for _, want := range []string{"key: header X-Acme-Key\n", `"bearerAuth" in securitySchemes`, "#   tokens:\n", "claim sub", `path: ["/v1/users/**", "/v2/users/**"]`} {
 		if !strings.Contains(string(policy), want) {
 			t.Errorf("%q is not in\n%s", want, policy)
 		}
+	}
+}
+
+// The rules are for the paths of all servers. A client has one counter for them, also for its failed
+// logins.
+func TestRulesMatchThePathsOfAllServers(t *testing.T) {
+	text := `openapi: 3.1.0
+servers: [{url: https://api.example.com/v1}, {url: https://api.example.com/v2/}, {url: https://eu.example.com/v1}]
+paths:
+  /login: {post: {}}
+  /v2/login: {servers: [{url: /}], post: {}}
+  /v1/orders: {servers: [{url: /}], put: {}}
+  /orders: {get: {}}
+  /files: {servers: [{url: https://files.example.com}], get: {}, put: {servers: [{url: https://upload.example.com/in}]}}
+`
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if code, _, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), file); code != exitOK {
+		t.Fatal(err)
+	}
+	code, out, _ := command("validate", "--strict", file)
+	policy, err := os.ReadFile(file)
+	var got []string
+	for _, m := range ruleLines.FindAllStringSubmatch(string(policy), -1) {
+		got = append(got, m[1]+" "+m[2])
+	}
+	want := []string{
+		`login-attempts {method: POST, path: ["/v1/login", "/v2/login"]}`, `login {method: [POST], path: ["/v1/login/**", "/v2/login/**"]}`,
+		`v2 {method: [POST], path: "/v2/**"}`, `v1 {method: [PUT], path: "/v1/**"}`,
+		`orders {method: [GET], path: ["/v1/orders/**", "/v2/orders/**"]}`,
+		`files-read {method: [GET], path: ["/files/**", "/in/files/**"]}`, `files-write {method: [PUT], path: ["/files/**", "/in/files/**"]}`,
+	}
+	if err != nil || code != exitOK || !slices.Equal(got, want) {
+		t.Errorf("exit status %d, %s\nthe rules are\n%s\nwant\n%s", code, out, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestPathsOfServersBeyondTheMostAreNamed(t *testing.T) {
+	text := "openapi: 3.0.0\nservers:\n"
+	for i := range 9 {
+		text += fmt.Sprintf("  - {url: /v%d}\n", i)
+	}
+	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text+"paths: {/p: {get: {}}}"), "-")
+	if !strings.Contains(out, `"/v7/p/**"]`) || !strings.Contains(out, "such as /v8/. Add") {
+		t.Errorf("%s%s", out, err)
 	}
 }
 
@@ -225,6 +269,7 @@ func FuzzInitFromOpenAPI(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(string(text))
+	f.Add("openapi: 3.0.0\nservers: [{url: /v1}, {url: /{b}}]\npaths: {/a/login: {post: {}, servers: [{url: /}]}, /v1/a: {get: {}}}")
 	f.Add("openapi: 3.0.0\npaths: {/a/{b}/login: {post: {}, get: {}}, '/*': {get: {}}, /a: {put: {}}}")
 	f.Fuzz(func(t *testing.T, text string) {
 		_, err := firstPolicy(scaffold.Options{Rate: "1/s"})

@@ -21,7 +21,8 @@ const (
 	maxLogins    = 500   // paths that take passwords
 	maxServerURL = 2_048 // bytes, with the values of its variables
 	maxGroups    = 100   // with more, there is one group for all paths
-	maxServers   = 100
+	maxServers   = 100   // of the description, of a path or of an operation
+	maxBases     = 8     // paths of servers that the rules match
 
 	maxAlternatives = 20 // of a security requirement, and schemes of each; a requirement with more is ignored
 )
@@ -30,6 +31,7 @@ const (
 type operation struct {
 	method   string
 	segments []string // a word, or * for a parameter
+	bases    []string // paths of its servers, which the segments are below
 	needsKey bool     // no request succeeds without the API key
 }
 
@@ -38,8 +40,8 @@ type description struct {
 	operations []operation
 	keyHeader  string   // of the API key that operations need, or ""
 	tokens     []string // schemes with tokens that operations accept
-	base       string   // path of the first server, which all paths are below
-	otherBases []string // paths of the other servers, if they differ
+	bases      []string // paths of servers, which the rules match
+	otherBases []string // paths of more servers
 }
 
 var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "put": "PUT", "patch": "PATCH", "delete": "DELETE"}
@@ -72,7 +74,8 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; it begins with openapi: 3.1.0", name)
 	}
 	d := &description{}
-	if err := d.readServers(name, root); err != nil {
+	shared, err := d.servers(name, root, []string{""})
+	if err != nil {
 		return nil, err
 	}
 	paths := field(root, "paths")
@@ -97,7 +100,11 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		if n := len(item.Content) / 2; n > maxFields {
 			return nil, fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
 		}
-		segments := segmentsOf(d.base + key.Value)
+		segments := segmentsOf(key.Value)
+		ofPath, err := d.servers(name, item, shared)
+		if err != nil {
+			return nil, err
+		}
 		if isLogin(segments) {
 			logins++
 		}
@@ -118,9 +125,18 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 					keyName, d.keyHeader = all.neededKey(security)
 				}
 				d.addTokens(all, security)
-				d.operations = append(d.operations, operation{method, segments, keyName != "" && needs(security, keyName)})
+				bases, err := d.servers(name, at, ofPath)
+				if err != nil {
+					return nil, err
+				}
+				if len(bases) > 0 {
+					d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && needs(security, keyName)})
+				}
 			}
 		}
+	}
+	if len(d.operations) == 0 && len(d.otherBases) > 0 {
+		return nil, fmt.Errorf("%s:%d: all operations have servers beyond the first %d paths of servers; list fewer", name, paths.Line, maxBases)
 	}
 	if len(d.operations) == 0 {
 		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, paths.Line)
@@ -161,27 +177,34 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// readServers sets the base paths.
-func (d *description) readServers(name string, root *yaml.Node) error {
-	servers := field(root, "servers")
-	if servers == nil || servers.Kind != yaml.SequenceNode {
-		return nil
+// servers returns the base paths of the servers that an object has, or those that it inherits. Paths
+// beyond maxBases are left out.
+func (d *description) servers(name string, object *yaml.Node, inherited []string) (bases []string, err error) {
+	servers := field(object, "servers")
+	if servers == nil || servers.Kind != yaml.SequenceNode || len(servers.Content) == 0 {
+		return inherited, nil
 	}
 	if n := len(servers.Content); n > maxServers {
-		return fmt.Errorf("%s:%d:%d: the description has %d servers; the most is %d", name, servers.Line, servers.Column, n, maxServers)
+		return nil, fmt.Errorf("%s:%d:%d: there are %d servers; the most is %d", name, servers.Line, servers.Column, n, maxServers)
 	}
-	for i, server := range servers.Content {
+	for _, server := range servers.Content {
 		base, err := basePath(name, real(server))
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(d.bases, base) && len(d.bases) < maxBases {
+			d.bases = append(d.bases, base)
+		}
 		switch {
-		case err != nil:
-			return err
-		case i == 0:
-			d.base = base
-		case base != d.base && !slices.Contains(d.otherBases, base):
-			d.otherBases = append(d.otherBases, base)
+		case !slices.Contains(d.bases, base):
+			if len(d.otherBases) < maxListed && !slices.Contains(d.otherBases, base) {
+				d.otherBases = append(d.otherBases, base)
+			}
+		case !slices.Contains(bases, base):
+			bases = append(bases, base)
 		}
 	}
-	return nil
+	return bases, nil
 }
 
 // basePath returns the path of a server.
@@ -203,7 +226,11 @@ func basePath(name string, server *yaml.Node) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s:%d:%d: %s is not the URL of a server; write one such as https://api.example.com/v1", name, at.Line, at.Column, wording.Clip(at.Value))
 	}
-	return strings.TrimSuffix(u.EscapedPath(), "/"), nil
+	base := ""
+	for _, segment := range segmentsOf(u.EscapedPath()) {
+		base += "/" + segment
+	}
+	return base, nil
 }
 
 // withVariables returns the URL of a server with the defaults of its variables. It does not replace
@@ -332,10 +359,16 @@ func isWord(text string) bool {
 
 // A group is a set of paths that share one rule, or one for reads and one for writes.
 type group struct {
-	pattern       string // of all its paths
+	patterns      []string // of all its paths, below each of their servers
 	name          string
 	reads, writes part
-	logins        []string // patterns of paths that POST sends passwords to
+	logins        []login
+}
+
+// A login is a path that POST sends passwords to.
+type login struct {
+	path     string
+	patterns []string // below each of its servers
 }
 
 // A part is a set of operations of a group that share one rule.
@@ -355,21 +388,30 @@ func (p part) join(q part) part {
 func makeGroups(operations []operation) []*group {
 	common := commonPrefix(operations)
 	var all []*group
-	byPattern := make(map[string]*group)
+	home := make(map[string]*group)   // of a pattern without the path of a server
+	byPath := make(map[string]*group) // the only one with a pattern
 	for _, o := range operations {
 		pattern, name := patternOf(o.segments, common)
-		g := byPattern[pattern]
-		if g == nil {
-			g = &group{pattern: pattern, name: name}
-			byPattern[pattern] = g
-			all = append(all, g)
+		for _, base := range o.bases {
+			g := byPath[base+pattern]
+			if g == nil {
+				g = home[pattern]
+			}
+			if g == nil {
+				g = &group{name: name}
+				home[pattern] = g
+				all = append(all, g)
+			}
+			byPath[base+pattern] = g
+			g.add(o, base, pattern)
 		}
-		g.add(o)
 	}
 	if len(all) > maxGroups {
-		one := &group{pattern: "/**", name: "api"}
+		one := &group{name: "api"}
 		for _, o := range operations {
-			one.add(o)
+			for _, base := range o.bases {
+				one.add(o, base, "/**")
+			}
 		}
 		all = []*group{one}
 	}
@@ -387,8 +429,11 @@ func (g *group) hasRuleByKey() bool {
 	return g.reads.join(g.writes).needsKey()
 }
 
-// add adds an operation. There are at most maxLogins logins.
-func (g *group) add(o operation) {
+// add adds an operation below a base path.
+func (g *group) add(o operation, base, pattern string) {
+	if !slices.Contains(g.patterns, base+pattern) {
+		g.patterns = append(g.patterns, base+pattern)
+	}
 	p := &g.writes
 	if o.method == "GET" || o.method == "HEAD" {
 		p = &g.reads
@@ -397,8 +442,19 @@ func (g *group) add(o operation) {
 		p.methods = append(p.methods, o.method)
 	}
 	p.withKey, p.withoutKey = p.withKey || o.needsKey, p.withoutKey || !o.needsKey
-	if path := "/" + strings.Join(o.segments, "/"); o.method == "POST" && isLogin(o.segments) && !slices.Contains(g.logins, path) {
-		g.logins = append(g.logins, path)
+	if o.method == "POST" && isLogin(o.segments) {
+		g.addLogin("/"+strings.Join(o.segments, "/"), base)
+	}
+}
+
+func (g *group) addLogin(path, base string) {
+	at := slices.IndexFunc(g.logins, func(l login) bool { return l.path == path })
+	if at < 0 {
+		at = len(g.logins)
+		g.logins = append(g.logins, login{path: path})
+	}
+	if l := &g.logins[at]; !slices.Contains(l.patterns, base+path) {
+		l.patterns = append(l.patterns, base+path)
 	}
 }
 

@@ -45,7 +45,7 @@ func Write(o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	w := writer{rate: o.Rate, per: per, perWithoutKey: per, names: make(map[string]int)}
+	w := writer{rate: o.Rate, per: per, perWithoutKey: per, names: make(map[string]int), logins: make(map[string]bool)}
 	if o.Per == "" {
 		w.perWithoutKey, w.keyHeader = "ip", d.keyHeader
 	}
@@ -116,9 +116,10 @@ type writer struct {
 	text      strings.Builder
 	rate, per string
 
-	perWithoutKey string         // per of rules that have operations without the API key
-	keyHeader     string         // of that key, or "" if the rules do not depend on it
-	names         map[string]int // of rules: how many have this name, or begin with it and have a number
+	perWithoutKey string          // per of rules that have operations without the API key
+	keyHeader     string          // of that key, or "" if the rules do not depend on it
+	logins        map[string]bool // patterns of the rules for logins
+	names         map[string]int  // of rules: how many have this name, or begin with it and have a number
 }
 
 func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
@@ -132,9 +133,8 @@ func (w *writer) servers(d *description) {
 	for _, base := range d.otherBases[:min(len(d.otherBases), maxListed)] {
 		list = append(list, wording.Clip(base+"/"))
 	}
-	w.line(fmt.Sprintf("# WARNING: the rules match only paths below %s, which the first server of the description has.", wording.Clip(d.base+"/")))
-	w.line(fmt.Sprintf("# Other servers have other paths (%d: %s). Requests for them are not limited.", len(d.otherBases), strings.Join(list, ", ")))
-	w.line("# Add rules for those that reach Penstock.")
+	w.line(fmt.Sprintf("# WARNING: the rules match only the first %d paths of servers in the description. Requests for others are not limited,", len(d.bases)))
+	w.line("# such as " + strings.Join(list, ", ") + ". Add those that reach Penstock.")
 	w.line("")
 }
 
@@ -172,7 +172,7 @@ func (w *writer) identity(header string) {
 }
 
 // partRule writes the rule for a part of a group.
-func (w *writer) partRule(name, path string, p part) {
+func (w *writer) partRule(name string, patterns []string, p part) {
 	per := w.per
 	if !p.needsKey() {
 		per = w.perWithoutKey
@@ -180,14 +180,42 @@ func (w *writer) partRule(name, path string, p part) {
 	if p.withKey && p.withoutKey && w.keyHeader != "" {
 		w.line("  # Some of these operations do not need " + w.keyHeader + ", so their clients could make up keys.")
 	}
-	w.rule(name, path, p.methods, per)
+	w.rule(name, listOf(patterns), p.methods, per)
+}
+
+// unused returns the patterns that no rule for a login has yet, as YAML. One path below one server
+// may be another path below another server.
+func (w *writer) unused(patterns []string) string {
+	var list []string
+	for _, one := range patterns {
+		if !w.logins[one] {
+			list = append(list, one)
+		}
+		w.logins[one] = true
+	}
+	if list == nil {
+		return ""
+	}
+	return listOf(list)
+}
+
+// listOf returns patterns as YAML: a text, or a list.
+func listOf(patterns []string) string {
+	quoted := make([]string, len(patterns))
+	for i, one := range patterns {
+		quoted[i] = fmt.Sprintf("%q", one)
+	}
+	if len(quoted) == 1 {
+		return quoted[0]
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
 // rule writes a rule with one limit.
 func (w *writer) rule(name, path string, methods []string, per string) {
 	w.line("  - name: " + name)
 	if path != "" {
-		w.line(fmt.Sprintf("    match: {method: [%s], path: %q}", strings.Join(methods, ", "), path))
+		w.line(fmt.Sprintf("    match: {method: [%s], path: %s}", strings.Join(methods, ", "), path))
 	}
 	w.line("    per: " + per)
 	if per == "client" {
@@ -203,22 +231,26 @@ func (w *writer) groups(all []*group) {
 			w.line("")
 		}
 		name := w.name(g.name)
-		for _, path := range g.logins {
+		for _, l := range g.logins {
+			list := w.unused(l.patterns)
+			if list == "" {
+				continue
+			}
 			w.line("  # Five failed attempts in a minute, for each address. Responses with another status do not count.")
 			w.line("  - name: " + w.name(name+"-attempts"))
-			w.line(fmt.Sprintf("    match: {method: POST, path: %q}", path))
+			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", list))
 			w.line("    per: ip")
 			w.line("    limits:")
 			w.line("      - {rate: 5/min, on_status: [400, 401, 403]}")
 			w.line("")
 		}
 		if g.isSplit() {
-			w.partRule(w.name(name+"-read"), g.pattern, g.reads)
+			w.partRule(w.name(name+"-read"), g.patterns, g.reads)
 			w.line("")
-			w.partRule(w.name(name+"-write"), g.pattern, g.writes)
+			w.partRule(w.name(name+"-write"), g.patterns, g.writes)
 			continue
 		}
-		w.partRule(name, g.pattern, g.reads.join(g.writes))
+		w.partRule(name, g.patterns, g.reads.join(g.writes))
 	}
 }
 
