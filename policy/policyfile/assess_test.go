@@ -1035,8 +1035,8 @@ func TestSuspiciousRulesHaveWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                       "the queue of limit second is never used",
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, max_wait: 2s}]}]":         "",
-		"rules: [{name: a, match: {path: '/v/:id'}, per: global, limits: [{rate: 1/s}]}]":                                 `the segment ":id" matches only this text; for a segment with any text write {id}`,
-		"rules: [{name: a, match: {path: '/v/<id>'}, per: global, limits: [{rate: 1/s}]}]":                                `write {id}`,
+		"rules: [{name: a, match: {path: '/v/:id'}, per: global, limits: [{rate: 1/s}]}]":                                 `the segment ":id" matches only this text; for a segment with any text write path: "/v/{id}", with the quotes`,
+		"rules: [{name: a, match: {path: '/v/<id>'}, per: global, limits: [{rate: 1/s}]}]":                                `write path: "/v/{id}", with the quotes`,
 		"rules: [{name: a, match: {path: '/v/x:id'}, per: global, limits: [{rate: 1/s}]}]":                                "",
 		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "clients write header X-Plan themselves",
 		"tiers: {a: {ip: 10.0.0.0/8}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]":   "",

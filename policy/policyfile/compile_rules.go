@@ -241,10 +241,11 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 		name := strings.Trim(s, ":<>")
 		switch {
 		case s != name && policy.IsWord(name):
-			c.warn(p, "the segment %q matches only this text; for a segment with any text write {%s}, and put the path into quotes", wording.Clip(s), wording.Clip(name))
+			c.warn(p, "the segment %q matches only this text; for a segment with any text write path: %q, with the quotes", wording.Clip(s),
+				wording.Clip(strings.Replace(text, s, "{"+name+"}", 1)))
 		case expression.MatchString(s):
-			c.warn(p, "the segment %q is a regular expression, but matches only this text; write * or {name} for any segment, ** at the end for everything below, "+
-				"and %%5B for a bracket", wording.Clip(s))
+			c.warn(p, "the segment %q is a regular expression, but matches only this text; write path: %q, where * is any segment; "+
+				"** at the end is everything below, and %%5B a bracket", wording.Clip(s), wording.Clip(strings.Replace(text, s, "*", 1)))
 		case s == ".*":
 			c.hint(p, "the segment %q matches only names that begin with a dot; write ** at the end for everything below", wording.Clip(s))
 		}

@@ -154,13 +154,24 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	if line, column := endOf(text); at.Line > line {
 		at.Line, at.Column = line, column
 	}
-	d.fail(at, "%s", describeSyntaxError(one, characterAt(text, at.Line, at.Column)))
+	found, column := lineOf(text, at.Line), at.Column-1
+	isOpen := strings.Contains(one.Message, "did not find expected ',' or")
+	if before := head(found, column); isOpen && at.Line > one.ContextMark.Line && (strings.TrimSpace(before) == "" || strings.HasPrefix(found[len(before):], ":")) {
+		at.Line, at.Column = endBefore(text, at.Line) // a bracket is closed where its last value ends
+	}
+	d.fail(at, "%s", describeSyntaxError(one, found, column))
 }
 
-// describeSyntaxError returns the mistake in plain words. The character is the one at which the
-// library found it.
-func describeSyntaxError(e *yaml.LoadError, character string) string {
+// describeSyntaxError returns the mistake in plain words. The library found it in this line, after so many
+// characters.
+func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
+	before := head(line, column)
+	character := head(line[len(before):], 1)
 	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
+	open, closing := "{", "}"
+	if strings.Contains(e.ContextMsg, "sequence") {
+		open, closing = "[", "]"
+	}
 	says := func(text string) bool { return strings.Contains(e.Message, text) }
 	switch {
 	case character == "\t" && (says("cannot start any token") || says("tab")):
@@ -169,12 +180,14 @@ func describeSyntaxError(e *yaml.LoadError, character string) string {
 		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
 	case says("mapping values are not allowed"):
 		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space after each colon, and texts with a colon into quotes"
+	case says("did not find expected key") && strings.TrimRight(before, "}]\"'") != before:
+		return fmt.Sprintf("more text follows a bracket or a quote; put the whole text into quotes, as in %q", textAround(line, len(before)-1, " "))
 	case says("did not find expected '-' indicator"), says("did not find expected key"):
 		return "the line is indented differently from the one that it continues; indent the fields and dashes of a group equally"
 	case says("did not find expected ',' or") && character == "{":
-		return fmt.Sprintf("a text with { needs quotes within the bracket that opens in %s; write a path as in \"/users/{id}\"", begun)
+		return fmt.Sprintf("a text with { needs quotes within the bracket that opens in %s; write %q, with the quotes", begun, textAround(line, len(before), " ,[{"))
 	case says("did not find expected ',' or"):
-		return fmt.Sprintf("the bracket that opens in %s has neither a comma nor its end here; add one", begun)
+		return fmt.Sprintf("the %s that opens in %s is not closed; write %s after its last value, or a comma if another value follows", open, begun, closing)
 	case says("unexpected end of stream"):
 		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
 	case says("unknown escape character"):
@@ -193,17 +206,51 @@ func describeSyntaxError(e *yaml.LoadError, character string) string {
 	return fmt.Sprintf("the file is not YAML: %s; check indentation, quotes and brackets near here", what)
 }
 
-// characterAt returns the character at a position of the text.
-func characterAt(text []byte, line, column int) string {
-	for ; line > 1; line-- {
+// lineOf returns a line of the text, without its end.
+func lineOf(text []byte, number int) string {
+	for ; number > 1; number-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
 	}
-	for c := range bytes.SplitSeq(text, nil) {
-		if column--; column == 0 {
-			return string(c)
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	return strings.TrimSuffix(string(line), "\r")
+}
+
+// head returns the first n characters of a line.
+func head(line string, n int) string {
+	for at := range line {
+		if n--; n < 0 {
+			return line[:at]
 		}
 	}
-	return ""
+	return line
+}
+
+// endBefore returns the position after the last line with a value that is before a line.
+func endBefore(text []byte, number int) (line, column int) {
+	for number--; number > 1 && isBlank([]byte(lineOf(text, number))); number-- {
+	}
+	value, _, _ := strings.Cut(lineOf(text, number), " #")
+	return number, utf8.RuneCountInString(strings.TrimRight(value, " \t")) + 1
+}
+
+// textAround returns the text of a line that has braces in it and the byte at. It begins after one
+// of the characters, and ends with a space, a comma, or a bracket that closes another.
+func textAround(line string, at int, begin string) string {
+	from := strings.LastIndexAny(line[:at], begin) + 1
+	depth, end := 0, len(line)
+	for i, c := range line[from:] {
+		switch c {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		}
+		if depth < 0 || c == ' ' || c == ',' && depth == 0 {
+			end = from + i
+			break
+		}
+	}
+	return wording.Clip(line[from:end])
 }
 
 // secondDocument finds the line that ends the first document.

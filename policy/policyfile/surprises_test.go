@@ -32,7 +32,7 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 		{"http: {case_sensitive: false, trailing_slash: ignore}\nrules: [" + login + "]", ""},
 		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [" + login + "]", ""},
 		{"rules: [{name: a, match: {method: [gte, get, PURGE]}, " + per + "}]", "1:36: \"gte\" is not a method of the HTTP registry; did you mean GET?"},
-		{"rules: [{name: a, match: {path: '/users/[0-9]+'}, " + per + "}]", "1:33: the segment \"[0-9]+\" is a regular expression, but matches only this text; write * or {name}"},
+		{"rules: [{name: a, match: {path: '/users/[0-9]+'}, " + per + "}]", "1:33: the segment \"[0-9]+\" is a regular expression, but matches only this text; write path: \"/users/*\", where * is any segment"},
 		{"rules: [{name: a, match: {path: ['/a(1)', '/$batch', '/a+b', '/*.*', '/.well-known/x']}, " + per + "}]", ""},
 		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits /pay"},
 	} {
@@ -105,7 +105,13 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 
 func TestErrorsSayHowToWriteWhatWasMeant(t *testing.T) {
 	for text, want := range map[string]string{
-		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]": `a text with { needs quotes within the bracket that opens in line 1, column 26; write a path as in "/users/{id}"`,
+		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]": `a text with { needs quotes within the bracket that opens in line 1, column 26; write "/users/{id}", with the quotes`,
+		"rules:\n  - {path: [/a, /users/{id}/x/{b}], per: ip}":                           `2:24: a text with { needs quotes within the bracket that opens in line 2, column 12; write "/users/{id}/x/{b}", with the quotes`,
+		"rules:\n  - name: a\n    match:\n      path: {id}/x\n":                          `4:17: more text follows a bracket or a quote; put the whole text into quotes, as in "{id}/x"`,
+		"rules:\n  - name: a\n    match: {path: [/v1/a\n    per: ip\n":                   "3:25: the [ that opens in line 3, column 19 is not closed; write ] after its last value",
+		"rules:\n  - name: a\n    limits: [{rate: 1/s}  # é ]\n\n  - name: b\n":          "3:25: the [ that opens in line 3, column 13 is not closed; write ]",
+		"rules: [{name: a, match: {path: [/a, /b}}]":                                     "the [ that opens in line 1, column 33 is not closed; write ] after its last value, or a comma if another value follows",
+		"rules:\n  - {name: a, limits: [\"a\"\n    \"b\"]}\n":                            "2:27: the [ that opens in line 2, column 23 is not closed; write ] after its last value, or a comma",
 		"rules: [{name: a, match: {path: '^/v2/.*$'}, per: ip, limits: [{rate: 1/s}]}]":  `write "/v2/**"`,
 		"rules: [{name: a, match: {path: '^/v2/[^/]+/x/(.*)'}, per: ip, limits: [{}]}]":  `write "/v2/*/x/**"`,
 		"rules: [{name: a, per: header X-API-Key, limits: [{rate: 1/s}]}]":               "write {key: header X-API-Key}",
