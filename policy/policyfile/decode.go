@@ -162,8 +162,8 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	d.fail(at, "%s", describeSyntaxError(one, found, column))
 }
 
-// describeSyntaxError returns the mistake in plain words. The library found it in this line, after so many
-// characters.
+// describeSyntaxError returns the mistake in plain words. The library found it in this line, after
+// so many characters.
 func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
 	before := head(line, column)
 	character := head(line[len(before):], 1)

@@ -159,8 +159,8 @@ paths:
 	}
 }
 
-// The rules are for the paths of all servers. A client has one counter for them, also for its failed
-// logins.
+// The rules are for the paths of all servers. A client has one counter for them, also for its
+// failed logins.
 func TestRulesMatchThePathsOfAllServers(t *testing.T) {
 	text := `openapi: 3.1.0
 servers: [{url: https://api.example.com/v1}, {url: https://api.example.com/v2/}, {url: https://eu.example.com/v1}]

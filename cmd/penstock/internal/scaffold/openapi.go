@@ -177,8 +177,8 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// servers returns the base paths of the servers that an object has, or those that it inherits. Paths
-// beyond maxBases are left out.
+// servers returns the base paths of the servers that an object has, or those that it inherits.
+// Paths beyond maxBases are left out.
 func (d *description) servers(name string, object *yaml.Node, inherited []string) (bases []string, err error) {
 	servers := field(object, "servers")
 	if servers == nil || servers.Kind != yaml.SequenceNode || len(servers.Content) == 0 {
