@@ -671,7 +671,7 @@ func TestRetries(t *testing.T) {
 			header := r.Header.Clone()
 			answer, err := client.RoundTrip(r)
 			if err != nil {
-				t.Fatalf("%s: %v", c.what, err)
+				t.Fatalf("%s: %v; want a response", c.what, err)
 			}
 			if answer.StatusCode != c.status {
 				t.Errorf("%s: the status is %d; want %d", c.what, answer.StatusCode, c.status)

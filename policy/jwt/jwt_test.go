@@ -198,7 +198,7 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 	}{{"RS256", 0}, {"RS256", 1}, {"EdDSA", 0}, {"ES256", 1}} {
 		token := jwttest.Sign(c.alg, pairs[c.alg][c.which], `{"alg":"`+c.alg+`","kid":"any"}`, `{"sub":"x",`+tokenOK+`}`)
 		if _, err := v.Claims(token); err != nil {
-			t.Errorf("%v: %v", c, err)
+			t.Errorf("a token of %v: %v; want it accepted", c, err)
 		}
 	}
 	if files := (Config{KeyFile: "k.pem", JWKSFile: "/etc/jwks.json"}).Files(dir); !slices.Equal(files, []string{dir + "/k.pem", "/etc/jwks.json"}) {

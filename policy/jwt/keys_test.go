@@ -40,7 +40,7 @@ func member(t testing.TB, key, name string) []byte {
 	}
 	data, err := base64.RawURLEncoding.DecodeString(members[name])
 	if err != nil || len(data) == 0 {
-		t.Fatalf("%s: %q: %v", key, name, err)
+		t.Fatalf("%s: the member %q cannot be read: %v", key, name, err)
 	}
 	return data
 }
@@ -221,11 +221,11 @@ func FuzzKeySet(f *testing.F) {
 		}
 		for _, key := range keys {
 			if err := unsound(key); err != nil {
-				t.Fatalf("%s: %v: %q", key.from, err, text)
+				t.Fatalf("%s is used and is not sound: %v: %q", key.from, err, text)
 			}
 			var n int
 			if _, err := fmt.Sscanf(key.from, "key %d ", &n); err != nil {
-				t.Fatalf("%q: %v", key.from, err)
+				t.Fatalf("%q does not begin with the number of the key: %v", key.from, err)
 			}
 			var members map[string]any
 			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {

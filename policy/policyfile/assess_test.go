@@ -711,7 +711,7 @@ rules:
 			costs[v.Limits[i].Name] = c.Cost
 		}
 		if err := penstock.Check(v.Charges); err != nil {
-			t.Errorf("%v: %v", a, err)
+			t.Errorf("stores reject the charges of %v: %v", a, err)
 		}
 		return costs
 	}

@@ -91,7 +91,7 @@ func (c *badCase) text(t testing.TB) string {
 	}
 	text, err := strconv.Unquote(`"` + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `\"`), "\n", `\n`) + `"`)
 	if err != nil {
-		t.Fatalf("%s:%d: %v", c.file, c.line, err)
+		t.Fatalf("%s:%d: the escapes are malformed: %v", c.file, c.line, err)
 	}
 	return text
 }

@@ -96,7 +96,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 			}
 			p, err := compile("")
 			if err != nil {
-				t.Fatalf("%s: %v", limit, err)
+				t.Fatalf("%s is invalid: %v", limit, err)
 			}
 			plan := p.Rules.Rules()[0].Limits[0].Variants[0]
 			hasBound := func(s guard.Settings, when, text string) bool {

@@ -41,7 +41,7 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 		rows++
 		code, out, errors := command(append([]string{"acl"}, bare(cells[1])...)...)
 		if code != exitOK {
-			t.Fatal(errors)
+			t.Fatalf("acl %s fails: %s", cells[1], errors)
 		}
 		added := slices.DeleteFunc(rightsIn(out), func(right string) bool { return slices.Contains(plain, right) })
 		if want := bare(cells[2]); !slices.Equal(added, want) {
@@ -61,12 +61,12 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		_, line, _ := command("acl", "--role", role, "--format", "acl", "--user", "other")
 		_, secret, _ := command("acl", "--role", role, "--format", "k8s", "--user", "other")
 		if !strings.HasSuffix(secret, "\n    "+line) || !strings.HasPrefix(secret, "apiVersion: v1\nkind: Secret\n") {
-			t.Errorf("%s: printed\n%s", role, secret)
+			t.Errorf("%s: printed\n%s\nwant a Secret that ends with the line %s", role, secret, line)
 		}
 		file := writeFile(t, "users.acl", "user default on nopass ~* &* +@all\n"+line)
 		s := redistest.Start(t, "--aclfile", file)
 		if _, err := s.Do(strings.Fields(set)...); err != nil {
-			t.Errorf("%s: %v", set, err)
+			t.Errorf("Redis rejects %s: %v", set, err)
 		}
 		for _, user := range []string{"limiter", "other"} {
 			code, _, errors := command("explain", "--store", "redis://"+user+":SECRET@"+s.Addr, "-X", "POST", "/api/rides/request")
@@ -89,10 +89,10 @@ func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
 		"--client jedis": "write penstock or go-redis", "--user a,b": "is not a valid user name", "extra": "unknown command",
 	} {
 		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
-			t.Errorf("%s: exit code %d, %q, %s", args, code, out, errors)
+			t.Errorf("%s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, exitUsage, want)
 		}
 	}
 	if code, _, errors := command("acl", "--prefix", "a b"); code != exitUsage || !strings.Contains(errors, "prefix") {
-		t.Errorf("prefix: exit code %d, %s", code, errors)
+		t.Errorf("prefix: exit code %d, %s; want %d with %q", code, errors, exitUsage, "prefix")
 	}
 }

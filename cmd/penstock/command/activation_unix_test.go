@@ -51,7 +51,7 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 		switch {
 		case c.err != "":
 			if !errors.Is(err, settings.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v: %v", environ, err)
+				t.Errorf("%v: %v; want the error %s", environ, err, c.err)
 			}
 		case err != nil, (l != nil) != c.isUsed:
 			t.Errorf("%v: listener %v, %v", environ, l, err)

@@ -99,18 +99,18 @@ func TestHelpShowsTheFormOfEachFlag(t *testing.T) {
 
 func TestVersionAsTextAndJSON(t *testing.T) {
 	if _, out, _ := command("version"); !strings.HasPrefix(out, "penstock ") || strings.Count(out, "\n") != 1 {
-		t.Errorf("printed %q", out)
+		t.Errorf("version prints %q; want one line", out)
 	}
 	var b map[string]string
 	if _, out, _ := command("version", "-o", "json"); json.Unmarshal([]byte(out), &b) != nil || b["version"] == "" || b["go"] == "" || b["platform"] == "" {
-		t.Errorf("printed %q", out)
+		t.Errorf("version -o json prints %q; want version, go and platform", out)
 	}
 	if code, _, err := command("version", "-o", "xml"); code != exitUsage || !strings.Contains(err, "write text or json") {
-		t.Errorf("-o xml: exit status %d, %q", code, err)
+		t.Errorf("-o xml: exit status %d, %q; want %d with %q", code, err, exitUsage, "write text or json")
 	}
 	released := build{Version: "v1.2.3", Commit: "0123456789abcdef0123456789abcdef01234567", Date: "2026-11-30T12:00:00Z", Go: "go1.26.8", Platform: "linux/arm64"}
 	if line := released.line(); line != "penstock v1.2.3 (commit 0123456789ab of 2026-11-30, go1.26.8, linux/arm64)\n" {
-		t.Errorf("a release prints %q", line)
+		t.Errorf("a release prints %q; want its version, commit and platform", line)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestSettingsArePrintedWithTheirSources(t *testing.T) {
 	t.Setenv("PENSTOCK_KEY_HASH_SECRET", "pepper")
 	code, out, errors := command("serve", "--listen", ":1", "--print-settings")
 	if code != exitOK {
-		t.Fatal(errors)
+		t.Fatalf("serve --print-settings fails: %s", errors)
 	}
 	for _, want := range []string{
 		"listen :1 --listen", "upstream http://localhost:3000 server.upstream in " + file, "max-connections 7 server.max_connections in " + file,
@@ -166,7 +166,7 @@ func TestShellsAcceptTheirCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		code, out, err := command("completion", shell)
 		if code != exitOK || !strings.Contains(out, "__complete") || err != "" {
-			t.Errorf("completion %s: exit status %d, %d bytes, %s", shell, code, len(out), err)
+			t.Errorf("completion %s: exit status %d, %d bytes, %s; want %d with %q", shell, code, len(out), err, exitOK, "__complete")
 		}
 		if _, err := exec.LookPath(shell); err != nil {
 			t.Logf("%s is not installed", shell)
@@ -239,7 +239,7 @@ func TestProcessServesUntilASignal(t *testing.T) {
 		body, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if res.StatusCode != 200 || !strings.Contains(string(body), "EUR") {
-			t.Errorf("%s %s", res.Status, body)
+			t.Errorf("the response is %s %s; want 200 with EUR", res.Status, body)
 		}
 		p.Process.Signal(signal)
 		last := ""
@@ -383,7 +383,7 @@ func TestLinesOfTheStandardLibraryHaveTheLogFormat(t *testing.T) {
 		for p.lines.Scan() {
 			var line struct{ Level, Msg, Err string }
 			if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil || strings.Contains(p.lines.Text(), "SECRET") {
-				t.Fatalf("logged is %s: %v", p.lines.Text(), err)
+				t.Fatalf("the log line %s: %v; want JSON without the secret", p.lines.Text(), err)
 			}
 			if found = found || line.Msg == "message of Go's standard library" && line.Level == "WARN"; line.Msg == "policy reloaded" {
 				break
@@ -425,7 +425,7 @@ func mustGet(t *testing.T, url string) string {
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != 200 {
-		t.Fatalf("%s: %s, %v", url, res.Status, err)
+		t.Fatalf("%s: %s, %v; want status 200", url, res.Status, err)
 	}
 	return string(body)
 }

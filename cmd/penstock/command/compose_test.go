@@ -61,7 +61,7 @@ func loadStrictly(t *testing.T, name string, v any) {
 		err = yaml.Load(text, v, yaml.WithKnownFields())
 	}
 	if err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("%s cannot be read as YAML: %v", name, err)
 	}
 }
 
@@ -164,7 +164,7 @@ func metricsRights(t *testing.T) string {
 	_, out, _ := command("acl", "--role", "metrics")
 	_, rights, ok := strings.Cut(strings.TrimSpace(out), ">SECRET ")
 	if !ok {
-		t.Fatalf("acl prints %q", out)
+		t.Fatalf("acl prints %q; want a line with >SECRET", out)
 	}
 	return rights
 }

@@ -44,7 +44,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	for to, args := range map[*lockedBuffer]string{out: "--rule login", json: "--key key:customer-4711 -o json"} {
 		all.Go(func() {
 			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
-				t.Errorf("%s: exit code %d, %s", args, code, to)
+				t.Errorf("%s: exit code %d, %s; want %d", args, code, to, exitOK)
 			}
 		})
 	}
@@ -60,13 +60,13 @@ func TestDenialsAreFollowed(t *testing.T) {
 	all.Wait()
 	line, _, _ := strings.Cut(out.String(), "\n")
 	if !strings.Contains(line, "login.hour key:cu…11#") || !strings.Contains(line, "denied, retry in") || !strings.Contains(line, ", by store") || strings.Contains(line, "4711") {
-		t.Errorf("as text: %s", line)
+		t.Errorf("the text is %s; want the limit, the masked key and the reason", line)
 	}
 	checkDenial(t, json.String())
 	f.await(t, "request denied")
 
 	if code, out, errors := command("denials", "--admin", f.admin, "--rule", "login"); code != exitOK || !strings.Contains(out, "login.hour") || strings.Contains(out, "near.") || strings.Contains(out, "4711") {
-		t.Errorf("without --follow: exit code %d, %s%s", code, out, errors)
+		t.Errorf("without --follow: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour")
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -80,7 +80,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 		"--follow --admin " + f.admin + " --admin-ca=/": {exitUsage, "--admin-ca"},
 	} {
 		if code, out, errors := command(append([]string{"denials"}, strings.Fields(args)...)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
-			t.Errorf("denials %s: exit code %d, %q, %s", args, code, out, errors)
+			t.Errorf("denials %s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func checkDenial(t *testing.T, text string) {
 	line, _, _ := strings.Cut(text, "\n")
 	var d adminapi.Denial
 	if err := json.Unmarshal([]byte(line), &d); err != nil || d.Outcome != "denied" || d.Rule == "" || d.RetryMS <= 0 {
-		t.Errorf("as JSON: %s: %v", line, err)
+		t.Errorf("the JSON is %s: %v; want a denial", line, err)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	}
 	stop()
 	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
-		t.Errorf("exit code %d, %q, %s", code, out, errors)
+		t.Errorf("exit code %d, %q, %s; want %d", code, out, errors, exitOK)
 	}
 }
 
@@ -137,11 +137,11 @@ func TestAnswersCannotSteerTheTerminal(t *testing.T) {
 	for _, args := range []string{"denials", "denials --follow", "top --once", "status key:a", "reset key:a --reason r --yes"} {
 		_, out, errors := command(append(strings.Fields(args), "--admin", address)...)
 		if out+errors == "" || strings.ContainsAny(out+errors, "\x1b\r\u009b") {
-			t.Errorf("%s: %q, %q", args, out, errors)
+			t.Errorf("%s prints %q and %q; want a text without control characters", args, out, errors)
 		}
 	}
 	var out lockedBuffer
 	if err := (&denialsCommand{output: "json"}).print(&out, "denial", []byte("{\"rule\":\r\"\u009ba\",\"x\":1}")); err != nil || strings.ContainsAny(out.String(), "\r\u009b") {
-		t.Errorf("%q, %v", out.String(), err)
+		t.Errorf("printed %q, %v; want no control characters", out.String(), err)
 	}
 }

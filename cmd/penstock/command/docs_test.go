@@ -203,7 +203,7 @@ func TestCommandLinesOfDocsAreValid(t *testing.T) {
 					err = found.ValidateArgs(found.Flags().Args())
 				}
 				if err != nil {
-					t.Errorf("%s: %s: %v", name, strings.TrimSpace(line), err)
+					t.Errorf("%s: the command %s: %v; want no error", name, strings.TrimSpace(line), err)
 				}
 			}
 			return nil

@@ -48,7 +48,7 @@ func TestExitStatusOfDoctor(t *testing.T) {
 		Checks []struct{ Name, Status string }
 	}
 	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Status != "failed" || len(r.Checks) < 16 {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("the report is\n%s\n%v; want status failed and at least 16 checks", out, err)
 	}
 }
 

@@ -146,7 +146,7 @@ func TestBoundsDependOnTheNumberOfInstances(t *testing.T) {
 		}
 	}
 	if code, _, note := command("explain", "--min-instances", "none", "/"); code != exitUsage || !strings.Contains(note, "instances") {
-		t.Errorf("exit status %d, %s", code, note)
+		t.Errorf("exit status %d, %s; want %d with %q", code, note, exitUsage, "instances")
 	}
 }
 
@@ -193,7 +193,7 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				r.Header.Set("X-API-Key", key)
 				res, err := http.DefaultClient.Do(r)
 				if err != nil || res.StatusCode != http.StatusOK {
-					t.Fatalf("%v, %v", res, err)
+					t.Fatalf("the response is %v, %v; want status 200", res, err)
 				}
 				res.Body.Close()
 				var named []string
@@ -249,7 +249,7 @@ func TestExplainChargesNothing(t *testing.T) {
 	for range requests {
 		e := explained(t, "--config", config, "--store", redis.URL(), "/api/rides/1")
 		if e.Allowed == nil || !*e.Allowed || *e.Charges[2].Remaining != 10 {
-			t.Errorf("%+v", e)
+			t.Errorf("explain returns %+v; want an allowed request, with 10 left of the third limit", e)
 		}
 		if keys := keysOf(t, redis); keys != nil {
 			t.Errorf("explain wrote the keys %q", keys)
@@ -382,7 +382,7 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 		const blame = "this key contains something else: delete it"
 		_, named, _ := strings.Cut(out, c.want+"\n")
 		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(named), blame) || !strings.Contains(errors, "corrupt") {
-			t.Errorf("%s: exit status %d: %s%s", c.poison, code, out, errors)
+			t.Errorf("%s: exit status %d: %s%s; want %d with %q", c.poison, code, out, errors, exitUnreachable, "corrupt")
 		}
 		var r struct {
 			Charges []struct {
@@ -391,11 +391,11 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 			}
 		}
 		if _, out, errors := command(append(args, "-o", "json")...); json.Unmarshal([]byte(out), &r) != nil {
-			t.Errorf("%s%s", out, errors)
+			t.Errorf("explain returns %s%s; want JSON", out, errors)
 		}
 		for _, charge := range r.Charges {
 			if charge.Corrupt != (charge.Key == c.want) {
-				t.Errorf("%s: %+v", c.poison, charge)
+				t.Errorf("%s: the charge is %+v; want corrupt only for the key %s", c.poison, charge, c.want)
 			}
 		}
 	}

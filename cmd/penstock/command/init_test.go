@@ -31,11 +31,11 @@ func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
 	for _, args := range [][]string{{}, {"--per", "header X-API-Key"}, {"--per", "global", "--rate", "5/s, burst 10"}, {"--from-openapi", shop}, {"--from-openapi", shop, "--per", "ip"}} {
 		code, out, err := command(append(append([]string{"init"}, args...), "--force", file)...)
 		if code != exitOK || !strings.HasPrefix(out, file+" is written.") {
-			t.Fatalf("%s: exit status %d, %s%s", args, code, out, err)
+			t.Fatalf("%s: exit status %d, %s%s; want %d", args, code, out, err, exitOK)
 		}
 		if code, out, _ := command("validate", "--strict", file); code != exitOK {
 			text, _ := os.ReadFile(file)
-			t.Errorf("%s: exit status %d, %sin\n%s", args, code, out, text)
+			t.Errorf("%s: exit status %d, %sin\n%s; want %d", args, code, out, text, exitOK)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
 		got = append(got, m[1]+" "+m[2])
 	}
 	if code != exitOK || strings.Join(got, "\n") != strings.Join(rulesOfShop, "\n") || !strings.Contains(out, "key: header X-Shop-Key\n") {
-		t.Errorf("exit status %d, %s\n%s", code, err, out)
+		t.Errorf("exit status %d, %s\n%s; want %d with %q", code, err, out, exitOK, "key: header X-Shop-Key\n")
 	}
 	var document any
 	text, readErr := os.ReadFile(shop)
@@ -81,10 +81,10 @@ func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 	file := writeFile(t, "policy.yaml", "mine\n")
 	code, _, err := command("init", file)
 	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force") {
-		t.Errorf("exit status %d, %s; the file has %s", code, err, text)
+		t.Errorf("exit status %d, %s; the file has %s; want %d", code, err, text, exitUsage)
 	}
 	if code, _, err := command("init", "--force", file); code != exitOK {
-		t.Errorf("exit status %d, %s", code, err)
+		t.Errorf("exit status %d, %s; want %d", code, err, exitOK)
 	}
 }
 
@@ -115,11 +115,11 @@ func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--per", "claim sub"}, {"--per", "header a b"}, {"--rate", "fast"}, {"a", "b"}, {filepath.Join(t.TempDir(), "none", "policy.yaml")}} {
 		if code, _, err := command(append([]string{"init"}, args...)...); code != exitUsage || !strings.Contains(err, "write ") {
-			t.Errorf("%s: exit status %d, %s", args, code, err)
+			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "write ")
 		}
 	}
 	if code, _, _ := command("init", "--from-openapi", "none.yaml", "-"); code != exitInvalid {
-		t.Errorf("a missing description: exit status %d", code)
+		t.Errorf("a missing description: exit status %d; want %d", code, exitInvalid)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestServerVariablesAreReplacedOnce(t *testing.T) {
 	text := "openapi: 3.0.0\nservers: [{url: 'https://{host}/{base}/{none}/x', variables: {host: {default: '{base}'}, base: {default: v2}}}]\npaths: {/p: {get: {}}}"
 	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), "-")
 	if !strings.Contains(out, `path: "/v2/*/x/p/**"`) {
-		t.Errorf("%s%s", out, err)
+		t.Errorf("the policy is\n%s\nwith the messages %s; want the path /v2/*/x/p/**", out, err)
 	}
 }
 

@@ -18,7 +18,7 @@ func TestLogHasNoControlCharacters(t *testing.T) {
 		log.Info(hostile, "err", hostile)
 		line := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 		if bytes.ContainsFunc(line, unicode.IsControl) {
-			t.Errorf("%s: %q", format, line)
+			t.Errorf("%s: the line %q has control characters", format, line)
 		}
 		if !bytes.Contains(line, []byte("é")) {
 			t.Errorf("%s: other characters are changed: %s", format, line)

@@ -15,7 +15,7 @@ func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 	}
 	rules := writeFile(t, "rules.yaml", out)
 	if code, out, err := command("validate", rules); code != exitOK {
-		t.Errorf("validate: exit status %d, %s%s", code, out, err)
+		t.Errorf("validate: exit status %d, %s%s; want %d", code, out, err, exitOK)
 	}
 	if code, out, _ := command("explain", "--config", rules, "--descriptor", "domain=rides", "--descriptor", "remote_address=192.0.2.7", "/"); code != exitOK || !strings.Contains(out, "remote-address:192.0.2.7") {
 		t.Errorf("explain: exit status %d; want the key of the address:\n%s", code, out)

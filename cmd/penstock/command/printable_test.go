@@ -80,7 +80,7 @@ func checkPrintable(t *testing.T, name, text string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if at := strings.IndexFunc(line, func(r rune) bool { return r != '\t' && !unicode.IsPrint(r) }); at >= 0 || strings.HasPrefix(line, "FORGED") {
-			t.Errorf("%s: %q", name, line)
+			t.Errorf("%s: the line %q has unprintable characters, or is forged", name, line)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func TestReportsPrintNothingHostile(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		if err := print(&out); err != nil || out.Len() == 0 {
-			t.Errorf("%s: %q, %v", name, &out, err)
+			t.Errorf("%s: printed %q, %v; want a text and no error", name, &out, err)
 		}
 		checkPrintable(t, name, out.String())
 	}
@@ -187,7 +187,7 @@ func TestColouredLogHasNoEscapesOfClients(t *testing.T) {
 	newColouredLog(&out, slog.LevelInfo).Error(hostileText, "text", hostileText, "err", io.ErrUnexpectedEOF, "any", []string{hostileText})
 	text := out.String()
 	if strings.Count(text, "\n") != 1 || strings.ContainsAny(text, "\a\r\x7f\u009b\u202e\u2066\u2028") || strings.Contains(text, "\x1b[2J") || strings.Contains(text, "\x1b]") {
-		t.Errorf("%q", text)
+		t.Errorf("the log line is %q; want one line without the control sequences of its texts", text)
 	}
 	if !strings.Contains(text, io.ErrUnexpectedEOF.Error()) || !strings.Contains(text, "é") {
 		t.Errorf("other texts are changed: %q", text)

@@ -19,7 +19,7 @@ func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {
 	t.Setenv("PENSTOCK_ENVOY_MODE", "exact")
 	code, out, err := command("ratelimit", "--print-settings")
 	if code != exitOK {
-		t.Fatalf("exit status %d, %s", code, err)
+		t.Fatalf("exit status %d, %s; want %d", code, err, exitOK)
 	}
 	for _, want := range []string{"envoy-config /data/config", "store redis://redis:6379", "envoy-mode exact PENSTOCK_ENVOY_MODE", "grpc 0.0.0.0:8081"} {
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {

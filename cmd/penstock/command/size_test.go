@@ -17,7 +17,7 @@ func TestSizesAreAsThePageShows(t *testing.T) {
 		t.Fatal(readErr)
 	}
 	if code != exitOK || err != "" || !strings.Contains(string(page), out) {
-		t.Errorf("exit status %d, %s; docs/sizing.md does not show\n%s", code, err, out)
+		t.Errorf("exit status %d, %s; docs/sizing.md does not show\n%s; want %d", code, err, out, exitOK)
 	}
 }
 
@@ -28,7 +28,7 @@ func TestRulesAddUp(t *testing.T) {
 		Total sizing.Size
 	}
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || len(got.Rules) != 4 {
-		t.Fatalf("exit status %d, %s%v in %s", code, err, jsonErr, out)
+		t.Fatalf("exit status %d, %s%v in %s; want %d", code, err, jsonErr, out, exitOK)
 	}
 	memory, calls := int64(0), int64(0)
 	for _, r := range got.Rules {
@@ -44,7 +44,7 @@ func TestALogCostsMoreThanABucket(t *testing.T) {
 	_, out, err := command("size", "--config", file, "--clients", "1000000", "-o", "json")
 	var got struct{ Rules []ruleSize }
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || len(got.Rules) != 2 {
-		t.Fatalf("%s%v", err, jsonErr)
+		t.Fatalf("size prints %s%v; want JSON with 2 rules", err, jsonErr)
 	}
 	if log, bucket := got.Rules[0].Memory, got.Rules[1].Memory; log < 400*bucket || log < 90e9 || log > 130e9 {
 		t.Errorf("a million logs of 1,000 take %d bytes, and buckets %d", log, bucket)
@@ -56,7 +56,7 @@ func TestLargeSizesDoNotOverflow(t *testing.T) {
 	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")
 	var got struct{ Total sizing.Size }
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || got.Total.Memory != math.MaxInt64 || got.Total.MaxMemory != math.MaxInt64 || got.Total.Calls != 2e9 {
-		t.Errorf("exit status %d, %s%v in %s", code, err, jsonErr, out)
+		t.Errorf("exit status %d, %s%v in %s; want %d", code, err, jsonErr, out, exitOK)
 	}
 }
 
@@ -65,10 +65,10 @@ func TestSizesThatCannotBeComputedAreRefused(t *testing.T) {
 	for _, args := range []string{"size", "size --clients 0" + rides, "size --requests -1" + rides, "size --requests NaN" + rides, "size --key-length 0" + rides, "size --rule none" + rides,
 		"size -o yaml" + rides, "size rules.yaml"} {
 		if code, _, err := command(strings.Fields(args)...); code != exitUsage || !strings.Contains(err, "; ") {
-			t.Errorf("%s: exit status %d, %s", args, code, err)
+			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "; ")
 		}
 	}
 	if code, _, _ := command("size", "--config", "none.yaml"); code != exitInvalid {
-		t.Errorf("a policy that is missing: exit status %d", code)
+		t.Errorf("a policy that is missing: exit status %d; want %d", code, exitInvalid)
 	}
 }

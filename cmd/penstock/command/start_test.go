@@ -59,7 +59,7 @@ rules:
 						io.Copy(io.Discard, res.Body)
 						res.Body.Close()
 						if res.StatusCode != http.StatusOK {
-							t.Errorf("got %s", res.Status)
+							t.Errorf("the response is %s; want 200", res.Status)
 						}
 					}
 				})
@@ -80,7 +80,7 @@ rules:
 				}
 				delete(want, series)
 				if strings.HasPrefix(series, "rate_limiter_errors_total{") && value != "0" {
-					t.Errorf("%s is %s", series, value)
+					t.Errorf("%s is %s; want 0", series, value)
 				}
 			}
 			for series := range want {

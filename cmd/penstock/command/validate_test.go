@@ -57,7 +57,7 @@ func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
 	code, out, _ = command("validate", "-o", "json", file)
 	var got findings
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || *got.Valid || len(got.Findings) != len(want) {
-		t.Errorf("as JSON: exit status %d, %v in %s", code, err, out)
+		t.Errorf("as JSON: exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
 	}
 	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
 		t.Errorf("serve accepts it: %s", err)
@@ -81,10 +81,10 @@ func TestStoresThatServeRejectsAreNotValid(t *testing.T) {
 		}
 		code, out, _ := command("validate", file)
 		if code != exitInvalid || !strings.HasPrefix(out, file+":") {
-			t.Errorf("%s: validate exits with %d: %s", setting, code, out)
+			t.Errorf("%s: validate exits with %d: %s; want %d and the place of the mistake", setting, code, out, exitInvalid)
 		}
 		if code, _, err := command("serve", "--config", file); code != exitInvalid {
-			t.Errorf("%s: serve exits with %d: %s", setting, code, err)
+			t.Errorf("%s: serve exits with %d: %s; want %d", setting, code, err, exitInvalid)
 		}
 	}
 	if code, out, _ := command("validate", "testdata/store-elsewhere.yaml"); code != 0 {
@@ -103,7 +103,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 	code, out, _ := command("validate", "-o", "json", mistakes)
 	var got findings
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || got.Valid == nil || *got.Valid {
-		t.Fatalf("exit status %d, %v in %s", code, err, out)
+		t.Fatalf("exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
 	}
 	var lines strings.Builder
 	for _, f := range got.Findings {
@@ -117,7 +117,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 	}
 	code, out, _ = command("validate", "-o", "json", "../../../examples/rides.yaml")
 	if code != exitOK || out != "{\n  \"valid\": true,\n  \"findings\": []\n}\n" {
-		t.Errorf("a policy without mistakes: exit status %d, %s", code, out)
+		t.Errorf("a policy without mistakes: exit status %d, %s; want %d", code, out, exitOK)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestVerboseDescribesThePolicy(t *testing.T) {
 		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
 	}
 	if _, out, _ := command("validate", "-v", mistakes); strings.Count(out, "\n") != 5 {
-		t.Errorf("an invalid policy is described: %s", out)
+		t.Errorf("validate -v of an invalid policy prints %s; want its 5 mistakes only", out)
 	}
 }
 

@@ -41,7 +41,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 		}
 		read, err := ParseSummary(text)
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: the summary cannot be parsed: %v", name, err)
 		}
 		t.Logf("counted: %s: %d bytes, %d counts, %d offenders", name, len(text), len(read.Counts), len(read.Activity[0].Tops[Denied].Items))
 		if again, err := read.Text(); err != nil || len(again) > MaxSummary {
@@ -91,7 +91,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 		"empty": "", "another version": "\x02" + good[1:], "short": good[:4],
 	} {
 		if _, err := ParseSummary(text); !errors.Is(err, ErrFormat) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v; want ErrFormat", name, err)
 		}
 	}
 	tops := `{"total":0,"floor":0,"items":[]}`
@@ -121,7 +121,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 	}
 	for name, text := range bad {
 		if s, err := ParseSummary(text); err == nil || errors.Is(err, ErrFormat) {
-			t.Errorf("%s: %v, %v", name, s, err)
+			t.Errorf("%s: parsed as %v, %v; want an error other than ErrFormat", name, s, err)
 		}
 	}
 	t.Logf("counted: %d bad summaries", len(bad)+3)

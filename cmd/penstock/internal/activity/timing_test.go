@@ -69,7 +69,7 @@ func TestTimesAreKeptBySecondAndByMinute(t *testing.T) {
 		t.Errorf("by the second: %v, %v, %v", seconds[0], seconds[30], seconds[59])
 	}
 	if minutes := timing.ByMinute(2); minutes[0].Calls != 1 || minutes[1].Calls != 2 || minutes[1].Failed != 1 {
-		t.Errorf("by the minute: %v", minutes)
+		t.Errorf("the minutes are %v; want 1 call, then 2 with 1 failure", minutes)
 	}
 }
 

@@ -154,10 +154,10 @@ func read[T any](f *fixture, path string, headers ...string) (body T) {
 	decoder := json.NewDecoder(w.Body)
 	decoder.DisallowUnknownFields()
 	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
-		f.t.Fatalf("%s: %d, %s", path, w.Code, w.Body)
+		f.t.Fatalf("%s: %d, %s; want 200 with JSON", path, w.Code, w.Body)
 	}
 	if err := decoder.Decode(&body); err != nil {
-		f.t.Fatalf("%s: %v", path, err)
+		f.t.Fatalf("%s: the body cannot be decoded: %v", path, err)
 	}
 	return body
 }
@@ -195,7 +195,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 			for _, path := range []string{"state", "key?key=a", "nothing"} {
 				tried++
 				if w := f.send(method, path, operator); w.Code != 405 {
-					t.Errorf("%s %s: %d", method, path, w.Code)
+					t.Errorf("%s %s: status %d; want 405", method, path, w.Code)
 				}
 			}
 		}
@@ -237,7 +237,7 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 	}
 	for _, path := range []string{"key?key=key:a&rule=nothing", "key?ref=0123456789abcdef"} {
 		if w := f.get(path); w.Code != 404 {
-			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			t.Errorf("%s: %d %s; want 404", path, w.Code, w.Body)
 		}
 	}
 }
@@ -252,11 +252,11 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 		f.spend("api.hour", "key:"+name, 14)
 		got := read[Offenders](f, "offenders?kind=denied&window=1h", c.header)
 		if len(got.Offenders) != 1 || got.Identities != c.shown || got.Distinct.Count != 1 || got.Distinct.ByLimit[0] != (DistinctLimit{"api", "hour", 1, 0}) {
-			t.Fatalf("%s with %q: %+v", c.identities, c.header, got)
+			t.Fatalf("%s with %q: the offenders are %+v; want one, shown as %v", c.identities, c.header, got, c.shown)
 		}
 		one := got.Offenders[0]
 		if !strings.HasPrefix(one.Identity, c.identity) || (c.identity == "") != (one.Identity == "") || one.Count != 4 || one.AtLeast != 4 || one.AtMost != 4 || !one.IsExact {
-			t.Errorf("%s with %q: %+v", c.identities, c.header, one)
+			t.Errorf("%s with %q: the offender is %+v; want %q with exactly 4 denials", c.identities, c.header, one, c.identity)
 		}
 		w := f.get("key?ref="+one.Ref, c.header)
 		if isFull := c.shown == ShowFull; w.Code != 200 || strings.Contains(w.Body.String(), "4711") != isFull {
@@ -318,7 +318,7 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	for range 3 { // reading changes nothing
 		got := read[Key](f, "key?key=key:abc")
 		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "" || !slices.Equal(got.DeniedBy, []string{"api.hour"}) || got.Skipped != 0 {
-			t.Fatalf("%+v", got)
+			t.Fatalf("the key is %+v; want key:abc from the store, denied by api.hour", got)
 		}
 		byTier := make(map[string]keylimits.Limit)
 		for _, l := range got.Limits {
@@ -326,13 +326,13 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 		}
 		hour, day := byTier["hourfree"], byTier["day"]
 		if hour.Used != 10 || hour.Left != 0 || !hour.IsDenied || hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.Rate == "" || hour.Kind != "enforced" || hour.ResetMS <= hour.RetryMS {
-			t.Errorf("hour: %+v", hour)
+			t.Errorf("the limit hour is %+v; want 10 used, none left, and denied", hour)
 		}
 		if day.Used != 3 || day.Left != 997 || day.IsDenied || day.RetryMS != 0 {
-			t.Errorf("day: %+v", day)
+			t.Errorf("the limit day is %+v; want 3 used and 997 left", day)
 		}
 		if premium := byTier["hourpremium"]; premium.IsDenied || premium.Left == 0 {
-			t.Errorf("premium: %+v", premium)
+			t.Errorf("the limit for tier premium is %+v; want units left", premium)
 		}
 	}
 	all := read[Key](f, "key?key=key:abc&all=true")
@@ -361,7 +361,7 @@ func TestKeyReportsThatTheStoreFails(t *testing.T) {
 	})
 	f := newFixture(t, func(o *Options) { o.Store = failing })
 	if w := f.get("key?key=key:abc"); w.Code != 503 || !strings.Contains(w.Body.String(), "timeout") || strings.Contains(w.Body.String(), "abc") {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("the response is %d %s; want 503 with the reason and without the key", w.Code, w.Body)
 	}
 	fallback := penstock.Wrap(failing, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Instances: func() int { return 1 }}))
 	f = newFixture(t, func(o *Options) { o.Store = fallback })
@@ -375,17 +375,17 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 	f.spend("api.hour", "key:abc", 1)
 	got := read[Rules](f, "rules")
 	if len(got.Rules) != 3 || got.Digest == "" {
-		t.Fatalf("%+v", got)
+		t.Fatalf("the rules are %+v; want 3 with a digest", got)
 	}
 	hour := got.Rules[0].Limits[0]
 	if len(hour.Rates) != 2 || hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
-		t.Errorf("%+v", hour)
+		t.Errorf("the limit is %+v; want an enforced one with 2 rates, bounds, a candidate and an identity", hour)
 	}
 	if want := []Count{{"api", "hour", "allowed", 7, 7}}; !slices.Equal(hour.Counts, want) {
 		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)
 	}
 	if got.Rules[1].Limits[0].Kind != "shadow" {
-		t.Errorf("%+v", got.Rules[1])
+		t.Errorf("the rule is %+v; want a shadow", got.Rules[1])
 	}
 }
 
@@ -395,7 +395,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 	first := f.get("state")
 	tag := first.Header().Get("ETag")
 	if first.Code != 200 || tag == "" {
-		t.Fatalf("%d %q", first.Code, tag)
+		t.Fatalf("the response is %d with the ETag %q; want 200 with an ETag", first.Code, tag)
 	}
 	for _, c := range []struct {
 		tag    string
@@ -512,7 +512,7 @@ func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 		w := f.get(strings.TrimPrefix(path, Prefix) + "?" + query.Encode())
 		var body any
 		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != 200 {
-			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+			t.Fatalf("%s: %d %s; want 200 with JSON", path, w.Code, w.Body)
 		}
 		response := at.Get["responses"].(object)["200"].(object)["content"].(object)["application/json"].(object)
 		if err := check(path, response["schema"].(object), doc.Components.Schemas, body); err != nil {
@@ -549,7 +549,7 @@ func FuzzRequests(f *testing.F) {
 		w := httptest.NewRecorder()
 		x.ServeHTTP(w, q)
 		if w.Code >= 500 {
-			t.Errorf("%q: %d %s", path, w.Code, w.Body)
+			t.Errorf("%q: %d %s; want a status below 500", path, w.Code, w.Body)
 		}
 	})
 }

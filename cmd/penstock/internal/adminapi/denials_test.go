@@ -23,7 +23,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 			conn, response := s.open(t, path, operator)
 			t.Cleanup(func() { conn.Close() })
 			if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
-				t.Fatalf("%s: %d", path, response.StatusCode)
+				t.Fatalf("%s: status %d; want 200 with a stream of events", path, response.StatusCode)
 			}
 			got := make(chan Denial, 100)
 			go func() {
@@ -31,7 +31,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 					if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 						var d Denial
 						if err := json.Unmarshal([]byte(text), &d); err != nil || strings.Contains(text, "4711") {
-							t.Errorf("%s: %v", text, err)
+							t.Errorf("the event %s: %v; want JSON without the identity", text, err)
 						}
 						got <- d
 					}
@@ -57,7 +57,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 		}
 		d := <-rule
 		if d.Rule != "api" || d.Limit != "hour" || d.Outcome != "denied" || d.Source != "store" || !strings.HasPrefix(d.Identity, "key:cu…11#") || d.Ref != f.ref("key:customer-4711") {
-			t.Errorf("%+v", d)
+			t.Errorf("the denial is %+v; want api.hour, decided by the store, with a mask and a ref", d)
 		}
 	})
 }
@@ -72,7 +72,7 @@ func TestMalformedQueriesOfDenialsAreRejected(t *testing.T) {
 		"denials?key=" + strings.Repeat("k", maxValue+1): "is longer than",
 	} {
 		if w := f.get(path); w.Code < 400 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%.40s: %d %s", path, w.Code, w.Body)
+			t.Errorf("%.40s: %d %s; want an error with %q", path, w.Code, w.Body, want)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestSlowReadersOfDenialsDelayNobody(t *testing.T) {
 			slow, response := s.open(t, "denials")
 			defer slow.Close()
 			if response.StatusCode != 200 {
-				t.Fatal(response.Status)
+				t.Fatalf("a follower got %s; want 200", response.Status)
 			}
 		}
 		full, response := s.open(t, "denials")

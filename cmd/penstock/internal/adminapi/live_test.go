@@ -81,7 +81,7 @@ func TestEventsSendTheStateEverySecond(t *testing.T) {
 		conn, response := s.open(t, "events")
 		defer conn.Close()
 		if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
-			t.Fatalf("%d %v", response.StatusCode, response.Header)
+			t.Fatalf("the response is %d %v; want 200 with a stream of events", response.StatusCode, response.Header)
 		}
 		start, snapshots, comments := time.Now(), 0, 0
 		for lines := bufio.NewScanner(response.Body); snapshots < 60 && lines.Scan(); { // 60 s is longer than the timeouts of the server
@@ -96,7 +96,7 @@ func TestEventsSendTheStateEverySecond(t *testing.T) {
 			snapshots++
 			var state State
 			if err := json.Unmarshal([]byte(data), &state); err != nil || state.Health.Status != "ok" {
-				t.Fatalf("%s: %v", data, err)
+				t.Fatalf("the snapshot %s: %v; want one with health ok", data, err)
 			}
 		}
 		if took := time.Since(start); snapshots != 60 || took < 58*time.Second || took > 61*time.Second || comments < 3 {

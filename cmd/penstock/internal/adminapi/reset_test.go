@@ -64,7 +64,7 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		w := f.post(c.body, operator)
 		var done keylimits.Reset
 		if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil || w.Code != 200 {
-			t.Fatalf("%s: %d %s", c.body, w.Code, w.Body)
+			t.Fatalf("%s: %d %s; want 200 with JSON", c.body, w.Code, w.Body)
 		}
 		slices.Sort(done.Reset)
 		slices.Sort(c.reset)
@@ -91,7 +91,7 @@ func TestResetByRef(t *testing.T) {
 	ref := read[Offenders](f, "offenders").Offenders[0].Ref
 	w := f.post(fmt.Sprintf(`{"ref": %q, "reason": "support-4711"}`, ref), operator)
 	if w.Code != 200 || f.used("hour") != 0 || strings.Contains(w.Body.String(), "customer") {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("the response is %d %s; want 200 with the identity masked, and the limit reset", w.Code, w.Body)
 	}
 	a := f.audits[0]
 	if a.Ref != ref || a.Reason != "support-4711" || !strings.Contains(a.Limits.String(), "api.hour 10->0") || a.Result != audit.OK {
@@ -125,7 +125,7 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		tried++
 		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 			if w := f.send(method, resetPath, operator); w.Code != 405 && w.Code != 401 || f.used("hour") != 5 {
-				t.Errorf("%s: %d %s", method, w.Code, w.Body)
+				t.Errorf("%s: %d %s; want 401 or 405, and nothing reset", method, w.Code, w.Body)
 			}
 			tried++
 		}
@@ -193,7 +193,7 @@ func TestMaskedKeysAreRejected(t *testing.T) {
 		masked := f.masks.Of(false, name)
 		for _, path := range []string{"key?key=", "denials?key="} {
 			if w := f.get(path+url.QueryEscape(masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
-				t.Errorf("%s%s: %d %s", path, masked, w.Code, w.Body)
+				t.Errorf("%s%s: %d %s; want 400 with the advice to use the ref", path, masked, w.Code, w.Body)
 			}
 		}
 		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
@@ -210,7 +210,7 @@ func FuzzResets(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body string) {
 		if w := x.post(body, operator); w.Code >= 500 {
-			t.Errorf("%q: %d %s", body, w.Code, w.Body)
+			t.Errorf("%q: %d %s; want a status below 500", body, w.Code, w.Body)
 		}
 		if w := x.post(body); w.Code != 401 {
 			t.Errorf("%q without the token: %d %s", body, w.Code, w.Body)

@@ -24,7 +24,7 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	}
 	c, err := remote.LogIn(token, q)
 	if err != nil || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Secure || c.Path != "" || c.MaxAge <= 0 || strings.Contains(c.Value, token) {
-		t.Fatalf("%+v, %v", c, err)
+		t.Fatalf("the cookie is %+v, %v; want a strict HttpOnly cookie without the token", c, err)
 	}
 	q.Header.Set("Origin", "https://ops.example")
 	if c, _ := remote.LogIn(token, q); !c.Secure {
@@ -64,7 +64,7 @@ func TestSessionReplacesTheToken(t *testing.T) {
 		t.Errorf("a wrong token with a valid session gets %d; want 401", w.Code)
 	}
 	if c := LogOut(q); c.MaxAge >= 0 || c.Value != "" || c.Name != sessionCookie {
-		t.Errorf("%+v", c)
+		t.Errorf("the cookie of LogOut is %+v; want an empty one that has expired", c)
 	}
 }
 
@@ -83,10 +83,10 @@ func TestPagesResetLikeTheAPI(t *testing.T) {
 		t.Errorf("without a reason: %v; want 400", err)
 	}
 	if done, err := f.Reset(q, token, wanted); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
-		t.Errorf("%+v, %v", done, err)
+		t.Errorf("Reset returns %+v, %v; want one reset limit", done, err)
 	}
 	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor.Address != q.RemoteAddr || f.audits[3].Reason != wanted.Reason || strings.Contains(f.audits[3].Key, "4711") {
-		t.Errorf("the audit has %d lines: %+v", n, f.audits)
+		t.Errorf("the audit has %d lines: %+v; want 4, the last with the address and the reason", n, f.audits)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestReadReturnsWhatTheAPIServes(t *testing.T) {
 	f.spend("api.hour", "key:customer-4711", 12)
 	got, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", nil)
 	if err != nil || len(got.Offenders) != 1 || got.Offenders[0] != read[Offenders](f, "offenders").Offenders[0] {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("Read returns %+v, %v; want the offender that the API returns", got, err)
 	}
 	if _, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", map[string][]string{"kind": {"x"}}); StatusOf(err) != 400 {
 		t.Errorf("a wrong parameter: %v; want 400", err)

@@ -29,18 +29,18 @@ func TestTimingsOfStoreAndUpstream(t *testing.T) {
 		t.Errorf("the upstream is %+v, want %+v", state.Upstream, want)
 	}
 	if state.Waiting != 3 || state.Times.Last != 3 || state.Recent.Last != 3 || len(state.Times.Store.Calls) != recent {
-		t.Errorf("%+v", state)
+		t.Errorf("the state is %+v; want 3 waiting requests, and times of the last seconds", state)
 	}
 	got := read[Timings](f, "timings?last=5")
 	if !slices.Equal(got.Store.Calls, []uint64{0, 0, 0, 0, 100}) || got.Store.P99[4] != 8 || got.Last != 3 || !slices.Equal(got.Upstream.Failed, []uint64{0, 0, 0, 0, 1}) {
-		t.Errorf("%+v", got)
+		t.Errorf("the timings are %+v; want 100 calls in the last second, and one failure of the upstream", got)
 	}
 	tick(61)
 	if got := read[Timings](f, "timings?span=minutes&last=2"); got.Last != 1 || got.Store.Calls[0] != 100 || got.Store.Calls[1] != 0 {
-		t.Errorf("by the minute: %+v", got)
+		t.Errorf("the timings by the minute are %+v; want 100 calls in the first and none in the last", got)
 	}
 	if got := read[History](f, "history?span=minutes&last=2"); got.Last != 1 {
-		t.Errorf("by the minute: %+v", got)
+		t.Errorf("the history by the minute is %+v; want the last minute 1", got)
 	}
 	alone := newFixture(t, func(o *Options) { o.Upstream = func() string { return "" } })
 	if state, got := read[State](alone, "state"), read[Timings](alone, "timings"); state.Upstream != nil || got.Upstream != nil {
@@ -52,17 +52,17 @@ func TestStateSaysWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
 	store := StoreState{Breakers: map[string]string{"default": "closed"}, Instances: 2}
 	f := newFixture(t, func(o *Options) { o.StoreInfo = func(context.Context) StoreState { return store } })
 	if got := read[StoreState](f, "store"); got.Over != nil {
-		t.Errorf("while the store works: %+v", got.Over)
+		t.Errorf("while the store works, the bounds are %+v; want none", got.Over)
 	}
 	for _, change := range []func(){func() { store.Breakers["default"] = "open" }, func() { store.Breakers["default"], store.IsFailing = "closed", true }} {
 		change()
 		got := read[StoreState](f, "store")
 		if got.Over == nil || len(got.Over.Limits) != 3 || got.Over.Skipped != 0 { // a shadow admits nothing
-			t.Fatalf("while the store fails: %+v", got.Over)
+			t.Fatalf("while the store fails, the bounds are %+v; want those of 3 limits", got.Over)
 		}
 		one := got.Over.Limits[1]
 		if one.Rule != "api" || one.Limit != "day" || one.OnFailure != "local" || len(one.Bounds) != 2 || one.Bounds[0].When != "store fails" || one.Bounds[0].Over == nil || *one.Bounds[0].Over <= 0 || one.Bounds[0].Text == "" {
-			t.Errorf("%+v", one)
+			t.Errorf("the limit is %+v; want api.day with 2 bounds, one of them for a failing store", one)
 		}
 	}
 }
@@ -78,18 +78,18 @@ func TestHistoryAddsUpRules(t *testing.T) {
 	want := map[string]uint32{" denied": 13, "api denied": 12, "all denied": 1, " source:store": 9}
 	for _, got := range []History{read[History](f, "history?sum=rules&last=1"), read[State](f, "state").Recent} {
 		if len(got.Lines) != len(want) {
-			t.Errorf("%+v", got.Lines)
+			t.Errorf("the lines are %+v; want %d", got.Lines, len(want))
 		}
 		for _, line := range got.Lines {
 			if n := line.Counts[len(line.Counts)-1]; n != want[line.Rule+" "+line.Name] || line.Limit != "" {
-				t.Errorf("%+v", line)
+				t.Errorf("the line is %+v; want the count %d, and no limit", line, want[line.Rule+" "+line.Name])
 			}
 		}
 	}
 	if got := read[History](f, "history?sum=rules&rule=api&last=1"); len(got.Lines) != 2 || got.Lines[0].Counts[0] != 12 || got.Lines[1].Counts[0] != 12 {
-		t.Errorf("of one rule: %+v", got.Lines)
+		t.Errorf("the lines of one rule are %+v; want 2 with 12 each", got.Lines)
 	}
 	if got := read[History](f, "history?last=1"); len(got.Lines) != 4 || got.Lines[1].Limit == "" {
-		t.Errorf("one by one: %+v", got.Lines)
+		t.Errorf("the lines of all limits are %+v; want 4, each with its limit", got.Lines)
 	}
 }

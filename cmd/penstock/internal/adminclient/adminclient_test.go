@@ -166,7 +166,7 @@ func TestFollowReadsEvents(t *testing.T) {
 	var got []string
 	use := func(event string, data []byte) error { got = append(got, event+" "+string(data)); return nil }
 	if status, _, err := c.Follow(t.Context(), "/", use); status != 200 || err == nil || fmt.Sprint(got) != `[a {"x": 1} b 2]` {
-		t.Errorf("%d, %v, %v", status, err, got)
+		t.Errorf("Follow returns %d, %v, with the events %v; want 200, the error at the end, and events a and b", status, err, got)
 	}
 	enough := errors.New("enough")
 	if _, _, err := c.Follow(t.Context(), "/", func(string, []byte) error { return enough }); !errors.Is(err, enough) {
@@ -176,6 +176,6 @@ func TestFollowReadsEvents(t *testing.T) {
 		t.Errorf("refused: %d, %s, %v", status, text, err)
 	}
 	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "not a stream") {
-		t.Errorf("a page: %v", err)
+		t.Errorf("Follow of a page: %v; want an error that it is not a stream", err)
 	}
 }

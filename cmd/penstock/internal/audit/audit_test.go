@@ -42,7 +42,7 @@ func TestLogAndFileHaveOneForm(t *testing.T) {
 	var text bytes.Buffer
 	slog.New(slog.NewTextHandler(&text, nil)).Info("m", l.Attributes()...)
 	if !strings.Contains(text.String(), `limits="api.hour 3->0"`) || !strings.Contains(text.String(), "actor.address=127.0.0.1:1") {
-		t.Errorf("as text: %s", &text)
+		t.Errorf("the log line is %s; want the limits and the address", &text)
 	}
 }
 
@@ -61,7 +61,7 @@ func TestResultDependsOnHowTheWriteEnded(t *testing.T) {
 			c.change(&l)
 		}
 		if l.End(c.err, c.isRefused); l.Result != c.want || (l.Problem == "") != (c.err == nil) {
-			t.Errorf("%s: %+v", name, l)
+			t.Errorf("%s: the line is %+v; want the result %v", name, l, c.want)
 		}
 	}
 }

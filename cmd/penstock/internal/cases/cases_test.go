@@ -92,7 +92,7 @@ func TestTrueCasesPass(t *testing.T) {
 	of := parseRules(t)
 	for what, lines := range trueCases {
 		if got := run(t, of, head(lines[0]), lines[1:]...); len(got.Failures) > 0 {
-			t.Errorf("%s: %v", what, got.Failures)
+			t.Errorf("%s: the failures are %v; want none", what, got.Failures)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 			t.Errorf("row %d: missing %v, logged %v; want %s and %s", i, now.Missing, lines, row.missing, row.lines)
 		}
 		if (now.Servers != nil) != (infoErr == nil) || (now.Keys != nil) != (sampleErr == nil && (infoErr == nil || now.Missing != nil)) {
-			t.Errorf("row %d: %+v", i, now)
+			t.Errorf("row %d: the health is %+v; want no servers after a failed INFO, and no keys after a failed sample", i, now)
 		}
 	}
 }

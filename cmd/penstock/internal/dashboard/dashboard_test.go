@@ -183,7 +183,7 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	rules := s.text("rules", 200)
 	s.mustHave(rules, "2 rules in force", "path /api/**", "100 per 1h, burst 100 10 per 1h, burst 10", "up to 2.0\u00a0s", "Enforced 120 1"+thin+"230", "Candidate: 50 per 1h, burst 50; 5 per 1h, burst 5 0 777", "odd.rule", "shadow", "store forgets", "each instance enforces its share")
 	if found := s.text("rules?find=odd", 200); strings.Contains(found, "/api/**") || !strings.Contains(found, "odd.rule") {
-		t.Errorf("rules with odd in their names: %s", found)
+		t.Errorf("the rules with odd in their names are %s; want only odd.rule", found)
 	}
 	s.mustHave(s.text("rules?find=nothing", 200), "No rule has such a name")
 	s.mustHave(s.text("offenders", 200), "1 different keys were denied", "key:cu…11#", "api .hour 4 exact 100\u00a0%", "Identities are masked")
@@ -214,7 +214,7 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	s.mustHave(s.text("key?ref=0123456789abcdef", 404), "no offender of the last hour has this ref", "Look up")
 	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
 	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "Denied now by api.hour") {
-		t.Errorf("by its ref, the key is %s", page)
+		t.Errorf("the page of a key by its ref is %s; want the masked key, denied by api.hour", page)
 	}
 }
 
@@ -361,7 +361,7 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 			t.Errorf("%s has the policy %q", path, got)
 		}
 		if strings.Count(body, "<main") != 1 && path != "nothing?" || strings.Contains(body, "ZgotmplZ") {
-			t.Errorf("%s: %s", path, body)
+			t.Errorf("the page %s has no single main element, or an unsafe value: %s", path, body)
 		}
 	}
 }
@@ -408,13 +408,13 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 		t.Errorf("the table is %+v up to %v", requests.Rows, requests.Most)
 	}
 	if path := requests.Path(requests.Lines[0]); !strings.HasPrefix(path, "M0 160.0L10 160.0") || !strings.HasSuffix(path, "L600 8.0") {
-		t.Errorf("the picture is %s", path)
+		t.Errorf("the path of the picture is %s; want it from the first to the last minute", path)
 	}
 	if len(deniedBy.Lines) != 2 || deniedBy.Lines[0].Label != "a" || deniedBy.Rows[0].Values[1] != 19 {
-		t.Errorf("%+v", deniedBy)
+		t.Errorf("the chart of denials is %+v; want 2 lines, the first of rule a", deniedBy)
 	}
 	if store.Rows[0].Values[0] != 2.5 || store.Rows[1].Values[0] != -1 || store.Path(store.Lines[0]) != "M600 26.7" {
-		t.Errorf("%+v, %s", store.Rows, store.Path(store.Lines[0]))
+		t.Errorf("the chart of the store is %+v with the path %s; want 2.5 ms, then no value", store.Rows, store.Path(store.Lines[0]))
 	}
 	young := makeCharts("", false, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
 	if young.Step != time.Second || young.Rows[19].Ago != 57*time.Second {

@@ -31,7 +31,7 @@ func TestTrafficHasAnOffenderAndEnds(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(20 * time.Second):
-		t.Errorf("the requests are %v", keys)
+		t.Errorf("the requests have the keys %v; want more than 3 keys, and the offender twice, within 20 s", keys)
 	}
 	server.Close() // waits for requests
 	if keys[""] > 0 {

@@ -51,10 +51,10 @@ func TestReadersGetABoundedSampleInWhichNoLimitHidesOthers(t *testing.T) {
 		r.Observe(other)
 		all := take(reader)
 		if len(all) != 3 || all[0].Rule != "flood" || all[1].Rule != "flood" || all[2].Rule != "other" {
-			t.Fatalf("second %d: %+v", second, all)
+			t.Fatalf("second %d: the denials are %+v; want two of rule flood, then one of rule other", second, all)
 		}
 		if all[2].Skipped != 998 || all[0].Skipped != 0 || all[0].TraceID != "t" || all[0].Key != "key:a" || all[0].RetryAfter < 50*time.Minute {
-			t.Errorf("second %d: %+v", second, all)
+			t.Errorf("second %d: the denials are %+v; want 998 skipped before the last, with the trace and the key of the first", second, all)
 		}
 		r.Tick()
 	}
@@ -97,11 +97,11 @@ func TestSlowReadersSkip(t *testing.T) {
 		r.Observe(e)
 	}
 	if n := len(take(slow)); n != room {
-		t.Errorf("%d denials wait", n)
+		t.Errorf("%d denials wait; want %d", n, room)
 	}
 	r.Observe(e)
 	if d := take(slow); len(d) != 1 || d[0].Skipped != 500-room {
-		t.Errorf("after it: %+v", d)
+		t.Errorf("after the slow reader caught up, it gets %+v; want one denial, with the number of skipped ones", d)
 	}
 	var joined []*Reader
 	for range 2 * MaxReaders {
@@ -189,10 +189,10 @@ func TestLinesOfTheLogMaskKeys(t *testing.T) {
 		<-ended
 		lines := log.Lines("request denied")
 		if len(lines) != c.lines || strings.Contains(log.String(), "4711") || c.lines > 0 && !strings.Contains(lines[0], c.has) {
-			t.Errorf("%s, identities %s: %s", c.mode, c.show, log)
+			t.Errorf("%s, identities %s: the log is %s; want %d lines with %s", c.mode, c.show, log, c.lines, c.has)
 		}
 		if c.show == redact.ShowOff && strings.Contains(log.String(), "key:") {
-			t.Errorf("identities are off: %s", log)
+			t.Errorf("identities are off, and the log has a key: %s", log)
 		}
 	}
 }

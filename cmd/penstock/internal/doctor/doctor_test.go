@@ -74,7 +74,7 @@ func do(t testing.TB, s *redistest.Server, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
 		if _, err := s.Do(strings.Fields(c)...); err != nil {
-			t.Fatalf("%s: %v", c, err)
+			t.Fatalf("Redis rejects %s: %v", c, err)
 		}
 	}
 }
@@ -124,10 +124,10 @@ func TestHealthyServerPassesAllChecks(t *testing.T) {
 		r := examined(t, url, func(o *Options) { o.Digest = "abc123" })
 		wantGood(t, r, "single")
 		if c := r.worst("instances"); c.Summary != "2 running instances, with the policy abc123" {
-			t.Errorf("instances: %s", c.Summary)
+			t.Errorf("the summary of instances is %s; want 2 instances with the policy abc123", c.Summary)
 		}
 		if c := r.worst("keys"); c.Facts["ours"].(int64) < 91 {
-			t.Errorf("keys: %v", c)
+			t.Errorf("the check of keys is %v; want at least 91 keys of penstock", c)
 		}
 	}
 }
@@ -448,7 +448,7 @@ func TestBusyServerIsFound(t *testing.T) {
 		t.Errorf("%+v\n%s", c, r.text())
 	}
 	if c := r.worst("memory"); c.Status != Unknown || c.Needs != "" || !strings.Contains(c.Summary, "BUSY") {
-		t.Errorf("%+v", c)
+		t.Errorf("the check of memory is %+v; want unknown with BUSY", c)
 	}
 }
 
@@ -478,12 +478,12 @@ func TestOldServersAreFound(t *testing.T) {
 		d := &doctor{}
 		d.checkVersion(&server{hello: map[string]string{"server": "redis", "version": version}})
 		if d.checks[0].Status != want {
-			t.Errorf("Redis %s: %+v", version, d.checks[0])
+			t.Errorf("the check of Redis %s is %+v; want %v", version, d.checks[0], want)
 		}
 	}
 	d := &doctor{servers: []*server{{client: anyClient, hello: map[string]string{"version": "7.0.1"}}, {client: anyClient, hello: map[string]string{"version": "7.2.1"}}}}
 	if d.checkVersionsAreEqual(); len(d.checks) != 1 || d.checks[0].Status != Warning {
-		t.Errorf("two versions: %+v", d.checks)
+		t.Errorf("the checks of two versions are %+v; want one warning", d.checks)
 	}
 }
 
@@ -505,7 +505,7 @@ func TestTLSIsExamined(t *testing.T) {
 		{"without TLS", "redis://" + later.Addr, Failed, "cannot be reached", "rediss://"},
 	} {
 		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.says) || !strings.Contains(got.Remedy, c.fix) {
-			t.Errorf("%s: %+v", c.name, got)
+			t.Errorf("%s: the check is %+v; want status %v, a summary with %q and a remedy with %q", c.name, got, c.status, c.says, c.fix)
 		}
 	}
 }
@@ -564,13 +564,13 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 	s := redistest.StartSentinel(t)
 	unknown := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/other"
 	if c := examined(t, unknown).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "other") || !strings.Contains(c.Remedy, "SENTINEL MASTERS") {
-		t.Errorf("an unknown name: %+v", c)
+		t.Errorf("the check of an unknown name is %+v; want it failed, with the name and the command", c)
 	}
 	if c := examined(t, "redis+sentinel://"+s.Addrs()[0]+"/"+redistest.MasterName).worst("topology"); c.Status != Warning || !strings.Contains(c.Remedy, "three Sentinels") {
-		t.Errorf("one Sentinel in the URL: %+v", c)
+		t.Errorf("the check of one Sentinel in the URL is %+v; want a warning to name three", c)
 	}
 	if c := examined(t, "redis://"+s.Addrs()[0]).worst("reach"); c.Status != Failed || !strings.Contains(c.Remedy, "redis+sentinel://") {
-		t.Errorf("a Sentinel as a server: %+v", c)
+		t.Errorf("the check of a Sentinel as a server is %+v; want it failed, with redis+sentinel://", c)
 	}
 	s.Sentinels[1].Kill()
 	s.Sentinels[2].Kill()
@@ -701,7 +701,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{{URL: "nonsense"}, {URL: "redis://localhost", Keys: redisstore.Options{Prefix: "a b"}}} {
 		if _, err := Run(t.Context(), o); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v: %v", o, err)
+			t.Errorf("%+v: %v; want an ErrInvalid", o, err)
 		}
 	}
 }

@@ -123,25 +123,25 @@ func TestReportHasTheReasonOfEachRule(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	if fmt.Sprint(kinds) != "[shadow deep.strict shadow tried.hour]" {
-		t.Errorf("the shadows are %v", kinds)
+		t.Errorf("the shadows are %v; want rule deep and the limit tried", kinds)
 	}
 	report, _ = explained(t, text, "/login")
 	if c := report.Charges[1]; c.Cost != 2 || c.Note != "counts only responses with the statuses of on_status; the true cost is charged after the response" {
-		t.Errorf("%+v", c)
+		t.Errorf("the charge is %+v; want cost 2 with a note about on_status", c)
 	}
 }
 
 func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
 	report, charges := explained(t, "rules: [{name: a, match: {path: /a}, per: global, limits: [{rate: 1/s}]}]", "/b")
 	if report.Rules == nil || report.Charges == nil || len(report.Rules)+len(report.Charges)+len(charges) != 0 {
-		t.Errorf("%+v", report)
+		t.Errorf("the report is %+v; want empty lists of rules and charges", report)
 	}
 	store := penstock.StoreFunc(nil) // must not be called
 	if err := report.Peek(t.Context(), store, charges); err != nil || report.Allowed != nil {
-		t.Errorf("%v, %v", report.Allowed, err)
+		t.Errorf("Peek of no charges: allowed %v, %v; want nil and no error", report.Allowed, err)
 	}
 	if got := printed(t, report); !strings.Contains(got, "no rule matches: the request is not limited") {
-		t.Error(got)
+		t.Errorf("the text is\n%s\nwant that no rule matches", got)
 	}
 }
 
@@ -157,7 +157,7 @@ func TestPeekHasTheDecisionOfTheStore(t *testing.T) {
 	}
 	for range 3 { // spends nothing
 		if got := peek(); !*report.Allowed || *report.Charges[1].Remaining != 6 || *report.Charges[1].TurnAfterMS != 0 {
-			t.Fatal(got)
+			t.Fatalf("the report is\n%s\nwant it allowed, with 6 left and no wait", got)
 		}
 	}
 	spend := func() {

@@ -64,7 +64,7 @@ func spend(t *testing.T, store penstock.Store, limits []Limit, name string, unit
 	c := limits[i].Charge()
 	c.Cost, c.Mode = units, penstock.Spend
 	if d, err := store.Decide(t.Context(), []penstock.Charge{c}); err != nil || !d.Allowed {
-		t.Fatalf("%s: %+v, %v", name, d, err)
+		t.Fatalf("to spend %s: %+v, %v; want it allowed", name, d, err)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	})
 	source, err := Read(t.Context(), share, limits)
 	if err != nil || source != penstock.FromFallback {
-		t.Fatalf("%v, %v", source, err)
+		t.Fatalf("the source is %v, %v; want the fallback", source, err)
 	}
 	for _, l := range limits {
 		if !l.IsUnknown || l.Used != 0 || l.Left != 2 {
@@ -189,7 +189,7 @@ func TestClearReportsALostAnswer(t *testing.T) {
 		})
 		done, err := Clear(t.Context(), store, before, func(c Change) { changes = append(changes, c) })
 		if err == nil || !strings.Contains(err.Error(), "api.hour") || len(changes) != 1 || changes[0].After != nil || len(done.Reset) != 0 {
-			t.Errorf("%s: %v, %+v", name, err, changes)
+			t.Errorf("%s: Clear returns %v with the changes %+v; want an error that names api.hour, and one change", name, err, changes)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestClearReportsALostAnswer(t *testing.T) {
 func TestReasonsAreOneShortLine(t *testing.T) {
 	for reason, isGood := range map[string]bool{"support-4711": true, "ünï": true, strings.Repeat("x", maxReason): true, "": false, " ": false, "a\nb": false, "a\x1b[2J": false, strings.Repeat("x", maxReason+1): false} {
 		if err := CheckReason(reason); (err == nil) != isGood {
-			t.Errorf("%.20q: %v", reason, err)
+			t.Errorf("the reason %.20q: %v; want it accepted: %v", reason, err, isGood)
 		}
 	}
 }

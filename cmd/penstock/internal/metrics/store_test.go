@@ -44,7 +44,7 @@ func TestStoreHasMetrics(t *testing.T) {
 		}
 	}
 	if problems, err := testutil.GatherAndLint(m.registry); err != nil || len(problems) > 0 {
-		t.Errorf("%v, %v", problems, err)
+		t.Errorf("the metrics have the problems %v, %v; want none", problems, err)
 	}
 	health = StoreHealth{}
 	if page := pageOf(m); strings.Contains(page, "rate_limiter_store_keys") || strings.Contains(page, "rate_limiter_store_rule_keys") || !strings.Contains(page, "rate_limiter_store_degraded 0") {

@@ -32,7 +32,7 @@ func TestFprintfChangesTextsOnly(t *testing.T) {
 	type kind string
 	Fprintf(&out, "%-4s|%d|%.1f|%v|%v|%v|%s\n", "a\n", 7, 0.5, true, time.Second, errors.New("b\x1b"), kind("c\n"))
 	if got := out.String(); got != "a�  |7|0.5|true|1s|b�|c�\n" {
-		t.Errorf("%q", got)
+		t.Errorf("printed %q; want each unprintable character replaced in texts, errors and values", got)
 	}
 }
 
@@ -45,10 +45,10 @@ func TestJSONKeepsItsMeaning(t *testing.T) {
 	}
 	safe := JSON(given)
 	if Text(string(safe)) != string(safe) || !bytes.Contains(safe, []byte("é")) {
-		t.Errorf("%q", safe)
+		t.Errorf("JSON returns %q; want printable text with é unchanged", safe)
 	}
 	var read []string
 	if err := json.Unmarshal(safe, &read); err != nil || len(read) != 1 || read[0] != text {
-		t.Errorf("%q, %v", read, err)
+		t.Errorf("the JSON decodes to %q, %v; want the original text", read, err)
 	}
 }

@@ -84,7 +84,7 @@ func exchange(t *testing.T, site, request string) (*http.Response, string) {
 	for {
 		res, err := http.ReadResponse(r, nil)
 		if err != nil {
-			t.Fatalf("%q: %v", request, err)
+			t.Fatalf("%q: no response: %v", request, err)
 		}
 		io.Copy(io.Discard, res.Body)
 		if res.StatusCode != http.StatusContinue {

@@ -88,11 +88,11 @@ func raw(t *testing.T, site, request string) (*http.Response, []byte) {
 	io.WriteString(conn, request)
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		t.Fatalf("%q: %v", request, err)
+		t.Fatalf("%q: no response: %v", request, err)
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
-		t.Fatalf("%q: %v", request, err)
+		t.Fatalf("%q: the body cannot be read: %v", request, err)
 	}
 	return res, body
 }
@@ -102,7 +102,7 @@ func rawSeen(t *testing.T, site, request string) (s seen) {
 	t.Helper()
 	res, body := raw(t, site, request)
 	if err := json.Unmarshal(body, &s); err != nil {
-		t.Fatalf("%q: %s %q: %v", request, res.Status, body, err)
+		t.Fatalf("%q: %s %q: %v; want the request as JSON", request, res.Status, body, err)
 	}
 	return s
 }
@@ -235,7 +235,7 @@ func TestHostIsTheUpstreamsUnlessPreserveHost(t *testing.T) {
 		t.Errorf("the upstream got Host %s; want the client's", got.Host)
 	}
 	if got := rawSeen(t, front(t, revproxy.Options{}, up+"/base"), request); !strings.HasPrefix(got.URI, "/base/a%2Fb//c") {
-		t.Errorf("the upstream with a base path got %s", got.URI)
+		t.Errorf("the upstream with a base path got %s; want the path after /base", got.URI)
 	}
 }
 
@@ -440,7 +440,7 @@ func TestLargeBodiesPassUnchanged(t *testing.T) {
 		}
 		n, err := io.Copy(got, res.Body)
 		if err != nil || n != size || !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
-			t.Errorf("with Content-Length %d, %d bytes came back: %v", length, n, err)
+			t.Errorf("with Content-Length %d, %d bytes came back, %v; want the %d that were sent", length, n, err, size)
 		}
 		res.Body.Close()
 	}
@@ -803,11 +803,11 @@ func TestUpstreamsOfAllSchemes(t *testing.T) {
 		site := front(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)
 		got := rawSeen(t, site, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello")
 		if got.Proto != c.proto || got.Body != "hello" || got.Header.Get("X-Forwarded-Host") != "h" {
-			t.Errorf("%s: %+v", c.upstream, got)
+			t.Errorf("%s: the upstream got %+v; want %s with the body and the host", c.upstream, got, c.proto)
 		}
 	}
 	if res, _ := raw(t, front(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
-		t.Errorf("an upstream with an unknown certificate: %s", res.Status)
+		t.Errorf("an upstream with an unknown certificate: %s; want 502", res.Status)
 	}
 }
 

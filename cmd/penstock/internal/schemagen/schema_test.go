@@ -67,7 +67,7 @@ func TestSchemaOfCasesIsUpToDate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := schema.Validate(v); (err == nil) != isValid {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("%s: the schema returns %v; want valid: %v", text, err, isValid)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func TestSchemaAcceptsEveryPolicyThatCompiles(t *testing.T) {
 	s := compiled(t)
 	for _, file := range files {
 		if err := s.Validate(valueOf(read(t, file))); err != nil {
-			t.Errorf("%s: %v", file, err)
+			t.Errorf("%s: the schema rejects it: %v", file, err)
 		}
 	}
 	t.Logf("counted: %d policies accepted by the schema", len(files))
@@ -170,7 +170,7 @@ func TestSchemaAcceptsEveryFormThatTheCompilerDoes(t *testing.T) {
 		if err := compile(text); err != nil {
 			t.Errorf("%s: not a valid policy: %v", form, err)
 		} else if err := s.Validate(valueOf(text)); err != nil {
-			t.Errorf("%s: %v", form, err)
+			t.Errorf("%s: the schema rejects it: %v", form, err)
 		}
 	}
 	t.Logf("counted: %d forms accepted by the schema", len(forms))

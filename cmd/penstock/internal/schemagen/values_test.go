@@ -46,7 +46,7 @@ func TestSchemaOfValues(t *testing.T) {
 	}
 	sets, err := filepath.Glob(chart + "ci/*.yaml")
 	if err != nil || len(sets) < 6 {
-		t.Fatalf("found the sets of values %q: %v", sets, err)
+		t.Fatalf("there are the sets of values %q, %v; want at least 6", sets, err)
 	}
 	for _, path := range append(sets, chart+"values.yaml") {
 		text, err := os.ReadFile(path)
@@ -55,7 +55,7 @@ func TestSchemaOfValues(t *testing.T) {
 		}
 		if v := load(text); v != nil {
 			if err := schema.Validate(v); err != nil {
-				t.Errorf("%s: %v", path, err)
+				t.Errorf("%s: the schema rejects it: %v", path, err)
 			}
 		}
 	}

@@ -111,7 +111,7 @@ func TestAdminAddressMayBeASocket(t *testing.T) {
 		}
 		res.Body.Close()
 		if res.StatusCode != 200 {
-			t.Errorf("%s: %d", path, res.StatusCode)
+			t.Errorf("%s: status %d; want 200", path, res.StatusCode)
 		}
 	}
 }
@@ -261,7 +261,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	await(t, "the line", func() bool { return strings.HasSuffix(read(), "\n") })
 	var line audit.Line
 	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" || strings.Contains(read(), "4711") {
-		t.Errorf("%v, %s", err, read())
+		t.Errorf("the line of the audit file is %s, %v; want a successful reset with its reason and without the identity", read(), err)
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)

@@ -59,7 +59,7 @@ func check(t *testing.T, r *running, token, path, body string) checkAnswer {
 	}
 	answer := checkAnswer{status: response.StatusCode, text: string(text)}
 	if err := json.Unmarshal(text, &answer.fields); err != nil {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("the response %s is not JSON: %v", text, err)
 	}
 	return answer
 }

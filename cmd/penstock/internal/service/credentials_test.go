@@ -76,7 +76,7 @@ rules:
 		conn.Write(request.Bytes())
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
-			t.Fatalf("%q: %v", lines, err)
+			t.Fatalf("%q: no response: %v", lines, err)
 		}
 		io.Copy(io.Discard, res.Body)
 		res.Body.Close()
@@ -108,7 +108,7 @@ rules:
 			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, behind)
 		}
 		if status != 400 && status != 429 && status != 403 && status != 200 {
-			t.Errorf("%s %q: %d", target, lines, status)
+			t.Errorf("%s %q: status %d; want 200, 400, 403 or 429", target, lines, status)
 		}
 		if status == 200 {
 			passed++

@@ -51,7 +51,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if next := export(); res.StatusCode != c.status || next != c.next {
-			t.Errorf("with the token %q, the reset is %d, and the next request %d: %s", c.token, res.StatusCode, next, text)
+			t.Errorf("with the token %q, the reset is %d, and the next request %d: %s; want %d and %d", c.token, res.StatusCode, next, text, c.status, c.next)
 		}
 	}
 }

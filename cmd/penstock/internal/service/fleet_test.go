@@ -55,7 +55,7 @@ rules:
 			case res.StatusCode == http.StatusTooManyRequests:
 				denied.Add(1)
 			default:
-				t.Errorf("key %c got %s", 'a'+key, res.Status)
+				t.Errorf("key %c got %s; want 200 or 429", 'a'+key, res.Status)
 			}
 			if requests.Add(1) == keys*limit/2 {
 				stops.stop()

@@ -161,7 +161,7 @@ func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverU
 func testGRPCOverUnixSocket(t *testing.T, server string) {
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, serving(loud))
 	if answer, err := say(patient(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
-		t.Errorf("%q, %v", answer, err)
+		t.Errorf("the response is %q, %v; want HELLO", answer, err)
 	}
 }
 

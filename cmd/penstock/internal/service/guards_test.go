@@ -38,7 +38,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	await(t, "leases", func() bool {
 		for range 100 {
 			if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
-				t.Fatal(res.Status)
+				t.Fatalf("the response is %s; want 200", res.Status)
 			}
 			requests++
 		}
@@ -191,7 +191,7 @@ rules:
 			t.Fatalf("request %d of the rule that lacks a right got %s", i, res.Status)
 		}
 		if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
-			t.Fatalf("request %d of the other rule got %s", i, res.Status)
+			t.Fatalf("request %d of the other rule got %s; want 200", i, res.Status)
 		}
 	}
 	if n := r.metric(`rate_limiter_decisions_total{source="store"}`); n != "100" {

@@ -181,7 +181,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		conn := r.dial()
 		io.WriteString(conn, "GET /in HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /in" {
-			t.Fatalf("%q, %v", body, err)
+			t.Fatalf("the response is %q, %v; want hello /in", body, err)
 		}
 		inside = append(inside, conn)
 	}
@@ -273,7 +273,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 		for {
 			frame, err := framer.ReadFrame()
 			if err != nil {
-				t.Fatalf("%q: %v", method, err)
+				t.Fatalf("method %q: no frame: %v", method, err)
 			}
 			if headers, ok := frame.(*http2.MetaHeadersFrame); ok {
 				return headers.PseudoValue("status")

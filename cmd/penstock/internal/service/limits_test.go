@@ -91,7 +91,7 @@ rules:
 			key := fmt.Sprint("X-API-Key: ", i)
 			res := r.mustSend("GET", "/", append(c.headers, key)...)
 			if quota := res.Header.Get("RateLimit"); res.StatusCode != 200 || !strings.HasPrefix(quota, `"chat.tokens";r=900;`) {
-				t.Errorf("%v got %s, RateLimit: %s", c.headers, res.Status, quota)
+				t.Errorf("%v got %s with RateLimit %s; want 200 with 900 left", c.headers, res.Status, quota)
 			}
 			next, want, status := r.mustSend("GET", "/", key), fmt.Sprintf(`"chat.tokens";r=%d;`, max(0, c.left-100)), 200
 			if c.left < 100 {
@@ -157,7 +157,7 @@ rules:
 				return res.StatusCode != 429
 			})
 			if res.StatusCode != 101 {
-				t.Fatal(res.Status)
+				t.Fatalf("the response is %s; want 101", res.Status)
 			}
 			return reader
 		}

@@ -26,7 +26,7 @@ func TestCertificateInAPipeIsRejected(t *testing.T) {
 		select {
 		case err := <-ended:
 			if err == nil || !strings.Contains(err.Error(), "pipe is not a regular file; write the name of one") {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v; want an error that the pipe is not a regular file", name, err)
 			}
 		case <-time.After(patience):
 			t.Fatalf("with a pipe as %s the start does not return; want an error", name)

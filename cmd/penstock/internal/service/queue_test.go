@@ -106,7 +106,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			}
 			await(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
-				t.Errorf("while the queue is full another client got %s", res.Status)
+				t.Errorf("while the queue is full, another client got %s; want 429", res.Status)
 			}
 			goAway()
 			if err := <-gone; err == nil {

@@ -68,7 +68,7 @@ func TestMissingRightToLoadScriptsIsLoggedOnce(t *testing.T) {
 	}
 	await(t, "the reloads", func() bool { return len(r.log.Lines("policy reloaded")) == 2 })
 	if lines := r.log.Lines("level=WARN", "scripts could not be loaded", "needs=+script|load"); len(lines) != 1 {
-		t.Errorf("logged %d times: %s", len(lines), r.log)
+		t.Errorf("the missing right is logged %d times; want once: %s", len(lines), r.log)
 	}
 	if got := r.metric(`rate_limiter_decisions_total{source="store"}`); got != "2" {
 		t.Errorf("%s decisions by the store, want 2", got)

@@ -18,7 +18,7 @@ func TestSecretFileIsARegularFile(t *testing.T) {
 	for _, path := range []string{pipe, t.TempDir(), os.DevNull} {
 		_, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
 		if err == nil || !strings.Contains(err.Error(), path+" is not a regular file; write the name of one") {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("%s: %v; want an error that it is not a regular file", path, err)
 		}
 	}
 }

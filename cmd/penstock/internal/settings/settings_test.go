@@ -408,7 +408,7 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		t.Errorf("without an upstream: %v", err)
 	}
 	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) has its own upstream") {
-		t.Errorf("with two upstreams: %v", err)
+		t.Errorf("with two upstreams: %v; want an error that the demo has its own", err)
 	}
 }
 
@@ -433,7 +433,7 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 	for _, text := range []string{"http://localhost:3000", "https://example.com", "http://h/base/path", "h2c://h:50051", "unix:/run/app.sock",
 		"unix:///run/app.sock", "http://[::1]:3000", "http://127.0.0.1:8081"} {
 		if s, err := load(map[string]string{"upstream": text}); err != nil || s.Upstream == nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("the upstream %s: %v; want it accepted", text, err)
 		}
 	}
 }
@@ -486,6 +486,6 @@ func TestOnlyLoadsJustTheseSettings(t *testing.T) {
 		File:    func(string) (*Section, error) { return &Section{Prefix: "p", Listen: "?"}, nil },
 	})
 	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.KeyHashSecret) != "s" || s.Listen != "" {
-		t.Errorf("%v, %v", s, err)
+		t.Errorf("the settings are %v, %v; want only those of the command, from both sources", s, err)
 	}
 }

@@ -147,7 +147,7 @@ func TestFailedReloadIsShown(t *testing.T) {
 	s := sample()
 	s.State.Health = adminapi.Health{Status: "ok", Checks: []adminapi.Check{{Name: "policy", Status: "ok", Detail: "reload failed: the rules of 2026-01-31T11:00:00Z stay in force"}}}
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "policy     reload failed: the rules of 2026-01-31T11:00:00Z stay in force") {
-		t.Error(text)
+		t.Errorf("the overview does not show the failed reload:\n%s", text)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestMemoryDoesNotFail(t *testing.T) {
 	s := sample()
 	s.State.Store, s.State.Health = adminapi.StoreState{Name: "memory"}, adminapi.Health{Status: "ok"}
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "STORE FAILS") || strings.Contains(text, "local +2") {
-		t.Error(text)
+		t.Errorf("the overview of a service without Redis shows a failing store:\n%s", text)
 	}
 }
 
@@ -163,10 +163,10 @@ func TestInstancesOfOneHostAreDistinguished(t *testing.T) {
 	s := sample()
 	s.Instances.Instances[0].PID, s.Instances.Instances[1].PID = 101, 102
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "pid") {
-		t.Error(text)
+		t.Errorf("instances on different hosts have a pid:\n%s", text)
 	}
 	s.Instances.Instances[1].Host = "web-1"
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "*web-1 pid 101 ") || !strings.Contains(text, "\nweb-1 pid 102 ") {
-		t.Error(text)
+		t.Errorf("instances on one host have no pid:\n%s", text)
 	}
 }
