@@ -1,4 +1,4 @@
-// The checks of the dashboard in Chromium. Its argument is the configuration that main.go writes.
+// This program checks the dashboard in Chromium. Its argument is the configuration from main.go.
 import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {createRequire} from "node:module";
@@ -15,7 +15,7 @@ const browser = await chromium.launch({
   args: ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
 });
 
-// open makes a context whose pages may not violate the policy, log an error, or leave their origin.
+// open makes a context. Its pages may not violate the Content-Security-Policy, log an error, or leave their origin.
 async function open(base, options = {}) {
   const problems = [];
   const context = await browser.newContext({viewport: {width: 1360, height: 900}, ...options});
@@ -44,7 +44,7 @@ async function open(base, options = {}) {
   return {context, go, close, problems};
 }
 
-// examine runs axe. In a context that bypasses the policy, since axe adds styles to measure colors.
+// examine runs axe. Its context must bypass the Content-Security-Policy, since axe adds styles to measure colors.
 async function examine(page, name) {
   const found = await page.evaluate(async source => {
     const module = {exports: {}};
@@ -78,7 +78,7 @@ const pages = {
 };
 const picture = path => path.replace(/[^a-z]+.*/, "");
 
-// Every page: live, dark, under a prefix, on a phone, and without JavaScript.
+// Every page is opened in light and dark mode, under a prefix, on a phone, and without JavaScript.
 for (const [name, base, options] of [
   ["light", config.admin, {}], ["dark", config.admin, {colorScheme: "dark"}], ["prefixed", config.prefixed, {}],
   ["narrow", config.admin, {viewport: {width: 390, height: 844}, reducedMotion: "reduce"}], ["without-javascript", config.admin, {javaScriptEnabled: false}],
@@ -113,7 +113,7 @@ for (const [name, base, options] of [
   console.log(`${name}: ${Object.keys(pages).length} pages`);
 }
 
-// The charts move, and what the reader has done stays.
+// The charts move, and updates keep open tables and the focus.
 {
   const site = await open(config.admin);
   const page = await site.go("dashboard");
@@ -137,7 +137,7 @@ for (const [name, base, options] of [
   await site.close();
 }
 
-// Without traffic the numbers stand still: those of the pages are those of the API.
+// Without traffic the numbers do not change, and the pages show the numbers of the API.
 {
   await control("pause");
   const site = await open(config.admin, {javaScriptEnabled: false});
@@ -222,7 +222,7 @@ for (const javaScriptEnabled of [true, false]) {
   await site.close();
 }
 
-// The store fails and returns: both instances say so.
+// The store fails and returns. The dashboards of both instances show it.
 {
   await control("resume");
   const site = await open(config.admin), other = await open(config.other);

@@ -1,15 +1,15 @@
 "use strict";
 
-// The words of a text, in lower case. "X-Forwarded-For" is one word and also its parts.
+// wordsOf returns the words of a text, in lower case. "X-Forwarded-For" is a word, and so is each of its parts.
 function wordsOf(text) {
   const whole = text.toLowerCase().split(/[\s,;:!?()"'`“”|=<>{}[\]]+/).map(w => w.replace(/^[./-]+|[.]+$/g, ""));
   return whole.concat(...whole.filter(w => /[-_./]/.test(w)).map(w => w.split(/[-_./]/))).filter(w => w);
 }
 
-// Endings that do not matter: limits, limited and limiting find limit.
+// stem removes some endings: limits, limited and limiting find limit.
 const stem = w => w.length > 4 ? w.replace(/(?:ing|ed|es|s)$/, "") : w;
 
-// How well words have a word: 1 if one is equal, less if one only begins with it.
+// match returns how well a word matches one of several: 1 if one is equal, less if one only begins with it.
 function match(words, wanted) {
   let best = 0;
   for (const w of words) {
@@ -53,7 +53,7 @@ function setUp() {
   const input = document.getElementById("search"), list = document.getElementById("results");
   let selected = -1;
 
-  // The index is read when it is needed first.
+  // ready loads the index when it is needed for the first time.
   const ready = () => window.searchIndex ? Promise.resolve() : new Promise((done, fail) => {
     const script = document.createElement("script");
     script.src = root + "search-index.js";
@@ -107,7 +107,7 @@ function setUp() {
     if (!list.children.length) {
       const none = document.createElement("li");
       none.className = "none";
-      none.textContent = "Nothing has all of these words.";
+      none.textContent = "No section has all of these words.";
       list.append(none);
     }
     list.hidden = false;
