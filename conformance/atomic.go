@@ -90,7 +90,7 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	for _, i := range pending {
 		v := &results[i]
 		cost, isOwn := hits(request, i)
-		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, isOwn && cost > 0, v.shadow || v.quota}
+		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, isOwn && cost > 0, v.isShadow || v.isQuota}
 		other := byName[c.name]
 		if other == nil {
 			byName[c.name] = c
@@ -98,7 +98,7 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 			continue
 		}
 		first := &results[other.members[0]]
-		if other.isForced != c.isForced || (other.cost == 0) != (cost == 0) || first.shadow != v.shadow || first.quota != v.quota ||
+		if other.isForced != c.isForced || (other.cost == 0) != (cost == 0) || first.isShadow != v.isShadow || first.isQuota != v.isQuota ||
 			first.limit.count != v.limit.count || first.limit.name != v.limit.name {
 			later = append(later, i)
 			continue

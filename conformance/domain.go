@@ -18,22 +18,22 @@ type domain struct {
 type node struct {
 	key, value string // value "": none
 	limit      *limit // nil: none
-	shadow     bool   // shadow_mode
-	quota      bool   // quota_mode
-	detailed   bool   // detailed_metric
-	metric     bool   // value_to_metric
-	shared     bool   // share_threshold
+	isShadow   bool   // shadow_mode
+	isQuota    bool   // quota_mode
+	isDetailed bool   // detailed_metric
+	isMetric   bool   // value_to_metric
+	isShared   bool   // share_threshold
 	nodes      []*node
 }
 
 // A limit is a rate_limit.
 type limit struct {
-	unit      string // upper case; "" if unlimited
-	count     uint32 // requests_per_unit
-	isSilent  bool   // requests_per_unit is not written, so it is 0
-	unlimited bool
-	name      string
-	replaces  []string
+	unit        string // upper case; "" if unlimited
+	count       uint32 // requests_per_unit
+	isSilent    bool   // requests_per_unit is not written, so it is 0
+	isUnlimited bool
+	name        string
+	replaces    []string
 }
 
 // label returns key_value, or the key of a node without a value. Labels are unique within a level.
@@ -86,9 +86,9 @@ func newNodes(r *rand.Rand, depth int) (nodes []*node) {
 		if !chance(r, 5) {
 			n.limit = newLimit(r)
 		}
-		n.shadow, n.quota = chance(r, 10), chance(r, 20)
-		n.detailed, n.metric = chance(r, 10), chance(r, 10)
-		n.shared = n.isWildcard() && chance(r, 2)
+		n.isShadow, n.isQuota = chance(r, 10), chance(r, 20)
+		n.isDetailed, n.isMetric = chance(r, 10), chance(r, 10)
+		n.isShared = n.isWildcard() && chance(r, 2)
 		if depth < 3 && chance(r, 3) {
 			n.nodes = newNodes(r, depth+1)
 		}
@@ -110,7 +110,7 @@ func newLimit(r *rand.Rand) *limit {
 		}
 	}
 	if chance(r, 12) {
-		l.unlimited = true
+		l.isUnlimited = true
 		return &l
 	}
 	l.unit, l.count = unitNames[1+r.IntN(len(unitNames)-1)], pick(r, counts)
@@ -140,11 +140,11 @@ func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) 
 			name  string
 			isSet bool
 		}{
-			{"shadow_mode", n.shadow},
-			{"quota_mode", n.quota},
-			{"detailed_metric", n.detailed},
-			{"value_to_metric", n.metric},
-			{"share_threshold", n.shared},
+			{"shadow_mode", n.isShadow},
+			{"quota_mode", n.isQuota},
+			{"detailed_metric", n.isDetailed},
+			{"value_to_metric", n.isMetric},
+			{"share_threshold", n.isShared},
 		} {
 			if flag.isSet || chance(r, 12) {
 				fmt.Fprintf(b, "%s%s: %t\n", indent, flag.name, flag.isSet)
@@ -162,7 +162,7 @@ func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) 
 }
 
 func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
-	if l.unlimited {
+	if l.isUnlimited {
 		fmt.Fprintf(b, "%sunlimited: true\n", indent)
 	} else {
 		fmt.Fprintf(b, "%sunit: %s\n", indent, pick(r, []string{l.unit, strings.ToLower(l.unit), l.unit[:1] + strings.ToLower(l.unit[1:])}))

@@ -33,8 +33,8 @@ func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 
 func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcessService, error) {
 	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) }
-	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, g.settings.metadata, g.settings.shadow, g.settings.quota
-	if g.settings.headers {
+	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, g.settings.hasMetadata, g.settings.isShadow, g.settings.isQuota
+	if g.settings.hasHeaders {
 		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
 	}
 	rules, err := policy.New(policy.Spec{})

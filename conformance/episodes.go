@@ -118,8 +118,8 @@ func (c *comparison) startOnce(first, requests int) error {
 	}
 	n := first / domainsPerStart
 	g := &generation{configs: configs, domains: domains, settings: settings{
-		headers: n%2 == 0, metadata: n%3 != 1, quota: n%4 == 1,
-		shadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
+		hasHeaders: n%2 == 0, hasMetadata: n%3 != 1, isQuota: n%4 == 1,
+		isShadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
 	}}
 	left, right, stop, err := c.start(g)
 	if err != nil {
@@ -286,13 +286,13 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 		cause = ownCounters
 	case rules.hasAnyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
 		cause = anyAsterisk
-	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.quota || m.right.settings.quota) }):
+	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.isQuota || m.right.settings.isQuota) }):
 		cause = quotaDenies
 	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
 		cause = deniedIsFree
 	case rules.isAtomic && m.right.repeats(rights, request, now):
 		cause = repeatedAtOnce
-	case rules.hasWeekNames && m.right.settings.metadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
+	case rules.hasWeekNames && m.right.settings.hasMetadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
 		cause = namedWeek
 	case rules.hasAllHeaders && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:
 		cause = fullHeaders
@@ -395,8 +395,8 @@ func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, 
 		countIf(isFull && m.limit.count == 0, "limit of 0")
 		countIf(m.isUnlimited, "unlimited")
 		countIf(m.isReplaced, "replaced")
-		countIf(isFull && m.shadow, "shadow_mode over the limit")
-		countIf(isFull && m.quota && status.DurationUntilReset == nil, "quota_mode over the limit")
+		countIf(isFull && m.isShadow, "shadow_mode over the limit")
+		countIf(isFull && m.isQuota && status.DurationUntilReset == nil, "quota_mode over the limit")
 		countIf(m.counts() && strings.Join(m.patterns, "") != "", "share_threshold")
 		countIf(m.isOverride, "override of the limit")
 		countIf(m.counts() && d.HitsAddend != nil, "hits of the descriptor")

@@ -127,13 +127,13 @@ func TestDefectsAreFound(t *testing.T) {
 	t.Parallel()
 	type status = rls.RateLimitResponse_DescriptorStatus
 	for name, d := range map[string]defect{
-		"shadow_mode denies":         {domain: everyNode(func(n *node) { n.shadow = false })},
-		"quota_mode denies":          {domain: everyNode(func(n *node) { n.quota = false })},
-		"share_threshold is ignored": {domain: everyNode(func(n *node) { n.shared = false })},
-		"all wildcards share":        {domain: everyNode(func(n *node) { n.shared = n.isWildcard() })},
+		"shadow_mode denies":         {domain: everyNode(func(n *node) { n.isShadow = false })},
+		"quota_mode denies":          {domain: everyNode(func(n *node) { n.isQuota = false })},
+		"share_threshold is ignored": {domain: everyNode(func(n *node) { n.isShared = false })},
+		"all wildcards share":        {domain: everyNode(func(n *node) { n.isShared = n.isWildcard() })},
 		"replaces is ignored":        {domain: everyLimit(func(l *limit) { l.replaces = nil })},
 		"names are not sent":         {domain: everyLimit(func(l *limit) { l.name = "" })},
-		"unlimited is ignored":       {domain: everyLimit(func(l *limit) { l.unlimited, l.unit = false, "SECOND" })},
+		"unlimited is ignored":       {domain: everyLimit(func(l *limit) { l.isUnlimited, l.unit = false, "SECOND" })},
 		"limits are one too large":   {domain: everyLimit(func(l *limit) { l.count++ })},
 		"months are years":           {domain: everyLimit(func(l *limit) { l.unit = strings.Replace(l.unit, "MONTH", "YEAR", 1) })},
 		"the last wildcard wins": {domain: func(d *domain) {

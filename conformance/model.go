@@ -41,10 +41,10 @@ type rules struct {
 
 // settings are what operators set for a whole service.
 type settings struct {
-	headers  bool // LIMIT_RESPONSE_HEADERS_ENABLED
-	metadata bool // RESPONSE_DYNAMIC_METADATA
-	shadow   bool // SHADOW_MODE
-	quota    bool // QUOTA_MODE
+	hasHeaders  bool // LIMIT_RESPONSE_HEADERS_ENABLED
+	hasMetadata bool // RESPONSE_DYNAMIC_METADATA
+	isShadow    bool // SHADOW_MODE
+	isQuota     bool // QUOTA_MODE
 }
 
 // exactRules and atomicRules are the rules of Penstock's modes.
@@ -63,12 +63,12 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 
 // A match is the limit of one descriptor of a request.
 type match struct {
-	limit         *limit // nil if there is none
-	shadow, quota bool
-	patterns      []string // by entry: the part of the counter's name; "": the entry's value
-	isOverride    bool
-	isUnlimited   bool
-	isReplaced    bool
+	limit             *limit // nil if there is none
+	isShadow, isQuota bool
+	patterns          []string // by entry: the part of the counter's name; "": the entry's value
+	isOverride        bool
+	isUnlimited       bool
+	isReplaced        bool
 }
 
 // counts returns true if the match has a counter.
@@ -85,7 +85,7 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 	for i, descriptor := range request.Descriptors {
 		matches[i] = d.find(descriptor, m.rules)
 		if l := matches[i].limit; l != nil {
-			matches[i].isUnlimited = l.unlimited
+			matches[i].isUnlimited = l.isUnlimited
 			for _, name := range l.replaces {
 				replaced[name] = true
 			}
@@ -110,14 +110,14 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 		if n == nil {
 			return match{}
 		}
-		if n.shared && isPattern {
+		if n.isShared && isPattern {
 			patterns[i] = strings.TrimPrefix(n.label(), entry.Key+"_")
 			if rules.hasAnyWildcards && n.value != "" {
 				patterns[i] = n.value
 			}
 		}
 		if i == len(descriptor.Entries)-1 {
-			return match{limit: n.limit, shadow: n.shadow, quota: n.quota, patterns: patterns}
+			return match{limit: n.limit, isShadow: n.isShadow, isQuota: n.isQuota, patterns: patterns}
 		}
 		nodes = n.nodes
 	}
@@ -235,8 +235,8 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 	results := make([]result, len(request.Descriptors))
 	m.aged, m.unused = make([]bool, len(results)), make([]bool, len(results))
 	for i, match := range m.find(request) {
-		results[i].match, results[i].hasQuota = match, match.quota
-		results[i].quota = match.quota || m.settings.quota
+		results[i].match, results[i].hasQuota = match, match.isQuota
+		results[i].isQuota = match.isQuota || m.settings.isQuota
 	}
 	if m.rules.isAtomic {
 		m.decideTogether(request, results, now)
@@ -271,7 +271,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 	quotaDenies := m.rules.canQuotaDeny
 	for i := range results {
 		v := &results[i]
-		if v.counts() && v.quota && !v.isOver {
+		if v.counts() && v.isQuota && !v.isOver {
 			quotaDenies = false
 		}
 	}
@@ -304,19 +304,19 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		}
 		hasQuota = hasQuota || v.hasQuota
 		switch {
-		case !v.isOver || v.shadow:
+		case !v.isOver || v.isShadow:
 			continue
-		case v.quota:
+		case v.isQuota:
 			violations = append(violations, float64(i))
 		}
-		if v.quota && !quotaDenies {
+		if v.isQuota && !quotaDenies {
 			status.DurationUntilReset = nil
 		} else {
 			status.Code, response.OverallCode = rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OVER_LIMIT
 			strictest = status
 		}
 	}
-	if m.settings.headers && strictest != nil {
+	if m.settings.hasHeaders && strictest != nil {
 		window := seconds[unitNames[strictest.CurrentLimit.Unit]]
 		for name, value := range map[string]int64{
 			"Limit": int64(strictest.CurrentLimit.RequestsPerUnit), "Remaining": int64(strictest.LimitRemaining), "Reset": window - now%window,
@@ -325,10 +325,10 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		}
 		slices.SortFunc(response.ResponseHeadersToAdd, func(a, b *core.HeaderValue) int { return strings.Compare(a.Key, b.Key) })
 	}
-	if m.settings.metadata {
+	if m.settings.hasMetadata {
 		response.DynamicMetadata = m.metadata(request, violations, hasQuota)
 	}
-	if m.settings.shadow {
+	if m.settings.isShadow {
 		response.OverallCode = rls.RateLimitResponse_OK
 	}
 	return response

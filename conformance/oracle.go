@@ -69,8 +69,8 @@ func (o *oracle) start(name string, g *generation, redis string) (*service, erro
 		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
 		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + base, "RUNTIME_WATCH_ROOT=false",
 		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis,
-		fmt.Sprint("LIMIT_RESPONSE_HEADERS_ENABLED=", g.settings.headers), fmt.Sprint("RESPONSE_DYNAMIC_METADATA=", g.settings.metadata),
-		fmt.Sprint("SHADOW_MODE=", g.settings.shadow), fmt.Sprint("QUOTA_MODE=", g.settings.quota),
+		fmt.Sprint("LIMIT_RESPONSE_HEADERS_ENABLED=", g.settings.hasHeaders), fmt.Sprint("RESPONSE_DYNAMIC_METADATA=", g.settings.hasMetadata),
+		fmt.Sprint("SHADOW_MODE=", g.settings.isShadow), fmt.Sprint("QUOTA_MODE=", g.settings.isQuota),
 	}
 	program := "service_cmd"
 	if o.clock != "" {

@@ -41,10 +41,10 @@ func (p *program) penstock(mode, server string) starter {
 			isSet bool
 			text  string
 		}{
-			{g.settings.headers, "--envoy-headers=plain"},
-			{g.settings.metadata, "--envoy-metadata"},
-			{g.settings.shadow, "--envoy-shadow-mode"},
-			{g.settings.quota, "--envoy-quota-mode"},
+			{g.settings.hasHeaders, "--envoy-headers=plain"},
+			{g.settings.hasMetadata, "--envoy-metadata"},
+			{g.settings.isShadow, "--envoy-shadow-mode"},
+			{g.settings.isQuota, "--envoy-quota-mode"},
 		} {
 			if flag.isSet {
 				args = append(args, flag.text)
