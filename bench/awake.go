@@ -7,7 +7,7 @@ import (
 
 // keepAwake makes idle cores poll for work instead of sleeping, until end is called; cyclictest
 // does the same. In a virtual machine a core takes about 40 µs to wake up, longer than a script
-// takes. Otherwise a benchmark whose client and server become idle in turn would measure that time.
+// takes. A benchmark whose client and server become idle in turn would measure that time.
 func keepAwake() (end func()) {
 	const device = "/dev/cpu_dma_latency" // Linux: while it is open, no core enters a state that it needs longer to leave than the written µs
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)

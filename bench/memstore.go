@@ -72,7 +72,7 @@ func goLimiterMemory(count int64) (*memory, error) {
 	return &memory{"go-limiter memorystore", func() func(context.Context, string) { return take }, func() { _ = store.Close(context.Background()) }}, nil
 }
 
-// measure returns the ns of a decision while so many threads make decisions.
+// measure returns the ns of a decision while this number of threads makes decisions.
 func (m *memory) measure(threads int, names []string) float64 {
 	var wait sync.WaitGroup
 	begin := time.Now()

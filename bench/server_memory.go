@@ -101,7 +101,7 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 	}
 }
 
-// space charges so many keys in turn, coldKeys times in all. It returns the memory per key.
+// space charges a number of keys in turn, coldKeys times in all. It returns the memory per key.
 func (r *rig) space(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err

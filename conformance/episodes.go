@@ -16,7 +16,7 @@ import (
 const (
 	domainsPerStart   = 50 // configurations that the services load at once
 	requestsPerDomain = 60
-	maxMismatches     = 10 // a run prints so many mismatches, and then stops
+	maxMismatches     = 10 // a run stops after it has printed this number of mismatches
 )
 
 // A responder answers requests: a service, or a model in the tests of this program.
@@ -79,7 +79,7 @@ func (x *exchange) unshared(fields []string) []string {
 	})
 }
 
-// run sends requests until so many exchanges have been compared.
+// run sends requests until this number of exchanges has been compared.
 func (c *comparison) run(requests int) error {
 	for first := 0; c.tally.counts["compared"] < requests && c.mismatches < maxMismatches; first += domainsPerStart {
 		if c.only >= 0 && (c.only < first || c.only >= first+domainsPerStart) {

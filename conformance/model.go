@@ -39,7 +39,7 @@ type rules struct {
 	shouldChargeShadow bool // in an atomic request that is denied, limits with shadow_mode or quota_mode are charged
 }
 
-// settings are what operators set for a whole service.
+// settings are the settings of a whole service.
 type settings struct {
 	hasHeaders  bool // LIMIT_RESPONSE_HEADERS_ENABLED
 	hasMetadata bool // RESPONSE_DYNAMIC_METADATA

@@ -70,7 +70,7 @@ type fault struct {
 
 	decidedBy      decider           // source of decisions during the fault
 	wantErrors     []penstock.Reason // errors that instances must see
-	mayHaveErrors  []penstock.Reason // errors that instances may see, besides unknown and unreachable, which a slow machine can cause
+	mayHaveErrors  []penstock.Reason // further errors that instances may see; unknown and unreachable are always allowed, since a slow machine can cause them
 	isStoreCalled  bool              // breakers stay closed: the store rejects only some limits, at once
 	hasLateCharges bool              // some calls without a reply are charged
 	isPartial      bool              // the store makes some decisions during the fault
@@ -226,7 +226,8 @@ func (e *experiment) isPartial() bool {
 	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byPolicies
 }
 
-// enough is how many decisions of a source are awaited, from each instance and for each policy.
+// enough is the number of decisions by a source that are awaited from each instance, for each
+// policy.
 const enough = 10
 
 // awaitStore waits until the store decides for every policy on every instance.

@@ -58,7 +58,7 @@ func onBothSides(e *experiment, instance int) rueidis.ClientOption {
 	return option
 }
 
-// A sentinelRoute is how the first instance connects to Sentinels, which have no proxy.
+// A sentinelRoute makes the connections of the first instance to Sentinels, which have no proxy.
 type sentinelRoute struct {
 	targets []string
 

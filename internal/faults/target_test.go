@@ -27,7 +27,7 @@ const (
 	lossy          // a redistest.Proxy, which forwards commands and loses the replies
 )
 
-// A target is where the counters are stored.
+// A target is the servers that store the counters.
 type target struct {
 	kind    kind
 	servers []*redistest.Server // with counters; primaries first, until a failover

@@ -14,7 +14,7 @@ type Cluster struct {
 	Nodes []*Server // primaries first, until a failover
 
 	proxies []*Proxy // one for each node, or none
-	buses   []*Proxy // likewise, for the port of the cluster bus
+	buses   []*Proxy // one for the cluster bus of each node, or none
 }
 
 // LaunchCluster starts a Cluster. It returns when every node sees all slots served and every

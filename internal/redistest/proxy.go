@@ -50,11 +50,11 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
 // Lose discards replies from now on. The connection stays open, and the caller waits until its
 // deadline.
-func (p *Proxy) Lose(on bool) { p.set(func() { p.isLosing = on }) }
+func (p *Proxy) Lose(isOn bool) { p.set(func() { p.isLosing = isOn }) }
 
 // Cut closes the client's connection when a reply for it arrives: the connection ends after its
 // command ran. Cut has priority over Lose.
-func (p *Proxy) Cut(on bool) { p.set(func() { p.isCutting = on }) }
+func (p *Proxy) Cut(isOn bool) { p.set(func() { p.isCutting = isOn }) }
 
 // CutOnce cuts one connection at its next reply, as Cut does. It begins at a random time within
 // 4 ms. It gives up after 20 ms without a reply, or when stop is closed.
@@ -191,7 +191,7 @@ type link struct {
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	hasMatched   bool // whether a request has matched Only; a reply clears it while Lose and Cut are both false; guarded by proxy.mu
+	hasMatched   bool // a request has matched Only; a reply clears this while Lose and Cut are both false; guarded by proxy.mu
 	hasLostReply bool // a reply was discarded; used only by replies
 }
 

@@ -152,7 +152,7 @@ func (s *Server) id() string {
 	return known
 }
 
-// A membership is what a node reports about itself.
+// A membership is the place of a node in its cluster, as the node reports it.
 type membership struct {
 	primaryID string // the id of its primary
 	ranges    [][2]int

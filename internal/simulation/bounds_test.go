@@ -162,7 +162,7 @@ func share(l penstock.Limit, n int) penstock.Limit {
 	return l
 }
 
-// An excess is how many units were admitted in the worst interval, and how many may be.
+// An excess has the number of units that were admitted in the worst interval, and its bound.
 type excess struct {
 	reached, bound float64
 	at             time.Duration

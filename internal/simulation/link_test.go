@@ -159,7 +159,8 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	return err
 }
 
-// travel returns the latency of a request (0) or a reply (1), and whether it is lost.
+// travel returns the latency of a request (0) or a reply (1). isLost is true if it does not arrive,
+// and isDead if the instance has crashed.
 func (l *link) travel(way int) (latency time.Duration, isLost, isDead bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A plan is what a seed determines.
+// A plan describes a run. A seed determines the plan.
 type plan struct {
 	seed              uint64
 	instances         int

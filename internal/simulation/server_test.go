@@ -260,8 +260,8 @@ func base(key string) string {
 	return key
 }
 
-// handle runs a request, and returns whether it gets a reply. A hanging server runs it when it
-// continues.
+// handle runs a request. hasReply is true if the request gets a reply. A hanging server runs the
+// request when it continues.
 func (s *server) handle(charges []penstock.Charge, do func() error) (hasReply bool, err error) {
 	switch s.healthOf(charges) {
 	case refusing:

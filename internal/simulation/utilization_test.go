@@ -45,7 +45,7 @@ func (s *steadyLoad) gap() float64 {
 	return gap
 }
 
-// A yield is how many units were requested, and how many of them the store alone, the fleet and
+// A yield has the number of requested units, and how many of them the store alone, the fleet and
 // leases admitted.
 type yield struct{ requested, alone, admitted, leased int64 }
 

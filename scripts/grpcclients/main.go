@@ -147,8 +147,8 @@ func checkNode(folder string) error {
 		replies = append(replies, r)
 	}
 	var failures []error
-	expect := func(holds bool, format string, args ...any) {
-		if !holds {
+	expect := func(isTrue bool, format string, args ...any) {
+		if !isTrue {
 			failures = append(failures, fmt.Errorf("@grpc/grpc-js: "+format, args...))
 		}
 	}
@@ -205,8 +205,8 @@ func checkGrpcurl(folder string) error {
 		}
 	}
 	var failures []error
-	expect := func(holds bool, format string, args ...any) {
-		if !holds {
+	expect := func(isTrue bool, format string, args ...any) {
+		if !isTrue {
 			failures = append(failures, fmt.Errorf("grpcurl: "+format, args...))
 		}
 	}

@@ -137,7 +137,7 @@ func checkTests(o options, t target) error {
 	return nil
 }
 
-// A fate is what the tests did to a mutant.
+// A fate is the result of the tests for a mutant.
 type fate int
 
 const (

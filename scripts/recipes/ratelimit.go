@@ -112,9 +112,9 @@ func (l *rateLimitTrial) get(e *row, path, key string) answer {
 	return e.send("GET", path, "shop.example", "X-Api-Key", key)
 }
 
-func (l *rateLimitTrial) expect(holds bool, format string, args ...any) {
+func (l *rateLimitTrial) expect(isTrue bool, format string, args ...any) {
 	l.checks++
-	if !holds {
+	if !isTrue {
 		l.failures = append(l.failures, "envoy by RLS: "+fmt.Sprintf(format, args...))
 	}
 }

@@ -272,8 +272,8 @@ func (r *row) checkWithoutPenstock(want string) (status, opened string) {
 	return status, opened
 }
 
-func (r *row) expect(holds bool, format string, args ...any) {
-	if !holds {
+func (r *row) expect(isTrue bool, format string, args ...any) {
+	if !isTrue {
 		r.failures = append(r.failures, r.recipe.title()+": "+fmt.Sprintf(format, args...))
 	}
 }
