@@ -146,7 +146,7 @@ outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
 .PHONY: prepare
-## prepare: has all tagged modules require each other at VERSION, with their sums, before the commit of a release
+## prepare: has all tagged modules require each other at VERSION, with their sums, and deploy name it, before the commit of a release
 prepare:
 	cd scripts && go run ./dist prepare .. "$(VERSION)"
 

@@ -126,7 +126,12 @@ func (b *builder) contentOf(p platform, out string) (folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	components, err := componentsOf(info, b.version)
+	embedded, license, err := embeddedIn(b.tree)
+	if err != nil {
+		return nil, err
+	}
+	licenses = fmt.Appendf(licenses, "\n\n==== %s %s, in the dashboard\n\n%s", embedded.Name, embedded.Version, license)
+	components, err := componentsOf(info, b.version, embedded)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"debug/buildinfo"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
@@ -14,9 +15,9 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// componentsOf lists the modules of a binary, with their sums, in the form of CycloneDX. It has no
-// time and no serial number, so that equal binaries have equal lists.
-func componentsOf(info *buildinfo.BuildInfo, version string) ([]byte, error) {
+// componentsOf lists the modules of a binary and what is embedded in it, with their sums, in the
+// form of CycloneDX. It has no time and no serial number, so that equal binaries have equal lists.
+func componentsOf(info *buildinfo.BuildInfo, version string, embedded cyclonedx.Component) ([]byte, error) {
 	top := componentOf(debug.Module{Path: program, Version: version}, cyclonedx.ComponentTypeApplication)
 	components := []cyclonedx.Component{componentOf(debug.Module{Path: "stdlib", Version: info.GoVersion}, cyclonedx.ComponentTypeLibrary)}
 	dependsOn := []string{components[0].BOMRef}
@@ -25,6 +26,7 @@ func componentsOf(info *buildinfo.BuildInfo, version string) ([]byte, error) {
 		components = append(components, c)
 		dependsOn = append(dependsOn, c.BOMRef)
 	}
+	components, dependsOn = append(components, embedded), append(dependsOn, embedded.BOMRef)
 	bom := cyclonedx.NewBOM()
 	bom.Metadata = &cyclonedx.Metadata{Component: &top}
 	bom.Components = &components
@@ -41,6 +43,43 @@ func componentOf(m debug.Module, kind cyclonedx.ComponentType) cyclonedx.Compone
 		c.Properties = &[]cyclonedx.Property{{Name: "go.sum", Value: m.Sum}}
 	}
 	return c
+}
+
+// The dashboard's files of others are embedded in the binary, as this record in their folder says.
+const dashboardFolder = "cmd/penstock/internal/dashboard"
+
+var (
+	vendoredPackage = regexp.MustCompile(`^Files of the npm package (\S+) (\S+) \((\S+)\)`)
+	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)
+)
+
+// embeddedIn returns the npm package whose files the dashboard has, and its licence.
+func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) {
+	folder := filepath.Join(tree, filepath.FromSlash(dashboardFolder))
+	record, err := os.ReadFile(filepath.Join(folder, "VENDORED"))
+	if err != nil {
+		return c, nil, err
+	}
+	named, files := vendoredPackage.FindSubmatch(record), vendoredFile.FindAllSubmatch(record, -1)
+	if named == nil || files == nil {
+		return c, nil, fmt.Errorf("%s/VENDORED does not name an npm package with its version, its licence and the sums of its files", dashboardFolder)
+	}
+	name, version := string(named[1]), string(named[2])
+	url := "pkg:npm/" + name + "@" + version
+	c = cyclonedx.Component{BOMRef: url, Type: cyclonedx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: url,
+		Licenses: &cyclonedx.Licenses{{License: &cyclonedx.License{ID: string(named[3])}}}, Properties: &[]cyclonedx.Property{}}
+	for _, f := range files {
+		*c.Properties = append(*c.Properties, cyclonedx.Property{Name: "sha256 of " + path.Base(string(f[2])), Value: string(f[1])})
+		if strings.HasSuffix(string(f[2]), ".LICENSE") {
+			if license, err = os.ReadFile(filepath.Join(folder, filepath.FromSlash(string(f[2])))); err != nil {
+				return c, nil, err
+			}
+		}
+	}
+	if license == nil {
+		return c, nil, fmt.Errorf("%s/VENDORED lists no licence of %s", dashboardFolder, name)
+	}
+	return c, license, nil
 }
 
 var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)

@@ -198,7 +198,11 @@ func TestArchivesCannotLeaveTheirFolder(t *testing.T) {
 
 func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	info := &buildinfo.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}}}
-	text, err := componentsOf(info, "v0.1.0")
+	embedded, license, err := embeddedIn("../..")
+	if err != nil || !strings.Contains(string(license), "MIT License") {
+		t.Fatalf("the licence of the dashboard's script is %.100q, %v", license, err)
+	}
+	text, err := componentsOf(info, "v0.1.0", embedded)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,12 +213,16 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 			Timestamp string
 			Component struct{ PURL string }
 		}
-		Components []struct{ PURL string }
+		Components []struct {
+			PURL     string
+			Licenses []struct{ License struct{ ID string } }
+		}
 	}
 	if err := json.Unmarshal(text, &bom); err != nil {
 		t.Fatal(err)
 	}
-	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 2 ||
+	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 3 ||
+		!strings.HasPrefix(bom.Components[2].PURL, "pkg:npm/uplot@1.") || bom.Components[2].Licenses[0].License.ID != "MIT" ||
 		bom.Components[0].PURL != "pkg:golang/stdlib@go1.26.8" || bom.Components[1].PURL != "pkg:golang/example.org/a@v1.2.3" {
 		t.Errorf("components: %s", text)
 	}
@@ -257,11 +265,19 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 			}
 		}
 	}
-	const version = "v0.9.8"
-	for range 2 { // the second one changes nothing
-		if err := prepare(tree, version); err != nil {
+	for _, file := range versioned {
+		text, err := os.Open(filepath.Join("../..", file.path))
+		if err != nil {
 			t.Fatal(err)
 		}
+		defer text.Close()
+		if err := writeFile(filepath.Join(tree, file.path), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const version = "v0.9.8"
+	if err := prepare(tree, version); err != nil {
+		t.Fatal(err)
 	}
 	if required, err := requiredVersion(tree); err != nil || required != version {
 		t.Errorf("cmd/penstock requires %s, %v", required, err)
@@ -282,6 +298,49 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 		if string(sum) != "example.org/a v1.2.3 h1:abc=\n"+want {
 			t.Errorf("%s/go.sum is\n%s\nthe root's tag has\n%s", dir, sum, want)
 		}
+	}
+	const last = "cmd/penstock/go.sum"
+	before, _ := os.ReadFile(filepath.Join(tree, last))
+	err = prepare(tree, version)
+	if after, _ := os.ReadFile(filepath.Join(tree, last)); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the second prepare changes %s: %v", last, err)
+	}
+}
+
+// TestPreparedDeploymentsNameTheVersion also checks that no line keeps the old version.
+func TestPreparedDeploymentsNameTheVersion(t *testing.T) {
+	tree := t.TempDir()
+	old := ""
+	for _, file := range versioned {
+		text, err := os.ReadFile(filepath.Join("../..", file.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := regexp.MustCompile(`(?m)^appVersion: (.*)$`).FindSubmatch(text); m != nil {
+			old = string(m[1])
+		}
+		if err := writeFile(filepath.Join(tree, file.path), bytes.NewReader(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := setVersions(tree, "v0.9.8-rc.1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range versioned {
+		before, err := os.ReadFile(filepath.Join("../..", file.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := os.ReadFile(filepath.Join(tree, file.path))
+		if want := strings.ReplaceAll(string(before), old, "0.9.8-rc.1"); err != nil || string(after) != want {
+			t.Errorf("%s is\n%s\nwant\n%s", file.path, after, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(tree, versioned[0].path), []byte("name: penstock\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := setVersions(tree, "v0.9.9"); err == nil || !strings.Contains(err.Error(), versioned[0].path) {
+		t.Errorf("a file without the version: %v; want an error with its name", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ import (
 )
 
 // prepare makes all tagged modules of a tree require each other at the version, and writes the sums
-// of these modules to go.sum. One commit can then have the tags of all modules, because the sums of
+// of these modules to go.sum, and the version to the files of deployments. One commit can then have the tags of all modules, because the sums of
 // a module depend only on modules that are tagged before it.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
@@ -28,6 +29,9 @@ func prepare(tree, version string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
+	if err := setVersions(tree, version); err != nil { // first, because the root's sum includes these files
+		return err
+	}
 	sums := make(map[string]string) // lines of go.sum by the module's path
 	for _, dir := range tagged {
 		if err := require(filepath.Join(tree, dir), version, sums); err != nil {
@@ -39,6 +43,36 @@ func prepare(tree, version string) error {
 		modulePath := path.Join(root, dir)
 		if sums[modulePath], err = sumsOf(filepath.Join(work, modulePath, "@v"), modulePath, version); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// versioned are the files that people deploy with, and the lines with the version in them.
+var versioned = []struct {
+	path string
+	line *regexp.Regexp // with the version; its group is what is before the version
+}{
+	{"deploy/helm/penstock/Chart.yaml", regexp.MustCompile(`(?m)^((?:appVersion|version): ).*$`)},
+	{"deploy/kubernetes/kustomization.yaml", regexp.MustCompile(`(?m)^(    newTag: ).*$`)},
+	{"deploy/kubernetes/penstock.yaml", regexp.MustCompile(`(?m)^( +image: penstock:| +app\.kubernetes\.io/version: ")[^"\n]*`)},
+	{"deploy/compose/compose.yaml", regexp.MustCompile(`(?m)^( +image: &image penstock:).*$`)},
+}
+
+// setVersions writes the version to the files of deployments.
+func setVersions(tree, version string) error {
+	for _, file := range versioned {
+		name := filepath.Join(tree, filepath.FromSlash(file.path))
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if !file.line.Match(text) {
+			return fmt.Errorf("%s does not name the version in a line like %s", file.path, file.line)
+		}
+		text = file.line.ReplaceAll(text, []byte("${1}"+strings.TrimPrefix(version, "v")))
+		if err := os.WriteFile(name, text, 0o644); err != nil {
+			return err
 		}
 	}
 	return nil
