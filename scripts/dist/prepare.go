@@ -17,9 +17,10 @@ import (
 	"golang.org/x/mod/sumdb/dirhash"
 )
 
-// prepare makes all tagged modules of a tree require each other at the version, and writes the sums
-// of these modules to go.sum, and the version to the files of deployments. One commit can then have the tags of all modules, because the sums of
-// a module depend only on modules that are tagged before it.
+// prepare makes all tagged modules of a tree require each other at the version, and writes the
+// sums of these modules to go.sum, and the version to the files of deployments. One commit can
+// then have the tags of all modules, because the sums of a module depend only on modules that are
+// tagged before it.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
 		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
