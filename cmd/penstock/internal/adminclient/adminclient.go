@@ -39,13 +39,22 @@ type Options struct {
 // policy.
 const maxAnswer = 16 << 20
 
+// maxObjects bounds the objects of an answer in JSON. Empty ones take much more memory than text.
+const maxObjects = 300_000
+
 // maxLine bounds a line of an event stream, in bytes.
 const maxLine = 1 << 20
+
+const (
+	headerTimeout = 10 * time.Second // until the header of an answer
+	streamTimeout = time.Minute      // between two lines of a stream; an instance sends one each 15 s
+)
 
 // A Client sends requests to one address. Many goroutines may use it at once.
 type Client struct {
 	address, base, token string
 	transport            *http.Transport
+	streamTimeout        time.Duration
 }
 
 // New makes a Client. It does not connect.
@@ -54,13 +63,15 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{address: o.Address, token: o.Token, transport: &http.Transport{
+	c := &Client{address: o.Address, token: o.Token, streamTimeout: streamTimeout, transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, t.network, t.address)
+			return (&net.Dialer{Timeout: headerTimeout}).DialContext(ctx, t.network, t.address)
 		},
-		TLSHandshakeTimeout: 5 * time.Second,
-		MaxIdleConns:        4,
-		IdleConnTimeout:     time.Minute,
+		TLSHandshakeTimeout:    5 * time.Second,
+		ResponseHeaderTimeout:  headerTimeout,
+		MaxResponseHeaderBytes: 64 << 10,
+		MaxIdleConns:           4,
+		IdleConnTimeout:        time.Minute,
 	}}
 	if o.CA != "" || o.Cert != "" || o.Key != "" {
 		if t.scheme == "http" && strings.HasPrefix(o.Address, "http://") {
@@ -94,6 +105,9 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 	if len(answer) > maxAnswer {
 		return 0, nil, fmt.Errorf("%s has sent more than %d bytes", c.address, maxAnswer)
 	}
+	if bytes.Count(answer, []byte("{")) > maxObjects {
+		return 0, nil, fmt.Errorf("%s has sent more than %d objects", c.address, maxObjects)
+	}
 	if isPlainToTLS(res.StatusCode, answer) {
 		return 0, nil, fmt.Errorf("%s expects TLS; write --admin https://HOST:PORT", c.address)
 	}
@@ -103,14 +117,21 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 // ErrNoStream is the error of Follow if the answer is not a stream of events.
 var ErrNoStream = errors.New("the response is not a stream of events")
 
-// Follow reads server-sent events until ctx ends, the stream ends or use fails. A status other
-// than 200 is returned with its answer.
+// errSilent is why a stream ends that sends nothing for streamTimeout.
+var errSilent = errors.New("it has sent nothing for too long")
+
+// Follow reads server-sent events until ctx ends, the stream ends or is silent for a minute, or use
+// fails. A status other than 200 is returned with its answer.
 func (c *Client) Follow(ctx context.Context, path string, use func(event string, data []byte) error) (status int, answer []byte, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	res, err := c.open(ctx, path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer res.Body.Close()
+	silence := time.AfterFunc(c.streamTimeout, func() { cancel(errSilent) })
+	defer silence.Stop()
 	if res.StatusCode != http.StatusOK {
 		answer, err = io.ReadAll(io.LimitReader(res.Body, maxLine))
 		return res.StatusCode, answer, err
@@ -122,6 +143,7 @@ func (c *Client) Follow(ctx context.Context, path string, use func(event string,
 	lines.Buffer(nil, maxLine)
 	event := ""
 	for lines.Scan() {
+		silence.Reset(c.streamTimeout)
 		name, value, _ := bytes.Cut(lines.Bytes(), []byte(":"))
 		value = bytes.TrimPrefix(value, []byte(" "))
 		switch string(name) {
@@ -133,7 +155,10 @@ func (c *Client) Follow(ctx context.Context, path string, use func(event string,
 			}
 		}
 	}
-	if err = lines.Err(); err == nil {
+	switch err = lines.Err(); {
+	case errors.Is(context.Cause(ctx), errSilent):
+		err = errSilent
+	case err == nil:
 		err = io.ErrUnexpectedEOF
 	}
 	return res.StatusCode, nil, fmt.Errorf("%s has ended the stream: %w", c.address, err)

@@ -1,6 +1,7 @@
 package adminclient
 
 import (
+	"compress/gzip"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -177,5 +179,77 @@ func TestFollowReadsEvents(t *testing.T) {
 	}
 	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "not a stream") {
 		t.Errorf("Follow of a page: %v; want an error that it is not a stream", err)
+	}
+}
+
+// TestHostileInstancesAreBounded: no answer fills the memory, and no silence lasts.
+func TestHostileInstancesAreBounded(t *testing.T) {
+	t.Parallel()
+	endless := func(w http.ResponseWriter, text string) {
+		for {
+			if _, err := io.WriteString(w, text); err != nil {
+				return
+			}
+		}
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		switch q.URL.Path {
+		case "/objects":
+			io.WriteString(w, "["+strings.Repeat("{},", maxObjects)+"{}]")
+		case "/zipped":
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			for range 20 {
+				z.Write(make([]byte, 1<<20))
+			}
+			z.Close()
+		case "/header":
+			w.Header().Set("X-Long", strings.Repeat("x", 100<<10))
+		case "/endless":
+			endless(w, strings.Repeat("x", 64<<10))
+		case "/refused":
+			w.WriteHeader(http.StatusServiceUnavailable)
+			endless(w, strings.Repeat("x", 64<<10))
+		case "/line":
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "data: ")
+			endless(w, strings.Repeat("x", 64<<10))
+		case "/silent":
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+			<-q.Context().Done()
+		case "/silent-refusal":
+			w.WriteHeader(http.StatusServiceUnavailable)
+			w.(http.Flusher).Flush()
+			<-q.Context().Done()
+		}
+	}))
+	defer server.Close()
+	c, err := New(Options{Address: server.Listener.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.transport.ResponseHeaderTimeout == 0 {
+		t.Error("an instance may send no header for ever")
+	}
+	for path, want := range map[string]string{"/objects": "objects", "/zipped": "bytes", "/endless": "bytes", "/header": "header"} {
+		if _, answer, err := c.Send(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %d bytes, %v; want an error about %s", path, len(answer), err, want)
+		}
+	}
+	use := func(string, []byte) error { return nil }
+	for path, want := range map[string]string{"/line": "token too long", "/silent": errSilent.Error(), "/silent-refusal": errSilent.Error()} {
+		if c.streamTimeout = 200 * time.Millisecond; path == "/line" {
+			c.streamTimeout = streamTimeout
+		}
+		if _, _, err := c.Follow(t.Context(), path, use); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", path, err, want)
+		}
+	}
+	c.streamTimeout = streamTimeout
+	if status, answer, err := c.Follow(t.Context(), "/refused", use); status != http.StatusServiceUnavailable || len(answer) > maxLine || err != nil {
+		t.Errorf("/refused: %d, %d bytes, %v", status, len(answer), err)
 	}
 }
