@@ -33,7 +33,7 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 func BenchmarkClient(b *testing.B) {
-	all, err := callers(redistest.Start(b))
+	all, err := openCallers(redistest.Start(b))
 	if err != nil {
 		b.Fatal(err)
 	}

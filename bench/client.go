@@ -45,7 +45,8 @@ func (c *caller) reset() {
 // ampleLimit is a limit per day that allows all requests of a run.
 const ampleLimit = 1_000_000
 
-func callers(server *redistest.Server) ([]*caller, error) {
+// openCallers opens redis_rate, Penstock, and Penstock over go-redis, in this order.
+func openCallers(server *redistest.Server) ([]*caller, error) {
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
 	if err != nil {
 		return nil, err
@@ -229,7 +230,7 @@ func clientSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	all, err := callers(server)
+	all, err := openCallers(server)
 	if err != nil {
 		return err
 	}

@@ -152,8 +152,8 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	l := &link{proxy: p, client: client, server: server, delay: delay}
-	p.ended.Go(l.requests)
-	l.replies()
+	p.ended.Go(l.forwardRequests)
+	l.forwardReplies()
 }
 
 // register registers connections for Close. It returns false if Close has been called.
@@ -192,11 +192,11 @@ type link struct {
 	delay          time.Duration // of the first reply
 
 	hasMatched   bool // a request has matched Only; a reply clears this while Lose and Cut are both false; guarded by proxy.mu
-	hasLostReply bool // a reply was discarded; used only by replies
+	hasLostReply bool // a reply was discarded; used only by forwardReplies
 }
 
-func (l *link) requests() {
-	defer l.server.Close() // ends replies too
+func (l *link) forwardRequests() {
+	defer l.server.Close() // ends forwardReplies too
 	var recent []byte      // a match may be split between two reads
 	buf := make([]byte, 64<<10)
 	for {
@@ -227,7 +227,7 @@ func (l *link) recordMatch(sent []byte) []byte {
 	return bytes.Clone(sent[max(0, len(sent)-len(p.only)+1):])
 }
 
-func (l *link) replies() {
+func (l *link) forwardReplies() {
 	buf := make([]byte, 64<<10)
 	for first := true; ; first = false {
 		n, err := l.server.Read(buf)
@@ -250,6 +250,7 @@ func (l *link) replies() {
 	}
 }
 
+// A fate is what the proxy does with a reply.
 type fate int
 
 const (

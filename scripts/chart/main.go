@@ -52,6 +52,7 @@ func main() {
 	}
 }
 
+// checks has the arguments of the command, and what its checks share.
 type checks struct {
 	helm, penstock, deploy, out, dir string
 

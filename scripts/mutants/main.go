@@ -178,9 +178,9 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 	return alive, nil
 }
 
-// goTest runs the target's tests until one fails. It ends all processes that they started.
+// goTest runs the target's tests until one fails, and returns the output.
 func goTest(o options, t target, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute) // go test itself ends a test that hangs, with its name
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute) // before that, go test ends a test that hangs, and prints its name
 	defer cancel()
 	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
 	cmd := exec.CommandContext(ctx, "go", append(args, t.tests...)...)
