@@ -273,7 +273,7 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 // registerEnvoy registers Envoy's rate limit service, if there are limits for it.
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	if s.envoy != nil {
-		envoyrls.Register(to, s.envoy.engine)
+		envoyrls.RegisterEncoded(to, s.envoy.engine)
 	}
 	return nil
 }

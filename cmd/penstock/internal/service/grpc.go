@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -86,6 +87,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(envoyrls.Codec()),
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
 	}

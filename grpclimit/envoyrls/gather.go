@@ -1,0 +1,157 @@
+package envoyrls
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+const (
+	// maxLists is how many lists a gatherer has in progress before calls wait: while the store
+	// decides one, the next is prepared.
+	maxLists = 2
+
+	// maxGathered is the most calls of a list.
+	maxGathered = 32
+
+	// maxSpread is how far the deadlines of a list's calls may lie apart. The earliest applies to all.
+	maxSpread = 2 * time.Millisecond
+)
+
+// A gatherer makes lists of calls that wait at the same time. A call is decided at once if fewer
+// than maxLists lists are in progress, or if it completes a list. Otherwise it waits until a list
+// has ended. All of them arrived after that list's calls, so they still have time for an answer
+// without the store.
+type gatherer struct {
+	engine *Engine
+
+	mu      sync.Mutex
+	running int // lists in progress
+	waiting []*gathered
+}
+
+// A gathered is a call of a gatherer.
+type gathered struct {
+	message  Message
+	deadline time.Time // zero: none
+
+	// ready receives the list that the call must decide, with itself as the first, or nil after
+	// another call has decided it.
+	ready chan []*gathered
+}
+
+// decide decides an encoded request, and returns the encoded response. It does not use the request
+// after its return.
+func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
+	call := &gathered{message: Message{Request: request}}
+	call.deadline, _ = ctx.Deadline()
+	list, isWaiting := g.enter(call)
+	if isWaiting {
+		select {
+		case list = <-call.ready:
+		case <-ctx.Done():
+			if g.leave(call) {
+				return nil, status.FromContextError(ctx.Err()).Err()
+			}
+			list = <-call.ready // its list is in progress, and ends by the deadline
+		}
+	}
+	switch len(list) {
+	case 0: // another call has decided it
+	case 1:
+		defer g.next()
+		return g.engine.DecideMessage(ctx, request, nil)
+	default:
+		g.decideList(list)
+	}
+	return call.message.Response, call.message.Err
+}
+
+// enter returns the list that the call must decide now, or true if it must wait.
+func (g *gatherer) enter(call *gathered) (list []*gathered, isWaiting bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.running >= maxLists && len(g.waiting)+1 < maxGathered {
+		call.ready = make(chan []*gathered, 1)
+		g.waiting = append(g.waiting, call)
+		return nil, true
+	}
+	g.running++
+	return g.takeLocked(call), false
+}
+
+// leave removes a call that waits. It returns false if its list is in progress or has ended.
+func (g *gatherer) leave(call *gathered) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.Index(g.waiting, call)
+	if i >= 0 {
+		g.waiting = slices.Delete(g.waiting, i, i+1)
+	}
+	return i >= 0
+}
+
+// next begins a list after one has ended.
+func (g *gatherer) next() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.waiting) == 0 {
+		g.running--
+		return
+	}
+	first := g.waiting[0]
+	g.waiting = slices.Delete(g.waiting, 0, 1)
+	first.ready <- g.takeLocked(first)
+}
+
+// takeLocked returns a list of a call, and of all that wait with about the same deadline.
+func (g *gatherer) takeLocked(first *gathered) []*gathered {
+	list := []*gathered{first}
+	g.waiting = slices.DeleteFunc(g.waiting, func(call *gathered) bool {
+		isNear := call.deadline.Sub(first.deadline).Abs() <= maxSpread
+		if isNear {
+			list = append(list, call)
+		}
+		return isNear
+	})
+	return list
+}
+
+// decideList decides a list of calls, and resumes the others of them.
+func (g *gatherer) decideList(list []*gathered) {
+	messages := make([]Message, len(list))
+	deadline := list[0].deadline
+	for i, call := range list {
+		messages[i] = call.message
+		if call.deadline.Before(deadline) {
+			deadline = call.deadline
+		}
+	}
+	defer func() {
+		value := recover()
+		if value != nil {
+			panicked.Report("a gRPC call is handled", value)
+		}
+		for i, call := range list {
+			if call.message = messages[i]; value != nil {
+				call.message = Message{Err: errPanic}
+			}
+			if i > 0 {
+				call.ready <- nil
+			}
+		}
+		g.next()
+	}()
+	ctx := context.Background()
+	if !deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline)
+		defer cancel()
+	}
+	g.engine.DecideMessages(ctx, messages)
+}
