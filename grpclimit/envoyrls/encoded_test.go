@@ -31,7 +31,9 @@ type encodedService struct {
 	server any
 }
 
-func (s *encodedService) RegisterService(desc *grpc.ServiceDesc, server any) { s.desc, s.server = desc, server }
+func (s *encodedService) RegisterService(desc *grpc.ServiceDesc, server any) {
+	s.desc, s.server = desc, server
+}
 
 func (s *encodedService) call(ctx context.Context, m *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
 	codec := envoyrls.Codec()
