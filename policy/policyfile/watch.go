@@ -25,8 +25,9 @@ import (
 // come from one complete load: a file that is broken, missing or half written changes nothing. Many
 // goroutines may call its methods.
 //
-// To change a policy, write it under another name, and rename that over the file, as editors and
-// Kubernetes do. If you write into the file itself, a load may read it half written.
+// To change a policy, write the new text into another file, and rename that file to the name of the
+// policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read it
+// half written.
 type Watcher struct {
 	path    string
 	options WatchOptions
@@ -38,7 +39,7 @@ type Watcher struct {
 	ended   chan struct{}
 
 	mu       sync.Mutex  // held while loading
-	files    []string    // of the rules: sorted, absolute
+	files    []string    // absolute names of the files of the rules, sorted
 	tried    fingerprint // of files, when they were last loaded
 	failed   error       // the error of the last load
 	isClosed bool
@@ -173,7 +174,7 @@ func (w *Watcher) run() {
 		case <-w.stop:
 			return
 		case <-changed:
-		case <-missed: // there were more changes than fit
+		case <-missed: // there were more changes than the system can queue
 		case <-quiet.C:
 			since = time.Time{}
 			w.look()

@@ -71,7 +71,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		for _, user := range []string{"limiter", "other"} {
 			code, _, errors := command("explain", "--store", "redis://"+user+":SECRET@"+s.Addr, "-X", "POST", "/api/rides/request")
 			if code != exitOK {
-				t.Errorf("%s, user %s: %d, %s", role, user, code, errors)
+				t.Errorf("%s, user %s: exit code %d, %s; want %d", role, user, code, errors, exitOK)
 			}
 		}
 		for _, forbidden := range [][]string{{"GET", "ps1{k}x"}, {"FLUSHALL"}, {"CONFIG", "GET", "*"}, {"KEYS", "*"}, {"ACL", "LIST"}} {

@@ -54,7 +54,7 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 				t.Errorf("%v: %v; want the error %s", environ, err, c.err)
 			}
 		case err != nil, (l != nil) != c.isUsed:
-			t.Errorf("%v: listener %v, %v", environ, l, err)
+			t.Errorf("%v: listener %v, %v; want one: %v", environ, l, err, c.isUsed)
 		case c.isUsed:
 			if l.Addr().String() != opened.Addr().String() {
 				t.Errorf("the listener is on %v; want %v", l.Addr(), opened.Addr())

@@ -247,7 +247,7 @@ func TestProcessServesUntilASignal(t *testing.T) {
 			last = p.lines.Text()
 		}
 		if err := p.Wait(); err != nil || !strings.Contains(last, `"stopped"`) {
-			t.Errorf("after %v: %v, %s", signal, err, last)
+			t.Errorf("after %v: %v, and the last line is %s; want exit status 0 and stopped", signal, err, last)
 		}
 	}
 }

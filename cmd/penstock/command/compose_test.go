@@ -118,7 +118,7 @@ func TestComposeFile(t *testing.T) {
 	}
 
 	if code, out, errors := command("validate", "--strict", deploy+"/compose/policy/policy.yaml"); code != 0 {
-		t.Errorf("validate --strict ends with %d: %s%s", code, out, errors)
+		t.Errorf("validate --strict ends with %d: %s%s; want 0", code, out, errors)
 	}
 	if script := strings.Join(file.Services["valkey"].Command, "\n"); !strings.Contains(script, "#$$hash "+metricsRights(t)+"\n") {
 		t.Errorf("the user of Valkey has other rights than penstock acl --role metrics prints:\n%s", script)
@@ -145,13 +145,13 @@ func checkPenstock(t *testing.T, name string, s composeService) {
 	}
 	set, err := settings.Load(settings.Sources{Environ: environ})
 	if err != nil || len(set.Unknown) > 0 || len(environ) < 5 {
-		t.Errorf("%s: unknown settings %q: %v", name, set.Unknown, err)
+		t.Errorf("%s: there are %d variables, the unknown settings %q, %v; want at least 5 variables, all known", name, len(environ), set.Unknown, err)
 	}
 	if !slices.Contains(s.Volumes, "./policy:"+filepath.Dir(set.Config)+":ro") {
 		t.Errorf("%s: the folder of %s is not mounted", name, set.Config)
 	}
 	if set.StoreName() != "redis://valkey:6379" || set.AdminListen != "0.0.0.0:9180" {
-		t.Errorf("%s: the store is %s and the admin address %s", name, set.StoreName(), set.AdminListen)
+		t.Errorf("%s: the store is %s and the admin address %s; want Valkey, and port 9180 on all interfaces", name, set.StoreName(), set.AdminListen)
 	}
 	if !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) {
 		t.Errorf("%s has more rights than it needs", name)
@@ -212,7 +212,7 @@ func TestComposeMonitoring(t *testing.T) {
 	}
 	if len(prometheus.RuleFiles) != 2 || len(prometheus.ScrapeConfigs) != 1 || prometheus.ScrapeConfigs[0].JobName != "penstock" ||
 		!slices.Equal(prometheus.ScrapeConfigs[0].StaticConfigs[0].Targets, []string{"penstock-1:9180", "penstock-2:9180"}) {
-		t.Errorf("Prometheus scrapes %+v with the rules %q", prometheus.ScrapeConfigs, prometheus.RuleFiles)
+		t.Errorf("Prometheus scrapes %+v with the rules %q; want both instances", prometheus.ScrapeConfigs, prometheus.RuleFiles)
 	}
 
 	var sources struct {
@@ -229,7 +229,7 @@ func TestComposeMonitoring(t *testing.T) {
 	}
 	loadStrictly(t, "compose/grafana/datasources.yaml", &sources)
 	if len(sources.Datasources) != 1 || sources.Datasources[0].Type != "prometheus" || sources.Datasources[0].URL != "http://prometheus:9090" || !sources.Datasources[0].IsDefault {
-		t.Errorf("Grafana has the sources %+v", sources.Datasources)
+		t.Errorf("Grafana has the sources %+v; want Prometheus as the default", sources.Datasources)
 	}
 	var dashboards struct {
 		APIVersion int `yaml:"apiVersion"`
@@ -300,7 +300,7 @@ func TestPlainManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, out, errors := command("validate", "--strict", file); code != 0 {
-		t.Errorf("validate --strict ends with %d: %s%s", code, out, errors)
+		t.Errorf("validate --strict ends with %d: %s%s; want 0", code, out, errors)
 	}
 
 	version := regexp.MustCompile(`(?m)^version: (.*)$`).FindStringSubmatch(read("helm/penstock/Chart.yaml"))[1]

@@ -25,7 +25,7 @@ func explained(t *testing.T, args ...string) (r report) {
 	t.Helper()
 	_, out, errors := command(append([]string{"explain", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatalf("%v in %q, %s", err, out, errors)
+		t.Fatalf("explain prints %q, %s: %v; want JSON", out, errors, err)
 	}
 	return r
 }

@@ -63,7 +63,7 @@ func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
 	}
 	_, fromJSON, _ := command("init", "--from-openapi", writeFile(t, "shop.json", string(asJSON)), "-")
 	if countWords(out) != countWords(fromJSON) {
-		t.Errorf("the same in JSON gives\n%s", fromJSON)
+		t.Errorf("the same API in JSON gives other words:\n%s", fromJSON)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestPathsOfServersBeyondTheMostAreNamed(t *testing.T) {
 	}
 	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text+"paths: {/p: {get: {}}}"), "-")
 	if !strings.Contains(out, `"/v7/p/**"]`) || !strings.Contains(out, "such as /v8/. Add") {
-		t.Errorf("%s%s", out, err)
+		t.Errorf("the policy is\n%s\nwith the messages %s; want /v7/p/**, and advice about /v8/", out, err)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestManyGroupsBecomeOne(t *testing.T) {
 	}
 	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text.String()), "-")
 	if n := strings.Count(out, "- name: "); n != 2 || !strings.Contains(out, `path: "/**"`) {
-		t.Errorf("%d rules, %s\n%s", n, err, out)
+		t.Errorf("there are %d rules, %s\n%s\nwant 2, one of them for /**", n, err, out)
 	}
 }
 
@@ -285,7 +285,7 @@ func FuzzInitFromOpenAPI(f *testing.F) {
 			t.Fatal(err)
 		}
 		if code, out, _ := command("validate", "--strict", file); code != exitOK {
-			t.Errorf("%s\ngives\n%s\n%s", text, policy, out)
+			t.Errorf("%s\ngives an invalid policy\n%s\n%s", text, policy, out)
 		}
 	})
 }

@@ -25,7 +25,7 @@ func TestLogHasNoControlCharacters(t *testing.T) {
 		}
 		var read map[string]string
 		if format == "json" && (json.Unmarshal(line, &read) != nil || read["msg"] != hostile || read["err"] != hostile) {
-			t.Errorf("%s: reads back as %q", line, read)
+			t.Errorf("%s: the line reads back as %q; want the original texts", format, read)
 		}
 	}
 }

@@ -156,7 +156,7 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	}
 	slices.Sort(documented)
 	if !slices.Equal(documented, rows) {
-		t.Errorf("docs/operations.md has the series\n%s\n/metrics has\n%s", strings.Join(documented, "\n"), strings.Join(rows, "\n"))
+		t.Errorf("docs/operations.md has the series\n%s\nand /metrics has\n%s\nwant the same", strings.Join(documented, "\n"), strings.Join(rows, "\n"))
 	}
 	counted := len(rows)
 	for head, want := range map[string][]string{
@@ -217,7 +217,7 @@ func TestOperationsPageNamesOnlyWhatExists(t *testing.T) {
 		}
 	}
 	if len(lines) == 0 || len(tables["status"]) != 7 {
-		t.Errorf("docs/operations.md has %d lines of the log and %d exit statuses", len(lines), len(tables["status"]))
+		t.Errorf("docs/operations.md has %d lines of the log and %d exit statuses; want some and 7", len(lines), len(tables["status"]))
 	}
 	t.Logf("counted: %d lines of the log in the docs", len(lines))
 }

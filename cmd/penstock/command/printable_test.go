@@ -127,12 +127,12 @@ func TestInstancesCannotSteerTheTerminal(t *testing.T) {
 			checkPrintable(t, line, out)
 			checkPrintable(t, line+": errors", errors)
 			if (out == "") == (status == http.StatusOK) || len(errors) > 10_000 {
-				t.Errorf("%s, status %d: %q, %.100q", line, status, out, errors)
+				t.Errorf("%s, status %d: printed %q and %.100q; want a text only for status 200, and short messages", line, status, out, errors)
 			}
 			if strings.HasSuffix(line, "json") && status == http.StatusOK {
 				var read any
 				if err := json.Unmarshal([]byte(out), &read); err != nil || !strings.Contains(out, `\u001b[2J`) || !strings.Contains(out, `\u202e`) || !strings.Contains(out, "é") {
-					t.Errorf("%s: %v in %s", line, err, out)
+					t.Errorf("%s: %v in %s; want JSON with escapes for unprintable characters only", line, err, out)
 				}
 			}
 		}

@@ -90,13 +90,13 @@ func (f *statusFixture) status(t *testing.T, key string, args ...string) (code i
 		}
 	}
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatalf("%v in %q, %s", err, out, errors)
+		t.Fatalf("status prints %q, %s: %v; want JSON", out, errors, err)
 	}
 	var all []string
 	for _, l := range append(r.Limits, r.Global...) {
 		all = append(all, fmt.Sprintf("%s.%s%s %d+%d", l.Rule, l.Limit, strings.TrimSuffix(" "+l.Tier, " "), l.Used, l.Left))
 		if (l.Used > 0) != (l.Reset > 0) {
-			t.Errorf("%s.%s: %d used, unused in %d ms", l.Rule, l.Limit, l.Used, l.Reset)
+			t.Errorf("%s.%s: %d used, unused in %d ms; want a time exactly if units are used", l.Rule, l.Limit, l.Used, l.Reset)
 		}
 	}
 	return code, strings.Join(all, ", "), strings.Join(r.DeniedBy, " ")
@@ -179,11 +179,11 @@ func checkAudit(t *testing.T, text string, want ...string) string {
 	t.Helper()
 	var a audit.Line
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
-		t.Fatalf("%v in %q", err, text)
+		t.Fatalf("the audit line is %q: %v; want JSON", text, err)
 	}
 	if !a.IsAudit || time.Since(a.Time) > time.Minute || a.ID == "" || a.Actor.Kind != audit.CommandLine || a.Actor.Name == "" || a.Action != "reset" || a.Key != "key:…" || len(a.Ref) != 16 ||
 		a.Reason != "support-4711" || a.Result != audit.OK {
-		t.Errorf("audit line %s", text)
+		t.Errorf("the audit line is %s; want a successful reset with its reason", text)
 	}
 	var got []string
 	for _, c := range a.Limits {
@@ -210,17 +210,17 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	t.Setenv("PENSTOCK_AUDIT_FILE", file)
 	_, _, line := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
 	if strings.Contains(line, "abc") || strings.Contains(line, "pepper") {
-		t.Errorf("audit line\n%s", line)
+		t.Errorf("the audit line shows the key or the secret:\n%s", line)
 	}
 	ref := checkAudit(t, line, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0")
 	f.request(t, "/login", "abc")
 	_, _, again := f.run("reset", "key:abc", "--limit", "hour", "--rule", "login", "--reason", "support-4711", "--yes")
 	if next := checkAudit(t, again, "login.hour 1 0"); next != ref {
-		t.Errorf("two lines about one key have the refs %s and %s", ref, next)
+		t.Errorf("two lines about one key have the refs %s and %s; want the same", ref, next)
 	}
 	written, err := os.ReadFile(file)
 	if info, stat := os.Stat(file); err != nil || stat != nil || info.Mode().Perm() != 0o600 || string(written) != line+again {
-		t.Errorf("the audit file has %v, %s", err, written)
+		t.Errorf("the audit file has %v, %v, %s; want mode 600 and both lines", err, stat, written)
 	}
 	t.Setenv("PENSTOCK_AUDIT_FILE", t.TempDir())
 	f.request(t, "/login", "abc")
@@ -289,7 +289,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		}
 	}
 	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "on one line") {
-		t.Errorf("a reason of two lines: %d, %s", code, errors)
+		t.Errorf("a reason of two lines: %d, %s; want %d", code, errors, exitUsage)
 	}
 }
 

@@ -109,11 +109,11 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 	for _, f := range got.Findings {
 		fmt.Fprintf(&lines, "%s:%d:%d: %s\n", f.File, f.Line, f.Column, f.Message)
 		if f.Severity != "error" {
-			t.Errorf("%+v is an error", f)
+			t.Errorf("%+v is in the list; want errors only", f)
 		}
 	}
 	if lines.String() != text {
-		t.Errorf("JSON has\n%s\nand text\n%s", &lines, text)
+		t.Errorf("JSON has\n%s\nand the text is\n%s\nwant the same findings", &lines, text)
 	}
 	code, out, _ = command("validate", "-o", "json", "../../../examples/rides.yaml")
 	if code != exitOK || out != "{\n  \"valid\": true,\n  \"findings\": []\n}\n" {

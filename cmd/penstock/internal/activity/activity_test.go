@@ -132,7 +132,7 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 		t.Errorf("%d requests near the limit; want 3", n)
 	}
 	if n := f.History().Since(10)[Series{"api", "hour.candidate", NearLimit}]; n != 0 {
-		t.Errorf("%d requests near the candidate; it limits nothing", n)
+		t.Errorf("%d requests are counted near the candidate's limit; want 0, because a candidate limits nothing", n)
 	}
 }
 
@@ -353,7 +353,7 @@ func TestObserveAllocatesNothing(t *testing.T) {
 				return testing.AllocsPerRun(20_000, func() { decide(n); n++ })
 			}
 			if a, b := runs(without), runs(with); b > a {
-				t.Errorf("%s: a decision takes %v allocations, and %v with a recorder", load.name, a, b)
+				t.Errorf("%s: a decision takes %v allocations, and %v with a recorder; want no more", load.name, a, b)
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 			}
 		}
 		if n, _ := parts[0].read(false).Count(); n != 0 {
-			t.Errorf("a counter that began anew has %.0f", n)
+			t.Errorf("a counter that began anew has %.0f keys; want 0", n)
 		}
 	}
 }

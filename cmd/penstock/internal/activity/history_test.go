@@ -140,7 +140,7 @@ func TestHistoryCountsEveryGrowthOnce(t *testing.T) {
 		time.Sleep(25 * time.Hour)
 		sample()
 		if n := sum(h.ByMinute(Minutes, nil)) + sum(h.BySecond(Seconds, nil)); n != 0 {
-			t.Errorf("after an idle day there are %d", n)
+			t.Errorf("after an idle day there are %d requests; want 0", n)
 		}
 	})
 }
@@ -181,6 +181,6 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 	}
 	if found == 0 || total(1) > 9 || total(1) < 5 {
-		t.Errorf("after a day, the history has %v", h.Since(1))
+		t.Errorf("after a day, the history has %v; want 5 to 9 requests", h.Since(1))
 	}
 }

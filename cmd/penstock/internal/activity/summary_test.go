@@ -37,7 +37,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 	for name, s := range map[string]*Summary{"quiet": quiet, "busy": busy(t)} {
 		text, err := s.Text()
 		if err != nil || len(text) > MaxSummary {
-			t.Fatalf("%s: %d bytes, %v", name, len(text), err)
+			t.Fatalf("%s: the summary has %d bytes, %v; want at most %d", name, len(text), err, MaxSummary)
 		}
 		read, err := ParseSummary(text)
 		if err != nil {

@@ -30,7 +30,7 @@ func TestQuantilesAreWithinAQuarter(t *testing.T) {
 		}
 		for percent, q := range map[int]time.Duration{50: got.P50, 95: got.P95, 99: got.P99} {
 			if exact := all[(percent*len(all)+99)/100-1]; q <= exact || q*4/5 > exact {
-				t.Fatalf("of %d calls, %d %% took at most %v; the answer is %v", len(all), percent, exact, q)
+				t.Fatalf("of %d calls, %d %% took at most %v; the answer is %v, which is less, or more than 25 %% more", len(all), percent, exact, q)
 			}
 		}
 	}
@@ -46,11 +46,11 @@ func TestDurationsBelongToOneCounter(t *testing.T) {
 	}
 	for _, d := range []time.Duration{-time.Second, math.MinInt64} {
 		if i := counterOf(d); i != 0 {
-			t.Errorf("%v is in counter %d", d, i)
+			t.Errorf("%v is in counter %d; want 0", d, i)
 		}
 	}
 	if i := counterOf(math.MaxInt64); i != failures-1 {
-		t.Errorf("the longest time is in counter %d", i)
+		t.Errorf("the longest time is in counter %d; want %d", i, failures-1)
 	}
 }
 
@@ -66,7 +66,7 @@ func TestTimesAreKeptBySecondAndByMinute(t *testing.T) {
 	us := func(n int) time.Duration { return time.Duration(n) * time.Microsecond }
 	seconds := timing.BySecond(60)
 	if one, two := (Times{1, 0, us(4), us(4), us(4)}), (Times{2, 1, us(10), us(10), us(10)}); seconds[0] != one || seconds[59] != two || seconds[30] != (Times{}) {
-		t.Errorf("by the second: %v, %v, %v", seconds[0], seconds[30], seconds[59])
+		t.Errorf("the seconds 0, 30 and 59 are %v, %v and %v; want 1 call, none, and 2 with 1 failure", seconds[0], seconds[30], seconds[59])
 	}
 	if minutes := timing.ByMinute(2); minutes[0].Calls != 1 || minutes[1].Calls != 2 || minutes[1].Failed != 1 {
 		t.Errorf("the minutes are %v; want 1 call, then 2 with 1 failure", minutes)

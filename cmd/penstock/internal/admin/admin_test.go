@@ -55,14 +55,14 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 		recorder := httptest.NewRecorder()
 		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
 		if recorder.Code != http.StatusNotFound {
-			t.Errorf("%s returns %d", path, recorder.Code)
+			t.Errorf("%s returns %d; want 404", path, recorder.Code)
 		}
 	}
 	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
 		recorder := httptest.NewRecorder()
 		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest(method, "/metrics", nil))
 		if recorder.Code != http.StatusMethodNotAllowed {
-			t.Errorf("%s /metrics returns %d", method, recorder.Code)
+			t.Errorf("%s /metrics returns %d; want 405", method, recorder.Code)
 		}
 	}
 	checked := 0
@@ -105,7 +105,7 @@ func TestBrowsersCannotUseResponses(t *testing.T) {
 		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
 			"Content-Security-Policy": "default-src 'none'", "Content-Type": "text/plain"} {
 			if got := res.Header.Get(name); !strings.HasPrefix(got, want) {
-				t.Errorf("Host %q: %s is %q", c.host, name, got)
+				t.Errorf("Host %q: %s is %q; want %q", c.host, name, got, want)
 			}
 		}
 	}

@@ -260,7 +260,7 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 		}
 		w := f.get("key?ref="+one.Ref, c.header)
 		if isFull := c.shown == ShowFull; w.Code != 200 || strings.Contains(w.Body.String(), "4711") != isFull {
-			t.Errorf("%s with %q: the key is %d %s", c.identities, c.header, w.Code, w.Body)
+			t.Errorf("%s with %q: the response about the key is %d %s; want 200, with the full key: %v", c.identities, c.header, w.Code, w.Body, isFull)
 		}
 		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
 			if body := f.get(path, c.header).Body.String(); strings.Contains(body, "4711") != (c.shown == ShowFull && strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)) {
@@ -402,7 +402,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 		status int
 	}{{tag, 304}, {`"x", W/` + tag, 304}, {"*", 304}, {`"x"`, 200}, {"", 200}} {
 		if w := f.get("state", "If-None-Match: "+c.tag); w.Code != c.status || (w.Body.Len() > 0) != (c.status == 200) {
-			t.Errorf("If-None-Match %s: %d with %d bytes", c.tag, w.Code, w.Body.Len())
+			t.Errorf("If-None-Match %s: %d with %d bytes; want %d", c.tag, w.Code, w.Body.Len(), c.status)
 		}
 	}
 	f.states.at = time.Time{} // a second later
@@ -492,7 +492,7 @@ func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 		Components struct{ Schemas object }
 	}
 	if err := json.Unmarshal(text, &doc); err != nil || !strings.HasPrefix(doc.OpenAPI, "3.1.") {
-		t.Fatalf("version %q, %v", doc.OpenAPI, err)
+		t.Fatalf("the version of OpenAPI is %q, %v; want 3.1", doc.OpenAPI, err)
 	}
 	checked := 0
 	for path, at := range doc.Paths {
@@ -579,7 +579,7 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 			f.get("rules", headers...)
 		}
 		if strings.Join(got, " ") != c.want {
-			t.Errorf("%+v: counted %q", c, got)
+			t.Errorf("%+v: counted %q; want %q", c, got, c.want)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 			t.Errorf("%s: %d and %d are used; want %d and %d", c.body, hour, day, c.hour, c.day)
 		}
 		if len(f.audits) != 1 || f.audits[0].Problem != "" || len(f.audits[0].Limits) != len(c.reset) || f.audits[0].Actor.Address == "" {
-			t.Errorf("%s: the audit line is %+v", c.body, f.audits)
+			t.Errorf("%s: the audit lines are %+v; want one with %d limits and an address", c.body, f.audits, len(c.reset))
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestMaskedKeysAreRejected(t *testing.T) {
 			}
 		}
 		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
-			t.Errorf("reset of %s: %d %s", masked, w.Code, w.Body)
+			t.Errorf("reset of %s: %d %s; want 400 with the advice to use the ref", masked, w.Code, w.Body)
 		}
 	}
 }

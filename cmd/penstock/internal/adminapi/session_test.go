@@ -102,7 +102,7 @@ func TestReadReturnsWhatTheAPIServes(t *testing.T) {
 	}
 	text, _ := json.Marshal(f.ReadState(t.Context()))
 	if served := strings.TrimSpace(f.get("state").Body.String()); served != string(text) {
-		t.Errorf("ReadState returns\n%s\nand the API serves\n%s", text, served)
+		t.Errorf("ReadState returns\n%s\nand the API serves\n%s\nwant the same", text, served)
 	}
 }
 

@@ -175,7 +175,7 @@ func TestFollowReadsEvents(t *testing.T) {
 		t.Errorf("an error of the caller: %v", err)
 	}
 	if status, text, err := c.Follow(t.Context(), "/refused", use); status != 503 || string(text) != "full" || err != nil {
-		t.Errorf("refused: %d, %s, %v", status, text, err)
+		t.Errorf("a refused stream: %d, %s, %v; want 503 with its text", status, text, err)
 	}
 	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "not a stream") {
 		t.Errorf("Follow of a page: %v; want an error that it is not a stream", err)

@@ -89,12 +89,12 @@ func TestFileIsAppendedAndMayBeRotated(t *testing.T) {
 	for name, want := range map[string]string{path + ".1": "one\ntwo\n", path: "three\n"} {
 		text, err := os.ReadFile(name)
 		if info, stat := os.Stat(name); err != nil || stat != nil || string(text) != want || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has %q, %v", name, text, err)
+			t.Errorf("%s has %q, %v; want %q with mode 600", name, text, err, want)
 		}
 	}
 	for _, path := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none", "a.json"), "/dev/null"} {
 		if _, err := Open(path); err == nil {
-			t.Errorf("%s can be the audit file", path)
+			t.Errorf("%s can be the audit file; want an error", path)
 		}
 	}
 }

@@ -118,11 +118,11 @@ func TestWrongExpectationsFail(t *testing.T) {
 				steps[i] = strings.ReplaceAll(steps[i], "x'", "'x")
 				got := run(t, of, head(lines[0]), steps...)
 				if len(got.Failures) == 0 {
-					t.Errorf("%s: %q passes", what, steps[i])
+					t.Errorf("%s: %q passes; want a failure", what, steps[i])
 				}
 				for _, f := range got.Failures {
 					if f.Line < 5 || f.Column < 8 || !strings.Contains(f.Message, "expected ") {
-						t.Errorf("%s: the failure of %q is %v", what, steps[i], f)
+						t.Errorf("%s: the failure of %q is %v; want its place and what was expected", what, steps[i], f)
 					}
 				}
 				tried++

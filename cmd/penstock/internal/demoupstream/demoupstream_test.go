@@ -15,7 +15,7 @@ func TestDemoResponses(t *testing.T) {
 	}
 	defer s.Close()
 	if !strings.HasPrefix(s.Addr(), "127.0.0.1:") {
-		t.Errorf("it listens on %s", s.Addr())
+		t.Errorf("the server listens on %s; want 127.0.0.1", s.Addr())
 	}
 	for _, c := range []struct {
 		method, path string
@@ -44,6 +44,6 @@ func TestDemoResponses(t *testing.T) {
 		}
 	}
 	if s.Served() != 7 {
-		t.Errorf("it counted %d requests of 7", s.Served())
+		t.Errorf("the server counted %d requests; want 7", s.Served())
 	}
 }

@@ -62,7 +62,7 @@ func wantGood(t *testing.T, r *Report, kind string) {
 	t.Helper()
 	for _, name := range Names {
 		if c := r.worst(name); c.Status != OK && (name != "latency" || c.Status != Warning) {
-			t.Errorf("%s: the check %s is %q", kind, name, c.Status)
+			t.Errorf("%s: the check %s is %q; want ok", kind, name, c.Status)
 		}
 	}
 	if r.Kind != kind || t.Failed() {
@@ -423,7 +423,7 @@ func TestClockDifferencesAreFound(t *testing.T) {
 	})
 	r := examined(t, "redis://"+primary.Addr)
 	if c := r.worst("clock"); c.Status != Warning || !strings.Contains(c.Summary, s.Addr) || !strings.Contains(c.Why, "failover") {
-		t.Errorf("a replica 50 ms ahead: %+v\n%s", c, r.text())
+		t.Errorf("the check of a replica 50 ms ahead is %+v; want a warning with its address\n%s", c, r.text())
 	}
 }
 
@@ -445,7 +445,7 @@ func TestBusyServerIsFound(t *testing.T) {
 	})
 	r := examined(t, "redis://"+s.Addr)
 	if c := r.worst("decisions"); c.Status != Failed || !strings.Contains(c.Remedy, "SCRIPT KILL") {
-		t.Errorf("%+v\n%s", c, r.text())
+		t.Errorf("the check of decisions is %+v; want it failed with SCRIPT KILL\n%s", c, r.text())
 	}
 	if c := r.worst("memory"); c.Status != Unknown || c.Needs != "" || !strings.Contains(c.Summary, "BUSY") {
 		t.Errorf("the check of memory is %+v; want unknown with BUSY", c)
@@ -611,7 +611,7 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 		allow(c.servers, c.o, "")
 		used(t, strings.Replace(c.url, limiter, "", 1))
 		if r := examined(t, c.url); r.Has(Unknown) && r.worst("latency").Status != Warning || strings.Contains(r.text(), string(Unknown)+" ") {
-			t.Errorf("with all rights:\n%s", r.text())
+			t.Errorf("with all rights, a check is unknown:\n%s", r.text())
 		}
 		for right := range strings.FieldsSeq(c.rights) {
 			allow(c.servers, c.o, right)

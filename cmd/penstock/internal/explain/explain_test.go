@@ -101,7 +101,7 @@ func TestReportHasTheChargesOfARequest(t *testing.T) {
 			t.Errorf("%s %v:\n%s\nwant\n%s", c.target, c.header, got, c.want)
 		}
 		if len(charges) != len(report.Charges) {
-			t.Errorf("%s: %d charges, but %d in the report", c.target, len(charges), len(report.Charges))
+			t.Errorf("%s: there are %d charges, and %d in the report; want the same", c.target, len(charges), len(report.Charges))
 		}
 	}
 }

@@ -89,10 +89,10 @@ func TestLimitsOfAKey(t *testing.T) {
 		t.Errorf("%s\nwant %s; %v, %v, %d skipped", got, want, source, err, skipped)
 	}
 	if got, _ := Find(rules, "key:a", "near"); len(got) != 0 {
-		t.Errorf("under a key counts %s", summary(got))
+		t.Errorf("the limits of rule near for key:a are %s; want none", summary(got))
 	}
 	if got, _ := Find(rules, Normalize(rules, "ip:2001:db8::1"), ""); len(got) != 1 || got[0].Name() != "near.hour" {
-		t.Errorf("under an address counts %s", summary(got))
+		t.Errorf("the limits of an address are %s; want near.hour", summary(got))
 	}
 }
 
@@ -101,7 +101,7 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 	rules := rulesOf(t, manyLimits(MaxLimits))
 	limits, skipped := Find(rules, "key:a", "")
 	if len(limits) != MaxLimits || skipped != MaxLimits {
-		t.Fatalf("%d limits, %d skipped", len(limits), skipped)
+		t.Fatalf("there are %d limits, and %d are skipped; want %d of each", len(limits), skipped, MaxLimits)
 	}
 	calls, memory := 0, memstore.New(memstore.Options{})
 	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -109,7 +109,7 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 		return memory.Decide(ctx, charges)
 	})
 	if _, err := Read(t.Context(), counting, limits); err != nil || calls != MaxLimits/penstock.MaxCharges {
-		t.Errorf("%d calls of the store, %v", calls, err)
+		t.Errorf("%d calls of the store, %v; want %d", calls, err, MaxLimits/penstock.MaxCharges)
 	}
 }
 
@@ -151,17 +151,17 @@ func TestClearForgetsWhatIsInUse(t *testing.T) {
 		changes = append(changes, fmt.Sprintf("%s %d->%d", c.Before.Name(), c.Before.Used, c.After.Used))
 	})
 	if err != nil || fmt.Sprint(changes) != "[api.hour 10->0 api.day 3->0]" || fmt.Sprint(done.Reset) != "[api.hour api.day]" {
-		t.Errorf("reset %v: %v, %v", changes, done, err)
+		t.Errorf("Clear reports %v and returns %v, %v; want api.hour and api.day reset", changes, done, err)
 	}
 	if got := summary(done.After); got != "api.hour enforced 0+100 premium, api.hour.candidate candidate 0+5, api.day shadow 0+1000" {
-		t.Errorf("after it, %s", got)
+		t.Errorf("after the reset, the limits are %s; want them unused", got)
 	}
 	var sent []Limit // by an instance
 	if text, err := json.Marshal(all); err != nil || json.Unmarshal(text, &sent) != nil || len(Resettable(sent, "")) != len(Resettable(all, "")) {
-		t.Errorf("of limits in JSON, %s can be reset", summary(Resettable(sent, "")))
+		t.Errorf("of limits that were sent as JSON, %s can be reset; want the same as before", summary(Resettable(sent, "")))
 	}
 	if named := Resettable(all, "slots"); len(named) != 1 || named[0].Limit != "slots" {
-		t.Errorf("by its name, %s", summary(named))
+		t.Errorf("the limits named slots are %s; want one", summary(named))
 	}
 }
 

@@ -60,10 +60,10 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 				t.Errorf("%s, %q: the connection stays open", name, c.request)
 			}
 			if c.isClean && name == "reads the body" && res.Close {
-				t.Errorf("%s, %q: the connection is closed", name, c.request)
+				t.Errorf("%s, %q: the connection is closed; want it kept", name, c.request)
 			}
 			if res.Close != (rest == "") {
-				t.Errorf("%s, %q: closed %v, then received %q", name, c.request, res.Close, rest)
+				t.Errorf("%s, %q: the header says that the connection closes: %v, and then %q is received", name, c.request, res.Close, rest)
 			}
 		}
 	}
@@ -120,7 +120,7 @@ func TestBodyAfterTheResponseIsNotReadAsARequest(t *testing.T) {
 		io.Copy(io.Discard, conn)
 		conn.Close()
 		if path := <-paths; path != "/a" || len(paths) != 0 {
-			t.Errorf("%s: the upstream got %s, and %d more", framing, path, len(paths))
+			t.Errorf("%s: the upstream got %s, and %d more requests; want /a alone", framing, path, len(paths))
 		}
 	}
 }

@@ -41,6 +41,6 @@ func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
 	conn.noteReadLocked(0, io.EOF)
 	go io.ReadFull(there, make([]byte, 1))
 	if _, err := conn.Write([]byte("x")); err != nil {
-		t.Errorf("wrote with %v", err)
+		t.Errorf("Write returns %v; want no error", err)
 	}
 }

@@ -126,7 +126,7 @@ func TestHopByHopHeadersAreNotForwarded(t *testing.T) {
 		}
 	}
 	if got := rawSeen(t, site, fmt.Sprintf(request, "TE: trailers, deflate\r\n")); got.Header.Get("Te") != "trailers" {
-		t.Errorf("TE: trailers, which the proxy supports, became %q", got.Header["Te"])
+		t.Errorf("TE: trailers, which the proxy supports, became %q; want trailers", got.Header["Te"])
 	}
 	t.Logf("counted: %d spellings of hop-by-hop headers", len(lines))
 }
@@ -141,7 +141,7 @@ func TestHopByHopHeadersOfResponsesAreNotForwarded(t *testing.T) {
 	res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade", "Connection"} {
 		if res.Header[name] != nil {
-			t.Errorf("the client got %s: %q", name, res.Header[name])
+			t.Errorf("the client got the header %s: %q, which is for one connection", name, res.Header[name])
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestHostIsTheUpstreamsUnlessPreserveHost(t *testing.T) {
 	request := "GET /a%2Fb//c/../d?x=1&y=%20 HTTP/1.1\r\nHost: shop.example\r\n\r\n"
 	got := rawSeen(t, front(t, revproxy.Options{}, up), request)
 	if got.Host != strings.TrimPrefix(up, "http://") || got.Header.Get("X-Forwarded-Host") != "shop.example" {
-		t.Errorf("the upstream got Host %s and X-Forwarded-Host %s", got.Host, got.Header["X-Forwarded-Host"])
+		t.Errorf("the upstream got Host %s and X-Forwarded-Host %s; want its own address, and shop.example", got.Host, got.Header["X-Forwarded-Host"])
 	}
 	if want := "/a%2Fb//c/../d?x=1&y=%20"; got.URI != want {
 		t.Errorf("the upstream got the path %s; want it unchanged, %s", got.URI, want)
@@ -244,7 +244,7 @@ func TestEncodingsAreUnchanged(t *testing.T) {
 	for _, line := range []string{"", "Accept-Encoding: br\r\n", "Accept-Encoding: identity\r\n"} {
 		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+line+"\r\n")
 		if want := strings.TrimSpace(strings.TrimPrefix(line, "Accept-Encoding:")); got.Header.Get("Accept-Encoding") != want {
-			t.Errorf("with %q the upstream got Accept-Encoding %q", line, got.Header["Accept-Encoding"])
+			t.Errorf("with %q the upstream got Accept-Encoding %q; want %q", line, got.Header["Accept-Encoding"], want)
 		}
 		if ua := got.Header["User-Agent"]; ua != nil {
 			t.Errorf("the upstream got a User-Agent that the client did not send: %q", ua)

@@ -281,7 +281,7 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 		read := valueOf(string(text))
 		delete(read.(map[string]any), "server") // only penstock serve checks the texts of this section
 		if err := s.Validate(read); err != nil {
-			t.Errorf("seed %d: this compiles:\n%s\n%v", seed, text, err)
+			t.Errorf("seed %d: the schema rejects a policy that compiles:\n%s\n%v", seed, text, err)
 		}
 	}
 	if good < 300 {
@@ -474,7 +474,7 @@ func TestBoundsAreTheCompilers(t *testing.T) {
 			for _, n := range []int64{least - 1, least, most, most + 1} {
 				bounds++
 				if err := compile(fmt.Sprintf(row.policy, n)); (err == nil) != (n >= least && n <= most) {
-					t.Errorf("%s: the schema has %d to %d, and of %d the compiler says %v", row.path, least, most, n, err)
+					t.Errorf("%s: the schema allows %d to %d, and the compiler says of %d: %v", row.path, least, most, n, err)
 				}
 			}
 		})
@@ -545,7 +545,7 @@ func nodeOf(t *testing.T, text string) *yaml.Node {
 	t.Helper()
 	var n yaml.Node
 	if err := yaml.Load([]byte(text), &n); err != nil {
-		t.Fatalf("%v in\n%s", err, text)
+		t.Fatalf("%v in\n%s\nwant YAML", err, text)
 	}
 	return n.Content[0]
 }

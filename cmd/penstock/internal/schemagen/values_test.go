@@ -40,7 +40,7 @@ func TestSchemaOfValues(t *testing.T) {
 
 	load := func(text []byte) (v any) {
 		if err := yaml.Load(text, &v); err != nil {
-			t.Fatalf("%v\n%s", err, text)
+			t.Fatalf("%v in\n%s\nwant YAML", err, text)
 		}
 		return v
 	}

@@ -48,7 +48,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		"FORCE_START_WITHOUT_INITIAL_CONFIG=true")
 	s, _, err := FromRatelimit(gateway)
 	if err != nil || s["envoy-xds"] != "envoy-gateway:18001" || s["envoy-xds-node"] != "envoy-ratelimit" || s["envoy-xds-ca"] != "/certs/ca.crt" || s["envoy-xds-key"] != "/certs/tls.key" || s["envoy-config"] != "" {
-		t.Errorf("what Envoy Gateway sets makes %v, %v", s, err)
+		t.Errorf("the variables of Envoy Gateway make the settings %v, %v; want its control plane with certificates", s, err)
 	}
 	if _, err := Load(Sources{Flags: s}); err != nil {
 		t.Errorf("what Envoy Gateway sets is refused: %v", err)

@@ -66,13 +66,13 @@ func TestNothingHappensWithoutVariables(t *testing.T) {
 	tel := Open(Options{Plan: plan, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	next := http.NotFoundHandler()
 	if tel != nil || tel.Spans() != nil || plan.TraceID() != nil || fmt.Sprintf("%p", tel.Handler(next)) != fmt.Sprintf("%p", next) {
-		t.Error("something is on")
+		t.Error("telemetry is partly on; want all of it off")
 	}
 	header := http.Header{"Traceparent": {"a"}}
 	tel.Inject(t.Context(), header)
 	tel.Close()
 	if n := runtime.NumGoroutine(); n > before || header.Get("Traceparent") != "a" {
-		t.Errorf("%d goroutines became %d; the header is %v", before, n, header)
+		t.Errorf("%d goroutines became %d, and the header is %v; want no change", before, n, header)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 		t.Errorf("the collector got the spans\n%s", strings.Join(spans, "\n"))
 	}
 	if parent := upstream.Get("Traceparent"); !strings.HasPrefix(parent, "00-"+traceID) || strings.Contains(parent, "00f067aa0ba902b7") || upstream.Get("Tracestate") != "" {
-		t.Errorf("the upstream got %v", upstream)
+		t.Errorf("the upstream got %v; want the caller's trace with a new span", upstream)
 	}
 	if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
 		t.Errorf("the collector got the metrics %v", c.Metrics())
@@ -176,7 +176,7 @@ func TestAnUnreachableCollectorIsLogged(t *testing.T) {
 	end(codes.OK)
 	tel.Close()
 	if text := log.String(); strings.Count(text, "OpenTelemetry could not export") != 1 || strings.Contains(text, "4711") {
-		t.Errorf("the log has\n%s", text)
+		t.Errorf("the log has\n%s\nwant one line about the failed export, without the path", text)
 	}
 }
 
@@ -193,11 +193,11 @@ func TestWrongVariablesEndNothing(t *testing.T) {
 		log := new(logbuffer.Buffer)
 		tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
 		if tel == nil {
-			t.Fatal("it is off")
+			t.Fatalf("%s: telemetry is off; want it on", protocol)
 		}
 		tel.Close()
 		if text := log.String(); strings.Contains(text, "4711") || !strings.Contains(text, "parse url") {
-			t.Errorf("%s: the log has\n%s", protocol, text)
+			t.Errorf("%s: the log has\n%s\nwant the mistake in the URL, without the secret", protocol, text)
 		}
 	}
 }

@@ -72,12 +72,12 @@ func TestTablesOfAnOutage(t *testing.T) {
 	for _, width := range []int{1, 40, 72, 80, 200} {
 		for _, line := range sample().Print(View{Width: width}) {
 			if len([]rune(line)) > width || strings.ContainsAny(line, "\x1b\a\n") {
-				t.Errorf("width %d: %q", width, line)
+				t.Errorf("width %d: the line %q is wider, or has control characters", width, line)
 			}
 		}
 	}
 	if got := sample().Print(View{Width: 80, Height: 5}); len(got) != 5 {
-		t.Errorf("height 5: %d lines", len(got))
+		t.Errorf("height 5: there are %d lines", len(got))
 	}
 	_ = new(Snapshot).Print(View{}) // what a wrong answer leaves
 }
