@@ -26,8 +26,8 @@ import (
 // goroutines may call its methods.
 //
 // To change a policy, write the new text into another file, and rename that file to the name of the
-// policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read it
-// half written.
+// policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read
+// it half written.
 type Watcher struct {
 	path    string
 	options WatchOptions
