@@ -62,14 +62,15 @@ func Plain(text string) string {
 }
 
 // Clip shortens a text for a message.
-func Clip(s string) string {
-	const most = 60
+func Clip(s string) string { return ClipAt(s, 60) }
+
+// ClipAt shortens a text to at most so many bytes, and the three dots.
+func ClipAt(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
 	}
-	return s[:cut] + "..."
+	return s[:most] + "..."
 }

@@ -203,6 +203,11 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 	for i := range maxRules + 1 {
 		fmt.Fprintf(&many, "- {name: r%d, match: {path: /%d}, unlimited: true}\n", i, i)
 	}
+	var wrong strings.Builder
+	for i := range 7000 {
+		fmt.Fprintf(&wrong, "- {name: r%d, match: {path: /%d}, per: nothing%d, limits: [{rate: 1/s}]}\n", i, i, i)
+	}
+	long := strings.Repeat("x", 900_000)
 	var doubled strings.Builder
 	doubled.WriteString("identities:\n  i0: {key: header X}\n")
 	for i := range 40 {
@@ -233,6 +238,10 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 			"a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
 		{"65 rules that always apply", "rules:\n" + always.String(),
 			"policy.yaml:2:3: a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
+		{"7000 wrong rules", "rules:\n" + wrong.String(), " more such lines, from here on; correct the others first"},
+		{"a long path that several rules match", "rules:\n- {name: a, match: {path: /" + long[:400_000] + "}, unlimited: true}\n- {name: b, match: {path: /" + long[:400_000] + "}, unlimited: true}\n",
+			"matches equally well"},
+		{"a long segment that the path does not have", "identities: {" + long + ": {first_of: []}}\n" + rule, "policy.yaml:1:"},
 		{"10,001 rules", "rules:\n" + many.String(), "policy.yaml:2:1: there are 10001 rules; the most is 10000"},
 	}
 	for _, row := range rows {
@@ -250,10 +259,46 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 				if n := strings.Count(err.Error(), "\n"); n > 200 {
 					t.Errorf("%d mistakes are reported; want at most 200", n)
 				}
+				if n := len(err.Error()); n > 300_000 {
+					t.Errorf("the error has %d bytes", n)
+				}
 			case <-time.After(time.Minute):
 				t.Fatal("the policy takes more than a minute to compile")
 			}
 		})
 	}
 	t.Logf("counted: %d huge policies", len(rows))
+}
+
+// TestRemarksAreBounded: a reload logs warnings, so neither their number nor their length may grow
+// with the file.
+func TestRemarksAreBounded(t *testing.T) {
+	t.Parallel()
+	var many strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&many, "- {name: r%d, match: {path: /a%d}, per: {key: header X-%d}, limits: [{rate: 1/s, on_status: 401}]}\n", i, i, i)
+	}
+	for name, text := range map[string]string{
+		"many": many.String(),
+		"long": "- {name: a, match: {path: /" + strings.Repeat("x", 900_000) + "}, per: ip, limits: [{rate: 1/s, on_status: 401}]}\n",
+	} {
+		config, err := Parse("policy.yaml", []byte("rules:\n"+text), nil, Options{})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		p, err := config.Compile()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer p.Close()
+		all := slices.Concat(p.Warnings, p.Hints)
+		if len(all) == 0 || len(all) > 2*maxErrors {
+			t.Errorf("%s: %d remarks; want 1 to %d", name, len(all), 2*maxErrors)
+		}
+		for _, one := range all {
+			if len(one.Message) > 2*maxMessage {
+				t.Errorf("%s: a remark has %d bytes: %.200s", name, len(one.Message), one.Message)
+			}
+		}
+	}
 }

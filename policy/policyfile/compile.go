@@ -114,7 +114,7 @@ func (config *Config) Compile() (*Policy, error) {
 		p.Close()
 		return nil, err
 	}
-	p.Warnings, p.Hints = c.warnings.sorted().few(), c.hinted.sorted()
+	p.Warnings, p.Hints = c.warnings.sorted().few().bounded(), c.hinted.sorted().bounded()
 	if c.text != nil {
 		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:6])
 	}
@@ -191,7 +191,7 @@ func (c *compiler) hint(p any, format string, args ...any) {
 
 func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	at := c.at[p]
-	return &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))}
+	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
 }
 
 // orWritten returns p if it was written, and otherwise its parent, for the position of a mistake.

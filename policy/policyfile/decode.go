@@ -25,6 +25,8 @@ const (
 	MaxFile  = 1 << 20 // bytes
 	maxDepth = 32      // levels of nesting
 	maxNodes = 100_000 // values and field names; those behind an alias count at each alias
+
+	maxMessage = 2000 // bytes of one message, which may quote values
 )
 
 // Parse reads a policy. The name is the file's name, for messages. In scalars, it replaces ${NAME}
@@ -65,7 +67,7 @@ func (s *source) fail(p any, format string, args ...any) {
 		return
 	}
 	at := s.at[p]
-	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.mask.apply(fmt.Sprintf(format, args...))})
+	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: wording.ClipAt(s.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
 
 // isMisnamed reports whether an unknown field of the struct of p was probably meant as one of these
@@ -89,7 +91,7 @@ func (s *source) err() error {
 	if len(s.errs) == 0 {
 		return nil
 	}
-	return s.errs.sorted()
+	return s.errs.sorted().bounded()
 }
 
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
@@ -104,7 +106,7 @@ type decoder struct {
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: d.mask.apply(fmt.Sprintf(format, args...))})
+	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
 
 func (d *decoder) parse(text []byte) *yaml.Node {

@@ -73,6 +73,19 @@ func (e Errors) few() (list Errors) {
 	return list
 }
 
+// maxErrors is how many errors, warnings or hints are reported.
+const maxErrors = 100
+
+// bounded returns at most maxErrors of the errors, and how many others there are.
+func (e Errors) bounded() Errors {
+	if len(e) <= maxErrors {
+		return e
+	}
+	last := *e[maxErrors-1]
+	last.Message = fmt.Sprintf("there are %d more such lines, from here on; correct the others first", len(e)-maxErrors+1)
+	return append(slices.Clone(e[:maxErrors-1]), &last)
+}
+
 // suggest returns which name was probably meant, or the known names.
 func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
