@@ -302,6 +302,14 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if strings.HasPrefix(text, "^") {
 		return nil, fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, fromExpression(text))
 	}
+	if path, _, hasQuery := strings.Cut(text, "?"); hasQuery && strings.HasPrefix(path, "/") {
+		return nil, fmt.Errorf("the path %.60q has a query; write %.60q, and beside it query NAME: VALUE if the rule needs it (%%3F is a question mark in a path)", text, path)
+	}
+	if host, path, _ := strings.Cut(text, "/"); strings.Contains(host, ".") && !strings.ContainsAny(host, "*{}") && path != "" {
+		if _, err := ParseHost(host); err == nil {
+			return nil, fmt.Errorf("the path %.60q begins with a host; write host: %.60s and path: %.60q", text, host, "/"+path)
+		}
+	}
 	if !strings.HasPrefix(text, "/") {
 		return nil, fmt.Errorf("the path %.60q must begin with a slash; write %.60q", text, "/"+text)
 	}

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/penstock/penstock/internal/wording"
@@ -101,7 +102,21 @@ func (c *compiler) suggestIdentity(name string) string {
 	for other := range c.identities {
 		known = append(known, other)
 	}
-	return suggestOf(name, known)
+	hint := suggestOf(name, known)
+	switch {
+	case strings.HasPrefix(hint, "did you mean"):
+		return hint
+	case isHeaderLike(name):
+		return fmt.Sprintf("for a header of the request write {key: header %s}", wording.Clip(name))
+	}
+	return hint + ", or write a part of the request, as in {key: header X-API-Key}"
+}
+
+// isHeaderLike reports whether a text is probably the name of a header.
+func isHeaderLike(name string) bool {
+	word, _, hasHyphen := strings.Cut(name, "-")
+	_, isSource := sourceWords[word]
+	return hasHyphen && !isSource && policy.IsToken(name) && !strings.HasPrefix(name, "$")
 }
 
 func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) []*policy.Identity {

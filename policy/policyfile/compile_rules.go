@@ -131,7 +131,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 	case config.Name == "":
 		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
 	case !policy.IsName(config.Name):
-		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
+		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-', as in search-api", wording.Clip(config.Name))
 	}
 	matchers = c.compileMatch(r, &config.Match)
 	switch {

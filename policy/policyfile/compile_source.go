@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -47,7 +48,11 @@ func (c *compiler) compileSource(p any, text string, more ...string) (policy.Sou
 		return policy.Source{Kind: policy.KindIdentity, Identity: c.compileIdentity(c.identities[text])}, true
 	}
 	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(sourceWords)), slices.Sorted(maps.Keys(c.identities)), more))
-	if !strings.HasPrefix(hint, "did you mean") {
+	switch {
+	case strings.HasPrefix(hint, "did you mean"):
+	case len(words) == 1 && isHeaderLike(text):
+		hint = fmt.Sprintf("write header %s", wording.Clip(text))
+	default:
 		hint = sourceForms
 	}
 	c.fail(p, "%q is not a part of a request; %s", wording.Clip(text), hint)

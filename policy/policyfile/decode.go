@@ -531,9 +531,11 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 	places := []struct {
 		field string
 		has   reflect.Type
+
+		isList bool
 	}{
-		{"limits", reflect.TypeFor[LimitConfig]()}, {"match", reflect.TypeFor[MatchConfig]()}, {"rules", reflect.TypeFor[RuleConfig]()},
-		{"cost", reflect.TypeFor[CostConfig]()}, {"tokens", reflect.TypeFor[jwt.Config]()},
+		{"limits", reflect.TypeFor[LimitConfig](), true}, {"match", reflect.TypeFor[MatchConfig](), false}, {"rules", reflect.TypeFor[RuleConfig](), true},
+		{"cost", reflect.TypeFor[CostConfig](), false}, {"tokens", reflect.TypeFor[jwt.Config](), false},
 	}
 	names := make(map[string]bool)
 	for known := range known {
@@ -544,7 +546,11 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 	}
 	for _, place := range places {
 		if _, ok := fieldsOf(place.has)[name]; ok && names[place.field] {
-			return fmt.Sprintf("it belongs into %s", place.field)
+			form := "%s: {%s: ...}"
+			if place.isList {
+				form = "%s: [{%s: ...}]"
+			}
+			return fmt.Sprintf("it belongs into %s, as in "+form, place.field, place.field, name)
 		}
 	}
 	for _, s := range sections {

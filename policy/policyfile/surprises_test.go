@@ -105,17 +105,25 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 
 func TestErrorsSayHowToWriteWhatWasMeant(t *testing.T) {
 	for text, want := range map[string]string{
-		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]": `a text with { needs quotes within the bracket that opens in line 1, column 26; write "/users/{id}", with the quotes`,
-		"rules:\n  - {path: [/a, /users/{id}/x/{b}], per: ip}":                           `2:24: a text with { needs quotes within the bracket that opens in line 2, column 12; write "/users/{id}/x/{b}", with the quotes`,
-		"rules:\n  - name: a\n    match:\n      path: {id}/x\n":                          `4:17: more text follows a bracket or a quote; put the whole text into quotes, as in "{id}/x"`,
-		"rules:\n  - name: a\n    match: {path: [/v1/a\n    per: ip\n":                   "3:25: the [ that opens in line 3, column 19 is not closed; write ] after its last value",
-		"rules:\n  - name: a\n    limits: [{rate: 1/s}  # é ]\n\n  - name: b\n":          "3:25: the [ that opens in line 3, column 13 is not closed; write ]",
-		"rules: [{name: a, match: {path: [/a, /b}}]":                                     "the [ that opens in line 1, column 33 is not closed; write ] after its last value, or a comma if another value follows",
-		"rules:\n  - {name: a, limits: [\"a\"\n    \"b\"]}\n":                            "2:27: the [ that opens in line 2, column 23 is not closed; write ] after its last value, or a comma",
-		"rules: [{name: a, match: {path: '^/v2/.*$'}, per: ip, limits: [{rate: 1/s}]}]":  `write "/v2/**"`,
-		"rules: [{name: a, match: {path: '^/v2/[^/]+/x/(.*)'}, per: ip, limits: [{}]}]":  `write "/v2/*/x/**"`,
-		"rules: [{name: a, per: header X-API-Key, limits: [{rate: 1/s}]}]":               "write {key: header X-API-Key}",
-		"rules: [{name: a, per: ip, limits: [{rate: 100rpm}]}]":                          "write 100/min",
+		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]":    `a text with { needs quotes within the bracket that opens in line 1, column 26; write "/users/{id}", with the quotes`,
+		"rules:\n  - {path: [/a, /users/{id}/x/{b}], per: ip}":                              `2:24: a text with { needs quotes within the bracket that opens in line 2, column 12; write "/users/{id}/x/{b}", with the quotes`,
+		"rules:\n  - name: a\n    match:\n      path: {id}/x\n":                             `4:17: more text follows a bracket or a quote; put the whole text into quotes, as in "{id}/x"`,
+		"rules:\n  - name: a\n    match: {path: [/v1/a\n    per: ip\n":                      "3:25: the [ that opens in line 3, column 19 is not closed; write ] after its last value",
+		"rules:\n  - name: a\n    limits: [{rate: 1/s}  # é ]\n\n  - name: b\n":             "3:25: the [ that opens in line 3, column 13 is not closed; write ]",
+		"rules: [{name: a, match: {path: [/a, /b}}]":                                        "the [ that opens in line 1, column 33 is not closed; write ] after its last value, or a comma if another value follows",
+		"rules:\n  - {name: a, limits: [\"a\"\n    \"b\"]}\n":                               "2:27: the [ that opens in line 2, column 23 is not closed; write ] after its last value, or a comma",
+		"rules: [{name: a, match: {path: '^/v2/.*$'}, per: ip, limits: [{rate: 1/s}]}]":     `write "/v2/**"`,
+		"rules: [{name: a, match: {path: '^/v2/[^/]+/x/(.*)'}, per: ip, limits: [{}]}]":     `write "/v2/*/x/**"`,
+		"rules: [{name: a, per: header X-API-Key, limits: [{rate: 1/s}]}]":                  "write {key: header X-API-Key}",
+		"rules: [{name: a, per: X-API-Key, limits: [{rate: 1/s}]}]":                         "for a header of the request write {key: header X-API-Key}",
+		"rules: [{name: a, per: caller, limits: [{rate: 1/s}]}]":                            "there are ip and global, or write a part of the request, as in {key: header X-API-Key}",
+		"rules: [{name: a, per: {key: X-API-Key}, limits: [{rate: 1/s}]}]":                  `"X-API-Key" is not a part of a request; write header X-API-Key`,
+		"rules: [{name: Search API, per: ip, limits: [{rate: 1/s}]}]":                       "as in search-api",
+		"rules: [{name: a, path: /a, per: ip, limits: [{rate: 1/s}]}]":                      "it belongs into match, as in match: {path: ...}",
+		"rules: [{name: a, per: ip, rate: 1/s}]":                                            "it belongs into limits, as in limits: [{rate: ...}]",
+		"rules: [{name: a, match: {path: a.example/v1/*}, per: ip, limits: [{rate: 1/s}]}]": `write host: a.example and path: "/v1/*"`,
+		"rules: [{name: a, match: {path: '/a?x=1'}, per: ip, limits: [{rate: 1/s}]}]":       `write "/a", and beside it query NAME: VALUE`,
+		"rules: [{name: a, per: ip, limits: [{rate: 100rpm}]}]":                             "write 100/min",
 	} {
 		config, err := Parse("policy.yaml", []byte(text), nil, Options{})
 		if err == nil {

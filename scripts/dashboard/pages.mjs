@@ -118,6 +118,12 @@ for (const [name, base, options] of [
   const site = await open(config.admin);
   const page = await site.go("dashboard");
   await page.locator(".chart canvas").first().waitFor();
+  const [room, label] = await page.locator("#chart-requests .uplot").evaluate(plot => {
+    const over = plot.querySelector(".u-over"), context = plot.querySelector("canvas").getContext("2d");
+    context.font = "12px system-ui, sans-serif";
+    return [plot.clientWidth - over.offsetLeft - over.offsetWidth, context.measureText("00:00:00").width];
+  });
+  assert.ok(room >= label / 2, `a label at the end of the time axis is cut: it needs ${label / 2} px, and has ${room}`);
   const image = () => page.locator("#chart-requests canvas").evaluate(canvas => canvas.toDataURL());
   const first = await image();
   await until("the chart to move", async () => await image() !== first);

@@ -76,8 +76,11 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "penstock: store redis://127.0.0.1:1 (--store): unreachable: "},
 		{"serve --resp 0.0.0.0:1", exitInvalid, "write --caller-token or --caller-client-ca, 127.0.0.1 as the host, or --allow-open-callers if"},
 		{"validate", exitUsage, "penstock: an argument is missing; write the name of a policy file, as in: penstock validate rules.yaml"},
-		{"explain", exitUsage, "penstock: an argument is missing; write one URL or path, as in: penstock explain /api/rides"},
-		{"explain /a /b", exitUsage, "penstock: there are 2 arguments; write one URL or path"},
+		{"explain", exitUsage, "penstock: an argument is missing; write one URL or path, as in: penstock explain --config rules.yaml /api/rides"},
+		{"serve rules.yaml", exitUsage, `penstock: the argument "rules.yaml" is one too many; write flags only, as in: penstock serve --config rules.yaml`},
+		{"validate --config rules.yaml", exitUsage, "there is no --config here; write the file alone, as in: penstock validate rules.yaml"},
+		{"test --config rules.yaml cases.yaml", exitUsage, "there is no --config here; write the file alone, as in: penstock test rules.yaml cases.yaml"},
+		{"explain /a /b", exitUsage, `penstock: the argument "/b" is one too many; write one URL or path`},
 		{"serve --demo --listen 192.0.2.1:1 --admin-listen off", exitInternal, "listen (--listen)"},
 	} {
 		code, out, err := command(strings.Fields(c.args)...)

@@ -96,6 +96,16 @@ func checkOutput(output string, known ...string) error {
 	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
 }
 
+// withoutConfig explains to those who write --config that the command has its files as arguments.
+func withoutConfig(c *cobra.Command, example string) {
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if err.Error() == "unknown flag: --config" {
+			err = fmt.Errorf("there is no --config here; write the file alone, as in: %s", example)
+		}
+		return coded(exitUsage, err)
+	})
+}
+
 // needsArgument checks the number of arguments. what is the text that describes them in the error.
 func needsArgument(least, most int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
@@ -103,7 +113,7 @@ func needsArgument(least, most int, what string) cobra.PositionalArgs {
 		case len(args) < least:
 			return coded(exitUsage, fmt.Errorf("an argument is missing; write %s", what))
 		case len(args) > most:
-			return coded(exitUsage, fmt.Errorf("there are %d arguments; write %s", len(args), what))
+			return coded(exitUsage, fmt.Errorf("the argument %.60q is one too many; write %s", args[most], what))
 		}
 		return nil
 	}

@@ -32,7 +32,7 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"PENSTOCK_KEY_HASH_SECRET, PENSTOCK_KEY_HASH_SECRET_FILE or the policy's server section.",
 		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
 			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
-		Args:              needsArgument(1, 1, "one URL or path, as in: penstock explain /api/rides"),
+		Args:              needsArgument(1, 1, "one URL or path, as in: penstock explain --config rules.yaml /api/rides"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
 	}

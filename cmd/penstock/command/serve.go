@@ -40,7 +40,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"The policy is reloaded when its file changes, and on SIGHUP. SIGTERM drains requests in flight, then exits.",
 		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379\n" +
 			"  penstock serve --resp 127.0.0.1:6380 --store redis://localhost:6379",
-		Args: cobra.NoArgs,
+		Args: needsArgument(0, 0, "flags only, as in: penstock serve --config rules.yaml --upstream http://localhost:3000"),
 	}
 	values := make(map[string]*flagValue)
 	for _, row := range settings.Table {

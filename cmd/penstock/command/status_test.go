@@ -261,7 +261,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		text string
 	}{
 		"status":                                   {exitUsage, "one key, as in: penstock status ip:192.0.2.1"},
-		"status a b":                               {exitUsage, "there are 2 arguments"},
+		"status a b":                               {exitUsage, `the argument "b" is one too many`},
 		"status key:abc --store redis://h":         {exitUsage, "write --config rules.yaml"},
 		"status key:abc --config " + policy:        {exitUsage, "no store is named"},
 		"status user:7" + up:                       {exitUsage, "write one of: key:…, global, ip:…"},

@@ -53,6 +53,7 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 		ValidArgsFunction: completeYAML,
 	}
+	withoutConfig(c, "penstock test rules.yaml cases.yaml")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text, json or junit")
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "junit"}, cobra.ShellCompDirectiveNoFileComp))
 	return c

@@ -83,6 +83,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 		ValidArgsFunction: completeYAML,
 	}
+	withoutConfig(c, "penstock validate rules.yaml")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	c.Flags().BoolVarP(&isVerbose, "verbose", "v", false, "also describe the rules of each policy")

@@ -164,7 +164,7 @@ class Chart {
       width: this.plot.clientWidth, height: this.plot.clientHeight,
       legend: {show: false},
       cursor: {drag: {x: false, y: false}, points: {show: false}, x: false, y: false},
-      padding: [8, 4, 0, 0],
+      padding: [8, 28, 0, 0], // on the right, half of a label with seconds
       scales: {y: {range: (_, low, high) => [0, niceEnd(high ?? 0)]}},
       axes: [
         {...axis, gap: 4, size: 26, grid: {show: false}, space: 70, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
