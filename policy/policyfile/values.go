@@ -101,8 +101,23 @@ func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
 		if clause.Source, ok = d.decodeName(content[2*i], seen); !ok {
 			d.markUnread(&clause.Source)
 		}
+		if name := nestedName(clause.Source, content[2*i+1]); ok && name != "" {
+			d.fail(content[2*i], "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
+			d.markUnread(&clause.Source)
+			d.markUnread(&clause.Values)
+			continue
+		}
 		d.decodeValue(content[2*i+1], &clause.Values)
 	}
+}
+
+// nestedName returns the name of a source if it was written as a field, as in header: {X-Plan: a}.
+func nestedName(source string, value *yaml.Node) string {
+	kind, isKnown := sourceWords[source]
+	if !isKnown || !kind.IsNamed() || value.Kind != yaml.MappingNode || len(value.Content) != 2 || value.Content[0].Value == "file" {
+		return ""
+	}
+	return value.Content[0].Value
 }
 
 // Conditions hold if one of them holds. One condition needs no list. "default" always holds.
