@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
@@ -79,7 +80,13 @@ func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args 
 	return nil
 }
 
+// maxInfo bounds a reply of INFO, in bytes. A usual one has less than 20,000.
+const maxInfo = 1 << 20
+
 func parseInfo(text string) (Server, error) {
+	if len(text) > maxInfo {
+		return Server{}, fmt.Errorf("the script replied with %d bytes; the most is %d", len(text), maxInfo)
+	}
 	fields := make(map[string]string)
 	for line := range strings.Lines(text) {
 		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
@@ -91,7 +98,7 @@ func parseInfo(text string) (Server, error) {
 	}
 	number := func(name string) int64 { return integer(fields[name]) }
 	s := Server{
-		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: fields["maxmemory_policy"]},
+		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: wording.ClipAt(fields["maxmemory_policy"], 40)},
 		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
 		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
 		Cached:  number("number_of_cached_scripts"),
@@ -102,7 +109,7 @@ func parseInfo(text string) (Server, error) {
 		switch {
 		case name == "cmdstat_eval" || name == "cmdstat_evalsha": // calls=5,usec=76,…
 			s.Scripts += integer(part(value, "calls"))
-			s.ScriptTime += time.Duration(integer(part(value, "usec"))) * time.Microsecond
+			s.ScriptTime += time.Duration(min(integer(part(value, "usec")), maxNumber/1000)) * time.Microsecond
 		case isNumbered(name, "db"): // keys=1,expires=0,…
 			s.Keys += integer(part(value, "keys"))
 		case isNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
@@ -130,12 +137,20 @@ func part(list, name string) string {
 	return ""
 }
 
+// maxNumber is the largest number that is taken from INFO. Sums of a thousand do not overflow.
+const maxNumber = 1 << 53
+
+// integer returns a number of INFO. It is 0 if the text is none, or negative.
 func integer(text string) int64 {
 	n, _ := strconv.ParseInt(text, 10, 64)
-	return n
+	return min(max(n, 0), maxNumber)
 }
 
+// seconds returns a time of INFO. It is 0 if the text is none, or negative.
 func seconds(text string) time.Duration {
 	n, _ := strconv.ParseFloat(text, 64)
-	return time.Duration(n * float64(time.Second))
+	if !(n > 0) { // also for NaN
+		return 0
+	}
+	return time.Duration(min(n, maxNumber/float64(time.Second)) * float64(time.Second))
 }

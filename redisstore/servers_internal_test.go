@@ -1,6 +1,8 @@
 package redisstore
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -20,6 +22,42 @@ func TestInfoIsParsed(t *testing.T) {
 		if got, err := parseInfo(hostile); err == nil {
 			t.Errorf("%q is accepted: %+v", hostile, got)
 		}
+	}
+}
+
+// TestHostileInfoGivesNoWrongNumbers: a server may reply anything, and a counter is never negative.
+func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
+	t.Parallel()
+	names := []string{"maxmemory", "maxmemory_policy", "number_of_cached_scripts", "evicted_keys", "expired_keys", "rejected_connections", "used_cpu_sys_main_thread",
+		"used_cpu_user_main_thread", "connected_clients", "maxclients", "connected_slaves", "master_repl_offset"}
+	for _, value := range []string{"", "-1", "-9223372036854775808", "9223372036854775807", "99999999999999999999999", "1e308", "-1e308", "Inf", "-Inf", "NaN", "0x7fffffffffffffff",
+		"\x00", "\x1b[2J", "1\x00", strings.Repeat("9", 100_000)} {
+		text := "used_memory:" + value + "x\r\n"
+		for _, name := range names {
+			text += name + ":" + value + "\r\n"
+		}
+		for i := range 20 {
+			text += fmt.Sprintf("db%d:keys=%s,expires=0\r\nslave%d:offset=%s\r\n", i, value, i, value)
+		}
+		text += "cmdstat_eval:calls=" + value + ",usec=" + value + "\r\ncmdstat_evalsha:calls=" + value + ",usec=" + value + "\r\n"
+		s, err := parseInfo(text)
+		if err != nil {
+			if len(text) <= maxInfo {
+				t.Errorf("%.40q: %v", value, err)
+			}
+			continue
+		}
+		for i, n := range []int64{s.Used, s.Max, s.Keys, s.Evicted, s.Expired, int64(s.CPU), s.Scripts, int64(s.ScriptTime), s.Cached, s.Clients, s.MaxClients, s.Refused, s.Replicas, s.Lag} {
+			if n < 0 {
+				t.Errorf("%.40q: number %d is %d", value, i, n)
+			}
+		}
+		if len(s.Policy) > 50 {
+			t.Errorf("the policy has %d bytes", len(s.Policy))
+		}
+	}
+	if _, err := parseInfo("used_memory:1\r\n" + strings.Repeat("x", 10<<20)); err == nil {
+		t.Error("a reply of 10 MB is accepted")
 	}
 }
 

@@ -59,6 +59,28 @@ func Run(t *testing.T, service Service) {
 		}
 	})
 
+	t.Run("ForgedAddressesShareOneLimit", func(t *testing.T) {
+		s := start(t, service, parse(t, `
+rules:
+  - name: clients
+    per: ip
+    limits: [{rate: 3/h}]
+`))
+		admitted := 0
+		for i, header := range []string{"X-Forwarded-For", "Forwarded", "X-Real-IP", "True-Client-IP", "CF-Connecting-IP", "X-Client-IP", "Client-IP", "X-Forwarded-For"} {
+			value := fmt.Sprintf("203.0.113.%d", i)
+			if header == "Forwarded" {
+				value = "for=" + value
+			}
+			if res := s.send(t, "GET", "/files/a", []string{"one\r\n" + header + ": " + value}); res.StatusCode == http.StatusOK {
+				admitted++
+			}
+		}
+		if admitted != 3 {
+			t.Errorf("%d requests with forged addresses are admitted; want the 3 of their connection", admitted)
+		}
+	})
+
 	t.Run("OnlyFailuresAreCharged", func(t *testing.T) {
 		s := start(t, service, parse(t, `
 rules:

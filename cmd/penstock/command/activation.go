@@ -22,7 +22,7 @@ func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.
 	}
 	names := getenv("LISTEN_FDNAMES")
 	if getenv("LISTEN_FDS") != "1" || names != "listen" {
-		return nil, fmt.Errorf("%w: systemd passes %s sockets with the names %q; write one socket unit with one ListenStream and FileDescriptorName=listen, and use the settings for other addresses",
+		return nil, fmt.Errorf("%w: systemd passes %q sockets with the names %q; write one socket unit with one ListenStream and FileDescriptorName=listen, and use the settings for other addresses",
 			settings.ErrInvalid, getenv("LISTEN_FDS"), strings.Split(names, ":"))
 	}
 	f := os.NewFile(first, names)

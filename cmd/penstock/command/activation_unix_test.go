@@ -34,7 +34,14 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 		{pid: "43", count: "1", names: "listen", of: opened.(*net.TCPListener)},
 		{pid: "42", count: "1", names: "listen", of: opened.(*net.TCPListener), isUsed: true},
 		{pid: "42", count: "1", names: "api", of: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
-		{pid: "42", count: "2", names: "listen:listen", of: opened.(*net.TCPListener), err: `2 sockets with the names ["listen" "listen"]`},
+		{pid: "42", count: "2", names: "listen:listen", of: opened.(*net.TCPListener), err: `"2" sockets with the names ["listen" "listen"]`},
+		{pid: " 42", count: "1", names: "listen", of: opened.(*net.TCPListener)},
+		{pid: "99999999999999999999", count: "1", names: "listen", of: opened.(*net.TCPListener)},
+		{pid: "42", count: "", names: "listen", of: opened.(*net.TCPListener), err: `passes "" sockets`},
+		{pid: "42", count: "0", names: "", of: opened.(*net.TCPListener), err: `passes "0" sockets`},
+		{pid: "42", count: "-1", names: "listen", of: opened.(*net.TCPListener), err: `passes "-1" sockets`},
+		{pid: "42", count: "99999999999999999999", names: "listen", of: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
+		{pid: "42", count: "1\x1b[2J\n", names: "listen", of: opened.(*net.TCPListener), err: `passes "1\x1b[2J\n" sockets`},
 		{pid: "42", count: "1", names: "listen", of: packets.(*net.UDPConn), err: "write ListenStream"},
 	} {
 		f, err := c.of.File()
@@ -61,5 +68,14 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 			}
 			l.Close()
 		}
+	}
+}
+
+// TestSocketThatIsNotOpenIsAnError: LISTEN_FDS may promise what is not there.
+func TestSocketThatIsNotOpenIsAnError(t *testing.T) {
+	environ := map[string]string{"LISTEN_PID": "42", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "listen"}
+	const isClosed = 1 << 20 // no process of the test has so many files
+	if l, err := inheritedListener(func(name string) string { return environ[name] }, 42, isClosed); !errors.Is(err, settings.ErrInvalid) || l != nil {
+		t.Errorf("%v, %v; want an error of the settings", l, err)
 	}
 }

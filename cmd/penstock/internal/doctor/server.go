@@ -153,10 +153,10 @@ func parseInfo(text string) map[string]string {
 	return fields
 }
 
-// number returns a field of INFO as a number; 0 if it does not exist.
+// number returns a field of INFO as a number from 0 to 2^53; 0 if it does not exist.
 func (s *server) number(name string) int64 {
 	n, _ := strconv.ParseInt(s.info[name], 10, 64)
-	return n
+	return min(max(n, 0), 1<<53)
 }
 
 // part reads a field of a list such as "p50=1.0,p99=2.0".
