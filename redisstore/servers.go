@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
@@ -97,8 +96,9 @@ func parseInfo(text string) (Server, error) {
 		return Server{}, fmt.Errorf("the script replied %.40q", text)
 	}
 	number := func(name string) int64 { return integer(fields[name]) }
+	policy := fields["maxmemory_policy"] // the longest name has 15 letters
 	s := Server{
-		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: wording.ClipAt(fields["maxmemory_policy"], 40)},
+		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: policy[:min(len(policy), 40)]},
 		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
 		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
 		Cached:  number("number_of_cached_scripts"),
