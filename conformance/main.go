@@ -90,8 +90,7 @@ func (p *program) run(only string) error {
 	}
 	var err error
 	if p.oracle, err = buildOracle(filepath.Join("testdata", "ratelimit"), filepath.Join("..", "bin", "conformance")); err != nil {
-		fmt.Println("conformance: could not get envoyproxy/ratelimit, so nothing is compared:", err)
-		return nil
+		return fmt.Errorf("get envoyproxy/ratelimit, so nothing is compared: %w", err)
 	}
 	fmt.Printf("%s %s, seed %d\n", modulePath, p.oracle.version, p.seed)
 	var failed error

@@ -185,6 +185,7 @@ func goTest(o options, t target, args ...string) ([]byte, error) {
 	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
 	cmd := exec.CommandContext(ctx, "go", append(args, t.tests...)...)
 	cmd.Dir = o.tree
+	cmd.WaitDelay = 10 * time.Second // programs that a test has left must not keep the output open
 	return cmd.CombinedOutput()
 }
 

@@ -45,7 +45,7 @@ type Section struct {
 	EnvoyQuotaMode         *bool  `yaml:"envoy_quota_mode" jsonschema:"Treat all of Envoy's limits as if they had quota_mode; default false."`
 	EnvoyMergeDomains      *bool  `yaml:"envoy_merge_domains" jsonschema:"Let several files have one domain; default false."`
 	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Prefer PENSTOCK_CALLER_TOKEN_FILE."`
-	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of those who may also peek, reset and explain; default none. Prefer PENSTOCK_OPERATOR_TOKEN_FILE."`
+	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of operators, who may also peek, reset and explain; default none. Prefer PENSTOCK_OPERATOR_TOKEN_FILE."`
 	AllowStatedLimits      *bool  `yaml:"allow_stated_limits" jsonschema:"Let callers in JSON and gRPC state limits of their own; default false."`
 	AllowOpenCallers       *bool  `yaml:"allow_open_callers" jsonschema:"Answer callers in JSON, gRPC and RESP without credentials at addresses that other machines can reach; default false."`
 	CallerTLSCert          string `yaml:"caller_tls_cert" jsonschema:"PEM file of the certificate chain for callers; default none, no TLS."`

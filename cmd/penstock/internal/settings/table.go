@@ -117,7 +117,7 @@ var Table = []Row{
 	{Name: "caller-token", Value: "text", Secret: true, set: setToken(func(s *Settings) *[]byte { return &s.CallerToken }),
 		Help: "password that Redis clients send by AUTH, and programs as Authorization: Bearer in JSON and gRPC; forward-auth trusts the addresses in trusted_proxies instead"},
 	{Name: "operator-token", Value: "text", Secret: true, set: setToken(func(s *Settings) *[]byte { return &s.OperatorToken }),
-		Help: "token of those who may also peek, reset and explain, in JSON and gRPC; without it nobody may. The admin API needs it where other machines can reach it"},
+		Help: "token of operators, who may also peek, reset and explain in JSON and gRPC. Without a token, these calls are refused. The admin API requires the token at addresses that other machines can reach"},
 	{Name: "allow-stated-limits", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowStatedLimits }),
 		Help: "let callers in JSON and gRPC state limits that are not in the policy"},
 	{Name: "allow-open-callers", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowOpenCallers }),
