@@ -93,7 +93,7 @@ func create(name, text string, isForced bool) error {
 	}
 	file, err := os.OpenFile(name, mode, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it", name))
+		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. A description in OpenAPI goes after --from-openapi", name))
 	}
 	if err == nil {
 		_, err = file.WriteString(text)
