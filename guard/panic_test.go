@@ -40,7 +40,7 @@ func TestPanicOfADrawDoesNotEndTheProcess(t *testing.T) {
 				t.Error(err)
 			}
 			if s := l.Stats(); s.Draws == 0 || s.Live != 0 {
-				t.Errorf("mode %v: %+v; want draws, and nothing live", mode, s)
+				t.Errorf("mode %v: %+v; want draws, and 0 live units after Close", mode, s)
 			}
 		})
 	}
@@ -65,24 +65,24 @@ func TestPanicOfAProbeDoesNotEndTheProcess(t *testing.T) {
 		time.Sleep(time.Minute)
 		down.Store(false)
 		if d, err := b.Decide(t.Context(), charges); err != nil || d.Source != penstock.FromStore {
-			t.Errorf("once the store is back: %v, %v", d, err)
+			t.Errorf("once the store is back: %v, %v; want a decision of the store", d, err)
 		}
 	})
 }
 
-func TestPanicOfACountOfInstancesIsIgnored(t *testing.T) {
+func TestPanicOfTheHeartbeatIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		f := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
+		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
 			if n++; n == 1 {
 				panic("a bug in a caller")
 			}
 			return 3, nil
 		}})
 		time.Sleep(time.Minute)
-		if got := f.Instances(); got != 3 {
+		if got := counter.Instances(); got != 3 {
 			t.Errorf("%d instances; want 3", got)
 		}
-		f.Close()
+		counter.Close()
 	})
 }

@@ -15,6 +15,7 @@ import (
 )
 
 // With corsPolicy, the Gate itself responds with 429, 403, 400 and, if the store fails, with 503.
+// The cors settings replace the %.
 const corsPolicy = `
 identities: {client: {key: header X-API-Key}}
 deny: {header X-Banned: "yes"}
@@ -34,14 +35,15 @@ func newFailingStore(store penstock.Store) penstock.Store {
 	})
 }
 
-// ownAnswers returns the headers of the Gate's responses to requests with these headers, by status.
-func ownAnswers(t *testing.T, cors string, headers ...string) map[int]http.Header {
+// responsesByStatus sends requests that get one response of each status: 200 from the upstream, all
+// others from the Gate. It returns the headers of the responses. headers are added to each request.
+func responsesByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
 	gate, _ := gateOn(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "the upstream's own")
 	}))
-	answers := make(map[int]http.Header)
+	responses := make(map[int]http.Header)
 	for _, c := range []struct {
 		target string
 		status int
@@ -53,9 +55,9 @@ func ownAnswers(t *testing.T, cors string, headers ...string) map[int]http.Heade
 		if w.Code != c.status {
 			t.Fatalf("%s: %d; want %d", c.target, w.Code, c.status)
 		}
-		answers[c.status] = w.Header()
+		responses[c.status] = w.Header()
 	}
-	return answers
+	return responses
 }
 
 func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
@@ -75,13 +77,13 @@ func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 		{"two", "origins: " + app, []string{"Origin", app, "Origin", app}, "", "", "Origin"},
 		{"no origin", "origins: " + app, nil, "", "", "Origin"},
 	} {
-		for status, h := range ownAnswers(t, c.cors, c.headers...) {
+		for status, h := range responsesByStatus(t, c.cors, c.headers...) {
 			if status == 200 {
 				if got := h["Access-Control-Allow-Origin"]; len(got) != 1 || got[0] != "the upstream's own" {
 					t.Errorf("%s: the upstream's response allows %q", c.name, got)
 				}
 			} else if h.Get("Access-Control-Allow-Origin") != c.origin || h.Get("Access-Control-Allow-Credentials") != c.credential || h.Get("Vary") != c.vary {
-				t.Errorf("%s: the headers of status %d are %v; want the row's", c.name, status, h)
+				t.Errorf("%s: the headers of status %d are %v; want the origin %q, the credentials %q, and Vary %q", c.name, status, h, c.origin, c.credential, c.vary)
 			}
 			want := ""
 			if c.origin != "" {
@@ -164,7 +166,7 @@ rules:
 		{"POST", "/a", preflight, 200, 429},          // nothing was charged before
 		{"OPTIONS", "/a", preflight[:2], 429, 429},   // not a preflight
 		{"OPTIONS", "/a", preflight[2:], 429, 429},   // not a preflight
-		{"OPTIONS", "/options", preflight, 200, 429}, // by a rule that names the method
+		{"OPTIONS", "/options", preflight, 200, 429}, // the rule names the method
 		{"OPTIONS", "/a", append(preflight, "Authorization", "Bearer x"), 429, 429},
 		{"OPTIONS", "/a", append(preflight, "Proxy-Authorization", "Basic eDp4"), 429, 429},
 		{"OPTIONS", "/a", append(preflight, "Cookie", "a=b"), 429, 429},

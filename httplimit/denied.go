@@ -33,7 +33,7 @@ const (
 	requestCanceled                         // 503: its context ended before it was admitted: the client left, or the server closes
 	clientRefused                           // 403: the client is on the deny list
 	requestMalformed                        // 400: servers could read it in different ways; detail says why
-	tooManyNew                              // 429: the address brings too many new identities
+	tooManyNew                              // 429: the address sent too many new identities
 	peerRefused                             // 403: only trusted proxies are served; detail says how to become one
 	rejectionReasons
 )

@@ -12,7 +12,8 @@ import (
 	"testing/iotest"
 )
 
-// readAll reads commands until the input ends or breaks the protocol.
+// readAll reads commands until the input ends or breaks the protocol. It calls check after each
+// fill of the buffer.
 func readAll(from io.Reader, check func(*reader)) (commands [][]string, err error) {
 	r := newReader(from)
 	for {
@@ -47,7 +48,7 @@ func TestCommandsAreReadHoweverTheyArrive(t *testing.T) {
 	want := [][]string{{"PING"}, {"ECHO", "it's", "aA\n\""}, {"DEL", ""}, slices.Repeat([]string{long}, maxArgs), {"ECHO", "x"}, {"PING"}}
 	for name, from := range map[string]io.Reader{
 		"at once": strings.NewReader(input), "byte by byte": iotest.OneByteReader(strings.NewReader(input)),
-		"in halves": iotest.HalfReader(strings.NewReader(input)), "with the end": iotest.DataErrReader(strings.NewReader(input)),
+		"in halves": iotest.HalfReader(strings.NewReader(input)), "with io.EOF beside the last bytes": iotest.DataErrReader(strings.NewReader(input)),
 	} {
 		got, err := readAll(from, func(*reader) {})
 		if err != nil || !slices.EqualFunc(got, want, slices.Equal) {
@@ -94,7 +95,8 @@ func TestNumbersAreReadAsRedisReadsThem(t *testing.T) {
 	}
 }
 
-// Whatever arrives, memory is bounded and what is read does not depend on how it arrives.
+// For any input, the buffer is bounded, and the commands do not depend on how many bytes each read
+// returns.
 func FuzzReader(f *testing.F) {
 	for _, seed := range []string{"PING\r\n", "*1\r\n$4\r\nPING\r\n", "*2\r\n$4\r\nECHO\r\n$0\r\n\r\n", "*9223372036854775807\r\n", "*1\r\n$9223372036854775807\r\n",
 		"ECHO \"a\\x41\" 'b\\''\n", "*0\r\n*-1\r\n\r\n", "POST / HTTP/1.1\r\nHost: x\r\n", "*1\r\n$4\r\nPINGPING\r\n"} {
@@ -105,7 +107,7 @@ func FuzzReader(f *testing.F) {
 		check := func(r *reader) {
 			received += r.end - r.start
 			if len(r.buffer) > maxBuffer || len(r.buffer) > max(minBuffer, 2*received) {
-				t.Fatalf("the buffer has %d bytes after %d received ones", len(r.buffer), received)
+				t.Fatalf("the buffer has %d bytes after %d bytes were received", len(r.buffer), received)
 			}
 		}
 		whole, wholeErr := readAll(bytes.NewReader(data), check)
@@ -122,10 +124,10 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// chunks are read a few bytes at a time.
+// chunks is a reader that returns data in parts.
 type chunks struct {
 	data []byte
-	size int
+	size int // of a part, in bytes
 }
 
 func (c *chunks) Read(p []byte) (n int, err error) {
@@ -137,7 +139,7 @@ func (c *chunks) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-func TestRepliesAreOfTheirVersion(t *testing.T) {
+func TestRepliesHaveTheFormatOfTheProtocolVersion(t *testing.T) {
 	for proto, want := range map[int]string{
 		2: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n$1\r\nf\r\n$-1\r\n*2\r\n",
 		3: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n=5\r\ntxt:f\r\n_\r\n%1\r\n",

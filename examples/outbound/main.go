@@ -1,5 +1,5 @@
 // Command outbound sends notifications through a provider that accepts 10 per second, and bursts of
-// 20. It sends them at such times that the provider rejects none.
+// 20. It paces them, so that the provider rejects none.
 package main
 
 import (
@@ -26,9 +26,9 @@ func main() {
 	}
 
 	// For messages that are useless later: send them now, or not at all.
-	now := &http.Client{Transport: &outbound.Transport{Limiter: limiter, MaxWait: -1}}
-	sent, held, err := send(now, provider.URL, 25)
-	fmt.Printf("without waiting: %d sent, %d not\n", sent, held)
+	immediate := &http.Client{Transport: &outbound.Transport{Limiter: limiter, MaxWait: -1}}
+	sent, unsent, err := send(immediate, provider.URL, 25)
+	fmt.Printf("without waiting: %d sent, %d not\n", sent, unsent)
 	if err != nil {
 		fmt.Println("last error:", err)
 	}
@@ -37,28 +37,28 @@ func main() {
 	// again after the time in its Retry-After.
 	queued := &http.Client{Transport: &outbound.Transport{Limiter: limiter, MaxWait: 10 * time.Second, Retries: 2}}
 	start := time.Now()
-	if sent, held, err = send(queued, provider.URL, 5); err != nil {
+	if sent, unsent, err = send(queued, provider.URL, 5); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("with waiting: %d sent, %d not, in %v\n", sent, held, time.Since(start).Round(10*time.Millisecond))
+	fmt.Printf("with waiting: %d sent, %d not, in %v\n", sent, unsent, time.Since(start).Round(10*time.Millisecond))
 }
 
 // send sends n notifications, one after the other. It counts those that were sent and those that
 // were not, and returns the last error.
-func send(client *http.Client, url string, n int) (sent, held int, last error) {
+func send(client *http.Client, url string, n int) (sent, unsent int, last error) {
 	for range n {
 		answer, err := client.Post(url, "text/plain", strings.NewReader("your car is here"))
 		var notSent *outbound.NotSentError
 		switch {
 		case errors.As(err, &notSent):
-			held++
+			unsent++
 			last = notSent
 		case err != nil:
-			return sent, held, err
+			return sent, unsent, err
 		default:
 			answer.Body.Close()
 			sent++
 		}
 	}
-	return sent, held, last
+	return sent, unsent, last
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestLimitsKeepTheServiceFastInASurge runs the surge in synctest, with the same riders, service
-// and limits, but without sockets.
+// TestLimitsKeepTheServiceFastInASurge runs the surge of main in synctest, with the same
+// riders, service and limits, but without sockets.
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &url.URL{Scheme: "http", Host: "rides.example.com"}
@@ -26,9 +26,10 @@ func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 		t.Logf("counted: %d requests of a surge", alone.allowed.TotalCount()+alone.failures+
 			limited.allowed.TotalCount()+limited.denied.TotalCount()+limited.failures)
 		t.Log("\n" + table(alone, limited))
-		for _, failures := range check(alone, limited) {
-			t.Error(failures)
+		for _, failure := range check(alone, limited) {
+			t.Error(failure)
 		}
+		// The rule backend of surge.yaml admits 110/s, with bursts of 10.
 		if most := 110 + 10/surge.duration.Seconds(); limited.backend > most {
 			t.Errorf("%.1f requests/s reached the service; want at most %.1f", limited.backend, most)
 		}

@@ -57,7 +57,7 @@ func handlerOf(t testing.TB, store penstock.Store, text string, o forwardauth.Op
 	return h
 }
 
-// gateOf returns the gate that the proxy has.
+// gateOf returns an httplimit.Gate with the same rules, to which the Handler is compared.
 func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	t.Helper()
 	rules := rulesOf(t, text)
@@ -71,8 +71,9 @@ func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 // A description is a request as a proxy describes it.
 type description struct{ method, host, uri, from string }
 
-// ways are the endpoints. Each describes a request as its proxy does, and returns what is sent.
-var ways = map[string]func(d description) (method, target, host string, header []string){
+// encodings has a function for each endpoint, and two for Request. A function returns the
+// subrequest by which a proxy describes a request to that endpoint.
+var encodings = map[string]func(d description) (method, target, host string, header []string){
 	forwardauth.Forward: func(d description) (string, string, string, []string) {
 		return "GET", "/auth/forward", "limiter", []string{"X-Forwarded-Method", d.method, "X-Forwarded-Uri", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-Proto", "https",
 			"X-Forwarded-For", d.from}
@@ -100,25 +101,25 @@ func sendFromProxy(h http.Handler, method, target, host string, header ...string
 	return w
 }
 
-// send describes a request to an endpoint, with further headers.
-func send(h http.Handler, way string, d description, header ...string) *httptest.ResponseRecorder {
-	method, target, host, own := ways[way](d)
+// send sends an endpoint the subrequest that describes d, with further headers.
+func send(h http.Handler, endpoint string, d description, header ...string) *httptest.ResponseRecorder {
+	method, target, host, own := encodings[endpoint](d)
 	return sendFromProxy(h, method, target, host, append(own, header...)...)
 }
 
-// clientStatus returns the status that the client must get.
-func clientStatus(t testing.TB, way string, w *httptest.ResponseRecorder) (status string) {
+// clientStatus returns the status that the proxy sends to its client.
+func clientStatus(t testing.TB, endpoint string, w *httptest.ResponseRecorder) (status string) {
 	t.Helper()
 	status = fmt.Sprint(w.Code)
 	statusHeader := w.Header()["X-Ratelimit-Status"]
-	if !strings.HasPrefix(way, forwardauth.Request) || w.Code == 200 {
+	if !strings.HasPrefix(endpoint, forwardauth.Request) || w.Code == 200 {
 		if statusHeader != nil {
-			t.Errorf("%s: status %d with X-RateLimit-Status %v; want no such header", way, w.Code, statusHeader)
+			t.Errorf("%s: status %d with X-RateLimit-Status %v; want no such header", endpoint, w.Code, statusHeader)
 		}
 		return status
 	}
 	if w.Code != 403 || len(statusHeader) != 1 {
-		t.Errorf("%s: status %d with X-RateLimit-Status %v; nginx takes only 403 for a denial", way, w.Code, statusHeader)
+		t.Errorf("%s: status %d with X-RateLimit-Status %v; nginx takes only 403 for a denial", endpoint, w.Code, statusHeader)
 		return status
 	}
 	return statusHeader[0]
@@ -133,17 +134,17 @@ rules:
 
 func TestTheDescribedRequestIsLimited(t *testing.T) {
 	post := description{"POST", "api.example.com", "/api/rides/request", "203.0.113.9"}
-	for way := range ways {
-		t.Run(way, func(t *testing.T) {
+	for endpoint := range encodings {
+		t.Run(endpoint, func(t *testing.T) {
 			h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 			for i, want := range []string{`"ride.hour";r=1;t=1800`, `"ride.hour";r=0;t=1800`} {
-				w := send(h, way, post)
+				w := send(h, endpoint, post)
 				if w.Code != 200 || w.Header().Get("RateLimit") != want || w.Header().Get("RateLimit-Policy") != `"ride.hour";q=2;w=3600` || w.Body.Len() > 0 {
 					t.Errorf("request %d: %d %v %q; want 200 with RateLimit %s", i+1, w.Code, w.Header(), w.Body, want)
 				}
 			}
-			w := send(h, way, post)
-			if got := clientStatus(t, way, w); got != "429" || w.Header().Get("Retry-After") != "1800" {
+			w := send(h, endpoint, post)
+			if got := clientStatus(t, endpoint, w); got != "429" || w.Header().Get("Retry-After") != "1800" {
 				t.Errorf("request 3: %s %v; want 429 with Retry-After 1800", got, w.Header())
 			}
 			for what, d := range map[string]description{
@@ -152,12 +153,12 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 				"another path":   {post.method, post.host, "/else", post.from},
 				"another client": {post.method, post.host, post.uri, "203.0.113.10"},
 			} {
-				if w := send(h, way, d); w.Code != 200 {
+				if w := send(h, endpoint, d); w.Code != 200 {
 					t.Errorf("%s is limited: %d %s", what, w.Code, w.Body)
 				}
 			}
 			for i, want := range []string{"200", "200", "429"} {
-				if got := clientStatus(t, way, send(h, way, description{"GET", "a", "/list?token=x", post.from})); got != want {
+				if got := clientStatus(t, endpoint, send(h, endpoint, description{"GET", "a", "/list?token=x", post.from})); got != want {
 					t.Errorf("request %d with a query: %s; want %s", i+1, got, want)
 				}
 			}
@@ -269,14 +270,15 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 }
 
 func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
-	for way := range ways {
+	for endpoint := range encodings {
+		// Go gives "@" as the address of a peer on a Unix socket.
 		for peer, name := range map[string]string{"198.51.100.7:4711": "198.51.100.7", "[2001:db8::7]:1": "2001:db8::7", "@": "unix", "": "unix", "198.51.100.8": "198.51.100.8"} {
 			var outcomes []admission.Outcome
 			var texts []string
 			h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
 				Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
-			method, target, host, header := ways[way](description{"GET", "a", "/list?token=x", "192.0.2.1"})
+			method, target, host, header := encodings[endpoint](description{"GET", "a", "/list?token=x", "192.0.2.1"})
 			r := httptest.NewRequest(method, target, nil)
 			r.Host, r.RemoteAddr = host, peer
 			for i := 0; i < len(header); i += 2 {
@@ -285,11 +287,11 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			const remedy = "add it to http.trusted_proxies of the policy"
-			if got := clientStatus(t, way, w); got != "403" || !strings.Contains(w.Body.String(), "if "+name+" is your proxy, "+remedy) {
-				t.Errorf("%s from %q: %s %s; want 403 with the remedy", way, peer, got, w.Body)
+			if got := clientStatus(t, endpoint, w); got != "403" || !strings.Contains(w.Body.String(), "if "+name+" is your proxy, "+remedy) {
+				t.Errorf("%s from %q: %s %s; want 403 with the remedy", endpoint, peer, got, w.Body)
 			}
 			if len(texts) != 1 || !strings.Contains(texts[0], remedy) || !reflect.DeepEqual(outcomes, []admission.Outcome{admission.Refused}) {
-				t.Errorf("%s from %q: reported %q, observed %v; want one report and one rejection", way, peer, texts, outcomes)
+				t.Errorf("%s from %q: reported %q, observed %v; want one report and one rejection", endpoint, peer, texts, outcomes)
 			}
 		}
 	}
@@ -298,15 +300,15 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 // The client's address is the first one from the right that is not a trusted proxy's, as in
 // Penstock's own proxy.
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
-	for way := range ways {
+	for endpoint := range encodings {
 		h := handlerOf(t, newStoppedStore(), ride, forwardauth.Options{HasFallback: true})
 		for i, from := range []string{"203.0.113.9", "198.51.100.1, 203.0.113.9", "203.0.113.9, 192.0.2.1", "203.0.113.9:4711"} {
 			want := "200"
 			if i >= 2 {
 				want = "429"
 			}
-			if got := clientStatus(t, way, send(h, way, description{"POST", "api.example.com", "/api/rides/request", from})); got != want {
-				t.Errorf("%s: request %d, from %s: %s; want %s", way, i+1, from, got, want)
+			if got := clientStatus(t, endpoint, send(h, endpoint, description{"POST", "api.example.com", "/api/rides/request", from})); got != want {
+				t.Errorf("%s: request %d, from %s: %s; want %s", endpoint, i+1, from, got, want)
 			}
 		}
 	}
@@ -320,8 +322,9 @@ http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{rate: 1/h}]}]
 `
 	targets := spellings.All()
-	// send sends the targets over one connection, as write formats them.
-	send := func(t *testing.T, h http.Handler, write func(target string) string) (statuses []string) {
+	// send sends one request for each target, all over one connection. head returns the first lines
+	// of a request.
+	send := func(t *testing.T, h http.Handler, head func(target string) string) (statuses []string) {
 		server := httptest.NewServer(h)
 		defer server.Close()
 		connection, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -331,7 +334,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 		defer connection.Close()
 		answers := bufio.NewReader(connection)
 		for _, target := range targets {
-			io.WriteString(connection, write(target)+"X-Forwarded-For: 203.0.113.9\r\n\r\n")
+			io.WriteString(connection, head(target)+"X-Forwarded-For: 203.0.113.9\r\n\r\n")
 			response, err := http.ReadResponse(answers, nil)
 			if err != nil {
 				t.Fatalf("%s: no response: %v", target, err)
@@ -355,10 +358,10 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	if passed != 1 {
 		t.Fatalf("the gate admits %d spellings; want 1", passed)
 	}
-	for way := range ways {
-		t.Run(way, func(t *testing.T) {
+	for endpoint := range encodings {
+		t.Run(endpoint, func(t *testing.T) {
 			got := send(t, handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
-				method, to, host, header := ways[way](description{"GET", "a", target, ""})
+				method, to, host, header := encodings[endpoint](description{"GET", "a", target, ""})
 				text := method + " " + to + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
 					if header[i] != "X-Forwarded-For" {
@@ -394,17 +397,17 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 			gate := gateOf(t, newStoppedStore(), text)
 			sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			want := sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
-			for way := range ways {
+			for endpoint := range encodings {
 				h := handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true})
 				api := description{"GET", "a", "/api", "203.0.113.9"}
-				send(h, way, api, header...)
-				got := send(h, way, api, header...)
-				if status := clientStatus(t, way, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
-					t.Errorf("%s, %s %q: %s; want %d as from the gate", name, way, header, status, want.Code)
+				send(h, endpoint, api, header...)
+				got := send(h, endpoint, api, header...)
+				if status := clientStatus(t, endpoint, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
+					t.Errorf("%s, %s %q: %s; want %d as from the gate", name, endpoint, header, status, want.Code)
 				}
 				got.Header().Del("X-RateLimit-Status")
 				if !reflect.DeepEqual(got.Header(), want.Header()) || got.Body.String() != want.Body.String() {
-					t.Errorf("%s, %s %q:\n%v\n%s; want as from the gate\n%v\n%s", name, way, header, got.Header(), got.Body, want.Header(), want.Body)
+					t.Errorf("%s, %s %q:\n%v\n%s; want as from the gate\n%v\n%s", name, endpoint, header, got.Header(), got.Body, want.Header(), want.Body)
 				}
 			}
 		}
@@ -437,7 +440,7 @@ func TestOtherPathsAreNotFound(t *testing.T) {
 	}
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext", "/auth/ext/", "/auth/ext//a/../b"} {
 		if !forwardauth.IsEndpoint(path) {
-			t.Errorf("%s is not an endpoint; want that it is one", path)
+			t.Errorf("%s is not an endpoint; want IsEndpoint to return true", path)
 		}
 	}
 }
@@ -461,24 +464,25 @@ rules:
   - {name: closed, match: {path: /closed}, per: ip, limits: [{rate: 1/h, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: ip, limits: [{rate: 1/h}]}
 `
-	for way := range ways {
+	for endpoint := range encodings {
 		h := handlerOf(t, penstock.StoreFunc(down), text, forwardauth.Options{})
 		for path, statuses := range map[string][]string{"/open": {"200", "200"}, "/closed": {"503", "503"}, "/local": {"200", "429"}} {
 			for i, want := range statuses {
-				w := send(h, way, description{"GET", "a", path, "203.0.113.9"})
-				if got := clientStatus(t, way, w); got != want || (got == "503") != (w.Header().Get("Retry-After") == "1") {
-					t.Errorf("%s of %s, request %d: %s %v; want %s", way, path, i+1, got, w.Header(), want)
+				w := send(h, endpoint, description{"GET", "a", path, "203.0.113.9"})
+				if got := clientStatus(t, endpoint, w); got != want || (got == "503") != (w.Header().Get("Retry-After") == "1") {
+					t.Errorf("%s of %s, request %d: %s %v; want %s", endpoint, path, i+1, got, w.Header(), want)
 				}
 				if path == "/open" && w.Header().Get("RateLimit") != "" {
-					t.Errorf("%s of %s: a request that is not counted has RateLimit %s", way, path, w.Header().Get("RateLimit"))
+					t.Errorf("%s of %s: a request that is not counted has RateLimit %s", endpoint, path, w.Header().Get("RateLimit"))
 				}
 			}
 		}
-		// Without a decision the status is 503 for nginx too, so the proxy's own failure mode applies.
+		// Without a decision, nginx too gets 503 rather than 403. It takes that as a failure of this
+		// service, and its own failure mode applies.
 		h = handlerOf(t, penstock.StoreFunc(hanging), text, forwardauth.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errors.New("the service shuts down"))
-		method, target, host, header := ways[way](description{"GET", "a", "/closed", "203.0.113.9"})
+		method, target, host, header := encodings[endpoint](description{"GET", "a", "/closed", "203.0.113.9"})
 		r := httptest.NewRequestWithContext(ctx, method, target, nil)
 		r.Host = host
 		for i := 0; i < len(header); i += 2 {
@@ -487,7 +491,7 @@ rules:
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		if w.Code != 503 || w.Header().Get("X-RateLimit-Status") != "" {
-			t.Errorf("%s of a service that shuts down: %d %v; want 503", way, w.Code, w.Header())
+			t.Errorf("%s of a service that shuts down: %d %v; want 503", endpoint, w.Code, w.Header())
 		}
 	}
 }
@@ -502,9 +506,9 @@ func (unreadable) Close() error               { return nil }
 func TestNoBodyIsRead(t *testing.T) {
 	h := handlerOf(t, memstore.New(memstore.Options{}),
 		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}", forwardauth.Options{HasFallback: true})
-	for way := range ways {
+	for endpoint := range encodings {
 		for range 20 {
-			method, target, host, header := ways[way](description{"POST", "a", "/", "203.0.113.9"})
+			method, target, host, header := encodings[endpoint](description{"POST", "a", "/", "203.0.113.9"})
 			r := httptest.NewRequest(method, target, nil)
 			r.Host, r.Body, r.ContentLength = host, unreadable{t}, 5
 			for i := 0; i < len(header); i += 2 {
@@ -513,7 +517,7 @@ func TestNoBodyIsRead(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if w.Code != 200 {
-				t.Fatalf("%s: %d %s; want 200", way, w.Code, w.Body)
+				t.Fatalf("%s: %d %s; want 200", endpoint, w.Code, w.Body)
 			}
 		}
 	}
@@ -542,13 +546,13 @@ func TestDescriptionsCostFewAllocations(t *testing.T) {
 	r := httptest.NewRequest("GET", "/api/things/1?x=1", nil)
 	r.Header.Set("X-API-Key", "k")
 	gate := count(gateOf(t, memstore.New(memstore.Options{}), text), r)
-	for way, most := range map[string]float64{
+	for endpoint, most := range map[string]float64{ // how many more than the gate
 		forwardauth.Forward: 2, // the request and its URL
 		forwardauth.Ext:     2,
 		forwardauth.Request: 3, // and the writer
 	} {
 		h := handlerOf(t, memstore.New(memstore.Options{}), text, forwardauth.Options{HasFallback: true})
-		method, target, host, header := ways[way](description{"GET", "a", "/api/things/1?x=1", "203.0.113.9"})
+		method, target, host, header := encodings[endpoint](description{"GET", "a", "/api/things/1?x=1", "203.0.113.9"})
 		r := httptest.NewRequest(method, target, nil)
 		r.Host = host
 		r.Header.Set("X-API-Key", "k")
@@ -556,7 +560,7 @@ func TestDescriptionsCostFewAllocations(t *testing.T) {
 			r.Header.Set(header[i], header[i+1])
 		}
 		if n := count(h, r); n > gate+most {
-			t.Errorf("%s: %v allocations, and the gate has %v; want at most %v more", way, n, gate, most)
+			t.Errorf("%s: %v allocations, and the gate has %v; want at most %v more", endpoint, n, gate, most)
 		}
 	}
 }
@@ -661,7 +665,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 
 // With Check in the options, a file with rules that need the response is invalid, and a reload of
 // it changes nothing.
-func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
+func TestFilesWithRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	write := func(limits string) {
 		t.Helper()
@@ -694,7 +698,7 @@ func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
 // Rules that match no request to the Handler may have any limits.
 func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
 	for _, text := range []string{
-		"rules: [{name: jobs, per: ip, limits: [{in_flight: 3}]}]", // nobody is trusted
+		"rules: [{name: jobs, per: ip, limits: [{in_flight: 3}]}]", // no proxy is trusted, so no rule is used
 		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: jobs, match: {descriptor kind: job}, per: {job: descriptor id}, limits: [{in_flight: 3}]}]}",
 	} {
 		if err := forwardauth.Check(rulesOf(t, text)); err != nil {

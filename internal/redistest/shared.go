@@ -46,12 +46,13 @@ func SharedCluster(t testing.TB) *Cluster {
 }
 
 // Main runs the tests of a package, up to 8 in parallel, because most wait for servers. Then it
-// closes the shared servers. It fails if a goroutine still runs code of a package with this path.
+// closes the shared servers. It fails if goroutines still run code of the package path, or of a
+// package below it.
 func Main(m *testing.M, path string) {
 	flag.Parse()
-	isChosen := false
-	flag.Visit(func(f *flag.Flag) { isChosen = isChosen || f.Name == "test.parallel" })
-	if !isChosen {
+	isParallelSet := false
+	flag.Visit(func(f *flag.Flag) { isParallelSet = isParallelSet || f.Name == "test.parallel" })
+	if !isParallelSet {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()
@@ -73,7 +74,8 @@ func Main(m *testing.M, path string) {
 }
 
 // goroutinesOf returns the stacks of the goroutines that run code of a package, except this one. It
-// waits 5 s for them to end: a store that is not closed keeps idle goroutines for 10 s.
+// waits up to 5 s for them to end. Idle goroutines of a store that is not closed live for 10 s, so
+// they are found.
 func goroutinesOf(path string) (left string) {
 	buf := make([]byte, 16<<20)
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {

@@ -8,8 +8,8 @@ import (
 
 // resolve returns a copy of a document in which each alias is replaced by a copy of its value.
 // That copy has the position of the alias. Values inside it keep their own positions. resolve
-// reports a mistake and returns nil if a value contains itself, or if the document has more than
-// maxNodes values without aliases.
+// reports a mistake and returns nil if a value contains itself, or if the copy would have more than
+// maxNodes values.
 func (d *decoder) resolve(root *yaml.Node) *yaml.Node {
 	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
 	return r.copy(root, nil)
@@ -28,12 +28,12 @@ func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
 		at = alias
 	}
 	if r.nodes++; r.nodes > maxNodes {
-		r.fail(at, "the file has more than %d values, aliases included; put long lists into files of their own", maxNodes)
+		r.fail(at, "the file has more than %d values, counted again at each alias; put long lists into files of their own", maxNodes)
 		return nil
 	}
 	if n.Kind == yaml.AliasNode {
 		if r.open[n.Alias] {
-			r.fail(n, "*%s is inside the value that it repeats, so it would never end; write the value out", wording.Clip(n.Value))
+			r.fail(n, "*%s is inside the value that it stands for, so it would never end; write the value out", wording.Clip(n.Value))
 			return nil
 		}
 		repeated := r.copy(n.Alias, at)

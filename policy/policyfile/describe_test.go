@@ -102,7 +102,7 @@ func TestRulesMadeInCodeAreDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"rule code", "a function of the program", "10 per 1s, burst 20", "sub-window", "5 in flight", "store fails     rejected", "by the handler"} {
+	for _, part := range []string{"rule code", "a function of the program", "10 per 1s, burst 20", "sub-window", "5 in flight", "store fails     rejected", "corrected by the handler"} {
 		if !strings.Contains(described(rules), part) {
 			t.Errorf("the description lacks %q:\n%s", part, described(rules))
 		}

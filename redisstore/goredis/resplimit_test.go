@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// go-redis sends CL.THROTTLE to a resplimit server, as its users do.
+// The users of redis-cell call CL.THROTTLE through go-redis. The same calls work with resplimit.
 func TestGoRedisWorksWithResplimit(t *testing.T) {
 	server, err := resplimit.New(memstore.New(memstore.Options{}), nil, resplimit.Options{
 		Credentials: []resplimit.Credential{{User: "ann", Password: "secret"}, {Password: "token"}},
@@ -41,25 +41,27 @@ func TestGoRedisWorksWithResplimit(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+		// A maximum burst of 6 admits 7 calls. The reply begins with whether the call is limited, the
+		// limit, and what remains.
 		for j, call := range calls {
 			reply, err := call.Int64Slice()
 			if err != nil || len(reply) != 5 {
-				t.Fatalf("the reply is %v, %v", reply, err)
+				t.Fatalf("the reply is %v, %v; want 5 integers", reply, err)
 			}
 			if limited := reply[0] == 1; limited != (j >= 7) || reply[1] != 7 || reply[2] != max(int64(6-j), 0) {
-				t.Errorf("reply %d is %v", j, reply)
+				t.Errorf("reply %d is %v; want limited %t, limit 7, %d remaining", j, reply, j >= 7, max(6-j, 0))
 			}
 		}
 		if n, err := client.Del(ctx, key).Result(); n != 1 || err != nil {
 			t.Errorf("DEL replies %d, %v; want 1", n, err)
 		}
 		if reply, err := client.Do(ctx, "CL.THROTTLE", key, 6, 1, 86400).Int64Slice(); err != nil || reply[0] != 0 {
-			t.Errorf("after DEL the reply is %v, %v", reply, err)
+			t.Errorf("after DEL the reply is %v, %v; want an admitted call", reply, err)
 		}
 	}
 	client := redis.NewClient(&redis.Options{Addr: l.Addr().String(), Password: "wrong"})
 	defer client.Close()
 	if err := client.Do(ctx, "CL.THROTTLE", "a", 1, 1, 1).Err(); err == nil || errors.Is(err, redis.Nil) {
-		t.Errorf("with a wrong password the error is %v", err)
+		t.Errorf("with a wrong password the error is %v; want one about the password", err)
 	}
 }

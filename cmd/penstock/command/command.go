@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Main runs the command line of this process and ends it. Policy files may name the algorithms by
-// their titles, in addition to the built-in ones.
+// Main runs the command line of this process, and then ends the process. Policy files may use these
+// algorithms, under their Titles, in addition to the built-in ones.
 func Main(algorithms ...*algorithm.Algorithm) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the first signal drains, the second one ends the process
@@ -45,7 +45,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "penstock",
 		Short: "A rate limiter for HTTP APIs",
 		Long: "penstock limits requests to HTTP APIs. All instances share one set of counters in Redis or Valkey;\na single instance can count in memory.\n\n" +
-			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration or token, 5 store unreachable,\n6 doctor has found a problem, or a case of test has failed.",
+			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration or token, 5 store unreachable,\n6 penstock doctor has found a problem, or a case of penstock test has failed.",
 		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
 		Version:       version(),
 		SilenceUsage:  true,

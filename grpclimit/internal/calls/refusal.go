@@ -19,7 +19,8 @@ import (
 	"github.com/penstock/penstock/internal/quotaheaders"
 )
 
-// A Refusal is the reason why a call was not admitted, and what its client gets.
+// A Refusal is the reason why a call was not admitted, and what its client gets. The outcome
+// admission.Refused, a client on the deny list, is only one of the reasons.
 type Refusal struct {
 	Outcome    admission.Outcome
 	Err        error // of the context, if the call was abandoned
@@ -82,7 +83,7 @@ func (g *Gate) quotaFailure(a *admission.Admission, why *admission.Rejection) *e
 		}
 	}
 	if len(f.Violations) == 0 {
-		f.Violations = []*errdetails.QuotaFailure_Violation{{Subject: "rule:" + why.Rule, Description: "the address brings too many new identities"}}
+		f.Violations = []*errdetails.QuotaFailure_Violation{{Subject: "rule:" + why.Rule, Description: "the address sent too many new identities"}}
 	}
 	return f
 }
@@ -113,7 +114,7 @@ func (r *Refusal) Code() codes.Code {
 	return codes.InvalidArgument
 }
 
-// IsTemporary tells whether the call may be admitted after RetryAfter.
+// IsTemporary tells whether a limit denied the call and may admit it after RetryAfter.
 func (r *Refusal) IsTemporary() bool {
 	return r.Outcome == admission.Denied && r.RetryAfter > 0 && r.RetryAfter != penstock.Never
 }
@@ -154,10 +155,10 @@ func (r *Refusal) RetrySeconds() string {
 
 // Pushback returns the text of grpc-retry-pushback-ms: how long a client should wait before it
 // retries, in milliseconds, rounded up. It is -1 if the client should not retry, and "" if the time
-// is unknown.
+// is unknown or the limits are not the reason.
 func (r *Refusal) Pushback() string {
 	switch {
-	case len(r.Details) == 0:
+	case len(r.Details) == 0: // neither a denial nor a failure of the store
 		return ""
 	case r.RetryAfter == penstock.Never:
 		return "-1"

@@ -22,6 +22,7 @@ func TestTimingsOfStoreAndUpstream(t *testing.T) {
 	r.Upstream.Fail()
 	tick(3)
 	state := read[State](f, "state")
+	// A quantile is the upper end of the range that has the time: 7 µs are in the range up to 8 µs.
 	if want := (Latency{Calls: 100, P50: 8, P95: 8, P99: 8}); state.Store.Latency != want {
 		t.Errorf("the store is %+v, want %+v", state.Store.Latency, want)
 	}
@@ -40,11 +41,11 @@ func TestTimingsOfStoreAndUpstream(t *testing.T) {
 		t.Errorf("the timings by the minute are %+v; want 100 calls in the first and none in the last", got)
 	}
 	if got := read[History](f, "history?span=minutes&last=2"); got.Last != 1 {
-		t.Errorf("the history by the minute is %+v; want the last minute 1", got)
+		t.Errorf("the history by the minute is %+v; want 1 as the number of its last minute", got)
 	}
 	alone := newFixture(t, func(o *Options) { o.Upstream = func() string { return "" } })
 	if state, got := read[State](alone, "state"), read[Timings](alone, "timings"); state.Upstream != nil || got.Upstream != nil {
-		t.Errorf("without an upstream: %+v, %+v", state.Upstream, got.Upstream)
+		t.Errorf("without an upstream: its state is %+v and its timings are %+v; want none", state.Upstream, got.Upstream)
 	}
 }
 
@@ -57,7 +58,8 @@ func TestStateSaysWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
 	for _, change := range []func(){func() { store.Breakers["default"] = "open" }, func() { store.Breakers["default"], store.IsFailing = "closed", true }} {
 		change()
 		got := read[StoreState](f, "store")
-		if got.Over == nil || len(got.Over.Limits) != 3 || got.Over.Skipped != 0 { // a shadow admits nothing
+		// The shadow of the policy is neither listed nor skipped, because it admits nothing.
+		if got.Over == nil || len(got.Over.Limits) != 3 || got.Over.Skipped != 0 {
 			t.Fatalf("while the store fails, the bounds are %+v; want those of 3 limits", got.Over)
 		}
 		one := got.Over.Limits[1]
@@ -75,6 +77,7 @@ func TestHistoryAddsUpRules(t *testing.T) {
 		add(activity.Series{Rule: "all", Limit: "hour", Name: "denied"}, 1)
 		add(activity.Series{Name: "source:store"}, 9)
 	})
+	// The keys are the rule and the name of a line. The line without a rule is the sum of all rules.
 	want := map[string]uint32{" denied": 13, "api denied": 12, "all denied": 1, " source:store": 9}
 	for _, got := range []History{read[History](f, "history?sum=rules&last=1"), read[State](f, "state").Recent} {
 		if len(got.Lines) != len(want) {

@@ -273,7 +273,7 @@ func (c *Core) Observe(e *admission.Event) {
 			c.Activity.Store.Observe(e.Latency)
 		}
 	case penstock.FromOpen:
-		c.failOpen.passed(e.Rule)
+		c.failOpen.reportPassed(e.Rule)
 	}
 }
 
@@ -301,7 +301,7 @@ type StoreState struct {
 // store.
 func (c *Core) StoreState() StoreState {
 	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
-	if servers := c.servers.known().Servers; servers != nil {
+	if servers := c.servers.latestHealth().Servers; servers != nil {
 		worst := redisstore.WorstMemory(servers)
 		s.Memory = &worst
 	}

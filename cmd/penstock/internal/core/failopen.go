@@ -7,7 +7,7 @@ import (
 )
 
 // A failOpenReporter logs requests that pass unlimited: the first one at once, then their number
-// every interval. It logs the total once none has passed for an interval.
+// every logInterval. It logs the total once none has passed for a logInterval.
 type failOpenReporter struct {
 	log *slog.Logger
 
@@ -18,7 +18,8 @@ type failOpenReporter struct {
 	nextLine   time.Time
 }
 
-func (r *failOpenReporter) passed(rule string) {
+// reportPassed records that a request has passed unlimited, and logs it if a line is due.
+func (r *failOpenReporter) reportPassed(rule string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -29,14 +30,14 @@ func (r *failOpenReporter) passed(rule string) {
 		return
 	}
 	r.log.Error("requests pass unlimited: the store makes no decision", "critical", true, "requests", r.sinceLine, "rule", rule)
-	r.sinceLine, r.nextLine = 0, now.Add(interval)
+	r.sinceLine, r.nextLine = 0, now.Add(logInterval)
 }
 
-// reportEnd logs the total once no request has passed unlimited for an interval.
+// reportEnd logs the total once no request has passed unlimited for a logInterval.
 func (r *failOpenReporter) reportEnd() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sinceFirst == 0 || time.Since(r.latest) < interval {
+	if r.sinceFirst == 0 || time.Since(r.latest) < logInterval {
 		return
 	}
 	r.log.Warn("limits are enforced again; requests had passed unlimited", "requests", r.sinceFirst, "until", r.latest.UTC().Format(time.RFC3339))

@@ -11,7 +11,7 @@ import (
 )
 
 // health logs the beginning, progress and end of a store outage: one line for each reason and
-// interval, not one for each call.
+// logInterval, not one for each call.
 type health struct {
 	log       *slog.Logger
 	isFailing atomic.Bool
@@ -32,9 +32,9 @@ type reasonLine struct {
 }
 
 const (
-	// interval is the time between two lines with the same reason. An outage has ended after an
-	// interval without a failure.
-	interval = 10 * time.Second
+	// logInterval is the time between two lines with the same reason. An outage has ended after a
+	// logInterval without a failure.
+	logInterval = 10 * time.Second
 
 	// maxMissed is how many self-tests in a row, one a second, must fail to report an outage if
 	// there are no requests.
@@ -63,7 +63,7 @@ func (h *health) failed(err error) {
 		h.reasons[h.reason] = r
 	}
 	r.calls++
-	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < interval {
+	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < logInterval {
 		return
 	}
 	h.log.Error("the store made no decision", withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)...)
@@ -77,7 +77,7 @@ func (h *health) answered() {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.isFailing.Load() && time.Since(h.latest) >= interval {
+	if h.isFailing.Load() && time.Since(h.latest) >= logInterval {
 		h.isFailing.Store(false)
 		h.log.Info("the store decides again", "calls_without_decision", h.calls)
 		h.calls, h.reasons, h.reason, h.cause = 0, nil, "", nil

@@ -151,7 +151,7 @@ func TestOnlyDecisionsOfTheStoreEndItsOutage(t *testing.T) {
 		if reason := c.health.currentReason(); reason != "out_of_memory" { // the self-test's reason; breaker_open is not one
 			t.Errorf("after a minute the reason is %q; logged %s", reason, log)
 		}
-		time.Sleep(interval)
+		time.Sleep(logInterval)
 		c.Observe(&admission.Event{Rule: "a", Outcome: admission.Allowed, Source: penstock.FromFallback})
 		if c.health.currentReason() == "" {
 			t.Error("a decision of the fallback has ended the outage")

@@ -21,9 +21,9 @@ type storeMonitor struct {
 	servers func(context.Context) ([]redisstore.Server, error)
 	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
 
-	canEvict, isScarce bool     // as last logged
-	logged             []string // missing rights that were logged
-	latest             atomic.Pointer[metrics.StoreHealth]
+	canEvict, isNearlyFull bool     // as last logged
+	logged                 []string // missing rights that were logged
+	latest                 atomic.Pointer[metrics.StoreHealth]
 }
 
 const (
@@ -34,8 +34,8 @@ const (
 	// serversTimeout bounds one read of all servers of a Cluster.
 	serversTimeout = 5 * time.Second
 
-	// keysSampled is how many keys of each server a sample has. If a rule has half of the keys, the
-	// standard deviation of its estimated number is 2 %.
+	// keysSampled is how many keys of each server a sample has. It estimates each rule's share of the
+	// keys. The standard deviation is largest for a share of one half: 2 percentage points.
 	keysSampled = 500
 )
 
@@ -56,22 +56,22 @@ func (m *storeMonitor) run(ctx context.Context) {
 func (m *storeMonitor) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, serversTimeout)
 	defer cancel()
-	var now metrics.StoreHealth
+	var found metrics.StoreHealth
 	servers, err := m.servers(ctx)
 	if err == nil {
-		now.Servers = servers
+		found.Servers = servers
 		m.warn(redisstore.WorstMemory(servers))
 	}
-	now.Missing = missingRights(err)
-	if err == nil || now.Missing != nil { // otherwise the store is down, and health reports that
+	found.Missing = missingRights(err)
+	if err == nil || found.Missing != nil { // otherwise the store is down, and health reports that
 		keys, err := m.sample(ctx, keysSampled)
 		if err == nil {
-			now.Keys = &keys
+			found.Keys = &keys
 		}
-		now.Missing = append(now.Missing, missingRights(err)...)
+		found.Missing = append(found.Missing, missingRights(err)...)
 	}
-	m.latest.Store(&now)
-	m.logMissing(now.Missing)
+	m.latest.Store(&found)
+	m.logMissing(found.Missing)
 }
 
 // missingRights returns the rights of metrics.StoreRights that an error names.
@@ -102,16 +102,16 @@ func (m *storeMonitor) logMissing(missing []string) {
 	}
 }
 
-// warn logs when a server begins to evict counters, or is nearly full.
-func (m *storeMonitor) warn(now redisstore.Memory) {
-	canEvict, isScarce := now.Evicts(), now.Max > 0 && now.Used > now.Max/10*8
+// warn logs when a server becomes able to evict counters, or becomes nearly full.
+func (m *storeMonitor) warn(memory redisstore.Memory) {
+	canEvict, isNearlyFull := memory.Evicts(), memory.Max > 0 && memory.Used > memory.Max/10*8
 	if canEvict && !m.canEvict {
-		m.log.Warn("the store may evict counters when its memory is full; set maxmemory-policy to noeviction", withServer(now, "maxmemory_policy", now.Policy)...)
+		m.log.Warn("the store may evict counters when its memory is full; set maxmemory-policy to noeviction", withServer(memory, "maxmemory_policy", memory.Policy)...)
 	}
-	if isScarce && !m.isScarce {
-		m.log.Warn("the store's memory is 80 % full", withServer(now, "used", now.Used, "maxmemory", now.Max)...)
+	if isNearlyFull && !m.isNearlyFull {
+		m.log.Warn("the store's memory is 80 % full", withServer(memory, "used", memory.Used, "maxmemory", memory.Max)...)
 	}
-	m.canEvict, m.isScarce = canEvict, isScarce
+	m.canEvict, m.isNearlyFull = canEvict, isNearlyFull
 }
 
 // withServer adds the server's address to a log line about one server of a Cluster.
@@ -122,17 +122,17 @@ func withServer(m redisstore.Memory, line ...any) []any {
 	return line
 }
 
-// known returns what the latest read has found.
-func (m *storeMonitor) known() metrics.StoreHealth {
-	if now := m.latest.Load(); now != nil {
-		return *now
+// latestHealth returns what the latest read has found.
+func (m *storeMonitor) latestHealth() metrics.StoreHealth {
+	if found := m.latest.Load(); found != nil {
+		return *found
 	}
 	return metrics.StoreHealth{}
 }
 
 // storeHealth returns what the metrics show of the store.
 func (c *Core) storeHealth() metrics.StoreHealth {
-	now := c.servers.known()
-	now.IsDegraded = c.health.currentReason() != ""
-	return now
+	health := c.servers.latestHealth()
+	health.IsDegraded = c.health.currentReason() != ""
+	return health
 }

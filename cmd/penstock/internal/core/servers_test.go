@@ -44,7 +44,7 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 		}
 	}
 	now = redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
-	m.canEvict, m.isScarce = false, false
+	m.canEvict, m.isNearlyFull = false, false
 	failure = nil
 	m.check(t.Context())
 	if n := len(log.Lines("server=10.0.0.1:6379")); n != 2 {
@@ -83,7 +83,7 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 		before := len(log.Lines("some metrics of the store are missing"))
 		m.check(t.Context())
 		lines := log.Lines("some metrics of the store are missing")[before:]
-		now := m.known()
+		now := m.latestHealth()
 		if fmt.Sprint(now.Missing) != row.missing || (len(lines) > 0) != (row.lines != "") || row.lines != "" && len(log.Lines(row.lines)) != 1 {
 			t.Errorf("row %d: missing %v, logged %v; want %s and %s", i, now.Missing, lines, row.missing, row.lines)
 		}
