@@ -70,6 +70,7 @@ func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	var live []hold // without this holder's own
 	used, last, own := int64(0), int64(0), hold{holder: a.Holder}
 	longest := max(s.longest, period)
+	// repaired: the clock has stepped back so far that no hold may last longer than longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
 		if repaired {
@@ -135,10 +136,10 @@ func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	return out, slots{live, longest}
 }
 
-// expiry returns the time at which the holds that expire first have freed enough slots.
-func expiry(holds []hold, enough int64) int64 {
+// expiry returns the time by which expired holds have freed at least needed slots.
+func expiry(holds []hold, needed int64) int64 {
 	i := 0
-	for enough -= holds[i].cost; enough > 0; enough -= holds[i].cost {
+	for needed -= holds[i].cost; needed > 0; needed -= holds[i].cost {
 		i++
 	}
 	return holds[i].expires

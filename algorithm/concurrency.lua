@@ -8,16 +8,16 @@ local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
 
--- Returns the time at which the holds that expire first have freed enough slots. It skips the
--- member own: the caller's own hold.
-local function expiry(key, enough, now, own)
+-- Returns the time by which expired holds have freed at least needed slots. It leaves out the
+-- member me: the caller's own hold.
+local function expiry(key, needed, now, me)
   local skip = 0
   while true do
     local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', skip, 16)
     for i = 1, #holds, 2 do
-      if holds[i] ~= own then
-        enough = enough - costof(key, holds[i])
-        if enough <= 0 then
+      if holds[i] ~= me then
+        needed = needed - costof(key, holds[i])
+        if needed <= 0 then
           return tonumber(holds[i + 1])
         end
       end
@@ -33,14 +33,15 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   for i = 1, #ended do
     used = used - costof(key, ended[i])
   end
-  -- The two members with the highest scores are the holds that expire last. latest is when the last
-  -- of all expires, and last is when the last of the other holders expires.
+  -- The holds that expire last have the highest scores. latest is when the last hold expires. last
+  -- is when the last hold of another holder expires, and at most 0 if there is none.
   local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
   local latest = tonumber(newest[4] or newest[2] or 0)
   local longest = period
   if latest - now > period + MAXSTALL then
     longest = math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0))
   end
+  -- repaired: the clock has stepped back so far that no hold may last beyond bound.
   local repaired = latest - now > longest + MAXSTALL
   local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
@@ -54,12 +55,12 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
-  local expires, hascost = ownexpires, owncost
+  local newexpires, newcost = ownexpires, owncost -- of the caller's hold after this request
   if mode == REFUND then
     granted = math.min(cost, owncost)
-    hascost = owncost - granted
+    newcost = owncost - granted
   elseif mode == RESET then
-    used, last, expires, hascost, repaired = 0, 0, 0, 0, false
+    used, last, newexpires, newcost, repaired = 0, 0, 0, 0, false
   else
     local wanted = cost
     if mode == DRAW then
@@ -76,23 +77,23 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
       retry = math.min(expiry(key, used + wanted - count, now, me), bound) - now
     elseif mode ~= PEEK and wanted > 0 then
       granted = math.max(wanted - owncost, 0)
-      expires, hascost = now + period, wanted
+      newexpires, newcost = now + period, wanted
     end
   end
 
-  if hascost > 0 then
-    used = used + hascost
-    last = math.max(last, expires)
+  if newcost > 0 then
+    used = used + newcost
+    last = math.max(last, newexpires)
   end
   remaining = math.max(count - used, 0)
   if used > 0 then
     reset = last - now
   end
-  if expires == ownexpires and hascost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, expires, hascost, used, period
+  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, newexpires, newcost, used, period
 end
 
 -- Writes what concurrency decided. The arguments are the results of concurrency from keep on.

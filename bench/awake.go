@@ -9,10 +9,12 @@ import (
 // does the same. In a virtual machine a core takes about 40 µs to wake up, longer than a script
 // takes. A benchmark whose client and server become idle in turn would measure that time.
 func keepAwake() (end func()) {
-	const device = "/dev/cpu_dma_latency" // Linux: while it is open, no core enters a state that it needs longer to leave than the written µs
+	// On Linux, a program writes to this device how many µs a core may take to wake up. That holds
+	// while the device is open.
+	const device = "/dev/cpu_dma_latency"
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err == nil {
-		_, err = f.Write(make([]byte, 4))
+		_, err = f.Write(make([]byte, 4)) // 0 µs
 	}
 	if err != nil {
 		fmt.Printf("Idle cores may sleep and wake up late, which slows coalesced calls most: %v\n", err)

@@ -16,7 +16,7 @@ import (
 type answer struct {
 	response *rls.RateLimitResponse
 	err      error
-	page     *page // of POST /json
+	json     *jsonResponse // nil if the request was not sent to POST /json
 }
 
 func (a answer) String() string {
@@ -48,7 +48,7 @@ func differences(a, b answer) (fields []string) {
 		}
 		return nil
 	}
-	fields = differencesOfPages(a.page, b.page)
+	fields = differencesOfJSON(a.json, b.json)
 	if a.response == nil || b.response == nil {
 		return fields
 	}

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// A page is a response of POST /json.
-type page struct {
+// A jsonResponse is a response of POST /json.
+type jsonResponse struct {
 	status int
 	kind   string // Content-Type
 	body   string
@@ -29,16 +29,16 @@ type jsonClient struct {
 	client *http.Client
 }
 
-func newJSONClient(a responder) (responder, error) {
-	s, ok := a.(*service)
+func newJSONClient(r responder) (responder, error) {
+	s, ok := r.(*service)
 	if !ok {
-		return nil, fmt.Errorf("%T does not serve HTTP", a)
+		return nil, fmt.Errorf("%T does not serve HTTP", r)
 	}
 	return jsonClient{s, "http://" + s.http + "/json", &http.Client{Timeout: answerLimit}}, nil
 }
 
 func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
-	// Clients use both forms of field names.
+	// Some clients write hitsAddend, others hits_addend.
 	body, err := protojson.MarshalOptions{UseProtoNames: len(request.Descriptors)%2 == 0}.Marshal(request)
 	if err != nil {
 		return answer{err: err}
@@ -47,7 +47,7 @@ func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
 	if err != nil {
 		return answer{err: err}
 	}
-	a := answer{page: p}
+	a := answer{json: p}
 	if p.tree != nil {
 		a.response = new(rls.RateLimitResponse)
 		a.err = protojson.Unmarshal([]byte(p.body), a.response)
@@ -55,7 +55,7 @@ func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
 	return a.normalize()
 }
 
-func (j jsonClient) post(method string, body []byte) (*page, error) {
+func (j jsonClient) post(method string, body []byte) (*jsonResponse, error) {
 	request, err := http.NewRequest(method, j.url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -69,36 +69,37 @@ func (j jsonClient) post(method string, body []byte) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &page{status: response.StatusCode, kind: response.Header.Get("Content-Type"), body: string(text)}
+	p := &jsonResponse{status: response.StatusCode, kind: response.Header.Get("Content-Type"), body: string(text)}
 	if p.kind == "application/json" && json.Unmarshal(text, &p.tree) != nil {
 		p.tree = nil
 	}
 	return p, nil
 }
 
-// differencesOfPages returns the differences that the protobuf messages do not show, such as the
-// HTTP status.
-func differencesOfPages(a, b *page) (fields []string) {
-	if a == nil || b == nil {
+// differencesOfJSON returns the differences between responses of envoyproxy/ratelimit and of
+// Penstock that the protobuf messages do not show, such as the HTTP status.
+func differencesOfJSON(theirs, ours *jsonResponse) (fields []string) {
+	if theirs == nil || ours == nil {
 		return nil
 	}
-	if a.status != b.status {
+	if theirs.status != ours.status {
 		fields = append(fields, "HTTP status")
 	}
-	if a.kind != b.kind {
+	if theirs.kind != ours.kind {
 		fields = append(fields, "Content-Type")
 	}
-	if !reflect.DeepEqual(a.tree, b.tree) {
+	if !reflect.DeepEqual(theirs.tree, ours.tree) {
 		fields = append(fields, "JSON")
 	}
-	// Penstock's error texts have more details.
-	if a.tree == nil && b.tree == nil && !strings.HasPrefix(b.body, strings.TrimSpace(a.body)) {
+	// Penstock's error texts begin alike, and have more details.
+	if theirs.tree == nil && ours.tree == nil && !strings.HasPrefix(ours.body, strings.TrimSpace(theirs.body)) {
 		fields = append(fields, "body")
 	}
 	return fields
 }
 
-// json compares POST /json: first by random requests, then by bodies that are hard to parse.
+// json compares the responses to POST /json: first to random requests, then to bodies that are hard
+// to parse.
 func (p *program) json() error {
 	c := &comparison{rightRules: exactRules, wrap: newJSONClient}
 	if err := p.compare(c, p.penstock("exact", "fast")); err != nil {
@@ -123,7 +124,7 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 0}
 `
 
-// bodies are sent to POST /json.
+// bodies are request bodies that are hard to parse.
 var bodies = []string{
 	``, ` `, `{`, `[]`, `null`, `"x"`, `{}`, `{"domain":""}`, `{"domain":"d"}`, `{"domain":"d","descriptors":[]}`, `{"domain":"d","descriptors":null}`,
 	`{"domain":"d","descriptors":[{}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":""}]}]}`,
@@ -146,7 +147,8 @@ var bodies = []string{
 	`{"domain":"d","descriptors":[` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `]}`,
 }
 
-// compareBodies sends the fixed bodies to both services.
+// compareBodies sends bodies to both services and compares the responses. left is
+// envoyproxy/ratelimit, and right is Penstock.
 func compareBodies(left, right responder) error {
 	l, err := newJSONClient(left)
 	if err != nil {
@@ -167,13 +169,13 @@ func compareBodies(left, right responder) error {
 			if err != nil {
 				return err
 			}
-			if fields := differencesOfPages(a, b); len(fields) > 0 {
+			if fields := differencesOfJSON(a, b); len(fields) > 0 {
 				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answered %d %q, penstock %d %q", method, body, fields, a.status, a.body, b.status, b.body))
 			}
 		}
 	}
 	if failed == nil {
-		fmt.Printf("%10d  bodies with equal answers, by POST, GET and PUT\n", 3*len(bodies))
+		fmt.Printf("%10d  bodies with equal answers to POST, GET and PUT\n", 3*len(bodies))
 	}
 	return failed
 }

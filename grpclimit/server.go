@@ -29,26 +29,27 @@ type Options struct {
 	AddressHeader string
 
 	// Dialects are the formats of the metadata about limits: draft-11, draft-07, draft-06,
-	// x-ratelimit, or none alone. Default: draft-11.
+	// x-ratelimit, or only none, to send none of them. Default: draft-11.
 	Dialects []string
 
-	// Domain is the domain in the detail ErrorInfo. Default: penstock.
+	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
 	// Exempt tells whether calls of a method ("/package.Service/Method") are not limited. Default:
 	// calls of health checks, reflection and channelz.
 	Exempt func(method string) bool
 
-	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
-	// message is the request of a unary call, or a message of a stream. It is nil when a stream
-	// begins. Default: clients may send call-cost themselves.
+	// Cost returns what a call costs, in place of the header Call-Cost. Limits whose cost has this
+	// header charge the result, up to their max. The message is the request of a unary call, or a
+	// message of a stream. It is nil when a stream begins. Default: clients may send call-cost
+	// themselves.
 	Cost func(ctx context.Context, method string, message any) int64
 
-	// Messages is whether the messages that a client sends on a stream are charged. Default: a
-	// stream is charged once, when it begins.
+	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
+	// a stream is charged once, when it begins.
 	Messages MessageMode
 
-	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
+	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
 	MaxMessageWait time.Duration
 
 	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
@@ -255,8 +256,8 @@ func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 }
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
-// charges of limits with cost.actual are adjusted to this cost. The last call counts. It fails if
-// no limit can be settled.
+// charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
+// It fails if no limit can be settled.
 func Settle(ctx context.Context, actual int64) error {
 	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
 	if !ok {

@@ -20,7 +20,7 @@ func TestClocksBefore1970AreRefused(t *testing.T) {
 	for _, now := range []time.Time{{}, time.Unix(0, 0), time.Unix(-1, 0), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		clock := func() time.Time { return now }
 		for name, s := range map[string]penstock.Store{
-			"redisstore": open(t, server.URL(), redisstore.Options{Now: clock, Prefix: aPrefix()}),
+			"redisstore": open(t, server.URL(), redisstore.Options{Now: clock, Prefix: newPrefix()}),
 			"memstore":   memstore.New(memstore.Options{Now: clock}),
 		} {
 			for _, limit := range []penstock.Limit{penstock.PerSecond(1), penstock.InFlight(1, time.Second), penstock.PerSecond(1).With(penstock.SlidingLog)} {
@@ -41,7 +41,7 @@ func TestEndedContextsGetTheSameError(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, s := range map[string]penstock.Store{
-		"redisstore": open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: aPrefix()}),
+		"redisstore": open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: newPrefix()}),
 		"memstore":   memstore.New(memstore.Options{}),
 	} {
 		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1).MustCompile(), Cost: 1}}

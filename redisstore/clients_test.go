@@ -14,11 +14,11 @@ import (
 
 // Short names for the helpers that these tests share with those of redisstore/goredis.
 var (
-	aPrefix    = clienttest.NewPrefix
+	newPrefix  = clienttest.NewPrefix
 	open       = clienttest.OpenStore
-	over       = clienttest.NewStore
+	newStore   = clienttest.NewStore
 	must       = clienttest.Must
-	slow       = clienttest.Slow
+	slowRefill = clienttest.SlowRefill
 	spend      = clienttest.Spend
 	remaining  = clienttest.Remaining
 	wantReason = clienttest.WantReason
@@ -92,7 +92,7 @@ func suite(t *testing.T) clienttest.Suite {
 		Library: clientsOfURLs, Other: ownClients,
 		ClusterRights: clienttest.RulesOf(t, redisstore.RightsOptions{Cluster: true}),
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
-			return redisstore.DisableCoalescing(over(t, client, redisstore.Options{Prefix: aPrefix()}))
+			return redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{Prefix: newPrefix()}))
 		},
 		AtOnce: 32,
 	}

@@ -56,7 +56,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			server := &clockServer{offset: time.Duration(rng.Int64N(int64(time.Hour)))}
-			store := over(t, server, redisstore.Options{})
+			store := newStore(t, server, redisstore.Options{})
 			var back, forward int64
 			slowest := time.Duration(0)
 			drift := float64(rng.IntN(1001)-500) / 1e6
@@ -95,7 +95,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 func TestClockWithoutAnAnswerDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &clockServer{}
-		store := over(t, server, redisstore.Options{})
+		store := newStore(t, server, redisstore.Options{})
 		look := func() { store.Heartbeat(t.Context(), "i", time.Minute) }
 		look()
 		server.down, server.offset = true, -time.Hour
@@ -133,7 +133,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 2))
-			store := over(t, &slowClockServer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
+			store := newStore(t, &slowClockServer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
 			var all sync.WaitGroup
 			for range 50 {
 				all.Go(func() { store.Heartbeat(t.Context(), "i", time.Minute) })
@@ -150,7 +150,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &clockServer{}
-		store := over(t, server, redisstore.Options{})
+		store := newStore(t, server, redisstore.Options{})
 		for range 100 {
 			for _, late := range []time.Duration{1, -1} {
 				store.Heartbeat(t.Context(), "i", time.Minute)
@@ -166,7 +166,7 @@ func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
 
 func TestTheClockOfARealServerIsRead(t *testing.T) {
 	t.Parallel()
-	store := open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: aPrefix()})
+	store := open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: newPrefix()})
 	for range 20 {
 		if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 1 || err != nil {
 			t.Fatal(n, err)

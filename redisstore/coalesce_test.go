@@ -93,8 +93,8 @@ type coalescing struct {
 }
 
 func newCoalescing(t *testing.T, client redisstore.Client) *coalescing {
-	g := &coalescing{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: aPrefix()}
-	g.store = over(t, g.client, redisstore.Options{Prefix: g.prefix})
+	g := &coalescing{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
+	g.store = newStore(t, g.client, redisstore.Options{Prefix: g.prefix})
 	return g
 }
 
@@ -438,7 +438,7 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	server := redistest.Shared(t)
 	client := &gatedClient{Client: dial(server.URL())(t), held: make(chan func(context.Context) error)}
-	g := &coalescing{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))}
+	g := &coalescing{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))}
 	var calls []*pendingCall
 	for range 20 {
 		calls = append(calls, g.call("k", 1))
@@ -487,7 +487,7 @@ func (emptyClient) Close() error                          { return nil }
 func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	t.Parallel()
 	client := &keepingClient{Client: emptyClient{}}
-	store := over(t, client, redisstore.Options{})
+	store := newStore(t, client, redisstore.Options{})
 	var all sync.WaitGroup
 	for who := range 16 {
 		all.Go(func() {
@@ -527,7 +527,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := over(t, new(slowClient), redisstore.Options{})
+				store := newStore(t, new(slowClient), redisstore.Options{})
 				errs := make(chan error, 3)
 				for i := range cap(errs) { // two scripts are sent, and the third caller waits
 					after := time.Duration(20-5*i) * time.Millisecond

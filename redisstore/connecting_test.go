@@ -22,7 +22,7 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 	t.Parallel()
 	to := clienttest.OneBehindProxy(t)
 	p := to.Proxies[0]
-	store := over(t, dial("redis://"+p.Addr())(t), redisstore.Options{})
+	store := newStore(t, dial("redis://"+p.Addr())(t), redisstore.Options{})
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	call := func() error {
 		_, err := store.Decide(within(t, 30*time.Millisecond), charges)
@@ -69,7 +69,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	}
 	client := redisstore.Dial(option)
 	defer client.Close()
-	store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
+	store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	eventually(t, 10*time.Second, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
 	full.Store(true)
@@ -129,7 +129,7 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					open.Add(1)
 					return &closeRecorder{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 				}
-				store := over(t, redisstore.Dial(option), redisstore.Options{})
+				store := newStore(t, redisstore.Dial(option), redisstore.Options{})
 				charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 				call := func() error {
 					_, err := store.Decide(within(t, 20*time.Millisecond), charges)

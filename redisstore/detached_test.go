@@ -49,7 +49,7 @@ func (h *slowClient) Close() error { return nil }
 func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(slowClient)
-		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
+		store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 		charges := []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)}
 		decide := func() (time.Duration, penstock.Reason) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -95,7 +95,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := new(slowClient)
-				store := over(t, client, redisstore.Options{})
+				store := newStore(t, client, redisstore.Options{})
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()
 				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
@@ -128,7 +128,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 	for _, coalesces := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			store := over(t, new(slowClient), redisstore.Options{})
+			store := newStore(t, new(slowClient), redisstore.Options{})
 			if !coalesces {
 				redisstore.DisableCoalescing(store)
 			}
@@ -164,7 +164,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 func TestCallsShareTheirGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(goroutineCounter)
-		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
+		store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 		for range 100 {
 			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 		}
@@ -195,7 +195,7 @@ type panics struct{ slowClient }
 func (*panics) EvalSha(context.Context, string, []string, []string) (string, error) { panic("a bug") }
 
 func TestPanicOfAClientIsAnError(t *testing.T) {
-	store := over(t, new(panics), redisstore.Options{})
+	store := newStore(t, new(panics), redisstore.Options{})
 	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
 		t.Errorf("%v; want an error of which the outcome is unknown", err)
@@ -238,7 +238,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		}
 		return &stuckConn{conn, &closing, release}, nil
 	}
-	store := redisstore.DisableCoalescing(over(t, redisstore.Dial(option), redisstore.Options{}))
+	store := redisstore.DisableCoalescing(newStore(t, redisstore.Dial(option), redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	call := func() error {
 		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
@@ -297,7 +297,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 				}
 				return dialer.DialContext(ctx, "tcp", address)
 			}
-			store := over(t, redisstore.Dial(option), redisstore.Options{})
+			store := newStore(t, redisstore.Dial(option), redisstore.Options{})
 			call := func(i int, patience time.Duration) error {
 				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000).MustCompile(), 1)})
 				return err

@@ -52,9 +52,9 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 		limit   penstock.Limit
 		poisons []poison
 	}{
-		{slow("numbers", 10).Limit(), malformed},
-		{slow("many-numbers", 10).Limit().With(penstock.SubWindow(8)), malformed},
-		{slow("log", 10).Limit().With(penstock.SlidingLog), []poison{list, hash, text}},
+		{slowRefill("numbers", 10).Limit(), malformed},
+		{slowRefill("many-numbers", 10).Limit().With(penstock.SubWindow(8)), malformed},
+		{slowRefill("log", 10).Limit().With(penstock.SlidingLog), []poison{list, hash, text}},
 		{penstock.InFlight(10, time.Hour).WithName("slots"), []poison{list, hash, text}},
 	} {
 		t.Run(kept.limit.Name, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 			store := open(t, s.URL(), redisstore.Options{})
 			charge := spend("k", kept.limit.MustCompile(), 1)
 			charge.Holder = "holder"
-			other := spend("k", slow("other", 10), 1)
+			other := spend("k", slowRefill("other", 10), 1)
 			for _, p := range kept.poisons {
 				must(t, s, "FLUSHALL")
 				if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
@@ -104,7 +104,7 @@ func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})
 	grouped := func(name string) *penstock.Plan {
-		limit := slow(name, 10).Limit()
+		limit := slowRefill(name, 10).Limit()
 		limit.Group = "g"
 		return limit.MustCompile()
 	}
@@ -186,8 +186,8 @@ func TestRepliesMeanTheSameForEachServer(t *testing.T) {
 	t.Parallel()
 	for _, r := range replies {
 		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis strips it
-			store := over(t, broken{err: redisstore.ReplyError(text)}, redisstore.Options{})
-			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+			store := newStore(t, broken{err: redisstore.ReplyError(text)}, redisstore.Options{})
+			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, r.server+": "+text, err, r.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != r.hint {
 				t.Errorf("%s: %s: the hint is %q, want %q", r.server, text, e.Hint, r.hint)
@@ -238,8 +238,8 @@ func TestErrorsOfSeveralServersAreMerged(t *testing.T) {
 				}
 				all = append(all, fmt.Errorf("10.0.0.%d:6379: %w", i, err))
 			}
-			store := over(t, broken{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
-			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+			store := newStore(t, broken{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
+			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, fmt.Sprint(c.answers), err, c.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != c.hint {
 				t.Errorf("the hint is %q, want %q, in %v", e.Hint, c.hint, all)
@@ -255,8 +255,8 @@ func TestErrorsWithoutAnAnswer(t *testing.T) {
 		penstock.ReasonUnknown: errors.New("reset by peer"),
 		penstock.ReasonTimeout: fmt.Errorf("gone: %w", context.DeadlineExceeded),
 	} {
-		store := over(t, broken{err: cause}, redisstore.Options{})
-		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, reason)
 		if e := penstock.AsStoreError(err); !e.MayBeCharged || !errors.Is(err, cause) {
 			t.Errorf("%+v; want a StoreError with its cause, whose charges may have been made", e)
@@ -283,8 +283,8 @@ func TestWrongCertificateIsUnreached(t *testing.T) {
 	t.Parallel()
 	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}
 	for _, cause := range []error{certificate, fmt.Errorf("dial: %w", certificate)} {
-		store := over(t, broken{err: cause}, redisstore.Options{})
-		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
 }

@@ -21,21 +21,21 @@ import (
 func TestClosedStoreIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	for _, use := range []bool{false, true} {
+	for _, isUsed := range []bool{false, true} {
 		store, err := redisstore.Open(s.URL(), redisstore.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if use {
-			remaining(t, store, "k", slow("d", 10))
+		if isUsed {
+			remaining(t, store, "k", slowRefill("d", 10))
 		}
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 		if err := store.Close(); err != nil {
-			t.Errorf("closed again: %v", err)
+			t.Errorf("a second Close: %v", err)
 		}
-		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)}); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("a closed store: %v; want an ErrUnavailable", err)
 		}
 	}
@@ -76,12 +76,12 @@ func (p *partlyDown) isDown(key string) bool {
 func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	limit := slow("d", 10)
+	limit := slowRefill("d", 10)
 	for _, row := range []struct {
 		name  string
 		batch []penstock.Charge
-		up    map[string]int // for how many calls the server of a key is up; other servers stay up
-		left  [3]int64
+		up    map[string]int // how many calls the server of a key answers before it fails; absent: all
+		left  [3]int64       // units of a, b and c after the batch; each begins with 4
 	}{
 		{"dry runs", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
 		{"spends", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
@@ -100,14 +100,14 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 		}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			prefix, client := aPrefix(), dial(server.URL())(t)
-			direct := over(t, client, redisstore.Options{Prefix: prefix})
+			prefix, client := newPrefix(), dial(server.URL())(t)
+			direct := newStore(t, client, redisstore.Options{Prefix: prefix})
 			for _, key := range []string{"a", "b", "c"} {
 				if _, err := direct.Decide(t.Context(), []penstock.Charge{spend(key, limit, 6)}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			store := over(t, &partlyDown{Client: client, down: func(key string, call int) bool {
+			store := newStore(t, &partlyDown{Client: client, down: func(key string, call int) bool {
 				up, limited := row.up[key]
 				return limited && call > up
 			}}, redisstore.Options{Prefix: prefix})
@@ -126,16 +126,16 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	t.Parallel()
 	client := dial(redistest.Shared(t).URL())(t)
-	limit := slow("d", 10)
+	limit := slowRefill("d", 10)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	store := over(t, &partlyDown{Client: client, down: func(key string, call int) bool {
-		if key == "b" && call == 2 { // charged
+	store := newStore(t, &partlyDown{Client: client, down: func(key string, call int) bool {
+		if key == "b" && call == 2 { // the first call is a dry run, and the second charges
 			cancel(errors.New("gone"))
 		}
 		return false
-	}}, redisstore.Options{Prefix: aPrefix()})
+	}}, redisstore.Options{Prefix: newPrefix()})
 	switch d, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}); {
-	case err == nil && d.Allowed: // the replies came first
+	case err == nil && d.Allowed: // the replies came before the cancellation
 		if a, b := remaining(t, store, "a", limit), remaining(t, store, "b", limit); a != 7 || b != 9 {
 			t.Errorf("a batch that was granted left %d and %d units, want 7 and 9", a, b)
 		}
@@ -148,13 +148,14 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	}
 }
 
-// A stuck client has several servers. The server of a key that begins with b replies to one call
-// and then fails. That of any other key charges and then hangs until it is released.
+// A stuck client acts as one server for each key, like a partlyDown. If the key begins with b, the
+// server answers the dry run, and then fails. Other servers answer the dry run and the charge, and
+// then hang until released is closed: so the refund of the charge hangs.
 type stuck struct {
 	redisstore.Client
 	released     chan struct{}
-	hanging, max atomic.Int64
-	calls        partlyDown
+	hanging, max atomic.Int64 // calls that hang now, and the most at once
+	calls        partlyDown   // tells which calls fail or hang
 }
 
 func stuckClient(client redisstore.Client) *stuck {
@@ -181,19 +182,19 @@ func (s *stuck) EvalSha(ctx context.Context, digest string, keys, args []string)
 	return s.Client.EvalSha(ctx, digest, keys, args)
 }
 
-// A batch ends with its context, also if its charges cannot be refunded in time. They are refunded
+// Decide returns when its context ends, even if the batch is not refunded yet. The refund happens
 // when the server works again.
 func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 	t.Parallel()
 	client := dial(redistest.Start(t).URL())(t)
-	limit := slow("d", 10)
-	if _, err := over(t, client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
+	limit := slowRefill("d", 10)
+	if _, err := newStore(t, client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
 		t.Fatal(err)
 	}
-	for try := range 20 { // the machine may be too busy to release it within a second
-		prefix := aPrefix()
+	for try := range 20 { // a refund that is not released within a second is given up, and a busy machine may be too slow
+		prefix := newPrefix()
 		stuck := stuckClient(client)
-		store := over(t, stuck, redisstore.Options{Prefix: prefix})
+		store := newStore(t, stuck, redisstore.Options{Prefix: prefix})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
@@ -209,24 +210,24 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 		close(stuck.released)
 		if hangs == 1 {
 			await(t, "the units to be refunded", func() bool {
-				return remaining(t, over(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
+				return remaining(t, newStore(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
 			})
 			return
 		}
 	}
-	t.Error("no call has ended before its refund")
+	t.Error("in no try did the refund still hang when Decide returned")
 }
 
-// The number of batches that outlast their calls is bounded, and Close ends them. Their outcome is
-// unknown.
-func TestRefundsThatOutlastTheirCallsAreBounded(t *testing.T) {
+// When Decide returns early, the refunds of its batch go on. The number of such batches is bounded,
+// and Close ends them. Whether they were refunded is unknown.
+func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	t.Parallel()
-	limit := slow("d", 10)
+	limit := slowRefill("d", 10)
 	stuck := stuckClient(dial(redistest.Start(t).URL())(t))
-	if _, err := over(t, stuck.Client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
+	if _, err := newStore(t, stuck.Client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
 		t.Fatal(err)
 	}
-	store := over(t, stuck, redisstore.Options{})
+	store := newStore(t, stuck, redisstore.Options{})
 	const calls = redisstore.MaxOutliving + 100
 	var all sync.WaitGroup
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(500*time.Millisecond))
@@ -234,20 +235,21 @@ func TestRefundsThatOutlastTheirCallsAreBounded(t *testing.T) {
 	for i := range calls {
 		all.Go(func() {
 			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend(fmt.Sprint("b", i), limit, 1)})
-			if e, ok := errors.AsType[*penstock.StoreError](err); !ok || !e.MayBeCharged && e.Reason != penstock.ReasonLate { // on a slow machine
-				t.Errorf("a batch that is not refunded: %v", err)
+			if e, ok := errors.AsType[*penstock.StoreError](err); !ok || !e.MayBeCharged && e.Reason != penstock.ReasonLate { // ReasonLate: on a slow machine
+				t.Errorf("a batch whose refund hangs: %v; want an error that says the charges may have been made", err)
 			}
 		})
 	}
 	all.Wait()
-	await(t, "all but the permitted number of batches to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
+	await(t, "the batches above MaxOutliving to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
 		t.Errorf("closed (%v), and %d refunds still run", err, stuck.hanging.Load())
 	}
 	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
 }
 
-// Random charges run on the server's own clock.
+// The test makes random charges by the clock of the server, and then compares the TTL of every key
+// with the time for which its state is needed.
 func TestEveryKeyExpires(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -268,7 +270,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		}
 	}
 	const users = 8
-	var longest [users]time.Time // the latest expiry that a user's answers allow: twice the time that the state is needed
+	var longest [users]time.Time // the latest time at which a user's keys may expire: an answer allows twice its ResetAfter
 	for range 4000 {
 		user := rng.IntN(users)
 		var batch []penstock.Charge
@@ -298,6 +300,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		calledAt := time.Now()
 		needed := time.Duration(0)
 		for _, l := range limits {
+			// A collection has a key of its own. The other limits of a group share one.
 			if strings.HasSuffix(key, "}"+l.Group()) && !l.Algorithm().IsCollection() || strings.Contains(key, "}"+l.Group()+":"+l.Name()+":") {
 				d, err := store.Decide(t.Context(), []penstock.Charge{{Key: fmt.Sprint("u", user), Plan: l, Mode: penstock.Peek}})
 				if err != nil {
@@ -312,8 +315,8 @@ func TestEveryKeyExpires(t *testing.T) {
 		case ttl < 0:
 			t.Errorf("seed %d: key %q never expires", seed, key)
 		case ttl+time.Since(calledAt) < needed:
-			t.Errorf("seed %d: key %q expires in %v, before its state is fresh in %v", seed, key, ttl, needed)
-		case ttl > time.Until(longest[user])+6*time.Second: // with a few seconds for clocks that step back
+			t.Errorf("seed %d: key %q expires in %v, but its state is needed for %v", seed, key, ttl, needed)
+		case ttl > time.Until(longest[user])+6*time.Second: // a key outlives its state by algorithm.MaxStall; a second more for a slow test
 			t.Errorf("seed %d: key %q expires in %v; want at most %v", seed, key, ttl, time.Until(longest[user]))
 		}
 	}

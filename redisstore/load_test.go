@@ -19,7 +19,7 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	client := &clienttest.CountingClient{Client: dial("redis+sentinel://" + strings.Join(sentinel.Addrs(), ",") + "/" + redistest.MasterName)(t)}
-	s := over(t, client, redisstore.Options{Prefix: aPrefix()})
+	s := newStore(t, client, redisstore.Options{Prefix: newPrefix()})
 	if err := s.Load(t.Context(), clienttest.VariousLimits()...); err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the promoted replica to decide", func() bool {
-		_, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slow("l", 10), 1)})
+		_, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("l", 10), 1)})
 		info := must(t, promoted, "INFO", "replication").(string)
 		return err == nil && strings.Contains(info, "role:master")
 	})
@@ -43,17 +43,17 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	t.Parallel()
 	client := &clienttest.CountingClient{Client: dial(redistest.Start(t).URL())(t), Proceed: make(chan struct{})}
-	s := over(t, client, redisstore.Options{Prefix: aPrefix()})
+	s := newStore(t, client, redisstore.Options{Prefix: newPrefix()})
 	ctx, leave := context.WithDeadline(t.Context(), time.Now().Add(time.Second))
 	defer leave()
-	_, err := s.Decide(ctx, []penstock.Charge{spend("k", slow("l", 10), 1)})
+	_, err := s.Decide(ctx, []penstock.Charge{spend("k", slowRefill("l", 10), 1)})
 	var failure *penstock.StoreError
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonLate {
 		t.Errorf("a caller whose deadline passed: %v; want the reason late", err)
 	}
 	close(client.Proceed)
 	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })
-	if left := remaining(t, s, "k", slow("l", 10)); left != 10 {
+	if left := remaining(t, s, "k", slowRefill("l", 10)); left != 10 {
 		t.Errorf("%d of 10 units are left; want all", left)
 	}
 	if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != 1 || evals != 0 {
@@ -70,8 +70,8 @@ func (forgetfulClient) EvalSha(context.Context, string, []string, []string) (str
 
 func TestServerThatForgetsIsSentTheText(t *testing.T) {
 	t.Parallel()
-	s := over(t, forgetfulClient{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: aPrefix()})
-	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slow("l", 10), 1)}); err != nil || !d.Allowed {
+	s := newStore(t, forgetfulClient{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: newPrefix()})
+	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("l", 10), 1)}); err != nil || !d.Allowed {
 		t.Errorf("%v, %v; want a grant", d, err)
 	}
 	if got := s.Scripts(); got.Evals != 1 {
@@ -81,7 +81,7 @@ func TestServerThatForgetsIsSentTheText(t *testing.T) {
 
 func TestLoadRefusesAMissingPlan(t *testing.T) {
 	t.Parallel()
-	s := over(t, &clienttest.CountingClient{Client: emptyClient{}}, redisstore.Options{})
+	s := newStore(t, &clienttest.CountingClient{Client: emptyClient{}}, redisstore.Options{})
 	if err := s.Load(t.Context(), nil); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("a plan that is nil: %v", err)
 	}

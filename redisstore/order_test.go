@@ -52,7 +52,7 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
 	const callers, each = 48, 20
-	server, prefix := redistest.Shared(t), aPrefix()
+	server, prefix := redistest.Shared(t), newPrefix()
 	now := time.Now()
 	var stores []*redisstore.Store
 	for range 2 {

@@ -61,7 +61,7 @@ func TestServersCountWhatHappens(t *testing.T) {
 	before := serverOf(t, store)
 	const calls = 100
 	for i := range calls {
-		if _, err := store.Decide(t.Context(), []penstock.Charge{clienttest.Spend(fmt.Sprint(i), clienttest.Slow("d", 9), 1)}); err != nil {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{clienttest.Spend(fmt.Sprint(i), clienttest.SlowRefill("d", 9), 1)}); err != nil {
 			t.Fatal(err)
 		}
 	}

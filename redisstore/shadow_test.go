@@ -149,7 +149,7 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 	} {
 		now := time.UnixMicro(1_700_000_000_000_000)
 		clock := func() time.Time { return now }
-		store := over(t, dial(server.URL())(t), redisstore.Options{Prefix: aPrefix(), Now: clock})
+		store := newStore(t, dial(server.URL())(t), redisstore.Options{Prefix: newPrefix(), Now: clock})
 		// Memory keeps unneeded state, as Redis does: the next limit may be slower.
 		memory := memstore.Options{Now: clock, Linger: time.Hour}
 		enforced, shadow := memstore.New(memory), memstore.New(memory)
@@ -299,7 +299,7 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 		"two slots of a Cluster": {url: single, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, separateCalls: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store := over(t, dial(test.url)(t), redisstore.Options{Prefix: aPrefix()})
+			store := newStore(t, dial(test.url)(t), redisstore.Options{Prefix: newPrefix()})
 			if test.apart {
 				redisstore.DisableCoalescing(store)
 			}

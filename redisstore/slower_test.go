@@ -22,7 +22,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	} {
 		for _, batch := range []bool{false, true} {
 			t.Run(fmt.Sprint(limit.Algorithm.Name(), " ", batch), func(t *testing.T) {
-				prefix := aPrefix()
+				prefix := newPrefix()
 				s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
 				decide := func(limit *penstock.Plan) penstock.Decision {
 					charges := []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}
@@ -67,7 +67,7 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 		penstock.PerSecond(10), penstock.PerMinute(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingLog),
 		penstock.PerMinute(10).With(penstock.SubWindow(6)),
 	} {
-		prefix := aPrefix()
+		prefix := newPrefix()
 		s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
 		var longest time.Duration
 		for _, step := range []struct {

@@ -18,7 +18,7 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 	cluster := redistest.SharedCluster(t)
 	for name, url := range map[string]string{"single": redistest.Start(t).URL(), "cluster": "redis+cluster://" + strings.Join(cluster.Addrs(), ",")} {
 		t.Run(name, func(t *testing.T) {
-			ctx, prefix := context.Background(), aPrefix()
+			ctx, prefix := context.Background(), newPrefix()
 			s := open(t, url, redisstore.Options{Prefix: prefix})
 			const many = 45
 			for i := range many {
@@ -67,7 +67,7 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 
 func TestForeignDataIsNoSummary(t *testing.T) {
 	t.Parallel()
-	server, prefix := redistest.Start(t), aPrefix()
+	server, prefix := redistest.Start(t), newPrefix()
 	s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
 	for _, name := range []string{"a", "b"} {
 		if _, err := s.Heartbeat(t.Context(), name, time.Hour); err != nil {

@@ -32,7 +32,7 @@ func decideEverywhere(t *testing.T, url string) error {
 	t.Helper()
 	store := open(t, url, redisstore.Options{})
 	for i := range 30 {
-		if _, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slow("d", 9), 1)}); err != nil {
+		if _, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slowRefill("d", 9), 1)}); err != nil {
 			return err
 		}
 	}
@@ -84,14 +84,14 @@ func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	wantReason(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), penstock.ReasonUnreachable)
 	for _, alert := range []uint8{42, 43, 44, 45, 46, 48, 49, 116} {
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
-		store := over(t, broken{err: cause}, redisstore.Options{})
-		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
 	for _, alert := range []uint8{0, 20, 80} { // the connection closes or breaks after a good handshake
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
-		store := over(t, broken{err: cause}, redisstore.Options{})
-		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnknown)
 	}
 }

@@ -33,7 +33,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	ctx := context.Background()
-	prefix := aPrefix()
+	prefix := newPrefix()
 	live := func(instance string, life time.Duration) int {
 		t.Helper()
 		n, err := open(t, server.URL(), redisstore.Options{Prefix: prefix}).Heartbeat(ctx, instance, life)
@@ -114,7 +114,7 @@ func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := &layoutClient{answer: row.answer}
-				store := over(t, client, redisstore.Options{})
+				store := newStore(t, client, redisstore.Options{})
 				defer store.Close()
 				clienttest.Use(store, 30*time.Second)
 				queries := client.queries.Load()
@@ -146,7 +146,7 @@ func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			return ctx.Err()
 		}}
-		store := over(t, client, redisstore.Options{})
+		store := newStore(t, client, redisstore.Options{})
 		clienttest.Use(store, 10*time.Millisecond)
 		if client.inFlight.Load() != 1 {
 			t.Fatal("no query is in flight")

@@ -24,7 +24,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 				now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 				clock := func() time.Time { return now }
 				turns := storetest.Turns{
-					Store:  open(t, server.URL(), redisstore.Options{Now: clock, Prefix: aPrefix()}),
+					Store:  open(t, server.URL(), redisstore.Options{Now: clock, Prefix: newPrefix()}),
 					Limits: turns, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
 				}
 				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {

@@ -30,26 +30,27 @@ type Options struct {
 	AddressHeader string
 
 	// Dialects are the forms of the headers about limits: draft-11, draft-07, draft-06, x-ratelimit,
-	// or none alone. Default: draft-11.
+	// or only none, to send none of them. Default: draft-11.
 	Dialects []string
 
-	// Domain is the domain in the detail ErrorInfo. Default: penstock.
+	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
 	// Exempt tells whether calls of a procedure ("/package.Service/Method") are not limited.
 	// Default: calls of health checks, reflection and channelz.
 	Exempt func(procedure string) bool
 
-	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
-	// message is the request of a unary call, or a message of a stream. It is nil when a stream
-	// begins. Default: clients may send Call-Cost themselves.
+	// Cost returns what a call costs, in place of the header Call-Cost. Limits whose cost has this
+	// header charge the result, up to their max. The message is the request of a unary call, or a
+	// message of a stream. It is nil when a stream begins. Default: clients may send Call-Cost
+	// themselves.
 	Cost func(ctx context.Context, procedure string, message any) int64
 
-	// Messages is whether the messages that a client sends on a stream are charged. Default: a
-	// stream is charged once, when it begins.
+	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
+	// a stream is charged once, when it begins.
 	Messages MessageMode
 
-	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
+	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
 	MaxMessageWait time.Duration
 
 	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
@@ -73,8 +74,8 @@ const (
 	WaitForMessages = calls.WaitForMessages // Receive waits, so flow control slows the client down
 )
 
-// A Gate is a connect.Interceptor that admits calls within the limits of a policy. It does nothing
-// for clients. Make one with New. Many goroutines may use it at once.
+// A Gate is a connect.Interceptor that admits calls within the limits of a policy. The interceptor
+// of a client does nothing. Make one with New. Many goroutines may use it at once.
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
@@ -115,9 +116,9 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		var failed *connect.Error
 		switch {
 		case err == nil:
-			set(answer.Header(), fields)
+			setFields(answer.Header(), fields)
 		case errors.As(err, &failed):
-			set(failed.Meta(), fields)
+			setFields(failed.Meta(), fields)
 		}
 		return answer, err
 	}
@@ -152,8 +153,8 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	}
 }
 
-// A stream charges the messages that it receives. It sets the headers about limits with its first
-// message, because a stream that fails earlier must not have them.
+// A stream charges the messages that it receives. It sets the headers about limits when the
+// handler sends its first message, because a stream that fails earlier must not have them.
 type stream struct {
 	connect.StreamingHandlerConn
 	ctx      context.Context
@@ -182,7 +183,7 @@ func (s *stream) Receive(message any) error {
 
 func (s *stream) Send(message any) error {
 	if s.fields != nil {
-		set(s.ResponseHeader(), s.fields)
+		setFields(s.ResponseHeader(), s.fields)
 		s.fields = nil
 	}
 	return s.StreamingHandlerConn.Send(message)
@@ -195,8 +196,8 @@ func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Cal
 	}
 }
 
-// set sets fields, whose names are in lower case.
-func set(header http.Header, fields map[string][]string) {
+// setFields sets header fields. Their names in fields are in lower case.
+func setFields(header http.Header, fields map[string][]string) {
 	for name, values := range fields {
 		header[http.CanonicalHeaderKey(name)] = values
 	}
@@ -220,7 +221,7 @@ func errorOf(r *calls.Refusal) *connect.Error {
 	if fields["retry-after"] == nil && r.RetryAfter > 0 && r.RetryAfter != penstock.Never {
 		fields["retry-after"] = []string{r.RetrySeconds()}
 	}
-	set(err.Meta(), fields)
+	setFields(err.Meta(), fields)
 	return err
 }
 
@@ -244,8 +245,8 @@ func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 }
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
-// charges of limits with cost.actual are adjusted to this cost. The last call counts. It fails if
-// no limit can be settled.
+// charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
+// It fails if no limit can be settled.
 func Settle(ctx context.Context, actual int64) error {
 	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
 	if !ok {

@@ -19,16 +19,16 @@ import (
 
 const patience = 20 * time.Second
 
-// A plane is a control plane. The test receives its requests and sends its responses through
-// channels.
-type plane struct {
+// A controlPlane passes the requests of the client to the test, and the responses of the test to
+// the client.
+type controlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	requests  chan *discoveryv3.DiscoveryRequest
 	responses chan *discoveryv3.DiscoveryResponse // nil ends the stream
 	ended     chan struct{}
 }
 
-func (p *plane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
 	go func() {
 		for {
 			r, err := stream.Recv()
@@ -57,7 +57,7 @@ func (p *plane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discov
 	}
 }
 
-func (p *plane) next(t *testing.T) *discoveryv3.DiscoveryRequest {
+func (p *controlPlane) nextRequest(t *testing.T) *discoveryv3.DiscoveryRequest {
 	t.Helper()
 	select {
 	case r := <-p.requests:
@@ -68,7 +68,7 @@ func (p *plane) next(t *testing.T) *discoveryv3.DiscoveryRequest {
 	}
 }
 
-func (p *plane) send(t *testing.T, version string, configs ...*configv3.RateLimitConfig) {
+func (p *controlPlane) send(t *testing.T, version string, configs ...*configv3.RateLimitConfig) {
 	t.Helper()
 	r := &discoveryv3.DiscoveryResponse{VersionInfo: version, Nonce: "nonce-" + version, TypeUrl: envoyxds.TypeURL}
 	for _, c := range configs {
@@ -81,9 +81,10 @@ func (p *plane) send(t *testing.T, version string, configs ...*configv3.RateLimi
 	p.responses <- r
 }
 
-func start(t *testing.T) (*plane, string) {
+// start starts a controlPlane, and returns its address too.
+func start(t *testing.T) (*controlPlane, string) {
 	t.Helper()
-	p := &plane{requests: make(chan *discoveryv3.DiscoveryRequest), responses: make(chan *discoveryv3.DiscoveryResponse), ended: make(chan struct{})}
+	p := &controlPlane{requests: make(chan *discoveryv3.DiscoveryRequest), responses: make(chan *discoveryv3.DiscoveryResponse), ended: make(chan struct{})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +104,7 @@ func start(t *testing.T) (*plane, string) {
 	return p, l.Addr().String()
 }
 
-func limit(domain, key string, count uint32) *configv3.RateLimitConfig {
+func configOf(domain, key string, count uint32) *configv3.RateLimitConfig {
 	return &configv3.RateLimitConfig{Name: "config of " + domain, Domain: domain, Descriptors: []*configv3.RateLimitDescriptor{{
 		Key: key, Value: "1.5", ShadowMode: true,
 		RateLimit:   &configv3.RateLimitPolicy{Unit: configv3.RateLimitUnit_WEEK, RequestsPerUnit: count, Name: "n", Replaces: []*configv3.RateLimitReplace{{Name: "m"}}},
@@ -122,11 +123,11 @@ func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	if r := p.next(t); r.GetNode().GetId() != "envoy-ratelimit" || r.GetNode().GetMetadata().GetFields()["zone"].GetStringValue() != "a" || r.TypeUrl != envoyxds.TypeURL || r.VersionInfo != "" {
-		t.Errorf("the first request is %v; want one without a version", r)
+	if r := p.nextRequest(t); r.GetNode().GetId() != "envoy-ratelimit" || r.GetNode().GetMetadata().GetFields()["zone"].GetStringValue() != "a" || r.TypeUrl != envoyxds.TypeURL || r.VersionInfo != "" {
+		t.Errorf("the first request is %v; want one with the node and without a version", r)
 	}
-	p.send(t, "1", limit("a", "k", 4), limit("b", "k", 5))
-	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-1" || r.ErrorDetail != nil {
+	p.send(t, "1", configOf("a", "k", 4), configOf("b", "k", 5))
+	if r := p.nextRequest(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-1" || r.ErrorDetail != nil {
 		t.Errorf("the answer is %v; want an ACK of version 1", r)
 	}
 	c := <-used
@@ -135,21 +136,21 @@ func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 		t.Errorf("the configuration is\n%swant\n%sand the same of domain b", text, want)
 	}
 
-	p.send(t, "2", limit("a", "k", 4), limit("a", "k", 5))
-	if r := p.next(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-2" || !strings.Contains(r.GetErrorDetail().GetMessage(), "domain 'a' is in config of a already") {
+	p.send(t, "2", configOf("a", "k", 4), configOf("a", "k", 5))
+	if r := p.nextRequest(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-2" || !strings.Contains(r.GetErrorDetail().GetMessage(), "domain 'a' is in config of a already") {
 		t.Errorf("the answer is %v; want a NACK of version 2 with the error", r)
 	}
 	p.responses <- &discoveryv3.DiscoveryResponse{VersionInfo: "3", Nonce: "nonce-3", TypeUrl: envoyxds.TypeURL, Resources: []*anypb.Any{{TypeUrl: "x", Value: []byte("y")}}}
-	if r := p.next(t); r.VersionInfo != "1" || r.GetErrorDetail() == nil {
+	if r := p.nextRequest(t); r.VersionInfo != "1" || r.GetErrorDetail() == nil {
 		t.Errorf("the answer is %v; want a NACK of a resource of another type", r)
 	}
 
 	p.responses <- nil
-	if r := p.next(t); r.VersionInfo != "" || r.GetNode() == nil {
+	if r := p.nextRequest(t); r.VersionInfo != "" || r.GetNode() == nil {
 		t.Errorf("after a new connection the request is %v; want one without a version", r)
 	}
 	p.send(t, "4")
-	if r := p.next(t); r.VersionInfo != "4" || r.ErrorDetail != nil {
+	if r := p.nextRequest(t); r.VersionInfo != "4" || r.ErrorDetail != nil {
 		t.Errorf("the answer is %v; want an ACK of an empty set", r)
 	}
 	if c := <-used; len(c.Limits()) != 0 {
@@ -166,7 +167,7 @@ func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 	}
 }
 
-func TestClientReconnectsToAControlPlane(t *testing.T) {
+func TestClientRetriesUntilItIsClosed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -15,10 +15,10 @@ type replyError string
 
 func (e replyError) Error() string { return string(e) }
 
-// call runs a command on a new connection.
-func call(network, addr string, limit time.Duration, args ...string) (any, error) {
-	end := time.Now().Add(limit)
-	conn, err := net.DialTimeout(network, addr, limit)
+// call runs a command on a new connection, within timeout.
+func call(network, addr string, timeout time.Duration, args ...string) (any, error) {
+	end := time.Now().Add(timeout)
+	conn, err := net.DialTimeout(network, addr, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,8 @@ func request(args []string) []byte {
 	return b
 }
 
-// readReply reads one RESP2 reply. An error inside an array is a value.
+// readReply reads one RESP2 reply. It returns an error of Redis as a replyError, also inside an
+// array.
 func readReply(r *bufio.Reader) (any, error) {
 	line, err := r.ReadString('\n')
 	if err != nil {

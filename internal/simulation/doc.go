@@ -9,22 +9,23 @@
 //
 // These are checked for every seed:
 //
-//   - bound: what the store and the leases admit for a key stays within the algorithm's bound in
-//     every interval, plus what the leases of a bucket may add. What an instance admits by itself
-//     stays within the bound of its share, or of the Ceiling. A closed limit admits nothing. Units
-//     that a fault returns (lost data, a jump of the clock) are credited.
+//   - bound: in every interval, the store and the leases admit for a key at most the algorithm's
+//     bound, and what the leases of a bucket may add. Without the store, an instance admits at most
+//     the bound of its share of the limit, or of the Ceiling. A closed limit then admits nothing.
+//     After a fault that returns spent units (lost data, a jump of the clock), that many more may
+//     be admitted.
 //   - once: no call is charged more than its cost.
-//   - deadline: every decision ends in time, to the nanosecond.
-//   - denial: the store would also deny what a deny cache denies.
+//   - deadline: no decision ends later than its deadline, not even by a nanosecond.
+//   - denial: if a deny cache denies a request, the store would deny it too.
 //   - recovery: a second after the last fault, every server decides for every instance again.
 //   - leases: all drawn units are spent, returned, expired, lost or still leased, and nothing else
 //     is spent.
 //   - liveness: after a time without requests, the store grants a unit of every limit and key.
-//   - the end: no goroutine is left.
+//   - the end: after the run, no goroutine is left.
 //
-// A second test has outages of all instances at once, and the instances know how many they are.
-// Everything that they admit together is checked against guard.Options.Bounds, including the
-// beginning and the end of each outage.
+// In a second test, the store fails for all instances at once, and each instance knows how many
+// there are. What all of them admit together, also when an outage begins or ends, must stay within
+// guard.Options.Bounds.
 //
 // A third test has no faults, and traffic below a leased limit. The fleet must admit at least
 // guard.LeaseUtilization of the units that the store alone admits.

@@ -10,16 +10,16 @@ import (
 func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 10
-		var running, most, done atomic.Int64
+		var running, mostRunning, sum atomic.Int64
 		release := make(chan struct{})
 		p := New(limit, func(n int) {
-			most.Store(max(most.Load(), running.Add(1)))
+			mostRunning.Store(max(mostRunning.Load(), running.Add(1)))
 			<-release
 			running.Add(-1)
-			done.Add(int64(n))
+			sum.Add(int64(n))
 		})
-		want := 0
-		for range 3 { // the second time, the goroutines are kept ones
+		wantSum := 0
+		for range 3 { // from the second round on, kept goroutines do the tasks
 			started := 0
 			for range 2 * limit {
 				if p.Start(7) {
@@ -29,15 +29,15 @@ func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 			if started != limit {
 				t.Errorf("%d tasks were started, want %d", started, limit)
 			}
-			want += 7 * started
+			wantSum += 7 * started
 			synctest.Wait()
 			for range started {
 				release <- struct{}{}
 			}
 			synctest.Wait()
 		}
-		if most.Load() != limit || done.Load() != int64(want) {
-			t.Errorf("%d tasks ran at once, and did %d; want %d and %d", most.Load(), done.Load(), limit, want)
+		if mostRunning.Load() != limit || sum.Load() != int64(wantSum) {
+			t.Errorf("at most %d tasks ran at once, and the sum of their arguments is %d; want %d and %d", mostRunning.Load(), sum.Load(), limit, wantSum)
 		}
 		p.Stop()
 		if p.Start(1) {

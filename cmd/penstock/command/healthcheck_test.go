@@ -24,7 +24,7 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", p.admin)
 	if code, out, errors := command("healthcheck"); code != 0 || out != "ok\n" {
-		t.Errorf("by the variable: exit code %d, %q, %s; want %d", code, out, errors, 0)
+		t.Errorf("with the address in PENSTOCK_ADMIN_LISTEN: exit code %d, %q, %s; want %d", code, out, errors, 0)
 	}
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestHealthcheckOfADegradedService(t *testing.T) {
 	}
 }
 
-func TestHealthcheckBySocket(t *testing.T) {
+func TestHealthcheckOverUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -70,8 +70,8 @@ func TestHealthcheckBySocket(t *testing.T) {
 	}
 }
 
-// Docker reserves the status 2, so every failure is 1.
-func TestHealthcheckFailsWithOne(t *testing.T) {
+// Docker reserves the exit code 2 of a health check, so every failure has 1.
+func TestEveryFailureOfHealthcheckExitsWith1(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -93,6 +93,6 @@ func TestHealthcheckFailsWithOne(t *testing.T) {
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", "off")
 	if code, _, errors := command("healthcheck"); code != 1 || !strings.Contains(errors, "is off") {
-		t.Errorf("off: exit code %d, %s; want %d with %q", code, errors, 1, "is off")
+		t.Errorf("PENSTOCK_ADMIN_LISTEN=off: exit code %d, %s; want %d with %q", code, errors, 1, "is off")
 	}
 }

@@ -28,13 +28,13 @@ func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {
 	}
 	t.Setenv("BACKEND_TYPE", "memcache")
 	if code, _, err := command("ratelimit"); code != exitInvalid || !strings.Contains(err, "BACKEND_TYPE") {
-		t.Errorf("with memcache: exit status %d, %s; want %d and the variable", code, err, exitInvalid)
+		t.Errorf("with memcache: exit status %d, %s; want %d and the variable's name", code, err, exitInvalid)
 	}
 }
 
-// A program that is started under the name ratelimit serves with the variables of a usual
-// deployment.
-func TestRatelimitStartsByItsName(t *testing.T) {
+// If the binary is named ratelimit, it runs the command ratelimit: it serves with the variables of
+// a usual deployment of envoyproxy/ratelimit.
+func TestBinaryNamedRatelimitRunsThatCommand(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "ratelimit", "config"), 0o755); err != nil {
 		t.Fatal(err)
@@ -55,8 +55,8 @@ func TestRatelimitStartsByItsName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends the wait if the line never comes
-	defer late.Stop()
+	killer := time.AfterFunc(patience, func() { p.Process.Kill() }) // so that Scan ends if the line never comes
+	defer killer.Stop()
 	var log strings.Builder
 	for lines := bufio.NewScanner(pipe); lines.Scan(); {
 		log.WriteString(lines.Text() + "\n")

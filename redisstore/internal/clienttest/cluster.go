@@ -30,7 +30,7 @@ func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 	const keys = 60
 	for i := range keys {
-		if _, err := store.Decide(t.Context(), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("sampled", 9), 1)}); err != nil {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{Spend(fmt.Sprint("k", i), SlowRefill("sampled", 9), 1)}); err != nil {
 			t.Fatal(err)
 		}
 	}

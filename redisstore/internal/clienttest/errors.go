@@ -37,7 +37,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 			t.Parallel()
 			s := redistest.Start(t)
 			store := NewStore(t, suite.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{})
-			some, full := Slow("some", 10), Slow("full", 2)
+			some, full := SlowRefill("some", 10), SlowRefill("full", 2)
 			held := penstock.InFlight(2, time.Hour).WithName("held").MustCompile()
 			setUp := []penstock.Charge{Spend("k", some, 1), Spend("k", full, 2), Spend("k", held, 2)}
 			setUp[2].Holder = "first"
@@ -53,7 +53,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 				{{Key: "k", Plan: some, Mode: penstock.Force, Cost: 1}},
 				{{Key: "k", Plan: some, Mode: penstock.Refund, Cost: 1}},
 				{{Key: "k", Plan: some, Mode: penstock.Reset}},
-				{Spend("k", some, 1), Spend("k", Slow("new", 5), 1)}, {Spend("k", some, 1), Spend("k", full, 1)},
+				{Spend("k", some, 1), Spend("k", SlowRefill("new", 5), 1)}, {Spend("k", some, 1), Spend("k", full, 1)},
 			} {
 				d, err := store.Decide(Within(t, 5*time.Second), batch)
 				WantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Plan.Name()), err, fault.reason)
@@ -63,7 +63,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 			}
 			fault.heal(t, s)
 			Eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
-			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, Slow("new", 5): 5} {
+			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, SlowRefill("new", 5): 5} {
 				if got := Remaining(t, store, "k", limit); got != want {
 					t.Errorf("after the fault %s has %d left, want %d", limit.Name(), got, want)
 				}
@@ -110,7 +110,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 	for range 2 { // the second one connects while the server loads
 		stores = append(stores, NewStore(t, suite.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{}))
 	}
-	if _, err := stores[0].Decide(t.Context(), []penstock.Charge{Spend("k", Slow("d", 9), 1)}); err != nil {
+	if _, err := stores[0].Decide(t.Context(), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)}); err != nil {
 		t.Fatal(err)
 	}
 	s.Kill()
@@ -118,7 +118,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 	go func() { restarted <- s.Restart() }()
 	for i, store := range stores {
 		Eventually(t, 10*time.Second, func() error {
-			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			if err == nil {
 				t.Fatalf("store %d: the server had loaded its data before the call", i)
 			}
@@ -134,7 +134,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 	}
 	for _, store := range stores {
 		Eventually(t, 5*time.Second, func() error {
-			_, err := store.Decide(t.Context(), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			_, err := store.Decide(t.Context(), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			return err
 		})
 	}
@@ -151,7 +151,7 @@ func wrongLogin(t *testing.T, suite Suite) {
 			t.Parallel()
 			client := suite.One(t, s.Addr, Options{User: user.user, Password: user.password})
 			store := NewStore(t, client, redisstore.Options{})
-			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			WantReason(t, "decide", err, penstock.ReasonPermissionDenied)
 			WantReason(t, "ping", store.Ping(Within(t, 5*time.Second)), penstock.ReasonPermissionDenied)
 			if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
@@ -178,7 +178,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	store := NewStore(t, suite.Cluster(t, []string{c.Nodes[0].Addr}, Options{NoRetries: true}), redisstore.Options{})
 	found := make(map[penstock.Reason]int)
 	for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
-		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("d", 9), 1)})
+		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), SlowRefill("d", 9), 1)})
 		var e *penstock.StoreError
 		if !errors.As(err, &e) {
 			t.Fatalf("key %d: %v; want a StoreError", i, err)
@@ -245,7 +245,7 @@ func rightsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	store := NewStore(t, suite.Cluster(t, c.Addrs(), limiterLogin), redisstore.Options{Prefix: "limiter"})
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
-	charge := []penstock.Charge{Spend("k", Slow("d", 9), 1)}
+	charge := []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)}
 	Eventually(t, 10*time.Second, func() error { // the layout is queried in the background
 		if store.Node(charge) == "" {
 			return errors.New("the store does not know the layout of the Cluster")

@@ -82,7 +82,7 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 	prefix := NewPrefix()
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: prefix})
 	direct := OpenStore(t, to.Direct, redisstore.Options{Prefix: prefix})
-	limit := Slow("d", 1000)
+	limit := SlowRefill("d", 1000)
 	key := func(i int) string { return fmt.Sprint("k", i%6) }
 	for i := range 6 { // until every server knows the script, and every client its servers
 		for _, s := range []penstock.Store{direct, store} {
@@ -143,7 +143,7 @@ func forgottenScriptsChargeOnce(t *testing.T, s Suite, to Target) {
 
 func forgetScripts(t *testing.T, to Target, m Maker) {
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: NewPrefix()})
-	one, two := Slow("one", 1_000_000), Slow("two", 1_000_000).Limit().With(penstock.SlidingLog).MustCompile()
+	one, two := SlowRefill("one", 1_000_000), SlowRefill("two", 1_000_000).Limit().With(penstock.SlidingLog).MustCompile()
 	flushes, stop := 0, make(chan struct{})
 	var flushing sync.WaitGroup
 	flushing.Go(func() {
@@ -264,7 +264,7 @@ func startLoad(t *testing.T, store penstock.Store, callers int) *load {
 func serverComesUpLater(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	s.Kill()
-	charge := []penstock.Charge{Spend("k", Slow("d", 10), 1)}
+	charge := []penstock.Charge{Spend("k", SlowRefill("d", 10), 1)}
 	makers := []Maker{suite.on(s.Addr, Options{NoRetries: true})}
 	if suite.Socket != nil {
 		makers = append(makers, Maker{"socket", func(t testing.TB) redisstore.Client { t.Helper(); return suite.Socket(t, s.Socket) }})
@@ -289,7 +289,7 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 		})
 		t.Logf("%s: decides %v after the server came up", m.Name, time.Since(start))
 	}
-	if left := Remaining(t, stores[0], "k", Slow("d", 10)); left != 10-int64(len(stores)) {
+	if left := Remaining(t, stores[0], "k", SlowRefill("d", 10)); left != 10-int64(len(stores)) {
 		t.Errorf("%d units are left of 10 after %d were spent: failed calls were charged later", left, len(stores))
 	}
 }
@@ -328,7 +328,7 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 	ctx, cancel := context.WithTimeout(ctx, patienceOfLoad)
 	defer cancel()
 	start := time.Now()
-	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, Slow("d", 1_000_000), 1)})
+	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, SlowRefill("d", 1_000_000), 1)})
 	took := time.Since(start)
 	if int64(took) > l.slowest.Load() {
 		l.slowest.Store(int64(took))

@@ -48,8 +48,8 @@ func Must(t testing.TB, s *redistest.Server, args ...string) any {
 	return reply
 }
 
-// Slow returns a limit whose units are refilled in years.
-func Slow(name string, n int64) *penstock.Plan {
+// SlowRefill returns a limit whose units are refilled in years.
+func SlowRefill(name string, n int64) *penstock.Plan {
 	return penstock.Limit{Name: name, Count: n, Period: 8 * 365 * 24 * time.Hour}.MustCompile()
 }
 

@@ -19,8 +19,8 @@ import (
 // script (isCompact).
 func VariousLimits() []*penstock.Plan {
 	limits := []penstock.Limit{
-		Slow("bucket", 1000).Limit(), Slow("window", 1000).Limit().With(penstock.FixedWindow), Slow("sliding", 1000).Limit().With(penstock.SlidingWindow),
-		Slow("leaky", 1000).Limit(), penstock.InFlight(1000, time.Hour), Slow("log", 1000).Limit().With(penstock.SlidingLog),
+		SlowRefill("bucket", 1000).Limit(), SlowRefill("window", 1000).Limit().With(penstock.FixedWindow), SlowRefill("sliding", 1000).Limit().With(penstock.SlidingWindow),
+		SlowRefill("leaky", 1000).Limit(), penstock.InFlight(1000, time.Hour), SlowRefill("log", 1000).Limit().With(penstock.SlidingLog),
 	}
 	var plans []*penstock.Plan
 	for i, limit := range limits {
@@ -141,7 +141,7 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
 	s := suite.Open(t, client)
 	for round := range int64(2) { // a new store, and a server that has lost its scripts
-		if got := client.callAtOnce(t, s, callers, Slow("l", 1000)); got != callers {
+		if got := client.callAtOnce(t, s, callers, SlowRefill("l", 1000)); got != callers {
 			t.Errorf("%d of %d callers were allowed", got, callers)
 		}
 		if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != round+1 || evals != 0 {
@@ -152,7 +152,7 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 	if got, want := s.Scripts(), (redisstore.ScriptStats{Missing: 2 * callers, Loaded: 2}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
-	if left := Remaining(t, s, "k", Slow("l", 1000)); left != 1000-2*callers {
+	if left := Remaining(t, s, "k", SlowRefill("l", 1000)); left != 1000-2*callers {
 		t.Errorf("%d units are left, want %d", left, 1000-2*callers)
 	}
 }
@@ -164,7 +164,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	Must(t, server, "ACL", "SETUSER", "default", "-script|load")
 	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
 	s := suite.Open(t, client)
-	limit := Slow("l", 1000)
+	limit := SlowRefill("l", 1000)
 	err := s.Load(t.Context(), limit)
 	var failure *penstock.StoreError
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonPermissionDenied || !failure.IsPermanent || failure.Hint != "+script|load" {

@@ -22,23 +22,23 @@ const (
 	testOperatorToken = "operator-0123456789"
 )
 
-// checked is a policy whose rules the test programs use.
-const checked = `
+// checkPolicy is the policy of the tests of the check API.
+const checkPolicy = `
 rules:
 - {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: hour, rate: 3/w}]}
 - {name: jobs, match: {path: /jobs}, per: {user: header X-User}, limits: [{in_flight: 2, ttl: 1h}]}
 - {name: tokens, match: {path: /tokens}, per: {user: header X-User}, limits: [{name: hour, rate: 100/w}]}
 `
 
-// A checkAnswer is the answer to a call in JSON.
+// A checkAnswer is an answer of the check API in JSON.
 type checkAnswer struct {
 	status int
 	text   string
 	fields map[string]any
 }
 
-// check sends a call in JSON.
-func check(t *testing.T, r *running, token, path, body string) checkAnswer {
+// callCheckAPI posts a JSON body to a path of the check API.
+func callCheckAPI(t *testing.T, r *running, token, path, body string) checkAnswer {
 	t.Helper()
 	request, err := http.NewRequest("POST", "http://"+r.API+path, strings.NewReader(body))
 	if err != nil {
@@ -64,13 +64,13 @@ func check(t *testing.T, r *running, token, path, body string) checkAnswer {
 	return answer
 }
 
-func TestProgramsGetDecisionsInJSON(t *testing.T) {
+func TestCheckAPIDecidesInJSON(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "allow-stated-limits": "true"}
 		for name, text := range flags {
 			all[name] = text
 		}
-		r := startLimited(t, nil, checked, all)
+		r := startLimited(t, nil, checkPolicy, all)
 		for i, c := range []struct {
 			token, path, body string
 			status            int
@@ -90,7 +90,7 @@ func TestProgramsGetDecisionsInJSON(t *testing.T) {
 			{testCallerToken, "/v1/check", `{"ruel":"search"}`, 400, "did you mean rule?"},
 			{testCallerToken, "/v1/nothing", `{}`, 404, "there is no such path"},
 		} {
-			if answer := check(t, r, c.token, c.path, c.body); answer.status != c.status || !strings.Contains(answer.text, c.want) {
+			if answer := callCheckAPI(t, r, c.token, c.path, c.body); answer.status != c.status || !strings.Contains(answer.text, c.want) {
 				t.Errorf("call %d, %s %s: %d %s; want %d with %s", i, c.path, c.body, answer.status, answer.text, c.status, c.want)
 			}
 		}
@@ -116,25 +116,24 @@ func TestProgramsGetDecisionsInJSON(t *testing.T) {
 	})
 }
 
-// A listener that other machines can reach requires a token for the check API, but not for
-// forward-auth, which accepts trusted proxies.
+// If other machines can reach the listener, the check API requires a token.
 func TestPublicAddressRequiresAToken(t *testing.T) {
 	r := startLimited(t, nil, oncePerHour, map[string]string{"api": ":0"})
-	if answer := check(t, r, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 401 || !strings.Contains(answer.text, "set caller-token") {
-		t.Errorf("%d %s; want 401", answer.status, answer.text)
+	if answer := callCheckAPI(t, r, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 401 || !strings.Contains(answer.text, "set caller-token") {
+		t.Errorf("without a token: %d %s; want 401", answer.status, answer.text)
 	}
-	if answer := check(t, startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"})), "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
-		t.Errorf("with allow-open-callers: %d %s", answer.status, answer.text)
+	if answer := callCheckAPI(t, startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"})), "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
+		t.Errorf("with allow-open-callers: %d %s; want 200", answer.status, answer.text)
 	}
 }
 
-func TestProgramsGetDecisionsByGRPC(t *testing.T) {
+func TestCheckAPIDecidesByGRPC(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "grpc": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken}
 		for name, text := range flags {
 			all[name] = text
 		}
-		r := startLimited(t, nil, checked, all)
+		r := startLimited(t, nil, checkPolicy, all)
 		client := penstockv1.NewLimitServiceClient(r.grpcClient(nil))
 		search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1", Cost: new(int64(2))}
 		for _, want := range []bool{true, false} {
@@ -143,7 +142,7 @@ func TestProgramsGetDecisionsByGRPC(t *testing.T) {
 				t.Errorf("%v, %v; want allowed %t", answer, err, want)
 			}
 		}
-		if answer := check(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
+		if answer := callCheckAPI(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
 			t.Errorf("after calls by gRPC, a peek in JSON has %s; want one shared counter with 1 left", answer.text)
 		}
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, testCallerToken: codes.PermissionDenied, testOperatorToken: codes.OK} {
@@ -158,11 +157,11 @@ func TestProgramsGetDecisionsByGRPC(t *testing.T) {
 // Two instances, and a third that is started later, share reservations because they have the same
 // tokens.
 func TestInstancesShareReservations(t *testing.T) {
-	flags := limitedBy(t, checked, map[string]string{
+	flags := limitedBy(t, checkPolicy, map[string]string{
 		"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": redistest.Start(t).URL(),
 	})
 	one, two := startBeside(t, nil, flags), startBeside(t, nil, flags)
-	reserve := check(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
+	reserve := callCheckAPI(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
 	id, _ := reserve.fields["id"].(string)
 	if id == "" {
 		t.Fatalf("%d %s; want a reservation", reserve.status, reserve.text)
@@ -174,7 +173,7 @@ func TestInstancesShareReservations(t *testing.T) {
 	answers := make(map[string]int)
 	for i := range 50 {
 		all.Go(func() {
-			answer := check(t, []*running{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
+			answer := callCheckAPI(t, []*running{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
 			mu.Lock()
 			defer mu.Unlock()
 			answers[fmt.Sprint(answer.status, " ", strings.TrimSpace(answer.text))]++
@@ -184,72 +183,72 @@ func TestInstancesShareReservations(t *testing.T) {
 	if answers[`200 {"is_repeat":false}`] != 1 || answers[`200 {"is_repeat":true}`] != 49 {
 		t.Errorf("the answers are %v; want one that is no repeat, and 49 repeats", answers)
 	}
-	if left := check(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
+	if left := callCheckAPI(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
 		t.Errorf("%s; want 90 left", left.text)
 	}
 }
 
 // The rows of docs/failure-modes.md are true: the test checks responses while Redis is killed or
 // paused, and after it has returned.
-func TestProgramsGetTheFallbackWithoutRedis(t *testing.T) {
+func TestCheckAPIFallsBackWithoutRedis(t *testing.T) {
 	const failing = `
 rules:
 - {name: open, match: {path: /open}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: open}]}
 - {name: closed, match: {path: /closed}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: closed}]}
 - {name: local, match: {path: /local}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h}]}
 `
-	for _, away := range []string{"killed", "stopped"} {
-		t.Run(away, func(t *testing.T) {
+	for _, fault := range []string{"killed", "paused"} {
+		t.Run(fault, func(t *testing.T) {
 			server := redistest.Start(t)
 			flags := limitedBy(t, failing, map[string]string{
 				"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": server.URL(), "store-timeout": "250ms",
 			})
 			r := start(t, nil, flags)
-			reserved := check(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
+			reserved := callCheckAPI(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
 			id, _ := reserved.fields["id"].(string)
 			if id == "" {
 				t.Fatalf("%s; want a reservation", reserved.text)
 			}
-			if away == "killed" {
+			if fault == "killed" {
 				server.Kill()
 			} else {
 				server.Pause()
 			}
 			for rule, want := range map[string]struct {
 				text   string
-				status int // with status=429
+				status int // of /v1/check?status=429
 			}{
 				"open":   {`"allowed":true,"outcome":"failed_open","source":"open","retry_after_ms":0,"limits":[]`, 200},
 				"closed": {`"allowed":false,"outcome":"failed_closed","source":"closed","retry_after_ms":1000,"limits":[]`, 503},
 				"local":  {`"allowed":true,"outcome":"allowed","source":"fallback"`, 200},
 			} {
 				body := `{"rule":"` + rule + `","key":"user:1"}`
-				if answer := check(t, r, testCallerToken, "/v1/check", body); answer.status != 200 || !strings.Contains(answer.text, want.text) {
+				if answer := callCheckAPI(t, r, testCallerToken, "/v1/check", body); answer.status != 200 || !strings.Contains(answer.text, want.text) {
 					t.Errorf("%s: %d %s; want %s", rule, answer.status, answer.text, want.text)
 				}
-				if answer := check(t, r, testCallerToken, "/v1/check?status=429", body); answer.status != want.status {
+				if answer := callCheckAPI(t, r, testCallerToken, "/v1/check?status=429", body); answer.status != want.status {
 					t.Errorf("%s, with status=429: %d %s; want %d", rule, answer.status, answer.text, want.status)
 				}
 			}
 			for path, body := range map[string]string{
 				"/v1/settle": `{"id":"` + id + `","cancel":true}`, "/v1/reset": `{"rule":"local","key":"user:1"}`,
 			} {
-				if answer := check(t, r, testOperatorToken, path, body); answer.status != 503 || !strings.Contains(answer.text, "send the call again") {
+				if answer := callCheckAPI(t, r, testOperatorToken, path, body); answer.status != 503 || !strings.Contains(answer.text, "send the call again") {
 					t.Errorf("%s: %d %s; want 503", path, answer.status, answer.text)
 				}
 			}
-			if away == "killed" {
+			if fault == "killed" {
 				if err := server.Restart(); err != nil {
 					t.Fatal(err)
 				}
 			} else {
 				server.Resume()
 			}
-			await(t, "Redis to settle", func() bool {
-				return check(t, r, testCallerToken, "/v1/settle", `{"id":"`+id+`","cancel":true}`).status == 200
+			await(t, "settle to work again", func() bool {
+				return callCheckAPI(t, r, testCallerToken, "/v1/settle", `{"id":"`+id+`","cancel":true}`).status == 200
 			})
-			await(t, "Redis to decide", func() bool {
-				return strings.Contains(check(t, r, testCallerToken, "/v1/check", `{"rule":"closed","key":"user:1"}`).text, `"source":"store"`)
+			await(t, "Redis to decide again", func() bool {
+				return strings.Contains(callCheckAPI(t, r, testCallerToken, "/v1/check", `{"rule":"closed","key":"user:1"}`).text, `"source":"store"`)
 			})
 		})
 	}

@@ -90,7 +90,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 		t.Errorf("/json is %d %s; want 400", code, text)
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
-	for _, path := range []string{"/json", "/rlconfig"} { // as a web page in a browser on this machine
+	for _, path := range []string{"/json", "/rlconfig"} { // a browser adds Origin to requests of a web page
 		request, _ := http.NewRequestWithContext(patient(t), "GET", "http://"+r.API+path, nil)
 		request.Header.Set("Origin", "http://example.com")
 		response, err := http.DefaultClient.Do(request)
@@ -98,7 +98,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 			t.Fatal(err)
 		}
 		if response.Body.Close(); response.StatusCode != 401 {
-			t.Errorf("%s answers a web page with %d; want 401", path, response.StatusCode)
+			t.Errorf("%s answers a request with an Origin with %d; want 401", path, response.StatusCode)
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -120,20 +120,20 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	reload := make(chan os.Signal)
 	dir := envoyFolder(t, envoyLimits)
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": dir}, reloadOn(reload))
-	logged := func(text string) {
+	awaitLog := func(text string) {
 		t.Helper()
 		await(t, text, func() bool { return strings.Contains(r.log.String(), text) })
 	}
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\nfoo: 1\n")
 	reload <- syscall.SIGHUP
-	logged("reload of Envoy's rate limits failed")
-	logged("web.yaml:2: unknown key 'foo'")
+	awaitLog("reload of Envoy's rate limits failed")
+	awaitLog("web.yaml:2: unknown key 'foo'")
 	if answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
 		t.Errorf("after a broken file the decision is %v, %v; want the old limits", answer, err)
 	}
 	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
-	logged("unit has no effect in a descriptor")
+	awaitLog("unit has no effect in a descriptor")
 	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("b"))
 	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
 		t.Errorf("after a change the decision is %v, %v; want the new limits", answer, err)
@@ -142,7 +142,7 @@ func TestEnvoysLimitsReload(t *testing.T) {
 		t.Errorf("the log reports a folder without limits, but it has some:\n%s", r.log.String())
 	}
 	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\n")
-	logged("the folder of envoy-config has no limits")
+	awaitLog("the folder of envoy-config has no limits")
 }
 
 func TestEnvoyNeedsTheToken(t *testing.T) { withBothGRPCServers(t, testEnvoyNeedsTheToken) }
@@ -155,7 +155,7 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 		t.Errorf("without a token the error is %v; want Unauthenticated", err)
 	}
 	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
-		t.Errorf("with the token the decision is %v, %v; want one without an error", answer, err)
+		t.Errorf("with the token the decision is %v, %v; want 1 left", answer, err)
 	}
 	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
 		request, _ := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
@@ -213,8 +213,8 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// The policy decides if there are no files, and for domains that the files do not have.
-func TestThePolicyDecidesDomainsThatNoFileHas(t *testing.T) {
+// The policy decides for domains that no file of envoy-config has. Here, there are no files at all.
+func TestPolicyDecidesForDomainsWithoutAFile(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "rules.yaml")
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{name: day, rate: 1/day}]}]`)
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "config": config})
@@ -229,9 +229,9 @@ func TestThePolicyDecidesDomainsThatNoFileHas(t *testing.T) {
 	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
 }
 
-// A descriptor with hits_addend may report units that were already used. By default such a report
-// is charged even if it exceeds the limit.
-func TestEnvoyReportsDecidesWhetherReportsAreForced(t *testing.T) {
+// A descriptor with hits_addend may report units that were already used. With envoy-reports=force,
+// the default, such a report is charged even if it exceeds the limit. With spend, it is not.
+func TestReportsAreForcedUnlessEnvoyReportsIsSpend(t *testing.T) {
 	for setting, want := range map[string]uint32{"force": 0, "spend": 2} {
 		t.Run(setting, func(t *testing.T) {
 			r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits), "envoy-reports": setting})
