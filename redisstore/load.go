@@ -229,12 +229,13 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if !isNoScript(err) {
 			return "", explain(script.Text, err)
 		}
-		s.loads.missing.Add(1)
 		if tries == maxLoads {
+			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
 		loading, mine := s.loads.begin(name)
+		s.loads.missing.Add(1) // callers that are counted have begun the load, or wait for it
 		if mine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
 			s.loads.end(name, loading, nil)

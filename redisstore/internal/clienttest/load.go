@@ -128,9 +128,9 @@ func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Sc
 // until Proceed is closed.
 type CountingClient struct {
 	redisstore.Client
-	Missing, Loads, Evals atomic.Int64
-	Scripts               []redisstore.Script // of the last Load into every server
-	Proceed               chan struct{}       // nil: nothing is delayed
+	Loads, Evals atomic.Int64
+	Scripts      []redisstore.Script // of the last Load into every server
+	Proceed      chan struct{}       // nil: nothing is delayed
 }
 
 // oneCallerLoads sends decisions of several callers at once to a server without scripts. Exactly
@@ -190,14 +190,6 @@ func wrongDigest(t *testing.T, suite Suite) {
 	}
 }
 
-func (c *CountingClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	reply, err := c.Client.EvalSha(ctx, digest, keys, args)
-	if err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
-		c.Missing.Add(1)
-	}
-	return reply, err
-}
-
 func (c *CountingClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
 	c.Evals.Add(1)
 	c.wait()
@@ -224,7 +216,7 @@ func (c *CountingClient) wait() {
 func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
 	c.Proceed = make(chan struct{})
-	before := c.Missing.Load()
+	before := s.Scripts().Missing
 	var all sync.WaitGroup
 	var granted atomic.Int64
 	for range callers {
@@ -237,7 +229,7 @@ func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers i
 			}
 		})
 	}
-	Await(t, "all callers to miss the script", func() bool { return c.Missing.Load() >= before+callers })
+	Await(t, "all callers to miss the script", func() bool { return s.Scripts().Missing >= before+callers })
 	close(c.Proceed)
 	all.Wait()
 	return granted.Load()
