@@ -18,13 +18,13 @@ packages = github.com/penstock/penstock/...
 # are skipped by the former and run by themselves. A package belongs to raced if a test of it starts goroutines that share state. The longest begin
 # first.
 raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
-	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./observe/otel ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
+	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
 unraced = ./internal/faults ./conformance ./internal/redistest ./internal/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 # Most tests wait for servers, so more of them run at once than there are cores. Linking takes a third of
 # the time without debug information. The race detector would delay the end of each process by a second.
 testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
-sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
+sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools surge
 
@@ -50,7 +50,7 @@ soak: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./internal/faults/... || failed=1; \
-	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... || failed=1; \
+	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... ./conformance || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## mutants: makes some hundred small changes, one at a time and different ones in each run; fails if the tests notice fewer than 95 %.

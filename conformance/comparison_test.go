@@ -11,6 +11,8 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // A steppedClock is a setClock without services.
@@ -220,7 +222,7 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	c.start = func(g *generation) (responder, responder, func(), error) {
 		return earlyFake{newModel(rules{}, g.settings, g.domains...), clock}, lateFake{newModel(rules{}, g.settings, g.domains...), clock}, func() {}, nil
 	}
-	if err := c.run(12_000); err != nil {
+	if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 		t.Fatal(err)
 	}
 	if c.mismatches > 0 || c.tally.counts["not comparable: not decided in one second"] == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -77,7 +78,7 @@ func TestEngineEqualsTheModel(t *testing.T) {
 				s, err := newInProcess(clock, g, envoyrls.Options{Mode: mode})
 				return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, s, func() {}, err
 			}
-			if err := c.run(12_000); err != nil {
+			if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 				t.Fatal(err)
 			}
 			if c.mismatches > 0 {

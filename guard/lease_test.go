@@ -419,7 +419,7 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 
 func manySpenders(t *testing.T, store penstock.Store) {
 	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: patience})
-	limit := yearly(t, "a", int64(effort.Of(60_000, 300_000)))
+	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))
 	var allowed, leased atomic.Int64
 	var all sync.WaitGroup
 	for range 8 {

@@ -80,7 +80,7 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			decided, spreads, denials := 0, 0, 0
-			for trace := range effort.Of(8, 800) {
+			for trace := range effort.Of(5, 800) {
 				for _, subject := range twinSubjects() {
 					rng := rand.New(rand.NewPCG(seed, uint64(trace)))
 					if err := runSpread(client, subject, rng, &decided, &spreads, &denials); err != nil {

@@ -44,7 +44,7 @@ func TestTwins(t *testing.T) {
 }
 
 // twins is how many batches are compared per subject.
-func twins() int { return effort.Of(16_000, 1_000_000) }
+func twins() int { return effort.Of(10_000, 1_000_000) }
 
 // A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
 type twinSubject struct {

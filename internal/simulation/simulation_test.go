@@ -23,8 +23,8 @@ var (
 
 // make test runs these numbers of seeds; the soak runs seeds for soakFor.
 const (
-	seeds       = 120
-	statedSeeds = 70
+	seeds       = 80
+	statedSeeds = 45
 	soakFor     = 3 * time.Minute
 )
 

@@ -144,7 +144,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
 	}
-	each := 8
+	each := 5
 	if testing.Short() {
 		each = 2
 	} else if effort.Soak {

@@ -60,8 +60,8 @@ func RunConcurrent(t *testing.T, s Suite) {
 		test{"one caller loads", oneCallerLoads},
 		test{"one caller sends the text", oneCallerSendsTheText},
 		test{"others' connections", func(t *testing.T, s Suite) { OthersConnections(t, s.Library) }},
-		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(50, 3000)) }},
-		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(15, 600)) }},
+		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
+		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
 	)
 	// These tests use one Cluster in turn: some flush scripts, some lose replies.
 	t.Run("cluster", func(t *testing.T) {
@@ -70,7 +70,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 		t.Run("lost replies never charge twice", func(t *testing.T) { lostRepliesNeverChargeTwice(t, s, to) })
 		t.Run("forgotten scripts charge once", func(t *testing.T) { forgottenScriptsChargeOnce(t, s, to) })
 		t.Run("loaded limits need no other script", func(t *testing.T) { loadOnACluster(t, s, to.cluster) })
-		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, to.cluster, effort.Of(10, 500)) })
+		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, to.cluster, effort.Of(6, 500)) })
 	})
 }
 

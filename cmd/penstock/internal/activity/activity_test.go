@@ -216,6 +216,7 @@ func TestWindowsDropOldActivity(t *testing.T) {
 
 // A flood of keys does not hide a heavy key.
 func TestRecorderSamplesFloods(t *testing.T) {
+	effort.WithoutRace(t)
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	plan := f.rules.Plans()[0]
 	const events = 400_000

@@ -119,6 +119,7 @@ func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
 }
 
 func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
+	effort.WithoutRace(t)
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
