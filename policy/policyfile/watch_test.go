@@ -378,7 +378,7 @@ func TestAbsenceIsReportedOnce(t *testing.T) {
 	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
 		t.Errorf("reported %v; want one failure", r)
 	}
-	write(t, name, version("v1")) // the old text, but its return must be reported
+	replace(t, name, version("v1")) // the old text, but its return must be reported
 	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("reported %q; want a failure, then a load", got)
