@@ -118,7 +118,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	defer stripe.mu.Unlock()
 	t := stripe.tableLocked(plan.Algorithm())
 	if now%sweepEvery == 0 {
-		s.sweepLocked(t, now)
+		s.sweepLocked(t, now, sweepEvery/4)
 	}
 
 	params := plan.Params(now)
@@ -126,7 +126,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	cell := t.find(h)
 	t.cells.Step(cell, params, &t.request, now, cell != fresh, &t.out)
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
-		s.sweepLocked(t, now)
+		s.sweepLocked(t, now, 2)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.full()
 		}
@@ -151,7 +151,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending { // sweep before the first find, because a sweep removes counters
 		p := &pending[i]
 		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
-		s.sweepLocked(p.table, now)
+		s.sweepLocked(p.table, now, 2)
 	}
 
 	statuses := make([]penstock.Status, len(charges))
@@ -272,7 +272,7 @@ func (s *Store) reclaim(now int64) bool {
 			continue
 		}
 		for _, t := range stripe.tables {
-			s.sweepLocked(t, now)
+			s.sweepLocked(t, now, 2)
 		}
 		stripe.mu.Unlock()
 		if s.counters.Load() <= s.maxCounters {
@@ -307,11 +307,10 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 	c.expires = max(c.expires, now+max(out.Keep, out.ResetAfter)+s.linger)
 }
 
-// sweepLocked checks the next two counters and removes those that are no longer needed. If the
-// store is full, it checks all counters of the table, at most once per fullPause. It runs before
+// sweepLocked checks the next n counters and removes those that are no longer needed. If the store
+// is full, it checks all counters of the table, at most once per fullPause. It checks two before
 // each new counter, so it can remove counters faster than a flood of new keys adds them.
-func (s *Store) sweepLocked(t *table, now int64) {
-	n := 2
+func (s *Store) sweepLocked(t *table, now int64, n int) {
 	if s.counters.Load() >= s.maxCounters && (now >= t.swept+fullPause || now < t.swept) {
 		n, t.swept = len(t.counters), now
 	}
@@ -327,8 +326,10 @@ func (s *Store) sweepLocked(t *table, now int64) {
 }
 
 // sweepEvery is a number of µs. A decision on one charge sweeps if its time is a multiple of
-// sweepEvery: one decision of 8 on average. Decisions that add a counter always sweep.
-const sweepEvery = 8
+// sweepEvery: one decision of 32 on average. It checks 8 counters, which are beside each other in
+// memory, so that this takes less time than single checks. Decisions that add a counter always
+// sweep.
+const sweepEvery = 32
 
 // fullPause is the least time between two sweeps of a whole table, in µs.
 const fullPause = 100_000

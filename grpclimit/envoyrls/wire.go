@@ -68,8 +68,11 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 			continue
 		}
 		if c.isPlain() {
-			listed = append(listed, listedMessage{m, x, c, admission.Admittance{Request: c.beginRound()}})
-			admittances = append(admittances, &listed[len(listed)-1].admittance)
+			listed = append(listed, listedMessage{Message: m, exchange: x, call: c})
+			l := &listed[len(listed)-1] // it never moves: the capacity is that of the list
+			l.admittance.Request = c.beginRound()
+			l.admittance.Request.Into = &l.admission
+			admittances = append(admittances, &l.admittance)
 			continue
 		}
 		m.Err = errPanic
@@ -99,6 +102,7 @@ type listedMessage struct {
 	exchange   *exchange
 	call       *call
 	admittance admission.Admittance
+	admission  admission.Admission
 }
 
 var errPanic = status.Error(codes.Internal, panicked.Message)
