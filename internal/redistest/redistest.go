@@ -9,6 +9,7 @@ package redistest
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -319,13 +320,19 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
+// freePort returns a port that is free now. Linux assigns ports above 32767 by itself. This one is
+// lower, so no other program gets it while its server is down.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	const first, end = 16384, 32768
+	var err error
+	for range 100 {
+		port := first + rand.IntN(end-first)
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
 }
 
 // starter runs every start on one thread that lives as long as the program. The kernel sends the
