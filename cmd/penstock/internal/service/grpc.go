@@ -277,35 +277,54 @@ func firstOf(values []string) string {
 }
 
 // stream handles streaming calls: health checks and reflection. Clients may keep them open for
-// ever, so they do not count as in flight, and end when the server shuts down.
+// ever, so they do not count as in flight. When the server shuts down, reflection ends at once, and
+// a health check after it has sent NOT_SERVING.
 func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.ended(info.FullMethod, recover(), err) }()
-	if name := serviceName(info.FullMethod); name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {
+	name := serviceName(info.FullMethod)
+	if name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {
 		c.service.inFlight.Add(1)
 		defer c.service.inFlight.Add(-1)
 		return handler(srv, stream)
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
+	open := &openStream{ServerStream: stream, ctx: ctx, statusIsFinal: make(chan struct{})}
+	if name != healthService {
+		close(open.statusIsFinal)
+	}
 	go func() {
-		select {
-		case <-c.ending:
-			cancel()
-		case <-ctx.Done():
+		for _, event := range []<-chan struct{}{c.ending, open.statusIsFinal} {
+			select {
+			case <-event:
+			case <-ctx.Done():
+				return
+			}
 		}
+		cancel()
 	}()
-	return handler(srv, cancelledStream{stream, ctx})
+	return handler(srv, open)
 }
 
-// A cancelledStream ends with a context of its own.
-type cancelledStream struct {
+// An openStream ends with a context of its own.
+type openStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx           context.Context
+	statusIsFinal chan struct{} // closed when the client of a health check has a status other than SERVING: no other follows
+	once          sync.Once
 }
 
-func (s cancelledStream) Context() context.Context { return s.ctx }
+func (s *openStream) Context() context.Context { return s.ctx }
 
-func (s cancelledStream) RecvMsg(message any) error {
+func (s *openStream) SendMsg(message any) error {
+	err := s.ServerStream.SendMsg(message)
+	if health, isHealth := message.(*healthpb.HealthCheckResponse); isHealth && health.Status != healthpb.HealthCheckResponse_SERVING {
+		s.once.Do(func() { close(s.statusIsFinal) })
+	}
+	return err
+}
+
+func (s *openStream) RecvMsg(message any) error {
 	received := make(chan error, 1)
 	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
 	select {

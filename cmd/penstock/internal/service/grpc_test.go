@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,9 +24,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/penstock/penstock/internal/effort"
-
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // An echo is a gRPC service for tests. Its response is what the function returns.
@@ -457,3 +458,52 @@ func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	}
 	t.Logf("counted: %d idle gRPC clients", n)
 }
+
+// A health check sends NOT_SERVING before the shutdown ends it. Reflection ends at once.
+func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+			calls := &grpcCalls{counts: metrics.New("test", nil).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, func() int { return 0 }), ending: make(chan struct{})}
+			err := calls.stream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
+				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {
+					return stream.SendMsg(&healthpb.HealthCheckResponse{Status: status})
+				}
+				isHealth := strings.Contains(method, healthService)
+				if isHealth {
+					if err := send(healthpb.HealthCheckResponse_SERVING); err != nil {
+						return err
+					}
+				}
+				close(calls.ending)
+				synctest.Wait()
+				if hasEnded := stream.Context().Err() != nil; hasEnded == isHealth {
+					t.Errorf("%s: the shutdown has ended the stream: %t; want %t", method, hasEnded, !isHealth)
+				}
+				if isHealth {
+					if err := send(healthpb.HealthCheckResponse_NOT_SERVING); err != nil {
+						return err
+					}
+					synctest.Wait()
+					if stream.Context().Err() == nil {
+						t.Error("the stream is open after NOT_SERVING was sent")
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Errorf("%s: %v", method, err)
+			}
+		}
+	})
+}
+
+// A discardStream discards the messages that are sent.
+type discardStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s discardStream) Context() context.Context { return s.ctx }
+func (s discardStream) SendMsg(any) error        { return nil }
