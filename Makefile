@@ -6,6 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 
+MISSPELL := github.com/golangci/misspell/cmd/misspell@v0.8.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 30s
 SOAKTIME ?= 30m
@@ -189,11 +190,12 @@ chart: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go vet -tags chart ./chart && go run -tags chart ./chart $(CHART) ../bin/helm-$(HELM)/helm ../bin/penstock ../deploy ../bin/chart
 
-## lint: format, width of comments, words, vet, staticcheck, luacheck
+## lint: format, width of comments, words, spelling, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	@cd scripts && go run ./comments .. && go run ./words ..
+	@git ls-files '*.go' '*.lua' '*.md' '*.sh' '*.yaml' | grep -v testdata/ | xargs go run $(MISSPELL) -locale US -i cancelled,upsteam -error
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)
 	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./redisstore/internal/luagen -lua $(CURDIR)/bin/lua >/dev/null

@@ -111,7 +111,7 @@ func checkPair(charges []Charge, i, j int) error {
 		ErrInvalid, p.Name(), q.Name(), p.Group())
 }
 
-// isPlainSpend recognises the most frequent kind of charge with few comparisons. Such a charge is
+// isPlainSpend recognizes the most frequent kind of charge with few comparisons. Such a charge is
 // valid.
 func (c *Charge) isPlainSpend() bool {
 	return c.Plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&

@@ -98,7 +98,7 @@ var fair = func() (gens [64]*rapid.Generator[int64]) {
 	return gens
 }()
 
-// seeded returns dice that favour the ends of a range, as rapid's do.
+// seeded returns dice that favor the ends of a range, as rapid's do.
 func seeded(seed, stream uint64) dice {
 	rng := rand.New(rand.NewPCG(seed, stream))
 	return func(low, high int64) int64 {

@@ -235,7 +235,7 @@ func printServices(r *report, services []*measuredService) {
 	}
 }
 
-// ratio returns the median ratio of the rates in neighbouring windows.
+// ratio returns the median ratio of the rates in neighboring windows.
 func (s *measuredService) ratio(to *measuredService) float64 {
 	return median(ratios(s.rates, to.rates))
 }

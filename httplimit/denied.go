@@ -58,7 +58,7 @@ var problems = [rejectionReasons]struct {
 }
 
 // bodies writes the bodies of rejections. Make one with newBodies. Only bodies for requests over a
-// limit can be customised: for other reasons a custom text would be wrong.
+// limit can be customized: for other reasons a custom text would be wrong.
 type bodies struct {
 	isText      bool               // plain text, whatever the client accepts
 	template    *template.Template // nil: the built-in bodies
@@ -178,7 +178,7 @@ func (d *rejection) problem() []byte {
 	}
 	body, err := json.Marshal(out)
 	if err != nil {
-		panic(err) // strings and numbers can be marshalled
+		panic(err) // strings and numbers can be marshaled
 	}
 	return append(body, '\n')
 }

@@ -134,8 +134,8 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 		for j := 8; j < 16; j++ {
 			b[j] = byte(r.Uint32())
 		}
-		if neighbour := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbour, 0, 0) {
-			t.Fatalf("%s and %s are in one /64 network and have two keys (seed %d)", a, neighbour, seed)
+		if neighbor := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbor, 0, 0) {
+			t.Fatalf("%s and %s are in one /64 network and have two keys (seed %d)", a, neighbor, seed)
 		}
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != netip.PrefixFrom(a, 64).Masked().Addr() {
 			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)

@@ -264,7 +264,7 @@ func FuzzKey(f *testing.F) {
 }
 
 // Random keys that differ by one byte pass the checks of FuzzKey.
-func TestNeighbouringKeysDiffer(t *testing.T) {
+func TestNeighboringKeysDiffer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	seed := rand.Uint64()

@@ -81,7 +81,7 @@ func CheckURL(text string) error {
 
 // Dial makes a Client that connects in the background. If it cannot, it tries again when it is
 // used. ParseURL makes the option.
-func Dial(option rueidis.ClientOption) Client { return dialled{client.Connect(option, asReply)} }
+func Dial(option rueidis.ClientOption) Client { return dialed{client.Connect(option, asReply)} }
 
 // Connect makes a rueidis client for commands that a Client does not have. Its connections are like
 // those of Dial. It waits for the first one. An error reply of the server is a ReplyError. The
@@ -92,15 +92,15 @@ func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client
 	return c, connector.Close, err
 }
 
-// dialled is a rueidis client that may not be connected yet.
-type dialled struct{ *client.Connector }
+// dialed is a rueidis client that may not be connected yet.
+type dialed struct{ *client.Connector }
 
-func (d dialled) get(ctx context.Context) (rueidisClient, error) {
+func (d dialed) get(ctx context.Context) (rueidisClient, error) {
 	c, err := d.Get(ctx)
 	return rueidisClient{c}, err
 }
 
-func (d dialled) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (d dialed) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return "", err
@@ -108,7 +108,7 @@ func (d dialled) EvalSha(ctx context.Context, digest string, keys, args []string
 	return c.EvalSha(ctx, digest, keys, args)
 }
 
-func (d dialled) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+func (d dialed) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return "", err
@@ -116,7 +116,7 @@ func (d dialled) Eval(ctx context.Context, script string, keys, args []string) (
 	return c.Eval(ctx, script, keys, args)
 }
 
-func (d dialled) Ping(ctx context.Context) error {
+func (d dialed) Ping(ctx context.Context) error {
 	c, err := d.get(ctx)
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (d dialled) Ping(ctx context.Context) error {
 	return c.Ping(ctx)
 }
 
-func (d dialled) Sharded(ctx context.Context) (bool, error) {
+func (d dialed) Sharded(ctx context.Context) (bool, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return false, err
@@ -132,7 +132,7 @@ func (d dialled) Sharded(ctx context.Context) (bool, error) {
 	return c.Sharded(ctx)
 }
 
-func (d dialled) Close() error {
+func (d dialed) Close() error {
 	d.Connector.Close()
 	return nil
 }

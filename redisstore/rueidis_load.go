@@ -55,7 +55,7 @@ func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key stri
 	return nil
 }
 
-func (d dialled) Load(ctx context.Context, key string, scripts []Script) error {
+func (d dialed) Load(ctx context.Context, key string, scripts []Script) error {
 	c, err := d.get(ctx)
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (d dialled) Load(ctx context.Context, key string, scripts []Script) error {
 // loadReplicas loads scripts into the replicas of a primary, so that a promoted replica knows them.
 // It ignores errors: a replica may be out of reach from here, and Decide loads what a new primary
 // lacks.
-func (d dialled) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
+func (d dialed) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
 	info, err := result(c.Do(ctx, c.B().Info().Section("replication").Build()))
 	if err != nil {
 		return

@@ -81,7 +81,7 @@ var laws = []law{
 		"A key is any bytes. What one key has used does not count for another.", keys},
 	{"limits of one group and key are independent",
 		"Limits that are stored together are counted separately. Spending, exhausting or resetting one does " +
-			"not change the others.", neighbours},
+			"not change the others.", neighbors},
 	{"a changed algorithm starts new",
 		"State belongs to an algorithm. A limit that keeps its name and changes its algorithm starts new, " +
 			"whatever state the old one has left.", changedAlgorithm},
@@ -653,7 +653,7 @@ func keys(b *lawTest) {
 	}
 }
 
-func neighbours(b *lawTest) {
+func neighbors(b *lawTest) {
 	var all []counter
 	for _, k := range kinds {
 		all = append(all, b.counter(k, units), b.counter(k, units).named(k.name+"-2"), b.counter(k, units).named("2."+k.name))

@@ -229,7 +229,7 @@ func TestNewCookiesDoNotHelpScrapers(t *testing.T) {
 		}
 		w.sleep(20 * time.Second)
 		w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
-		if got := w.seen["catalogue.day shadow_denied"]; got != 100 {
+		if got := w.seen["catalog.day shadow_denied"]; got != 100 {
 			t.Errorf("%d pages beyond the daily limit were reported; want 100", got)
 		}
 	})

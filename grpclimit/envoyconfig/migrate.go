@@ -9,7 +9,7 @@ import (
 )
 
 // Policy returns the limits as a policy file of Penstock. Comments list the limits that a policy
-// cannot express. The policy is a draft: the comments at its head describe how its behaviour
+// cannot express. The policy is a draft: the comments at its head describe how its behavior
 // differs.
 func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}

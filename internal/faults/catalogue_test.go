@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// catalogue has all faults, by family. Their numbers are F1 to F30.
-var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
+// catalog has all faults, by family. Their numbers are F1 to F30.
+var catalog = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
-// elsewhere lists faults that have no entry in the catalogue, or that have further tests. Each
+// elsewhere lists faults that have no entry in the catalog, or that have further tests. Each
 // string is the place of a test, as "file: test", or the reason why there is none.
 var elsewhere = map[string][]string{
 	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
@@ -34,7 +34,7 @@ var elsewhere = map[string][]string{
 func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {
 	for n := 1; n <= 30; n++ {
 		id := fmt.Sprint("F", n)
-		if len(elsewhere[id]) == 0 && !slices.ContainsFunc(catalogue, func(f fault) bool { return f.id == id }) {
+		if len(elsewhere[id]) == 0 && !slices.ContainsFunc(catalog, func(f fault) bool { return f.id == id }) {
 			t.Errorf("%s has no entry, and is not listed as tested elsewhere", id)
 		}
 		for _, where := range elsewhere[id] {

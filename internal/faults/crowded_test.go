@@ -15,7 +15,7 @@ var crowded = []fault{
 		id: "F24", name: "all connections closed, again and again",
 		begin: noop, meanwhile: storm, end: noop,
 		decidedBy: byAnySource,
-		finally:   checkDialledOnce,
+		finally:   checkDialedOnce,
 	},
 	{
 		id: "F25", name: "many callers after an outage",
@@ -51,7 +51,7 @@ func storm(e *experiment) {
 		e.do("CLIENT KILL TYPE normal")
 		e.awaitRequests(20)
 	}
-	e.dialled += e.received() - before - int64(closings) - 1 // without the connections of this function
+	e.dialed += e.received() - before - int64(closings) - 1 // without the connections of this function
 	e.kills += closings
 }
 
@@ -72,13 +72,13 @@ func (e *experiment) receivedBy(s *redistest.Server) int64 {
 	return n
 }
 
-// checkDialledOnce checks that a closed connection is dialled again only once, for all waiting
+// checkDialedOnce checks that a closed connection is dialed again only once, for all waiting
 // calls together.
-func checkDialledOnce(e *experiment) {
-	if most := int64((e.kills + e.cycles) * instances * maxConnections); e.dialled > most {
-		e.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", e.dialled, e.kills, instances*maxConnections)
+func checkDialedOnce(e *experiment) {
+	if most := int64((e.kills + e.cycles) * instances * maxConnections); e.dialed > most {
+		e.Errorf("%d connections were dialed after all had been closed %d times; there are %d at one time", e.dialed, e.kills, instances*maxConnections)
 	}
-	e.Logf("counted: %d times all connections closed (%d dialled)", e.kills, e.dialled)
+	e.Logf("counted: %d times all connections closed (%d dialed)", e.kills, e.dialed)
 }
 
 // checkNothingOldRan checks that the server ran no script of calls from before its restart.

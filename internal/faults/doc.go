@@ -1,8 +1,8 @@
-// Package faults has tests for the faults of the failure catalogue. Whatever happens to Redis, to
+// Package faults has tests for the faults of the failure catalog. Whatever happens to Redis, to
 // the network or to the program itself, limits stay within their stated bounds, every call ends in
 // time, and the store decides again when the fault is over.
 //
-// TestLimitsHoldThroughEveryFault runs all faults of the catalogue. A fault defines how it begins
+// TestLimitsHoldThroughEveryFault runs all faults of the catalog. A fault defines how it begins
 // and ends. An experiment does what all faults have in common. Several instances
 // (guard.Standard over redisstore) share a target (target_test.go: one server, Sentinel or a
 // Cluster). Callers send them requests all the time (load_test.go), for limits of every policy

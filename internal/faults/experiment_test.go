@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A fault is an entry of the catalogue.
+// A fault is an entry of the catalog.
 type fault struct {
 	id, name     string        // F2, killed
 	on           []kind        // targets; default: a single server
@@ -101,7 +101,7 @@ type experiment struct {
 	cycles        int             // how often the fault happens
 	charged       int             // units that were charged without a reply
 	kills         int             // how often all connections were closed
-	dialled       int64           // connections that were dialled after that
+	dialed        int64           // connections that were dialed after that
 	oldCalls      int64           // calls to the store before its restart
 	authorities   [2]*authority   // of secured faults
 	undo          func()          // set by begin: ends the fault
@@ -110,8 +110,8 @@ type experiment struct {
 }
 
 func TestLimitsHoldThroughEveryFault(t *testing.T) {
-	for i := range catalogue {
-		f := &catalogue[i]
+	for i := range catalog {
+		f := &catalog[i]
 		t.Run(strings.ReplaceAll(f.id+" "+f.name, " ", "_"), func(t *testing.T) {
 			t.Parallel()
 			if f.on == nil {

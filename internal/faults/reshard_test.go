@@ -184,9 +184,9 @@ func stormOnAll(e *experiment) {
 	}
 	made := received() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function
 	if most := int64((kills + 1) * instances * len(e.target.servers) * 2); made > most {
-		e.Errorf("%d connections were dialled after all had been closed %d times; want at most %d", made, kills, most)
+		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d", made, kills, most)
 	}
-	e.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
+	e.Logf("counted: %d times all connections to a Cluster closed (%d dialed)", kills, made)
 }
 
 // checkVictimRanNothingOld checks that the victim ran no script of calls from before its restart.

@@ -33,7 +33,7 @@ func Suggest(name string, known []string) string {
 	return "there are " + List(known, "and")
 }
 
-// Distance returns the edit distance of a and b, up to about 3. A swap of two neighbours is one
+// Distance returns the edit distance of a and b, up to about 3. A swap of two neighbors is one
 // edit.
 func Distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {

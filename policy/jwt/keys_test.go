@@ -90,7 +90,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"exponent 2^32+65537", with(t, rs, "e", two(32, 65537)), "RS256", "out of range; ask"},
 		{"exponent 2^63+65537", with(t, rs, "e", two(63, 65537)), "RS256", "out of range; ask"},
 		{"exponent 2^64+1", with(t, rs, "e", two(64, 1)), "RS256", "out of range; ask"},
-		{"exponent 2^64+65537", with(t, rs, "e", two(64, 65537)), "RS256", "E in marshal does not match E in marshalled; ask"},
+		{"exponent 2^64+65537", with(t, rs, "e", two(64, 65537)), "RS256", "E in marshal does not match E in"},
 		{"exponent of 512 KiB", with(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "; ask"},
 		{"exponent left out", strings.Replace(rs, `"e":`, `"f":`, 1), "RS256", `requires parameters "n" and "e"; ask`},
 		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; use"},

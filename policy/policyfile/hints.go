@@ -67,7 +67,7 @@ func rateHint(name string, value *yaml.Node, known map[string]int) string {
 	rate := rateIn(value)
 	switch {
 	case !isLimit && name == "limit", !isTime && !isNumber:
-		return "" // limit is a misspelt limits
+		return "" // limit is a misspelled limits
 	case !isLimit && rate != "":
 		return fmt.Sprintf("write limits: [{rate: %s}]", rate)
 	case rate != "":

@@ -78,7 +78,7 @@ func (p *pod) start() error {
 	if err := p.probe(serve); err != nil {
 		return err
 	}
-	if text, err := os.ReadFile(serve.log); err != nil || strings.Contains(string(text), "misspelt") || strings.Contains(string(text), `"level":"ERROR"`) {
+	if text, err := os.ReadFile(serve.log); err != nil || strings.Contains(string(text), "misspelled") || strings.Contains(string(text), `"level":"ERROR"`) {
 		return fmt.Errorf("penstock serve logged an error: %v\n%s", err, text)
 	}
 	return p.reload(serve)

@@ -53,7 +53,7 @@ var (
 	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)
 )
 
-// embeddedIn returns the npm package whose files the dashboard has, and its licence.
+// embeddedIn returns the npm package whose files the dashboard has, and its license.
 func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) {
 	folder := filepath.Join(tree, filepath.FromSlash(dashboardFolder))
 	record, err := os.ReadFile(filepath.Join(folder, "VENDORED"))
@@ -62,7 +62,7 @@ func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) 
 	}
 	named, files := vendoredPackage.FindSubmatch(record), vendoredFile.FindAllSubmatch(record, -1)
 	if named == nil || files == nil {
-		return c, nil, fmt.Errorf("%s/VENDORED does not name an npm package with its version, its licence and the sums of its files", dashboardFolder)
+		return c, nil, fmt.Errorf("%s/VENDORED does not name an npm package with its version, its license and the sums of its files", dashboardFolder)
 	}
 	name, version := string(named[1]), string(named[2])
 	url := "pkg:npm/" + name + "@" + version
@@ -77,15 +77,15 @@ func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) 
 		}
 	}
 	if license == nil {
-		return c, nil, fmt.Errorf("%s/VENDORED lists no licence of %s", dashboardFolder, name)
+		return c, nil, fmt.Errorf("%s/VENDORED lists no license of %s", dashboardFolder, name)
 	}
 	return c, license, nil
 }
 
 var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// licensesOf are the licences of all modules in a binary, which are in the module cache. Most
-// licences require that copies of a program have them.
+// licensesOf are the licenses of all modules in a binary, which are in the module cache. Most
+// licenses require that copies of a program have them.
 func licensesOf(info *buildinfo.BuildInfo, cache string) ([]byte, error) {
 	var all bytes.Buffer
 	fmt.Fprintf(&all, "Penstock contains the following modules, and the standard library of Go (https://go.dev/LICENSE).\n")
@@ -115,7 +115,7 @@ func licensesOf(info *buildinfo.BuildInfo, cache string) ([]byte, error) {
 			fmt.Fprintf(&all, "\n\n==== %s %s: %s\n\n%s", m.Path, m.Version, e.Name(), bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n")))
 		}
 		if found == 0 {
-			return nil, fmt.Errorf("module %s %s has no licence", m.Path, m.Version)
+			return nil, fmt.Errorf("module %s %s has no license", m.Path, m.Version)
 		}
 	}
 	return all.Bytes(), nil

@@ -200,7 +200,7 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	info := &buildinfo.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}}}
 	embedded, license, err := embeddedIn("../..")
 	if err != nil || !strings.Contains(string(license), "MIT License") {
-		t.Fatalf("the licence of the dashboard's script is %.100q, %v", license, err)
+		t.Fatalf("the license of the dashboard's script is %.100q, %v", license, err)
 	}
 	text, err := componentsOf(info, "v0.1.0", embedded)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// imageOf makes the container image of a platform. It has the program and its licences, and no
+// imageOf makes the container image of a platform. It has the program and its licenses, and no
 // other file: time zones and CA roots are in the program. The Dockerfile makes the same image, and
 // a test compares both.
 func imageOf(r release, p platform, content folder) (v1.Image, error) {

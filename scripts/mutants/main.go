@@ -191,7 +191,7 @@ func goTest(o options, t target, args ...string) ([]byte, error) {
 
 // parseEquivalents reads lines of the form
 //
-//	file | line before | line after | why the behaviour is the same
+//	file | line before | line after | why the behavior is the same
 //
 // as ids of mutants. A line that begins with # is a comment.
 func parseEquivalents(text string) map[string]bool {

@@ -15,7 +15,7 @@ type drawing struct {
 	body          strings.Builder
 }
 
-// style has the colours of both colour schemes. The names are those of the classes below.
+// style has the colors of both color schemes. The names are those of the classes below.
 const style = `
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: var(--ink) }
 .h { font-size: 16px; font-weight: 600 } .s { font-size: 12px } .muted { fill: var(--muted) } .b { font-weight: 600 }

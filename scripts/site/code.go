@@ -11,7 +11,7 @@ import (
 )
 
 // A codeRenderer writes code blocks. It marks comments and the keys of YAML, so that they get their
-// own colours.
+// own colors.
 type codeRenderer struct{}
 
 func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
@@ -28,7 +28,7 @@ func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
 			lines = append(lines, string(line.Value(source)))
 		}
 		for _, line := range dedent(lines) {
-			text.WriteString(colour(line, language))
+			text.WriteString(color(line, language))
 		}
 		_, err := w.WriteString("<pre><code>" + text.String() + "</code></pre>\n")
 		return ast.WalkSkipChildren, err
@@ -61,8 +61,8 @@ func dedent(lines []string) []string {
 	return lines
 }
 
-// colour escapes a line of code, and marks its comment and keys.
-func colour(line, language string) string {
+// color escapes a line of code, and marks its comment and keys.
+func color(line, language string) string {
 	line = strings.TrimSuffix(line, "\n")
 	code, comment := line, ""
 	pattern := map[string]*regexp.Regexp{"yaml": hashComment, "sh": hashComment, "console": hashComment, "conf": hashComment, "nginx": hashComment, "go": slashComment}[language]

@@ -77,7 +77,7 @@ func TestPagesLinkWithinTheSite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(help), `<span class="k">key</span>: 1<span class="c"> # note &lt;x&gt;</span>`) || strings.Contains(string(help), "<b>raw") {
-		t.Errorf("the code has no colours, or raw HTML is not removed:\n%s", help)
+		t.Errorf("the code has no colors, or raw HTML is not removed:\n%s", help)
 	}
 }
 

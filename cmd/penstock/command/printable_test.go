@@ -179,12 +179,12 @@ func TestReportsPrintNothingHostile(t *testing.T) {
 	}
 }
 
-// TestColouredLogHasNoEscapesOfClients: colours are the only escape sequences of a log in a
+// TestColouredLogHasNoEscapesOfClients: colors are the only escape sequences of a log in a
 // terminal.
 func TestColouredLogHasNoEscapesOfClients(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	newColouredLog(&out, slog.LevelInfo).Error(hostileText, "text", hostileText, "err", io.ErrUnexpectedEOF, "any", []string{hostileText})
+	newColoredLog(&out, slog.LevelInfo).Error(hostileText, "text", hostileText, "err", io.ErrUnexpectedEOF, "any", []string{hostileText})
 	text := out.String()
 	if strings.Count(text, "\n") != 1 || strings.ContainsAny(text, "\a\r\x7f\u009b\u202e\u2066\u2028") || strings.Contains(text, "\x1b[2J") || strings.Contains(text, "\x1b]") {
 		t.Errorf("the log line is %q; want one line without the control sequences of its texts", text)

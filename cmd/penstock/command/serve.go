@@ -138,16 +138,16 @@ func newLog(s settings.Settings, to io.Writer, isStderr bool) *slog.Logger {
 	case s.LogFormat == "json":
 		return slog.New(slog.NewJSONHandler(escaped{to}, &slog.HandlerOptions{Level: level}))
 	case isStderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
-		return newColouredLog(to, level)
+		return newColoredLog(to, level)
 	}
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 }
 
-func newColouredLog(to io.Writer, level slog.Level) *slog.Logger {
+func newColoredLog(to io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level, ReplaceAttr: withoutEscapes}))
 }
 
-// withoutEscapes makes a text of a log line harmless: tint leaves ESC in the texts that it colours,
+// withoutEscapes makes a text of a log line harmless: tint leaves ESC in the texts that it colors,
 // and line ends in the message.
 func withoutEscapes(_ []string, a slog.Attr) slog.Attr {
 	switch text := a.Value.String(); {

@@ -13,7 +13,7 @@ import (
 )
 
 // guardConnections wraps the option's connections. All of them are closed when the context life
-// ends, also those that are still being dialled. rueidis alone does not do that. See guardedConn
+// ends, also those that are still being dialed. rueidis alone does not do that. See guardedConn
 // for the rest.
 func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	dial := option.DialCtxFn

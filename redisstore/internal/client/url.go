@@ -222,7 +222,7 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, f
 }
 
 func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) ([]byte, error)) error {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: query.Get("server_name")} // if empty: the host that is dialled
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: query.Get("server_name")} // if empty: the host that is dialed
 	if text := query.Get("insecure_skip_verify"); text != "" {
 		skip, err := strconv.ParseBool(text)
 		if err != nil {

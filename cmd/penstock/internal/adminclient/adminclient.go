@@ -201,7 +201,7 @@ func hint(err error) string {
 	return "check that the service runs, and that --admin is its admin-listen"
 }
 
-// isPlainToTLS recognises the answer of Go's server to a request without TLS.
+// isPlainToTLS recognizes the answer of Go's server to a request without TLS.
 func isPlainToTLS(status int, answer []byte) bool {
 	return status == http.StatusBadRequest && bytes.Contains(answer, []byte("HTTP request to an HTTPS server"))
 }

@@ -42,9 +42,9 @@ func (d *doctor) checkReach() {
 			d.add(c)
 			continue
 		}
-		s.dialled.mu.Lock()
-		took, secured := s.dialled.took, s.dialled.tls
-		s.dialled.mu.Unlock()
+		s.dialed.mu.Lock()
+		took, secured := s.dialed.took, s.dialed.tls
+		s.dialed.mu.Unlock()
 		c.Summary = fmt.Sprintf("the server can be reached; connecting took %v", took.Round(100*time.Microsecond))
 		c.Facts = map[string]any{"connect_us": took.Microseconds()}
 		if secured != nil {

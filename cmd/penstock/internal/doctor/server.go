@@ -24,7 +24,7 @@ type server struct {
 	client     rueidis.Client // nil if it cannot be reached
 	disconnect func()
 	err        error // why it cannot be reached
-	dialled    dialled
+	dialed     dialed
 
 	hello   map[string]string // its reply to HELLO, which needs no right
 	info    map[string]string // its reply to INFO; nil if the user may not read it
@@ -35,8 +35,8 @@ type server struct {
 
 type slotRange struct{ first, last int64 }
 
-// dialled describes the latest connection: the time to connect, and the state of TLS.
-type dialled struct {
+// dialed describes the latest connection: the time to connect, and the state of TLS.
+type dialed struct {
 	mu   sync.Mutex
 	took time.Duration
 	tls  *tls.ConnectionState
@@ -53,7 +53,7 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 		begin := time.Now()
 		conn, err := dialWith(ctx, dial, address, dialer, config)
 		if err == nil {
-			s.dialled.note(conn, time.Since(begin))
+			s.dialed.note(conn, time.Since(begin))
 		}
 		return conn, err
 	}
@@ -109,7 +109,7 @@ func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Di
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-func (d *dialled) note(conn net.Conn, took time.Duration) {
+func (d *dialed) note(conn net.Conn, took time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.took = took

@@ -13,7 +13,7 @@ import (
 // How identities are shown.
 const (
 	ShowOff    = "off"    // identities are not shown
-	ShowMasked = "masked" // identities cannot be read, but equal ones can be recognised
+	ShowMasked = "masked" // identities cannot be read, but equal ones can be recognized
 	ShowFull   = "full"   // operators see identities in full, others see them masked
 )
 

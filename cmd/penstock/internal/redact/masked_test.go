@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestMaskedKeysAreRecognised(t *testing.T) {
+func TestMaskedKeysAreRecognized(t *testing.T) {
 	name := func(key string) string { return key }
 	identities := Identities{Show: ShowMasked, Secret: []byte("secret"), Name: name, Key: func(name string) (string, bool) { return name, true }}
 	for _, key := range []string{"key:customer-4711", "key:abc", "ip:192.0.2.1", "ip:2001:db8::/64", "org:7,ip:192.0.2.1", "unknown", "rides|api_key=customer"} {

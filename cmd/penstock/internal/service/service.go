@@ -252,7 +252,7 @@ func (s *service) countInFlight(next http.Handler) http.Handler {
 func (s *service) announce() {
 	set, policy := s.Settings, s.core.Policy()
 	for _, name := range set.Unknown {
-		s.Log.Warn("unknown environment variable; is it misspelt?", "name", name)
+		s.Log.Warn("unknown environment variable; is it misspelled?", "name", name)
 	}
 	policy.LogWarnings(s.Log)
 	var addresses Addresses

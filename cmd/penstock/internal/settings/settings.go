@@ -83,7 +83,7 @@ type Settings struct {
 	AuditFile string // "" for none
 
 	// Unknown are environment variables that begin with PENSTOCK_ and are not settings. They are
-	// probably misspelt.
+	// probably misspelled.
 	Unknown []string
 
 	given map[string]given // by name

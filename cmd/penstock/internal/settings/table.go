@@ -187,7 +187,7 @@ var Table = []Row{
 
 	{Name: "log-format", Default: "text", Value: "text|json",
 		set:  choice(func(s *Settings) *string { return &s.LogFormat }, "text", "json"),
-		Help: "format of log lines on standard error; text is coloured on a terminal"},
+		Help: "format of log lines on standard error; text is colored on a terminal"},
 	{Name: "log-level", Default: "info", Value: "debug|info|warn|error",
 		set:  choice(func(s *Settings) *string { return &s.LogLevel }, "debug", "info", "warn", "error"),
 		Help: "lowest level that is logged; requests that were served are not logged at any level"},
