@@ -3,8 +3,10 @@ package policyfile
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
+	"io/fs"
 	"os"
 	"slices"
 
@@ -75,7 +77,9 @@ func Load(path string, o Options) (*Policy, error) {
 
 func load(path string, o Options) (*Policy, error) {
 	text, err := boundedfile.Read(path, MaxFile)
-	if err != nil {
+	if errors.As(err, new(*fs.PathError)) {
+		return nil, fmt.Errorf("%w: policy: %w; write the name of a policy file that can be read", penstock.ErrInvalid, err)
+	} else if err != nil {
 		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)
 	}
 	config, parsed := Parse(path, text, os.LookupEnv, o)

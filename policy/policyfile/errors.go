@@ -98,9 +98,12 @@ var intended = map[string]string{
 	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
 	"else": "default", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
 	"key": "per", "by": "per", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
+	"allow": "open", "pass": "open", "fail_open": "open", "deny": "closed", "block": "closed", "fail_closed": "closed",
 	"tz": "timezone", "dry_run": "shadow", "log_only": "shadow",
 }
 
+// suggestOf returns the end of an error message for an unknown word: the word that was probably
+// meant, or all known ones.
 func suggestOf(name string, known []string) string {
 	if word := intended[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
 		return fmt.Sprintf("did you mean %s?", word)

@@ -192,6 +192,21 @@ paths:
 	}
 }
 
+// Both the limit on failed logins and the limit of the group apply to a login.
+func TestSuccessfulLoginsAreLimited(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	text := "openapi: 3.1.0\npaths: {/login: {post: {}}}\n"
+	if code, _, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), file); code != exitOK {
+		t.Fatal(err)
+	}
+	_, out, err := command("explain", "--config", file, "-X", "POST", "/login")
+	for _, want := range []string{"login-attempts.minute", "login.minute"} {
+		if !strings.Contains(out, ". "+want) {
+			t.Errorf("limit %s does not apply to POST /login:\n%s%s", want, out, err)
+		}
+	}
+}
+
 func TestPathsOfServersBeyondTheMostAreNamed(t *testing.T) {
 	text := "openapi: 3.0.0\nservers:\n"
 	for i := range 9 {

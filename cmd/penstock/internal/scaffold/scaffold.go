@@ -237,8 +237,10 @@ func (w *writer) groups(all []*group) {
 				continue
 			}
 			w.line("  # Five failed attempts in a minute, for each address. Responses with another status do not count.")
+			w.line("  # The rule of the group applies besides, so successful requests have a limit too.")
 			w.line("  - name: " + w.name(name+"-attempts"))
 			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", list))
+			w.line("    always: true")
 			w.line("    per: ip")
 			w.line("    limits:")
 			w.line("      - {rate: 5/min, on_status: [400, 401, 403]}")
