@@ -7,7 +7,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver tells whether a granted charge has exceeded its limit: the probe has no room left.
+// isOver tells whether a charge is above its limit although the store granted it. The store grants
+// each Force, and each Peek of cost 0. They are above the limit if the probe has no room left.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		if isBeyond(&charges[i], d.Status(i)) {
@@ -21,18 +22,18 @@ func isBeyond(c *penstock.Charge, s penstock.Status) bool {
 	return (c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0) && s.Remaining == 0
 }
 
-// read sets an item's answer from a decision.
-func (c *call) read(it *item, d *penstock.Decision, ok bool) {
-	if !ok || d.Source == penstock.FromOpen || d.Len() <= it.at {
-		it.answer = opened
+// read sets an item's result from the decision of its batch.
+func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
+	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.at {
+		it.origin = failedOpen
 		return
 	}
 	if d.Source == penstock.FromClosed {
-		it.answer = closed
+		it.origin = failedClosed
 		return
 	}
 	s := d.Status(it.at)
-	it.answer = decided
+	it.origin = decided
 	if it.kind == spend {
 		it.remaining = s.Remaining
 	} else {
@@ -50,8 +51,8 @@ func (c *call) read(it *item, d *penstock.Decision, ok bool) {
 	it.reset = c.reset(it, s)
 }
 
-// reset returns a time in seconds. For an exceeded limit, the limit has room again after it. For
-// any other limit, no usage is left after it. It is at least 1, because Envoy shows whole seconds.
+// reset returns how many seconds it takes until an exceeded limit has room again, or until no usage
+// of any other limit is left. It is at least 1, because Envoy shows whole seconds.
 func (c *call) reset(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
@@ -67,8 +68,8 @@ func (c *call) reset(it *item, s penstock.Status) int64 {
 // closedReset is the Reset, in seconds, of a status that FailClosed denies.
 const closedReset = 1
 
-// answer writes the response.
-func (c *call) answer(to *Response) {
+// writeResponse writes the results of all items.
+func (c *call) writeResponse(to *Response) {
 	o := &c.engine.options
 	isQuotaSpent := c.isQuotaSpent()
 	c.resets = append(c.resets[:0], make([]int64, len(to.Statuses))...)
@@ -85,10 +86,10 @@ func (c *call) answer(to *Response) {
 			continue
 		}
 		status := Status{Limit: &it.limit.current}
-		switch it.answer {
-		case opened:
+		switch it.origin {
+		case failedOpen:
 			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.reset(it, penstock.Status{})
-		case closed:
+		case failedClosed:
 			it.isOver, it.remaining, it.reset = !it.isShadow && !it.isQuota, 0, closedReset
 		}
 		status.IsOver = it.isOver && !it.isShadow

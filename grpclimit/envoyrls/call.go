@@ -40,21 +40,23 @@ type item struct {
 	descriptor int // its index
 	kind       kind
 	limit      *limit
-	event      *policy.Limit
+	event      *policy.Limit // the limit as events name it
 	key        string
 	cost       int64
 
 	isShadow, isQuota bool
 
-	batch, at int // where its charge is: batch 0 is enforced, the others are shadows, -1 is the next round
-	answer    answer
+	batch int // of its charge: 0 is enforced, n is shadow n-1, -1 waits for the next round
+	at    int // index of its charge in the batch
+
+	origin origin
 
 	isOver    bool
 	remaining int64
 	reset     int64 // seconds
 }
 
-// A kind is what happens to a descriptor.
+// A kind is what happens to a descriptor. The kinds above refuse are charges that the store decides.
 type kind uint8
 
 const (
@@ -68,14 +70,14 @@ const (
 	forbid                // the limit is 0, so it always denies
 )
 
-// An answer is the origin of an item's status.
-type answer uint8
+// An origin is what has decided an item.
+type origin uint8
 
 const (
-	undecided answer = iota
-	decided          // by the store or its fallback
-	opened           // not counted, allowed
-	closed           // not counted, denied
+	undecided    origin = iota
+	decided             // the store or its fallback
+	failedOpen          // on_failure is open: not counted, allowed
+	failedClosed        // on_failure is closed: not counted, denied
 )
 
 // release clears the call and returns it to the pool.
@@ -255,17 +257,18 @@ func (c *call) decide(ctx context.Context) error {
 func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
 
 func (c *call) decideRound(ctx context.Context) error {
-	return c.decided(c.engine.controller.Admit(ctx, c.beginRound()))
+	return c.applyDecision(c.engine.controller.Admit(ctx, c.beginRound()))
 }
 
 // beginRound returns the request of a round.
 func (c *call) beginRound() admission.Request {
 	c.compose()
-	// The Admission is new: guards may use its context in the background, longer than this call.
+	// Into is nil, so Admit makes a new Admission: guards may use its context after this call.
 	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
 }
 
-// isPlain tells whether the next round charges limits that are enforced, and only these.
+// isPlain tells whether the next round has charges, and all of them are enforced: none is a shadow
+// or a quota.
 func (c *call) isPlain() bool {
 	if len(c.pending) == 0 || len(c.policyShadows) > 0 || c.engine.options.ShadowMode {
 		return false
@@ -278,8 +281,8 @@ func (c *call) isPlain() bool {
 	return true
 }
 
-// decided sets the answers of the items from the decision of a round.
-func (c *call) decided(a *admission.Admission, outcome admission.Outcome, err error) error {
+// applyDecision sets the results of the items from the decision of a round.
+func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, err error) error {
 	defer a.Done(admission.Result{})
 	switch outcome {
 	case admission.Malformed, admission.Abandoned:
@@ -293,20 +296,20 @@ func (c *call) decided(a *admission.Admission, outcome admission.Outcome, err er
 	for _, i := range c.pending {
 		it := &c.items[i]
 		switch {
-		case it.answer != undecided: // in an earlier round
+		case it.origin != undecided: // in an earlier round
 		case it.batch > 0:
 			shadow, ok := a.ShadowDecision(it.batch - 1)
 			c.read(it, &shadow, ok)
 		case it.batch < 0: // in the next round
 		case outcome == admission.FailedClosed:
-			it.answer = closed
+			it.origin = failedClosed
 		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.at:
-			it.answer = opened
+			it.origin = failedOpen
 		default:
 			c.read(it, &d, true)
 			if !d.Allowed && (it.kind == force || it.kind == refund) {
 				c.nextRound = append(c.nextRound, i)
-				it.answer = undecided
+				it.origin = undecided
 			}
 		}
 	}
@@ -322,19 +325,19 @@ func (c *call) compose() {
 		it := &c.items[i]
 		it.batch = -1
 		charge := c.charge(it)
-		if other := c.findTwin(it, c.pending[:n]); other != nil {
+		if other := c.findSameCounter(it, c.pending[:n]); other != nil {
 			c.join(i, it, other, &charge)
 			continue
 		}
 		switch {
-		case c.engine.options.ShadowMode:
+		case c.engine.options.ShadowMode: // all charges together are one shadow
 			if len(c.shadows) == 0 {
 				c.shadows = append(c.shadows, policy.Shadow{})
 			}
 			it.batch, it.at = 1, len(c.charges)
 			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
 			c.shadows[0].Charges, c.shadows[0].Limits = c.charges, c.limits
-		case it.isShadow, it.isQuota:
+		case it.isShadow, it.isQuota: // a shadow by itself
 			at := len(c.charges)
 			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
 			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at : at+1 : at+1], Limits: c.limits[at : at+1 : at+1]})
@@ -372,9 +375,9 @@ func (c *call) charge(it *item) penstock.Charge {
 	return charge
 }
 
-// findTwin returns an item of the round that has the same counter, or nil.
-func (c *call) findTwin(it *item, before []int) *item {
-	for _, i := range before {
+// findSameCounter returns an earlier item of the round that has the same counter, or nil.
+func (c *call) findSameCounter(it *item, earlier []int) *item {
+	for _, i := range earlier {
 		other := &c.items[i]
 		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() && other.limit.probe.Group() == it.limit.probe.Group() {
 			return other
@@ -387,7 +390,8 @@ func (c *call) findTwin(it *item, before []int) *item {
 // order does not matter. Otherwise the second waits for the next round.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
-	if !isAlike || c.isExact() && (it.kind != check || c.isAwaited(it)) {
+	// In mode Exact, each charge changes what the later ones find. Checks change nothing.
+	if !isAlike || c.isExact() && (it.kind != check || c.hasEarlierWaiter(it)) {
 		c.nextRound = append(c.nextRound, i)
 		return
 	}
@@ -405,8 +409,8 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	charges[it.at].Cost = min(charges[it.at].Cost+charge.Cost, penstock.MaxCost)
 }
 
-// isAwaited tells whether an item with the same counter waits for the next round.
-func (c *call) isAwaited(it *item) bool {
+// hasEarlierWaiter tells whether an earlier item with the same counter waits for the next round.
+func (c *call) hasEarlierWaiter(it *item) bool {
 	return slices.ContainsFunc(c.nextRound, func(i int) bool {
 		other := &c.items[i]
 		return other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name()

@@ -76,7 +76,7 @@ func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
 		return err
 	}
 	to.reset(len(r.Descriptors))
-	c.answer(to)
+	c.writeResponse(to)
 	return nil
 }
 
@@ -104,7 +104,8 @@ func (e *Engine) begin(r *Request) (*call, error) {
 }
 
 // withEarlierAnswer returns a context in which the store must answer before the deadline of ctx.
-// The margin is for sending the response: a fifth of the time left, at most 5 ms.
+// The margin is for the fallback and for sending the response: a fifth of the time left, at most
+// 5 ms.
 func withEarlierAnswer(ctx context.Context) context.Context {
 	at, ok := ctx.Deadline()
 	if !ok {

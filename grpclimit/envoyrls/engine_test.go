@@ -86,8 +86,9 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 }
 
 // request parses a request of domain d. Commas separate descriptors, and blanks separate entries. A
-// descriptor may end with +2 for 2 hits, -2 for 2 negative hits, or @5/2 for an override of 5 in
-// unit 2. A prefix such as "2: " sets the hits of the request.
+// descriptor may end with +2 for 2 hits, -2 for 2 negative hits, or an override: @5/1 for 5 a second
+// (unit 1 is SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR), @5/1*30 for 5 in 30 seconds. A prefix
+// such as "2: " sets the hits of the request.
 func request(text string) *envoyrls.Request {
 	r := &envoyrls.Request{Domain: "d"}
 	if hits, rest, ok := strings.Cut(text, ": "); ok {
@@ -121,10 +122,11 @@ func (f *fixture) send(text string) string {
 	if err := f.Decide(context.Background(), request(text), &to); err != nil {
 		return err.Error()
 	}
-	return write(&to)
+	return responseText(&to)
 }
 
-func write(r *envoyrls.Response) string {
+// responseText returns a response as send does.
+func responseText(r *envoyrls.Response) string {
 	code := map[bool]string{true: "over", false: "ok"}
 	var all []string
 	for i := range r.Statuses {
@@ -179,7 +181,8 @@ func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 	})
 }
 
-// The clock of synctest begins at midnight, 2000-01-01 UTC, a Saturday.
+// The clock of synctest begins at midnight, 2000-01-01 UTC. Windows are counted from 1970: a week ends
+// 432,000 s later, a month of 30 days 1,987,200 s, and a year of 365 days 30,931,200 s.
 func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 	for _, c := range []conversation{
 		{"hits beyond the limit are counted", `
@@ -362,9 +365,15 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 	for _, o := range []envoyrls.Options{{Algorithm: penstock.SlidingWindow}, {Algorithm: penstock.SlidingLog}} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, memstore.New(memstore.Options{}), limits, o)
-			for i, want := range []string{"ok: ok 3/minute 0", "over: over 3/minute 0", "ok: ok 3/minute 0", "over: over 3/minute 0", "over: over 3/minute 0"} {
-				if got := f.send([]string{"3: small", "small", "small +0", "small +1", "small +0"}[i]); !strings.HasPrefix(got, want) {
-					t.Errorf("with %s, response %d is %s; want %s", o.Algorithm.Title(), i, got, want)
+			for _, row := range []struct{ request, want string }{
+				{"3: small", "ok: ok 3/minute 0"},
+				{"small", "over: over 3/minute 0"},
+				{"small +0", "ok: ok 3/minute 0"},
+				{"small +1", "over: over 3/minute 0"},
+				{"small +0", "over: over 3/minute 0"},
+			} {
+				if got := f.send(row.request); !strings.HasPrefix(got, row.want) {
+					t.Errorf("with %s, the response to %s is %s; want %s", o.Algorithm.Title(), row.request, got, row.want)
 				}
 			}
 		})
@@ -385,17 +394,17 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
 	many := make([]envoyrls.Descriptor, envoyrls.MaxDescriptors+1)
 	for _, row := range []struct {
-		r    envoyrls.Request
-		want string
+		request envoyrls.Request
+		want    string // the text of the error
 	}{
 		{envoyrls.Request{Descriptors: many[:1]}, "rate limit domain must not be empty"},
 		{envoyrls.Request{Domain: "d"}, "rate limit descriptor list must not be empty"},
 		{envoyrls.Request{Domain: "d", Descriptors: many}, "the request has 65 descriptors; send at most 64"},
 	} {
 		var to envoyrls.Response
-		err := f.Decide(context.Background(), &row.r, &to)
+		err := f.Decide(context.Background(), &row.request, &to)
 		if e, ok := errors.AsType[*envoyrls.Error](err); !ok || e.Code != envoyrls.InvalidArgument || e.Text != row.want {
-			t.Errorf("the error is %v; want %s", err, row.want)
+			t.Errorf("%+v: the error is %v; want %s", row.request, err, row.want)
 		}
 	}
 	var to envoyrls.Response
@@ -421,7 +430,7 @@ func TestDifferentDescriptorsHaveDifferentCounters(t *testing.T) {
 		var to envoyrls.Response
 		r := &envoyrls.Request{Domain: "d", Descriptors: []envoyrls.Descriptor{{Entries: []envoyconfig.Entry{e}}}}
 		if err := f.Decide(context.Background(), r, &to); err != nil || to.IsOver {
-			t.Errorf("the first %q is %v, %v; want ok", e, write(&to), err)
+			t.Errorf("the first %q is %v, %v; want ok", e, responseText(&to), err)
 		}
 	}
 }
@@ -440,16 +449,16 @@ func TestEachRequestHasItsEvents(t *testing.T) {
 		"d.shadow month shadow_allowed", "  unlimited", "d.shadow month shadow_denied", "  unlimited",
 	}
 	// A shadow is decided in another goroutine, so its event may come earlier or later.
-	for _, e := range want {
-		found := false
+	for _, event := range want {
+		isFound := false
 		for i, got := range f.events {
-			if got == e {
-				f.events[i], found = "", true
+			if got == event {
+				f.events[i], isFound = "", true
 				break
 			}
 		}
-		if !found {
-			t.Errorf("the event %q is missing; the other events are %q", e, f.events)
+		if !isFound {
+			t.Errorf("the event %q is missing; the other events are %q", event, f.events)
 		}
 	}
 	if left := strings.Join(f.events, ""); left != "" {
@@ -508,8 +517,9 @@ func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 		start := time.Now()
 		var to envoyrls.Response
 		err = f.Decide(ctx, request("small"), &to)
-		if took := time.Since(start); err != nil || to.IsOver || took != 16*time.Millisecond {
-			t.Errorf("after %v the response is %v, %v; want OK after 16ms", took, write(&to), err)
+		const want = 16 * time.Millisecond // a fifth of the time is kept for sending the response
+		if took := time.Since(start); err != nil || to.IsOver || took != want {
+			t.Errorf("after %v the response is %v, %v; want OK after %v", took, responseText(&to), err, want)
 		}
 	})
 }
@@ -568,7 +578,7 @@ func TestSetConfigKeepsCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := f.SetConfig(config); err != nil || f.Config() != config {
-		t.Fatal(err)
+		t.Fatalf("SetConfig: %v, and the configuration is %v; want the new one", err, f.Config())
 	}
 	if got := f.send("small,large"); !strings.HasPrefix(got, "ok: ok 9/minute 6 left") || !strings.HasSuffix(got, ", none") {
 		t.Errorf("the response is %s; want the new limits, with the usage from before", got)

@@ -25,30 +25,30 @@ const (
 
 // A gatherer makes lists of calls that wait at the same time. A call is decided at once if fewer
 // than maxLists lists are in progress, or if it completes a list. Otherwise it waits until a list
-// has ended. All of them arrived after that list's calls, so they still have time for an answer
-// without the store.
+// has ended. If the store hangs, that list ends before the deadlines of its calls. The calls that
+// wait arrived later, so they still have time for a decision of the fallback.
 type gatherer struct {
 	engine *Engine
 
 	mu      sync.Mutex
 	running int // lists in progress
-	waiting []*gathered
+	waiting []*gatheredCall
 }
 
-// A gathered is a call of a gatherer.
-type gathered struct {
+// A gatheredCall is a call of a gatherer.
+type gatheredCall struct {
 	message  Message
 	deadline time.Time // zero: none
 
-	// ready receives the list that the call must decide, with itself as the first, or nil after
-	// another call has decided it.
-	ready chan []*gathered
+	// ready receives the list that the call must decide. The call itself is the first of the list.
+	// If another call has decided it, ready receives nil.
+	ready chan []*gatheredCall
 }
 
 // decide decides an encoded request, and returns the encoded response. It does not use the request
 // after its return.
 func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
-	call := &gathered{message: Message{Request: request}}
+	call := &gatheredCall{message: Message{Request: request}}
 	call.deadline, _ = ctx.Deadline()
 	list, isWaiting := g.enter(call)
 	if isWaiting {
@@ -73,11 +73,11 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 }
 
 // enter returns the list that the call must decide now, or true if it must wait.
-func (g *gatherer) enter(call *gathered) (list []*gathered, isWaiting bool) {
+func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.running >= maxLists && len(g.waiting)+1 < maxGathered {
-		call.ready = make(chan []*gathered, 1)
+		call.ready = make(chan []*gatheredCall, 1)
 		g.waiting = append(g.waiting, call)
 		return nil, true
 	}
@@ -86,7 +86,7 @@ func (g *gatherer) enter(call *gathered) (list []*gathered, isWaiting bool) {
 }
 
 // leave removes a call that waits. It returns false if its list is in progress or has ended.
-func (g *gatherer) leave(call *gathered) bool {
+func (g *gatherer) leave(call *gatheredCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.waiting, call)
@@ -109,10 +109,11 @@ func (g *gatherer) next() {
 	first.ready <- g.takeLocked(first)
 }
 
-// takeLocked returns a list of a call, and of all that wait with about the same deadline.
-func (g *gatherer) takeLocked(first *gathered) []*gathered {
-	list := []*gathered{first}
-	g.waiting = slices.DeleteFunc(g.waiting, func(call *gathered) bool {
+// takeLocked makes a list of a call and of all that wait with about the same deadline. These no
+// longer wait.
+func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
+	list := []*gatheredCall{first}
+	g.waiting = slices.DeleteFunc(g.waiting, func(call *gatheredCall) bool {
 		isNear := call.deadline.Sub(first.deadline).Abs() <= maxSpread
 		if isNear {
 			list = append(list, call)
@@ -122,8 +123,8 @@ func (g *gatherer) takeLocked(first *gathered) []*gathered {
 	return list
 }
 
-// decideList decides a list of calls, and resumes the others of them.
-func (g *gatherer) decideList(list []*gathered) {
+// decideList decides a list of calls. The first one is the caller; decideList wakes the others.
+func (g *gatherer) decideList(list []*gatheredCall) {
 	messages := make([]Message, len(list))
 	deadline := list[0].deadline
 	for i, call := range list {

@@ -59,8 +59,8 @@ func TestContextsMayBeUsedAfterTheCall(t *testing.T) {
 		}
 	}
 	for i, ctx := range kept {
-		if _, hasDeadline := ctx.Deadline(); ctx.Value(key{}) != i || hasDeadline {
-			t.Errorf("the context of call %d has the value %v; want its own", i, ctx.Value(key{}))
+		if deadline, hasDeadline := ctx.Deadline(); ctx.Value(key{}) != i || hasDeadline {
+			t.Errorf("the context of call %d has the value %v and the deadline %v; want %d and none", i, ctx.Value(key{}), deadline, i)
 		}
 	}
 	if len(kept) != 10 {

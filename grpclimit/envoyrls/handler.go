@@ -83,7 +83,7 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 		return
 	}
 	text, err := protojson.Marshal(answer)
-	if err != nil { // a name in the configuration is not UTF-8
+	if err != nil {
 		http.Error(w, "the response cannot be encoded as JSON: a name in the configuration is not UTF-8", http.StatusInternalServerError)
 		return
 	}
@@ -94,8 +94,8 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 	w.Write(text)
 }
 
-// maxMistake is the length in bytes of the longest parse error that is returned. The error repeats
-// a part of the body.
+// maxMistake is how many bytes of a parse error are returned. The error repeats a part of the body,
+// so it can be long.
 const maxMistake = 200
 
 // mistakeOf returns the text of a protojson error, such as: (line 1:19): unknown field "foo". It

@@ -116,26 +116,27 @@ func draft03Policies(to *Response) string {
 	return b.String()
 }
 
+// draft11 returns the values of RateLimit-Policy and RateLimit.
 func (c *call) draft11(to *Response) (policies, states string) {
-	var p, s strings.Builder
+	var policyList, stateList strings.Builder
 	for i := range to.Statuses {
 		status := &to.Statuses[i]
 		l := status.Limit
 		if l == nil {
 			continue
 		}
-		if p.Len() > 0 {
-			p.WriteString(", ")
-			s.WriteString(", ")
+		if policyList.Len() > 0 {
+			policyList.WriteString(", ")
+			stateList.WriteString(", ")
 		}
 		name := quoted(l.Name)
 		if l.Name == "" {
 			name = `"` + strconv.Itoa(i+1) + `"`
 		}
-		p.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10) + ";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
-		s.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resets[i], 10))
+		policyList.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10) + ";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
+		stateList.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resets[i], 10))
 	}
-	return p.String(), s.String()
+	return policyList.String(), stateList.String()
 }
 
 // quoted returns text as a string of a structured field. It omits characters that such a string

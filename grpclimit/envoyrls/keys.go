@@ -11,7 +11,7 @@ import (
 // A KeyLimit is a limit of a configuration that counts under a key.
 type KeyLimit struct {
 	Rule, Limit string // as events name them
-	Key         string // of the counter, which many descriptors share with share_threshold
+	Key         string // of the counter; with share_threshold, many descriptors have one
 	Plan        *penstock.Plan
 	IsShadow    bool
 	Settings    guard.Settings

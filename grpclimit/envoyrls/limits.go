@@ -68,6 +68,7 @@ func (o *Options) compile(current CurrentLimit) (*limit, error) {
 			return nil, err
 		}
 	}
+	// The capacity of an algorithm that refills steadily is its Burst, that of a window its Count.
 	if o.Algorithm.RefillsSteadily() {
 		numbers.Count, numbers.Burst = max(numbers.Count, 1), numbers.Count+1
 	} else {

@@ -21,13 +21,13 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A listing store decides lists, and counts the batches in them.
-type listing struct {
+// A listStore decides lists, and counts the batches in them.
+type listStore struct {
 	penstock.Store
 	decided int
 }
 
-func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
+func (l *listStore) DecideMany(ctx context.Context, calls []*many.Call) {
 	l.decided += len(calls)
 	many.Each(ctx, l.Store, calls)
 }
@@ -49,7 +49,7 @@ descriptors:
 		seed := uint64(time.Now().UnixNano())
 		synctest.Test(t, func(t *testing.T) {
 			o := envoyrls.Options{Mode: mode}
-			store := &listing{Store: memstore.New(memstore.Options{})}
+			store := &listStore{Store: memstore.New(memstore.Options{})}
 			g, err := guard.Standard(store, guard.Options{Instances: 1, Limits: o.Settings})
 			if err != nil {
 				t.Fatal(err)
@@ -88,7 +88,7 @@ descriptors:
 				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}
 			if len(listed.events) != len(bare.events) {
-				t.Errorf("%d events; want %d as without lists", len(listed.events), len(bare.events))
+				t.Errorf("mode %v: there are %d events; want %d as without lists", mode, len(listed.events), len(bare.events))
 			}
 		})
 	}

@@ -22,6 +22,7 @@ type model map[string]uint64
 // modelLimits are the limits of the test by descriptor key: the count, and the period in seconds.
 var modelLimits = map[string]struct{ count, period uint64 }{"second": {3, 1}, "minute": {10, 60}, "zero": {0, 3600}, "big": {50, 86400}}
 
+// send decides a request, and returns the response in the form of responseText, without units.
 func (m model) send(r *envoyrls.Request) string {
 	now := uint64(time.Now().Unix())
 	var all []string
@@ -47,7 +48,11 @@ func (m model) send(r *envoyrls.Request) string {
 			all = append(all, fmt.Sprintf("ok %d %d left %ds", l.count, l.count-m[key], reset))
 		}
 	}
-	return map[bool]string{true: "over: ", false: "ok: "}[isOver] + strings.Join(all, ", ")
+	overall := "ok: "
+	if isOver {
+		overall = "over: "
+	}
+	return overall + strings.Join(all, ", ")
 }
 
 // PENSTOCK_SEED repeats a run with the seed of its failure message.
@@ -83,7 +88,7 @@ descriptors:
 			if err := f.Decide(t.Context(), r, &to); err != nil {
 				t.Fatal(err)
 			}
-			got := strings.NewReplacer("/second", "", "/minute", "", "/hour", "", "/day", "").Replace(write(&to))
+			got := strings.NewReplacer("/second", "", "/minute", "", "/hour", "", "/day", "").Replace(responseText(&to))
 			if got != want {
 				t.Fatalf("PENSTOCK_SEED=%d: request %d, %+v,\n got %s\nwant %s", seed, i, r, got, want)
 			}
@@ -125,9 +130,9 @@ func TestModeAtomicCountsWhatPasses(t *testing.T) {
 		}
 	}
 	for key, limit := range map[string]int{"a": 100, "b": 70} {
-		left := strings.Fields(f.send(key + " +0"))
-		if counts[key] > limit || left[3] != strconv.Itoa(limit-counts[key]) {
-			t.Errorf("%d hits of %s passed, and the status is %v; want at most %d passed, and the rest remaining", counts[key], key, left, limit)
+		status := f.send(key + " +0") // such as "ok: ok 100/year 7 left 60s"
+		if left := strings.Fields(status)[3]; counts[key] > limit || left != strconv.Itoa(limit-counts[key]) {
+			t.Errorf("%d hits of %s passed, and the status is %s; want at most %d passed, and the rest left", counts[key], key, status, limit)
 		}
 	}
 }

@@ -147,7 +147,8 @@ func (c *call) matchPolicy(s *ruleset) error {
 	return nil
 }
 
-// product multiplies two costs. If that is above penstock.MaxCost, it returns MaxCost and false.
+// product multiplies two costs. If the result is above penstock.MaxCost, it returns MaxCost and
+// false.
 func product(a, b int64) (cost int64, ok bool) {
 	if a > 0 && b > penstock.MaxCost/a {
 		return penstock.MaxCost, false
@@ -168,11 +169,11 @@ func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
 		}
 		shadow.Charges = slices.Clone(shadow.Charges)
 		for i := range shadow.Charges {
-			one := &shadow.Charges[i]
-			one.Cost, _ = product(one.Cost, it.cost)
-			one.Patience = 0
+			charge := &shadow.Charges[i]
+			charge.Cost, _ = product(charge.Cost, it.cost)
+			charge.Patience = 0
 			if it.kind == force {
-				one.Mode = penstock.Force
+				charge.Mode = penstock.Force
 			}
 		}
 		c.policyShadows = append(c.policyShadows, shadow)

@@ -81,7 +81,7 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 				if err := f.Decide(t.Context(), r, &to); err != nil {
 					got = err.Error()
 				} else {
-					got = write(&to)
+					got = responseText(&to)
 				}
 				if got != row.want {
 					t.Errorf("in mode %v, %s\n got %s\nwant %s", mode, row.request, got, row.want)

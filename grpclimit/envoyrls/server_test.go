@@ -151,18 +151,18 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 	withoutUnit := message("small")
 	withoutUnit.Descriptors[0].Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1}
 	for _, row := range []struct {
-		m    *rlsv3.RateLimitRequest
-		code codes.Code
-		text string
+		request *rlsv3.RateLimitRequest
+		code    codes.Code
+		text    string
 	}{
 		{&rlsv3.RateLimitRequest{}, codes.InvalidArgument, "rate limit domain must not be empty"},
 		{&rlsv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument, "rate limit descriptor list must not be empty"},
 		{withoutUnit, codes.InvalidArgument, "the limit of a descriptor has the unit UNKNOWN; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"},
 		{message("small"), codes.Unavailable, "the store gives no answer, and on_failure is error"},
 	} {
-		_, err := client.ShouldRateLimit(t.Context(), row.m)
+		_, err := client.ShouldRateLimit(t.Context(), row.request)
 		if status.Code(err) != row.code || status.Convert(err).Message() != row.text {
-			t.Errorf("%v is %v; want %v: %s", row.m, err, row.code, row.text)
+			t.Errorf("%v: the error is %v; want %v: %s", row.request, err, row.code, row.text)
 		}
 	}
 }
@@ -191,8 +191,8 @@ func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 	}
 	for _, row := range []struct {
 		name, method, body string
-		code               int
-		want               string
+		code               int    // the HTTP status
+		want               string // a part of the response
 	}{
 		{"within", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "large"}]}]}`, 200, `"limitRemaining":9`},
 		{"snake_case, and a number as a text", "GET", `{"domain": "d", "hits_addend": 1, "descriptors": [{"entries": [{"key": "large"}], "hits_addend": "2"}]}`, 200, `"limitRemaining":7`},
@@ -236,7 +236,7 @@ func BenchmarkDecide(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := f.Decide(context.Background(), r, &to); err != nil || to.IsOver {
-					b.Fatal(err)
+					b.Fatalf("the response is %s, %v; want OK", responseText(&to), err)
 				}
 			}
 		})

@@ -75,11 +75,11 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 			admittances = append(admittances, &l.admittance)
 			continue
 		}
-		m.Err = errPanic
+		m.Err = errPanic // finish replaces it, unless decide panics
 		others.Go(func() {
 			defer panicked.Recover("a gRPC call is handled")
 			err := c.decide(ctx)
-			m.answer(c, x, err)
+			m.finish(c, x, err)
 		})
 	}
 	if len(listed) == 0 {
@@ -88,11 +88,11 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	e.controller.AdmitMany(ctx, admittances)
 	for i := range listed {
 		l := &listed[i]
-		err := l.call.decided(l.admittance.Admission, l.admittance.Outcome, l.admittance.Err)
+		err := l.call.applyDecision(l.admittance.Admission, l.admittance.Outcome, l.admittance.Err)
 		if l.call.endRound(); err == nil && len(l.call.pending) > 0 {
 			err = l.call.decide(ctx)
 		}
-		l.answer(l.call, l.exchange, err)
+		l.finish(l.call, l.exchange, err)
 	}
 }
 
@@ -107,11 +107,11 @@ type listedMessage struct {
 
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
-// answer sets the result of a message after its call was decided, and releases the call.
-func (m *Message) answer(c *call, x *exchange, err error) {
+// finish sets the result of a message after its call was decided, and releases the call.
+func (m *Message) finish(c *call, x *exchange, err error) {
 	if err == nil {
 		x.response.reset(len(x.request.Descriptors))
-		c.answer(&x.response)
+		c.writeResponse(&x.response)
 		m.Response, err = x.response.appendTo(m.Response)
 	}
 	c.release()
@@ -274,8 +274,8 @@ type field struct {
 func (f *field) isBytes() bool  { return f.kind == protowire.BytesType }
 func (f *field) isVarint() bool { return f.kind == protowire.VarintType }
 
-// each calls do with each field of the message from start to end. It skips groups and fields of
-// fixed size.
+// each calls do with each field of the message from start to end. For groups and fields of fixed
+// size, do gets no value: the messages have no such fields.
 func (in *decoder) each(start, end int, do func(protowire.Number, field) error) error {
 	for start < end {
 		number, kind, n := protowire.ConsumeTag(in.bytes[start:end])

@@ -18,8 +18,8 @@ import (
 func TestClientOfGRPCGoSeesNoDifference(t *testing.T) {
 	standard := dial(t, startStandard(t))
 	_, address := startFast(t, fastgrpc.Options{})
-	_, alone := startFast(t, fastgrpc.Options{Parallel: 1})
-	for name, fast := range map[string]string{"parallel": address, "in turn": alone} {
+	_, inTurn := startFast(t, fastgrpc.Options{Parallel: 1})
+	for name, fast := range map[string]string{"parallel": address, "in turn": inTurn} {
 		ours := dial(t, fast)
 		for _, domain := range []string{"", "ok", "fail", "details", "panic", "large"} {
 			t.Run(name+"/"+domain, func(t *testing.T) {
@@ -83,6 +83,6 @@ func TestFallbackServesStreams(t *testing.T) {
 		}
 	}
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{}); err != nil {
-		t.Error(err)
+		t.Errorf("a unary call on the same connection: %v; want no error", err)
 	}
 }

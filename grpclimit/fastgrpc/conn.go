@@ -55,7 +55,7 @@ type conn struct {
 	window       int64     // bytes of DATA that the client accepts
 	streamWindow int64     // what window of a new stream is
 	maxList      uint32    // bytes of headers that the client accepts
-	mustShrink   bool      // the first header block must begin with shrink
+	mustShrink   bool      // the client accepts only a smaller header table, so the first block must begin with shrink
 	hasShrunk    bool      // a header block began with shrink
 	blocked      []*stream // responses that wait for a window, the oldest first
 	drainState   drainState
@@ -99,7 +99,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c.idleSince = time.Now()
 	c.lastRead, c.allowance = c.idleSince, allowance{maxAllowance, c.idleSince}
 	if age := s.options.MaxAge; age > 0 {
-		c.drainAt = c.idleSince.Add(age*9/10 + rand.N(age/5+1))
+		c.drainAt = c.idleSince.Add(age*9/10 + rand.N(age/5+1)) // MaxAge ± 10 %
 	}
 	return c
 }
@@ -150,7 +150,7 @@ func (c *conn) begin() error {
 		}
 	}
 	c.mu.Lock()
-	c.out = appendFrame(c.out, 12, http2.FrameSettings, 0, 0)
+	c.out = appendFrame(c.out, 2*6, http2.FrameSettings, 0, 0) // two settings of 6 bytes
 	c.out = appendSetting(c.out, http2.SettingMaxConcurrentStreams, uint32(o.MaxStreams))
 	c.out = appendSetting(c.out, http2.SettingMaxHeaderListSize, uint32(o.MaxHeaderList))
 	c.out = appendWindowUpdate(c.out, 0, connWindow-initialWindow)
@@ -347,19 +347,19 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 		}
 	}
 	if c.open > 0 {
-		silent := c.lastRead.Add(o.KeepAlive)
+		silentAt := c.lastRead.Add(o.KeepAlive) // when the client has been silent for too long
 		if c.isPinged {
-			silent = silent.Add(o.ReadTimeout)
+			silentAt = silentAt.Add(o.ReadTimeout)
 		}
-		if !now.Before(silent) {
+		if !now.Before(silentAt) {
 			if c.isPinged {
 				return due, errSilent
 			}
 			c.isPinged = true
 			c.out = appendPing(c.out, 0, [8]byte{})
-			silent = now.Add(o.ReadTimeout)
+			silentAt = now.Add(o.ReadTimeout)
 		}
-		due = earlier(due, silent)
+		due = earlier(due, silentAt)
 		due = earlier(due, c.sweepLocked(now))
 	}
 	if due.IsZero() {

@@ -118,6 +118,8 @@ type allowance struct {
 	at   time.Time // when it last grew with time
 }
 
+// The unit of an allowance is one such frame. SETTINGS and mistakes cost more, because they make
+// more work.
 const (
 	maxAllowance       = 10_000
 	allowancePerSecond = 100
@@ -134,7 +136,7 @@ func (c *conn) spend(cost int) error {
 		return nil
 	}
 	now := time.Now()
-	gained := min(now.Sub(a.at), time.Hour) * allowancePerSecond / time.Second
+	gained := min(now.Sub(a.at), time.Hour) * allowancePerSecond / time.Second // an hour fills the allowance
 	if a.at = now; gained == 0 {
 		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many frames that carry no part of a request"}
 	}

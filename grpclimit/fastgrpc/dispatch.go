@@ -126,12 +126,12 @@ func (s *stream) run() {
 	(*s.list)(ctx, calls)
 }
 
-// A deadline is the context of calls that arrived together and have one timeout.
+// A deadline is the context of calls that arrived together and have the same timeout.
 type deadline struct {
 	context.Context
 	cancel  context.CancelFunc
 	timeout time.Duration
-	calls   atomic.Int32
+	calls   atomic.Int32 // that have not ended
 }
 
 func newDeadline(parent context.Context, timeout time.Duration) *deadline {

@@ -57,10 +57,11 @@ func (c *conn) goAway(e connectionError) {
 	c.flush(false)
 }
 
-// linger gives the client time to read the last frames. Closing at once could discard them.
+// linger gives the client time to read the last frames. If the connection were closed at once, the
+// client could lose them.
 func (c *conn) linger() {
-	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-		half.CloseWrite()
+	if halfCloser, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		halfCloser.CloseWrite()
 	}
 	c.nc.SetReadDeadline(time.Now().Add(lingerTime))
 	io.CopyN(io.Discard, c.nc, maxLinger)

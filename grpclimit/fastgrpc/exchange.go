@@ -65,8 +65,8 @@ func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 	defer func() {
 		if value := recover(); value != nil && value != http.ErrAbortHandler {
 			panicked.Report("a gRPC call is handled", value)
-			e.isCommitted = true // so end cancels the stream
-			e.header = nil
+			e.isCommitted = true
+			e.header = nil // so end cancels the stream
 		}
 	}()
 	fallback.ServeHTTP(e, r)
@@ -266,7 +266,7 @@ func (e *exchange) end() {
 		if isAborted {
 			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
 		} else {
-			e.trailLocked()
+			e.endTrailersLocked()
 			if !e.hasEnded {
 				c.out = appendReset(c.out, s.id, http2.ErrCodeNo)
 			}
@@ -276,7 +276,8 @@ func (e *exchange) end() {
 	c.releaseLocked(s)
 }
 
-func (e *exchange) trailLocked() {
+// endTrailersLocked ends the stream with the trailers, or with an empty DATA frame if there are none.
+func (e *exchange) endTrailersLocked() {
 	c := e.stream.conn
 	block := c.blockLocked()
 	for name, values := range e.header {

@@ -6,7 +6,7 @@ import (
 )
 
 // flush writes out to the connection. If another goroutine is writing, that goroutine writes out
-// too. With mayWait, other goroutines may run first and append to out.
+// too. With mayWait, other goroutines run first, so that one write can carry their responses too.
 func (c *conn) flush(mayWait bool) {
 	c.mu.Lock()
 	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {
@@ -40,8 +40,8 @@ func (c *conn) flush(mayWait bool) {
 	c.isWriting = false
 	if c.isDoneLocked() && !c.isClosed {
 		c.drainState, c.drainedAt = ended, time.Now()
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			half.CloseWrite()
+		if halfCloser, ok := c.nc.(interface{ CloseWrite() error }); ok {
+			halfCloser.CloseWrite()
 		}
 		c.interruptLocked()
 	}

@@ -62,20 +62,24 @@ func appendHeaders(b, block []byte, id uint32, isEnd bool) []byte {
 // Response headers are sent as literals that are not added to a header table, so that the server
 // needs no table for them. These are the header blocks of a successful response.
 var (
-	headersOfSuccess  = appendField([]byte{0x88}, "content-type", grpcContentType) // :status 200 is entry 8 of the static table
+	headersOfSuccess  = appendField([]byte{status200}, "content-type", grpcContentType)
 	trailersOfSuccess = appendField(nil, "grpc-status", "0")
 )
 
-// shrink is the HPACK instruction that sets the size of the header table to 0.
-const shrink = 0x20
+// Bytes of HPACK.
+const (
+	status200 = 0x88 // the field ":status: 200", which is entry 8 of the static table
+	shrink    = 0x20 // the instruction that sets the size of the header table to 0
+	literal   = 0    // begins a field whose name and value follow, and which is not added to a table
+)
 
 func appendField(b []byte, name, value string) []byte {
-	return appendString(appendString(append(b, 0), name), value)
+	return appendString(appendString(append(b, literal), name), value)
 }
 
 func appendStatus(b []byte, code int) []byte {
 	if code == 200 {
-		return append(b, 0x88)
+		return append(b, status200)
 	}
 	return appendField(b, ":status", strconv.Itoa(code))
 }
@@ -99,8 +103,8 @@ func appendString(b []byte, text string) []byte {
 // appendStatusFields appends the fields of a status that is not OK. If the client does not accept a
 // header list of that size, it omits the details, and if necessary the message.
 func appendStatusFields(b []byte, s *status.Status, maxList uint32) []byte {
-	const perField = 32 // bytes that HTTP/2 counts for each field, besides its text
-	room := int64(maxList) - 128
+	const perField = 32          // bytes that HTTP/2 counts for each field, besides its text
+	room := int64(maxList) - 128 // enough for :status, content-type and grpc-status
 	b = appendField(b, "grpc-status", strconv.Itoa(int(s.Code())))
 	if message := percentEncode(s.Message()); message != "" {
 		if room -= int64(len("grpc-message") + len(message) + perField); room < 0 {
@@ -153,7 +157,7 @@ func percentEncode(text string) string {
 // statusOf returns the status for an error of a handler.
 func statusOf(err error) *status.Status {
 	if s, ok := status.FromError(err); ok {
-		if s.Code() == codes.OK {
+		if s.Code() == codes.OK { // an error cannot have the status OK
 			return status.New(codes.Internal, err.Error())
 		}
 		return s

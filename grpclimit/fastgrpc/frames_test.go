@@ -120,7 +120,9 @@ func (r *raw) call(id uint32, domain string, changes ...string) {
 	r.check(r.WriteData(id, true, message(domain)))
 }
 
-// outcome reads until a stream or the connection ends, and returns how it ended.
+// outcome reads until a stream or the connection ends, and returns how it ended, such as
+// "200/0 answered" (the HTTP status, the gRPC status, and whether there was a message),
+// "reset CANCEL", "goaway NO_ERROR" or "closed".
 func (r *raw) outcome(id uint32) string {
 	r.Helper()
 	httpStatus, grpcStatus, text := "", "", ""
@@ -177,10 +179,10 @@ const good = "200/0 answered"
 var frameCases = []struct {
 	name     string
 	send     func(r *raw)
-	want     string
+	want     string // the outcome
 	standard string // "": as want; "ignored": the next call is answered; "undefined": it varies
 	isOver   bool   // the connection cannot be used afterwards
-	stream   uint32 // that is looked at; 0: stream 1
+	stream   uint32 // whose outcome is compared; 0: stream 1
 }{
 	{name: "a good request", send: func(r *raw) { r.call(1, "x") }, want: good},
 	{name: "content type with codec", send: func(r *raw) { r.call(1, "x", "content-type", "application/grpc+proto") }, want: good},

@@ -105,8 +105,8 @@ func (h *headers) decode(block []byte) (*request, error) {
 const maxLast = 64
 
 // isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
-// Such a block does not change the dynamic table. It has the same fields until another block
-// changes that table.
+// HPACK encodes an index below 127 as a byte from 0x80 to 0xfe. Such a block does not change the
+// dynamic table. It has the same fields until another block changes that table.
 func isIndexed(block []byte) bool {
 	for _, b := range block {
 		if b < 0x80 || b == 0xff {
@@ -119,14 +119,14 @@ func isIndexed(block []byte) bool {
 // A request is the content of the headers of a request.
 type request struct {
 	method, scheme, path, authority, contentType, encoding string
-	authorities, hosts                                     int
+	authorities, hosts                                     int // how many such fields there are
 	host                                                   string
 	authorization                                          []string
 	timeout                                                time.Duration
 	hasTimeout                                             bool
 	isCorrupt                                              bool
 	isTooLarge                                             bool
-	badTimeout                                             string
+	badTimeout                                             string // a grpc-timeout that cannot be parsed; "": none
 	trace                                                  traceHeaders
 }
 
@@ -160,7 +160,7 @@ func (h *headers) request() (r request) {
 			var ok bool
 			if r.timeout, ok = parseTimeout(f.Value); !ok {
 				r.badTimeout = f.Value
-				if f.Value == "" {
+				if f.Value == "" { // and "" would mean that there is none
 					r.badTimeout = `""`
 				}
 			}

@@ -60,7 +60,7 @@ func flood(r *raw, send func()) string {
 
 func TestFloodsEndTheConnection(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
-	block := []byte{0x83, 0x86, 0x84}
+	block := []byte{0x83, 0x86, 0x84} // :method POST, :scheme http, :path /
 	floods := map[string]func(r *raw) func(){
 		"ping":     func(r *raw) func() { return func() { r.WritePing(false, [8]byte{}) } },
 		"settings": func(r *raw) func() { return func() { r.WriteSettings() } },
@@ -113,7 +113,7 @@ func TestRapidResetRunsAtMostMaxStreamsHandlers(t *testing.T) {
 		return nil
 	}}})
 	r := dialRaw(t, address)
-	for id := uint32(1); id < 2000; id += 2 {
+	for id := uint32(1); id < 2000; id += 2 { // 1000 calls
 		r.call(id, "x")
 		r.WriteRSTStream(id, http2.ErrCodeCancel)
 	}
@@ -159,7 +159,7 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 				t.Errorf("the first DATA has %d bytes; want 10, the whole window", len(got))
 			}
 		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
-			t.Fatal(f)
+			t.Fatalf("after %d bytes: %v; want DATA", len(got), f)
 		}
 	}
 }
@@ -169,7 +169,7 @@ func TestStalledResponseIsCancelled(t *testing.T) {
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	r.call(1, "x")
 	if got := r.outcome(1); got != "reset CANCEL" {
-		t.Errorf("the outcome is %s", got)
+		t.Errorf("the outcome is %s; want reset CANCEL", got)
 	}
 }
 
@@ -177,40 +177,40 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{ReadTimeout: 100 * time.Millisecond, IdleTimeout: 200 * time.Millisecond, KeepAlive: 100 * time.Millisecond})
 	t.Run("no preface", func(t *testing.T) {
 		if got := connectRaw(t, address).outcome(1); got != "closed" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want closed", got)
 		}
 	})
 	t.Run("half a frame", func(t *testing.T) {
 		r := dialRaw(t, address)
-		r.write([]byte{0, 0, 8, 6})
+		r.write([]byte{0, 0, 8, 6}) // the length and the type of a ping
 		if got := r.outcome(1); got != "closed" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want closed", got)
 		}
 	})
 	t.Run("half a request", func(t *testing.T) {
 		r := dialRaw(t, address)
 		r.headers(1, false, fields())
 		if got := r.outcome(1); got != "reset CANCEL" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want reset CANCEL", got)
 		}
 	})
 	t.Run("no answer to a ping", func(t *testing.T) {
 		r := dialRaw(t, address)
 		r.call(1, "wait", "grpc-timeout", "1M")
 		if got := r.outcome(1); got != "closed" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want closed", got)
 		}
 	})
 	t.Run("idle", func(t *testing.T) {
 		if got := dialRaw(t, address).outcome(1); got != "goaway NO_ERROR" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want goaway NO_ERROR", got)
 		}
 	})
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		r := connectRaw(t, address)
 		r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"))
 		if got := r.outcome(1); got != "goaway PROTOCOL_ERROR" && got != "closed" {
-			t.Error(got)
+			t.Errorf("the outcome is %s; want goaway PROTOCOL_ERROR, or closed", got)
 		}
 	})
 }
@@ -269,7 +269,7 @@ func TestShutdownAnswersCallsInFlight(t *testing.T) {
 	idle := dialRaw(t, address)
 	idle.call(1, "x", ":path", "/a.B/C")
 	if got := idle.outcome(1); got != "200/12" {
-		t.Error(got)
+		t.Errorf("a call of an unknown method: %s; want 200/12", got)
 	}
 	down := make(chan error, 1)
 	go func() { down <- server.Shutdown(within(t, time.Minute)) }()
@@ -285,11 +285,11 @@ func TestShutdownAnswersCallsInFlight(t *testing.T) {
 	close(release)
 	for range 10 {
 		if err := <-answers; err != nil {
-			t.Error(err)
+			t.Errorf("a call in flight: %v; want no error", err)
 		}
 	}
 	if err := <-down; err != nil {
-		t.Error(err)
+		t.Errorf("Shutdown: %v; want no error", err)
 	}
 	if n := server.Connections(); n != 0 {
 		t.Errorf("%d connections are open; want 0", n)
@@ -341,7 +341,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 		conn.Close()
 	}
 	if err := <-served; err != fastgrpc.ErrServerClosed {
-		t.Error(err)
+		t.Errorf("Serve: %v; want ErrServerClosed", err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {

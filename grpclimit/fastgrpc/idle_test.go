@@ -17,9 +17,9 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 	warm := dialRaw(t, address)
 	warm.call(1, "x")
 	if got := warm.outcome(1); got != good {
-		t.Fatal(got)
+		t.Fatalf("the first call: %s; want %s", got, good)
 	}
-	hello := append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0)
+	hello := append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0) // and an empty SETTINGS frame
 	connections := make([]net.Conn, n)
 	before := inUse()
 	for i := range connections {
@@ -31,7 +31,7 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 		if _, err := conn.Write(hello); err != nil {
 			t.Fatal(err)
 		}
-		answer := make([]byte, 9+12+13+9) // SETTINGS, WINDOW_UPDATE, and the acknowledgement
+		answer := make([]byte, (9+12)+(9+4)+9) // SETTINGS, WINDOW_UPDATE and the acknowledgement; each has a header of 9 bytes
 		for read := 0; read < len(answer); {
 			got, err := conn.Read(answer[read:])
 			if err != nil {

@@ -31,7 +31,14 @@ func (l *lister) handle(ctx context.Context, calls []*fastgrpc.Call) {
 
 // Each call of a list gets its own response or error. A panic ends the calls of its list only.
 func TestCallsThatArriveTogetherAreHandledAsLists(t *testing.T) {
-	for _, row := range []struct{ parallel, maxParallel, longest int }{{0, 0, 32}, {8, 0, 8}, {0, 5, 6}} {
+	for _, row := range []struct {
+		parallel, maxParallel int // Options; 0: the default
+		longest               int // the most calls that a list may have
+	}{
+		{0, 0, 32},
+		{8, 0, 8},
+		{0, 5, 6}, // MaxParallel does not count the first call of a connection
+	} {
 		var l lister
 		testLists(t, &l, fastgrpc.Options{Parallel: row.parallel, MaxParallel: row.maxParallel})
 		l.mu.Lock()

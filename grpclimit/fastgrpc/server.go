@@ -174,7 +174,7 @@ type Server struct {
 	isClosing atomic.Bool // set with mu held
 
 	mu         sync.Mutex
-	closing    chan struct{}
+	closing    chan struct{} // stop closes it, which ends the pause of Serve
 	listeners  map[net.Listener]struct{}
 	connected  map[*conn]struct{}
 	goroutines sync.WaitGroup // those of connections and of handlers

@@ -18,11 +18,11 @@ type stream struct {
 	Call
 	id       uint32
 	handler  Handler
-	list     *ListHandler // nil: each call is handled by itself
-	others   []*stream    // the other calls of the list that begins with this one
-	exchange *exchange    // of a call that the fallback serves; else nil
-	deadline *deadline    // nil if the call has none
-	timeout  time.Duration
+	list     *ListHandler  // nil: each call is handled by itself
+	others   []*stream     // the other calls of the list that begins with this one
+	exchange *exchange     // of a call that the fallback serves; else nil
+	deadline *deadline     // nil if the call has none
+	timeout  time.Duration // negative: none
 
 	// The connection's mutex guards the fields below, except those that only the reader uses.
 	state        streamState
@@ -33,7 +33,7 @@ type stream struct {
 	since        time.Time // when the state began: arriving or answering
 	window       int64     // bytes of DATA that the client accepts
 	received     int       // bytes of DATA since the last WINDOW_UPDATE of the stream
-	credit       int       // bytes of received that an exchange no longer keeps
+	credit       int       // bytes of received that an exchange has read, and that no WINDOW_UPDATE has returned
 	prefix       [5]byte   // of the message: flag and size
 	prefixLength int
 	size         int    // of the message in bytes, once the prefix is complete
