@@ -86,9 +86,9 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 }
 
 // request parses a request of domain d. Commas separate descriptors, and blanks separate entries. A
-// descriptor may end with +2 for 2 hits, -2 for 2 negative hits, or an override: @5/1 for 5 a second
-// (unit 1 is SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR), @5/1*30 for 5 in 30 seconds. A prefix
-// such as "2: " sets the hits of the request.
+// descriptor may end with +2 for 2 hits, with -2 for 2 negative hits, or with an override: @5/1 for 5
+// in unit 1, @5/1*30 for 5 in 30 times unit 1. The units are 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY,
+// 5 MONTH and 6 YEAR. A prefix such as "2: " sets the hits of the request.
 func request(text string) *envoyrls.Request {
 	r := &envoyrls.Request{Domain: "d"}
 	if hits, rest, ok := strings.Cut(text, ": "); ok {
@@ -181,8 +181,8 @@ func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 	})
 }
 
-// The clock of synctest begins at midnight, 2000-01-01 UTC. Windows are counted from 1970: a week ends
-// 432,000 s later, a month of 30 days 1,987,200 s, and a year of 365 days 30,931,200 s.
+// The clock of synctest begins at midnight, 2000-01-01 UTC. Windows are counted from 1970. The week
+// ends 432,000 s later, the month (30 days) 1,987,200 s, and the year (365 days) 30,931,200 s.
 func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 	for _, c := range []conversation{
 		{"hits beyond the limit are counted", `

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 )
 
-// KeyLimits finds the limit that has denied a request by the key of the event. In this test a result
-// is the rule, the limit, its key, its capacity, and whether it is a shadow.
+// KeyLimits finds the limit that has denied a request by the key of the event. The
+// results here are the rule, the limit, its key, its capacity, and whether it is a shadow.
 func TestKeyOfAnEventFindsItsLimit(t *testing.T) {
 	const yaml = `
 domain: d~|=

@@ -276,7 +276,7 @@ func (e *exchange) end() {
 	c.releaseLocked(s)
 }
 
-// endTrailersLocked ends the stream with the trailers, or with an empty DATA frame if there are none.
+// endTrailersLocked ends the stream with the trailers. Without trailers, it sends an empty DATA frame.
 func (e *exchange) endTrailersLocked() {
 	c := e.stream.conn
 	block := c.blockLocked()
