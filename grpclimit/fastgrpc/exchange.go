@@ -276,7 +276,7 @@ func (e *exchange) end() {
 	c.releaseLocked(s)
 }
 
-// endTrailersLocked ends the stream with the trailers. Without trailers, it sends an empty DATA frame.
+// endTrailersLocked ends the stream with the trailers, or with an empty DATA if there are none.
 func (e *exchange) endTrailersLocked() {
 	c := e.stream.conn
 	block := c.blockLocked()
