@@ -2,31 +2,31 @@ package policy
 
 import "net/netip"
 
-// AddressText returns the text of an address in keys; see AppendAddress.
+// AddressText returns the text that AppendAddress appends.
 func AddressText(a netip.Addr, prefix4, prefix6 int) string {
 	var room [len("2001:0db8:0000:0000:0000:0000:0000:0000/128")]byte
 	return string(AppendAddress(room[:0], a, prefix4, prefix6))
 }
 
-// AppendAddress appends the text of an address in keys. It is the network of prefix4 or prefix6
-// bits around the address, such as 198.51.100.0/24 or 2001:db8::/64. If the prefix has all bits, it
-// is the address itself. A prefix out of range, such as 0, means the default: 32 bits for IPv4, and
-// 64 for IPv6, because one subscriber has at least a /64.
+// AppendAddress appends the text that stands for an address in keys. It is the network of prefix4
+// or prefix6 bits around the address, such as 198.51.100.0/24 or 2001:db8::/64. With a prefix of 32
+// bits for IPv4, or 128 for IPv6, it is the address itself. A prefix out of range, such as 0, means
+// the default: 32 bits for IPv4, and 64 for IPv6, because one subscriber has at least a /64.
 //
-// Every form of an address has one text. IPv6 addresses that stand for IPv4 (::ffff:192.0.2.1, and
-// 64:ff9b::192.0.2.1 of NAT64) are written as IPv4. Zones are dropped. An invalid address has no
-// text.
+// All forms of an address have the same text. IPv6 addresses that stand for IPv4 (::ffff:192.0.2.1,
+// and 64:ff9b::192.0.2.1 of NAT64) are written as IPv4. Zones are dropped. An invalid address has
+// no text.
 func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b
 	}
 	a = foldAddress(a)
-	bits, fallback := prefix4, 32
+	bits, defaultBits := prefix4, 32
 	if a.Is6() {
-		bits, fallback = prefix6, 64
+		bits, defaultBits = prefix6, 64
 	}
 	if bits <= 0 || bits > a.BitLen() {
-		bits = fallback
+		bits = defaultBits
 	}
 	if bits == a.BitLen() {
 		return a.AppendTo(b)
@@ -34,7 +34,7 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	return netip.PrefixFrom(a, bits).Masked().AppendTo(b)
 }
 
-// foldAddress returns the one form of an address.
+// foldAddress converts all forms of an address to one: IPv4 if possible, and without a zone.
 func foldAddress(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if nat64.Contains(a) {

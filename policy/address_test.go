@@ -86,7 +86,7 @@ func TestAllFormsOfAnAddressHaveOneKey(t *testing.T) {
 	for i := range 2000 {
 		var b [16]byte
 		for j := range b {
-			b[j] = byte(r.Uint32()) * byte(r.IntN(2)) // with runs of zeros
+			b[j] = byte(r.Uint32()) * byte(r.IntN(2)) // half of the bytes are zero, so there are forms with ::
 		}
 		a := netip.AddrFrom16(b)
 		if i%2 == 0 {
@@ -115,7 +115,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	seen := make(map[string]netip.Addr)
+	seen := make(map[string]netip.Addr) // by key: an IPv4 address, or the first address of an IPv6 network
 	for range 100_000 {
 		v := r.Uint32()
 		a := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
@@ -131,7 +131,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 			b[j] = byte(r.Uint32())
 		}
 		a := netip.AddrFrom16(b)
-		for j := 8; j < 16; j++ {
+		for j := 8; j < 16; j++ { // the bytes after the /64 prefix
 			b[j] = byte(r.Uint32())
 		}
 		if neighbor := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbor, 0, 0) {
@@ -141,7 +141,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = netip.PrefixFrom(a, 64).Masked().Addr()
-		b[r.IntN(8)] ^= 1 << r.IntN(8)
+		b[r.IntN(8)] ^= 1 << r.IntN(8) // one bit of the /64 prefix
 		if other := netip.AddrFrom16(b); AddressText(a, 0, 0) == AddressText(other, 0, 0) {
 			t.Fatalf("%s and %s are in different /64 networks and have one key (seed %d)", a, other, seed)
 		}

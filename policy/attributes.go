@@ -18,8 +18,8 @@ type Attributes interface {
 	//
 	//   - KindHeader: a header field; the name is in the canonical form of net/http.
 	//   - KindCookie, KindQuery: a cookie, or a parameter of the query. Return all values that any
-	//     server may read under this name, whatever the case of the name. A value that is missing
-	//     here is not limited.
+	//     server may read under this name, whatever the case of the name. Rules cannot see a value
+	//     that is missing here.
 	//   - KindDescriptor: the entries of a descriptor with this key, as Envoy's rate limit service
 	//     sends them.
 	Lookup(kind Kind, name string) []string

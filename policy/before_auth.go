@@ -10,7 +10,7 @@ package policy
 // these rules. If they are granted, they stay charged, and EvaluateRest evaluates the other rules.
 // If the key of such a charge is unclear, the request is malformed, and no signature is checked.
 func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
-	if len(r.before) == 0 {
+	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)
 		return true
 	}
@@ -22,7 +22,7 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 		return true
 	}
 	v.reset(r, a)
-	for _, m := range r.before {
+	for _, m := range r.beforeAuth {
 		if !v.has(m.rule) && m.matches(&v.request) {
 			v.apply(m)
 		}

@@ -14,8 +14,8 @@ type Claims map[string]any
 
 // Text returns a claim that is a string, an integer or a boolean. A name with dots is first the
 // whole name of a claim, and otherwise the path to a claim in an object ("realm.role"). Other
-// claims have no text. Neither have an empty string, and a string with U+FFFD, which replaces every
-// broken character.
+// claims have no text. An empty string has no text either, nor has a string with U+FFFD, which
+// stands for a broken character.
 func (c Claims) Text(name string) (string, bool) { return claimText(lookUp(c, name)) }
 
 // Values returns the texts of a claim that is a list, and otherwise its text, if it has one. The
@@ -39,7 +39,7 @@ func (c Claims) Values(name string) []string {
 }
 
 // lookUp finds a value by its name, or by a path of names with dots between them. It tries the
-// exact name first, then the shortest first step.
+// whole name first. Then it tries each split at a dot, with the shortest first part first.
 func lookUp(object map[string]any, name string) any {
 	if v, ok := object[name]; ok {
 		return v
@@ -57,6 +57,8 @@ func lookUp(object map[string]any, name string) any {
 	return nil
 }
 
+// claimText returns the text of a claim, if it has one. Two texts are never equal numbers, so -0,
+// 1.0 and 1e3 have none.
 func claimText(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

@@ -14,12 +14,12 @@ import (
 // client, and the upstream another. This file defines which spellings of headers, cookies,
 // parameters and tokens are accepted. A request with any other spelling is malformed.
 
-// identifies returns the text of a header, a cookie, a parameter or an entry of a descriptor that
-// identifies the client, or "" if the request has none. If the text can be read in several ways, it
-// marks the request as unclear.
-func (q *request) identifies(s *Source) string {
-	values := q.a.Lookup(s.Kind, s.Name)
-	if why := findHidden(q.a, s); why != "" {
+// identifyingText returns the text of a header, a cookie, a parameter or an entry of a descriptor
+// that identifies the client, or "" if the request has none. If the text can be read in several
+// ways, it marks the request as unclear.
+func (q *request) identifyingText(s *Source) string {
+	values := q.attributes.Lookup(s.Kind, s.Name)
+	if why := findHidden(q.attributes, s); why != "" {
 		q.noteUnclear(s.String() + " " + why)
 		return ""
 	}
@@ -31,7 +31,7 @@ func (q *request) identifies(s *Source) string {
 	}
 	text, why := values[0], ""
 	switch {
-	case s.Kind == KindQuery && queryDiffers(firstValue(q.a, KindRawQuery)):
+	case s.Kind == KindQuery && queryDiffers(firstValue(q.attributes, KindRawQuery)):
 		why = "is in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
@@ -99,14 +99,14 @@ func findHiddenCookie(a Attributes, name string) string {
 	isPlain, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
 		pair = strings.TrimSpace(pair)
-		known, value, _ := strings.Cut(pair, "=")
+		sent, value, _ := strings.Cut(pair, "=")
 		switch {
-		case strings.EqualFold(strings.TrimSpace(known), name):
+		case strings.EqualFold(strings.TrimSpace(sent), name):
 			isPlain = true
 		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
 			return "is part of another cookie, as some servers read it"
 		default:
-			hasOpenQuote = hasOpenQuote || isOpen(strings.TrimSpace(value))
+			hasOpenQuote = hasOpenQuote || beginsOpenQuote(strings.TrimSpace(value))
 		}
 	}
 	if isPlain && hasOpenQuote {
@@ -120,8 +120,8 @@ func endsCookie(r rune) bool {
 	return r <= ' ' || r == ',' || r == '"' || r == '\\' || r >= 0x7f && !unicode.IsPrint(r)
 }
 
-// isOpen reports whether a value begins with a quote that is never closed.
-func isOpen(value string) bool {
+// beginsOpenQuote reports whether a value begins with a quote that is never closed.
+func beginsOpenQuote(value string) bool {
 	if !strings.HasPrefix(value, `"`) {
 		return false
 	}
@@ -182,11 +182,12 @@ func isAuthorization(header string) bool {
 	return strings.EqualFold(header, "Authorization") || strings.EqualFold(header, "Proxy-Authorization")
 }
 
-// jwtLike matches texts that a lenient server may read as a JSON Web Token.
+// jwtLike matches texts that a lenient server may read as a JSON Web Token. The base64 of a JSON
+// object begins with ey, or with ew if white space follows the brace.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
-// parseAuthorization converts the value of such a header to one form: its scheme in lower case, a
-// space, and the credentials. If the value can be read in several ways, why is the reason.
+// parseAuthorization converts the value of an authorization header to one form: its scheme in lower
+// case, a space, and the credentials. If the value can be read in several ways, why is the reason.
 func parseAuthorization(value string) (text, why string) {
 	if why := explainUnclear(value); why != "" || value == "" {
 		return "", why

@@ -14,9 +14,9 @@ type DirectCall struct {
 	// 1 to penstock.MaxCharges, or none if there are Shadows.
 	Charges []penstock.Charge
 
-	// Limits has the limit of each charge. Each needs a Rule and a Guard: events name them, and Guard
-	// says what happens while the store gives no answer. The settings of the guards around the store
-	// must agree with it.
+	// Limits has the limit of each charge. Each needs a Rule, which events name, and a Guard, which
+	// states what happens while the store gives no answer. guard.Options.Limits must return the same
+	// settings for its plan.
 	Limits []*Limit
 
 	// Shadows are decided beside the charges, and change nothing for the request.
@@ -25,9 +25,9 @@ type DirectCall struct {
 
 var errDirect = errors.New("a direct call needs a limit with a rule for each charge")
 
-// EvaluateDirect sets the charges of the Evaluation to those of the call. The lists and
-// new_identities of the Rules do not apply. It copies the slices of the call, but not those in its
-// Shadows.
+// EvaluateDirect sets the charges of the Evaluation to those of the call. The allow list, the deny
+// list and new_identities of the Rules do not apply. It copies the slices of the call, but not
+// those in its Shadows.
 func (r *Rules) EvaluateDirect(c DirectCall, v *Evaluation) error {
 	v.reset(r, noAttributes{})
 	if len(c.Charges) > 0 || len(c.Shadows) == 0 {

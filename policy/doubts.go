@@ -22,17 +22,17 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	if v.TokenError != nil {
 		add("the token is rejected: %v", v.TokenError)
 	}
-	doubt := func(t *Test, problem func() string) {
+	addIfUnlisted := func(t *Test, problem func() string) {
 		switch t.Source.Kind {
 		case KindHeader, KindCookie, KindQuery, KindDescriptor:
-			if text := q.identifies(&t.Source); text != "" && !t.has(text) {
+			if text := q.identifyingText(&t.Source); text != "" && !t.has(text) {
 				add("%s %s", t.Source.String(), problem())
 			}
 		}
 	}
 	for _, l := range v.Limits {
-		l.Key.doubts(q, func(t *Test) {
-			doubt(t, func() string { return "is not accepted: its value is not one of " + t.listed() })
+		l.Key.visitTests(q, func(t *Test) {
+			addIfUnlisted(t, func() string { return "is not accepted: its value is not one of " + t.listText() })
 		})
 	}
 	tiers := q.rules.spec.Tiers
@@ -43,7 +43,7 @@ func (v *Evaluation) Doubts() (reasons []string) {
 		}
 		for _, when := range t.AnyOf {
 			for i := range when {
-				doubt(&when[i], func() string {
+				addIfUnlisted(&when[i], func() string {
 					if isDefault {
 						return "has a value that no tier lists, so the tier is " + v.Tier
 					}
@@ -55,25 +55,25 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	return reasons
 }
 
-// doubts calls doubt for each test of an identity, up to the part that identifies the client.
-func (id *Identity) doubts(q *request, doubt func(*Test)) {
+// visitTests calls visit for each test of an identity, up to the part that identifies the client.
+func (id *Identity) visitTests(q *request, visit func(*Test)) {
 	for _, one := range id.FirstOf {
 		if _, ok := q.find(one); ok {
 			return
 		}
-		one.doubts(q, doubt)
+		one.visitTests(q, visit)
 	}
 	for _, one := range id.AllOf {
-		one.doubts(q, doubt)
+		one.visitTests(q, visit)
 	}
 	if id.Only != nil {
-		doubt(id.Only)
+		visit(id.Only)
 	}
 }
 
-// listed describes how many values a test accepts, and where they are listed. It does not show the
-// values.
-func (t *Test) listed() string {
+// listText describes how many values a test accepts, and where they are listed. It does not show
+// the values.
+func (t *Test) listText() string {
 	if t.File != "" {
 		return fmt.Sprintf("the %d in %s", len(t.texts), t.File)
 	}

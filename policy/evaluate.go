@@ -57,7 +57,7 @@ func (v *Evaluation) Variant(l *Limit) int {
 // request is what is known about a request so far.
 type request struct {
 	rules               *Rules
-	a                   Attributes
+	attributes          Attributes
 	named               NamedCall // in place of the attributes, if isNamed
 	isNamed             bool
 	method              string
@@ -66,11 +66,11 @@ type request struct {
 	matcher             *Matcher // of the current rule
 	isPreflight         bool     // only rules that name OPTIONS match it
 	keys                []string // by identity; "" if not computed yet
-	tier                int      // -1 if not computed yet
-	holder              string
-	isChecked           bool // the token was verified, or there is none
+	tier                int      // the index in Spec.Tiers; -1 if not computed yet
+	holder              string   // of all charges that need one; "" if none was made yet
+	isChecked           bool     // the token was verified, or there is none
 	token               Claims
-	tokenErr            *TokenError
+	tokenError          *TokenError
 	isBeforeAuth        bool   // no signature may be checked yet
 	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
 	isGrantedBeforeAuth bool   // the rules with before_auth have granted the request, and are skipped
@@ -84,9 +84,10 @@ func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.finish(r, a)
 }
 
-// finish sets the result of an Evaluation.
+// finish sets the result of an Evaluation. An unclear request has no charges. It is rejected as
+// malformed, unless the deny list rejects it.
 func (v *Evaluation) finish(r *Rules, a Attributes) {
-	v.TokenError = v.request.tokenErr
+	v.TokenError = v.request.tokenError
 	if v.request.unclear != "" && v.ListMatch != DenyListed {
 		why := v.request.unclear
 		v.reset(r, a)
@@ -104,28 +105,13 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 		v.ListMatch = AllowListed
 		return
 	}
-	// The most specific rule applies, and all rules with Always. A shadow rule does not replace the
-	// rule that applies. It counts beside that rule, unless that rule is more specific.
-	var selected, shadowed *Matcher
+	var found selection
 	for matchers := r.matchersOf(q.path); matchers.next(); {
-		m := matchers.at
-		switch {
-		case m.rule.BeforeAuth && q.isGrantedBeforeAuth:
-			continue
-		case m.rule.Always:
-		case m.rule.Shadow && (shadowed != nil || selected != nil && selected.Compare(m) != 0), !m.rule.Shadow && selected != nil:
+		m := matchers.current
+		if m.rule.BeforeAuth && q.isGrantedBeforeAuth || !found.canAdd(m) || v.has(m.rule) || !m.matches(q) {
 			continue
 		}
-		if v.has(m.rule) || !m.matches(q) {
-			continue
-		}
-		switch {
-		case m.rule.Always:
-		case m.rule.Shadow:
-			shadowed = m
-		default:
-			selected = m
-		}
+		found.add(m)
 		v.apply(m)
 	}
 	if len(v.Matched) > 1 {
@@ -136,6 +122,34 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	}
 }
 
+// A selection is the rules that apply to a request: the most specific one, and all with Always. A
+// shadow rule does not replace the most specific rule. It counts beside that rule, unless that rule
+// is more specific.
+type selection struct{ rule, shadow *Matcher }
+
+// canAdd reports whether a rule applies if it matches. The matchers must come in the order of
+// specificity.
+func (s *selection) canAdd(m *Matcher) bool {
+	switch {
+	case m.rule.Always:
+		return true
+	case m.rule.Shadow:
+		isLessSpecific := s.rule != nil && s.rule.Compare(m) != 0
+		return s.shadow == nil && !isLessSpecific
+	}
+	return s.rule == nil
+}
+
+func (s *selection) add(m *Matcher) {
+	switch {
+	case m.rule.Always:
+	case m.rule.Shadow:
+		s.shadow = m
+	default:
+		s.rule = m
+	}
+}
+
 // Matching returns all rules that match a request, the most specific first, whether they apply or
 // not.
 func (r *Rules) Matching(a Attributes) []*Rule {
@@ -143,7 +157,7 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	v.reset(r, a)
 	var rules []*Rule
 	for matchers := r.matchersOf(v.request.path); matchers.next(); {
-		m := matchers.at
+		m := matchers.current
 		if !slices.Contains(rules, m.rule) && m.matches(&v.request) {
 			rules = append(rules, m.rule)
 		}
@@ -158,21 +172,22 @@ func (r *Rules) matchersOf(path string) matcherIter {
 		return matcherIter{}
 	}
 	first, _ := cutSegment(path)
-	return matcherIter{a: r.index[first], b: r.general}
+	return matcherIter{indexed: r.index[first], general: r.general}
 }
 
-// A matcherIter merges two lists in the order of specificity.
+// A matcherIter merges two lists of matchers, both ordered by specificity.
 type matcherIter struct {
-	at   *Matcher
-	a, b []*Matcher
+	current          *Matcher
+	indexed, general []*Matcher // those that are left
 }
 
-func (w *matcherIter) next() bool {
+// next sets current to the next matcher. It returns false at the end.
+func (it *matcherIter) next() bool {
 	switch {
-	case len(w.a) > 0 && (len(w.b) == 0 || w.a[0].order < w.b[0].order):
-		w.at, w.a = w.a[0], w.a[1:]
-	case len(w.b) > 0:
-		w.at, w.b = w.b[0], w.b[1:]
+	case len(it.indexed) > 0 && (len(it.general) == 0 || it.indexed[0].order < it.general[0].order):
+		it.current, it.indexed = it.indexed[0], it.indexed[1:]
+	case len(it.general) > 0:
+		it.current, it.general = it.general[0], it.general[1:]
 	default:
 		return false
 	}
@@ -188,10 +203,10 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	v.Matched, v.Charges, v.Limits, v.Shadows = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Shadows[:0]
 	q := &v.request
 	keys := q.keys[:0]
-	for range r.identities {
+	for range r.keyCount {
 		keys = append(keys, "")
 	}
-	*q = request{rules: r, a: a, keys: keys, tier: -1}
+	*q = request{rules: r, attributes: a, keys: keys, tier: -1}
 	q.method, q.host, q.path = firstValue(a, KindMethod), firstValue(a, KindHost), cmp.Or(firstValue(a, KindPath), "/")
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
@@ -208,8 +223,8 @@ func (r *Rules) isPreflight(a Attributes) bool {
 			return false
 		}
 	}
-	has := func(name string) bool { return len(a.Lookup(KindHeader, name)) > 0 }
-	return !slices.ContainsFunc(notInPreflights, has) && !slices.ContainsFunc(r.identifying, has)
+	hasHeader := func(name string) bool { return len(a.Lookup(KindHeader, name)) > 0 }
+	return !slices.ContainsFunc(notInPreflights, hasHeader) && !slices.ContainsFunc(r.identifying, hasHeader)
 }
 
 // notInPreflights are headers that identify the client, that announce a body, or that make some
@@ -221,6 +236,7 @@ var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie",
 var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
 	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
+// has reports whether a rule applies already.
 func (v *Evaluation) has(r *Rule) bool {
 	for _, m := range v.Matched {
 		if m == r {
@@ -310,7 +326,7 @@ func (q *request) tierIndex() int {
 		return q.tier
 	}
 	last := len(q.rules.spec.Tiers) - 1
-	q.tier = last // while the conditions are tested
+	q.tier = last // for conditions that depend on the tier, so that there is no recursion
 	for i, t := range q.rules.spec.Tiers[:last] {
 		if q.anyHolds(t.AnyOf) {
 			q.tier = i
@@ -327,10 +343,14 @@ func (q *request) cost(l *Limit) int64 {
 	most := cmp.Or(c.Max, penstock.MaxCost)
 	switch {
 	case c.Body > 0:
-		size := max(q.a.BodySize(), 0)
-		return min(max(size/c.Body+min(size%c.Body, 1), c.Min), most)
+		size := max(q.attributes.BodySize(), 0)
+		units := size / c.Body
+		if size%c.Body > 0 {
+			units++
+		}
+		return min(max(units, c.Min), most)
 	case c.Header != "":
-		values := q.a.Lookup(KindHeader, c.Header)
+		values := q.attributes.Lookup(KindHeader, c.Header)
 		if len(values) == 0 {
 			return c.Min
 		}
@@ -361,7 +381,7 @@ func (q *request) claims() Claims {
 	if tokens.Verifier == nil {
 		return nil
 	}
-	token, unclear := tokens.Find(q.a)
+	token, unclear := tokens.Find(q.attributes)
 	switch {
 	case unclear != "":
 		q.noteUnclear(unclear)
@@ -369,7 +389,7 @@ func (q *request) claims() Claims {
 		q.hasSkippedCheck = true
 	case token != "":
 		// A rejected token has no claims: the request is treated like one without a token.
-		q.token, q.tokenErr = tokens.Verifier.Claims(token)
+		q.token, q.tokenError = tokens.Verifier.Claims(token)
 	}
 	return q.token
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// sized are the attributes of a request whose body has this size.
-type sized struct {
+// withBody are the attributes of a request whose body has this size.
+type withBody struct {
 	fields
 	bytes int64
 }
 
-func (s sized) BodySize() int64 { return s.bytes }
+func (w withBody) BodySize() int64 { return w.bytes }
 
 func TestCostWithoutMaxIsAtMostMaxCost(t *testing.T) {
 	t.Parallel()
@@ -26,9 +26,9 @@ func TestCostWithoutMaxIsAtMostMaxCost(t *testing.T) {
 		request Attributes
 		want    int64
 	}{
-		{"body", Cost{Body: 1000}, sized{bytes: 2001}, 3},
-		{"body, max", Cost{Body: 1000, Max: 2}, sized{bytes: 2001}, 2},
-		{"huge body", Cost{Body: 1}, sized{bytes: math.MaxInt64}, penstock.MaxCost},
+		{"body", Cost{Body: 1000}, withBody{bytes: 2001}, 3},
+		{"body, max", Cost{Body: 1000, Max: 2}, withBody{bytes: 2001}, 2},
+		{"huge body", Cost{Body: 1}, withBody{bytes: math.MaxInt64}, penstock.MaxCost},
 		{"header", Cost{Header: "Units"}, units("7"), 7},
 		{"header, max", Cost{Header: "Units", Max: 5}, units("7"), 5},
 		{"malformed header", Cost{Header: "Units"}, units("many"), penstock.MaxCost},

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// CleanHost converts a request's host to the form that is compared: in lower case, without its
-// port, a final dot, and the brackets of an IPv6 address, which is written as by netip.Addr. It
+// CleanHost converts a request's host to the form that is compared: in lower case, without its port
+// and a final dot. An IPv6 address has no brackets and the form of netip.Addr.String. CleanHost
 // returns false if servers may read the host in different ways.
 func CleanHost(host string) (name string, ok bool) {
 	port := ""
@@ -27,15 +27,16 @@ func CleanHost(host string) (name string, ok bool) {
 
 // isHostname reports whether a name has only characters of host names, and no empty part.
 func isHostname(name string) bool {
-	before := byte('.')
+	previous := byte('.')
 	for i := range len(name) {
-		c := name[i]
-		if !(c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && before != '.') {
+		c := lowerASCII(name[i])
+		isAllowed := c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && previous != '.'
+		if !isAllowed {
 			return false
 		}
-		before = c
+		previous = c
 	}
-	return before != '.' || name == ""
+	return previous != '.' || name == ""
 }
 
 // matchesHost reports whether a request's host equals that of a rule, or is below it if the rule's
@@ -55,15 +56,17 @@ func ParseHost(text string) (string, error) {
 	}
 	name := strings.TrimPrefix(text, "*.")
 	host, ok := CleanHost(name)
-	_, port, colon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
+	_, port, hasColon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
+	hasPort := hasColon && (ok || host != "" && !strings.Contains(port, "/")) // a slash: it is a URL
+	isWildcardIPv6 := name != text && strings.Contains(host, ":")
 	switch {
 	case strings.Contains(name, "%") && strings.Contains(name, ":"):
 		return "", fmt.Errorf("the host %.60q has a zone, which no request has; remove the part from %% on", text)
-	case ok && colon, colon && host != "" && !strings.Contains(port, "/"):
+	case hasPort:
 		return "", fmt.Errorf("the host %.60q has a port; remove it: requests are matched without their port", text)
 	case strings.ContainsFunc(name, func(r rune) bool { return r > 0x7f }):
 		return "", fmt.Errorf("the host %.60q has letters that no request's host has; write it in punycode, which begins with xn--", text)
-	case !ok || host == "" || name != text && strings.Contains(host, ":"):
+	case !ok || host == "" || isWildcardIPv6:
 		return "", fmt.Errorf("%.60q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", text)
 	case name != text:
 		return "*." + host, nil

@@ -70,7 +70,7 @@ func (q *request) find(id *Identity) (string, bool) {
 	case id.Global:
 		return globalKey, true
 	case id.Func != nil:
-		return id.Func(q.a), true
+		return id.Func(q.attributes), true
 	case id.FirstOf != nil:
 		for _, one := range id.FirstOf {
 			if key, ok := q.find(one); ok {
@@ -82,17 +82,17 @@ func (q *request) find(id *Identity) (string, bool) {
 		return q.combine(id)
 	}
 	text, ok := q.text(&id.Source)
-	if !ok || id.Only != nil && !q.isOneOf(id.Only, text) {
+	if !ok || id.Only != nil && !q.isListed(id.Only, text) {
 		return "", false
 	}
 	return id.Kind + ":" + escape(text), true
 }
 
-// isOneOf reports whether the text is one of the values that count, and no other text of the same
-// name was found.
-func (q *request) isOneOf(t *Test, text string) bool {
+// isListed reports whether the text of an identity is one of the values that count. An address is
+// compared as a network, because its text may be cut to a prefix.
+func (q *request) isListed(t *Test, text string) bool {
 	if t.Source.Kind == KindAddress {
-		return t.Any || t.networks.contains(q.a.Address())
+		return t.Any || t.networks.contains(q.attributes.Address())
 	}
 	return t.has(text)
 }
@@ -135,7 +135,8 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.firstKind() + ":" + value
 }
 
-// CanBe reports whether a text can be a key of the identity. It checks only the kinds.
+// CanBe reports whether a text can be a key of the identity. It checks only the kinds before the
+// colons.
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
@@ -223,17 +224,17 @@ func escape(value string) string {
 		sum := sha256.Sum256([]byte(value))
 		return "#" + hex.EncodeToString(sum[:])
 	}
-	dirty := 0
+	specials := 0
 	for i := range len(value) {
 		if isSpecial(value[i]) {
-			dirty++
+			specials++
 		}
 	}
-	if dirty == 0 {
+	if specials == 0 {
 		return value
 	}
 	const digits = "0123456789ABCDEF"
-	b := make([]byte, 0, len(value)+2*dirty)
+	b := make([]byte, 0, len(value)+2*specials)
 	for i := range len(value) {
 		if c := value[i]; isSpecial(c) {
 			b = append(b, '%', digits[c>>4], digits[c&15])
@@ -244,4 +245,5 @@ func escape(value string) string {
 	return string(b)
 }
 
+// isSpecial reports whether escape must encode a byte.
 func isSpecial(c byte) bool { return c <= ' ' || c >= 0x7f || c == '%' || c == ',' || c == '#' }

@@ -13,21 +13,21 @@ func FuzzEscape(f *testing.F) {
 		f.Add("%2C", value)
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
-		x, y := escape(a), escape(b)
-		if (x == y) != (a == b) {
-			t.Fatalf("%q and %q are both escaped as %q", a, b, x)
+		escapedA, escapedB := escape(a), escape(b)
+		if (escapedA == escapedB) != (a == b) {
+			t.Fatalf("%q and %q are escaped as %q and %q; want equal texts only for equal values", a, b, escapedA, escapedB)
 		}
-		// The comma separates two values. An empty value is written as nothing after the colon.
-		if pair := x + "," + y; strings.Count(pair, ",") != 1 {
+		// A comma separates the values of a combined key.
+		if pair := escapedA + "," + escapedB; strings.Count(pair, ",") != 1 {
 			t.Fatalf("%q and %q look like more than two values: %q", a, b, pair)
 		}
-		for _, c := range []byte(x) {
+		for _, c := range []byte(escapedA) {
 			if c <= ' ' || c >= 0x7f {
-				t.Fatalf("%q is escaped with %q", a, c)
+				t.Fatalf("%q is escaped as %q, which has the byte %q; want printable ASCII without spaces", a, escapedA, c)
 			}
 		}
-		if len(x) > 3*MaxValue || a != "" && x == "" {
-			t.Fatalf("%q is escaped in %d characters", a, len(x))
+		if len(escapedA) > 3*MaxValue || a != "" && escapedA == "" {
+			t.Fatalf("%q is escaped in %d bytes; want 1 to %d", a, len(escapedA), 3*MaxValue)
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 
 // A Match describes which requests a rule matches. The zero value matches all.
 type Match struct {
-	Methods []string  // none: any. GET includes HEAD, unless HEAD is named by another rule
+	Methods []string  // none: any. GET includes HEAD, unless another rule names HEAD
 	Hosts   []string  // as ParseHost returns them; none, or an empty one: any
 	Paths   []Pattern // none: any
 	Where   Condition // must also hold
@@ -156,22 +156,22 @@ func (s *Segment) matches(text string) bool {
 	return text != ""
 }
 
-// matchesGlob matches a pattern with stars. Its time is at most proportional to the product of both
-// lengths.
+// matchesGlob matches a pattern with stars. After a mismatch, the last star takes one more byte of
+// the text. So its time is at most proportional to the product of both lengths.
 func matchesGlob(pattern, text string) bool {
-	p, t := 0, 0
-	star, from := -1, 0
+	p, t := 0, 0               // what comes next in pattern and text
+	lastStar, starEnd := -1, 0 // in the pattern; where the text that it takes ends
 	for t < len(text) {
 		switch {
 		case p < len(pattern) && pattern[p] == '*':
-			star, from = p, t
+			lastStar, starEnd = p, t
 			p++
 		case p < len(pattern) && pattern[p] == text[t]:
 			p++
 			t++
-		case star >= 0:
-			from++
-			p, t = star+1, from
+		case lastStar >= 0:
+			starEnd++
+			p, t = lastStar+1, starEnd
 		default:
 			return false
 		}
@@ -239,58 +239,71 @@ func hostRank(host string) int {
 	case host[0] == '*':
 		return len(host)
 	}
-	return 1 << 16
+	return 1 << 16 // longer than every domain
 }
 
 func comparePaths(a, b Pattern) int {
 	for i := range max(len(a), len(b)) {
-		s, t := Segment{Kind: segmentNone}, Segment{Kind: segmentNone}
+		ofA, ofB := Segment{Kind: segmentNone}, Segment{Kind: segmentNone}
 		if i < len(a) {
-			s = a[i]
+			ofA = a[i]
 		}
 		if i < len(b) {
-			t = b[i]
+			ofB = b[i]
 		}
-		byKind := cmp.Compare(s.Kind, t.Kind)
-		if byKind == 0 && s.Kind == SegmentGlob {
-			byKind = cmp.Compare(len(t.Text), len(s.Text))
+		order := cmp.Compare(ofA.Kind, ofB.Kind)
+		if order == 0 && ofA.Kind == SegmentGlob {
+			order = cmp.Compare(len(ofB.Text), len(ofA.Text))
 		}
-		if byKind != 0 {
-			return byKind
+		if order != 0 {
+			return order
 		}
 	}
 	return 0
 }
 
-// Covers reports whether m matches all requests that o matches.
-func (m *Matcher) Covers(o *Matcher) bool {
-	if len(m.Where) > 0 || m.Host != "" && m.Host != o.Host && !(m.Host[0] == '*' && o.Host != "" && o.Host[0] != '*' && m.matchesHost(o.Host)) {
+// Covers reports whether m matches all requests that other matches.
+func (m *Matcher) Covers(other *Matcher) bool {
+	if len(m.Where) > 0 || !m.coversHost(other.Host) {
 		return false
 	}
-	for _, method := range o.Methods {
+	for _, method := range other.Methods {
 		if !m.matchesMethod(method) {
 			return false
 		}
 	}
-	return (len(m.Methods) == 0 || len(o.Methods) > 0) && m.Path.Covers(o.Path)
+	return (len(m.Methods) == 0 || len(other.Methods) > 0) && m.Path.Covers(other.Path)
+}
+
+// coversHost reports whether m matches every host that another matcher's Host matches.
+func (m *Matcher) coversHost(other string) bool {
+	if m.Host == "" || m.Host == other {
+		return true
+	}
+	isOneHost := other != "" && other[0] != '*'
+	return isOneHost && m.matchesHost(other)
 }
 
 // Covers reports whether a pattern matches every path that another pattern matches.
-func (p Pattern) Covers(o Pattern) bool {
+func (p Pattern) Covers(other Pattern) bool {
 	for i := range p {
 		s := &p[i]
 		if s.Kind == SegmentRest {
 			return true
 		}
-		if i >= len(o) || o[i].Kind == SegmentRest {
-			return false
-		}
-		if other := &o[i]; other.Kind == SegmentLiteral && !s.matches(other.Text) ||
-			other.Kind != SegmentLiteral && s.Kind != SegmentAny && s.Kind != SegmentNamed && *s != *other {
+		if i >= len(other) || other[i].Kind == SegmentRest || !s.covers(&other[i]) {
 			return false
 		}
 	}
-	return len(p) == len(o)
+	return len(p) == len(other)
+}
+
+// covers reports whether a segment matches every text that another segment matches. Neither is **.
+func (s *Segment) covers(other *Segment) bool {
+	if other.Kind == SegmentLiteral {
+		return s.matches(other.Text)
+	}
+	return s.Kind == SegmentAny || s.Kind == SegmentNamed || *s == *other
 }
 
 // ParsePattern reads the pattern of a path: {name} is one segment, * is any part of one segment,
@@ -300,7 +313,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
 	}
 	if strings.HasPrefix(text, "^") {
-		return nil, fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, fromExpression(text))
+		return nil, fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, convertExpression(text))
 	}
 	if path, _, hasQuery := strings.Cut(text, "?"); hasQuery && strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("the path %.60q has a query; write %.60q, and beside it query NAME: VALUE if the rule needs it (%%3F is a question mark in a path)", text, path)
@@ -356,8 +369,9 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 	return pattern, nil
 }
 
-// fromExpression returns a pattern that matches about what a regular expression matches.
-func fromExpression(text string) string {
+// convertExpression returns a pattern that matches about what a regular expression matches. It is
+// for a message.
+func convertExpression(text string) string {
 	text = strings.TrimSuffix(strings.Trim(text, "^$"), "/?")
 	parts := strings.Split(strings.NewReplacer("[^/]+", "*", "[^/]*", "*", "(", "", ")", "", `\`, "").Replace(text), "/")
 	for i, part := range parts {
@@ -381,7 +395,7 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	}
 	clean, err := p.Clean("/" + text)
 	if err != nil {
-		return "", fmt.Errorf("no canonical path has the segment %.60q: %s", text, offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
+		return "", fmt.Errorf("no canonical path has the segment %.60q: %s", text, offsetText.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 	}
 	if clean == "/" || strings.Contains(clean[1:], "/") {
 		return "", fmt.Errorf("no canonical path has the segment %.60q; remove it", text)
@@ -389,9 +403,9 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	return clean[1:], nil
 }
 
-// offset matches the position in an error about a path. It is removed from errors about patterns,
-// because there the position is another one.
-var offset = regexp.MustCompile(` at offset \d+`)
+// offsetText matches the position in an error of Clean. It is removed from errors about patterns,
+// because it counts from the start of a segment.
+var offsetText = regexp.MustCompile(` at offset \d+`)
 
 // IsWord reports whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
 // digit.

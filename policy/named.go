@@ -14,9 +14,9 @@ type NamedCall struct {
 	// Rule is the name of the rule. What the rule matches does not matter.
 	Rule string
 
-	// Key is what is charged, as the keys of events are written: "user:42". Each limit of the rule
-	// must accept keys of this kind ("user"). A limit of the same rule that another transport charges
-	// under this key has the same counter. A limit whose identity is Global ignores this key.
+	// Key is the key to charge, such as "user:42". Each limit of the rule must accept keys of this
+	// kind ("user"). Requests by other transports that have this key share its counters. A limit whose
+	// identity is Global ignores this key.
 	Key string
 
 	// Cost is charged to each limit of the rule, whatever cost the rule sets.
@@ -33,8 +33,8 @@ var (
 	errNoRule  = errors.New("the policy has no rule of this name")
 	errHolds   = errors.New("the rule has an in_flight limit, and a call by name cannot return its slot; use another rule")
 	errStatus  = errors.New("the rule has a limit with on_status, and a call by name has no status; use another rule")
-	errCost    = errors.New("the cost is out of range; write 0 to 2251799813685248")
-	errLongKey = errors.New("the key is longer than 65536 bytes")
+	errCost    = fmt.Errorf("the cost is out of range; write 0 to %d", int64(penstock.MaxCost))
+	errLongKey = fmt.Errorf("the key is longer than %d bytes", penstock.MaxKey)
 )
 
 // EvaluateNamed finds the charges that the rule makes for a call. The allow list, the deny list and
@@ -64,7 +64,7 @@ func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	return nil
 }
 
-// checkNamed returns an error if a limit or its candidate needs the end of the request.
+// checkNamed returns an error if a limit or its candidate must know when or how the request ends.
 func (l *Limit) checkNamed() error {
 	switch {
 	case l.Variants[0].Algorithm().NeedsHolder():
@@ -89,7 +89,7 @@ func (q *request) namedCharge(l *Limit) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.named.Cost, Holder: q.holderOf(l.LastVariant())}
 }
 
-// noAttributes are those of a NamedCall.
+// noAttributes are the Attributes of a NamedCall or a DirectCall.
 type noAttributes struct{}
 
 func (noAttributes) Lookup(Kind, string) []string { return nil }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -9,8 +10,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// named makes Rules with one rule, "search", which has a limit by user and a limit for all.
-func named(t *testing.T, change func(*Spec)) *Rules {
+// namedRules makes Rules with one rule, "search", which has a limit by user and a limit for all.
+func namedRules(t *testing.T, change func(*Spec)) *Rules {
 	t.Helper()
 	byUser := ByFunc(func(Attributes) string { panic("a call by rule name has no attributes") })
 	spec, err := Simple("search", byUser, guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))
@@ -34,7 +35,7 @@ func named(t *testing.T, change func(*Spec)) *Rules {
 
 func TestCallByRuleNameChargesItsOwnKeyAndCost(t *testing.T) {
 	t.Parallel()
-	rules := named(t, nil)
+	rules := namedRules(t, nil)
 	var v Evaluation
 	if err := rules.EvaluateNamed(NamedCall{Rule: "search", Key: "user:42", Cost: 3}, &v); err != nil {
 		t.Fatal(err)
@@ -52,7 +53,7 @@ func TestCallByRuleNameChargesItsOwnKeyAndCost(t *testing.T) {
 
 func TestCallByRuleNameHasTheLastTier(t *testing.T) {
 	t.Parallel()
-	rules := named(t, func(s *Spec) {
+	rules := namedRules(t, func(s *Spec) {
 		s.Tiers = []Tier{{Name: "paid", AnyOf: []Condition{{}}}, {Name: "free", IsDefault: true}}
 		for _, l := range s.Rules[0].Limits {
 			larger := l.Variants[0].Limit()
@@ -71,7 +72,7 @@ func TestCallByRuleNameHasTheLastTier(t *testing.T) {
 
 func TestErrorsOfCallsByRuleName(t *testing.T) {
 	t.Parallel()
-	holds := func(s *Spec) {
+	makeInFlight := func(s *Spec) {
 		l := s.Rules[0].Limits[0]
 		l.Variants = []*penstock.Plan{penstock.InFlight(3, time.Minute).MustCompile()}
 	}
@@ -84,7 +85,7 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 		{NamedCall{Rule: "search", Key: "a", Cost: -1}, nil, "cost"},
 		{NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, nil, "cost"},
 		{NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, nil, "key"},
-		{NamedCall{Rule: "search", Key: "a", Cost: 1}, holds, "in_flight"},
+		{NamedCall{Rule: "search", Key: "a", Cost: 1}, makeInFlight, "in_flight"},
 		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }, "on_status"},
 		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) {
 			candidate := *s.Rules[0].Limits[0]
@@ -93,16 +94,16 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 		}, "on_status"},
 	} {
 		var v Evaluation
-		err := named(t, c.change).EvaluateNamed(c.call, &v)
+		err := namedRules(t, c.change).EvaluateNamed(c.call, &v)
 		if err == nil || !strings.Contains(err.Error(), c.want) || len(v.Charges) != 0 {
-			t.Errorf("%.20s: the error is %v with %d charges; want %q", c.call.Rule, err, len(v.Charges), c.want)
+			t.Errorf("%.80s: the error is %v with %d charges; want an error with %q, and no charge", fmt.Sprintf("%+v", c.call), err, len(v.Charges), c.want)
 		}
 	}
 }
 
 func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 	t.Parallel()
-	rules := named(t, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) })
+	rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) })
 	var v Evaluation
 	call := NamedCall{Rule: "search", Key: "user:42", Cost: 1}
 	if err := rules.EvaluateNamed(call, &v); err == nil {
@@ -110,6 +111,6 @@ func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 	}
 	call.CanEnd = true
 	if err := rules.EvaluateNamed(call, &v); err != nil || len(v.Charges) != 2 {
-		t.Errorf("%d charges, %v; want 2", len(v.Charges), err)
+		t.Errorf("a caller that reports ends gets %d charges, %v; want 2 charges", len(v.Charges), err)
 	}
 }

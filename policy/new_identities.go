@@ -26,9 +26,9 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 		if l.Shadow || !q.isInvented(l.Key) {
 			continue
 		}
-		n := UncheckedIdentity{Rule: r, Limit: r.NewIdentities, Address: "ip:" + q.addressText(), Key: q.key(l.Key)}
-		if !slices.ContainsFunc(v.Unchecked, func(other UncheckedIdentity) bool { return other.Rule == r && other.Key == n.Key }) {
-			v.Unchecked = append(v.Unchecked, n)
+		unchecked := UncheckedIdentity{Rule: r, Limit: r.NewIdentities, Address: "ip:" + q.addressText(), Key: q.key(l.Key)}
+		if !slices.ContainsFunc(v.Unchecked, func(other UncheckedIdentity) bool { return other.Rule == r && other.Key == unchecked.Key }) {
+			v.Unchecked = append(v.Unchecked, unchecked)
 		}
 	}
 }

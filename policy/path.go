@@ -47,8 +47,8 @@ type Paths struct {
 // Clean returns the canonical form of a path. The path is given in escaped form, as by
 // [url.URL.EscapedPath]. Bytes that should have been escaped are escaped. The empty path becomes
 // "/", and "*" (of OPTIONS) stays. The error says what is wrong and where, and the request must be
-// rejected. A canonical path is returned unchanged, without an allocation if it has no '%' or is
-// short.
+// rejected. A canonical path is returned unchanged, without an allocation if it has no '%' or at
+// most 256 bytes.
 func (p Paths) Clean(escaped string) (string, error) {
 	switch {
 	case escaped == "":
@@ -72,7 +72,7 @@ func (p Paths) Clean(escaped string) (string, error) {
 		switch name := b[start:]; {
 		case len(name) == 0 || string(name) == ".":
 			b = b[:start]
-		case string(name) == "..":
+		case string(name) == "..": // removes the segment before it
 			b = b[:1+bytes.LastIndexByte(b[:max(1, start-1)], '/')]
 		case hidesDots(name):
 			return "", badPath(escaped, at, end, "is a dot segment to some servers only; "+
@@ -122,10 +122,10 @@ func writtenPath(u *url.URL, escapedPath string) string {
 	return escapedPath
 }
 
-// isPlain returns true only for canonical paths, and for most of them: those without '%' and
-// without a segment that begins with a dot.
+// isPlain is a fast check. It returns true only for canonical paths, but not for all of them: not
+// for those with '%' or with a segment that begins with a dot.
 func (p Paths) isPlain(path string) bool {
-	isAfterSlash := false // whether the previous byte was a slash
+	isAfterSlash := false
 	for i := range len(path) {
 		c := path[i]
 		switch {

@@ -16,8 +16,8 @@ var (
 	loose   = Paths{KeepEncodedSlash: true, IgnoreTrailingSlash: true, IgnoreCase: true, StripParameters: true}
 )
 
-// everyPaths returns all combinations of settings.
-func everyPaths() (all []Paths) {
+// allPaths returns all combinations of settings.
+func allPaths() (all []Paths) {
 	for i := range 16 {
 		all = append(all, Paths{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0})
 	}
@@ -141,13 +141,13 @@ func TestAmbiguousPathsAreErrors(t *testing.T) {
 			"/«%2f»%2e%2e", "/a/«%2F»/../b", "/a«%2F»b/..", `/«\»example.com`,
 		}},
 		{java, "is a slash to some servers only; write /", []string{"/a;«%2F»", "/a;v=«%5C»/b"}},
-		{strict, someDots, []string{
+		{strict, dotSegmentError, []string{
 			"/«..;»/a", "/a/«..;»/b", "/a/«..;v=1»/b", "/«.;»/a", "/«%2e%2e;x»", "/«..%3b»/a", "/a/«.;»", "/«..;..;»",
 		}},
-		{slashes, someDots, []string{
+		{slashes, dotSegmentError, []string{
 			"/«..%2Fa»", "/a/«%2e%2e%2fb»", "/«a%2F..»", "/«a%2F..%2Fb»", `/«..\a»`, "/«a%5c%2e»", "/«%2F..»", "/«.%2F»", "/«a%2f..;x%2fb»",
 		}},
-		{loose, someDots, []string{"/«a%2F..;x»/b", "/«..%5C;»/"}},
+		{loose, dotSegmentError, []string{"/«a%2F..;x»/b", "/«..%5C;»/"}},
 		{strict, "does not begin a character of UTF-8; write the path in UTF-8", []string{
 			"/«%c0»%af", "/..«%c0»%afa", "/«%c0»%ae%c0%ae/", "/«%e0»%80%af", "/«%f0»%80%80%af", "/«%c1»%9c", "/«%c0»%80", "/«%ff»", "/«%fe»%80",
 			"/caf«%e9»", "/«%80»", "/«%ed»%a0%80", "/«%f4»%90%80%80", "/«%e2»%82", "/«%e2»%82/%ac", "/«%e2»%82a", "/«%e2»\x82", "/«%c3»", "/«%c3»%",
@@ -177,7 +177,7 @@ func TestAmbiguousPathsAreErrors(t *testing.T) {
 	t.Logf("counted: %d spellings of paths (refused)", n)
 }
 
-const someDots = "is a dot segment to some servers only; write . and .. without parameters and encoded slashes"
+const dotSegmentError = "is a dot segment to some servers only; write . and .. without parameters and encoded slashes"
 
 // A speller writes a path in one of its many equivalent forms.
 type speller struct {
@@ -185,6 +185,7 @@ type speller struct {
 	paths Paths
 }
 
+// spell returns one spelling of the path with these segments.
 func (s speller) spell(segments []string) string {
 	var b strings.Builder
 	for i, segment := range segments {
@@ -215,6 +216,7 @@ func (s speller) noOpSegments(isRoot bool) string {
 	return ways[s.IntN(len(ways))]
 }
 
+// byte returns one spelling of a byte.
 func (s speller) byte(c byte) string {
 	if s.paths.IgnoreCase && s.IntN(2) == 0 && c >= 'a' && c <= 'z' {
 		c -= 'a' - 'A'
@@ -242,7 +244,7 @@ func TestAnyMixOfSpellingsIsOnePath(t *testing.T) {
 		{[]string{"...", ".a", "b..", "%2e%2e"}, "/.../.a/b../%252e%252e"},
 		{[]string{"[x]", "{y}", "a@b:c", "€"}, "/%5Bx%5D/%7By%7D/a@b:c/%E2%82%AC"},
 	} {
-		for _, paths := range everyPaths() {
+		for _, paths := range allPaths() {
 			s := speller{rand.New(rand.NewPCG(seed, 0)), paths}
 			for range 500 {
 				spelling := s.spell(row.segments)
@@ -278,8 +280,8 @@ func TestRewriteSendsTheMatchedPath(t *testing.T) {
 	for _, row := range []struct {
 		paths           Paths
 		target          string // of the request
-		path, canonical string // what it becomes; "" if it is an error
-		changed         bool
+		path, canonical string // u.Path and u.EscapedPath() after Rewrite; "" if it is an error
+		isChanged       bool
 	}{
 		{strict, "/", "/", "/", false},
 		{strict, "/a/b", "/a/b", "/a/b", false},
@@ -318,15 +320,15 @@ func TestRewriteSendsTheMatchedPath(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || changed != row.changed || u.EscapedPath() != row.canonical || u.Path != row.path {
+		if err != nil || changed != row.isChanged || u.EscapedPath() != row.canonical || u.Path != row.path {
 			t.Errorf("%s becomes %s, which is %q, %t, %v; want %s, which is %q, %t",
-				row.target, u.EscapedPath(), u.Path, changed, err, row.canonical, row.path, row.changed)
+				row.target, u.EscapedPath(), u.Path, changed, err, row.canonical, row.path, row.isChanged)
 		}
 		if u.RawQuery != before.RawQuery || u.Host != before.Host {
-			t.Errorf("%s has lost its query or host: %s", row.target, u)
+			t.Errorf("%s becomes %s; want the same query and host", row.target, u)
 		}
 		if again, err := row.paths.Rewrite(u); again || err != nil {
-			t.Errorf("%s is rewritten twice: %t, %v", row.target, again, err)
+			t.Errorf("%s: a second Rewrite returns %t, %v; want false", row.target, again, err)
 		}
 	}
 }
@@ -349,13 +351,13 @@ func TestCanonicalPathsCostNoAllocation(t *testing.T) {
 		}
 		if got := testing.AllocsPerRun(100, func() {
 			if clean, err := strict.Clean(path); err != nil || clean != path {
-				t.Errorf("%.40q is read as %.40q, %v", path, clean, err)
+				t.Errorf("%.40q is read as %.40q, %v; want no change", path, clean, err)
 			}
 		}); got != 0 {
-			t.Errorf("Clean(%.40q) allocates %v times", path, got)
+			t.Errorf("Clean(%.40q) allocates %v times; want 0", path, got)
 		}
 		if got := testing.AllocsPerRun(100, func() { strict.Rewrite(u) }); got != 0 && !strings.Contains(path, "%") {
-			t.Errorf("Rewrite of %.40q allocates %v times", path, got)
+			t.Errorf("Rewrite of %.40q allocates %v times; want 0", path, got)
 		}
 	}
 }
@@ -380,13 +382,13 @@ func FuzzCleanPath(f *testing.F) {
 	} {
 		f.Add(path, uint8(i))
 	}
-	settings := everyPaths()
+	settings := allPaths()
 	f.Fuzz(func(t *testing.T, path string, setting uint8) {
 		p := settings[int(setting)%len(settings)]
 		clean, err := p.Clean(path)
 		if err != nil {
 			if len(err.Error()) > 400 || clean != "" {
-				t.Errorf("%+v: %q is read as %q, %v", p, path, clean, err)
+				t.Errorf("%+v: %q is read as %q, %v; want only an error, of at most 400 bytes", p, path, clean, err)
 			}
 			return
 		}
@@ -397,21 +399,24 @@ func FuzzCleanPath(f *testing.F) {
 			return
 		}
 		decoded, err := url.PathUnescape(clean)
-		if !p.KeepEncodedSlash && strings.ContainsAny(strings.ReplaceAll(decoded, "//", `\`), `\`) || strings.Contains(clean, "//") ||
-			err != nil || decoded[0] != '/' || hasDotSegment(decoded) || strings.ContainsAny(decoded, "\x00\r\n\x7f") {
-			t.Errorf("%+v: %q is read as %q, which decodes to %q, %v", p, path, clean, decoded, err)
+		if err != nil || decoded[0] != '/' || strings.ContainsAny(decoded, "\x00\r\n\x7f") {
+			t.Errorf("%+v: %q is read as %q, which decodes to %q, %v; want a path without control characters", p, path, clean, decoded, err)
+		}
+		hasEncodedSlash := strings.Contains(decoded, "//") || strings.Contains(decoded, `\`)
+		if hasEncodedSlash && !p.KeepEncodedSlash || strings.Contains(clean, "//") || hasDotSegment(decoded) {
+			t.Errorf("%+v: %q is read as %q, which decodes to %q; want one reading of its slashes and dots", p, path, clean, decoded)
 		}
 		u, err := url.ParseRequestURI(clean)
 		if err != nil || u.Path != decoded || u.EscapedPath() != clean || u.RawQuery != "" {
-			t.Errorf("%+v: %q is read as %q, which is sent as %+v, %v", p, path, clean, u, err)
+			t.Errorf("%+v: %q is read as %q, which net/url parses as %+v, %v; want the same path", p, path, clean, u, err)
 		}
 		if changed, err := p.Rewrite(u); changed || err != nil {
-			t.Errorf("%+v: %q is read as %q, which is rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
+			t.Errorf("%+v: %q is read as %q, which is rewritten to %q, %v; want no change", p, path, clean, u.EscapedPath(), err)
 		}
 		// If net/url parses the same text, Rewrite returns the same path or an error.
 		if u, err := url.ParseRequestURI(path); err == nil && u.Host == "" && u.Opaque == "" && u.RawQuery == "" && !u.ForceQuery {
 			if _, err := p.Rewrite(u); err != nil || u.EscapedPath() != clean || u.Path != decoded {
-				t.Errorf("%+v: %q is read as %q, but rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
+				t.Errorf("%+v: %q is read as %q, but rewritten to %q, %v; want the same path", p, path, clean, u.EscapedPath(), err)
 			}
 		}
 	})

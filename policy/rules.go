@@ -12,11 +12,11 @@ import (
 // at once.
 type Rules struct {
 	spec       Spec
-	index      map[string][]*Matcher // by the first segment of their paths, the most specific first
-	general    []*Matcher            // matchers whose paths begin with a pattern, the most specific first
-	before     []*Matcher            // of rules with BeforeAuth
-	identities int                   // how many identities the rules have; a request remembers the key of each
-	settings   map[string][]limitSettings
+	index      map[string][]*Matcher      // by the first segment of their paths, the most specific first
+	general    []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
+	beforeAuth []*Matcher                 // of rules with BeforeAuth
+	keyCount   int                        // how many identities have a key that a request keeps in request.keys
+	settings   map[string][]limitSettings // by rule
 	byName     map[string]*Rule
 
 	identifying []string // headers that identify the client, except those that preflights also have
@@ -62,7 +62,7 @@ type Limit struct {
 	Timezone   string // of a calendar window; only for descriptions
 }
 
-// A Cost is how many units a request costs. The zero value is none.
+// A Cost is how many units a request costs. The zero value is no units.
 type Cost struct {
 	Units   int64            // if the fields below do not set the cost
 	Methods map[string]int64 // by method; GET includes HEAD
@@ -122,11 +122,11 @@ func (r *Rules) Rule(name string) *Rule { return r.byName[name] }
 
 // Limit returns the limit with this name in the rule with this name, or nil. A shadow is found too.
 func (r *Rules) Limit(rule, limit string) *Limit {
-	one := r.Rule(rule)
-	if one == nil {
+	found := r.Rule(rule)
+	if found == nil {
 		return nil
 	}
-	for _, l := range one.Limits {
+	for _, l := range found.Limits {
 		if l.Name == limit {
 			return l
 		}
@@ -158,7 +158,7 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 // Paths returns how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.spec.Paths }
 
-// SectionOf returns the section of type T, if the Rules have one.
+// SectionOf returns the part of Spec.Sections that has type T, if there is one.
 func SectionOf[T any](r *Rules) (section T, ok bool) {
 	for _, one := range r.spec.Sections {
 		if section, ok = one.(T); ok {
@@ -181,7 +181,7 @@ func (r *Rules) EmptyDeny() (files []string) {
 	return files
 }
 
-// Statuses is a set of HTTP status codes.
+// Statuses is a set of HTTP status codes below 640, one bit for each.
 type Statuses [10]uint64
 
 // Has reports whether a status is in the set.
@@ -189,7 +189,7 @@ func (s *Statuses) Has(status int) bool {
 	return status >= 0 && status < 64*len(s) && s[status/64]>>(status%64)&1 != 0
 }
 
-// Add adds the statuses from one to another, both included.
+// Add adds all statuses between two, which are included.
 func (s *Statuses) Add(from, to int) {
 	for status := from; status <= to; status++ {
 		s[status/64] |= 1 << (status % 64)

@@ -17,9 +17,9 @@ type Kind uint8
 // find the others themselves.
 const (
 	KindNone       Kind = iota
-	KindMethod          // of HTTP
-	KindHost            // that the request is for
-	KindPath            // in canonical form
+	KindMethod          // the HTTP method
+	KindHost            // the host that the request is for
+	KindPath            // the path in canonical form
 	KindRawQuery        // the query as it was sent
 	KindHeader          // a header field
 	KindCookie          // a cookie
@@ -32,7 +32,8 @@ const (
 	KindIdentity        // the key by an Identity
 )
 
-// kindWords are the words for the sources in rules. Kinds without a word are no sources.
+// kindWords are the words that begin a source in a policy file. A kind without a word cannot be
+// written there.
 var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query", KindDescriptor: "descriptor",
 	KindAddress: "ip", KindClaim: "claim", KindSegment: "segment", KindTier: "tier", KindIdentity: ""}
 
@@ -70,10 +71,10 @@ type Source struct {
 	Name     string    // of the header, cookie and so on; empty for kinds without names
 	Identity *Identity // of KindIdentity
 
-	written string // the header's name as it was written, for texts; "": Name
+	written string // the header's name as the policy writes it, for messages; "": Name
 }
 
-// Header returns the source for the header field with this name. Texts show the name as it is
+// Header returns the source for the header field with this name. Messages show the name as it is
 // written here.
 func Header(name string) Source {
 	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name), written: name}
@@ -129,7 +130,7 @@ func (q *request) text(s *Source) (string, bool) {
 	text := ""
 	switch s.Kind {
 	case KindHeader, KindCookie, KindQuery, KindDescriptor:
-		text = q.identifies(s)
+		text = q.identifyingText(s)
 	case KindClaim:
 		return q.claims().Text(s.Name)
 	case KindSegment:
@@ -150,7 +151,7 @@ func (q *request) text(s *Source) (string, bool) {
 
 // addressText returns the text of the client's address in keys.
 func (q *request) addressText() string {
-	a := q.a.Address()
+	a := q.attributes.Address()
 	if !a.IsValid() {
 		return "unix"
 	}
@@ -268,7 +269,7 @@ func (q *request) anyHolds(conditions []Condition) bool {
 func (q *request) passes(t *Test) bool {
 	switch t.Source.Kind {
 	case KindAddress:
-		return t.Any || t.networks.contains(q.a.Address())
+		return t.Any || t.networks.contains(q.attributes.Address())
 	case KindClaim:
 		// A claim that is a list passes if any of its elements does.
 		for _, text := range q.claims().Values(t.Source.Name) {
@@ -279,11 +280,11 @@ func (q *request) passes(t *Test) bool {
 		return false
 	case KindHeader, KindCookie, KindQuery, KindDescriptor:
 		if t.isIdentity {
-			text := q.identifies(&t.Source)
+			text := q.identifyingText(&t.Source)
 			return text != "" && t.has(text)
 		}
 		// One of several values is enough. So clients cannot evade a rule by sending a header twice.
-		for _, text := range q.a.Lookup(t.Source.Kind, t.Source.Name) {
+		for _, text := range q.attributes.Lookup(t.Source.Kind, t.Source.Name) {
 			if text != "" && t.has(text) {
 				return true
 			}
@@ -310,7 +311,7 @@ func (t *Test) has(text string) bool {
 	return slices.ContainsFunc(t.domains, func(domain string) bool { return matchesHost(domain, text) })
 }
 
-// networks is a set of address ranges, by their length.
+// networks is a set of address ranges, by the length of their prefix in bits.
 type networks map[int]map[netip.Prefix]struct{}
 
 func (n networks) add(p netip.Prefix) {
@@ -332,8 +333,8 @@ func (n networks) contains(a netip.Addr) bool {
 	return false
 }
 
-// ParseNetwork reads an address, or a CIDR without bits after its prefix. It turns IPv4 in IPv6
-// into IPv4.
+// ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are
+// zero. It turns IPv4 in IPv6 into IPv4.
 func ParseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()
@@ -344,10 +345,11 @@ func ParseNetwork(text string) (netip.Prefix, bool) {
 		return p, false
 	}
 	if p.Addr().Is4In6() {
-		if p.Bits() < 96 {
+		const bitsBeforeIPv4 = 96
+		if p.Bits() < bitsBeforeIPv4 {
 			return p, false
 		}
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-bitsBeforeIPv4)
 	}
 	return p, p == p.Masked()
 }

@@ -42,7 +42,7 @@ type Spec struct {
 // A Tier is a class of clients, such as free or premium.
 type Tier struct {
 	Name      string
-	IsDefault bool        // takes all clients of no other tier; only for the last tier
+	IsDefault bool        // has all clients that are in no other tier; only for the last tier
 	AnyOf     []Condition // one of them must hold
 }
 
@@ -90,6 +90,7 @@ type builder struct {
 	errs   []error
 }
 
+// fail records a mistake.
 func (b *builder) fail(format string, args ...any) {
 	b.errs = append(b.errs, fmt.Errorf(format, args...))
 }
@@ -97,7 +98,7 @@ func (b *builder) fail(format string, args ...any) {
 func (b *builder) build() {
 	spec := &b.rules.spec
 	spec.Tiers, spec.Rules = slices.Clone(spec.Tiers), slices.Clone(spec.Rules)
-	b.identifyingHeader(spec.Tokens.Header)
+	b.addIdentifyingHeader(spec.Tokens.Header)
 	for i := range spec.Tiers {
 		t := &spec.Tiers[i]
 		if isLast := i == len(spec.Tiers)-1; t.IsDefault != isLast {
@@ -121,11 +122,11 @@ func (b *builder) build() {
 		spec.Rules[i] = b.rule(rule, i)
 		b.rules.byName[rule.Name] = spec.Rules[i]
 	}
-	b.index()
+	b.indexMatchers()
 	b.rules.indexSettings()
 }
 
-// rule copies a rule.
+// rule returns a checked copy of a rule.
 func (b *builder) rule(rule *Rule, order int) *Rule {
 	r := *rule
 	r.order = order
@@ -155,7 +156,7 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	return &r
 }
 
-// limit copies a limit of a rule.
+// limit returns a checked copy of a limit of a rule.
 func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	l := *limit
 	l.Rule = r
@@ -174,6 +175,7 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 		return &l
 	}
 	for i, plan := range l.Variants {
+		// Counters are kept under the names of the rule and the limit, so the plan must have these names.
 		if plan.Name() == l.Name && plan.Group() == r.Name {
 			continue
 		}
@@ -190,7 +192,7 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	return &l
 }
 
-// conditions copies conditions on the client.
+// conditions returns copies of conditions on the client.
 func (b *builder) conditions(list []Condition) []Condition {
 	list = slices.Clone(list)
 	for i := range list {
@@ -199,12 +201,14 @@ func (b *builder) conditions(list []Condition) []Condition {
 	return list
 }
 
+// condition returns a copy of a condition. isIdentity is for conditions on the client.
 func (b *builder) condition(c Condition, isIdentity bool) Condition {
 	c = slices.Clone(c)
 	for i := range c {
 		c[i] = b.test(c[i])
-		if c[i].isIdentity = isIdentity; isIdentity && c[i].Source.Kind == KindHeader {
-			b.identifyingHeader(c[i].Source.Name)
+		c[i].isIdentity = isIdentity
+		if isIdentity && c[i].Source.Kind == KindHeader {
+			b.addIdentifyingHeader(c[i].Source.Name)
 		}
 	}
 	return c
@@ -217,31 +221,32 @@ func (b *builder) test(t Test) Test {
 	return t
 }
 
-// identity copies an identity. It gives the copy a place in requests, unless its key depends on the
-// rule. An identity that the Spec uses several times is copied once.
+// identity returns a copy of an identity. It gives the copy an index in request.keys, unless the
+// key depends on the rule that matched. An identity that the Spec uses several times is copied
+// once.
 func (b *builder) identity(id *Identity) *Identity {
 	if known := b.copies[id]; known != nil {
 		return known
 	}
-	one := *id
-	b.copies[id] = &one
-	one.FirstOf, one.AllOf = b.identities(id.FirstOf), b.identities(id.AllOf)
-	isCompound := one.FirstOf != nil || one.AllOf != nil
-	if !one.Global && one.Func == nil && !isCompound && !IsKind(one.Kind) {
-		b.fail("%q cannot be the kind of an identity; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", one.Kind)
+	copied := *id
+	b.copies[id] = &copied
+	copied.FirstOf, copied.AllOf = b.identities(id.FirstOf), b.identities(id.AllOf)
+	isCompound := copied.FirstOf != nil || copied.AllOf != nil
+	if !copied.Global && copied.Func == nil && !isCompound && !IsKind(copied.Kind) {
+		b.fail("%q cannot be the kind of an identity; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", copied.Kind)
 	}
-	if one.Source.Kind == KindHeader {
-		b.identifyingHeader(one.Source.Name)
+	if copied.Source.Kind == KindHeader {
+		b.addIdentifyingHeader(copied.Source.Name)
 	}
-	if one.Only != nil {
-		only := b.test(*one.Only)
-		one.Only = &only
+	if copied.Only != nil {
+		only := b.test(*copied.Only)
+		copied.Only = &only
 	}
-	if !one.Global && len(one.Segments()) == 0 {
-		b.rules.identities++
-		one.index = b.rules.identities
+	if !copied.Global && len(copied.Segments()) == 0 {
+		b.rules.keyCount++
+		copied.index = b.rules.keyCount
 	}
-	return &one
+	return &copied
 }
 
 func (b *builder) identities(list []*Identity) (copies []*Identity) {
@@ -251,14 +256,16 @@ func (b *builder) identities(list []*Identity) (copies []*Identity) {
 	return copies
 }
 
-func (b *builder) identifyingHeader(name string) {
-	if list := &b.rules.identifying; name != "" && !slices.Contains(*list, name) && !slices.Contains(inPreflights, name) {
-		*list = append(*list, name)
+// addIdentifyingHeader adds a header to Rules.identifying, if it belongs there.
+func (b *builder) addIdentifyingHeader(name string) {
+	if name == "" || slices.Contains(inPreflights, name) || slices.Contains(b.rules.identifying, name) {
+		return
 	}
+	b.rules.identifying = append(b.rules.identifying, name)
 }
 
-// index builds the indices by which a request finds its matchers.
-func (b *builder) index() {
+// indexMatchers builds the indices by which a request finds its matchers.
+func (b *builder) indexMatchers() {
 	var matchers []*Matcher
 	for _, rule := range b.rules.spec.Rules {
 		for _, m := range rule.matchers {
@@ -276,7 +283,7 @@ func (b *builder) index() {
 			b.rules.general = append(b.rules.general, m)
 		}
 		if m.rule.BeforeAuth {
-			b.rules.before = append(b.rules.before, m)
+			b.rules.beforeAuth = append(b.rules.beforeAuth, m)
 		}
 	}
 }

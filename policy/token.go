@@ -6,7 +6,7 @@ import (
 )
 
 // Tokens define where requests have a token that identifies their client, and which Verifier
-// verifies it. In the zero value no claims are used.
+// verifies it. With the zero value, no request has claims.
 type Tokens struct {
 	// Header is the request header with the token, in canonical form: "Bearer <token>" in
 	// Authorization and Proxy-Authorization, the token alone in any other. Empty: no header.
@@ -31,8 +31,8 @@ type Verifier interface {
 	IsKnown(token string) bool
 }
 
-// A TokenError says why a token was rejected. Of the token it contains only the key ID, the
-// algorithm and dates.
+// A TokenError says why a token was rejected. It shows nothing of the token except the key ID,
+// the algorithm and dates.
 type TokenError struct {
 	Reason string // one of TokenReasons
 	Err    error
@@ -70,20 +70,22 @@ func (t *Tokens) Find(a Attributes) (token, unclear string) {
 	return token, ""
 }
 
-func (t *Tokens) inHeader(lines []string) (token, why string) {
+// inHeader returns the token in the lines of Header.
+func (t *Tokens) inHeader(lines []string) (token, unclear string) {
 	if !isAuthorization(t.Header) || len(lines) != 1 {
 		return singleValue(lines)
 	}
-	text, why := parseAuthorization(lines[0])
-	token, _ = strings.CutPrefix(text, "bearer ")
-	if why != "" || token == text {
-		return "", why
+	text, unclear := parseAuthorization(lines[0])
+	token, isBearer := strings.CutPrefix(text, "bearer ")
+	if unclear != "" || !isBearer {
+		return "", unclear
 	}
 	return token, ""
 }
 
-// singleValue returns the token if there is at most one value. Otherwise why is the reason.
-func singleValue(values []string) (token, why string) {
+// singleValue returns the token if there is at most one value, and "" if there is none. If the
+// token can be read in several ways, unclear is the reason.
+func singleValue(values []string) (token, unclear string) {
 	switch {
 	case len(values) > 1:
 		return "", fmt.Sprintf("is sent %d times", len(values))

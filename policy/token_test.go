@@ -16,14 +16,16 @@ func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 	t.Parallel()
-	const token, long = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
+	// A server may take jwt for a token whatever stands before it. It takes token for one after
+	// Bearer.
+	const token, jwt = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
 	type lines = map[string][]string
 	type cookies = map[string][]string
 	cases := []struct {
 		header, cookie string
 		lines          lines
 		cookies        cookies
-		want           string // "!" if the token is malformed, or one of several
+		want           string // the token; "!" if it is malformed, or one of several
 	}{
 		{lines: lines{"Authorization": {"Bearer " + token}}, want: token},
 		{lines: lines{"Authorization": {"bearer " + token}}, want: token},
@@ -41,9 +43,9 @@ func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 		{lines: lines{"Authorization": {"Basic dTp"}}, want: "!"},
 		{lines: lines{"Authorization": {"Digest username=\"a\", uri=\"/api.v1.x/key.abc.def\", nonce=\"e.y\""}}},
 		{lines: lines{"Authorization": {"AWS4-HMAC-SHA256 Credential=a/b/s3, SignedHeaders=host;x-amz-date, Signature=00"}}},
-		{lines: lines{"Authorization": {"Basic " + long}}, want: "!"},
-		{lines: lines{"Authorization": {"JWT " + long}}, want: "!"},
-		{lines: lines{"Authorization": {long}}, want: "!"},
+		{lines: lines{"Authorization": {"Basic " + jwt}}, want: "!"},
+		{lines: lines{"Authorization": {"JWT " + jwt}}, want: "!"},
+		{lines: lines{"Authorization": {jwt}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer: " + token}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer"}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer\t" + token}}, want: "!"},
@@ -85,7 +87,7 @@ func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 			got += "!"
 		}
 		if got != c.want {
-			t.Errorf("header %q, cookie %q, %q, %q: %q (%s); want %q", c.header, c.cookie, c.lines, c.cookies, got, unclear, c.want)
+			t.Errorf("header %q, cookie %q: in the headers %q and the cookies %q, Find returns %q (%s); want %q", c.header, c.cookie, c.lines, c.cookies, got, unclear, c.want)
 		}
 	}
 	t.Logf("counted: %d spellings of a request with a token", len(cases))

@@ -6,15 +6,16 @@ import (
 )
 
 // CookieValues returns the values of a cookie in lines of the header Cookie, for
-// Attributes.Lookup. It accepts more than net/http: what net/http ignores, an upstream may read.
+// Attributes.Lookup. It accepts more than net/http, because an upstream may read what net/http
+// ignores.
 func CookieValues(lines []string, name string) (values []string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
-			known, value, _ := strings.Cut(pair, "=")
-			if plain, err := url.PathUnescape(known); err == nil {
-				known = plain // as old versions of PHP do
+			sent, value, _ := strings.Cut(pair, "=")
+			if plain, err := url.PathUnescape(sent); err == nil {
+				sent = plain // old versions of PHP unescape names
 			}
-			if !isSameName(known, name) {
+			if !isSameName(sent, name) {
 				continue
 			}
 			value = strings.TrimSpace(value)
@@ -41,9 +42,9 @@ func QueryValues(query, name string) (values []string) {
 		return text
 	}
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
-		known, value, _ := strings.Cut(pair, "=")
-		known, _, _ = strings.Cut(unescaped(known), "[")
-		if isSameName(known, name) {
+		sent, value, _ := strings.Cut(pair, "=")
+		sent, _, _ = strings.Cut(unescaped(sent), "[")
+		if isSameName(sent, name) {
 			values = append(values, unescaped(value))
 		}
 	}

@@ -37,7 +37,7 @@ type printer struct{ strings.Builder }
 
 const (
 	textColumn = 20  // where the text of a line begins
-	textEnd    = 120 // before this column, the text is wrapped at a space
+	textEnd    = 120 // the text is wrapped at a space before this column
 )
 
 // line writes each text in a line, and the label before the first. Without texts it writes nothing.
@@ -51,18 +51,18 @@ func (p *printer) line(label string, texts ...string) {
 	}
 }
 
-// wrap splits a text after its first line.
-func wrap(text string) (line, rest string, more bool) {
-	const most = textEnd - textColumn
-	if len(text) <= most {
+// wrap splits a text after its first line. A word that is too long gets a line of its own.
+func wrap(text string) (line, rest string, hasMore bool) {
+	const width = textEnd - textColumn
+	if len(text) <= width {
 		return text, "", false
 	}
-	begins := len(text) - len(strings.TrimLeft(text, " "))
-	end := strings.LastIndexByte(text[:most+1], ' ')
-	if end < begins {
-		end = begins + strings.IndexByte(text[begins:], ' ')
+	indent := len(text) - len(strings.TrimLeft(text, " "))
+	end := strings.LastIndexByte(text[:width+1], ' ')
+	if end < indent {
+		end = indent + strings.IndexByte(text[indent:], ' ')
 	}
-	if end < begins {
+	if end < indent {
 		return text, "", false
 	}
 	return text[:end], text[end+1:], true
@@ -77,10 +77,10 @@ func (p *printer) policy(s *policy.Spec) {
 		p.line("rules", "the most specific one that matches a request applies, and all with always: true")
 	}
 	if len(s.Deny) > 0 {
-		p.line("deny", texts(s.Deny)...)
+		p.line("deny", conditionTexts(s.Deny)...)
 	}
 	if len(s.Allow) > 0 {
-		p.line("allow", texts(s.Allow)...)
+		p.line("allow", conditionTexts(s.Allow)...)
 	}
 	if len(s.Tiers) > 0 {
 		p.line("tiers", "the first one that fits")
@@ -88,18 +88,18 @@ func (p *printer) policy(s *policy.Spec) {
 			if s.Tiers[i].IsDefault {
 				return "all other clients"
 			}
-			return strings.Join(texts(s.Tiers[i].AnyOf), ", or ")
+			return strings.Join(conditionTexts(s.Tiers[i].AnyOf), ", or ")
 		})...)
 	}
 	if s.Tokens.Verifier != nil {
 		p.line("tokens", s.Tokens.Summary)
 	}
 	p.line("addresses", fmt.Sprintf("each IPv4 /%d counts as one client, and each IPv6 /%d", cmp.Or(s.IPv4Prefix, 32), cmp.Or(s.IPv6Prefix, 64)))
-	choose := func(isTrue bool, a, b string) string {
-		if isTrue {
-			return a
+	choose := func(isSet bool, ifSet, otherwise string) string {
+		if isSet {
+			return ifSet
 		}
-		return b
+		return otherwise
 	}
 	p.line("paths", strings.Join([]string{
 		choose(s.Paths.IgnoreTrailingSlash, "/a/ equals /a", "/a/ differs from /a"),
@@ -208,7 +208,7 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool
 		how += ", as a shadow: counted, never enforced"
 	}
 	p.line("  limit "+l.Name, how)
-	p.line("    admits", admits(s, l)...)
+	p.line("    admits", rateLines(s, l)...)
 	if shouldShowIdentity {
 		p.line("    identity", Identity(l.Key))
 	}
@@ -232,7 +232,7 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool
 		if c.Patience > 0 {
 			how += "; waits up to " + wording.Period(c.Patience)
 		}
-		p.line("    candidate", append([]string{how}, admits(s, c)...)...)
+		p.line("    candidate", append([]string{how}, rateLines(s, c)...)...)
 	}
 }
 
@@ -291,7 +291,7 @@ func FailureModes(rules []*policy.Rule) string {
 	return strings.Join(parts, ", ")
 }
 
-// Rate describes the number of a limit, as in "10 per 1s, burst 20" or "5 in flight".
+// Rate describes how much a limit admits, as in "10 per 1s, burst 20" or "5 in flight".
 func Rate(plan *penstock.Plan) string {
 	if plan.Algorithm().NeedsHolder() {
 		return fmt.Sprintf("%d in flight", plan.Limit().Count)
@@ -299,13 +299,13 @@ func Rate(plan *penstock.Plan) string {
 	return rateText(plan.Limit())
 }
 
-// admits returns the numbers of a limit, in a line for each tier if they differ.
-func admits(s *policy.Spec, l *policy.Limit) []string {
-	number := func(i int) string { return Rate(l.Variants[i]) }
+// rateLines describes the rate of a limit, in a line for each tier if they differ.
+func rateLines(s *policy.Spec, l *policy.Limit) []string {
+	rate := func(i int) string { return Rate(l.Variants[i]) }
 	if len(l.Variants) == 1 {
-		return []string{number(0)}
+		return []string{rate(0)}
 	}
-	return perTier(s, number)
+	return perTier(s, rate)
 }
 
 // rateText returns a limit's rate, without its name and algorithm.
@@ -318,7 +318,7 @@ func rateText(limit penstock.Limit) string {
 	return text
 }
 
-// perTier returns a line for each tier.
+// perTier returns a line for each tier, with the text for the tier of that index.
 func perTier(s *policy.Spec, text func(i int) string) []string {
 	lines, width := make([]string, len(s.Tiers)), 0
 	for _, t := range s.Tiers {
@@ -374,35 +374,38 @@ func costText(l *policy.Limit) string {
 func statusText(s *policy.Statuses) string {
 	var ranges []string
 	for from := 0; from < 64*len(s); from++ {
+		if !s.Has(from) {
+			continue
+		}
 		to := from
-		for s.Has(to) {
+		for s.Has(to + 1) {
 			to++
 		}
-		switch {
-		case to > from+1:
-			ranges = append(ranges, fmt.Sprintf("%d-%d", from, to-1))
-		case to > from:
+		if to > from {
+			ranges = append(ranges, fmt.Sprintf("%d-%d", from, to))
+		} else {
 			ranges = append(ranges, strconv.Itoa(from))
 		}
-		from = max(from, to-1)
+		from = to
 	}
 	return wording.ShortList(ranges, "or")
 }
 
 // Identity describes an identity.
 func Identity(id *policy.Identity) string {
-	text := chain(id)
+	text := keyText(id)
 	if !id.IsAlwaysPresent() {
 		text += ", else unknown: all such requests together"
 	}
 	return text
 }
 
-func chain(id *policy.Identity) string {
+// keyText describes what the key of an identity is made of.
+func keyText(id *policy.Identity) string {
 	join := func(list []*policy.Identity, between string) string {
 		var all []string
 		for _, one := range list {
-			text := chain(one)
+			text := keyText(one)
 			if len(one.Parts()) > 1 {
 				text = "(" + text + ")"
 			}
@@ -429,7 +432,7 @@ func chain(id *policy.Identity) string {
 	return id.Kind + " (" + source + ")"
 }
 
-func texts(conditions []policy.Condition) (lines []string) {
+func conditionTexts(conditions []policy.Condition) (lines []string) {
 	for _, c := range conditions {
 		lines = append(lines, conditionText(c))
 	}
@@ -468,7 +471,7 @@ func testText(t *policy.Test) string {
 func sourceText(s *policy.Source) string {
 	switch {
 	case s.Kind == policy.KindIdentity:
-		return "the identity [" + chain(s.Identity) + "]"
+		return "the identity [" + keyText(s.Identity) + "]"
 	case s.Kind.IsNamed():
 		kind, name, _ := strings.Cut(s.String(), " ")
 		return kind + " " + wording.Plain(name)

@@ -10,7 +10,9 @@ func TestLongLinesAreWrapped(t *testing.T) {
 	long := strings.Repeat("x", 150)
 	p.line("label", long, long+" "+long, strings.Repeat("word ", 40)+"end")
 	wrapped := strings.Split(p.String(), "\n")
-	if len(wrapped) != 7 || wrapped[6] != "" || strings.Join(strings.Fields(p.String()), "") != "label"+long+long+long+strings.Repeat("word", 40)+"end" {
-		t.Errorf("words are missing, or there are too many lines:\n%s", p.String())
+	wantWords := "label" + long + long + long + strings.Repeat("word", 40) + "end"
+	words := strings.Join(strings.Fields(p.String()), "")
+	if len(wrapped) != 7 || wrapped[6] != "" || words != wantWords {
+		t.Errorf("%d lines; want 6 lines with the words %q:\n%s", len(wrapped)-1, wantWords, p.String())
 	}
 }

@@ -23,7 +23,7 @@ const maxClaimsDepth = 32
 func (c *claims) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
-	v, err := decodeOnce(d, maxClaimsDepth)
+	v, err := decodeStrictly(d, maxClaimsDepth)
 	if err != nil {
 		return err
 	}
@@ -35,9 +35,9 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// decodeOnce reads one value of at most the given depth. A name that occurs twice in an object is
-// an error.
-func decodeOnce(d *json.Decoder, depth int) (any, error) {
+// decodeStrictly reads one value of at most the given depth. A name that occurs twice in an object
+// is an error.
+func decodeStrictly(d *json.Decoder, depth int) (any, error) {
 	token, err := d.Token()
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func decodeOnce(d *json.Decoder, depth int) (any, error) {
 			if _, twice := object[name]; twice {
 				return nil, fmt.Errorf("%.64q occurs twice", name)
 			}
-			if object[name], err = decodeOnce(d, depth-1); err != nil {
+			if object[name], err = decodeStrictly(d, depth-1); err != nil {
 				return nil, err
 			}
 		}
@@ -66,7 +66,7 @@ func decodeOnce(d *json.Decoder, depth int) (any, error) {
 	case json.Delim('['):
 		list := []any{}
 		for d.More() {
-			v, err := decodeOnce(d, depth-1)
+			v, err := decodeStrictly(d, depth-1)
 			if err != nil {
 				return nil, err
 			}
@@ -94,11 +94,11 @@ func (c claims) Validate() error {
 	return nil
 }
 
-func (c claims) GetExpirationTime() (*gojwt.NumericDate, error) { return c.date("exp") }
-func (c claims) GetNotBefore() (*gojwt.NumericDate, error)      { return c.date("nbf") }
-func (c claims) GetIssuedAt() (*gojwt.NumericDate, error)       { return c.date("iat") }
-func (c claims) GetIssuer() (string, error)                     { return c.text("iss") }
-func (c claims) GetSubject() (string, error)                    { return c.text("sub") }
+func (c claims) GetExpirationTime() (*gojwt.NumericDate, error) { return c.dateClaim("exp") }
+func (c claims) GetNotBefore() (*gojwt.NumericDate, error)      { return c.dateClaim("nbf") }
+func (c claims) GetIssuedAt() (*gojwt.NumericDate, error)       { return c.dateClaim("iat") }
+func (c claims) GetIssuer() (string, error)                     { return c.stringClaim("iss") }
+func (c claims) GetSubject() (string, error)                    { return c.stringClaim("sub") }
 
 func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 	switch aud := c.Claims["aud"].(type) {
@@ -120,8 +120,8 @@ func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 	return nil, fmt.Errorf("%w: aud is neither a string nor a list", gojwt.ErrInvalidType)
 }
 
-// text returns a claim that must be a string, or "" if there is none.
-func (c claims) text(name string) (string, error) {
+// stringClaim returns a claim that must be a string, or "" if there is none.
+func (c claims) stringClaim(name string) (string, error) {
 	v, ok := c.Claims[name]
 	if !ok {
 		return "", nil
@@ -137,8 +137,8 @@ func (c claims) text(name string) (string, error) {
 // because they may overflow.
 const lastDate = 253402300800
 
-// date returns a claim that must be a number of seconds since 1970, or nil if there is none.
-func (c claims) date(name string) (*gojwt.NumericDate, error) {
+// dateClaim returns a claim that must be a number of seconds since 1970, or nil if there is none.
+func (c claims) dateClaim(name string) (*gojwt.NumericDate, error) {
 	v, ok := c.Claims[name]
 	if !ok {
 		return nil, nil

@@ -52,7 +52,7 @@ func newFetcher(url string, every time.Duration, wanted []string) *fetcher {
 	}}
 }
 
-// requestRead requests a read, because of an unknown key ID. It does not wait for it.
+// requestRead requests a read, because of an unknown key ID. It does not wait for the read.
 func (f *fetcher) requestRead() {
 	select {
 	case f.wakeUp <- struct{}{}:
@@ -60,13 +60,15 @@ func (f *fetcher) requestRead() {
 	}
 }
 
+// start begins to read the keys, and waits for the first read, but at most firstFetchWait. use gets
+// the keys of each successful read. report gets the error of each read, or nil.
 func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 	if report == nil {
 		report = func(error) {}
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	first := make(chan struct{})
-	answered := sync.OnceFunc(func() { close(first) })
+	firstRead := make(chan struct{})
+	endFirstRead := sync.OnceFunc(func() { close(firstRead) })
 	f.stop, f.ended = stop, make(chan struct{})
 	go func() {
 		defer close(f.ended)
@@ -74,7 +76,7 @@ func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 			if err == nil {
 				use(keys)
 			}
-			answered()
+			endFirstRead()
 			defer panicked.Recover("reporting that keys were fetched")
 			report(err)
 		})
@@ -82,7 +84,7 @@ func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 	patience := time.NewTimer(firstFetchWait)
 	defer patience.Stop()
 	select {
-	case <-first:
+	case <-firstRead:
 	case <-patience.C:
 	}
 }
@@ -133,7 +135,7 @@ func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
 func (f *fetcher) waitForNext(ctx context.Context, next time.Duration) bool {
 	due := time.NewTimer(next)
 	defer due.Stop()
-	allowed := time.Now().Add(minFetchGap)
+	allowedAt := time.Now().Add(minFetchGap)
 	for {
 		select {
 		case <-ctx.Done():
@@ -141,7 +143,7 @@ func (f *fetcher) waitForNext(ctx context.Context, next time.Duration) bool {
 		case <-due.C:
 			return true
 		case <-f.wakeUp:
-			if !time.Now().Before(allowed) {
+			if !time.Now().Before(allowedAt) {
 				return true
 			}
 		}

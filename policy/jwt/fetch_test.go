@@ -24,7 +24,7 @@ import (
 // refreshes.
 type publisher struct {
 	mu    sync.Mutex
-	set   string // "" is unreachable
+	set   string // the JWKS; "" if the issuer is unreachable
 	reads int
 }
 
@@ -34,7 +34,8 @@ func (p *publisher) publish(set string) {
 	p.set = set
 }
 
-func (p *publisher) read() int {
+// readCount returns how often the set was read.
+func (p *publisher) readCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.reads
@@ -72,7 +73,7 @@ func publishedKeys(numbers ...int) string {
 
 // tokenOfKey returns a token that the EdDSA key with this number signed.
 func tokenOfKey(n int) string {
-	return jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`{"alg":"EdDSA","kid":"k%d"}`, n), `{"sub":"x",`+tokenOK+`}`)
+	return jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`{"alg":"EdDSA","kid":"k%d"}`, n), `{"sub":"x",`+validClaims+`}`)
 }
 
 func accepts(v *Verifier, token string) bool {
@@ -109,8 +110,8 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 			t.Error("a cached token of a withdrawn key is accepted, or one of the new key is rejected")
 		}
 		v.Close()
-		if p.read() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
-			t.Errorf("%d reads, reported %v; want 3 reads without an error", p.read(), reports)
+		if p.readCount() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
+			t.Errorf("%d reads, reported %v; want 3 reads without an error", p.readCount(), reports)
 		}
 		if !accepts(v, tokenOfKey(1)) {
 			t.Error("after Close, the keys are no longer used")
@@ -136,10 +137,10 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if reads := p.read(); reads > minutes+1 || reads < minutes-1 {
+		if reads := p.readCount(); reads > minutes+1 || reads < minutes-1 {
 			t.Errorf("%d forged key IDs in %d minutes: %d reads; want at most one a minute", forged, minutes, reads)
 		}
-		t.Logf("counted: %d forged key IDs (%d reads)", forged, p.read())
+		t.Logf("counted: %d forged key IDs (%d reads)", forged, p.readCount())
 	})
 }
 
@@ -159,7 +160,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
-		if reads := p.read(); reads != 15 || len(reports) != reads {
+		if reads := p.readCount(); reads != 15 || len(reports) != reads {
 			t.Errorf("%d reads in ten minutes, %d reports; want 15 of each", reads, len(reports))
 		}
 		for _, err := range reports {
@@ -201,7 +202,7 @@ func TestPublishedSecretsAreNotUsed(t *testing.T) {
 		v.issuer.client.Transport = p
 		v.Start(nil)
 		defer v.Close()
-		payload := `{"sub":"x",` + tokenOK + `}`
+		payload := `{"sub":"x",` + validClaims + `}`
 		if accepts(v, jwttest.Sign("ES256", pairs["ES256"][0], `{"alg":"ES256"}`, payload)) {
 			t.Error("a published private key is used")
 		}
@@ -227,13 +228,13 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 		before := time.Now()
 		v.Start(func(err error) { reports <- err })
 		if waited := time.Since(before); waited != firstFetchWait { // the bubble's time is exact
-			t.Errorf("Start waited %v; want 2s", waited)
+			t.Errorf("Start waited %v; want %v", waited, firstFetchWait)
 		}
 		if accepts(v, tokenOfKey(0)) || time.Since(before) != firstFetchWait {
 			t.Error("without keys, a token was accepted, or its check waited")
 		}
 		if err := <-reports; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
-			t.Errorf("reported %v after %v; want a timeout after 5s", err, time.Since(before))
+			t.Errorf("reported %v after %v; want a timeout after %v", err, time.Since(before), fetchTimeout)
 		}
 		time.Sleep(2 * time.Second) // the next read is in progress
 		before = time.Now()
@@ -256,7 +257,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // Keys are read over real connections, with large responses, redirects and certificates.
 func TestKeysOverHTTP(t *testing.T) {
 	t.Parallel()
-	answer := func(status int, header, value, body string) http.HandlerFunc {
+	respond := func(status int, header, value, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(header, value)
 			w.WriteHeader(status)
@@ -274,35 +275,35 @@ func TestKeysOverHTTP(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		handler http.HandlerFunc
-		wrong   string // in the error; "" is none
+		want    string // in the error; "" if there is none
 	}{
-		{"good", answer(200, "Content-Type", "application/json", publishedKeys(0, 1)), ""},
-		{"good, of odd type", answer(200, "Content-Type", "text/html", publishedKeys(0)), ""},
-		{"one byte too long", answer(200, "X-A", "b", publishedKeys(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
+		{"good", respond(200, "Content-Type", "application/json", publishedKeys(0, 1)), ""},
+		{"good, of odd type", respond(200, "Content-Type", "text/html", publishedKeys(0)), ""},
+		{"one byte too long", respond(200, "X-A", "b", publishedKeys(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
 		{"endless", endless, "the response is larger than 1 MiB"},
-		{"endless header", answer(200, "X-A", strings.Repeat("x", 128<<10), publishedKeys(0)), "header"},
+		{"endless header", respond(200, "X-A", strings.Repeat("x", 128<<10), publishedKeys(0)), "header"},
 		{"cut off", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "10000")
 			_, _ = io.WriteString(w, publishedKeys(0))
 		}, "unexpected EOF"},
-		{"redirect", answer(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
-		{"not found", answer(404, "X-A", "b", publishedKeys(0)), "the response is 404"},
-		{"no content", answer(204, "X-A", "b", ""), "the response is 204"},
-		{"down", answer(503, "X-A", "b", publishedKeys(0)), "the response is 503"},
-		{"empty", answer(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
-		{"page", answer(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
-		{"too many", answer(200, "X-A", "b", publishedKeys(make([]int, MaxKeys+1)...)), "has 33 keys"},
+		{"redirect", respond(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
+		{"not found", respond(404, "X-A", "b", publishedKeys(0)), "the response is 404"},
+		{"no content", respond(204, "X-A", "b", ""), "the response is 204"},
+		{"down", respond(503, "X-A", "b", publishedKeys(0)), "the response is 503"},
+		{"empty", respond(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
+		{"page", respond(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
+		{"too many", respond(200, "X-A", "b", publishedKeys(make([]int, MaxKeys+1)...)), "has 33 keys"},
 	} {
 		server := httptest.NewServer(c.handler)
 		v := byURL(t, server.URL+"/jwks.json")
 		_, err := v.issuer.read(context.Background())
-		if (err == nil) != (c.wrong == "") || err != nil && (!strings.Contains(err.Error(), c.wrong) || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ")) {
-			t.Errorf("%s: %v; want %q", c.name, err, c.wrong)
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ")) {
+			t.Errorf("%s: %v; want %q", c.name, err, c.want)
 		}
 		server.Close()
 	}
 
-	secure := httptest.NewUnstartedServer(answer(200, "X-A", "b", publishedKeys(0)))
+	secure := httptest.NewUnstartedServer(respond(200, "X-A", "b", publishedKeys(0)))
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	secure.StartTLS()
 	defer secure.Close()
@@ -360,16 +361,16 @@ func listenLoopback(t *testing.T) net.Listener {
 func TestVerifyWhileKeysChange(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "EdDSA", nil)
-	token := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+	token := issuer.token("", `{"sub":"victim",`+validClaims+`}`)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for range 500 {
-				c, err := issuer.v.Claims(token)
+				c, err := issuer.verifier.Claims(token)
 				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
 					t.Errorf("the sub is %q, %v; want the victim's", sub, err)
 				}
-				issuer.v.keys.Store(&keySet{list: issuer.v.fixed})
+				issuer.verifier.keys.Store(&keySet{list: issuer.verifier.fixed})
 			}
 		})
 	}
@@ -382,8 +383,8 @@ func TestPanicWhileReadingKeysIsReported(t *testing.T) {
 	reports := make(chan error, 1)
 	f.start(func(err error) { reports <- err }, func([]verifyKey) { t.Error("keys were read") })
 	defer f.close()
-	var panicked *panicked.Error
-	if err := <-reports; !errors.As(err, &panicked) || !strings.Contains(string(panicked.Stack), "panic") {
+	var caught *panicked.Error
+	if err := <-reports; !errors.As(err, &caught) || !strings.Contains(string(caught.Stack), "panic") {
 		t.Fatalf("the error is %v; want a panicked.Error with its stack", err)
 	}
 }

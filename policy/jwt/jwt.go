@@ -43,9 +43,9 @@ type Config struct {
 	// only algorithm of their kind, or RS256 for an RSA key.
 	Algorithms []string `yaml:"algorithms" jsonschema:"The allowed signature algorithms. Default: the algorithm of each key."`
 
-	// Secret is the key of HS256, HS384 and HS512, as raw bytes: at least 32, 48 and 64 of them. It
-	// cannot be combined with public keys: a client could then sign a token with a public key as the
-	// secret. Default: none.
+	// Secret is the key of HS256, HS384 and HS512, as raw bytes. HS256 needs at least 32 bytes, HS384
+	// 48 and HS512 64. It cannot be combined with public keys: a client could then sign a token with a
+	// public key as the secret. Default: none.
 	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Cannot be combined with public keys."`
 
 	// KeyFile is a PEM file of public keys or certificates, at most 32. Only the key of a certificate
@@ -62,14 +62,14 @@ type Config struct {
 	// Default: none.
 	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
-	// Refresh is how often JWKSURL is read: 1m to 24h. A token with an unknown key ID makes it be read
-	// sooner, but at most once a minute. Default: 1h.
+	// Refresh is how often JWKSURL is read: 1m to 24h. A token with an unknown key ID causes an
+	// earlier read, at most once a minute. Default: 1h.
 	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read: 1m to 24h. Default: 1h."`
 
-	// Issuer is what a token's "iss" must be. Default: any, also none.
+	// Issuer is what a token's "iss" must be. Default: "iss" is not checked.
 	Issuer string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: any."`
 
-	// Audience must be in a token's "aud". Default: any, also none.
+	// Audience must be in a token's "aud". Default: "aud" is not checked.
 	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: any."`
 
 	// Leeway is how far the clocks of the issuer and of this machine may differ: at most 5m. It is
@@ -125,7 +125,7 @@ func New(t Config, dir string) (*Verifier, error) {
 	if err := errors.Join(errors.Join(t.mistakes()...), err); err != nil {
 		return nil, err
 	}
-	if err := t.unusedKeys(keys); err != nil {
+	if err := t.checkUnused(keys); err != nil {
 		return nil, err
 	}
 
@@ -186,11 +186,11 @@ func (v *Verifier) IsReading() bool { return v.issuer != nil && v.issuer.isRunni
 // IsKnown reports whether a token's signature was checked before, so that Claims need not check it.
 func (v *Verifier) IsKnown(token string) bool {
 	keys, sum := v.keys.Load(), sha256.Sum256([]byte(token))
-	if _, genuine := keys.seen.get(sum); genuine {
+	if _, isGenuine := keys.genuine.get(sum); isGenuine {
 		return true
 	}
-	_, forged := keys.forged.get(sum)
-	return forged
+	_, isForged := keys.forged.get(sum)
+	return isForged
 }
 
 // Claims returns the claims of a token, or why it is rejected. The result of the signature check is
@@ -201,9 +201,9 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 	}
 	keys := v.keys.Load()
 	sum := sha256.Sum256([]byte(token))
-	c, ok := keys.seen.get(sum)
-	if !ok {
-		if _, forged := keys.forged.get(sum); forged {
+	c, isGenuine := keys.genuine.get(sum)
+	if !isGenuine {
+		if _, isForged := keys.forged.get(sum); isForged {
 			return nil, rejection(gojwt.ErrTokenSignatureInvalid)
 		}
 		_, err := v.parser.ParseWithClaims(token, &c, func(token *gojwt.Token) (any, error) { return v.chooseKeys(keys.list, token) })
@@ -214,9 +214,9 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 			}
 			return nil, e
 		}
-		keys.seen.add(sum, c, len(token))
+		keys.genuine.add(sum, c, len(token))
 	}
-	if e := v.valid(c); e != nil {
+	if e := v.checkClaims(c); e != nil {
 		return nil, e
 	}
 	return c.Claims, nil
@@ -342,22 +342,22 @@ func (t Config) wrongSecret() (mistakes []error) {
 	return mistakes
 }
 
-// unusedKeys returns an error for each key without an allowed algorithm, and for each algorithm
+// checkUnused returns an error for each key without an allowed algorithm, and for each algorithm
 // without a key.
-func (t Config) unusedKeys(keys []verifyKey) error {
-	var useless []error
+func (t Config) checkUnused(keys []verifyKey) error {
+	var unused []error
 	for _, k := range keys {
 		if len(k.algorithms) == 0 {
-			useless = append(useless, fieldErrorf(k.field, "%sfits none of tokens.algorithms [%s]; add %s, or remove the key",
+			unused = append(unused, fieldErrorf(k.field, "%sfits none of tokens.algorithms [%s]; add %s, or remove the key",
 				k.from, strings.Join(t.Algorithms, ", "), usualAlgorithm(k.key)))
 		}
 	}
 	for _, a := range t.Algorithms {
 		if t.JWKSURL == "" && !slices.ContainsFunc(keys, func(k verifyKey) bool { return slices.Contains(k.algorithms, a) }) {
-			useless = append(useless, fieldErrorf("algorithms", "there is no key for %s; remove it, or add its key", a))
+			unused = append(unused, fieldErrorf("algorithms", "there is no key for %s; remove it, or add its key", a))
 		}
 	}
-	return errors.Join(useless...)
+	return errors.Join(unused...)
 }
 
 // methods returns the algorithms that any of the keys may have.
@@ -387,8 +387,8 @@ func checkKeyURL(address string) error {
 	return nil
 }
 
-// redactURL returns an address for a message, without its user and password. It is not escaped,
-// because the values of variables in it would then not be masked.
+// redactURL returns an address for a message, without its user and password. It does not escape the
+// address, because values of variables would then not be found and masked.
 func redactURL(written string, u *url.URL) string {
 	if u.User != nil {
 		return u.Scheme + "://" + u.Host
@@ -396,6 +396,7 @@ func redactURL(written string, u *url.URL) string {
 	return written
 }
 
+// isLoopback reports whether a host is this machine.
 func isLoopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
 }

@@ -26,20 +26,22 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// tokenNow is the time of all tests of tokens, and tokenOK is the payload of a token that is
-// accepted then.
+// tokenNow is the time of all tests of tokens.
 var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-var tokenOK = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
+// validClaims are claims that a token needs to be accepted at tokenNow. They are a part of a JSON
+// object.
+var validClaims = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
 	tokenNow.Add(time.Hour).Unix(), tokenNow.Add(-time.Minute).Unix())
 
 // A testIssuer signs tokens, and has a Verifier that accepts them.
 type testIssuer struct {
-	alg string
-	own any // its private key
-	v   *Verifier
+	alg        string
+	privateKey any
+	verifier   *Verifier
 }
 
+// newIssuer returns an issuer. change may change the Config of its Verifier.
 func newIssuer(t testing.TB, alg string, change func(*Config)) testIssuer {
 	t.Helper()
 	dir := t.TempDir()
@@ -64,9 +66,10 @@ func newIssuer(t testing.TB, alg string, change func(*Config)) testIssuer {
 
 // token returns a token of the issuer. more is added to its header and must begin with a comma.
 func (i testIssuer) token(more, payload string) string {
-	return jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
+	return jwttest.Sign(i.alg, i.privateKey, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
 }
 
+// certificate returns an expired certificate.
 func certificate(private any) []byte {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
 		NotBefore: tokenNow.AddDate(-2, 0, 0), NotAfter: tokenNow.AddDate(-1, 0, 0)}
@@ -102,7 +105,7 @@ func TestEveryAlgorithmIsAccepted(t *testing.T) {
 	for alg := range jwttest.Pairs() {
 		issuer := newIssuer(t, alg, nil)
 		for range 2 { // verified, then cached
-			c, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
+			c, err := issuer.verifier.Claims(issuer.token("", `{"sub":"victim",`+validClaims+`}`))
 			if sub, ok := c.Text("sub"); err != nil || !ok || sub != "victim" {
 				t.Errorf("%s: the sub is %q, %v; want the victim's", alg, sub, err)
 			}
@@ -116,10 +119,10 @@ func TestKeysDefaultToTheirOwnAlgorithm(t *testing.T) {
 	t.Parallel()
 	for alg := range jwttest.Pairs() {
 		issuer := newIssuer(t, alg, func(tokens *Config) { tokens.Algorithms = nil })
-		_, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
+		_, err := issuer.verifier.Claims(issuer.token("", `{"sub":"victim",`+validClaims+`}`))
 		isDefault := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
 		if (err == nil) != isDefault {
-			t.Errorf("%s: %v; want accepted by default: %v", alg, err, isDefault)
+			t.Errorf("%s: the error is %v; want the token accepted: %v", alg, err, isDefault)
 		}
 	}
 }
@@ -137,7 +140,7 @@ func TestKeysOfASetAreUsedForTheirAlgorithm(t *testing.T) {
 		`{"kty":"OKP","crv":"X25519","x":"AAAA","kid":"g"}`, `{"kty":"new"}`))
 	for _, c := range []struct {
 		alg, kid   string
-		which      int
+		pairIndex  int // in jwttest.Pairs()[alg]
 		isAccepted bool
 	}{
 		{"PS512", "a", 0, true}, {"EdDSA", "b", 0, true}, {"ES384", "c", 0, true}, {"ES384", "", 0, true},
@@ -148,9 +151,9 @@ func TestKeysOfASetAreUsedForTheirAlgorithm(t *testing.T) {
 		if c.kid != "" {
 			header = `{"alg":"` + c.alg + `","kid":"` + c.kid + `"}`
 		}
-		_, err := v.Claims(jwttest.Sign(c.alg, pairs[c.alg][c.which], header, `{"sub":"x",`+tokenOK+`}`))
+		_, err := v.Claims(jwttest.Sign(c.alg, pairs[c.alg][c.pairIndex], header, `{"sub":"x",`+validClaims+`}`))
 		if (err == nil) != c.isAccepted {
-			t.Errorf("%+v: %v; want accepted exactly if the last field is true", c, err)
+			t.Errorf("%+v: the error is %v; want none exactly if isAccepted", c, err)
 		}
 	}
 }
@@ -160,8 +163,8 @@ func TestKeyOfASetIsUsedForNoOtherAlgorithm(t *testing.T) {
 	key := jwttest.Pairs()["RS256"][0]
 	v := fromSet(t, Config{Algorithms: []string{"PS512", "RS256"}}, jwttest.JWKS(jwttest.JWK(key, `,"alg":"PS512"`), jwttest.JWK(jwttest.Pairs()["RS256"][1], "")))
 	for alg, want := range map[string]bool{"PS512": true, "RS256": false} {
-		if _, err := v.Claims(jwttest.Sign(alg, key, `{"alg":"`+alg+`"}`, `{`+tokenOK+`}`)); (err == nil) != want {
-			t.Errorf("%s: %v; want only PS512 accepted", alg, err)
+		if _, err := v.Claims(jwttest.Sign(alg, key, `{"alg":"`+alg+`"}`, `{`+validClaims+`}`)); (err == nil) != want {
+			t.Errorf("%s: the error is %v; want only PS512 accepted", alg, err)
 		}
 	}
 }
@@ -193,10 +196,10 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 	}
 	v.now = func() time.Time { return tokenNow }
 	for _, c := range []struct {
-		alg   string
-		which int
+		alg       string
+		pairIndex int // in jwttest.Pairs()[alg]
 	}{{"RS256", 0}, {"RS256", 1}, {"EdDSA", 0}, {"ES256", 1}} {
-		token := jwttest.Sign(c.alg, pairs[c.alg][c.which], `{"alg":"`+c.alg+`","kid":"any"}`, `{"sub":"x",`+tokenOK+`}`)
+		token := jwttest.Sign(c.alg, pairs[c.alg][c.pairIndex], `{"alg":"`+c.alg+`","kid":"any"}`, `{"sub":"x",`+validClaims+`}`)
 		if _, err := v.Claims(token); err != nil {
 			t.Errorf("a token of %v: %v; want it accepted", c, err)
 		}
@@ -210,21 +213,21 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 func (i testIssuer) forgeries() map[string]string {
 	pairs := jwttest.Pairs()
 	other := pairs[i.alg][1]
-	victim := `{"sub":"victim",` + tokenOK + `}`
+	victim := `{"sub":"victim",` + validClaims + `}`
 	genuine := i.token("", victim)
 	part := strings.Split(genuine, ".")
-	sig, err := base64.RawURLEncoding.DecodeString(part[2])
+	signature, err := base64.RawURLEncoding.DecodeString(part[2])
 	if err != nil {
 		panic(err)
 	}
 	with := func(signature []byte) string {
 		return part[0] + "." + part[1] + "." + jwttest.Base64(string(signature))
 	}
-	changed := func(at int) []byte { s := slices.Clone(sig); s[at] ^= 1; return s }
-	attackers := strings.Split(i.token("", `{"sub":"attacker",`+tokenOK+`}`), ".")
+	flipBit := func(at int) []byte { s := slices.Clone(signature); s[at] ^= 1; return s }
+	attackers := strings.Split(i.token("", `{"sub":"attacker",`+validClaims+`}`), ".")
 	header := `{"alg":"` + i.alg + `","typ":"JWT"}`
 
-	f := map[string]string{
+	forged := map[string]string{
 		"signed by another key":          jwttest.Sign(i.alg, other, header, victim),
 		"signature left out":             part[0] + "." + part[1] + ".",
 		"two parts":                      part[0] + "." + part[1],
@@ -239,15 +242,15 @@ func (i testIssuer) forgeries() map[string]string {
 		"payload changed":                attackers[0] + "." + part[1] + "." + attackers[2],
 		"header changed":                 jwttest.Base64(`{"typ":"JWT","alg":"`+i.alg+`"}`) + "." + part[1] + "." + part[2],
 		"signature of the header":        part[0] + "." + part[1] + "." + part[0],
-		"signature a byte short":         with(sig[:len(sig)-1]),
-		"signature a byte long":          with(append(slices.Clone(sig), 0)),
-		"signature with a byte in front": with(append([]byte{0}, sig...)),
-		"signature's first bit":          with(changed(0)),
-		"signature's last bit":           with(changed(len(sig) - 1)),
-		"signature of zeros":             with(make([]byte, len(sig))),
-		"signature of ones":              with([]byte(strings.Repeat("\xff", len(sig)))),
-		"signature 0, 1":                 with(append(make([]byte, len(sig)-1), 1)),
-		"signature twice":                with(append(slices.Clone(sig), sig...)),
+		"signature a byte short":         with(signature[:len(signature)-1]),
+		"signature a byte long":          with(append(slices.Clone(signature), 0)),
+		"signature with a byte in front": with(append([]byte{0}, signature...)),
+		"first byte changed":             with(flipBit(0)),
+		"last byte changed":              with(flipBit(len(signature) - 1)),
+		"signature of zeros":             with(make([]byte, len(signature))),
+		"signature of ones":              with([]byte(strings.Repeat("\xff", len(signature)))),
+		"signature 0, 1":                 with(append(make([]byte, len(signature)-1), 1)),
+		"signature twice":                with(append(slices.Clone(signature), signature...)),
 		"parts swapped":                  part[1] + "." + part[0] + "." + part[2],
 		"truncated by a letter":          genuine[:len(genuine)-1],
 		"truncated by half":              genuine[:len(genuine)/2],
@@ -266,17 +269,17 @@ func (i testIssuer) forgeries() map[string]string {
 		"two with a comma":               genuine + "," + genuine,
 		"percent-encoded":                strings.ReplaceAll(genuine, ".", "%2E"),
 		"wide dots":                      strings.ReplaceAll(genuine, ".", "．"),
-		"standard base64":                part[0] + "." + part[1] + "." + base64.StdEncoding.EncodeToString(sig),
+		"standard base64":                part[0] + "." + part[1] + "." + base64.StdEncoding.EncodeToString(signature),
 		"as JSON":                        `{"payload":"` + part[1] + `","protected":"` + part[0] + `","signature":"` + part[2] + `"}`,
 		"header not base64":              "!!!!." + part[1] + "." + part[2],
 		"payload not base64":             part[0] + ".!!!!." + part[2],
-		"huge":                           i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+tokenOK+`}`),
+		"huge":                           i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+validClaims+`}`),
 		"huge header":                    i.token(`,"x":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
 		"huge kid":                       i.token(`,"kid":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
 		"JWE":                            jwttest.Base64(`{"alg":"dir","enc":"A256GCM"}`) + ".." + part[1] + "." + part[2] + "." + part[2],
-		"alg written in other letters":   jwttest.Sign(i.alg, i.own, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
-		"alg with a space":               jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+` "}`, victim),
-		"alg under another name":         jwttest.Sign(i.alg, i.own, `{"Alg":"`+i.alg+`"}`, victim),
+		"alg written in other letters":   jwttest.Sign(i.alg, i.privateKey, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
+		"alg with a space":               jwttest.Sign(i.alg, i.privateKey, `{"alg":"`+i.alg+` "}`, victim),
+		"alg under another name":         jwttest.Sign(i.alg, i.privateKey, `{"Alg":"`+i.alg+`"}`, victim),
 		"nested":                         i.token(`,"cty":"JWT"`, `"`+genuine+`"`),
 		"another key and its jwk":        jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jwk":`+publicJWK(other)+`}`, victim),
 		"another key and its jku":        jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jku":"http://127.0.0.1:1/jwks.json"}`, victim),
@@ -292,52 +295,52 @@ func (i testIssuer) forgeries() map[string]string {
 		"own key, kid a list":            i.token(`,"kid":["a"]`, victim),
 		"own key, kid an object":         i.token(`,"kid":{"a":1}`, victim),
 		"another key, own after the kid": jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"public.pem"}`, victim),
-		"sub twice, the victim's first":  i.token("", `{"sub":"victim","sub":"attacker",`+tokenOK+`}`),
-		"sub twice, the victim's last":   i.token("", `{"sub":"attacker","sub":"victim",`+tokenOK+`}`),
-		"sub twice, once escaped":        i.token("", `{"sub":"attacker","\u0073ub":"victim",`+tokenOK+`}`),
-		"nested name twice":              i.token("", `{"sub":"victim","a":[{"b":{"c":1,"c":2}}],`+tokenOK+`}`),
-		"names that decode equally":      i.token("", `{"sub":"victim","\ud800":1,"\ud801":2,`+tokenOK+`}`),
-		"exp twice":                      i.token("", `{"sub":"victim","exp":1,`+tokenOK+`}`),
-		"33 levels deep":                 i.token("", `{"sub":"victim","a":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`,`+tokenOK+`}`),
-		"1,000 levels deep":              i.token("", `{"sub":"victim","a":`+strings.Repeat(`{"a":`, 500)+"1"+strings.Repeat("}", 500)+`,`+tokenOK+`}`),
+		"sub twice, the victim's first":  i.token("", `{"sub":"victim","sub":"attacker",`+validClaims+`}`),
+		"sub twice, the victim's last":   i.token("", `{"sub":"attacker","sub":"victim",`+validClaims+`}`),
+		"sub twice, once escaped":        i.token("", `{"sub":"attacker","\u0073ub":"victim",`+validClaims+`}`),
+		"nested name twice":              i.token("", `{"sub":"victim","a":[{"b":{"c":1,"c":2}}],`+validClaims+`}`),
+		"names that decode equally":      i.token("", `{"sub":"victim","\ud800":1,"\ud801":2,`+validClaims+`}`),
+		"exp twice":                      i.token("", `{"sub":"victim","exp":1,`+validClaims+`}`),
+		"33 levels deep":                 i.token("", `{"sub":"victim","a":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`,`+validClaims+`}`),
+		"1,000 levels deep":              i.token("", `{"sub":"victim","a":`+strings.Repeat(`{"a":`, 500)+"1"+strings.Repeat("}", 500)+`,`+validClaims+`}`),
 		"2,500 lists deep":               i.token("", strings.Repeat("[", 2500)+strings.Repeat("]", 2500)),
 		"3,000 lists deep and never out": i.token("", strings.Repeat("[", 3000)),
 		"deep header":                    i.token(`,"kid":`+strings.Repeat("[", 2500)+strings.Repeat("]", 2500), victim),
 	}
 	for _, secret := range i.publicTexts() {
 		for _, alg := range secretAlgorithms {
-			f[fmt.Sprintf("%s with public text %.30q (%d bytes)", alg, secret, len(secret))] =
+			forged[fmt.Sprintf("%s with public text %.30q (%d bytes)", alg, secret, len(secret))] =
 				jwttest.Sign(alg, []byte(secret), `{"alg":"`+alg+`","typ":"JWT"}`, victim)
 		}
 	}
 	for _, alg := range []string{`"none"`, `"None"`, `"NONE"`, `"nOnE"`, `"none "`, `" none"`, `"\u006eone"`, `""`, `null`, `0`, `["none"]`,
 		`{}`, `false`, `"none\u0000"`, `"XX256"`, `"dir"`} {
 		unsigned := jwttest.Base64(`{"alg":`+alg+`}`) + "." + part[1] + "."
-		f["alg "+alg] = unsigned
-		f["alg "+alg+" and a signature"] = unsigned + part[2]
+		forged["alg "+alg] = unsigned
+		forged["alg "+alg+" and a signature"] = unsigned + part[2]
 	}
-	f["alg twice, none last"] = jwttest.Base64(`{"alg":"`+i.alg+`","alg":"none"}`) + "." + part[1] + "."
-	f["alg twice, none first"] = jwttest.Base64(`{"alg":"none","alg":"`+i.alg+`"}`) + "." + part[1] + "."
-	f["no alg"] = jwttest.Base64(`{}`) + "." + part[1] + "."
+	forged["alg twice, none last"] = jwttest.Base64(`{"alg":"`+i.alg+`","alg":"none"}`) + "." + part[1] + "."
+	forged["alg twice, none first"] = jwttest.Base64(`{"alg":"none","alg":"`+i.alg+`"}`) + "." + part[1] + "."
+	forged["no alg"] = jwttest.Base64(`{}`) + "." + part[1] + "."
 	for _, h := range []string{``, `null`, `[]`, `"alg"`, `{`, `{"alg":"` + i.alg + `"`, `{"alg":"` + i.alg + `"}x`, "\ufeff" + header} {
-		f["header "+h] = jwttest.Sign(i.alg, i.own, h, victim)
+		forged["header "+h] = jwttest.Sign(i.alg, i.privateKey, h, victim)
 	}
 	for alg, pair := range pairs { // the attacker's own keys of every kind, and the issuer's key with an algorithm that is not configured
 		if alg != i.alg {
-			f["attacker's "+alg] = jwttest.Sign(alg, pair[1], `{"alg":"`+alg+`"}`, victim)
-			f["unwanted "+alg] = jwttest.Sign(alg, pair[0], `{"alg":"`+alg+`"}`, victim)
-			f["attacker's "+alg+" called "+i.alg] = jwttest.Sign(alg, pair[1], header, victim)
+			forged["attacker's "+alg] = jwttest.Sign(alg, pair[1], `{"alg":"`+alg+`"}`, victim)
+			forged["unwanted "+alg] = jwttest.Sign(alg, pair[0], `{"alg":"`+alg+`"}`, victim)
+			forged["attacker's "+alg+" called "+i.alg] = jwttest.Sign(alg, pair[1], header, victim)
 		}
 	}
 	for _, kid := range []string{"../../../../../../dev/null", "/dev/null", "public.pem", "keys/public.pem", "file:///dev/null",
 		"http://127.0.0.1:1/", "' UNION SELECT 'x' -- ", "|/bin/true", "\u0000", "\r\nX-Y: z", "{{7*7}}", "constructor", "0", "%2e%2e%2f"} {
 		quoted, _ := json.Marshal(kid)
-		f["kid "+kid+", another key"] = jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":`+string(quoted)+`}`, victim)
-		f["kid "+kid+", no secret"] = jwttest.Sign("HS256", []byte{}, `{"alg":"HS256","kid":`+string(quoted)+`}`, victim)
+		forged["kid "+kid+", another key"] = jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":`+string(quoted)+`}`, victim)
+		forged["kid "+kid+", no secret"] = jwttest.Sign("HS256", []byte{}, `{"alg":"HS256","kid":`+string(quoted)+`}`, victim)
 	}
 	for _, p := range []string{``, `null`, `[]`, `"victim"`, `1`, `{`, `{"sub":"victim"`, victim + victim, victim + "x", "\ufeff" + victim, `{"sub":"victim",}`, `{sub:"victim"}`,
-		"{\"sub\":\"victim\n\"," + tokenOK + "}"} {
-		f["payload "+p] = i.token("", p)
+		"{\"sub\":\"victim\n\"," + validClaims + "}"} {
+		forged["payload "+p] = i.token("", p)
 	}
 	at := func(after time.Duration) string { return fmt.Sprint(tokenNow.Add(after).Unix()) }
 	for _, c := range []struct {
@@ -366,36 +369,36 @@ func (i testIssuer) forgeries() map[string]string {
 			if value != "" {
 				rest = fmt.Appendf(rest[:len(rest)-1], ",%q:%s}", c.claim, value)
 			}
-			f[fmt.Sprintf("own key, %s is %q", c.claim, value)] = i.token("", string(rest))
+			forged[fmt.Sprintf("own key, %s is %q", c.claim, value)] = i.token("", string(rest))
 		}
 	}
-	if key, ok := i.own.(*ecdsa.PrivateKey); ok {
+	if key, ok := i.privateKey.(*ecdsa.PrivateKey); ok {
 		hash := sha256.Sum256([]byte(part[0] + "." + part[1]))
 		der, err := ecdsa.SignASN1(rand.Reader, key, hash[:])
 		if err != nil {
 			panic(err)
 		}
-		f["signature in ASN.1"] = with(der)
+		forged["signature in ASN.1"] = with(der)
 	}
-	for form, token := range f {
+	for form, token := range forged {
 		if token == genuine { // standard base64 is the same as base64url if the signature has no + and no /
-			delete(f, form)
+			delete(forged, form)
 		}
 	}
-	return f
+	return forged
 }
 
 // publicTexts returns forms of the public key that a program could mistake for a secret.
 func (i testIssuer) publicTexts() []string {
-	if _, ok := i.own.([]byte); ok {
+	if _, ok := i.privateKey.([]byte); ok {
 		return []string{"", "secret", "public.pem", i.alg, jwttest.Secret[:32], jwttest.Secret + "\n"}
 	}
-	text := jwttest.PublicPEM(i.own)
+	text := jwttest.PublicPEM(i.privateKey)
 	block, _ := pem.Decode([]byte(text))
 	texts := []string{"", text, strings.TrimSpace(text), strings.ReplaceAll(text, "\n", "\r\n"), strings.ReplaceAll(text, "\n", ""), string(block.Bytes),
-		base64.StdEncoding.EncodeToString(block.Bytes), publicJWK(i.own), jwttest.JWKS(publicJWK(i.own)), string(certificate(i.own)),
-		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(i.own)}))}
-	if key, ok := jwttest.PublicOf(i.own).(*rsa.PublicKey); ok {
+		base64.StdEncoding.EncodeToString(block.Bytes), publicJWK(i.privateKey), jwttest.JWKS(publicJWK(i.privateKey)), string(certificate(i.privateKey)),
+		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(i.privateKey)}))}
+	if key, ok := jwttest.PublicOf(i.privateKey).(*rsa.PublicKey); ok {
 		texts = append(texts, string(key.N.Bytes()), string(x509.MarshalPKCS1PublicKey(key)),
 			string(pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(key)})))
 	}
@@ -425,25 +428,25 @@ func TestForgedTokensAreNeverAccepted(t *testing.T) {
 		files := newIssuer(t, alg, nil)
 		issuers := []testIssuer{files}
 		if isPublicAlgorithm(alg) { // the same key in a JWKS, with a kid
-			set := jwttest.JWKS(jwttest.JWK(files.own, `,"kid":"k1","use":"sig"`))
+			set := jwttest.JWKS(jwttest.JWK(files.privateKey, `,"kid":"k1","use":"sig"`))
 			v := fromSet(t, Config{Algorithms: []string{alg}, Issuer: "https://issuer.example/", Audience: "rides"}, set)
-			issuers = append(issuers, testIssuer{alg, files.own, v})
+			issuers = append(issuers, testIssuer{alg, files.privateKey, v})
 		}
 		forged := files.forgeries()
 		for _, issuer := range issuers {
 			for round := range 2 { // in the second round, the Verifier has a genuine token in its cache
 				for form, token := range forged {
 					forms[strings.ReplaceAll(form, alg, "ALG")] = true
-					c, err := issuer.v.Claims(token)
+					c, err := issuer.verifier.Claims(token)
 					if sub, ok := c.Text("sub"); err == nil || ok || c != nil {
-						t.Errorf("%s: %s: accepted as %q\n%.300s", alg, form, sub, token)
+						t.Errorf("%s: %s: accepted as %q; want it rejected\n%.300s", alg, form, sub, token)
 					}
 					tried++
 				}
 				if round == 0 {
-					genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
-					if c, err := issuer.v.Claims(genuine); err != nil || c["sub"] != "victim" {
-						t.Errorf("%s: genuine token: %v", alg, err)
+					genuine := issuer.token("", `{"sub":"victim",`+validClaims+`}`)
+					if c, err := issuer.verifier.Claims(genuine); err != nil || c["sub"] != "victim" {
+						t.Errorf("%s: a genuine token has the claims %v, %v; want those of the victim", alg, c, err)
 					}
 				}
 			}
@@ -451,7 +454,7 @@ func TestForgedTokensAreNeverAccepted(t *testing.T) {
 	}
 	t.Logf("counted: %d forged tokens refused (of %d forms)", tried, len(forms))
 	if len(forms) < 200 {
-		t.Errorf("only %d forms of forged tokens; the test needs more", len(forms))
+		t.Errorf("there are %d forms of forged tokens; want at least 200", len(forms))
 	}
 }
 
@@ -461,10 +464,10 @@ func TestSignatureHasOneForm(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
 		issuer := newIssuer(t, alg, nil)
-		genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+		genuine := issuer.token("", `{"sub":"victim",`+validClaims+`}`)
 		spelled := 0
 		for _, last := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" {
-			if _, err := issuer.v.Claims(genuine[:len(genuine)-1] + string(last)); err == nil {
+			if _, err := issuer.verifier.Claims(genuine[:len(genuine)-1] + string(last)); err == nil {
 				spelled++
 			}
 		}
@@ -487,9 +490,9 @@ func TestTimesAreCheckedWithLeeway(t *testing.T) {
 		{time.Hour + time.Minute, false}, // expired while in the cache
 		{time.Hour, true}, {-time.Hour, false},
 	} {
-		issuer.v.now = func() time.Time { return tokenNow.Add(c.at) }
-		if _, err := issuer.v.Claims(token); (err == nil) != c.isAccepted {
-			t.Errorf("at %v: %v; want accepted exactly if the token is valid then", c.at, err)
+		issuer.verifier.now = func() time.Time { return tokenNow.Add(c.at) }
+		if _, err := issuer.verifier.Claims(token); (err == nil) != c.isAccepted {
+			t.Errorf("at %v: the error is %v; want the token accepted: %v", c.at, err, c.isAccepted)
 		}
 	}
 }
@@ -497,8 +500,8 @@ func TestTimesAreCheckedWithLeeway(t *testing.T) {
 func TestIssuerAndAudienceCountOnlyIfConfigured(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "HS256", func(tokens *Config) { tokens.Issuer, tokens.Audience = "", "" })
-	if _, err := issuer.v.Claims(issuer.token("", fmt.Sprintf(`{"sub":"x","aud":"other","iss":"y","exp":%d}`, tokenNow.Unix()+60))); err != nil {
-		t.Error(err)
+	if _, err := issuer.verifier.Claims(issuer.token("", fmt.Sprintf(`{"sub":"x","aud":"other","iss":"y","exp":%d}`, tokenNow.Unix()+60))); err != nil {
+		t.Errorf("a token with any iss and aud: %v; want it accepted", err)
 	}
 	for _, c := range []struct {
 		tokens Config
@@ -519,10 +522,10 @@ func TestIssuerAndAudienceCountOnlyIfConfigured(t *testing.T) {
 func TestClaimsAsText(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "HS256", nil)
-	c, err := issuer.v.Claims(issuer.token("", `{"sub":"u1","n":42,"big":9007199254740993,"neg":-7,"f":1.5,"e":1e3,"zero":-0,"yes":true,"no":false,"null":null,
+	c, err := issuer.verifier.Claims(issuer.token("", `{"sub":"u1","n":42,"big":9007199254740993,"neg":-7,"f":1.5,"e":1e3,"zero":-0,"yes":true,"no":false,"null":null,
 		"empty":"","broken":"a\ud800","roles":["admin","", 7,null,[1],{"a":1},true],"realm":{"role":"user","roles":["x","y"],"a.b":{"c":"deep"},"null":null},
 		"realm.role":"exact","https://x.example/plan":"gold","https://x.example/meta":{"plan":"silver"},"none.deep":[1],"none":{"deep":"hidden"},
-		"scope":"read  write\tx","scp":["a b"],"word":"two words",`+tokenOK+`}`))
+		"scope":"read  write\tx","scp":["a b"],"word":"two words",`+validClaims+`}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -531,14 +534,14 @@ func TestClaimsAsText(t *testing.T) {
 		"https://x.example/plan": "gold", "https://x.example/meta.plan": "silver", "none.deep": "", "absent": "", "": "", ".": "", "sub.x": "", "..": "", "Sub": ""}
 	for name, want := range texts {
 		if got, ok := c.Text(name); got != want || ok != (want != "") {
-			t.Errorf("text(%q) = %q, %v; want %q", name, got, ok, want)
+			t.Errorf("Text(%q) = %q, %v; want %q", name, got, ok, want)
 		}
 	}
 	lists := map[string]string{"sub": "u1", "n": "42", "roles": "admin|7|true", "realm.roles": "x|y", "scope": "read|write|x", "scp": "a b", "word": "two words",
 		"aud": "rides|food", "realm": "", "absent": "", "null": "", "empty": "", "none.deep": "1"}
 	for name, want := range lists {
 		if got := c.Values(name); strings.Join(got, "|") != want {
-			t.Errorf("values(%q) = %q; want %q", name, got, want)
+			t.Errorf("Values(%q) = %q; want %q", name, got, want)
 		}
 	}
 	t.Logf("counted: %d claims by name", len(texts)+len(lists))
@@ -549,18 +552,18 @@ func TestClaimsAsText(t *testing.T) {
 func TestSpellingsOfOneTokenAreEqualOrMalformed(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "RS256", nil)
-	token := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+	token := issuer.token("", `{"sub":"victim",`+validClaims+`}`)
 	tried := 0
 	for _, before := range []string{"", " ", "\t", "Bearer ", "bearer ", "BeArEr  ", "Bearer\t", "Bearer,", "Bearer Bearer ", "Bearer =", "Bearer \"", "Bearer\u00a0", "Bearer: ", "JWT ", "Bearer %20"} {
 		for _, after := range []string{"", " ", "\t", "=", "==", ".", ",", ", Bearer x", "\"", "\r\n", "\n", "\x00", ";", "%00", "\u00a0", "AAA="} {
 			for _, lines := range [][]string{{before + token + after}, {before + token + after, "x"}, {"x", before + token + after}} {
 				tried++
-				found, unclear := issuer.v.tokens.Find(carrier{"Authorization": lines})
+				found, unclear := issuer.verifier.tokens.Find(carrier{"Authorization": lines})
 				if unclear != "" {
 					continue
 				}
-				if c, err := issuer.v.Claims(found); err != nil || c["sub"] != "victim" || len(lines) > 1 {
-					t.Errorf("%q is read as %q, and so is %v: %v", lines, found, c["sub"], err)
+				if c, err := issuer.verifier.Claims(found); err != nil || c["sub"] != "victim" || len(lines) > 1 {
+					t.Errorf("%q is read as %q with the sub %v, %v; want the victim's token, or a malformed request", lines, found, c["sub"], err)
 				}
 			}
 		}
@@ -608,7 +611,7 @@ func TestAllMistakesAreReportedTogether(t *testing.T) {
 	jwksFile := func(name string) Config { return Config{JWKSFile: name} }
 	cases := []struct {
 		tokens Config
-		wants  []string // one in each line of the error
+		wants  []string // for each line of the error, a text in it
 	}{
 		{Config{}, []string{"tokens.secret: there is no key; set one of"}},
 		{Config{Secret: "short"}, []string{"tokens.secret: has 5 bytes, and HS256 needs at least 32"}},
@@ -674,7 +677,7 @@ func TestCacheOfTokensIsBounded(t *testing.T) {
 	for i := range count {
 		seen.add(sum(i), claims{}, size)
 		if held := (len(seen.young) + len(seen.old)) * size; held > 2*maxSeenSize {
-			t.Fatalf("%d tokens: %d bytes held", i, held)
+			t.Fatalf("after %d tokens, %d bytes are cached; want at most %d", i, held, 2*maxSeenSize)
 		}
 		if _, ok := seen.get(sum(0)); i%1000 == 0 && !ok {
 			t.Fatalf("a token in repeated use was evicted after %d others", i)
@@ -689,26 +692,26 @@ func TestCacheOfTokensIsBounded(t *testing.T) {
 // decoders read them.
 func FuzzToken(f *testing.F) {
 	issuer := newIssuer(f, "HS256", nil)
-	genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
-	f.Add(genuine, `{"sub":"victim",`+tokenOK+`}`)
-	f.Add(genuine+"=", `{"sub":42,"roles":["a",1,{"b":null}],`+tokenOK+`}`)
-	f.Add(genuine[1:], `{"realm":{"role":"x"},"realm.role":"y",`+tokenOK+`}`)
-	f.Add("", `{"sub":"a","sub":"b",`+tokenOK+`}`)
-	f.Add("..", `{"sub":"\ud800","e":1e3,`+tokenOK+`}`)
+	genuine := issuer.token("", `{"sub":"victim",`+validClaims+`}`)
+	f.Add(genuine, `{"sub":"victim",`+validClaims+`}`)
+	f.Add(genuine+"=", `{"sub":42,"roles":["a",1,{"b":null}],`+validClaims+`}`)
+	f.Add(genuine[1:], `{"realm":{"role":"x"},"realm.role":"y",`+validClaims+`}`)
+	f.Add("", `{"sub":"a","sub":"b",`+validClaims+`}`)
+	f.Add("..", `{"sub":"\ud800","e":1e3,`+validClaims+`}`)
 	f.Fuzz(func(t *testing.T, text, payload string) {
-		if c, err := issuer.v.Claims(text); (err == nil) != (text == genuine) {
-			t.Fatalf("%q was accepted: %v, %v", text, c, err)
+		if c, err := issuer.verifier.Claims(text); (err == nil) != (text == genuine) {
+			t.Fatalf("the token %q has the claims %v, %v; want only %q accepted", text, c, err, genuine)
 		}
-		c, err := issuer.v.Claims(issuer.token("", payload))
+		c, err := issuer.verifier.Claims(issuer.token("", payload))
 		if err != nil {
 			return
 		}
 		var plain map[string]any
 		if err := json.Unmarshal([]byte(payload), &plain); err != nil {
-			t.Fatalf("accepted, and not JSON: %q: %v", payload, err)
+			t.Fatalf("a payload that is not JSON is accepted: %q: %v", payload, err)
 		}
 		if plain["iss"] != "https://issuer.example/" || plain["exp"].(float64) < float64(tokenNow.Unix())-30 {
-			t.Fatalf("accepted: %q", payload)
+			t.Fatalf("a payload with a wrong iss or exp is accepted: %q", payload)
 		}
 		for name, v := range plain {
 			got, ok := c.Text(name)
@@ -724,11 +727,11 @@ func BenchmarkToken(b *testing.B) {
 	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
 		issuer := newIssuer(b, alg, nil)
 		token := issuer.token(`,"kid":"2026-07"`, `{"sub":"4c9f6b1e-7d0e-4e44-9d5e-0f6f2a8f0b11","email":"someone@example.com","plan":"gold",`+
-			`"realm_access":{"roles":["user","admin","offline_access"]},"scope":"read write","jti":"0d1f9d5e-1c8c-4a39-8f5e-2a8f0b114c9f",`+tokenOK+`}`)
+			`"realm_access":{"roles":["user","admin","offline_access"]},"scope":"read write","jti":"0d1f9d5e-1c8c-4a39-8f5e-2a8f0b114c9f",`+validClaims+`}`)
 		b.Run(alg+"/first", func(b *testing.B) {
 			for b.Loop() {
-				issuer.v.keys.Load().seen.young = nil
-				if _, err := issuer.v.Claims(token); err != nil {
+				issuer.verifier.keys.Load().genuine.young = nil
+				if _, err := issuer.verifier.Claims(token); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -736,7 +739,7 @@ func BenchmarkToken(b *testing.B) {
 		b.Run(alg+"/again", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := issuer.v.Claims(token); err != nil {
+				if _, err := issuer.verifier.Claims(token); err != nil {
 					b.Fatal(err)
 				}
 			}

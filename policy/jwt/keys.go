@@ -22,14 +22,14 @@ import (
 // A keySet is the keys in use, with a cache of signature checks. New keys get a new cache, so a
 // removed key makes no token valid.
 type keySet struct {
-	list   []verifyKey
-	seen   seenTokens // tokens that one of these keys has signed
-	forged seenTokens // tokens that none of these keys has signed; without claims
+	list    []verifyKey
+	genuine seenTokens // tokens that one of these keys has signed
+	forged  seenTokens // tokens that none of these keys has signed; without claims
 }
 
 // A verifyKey verifies tokens of some algorithms.
 type verifyKey struct {
-	kid        string   // its ID in a JWKS; "" fits every token
+	kid        string   // its key ID in a JWKS; "" fits every token
 	algorithms []string // the allowed algorithms that it fits
 	key        any      // []byte, *rsa.PublicKey, *ecdsa.PublicKey or ed25519.PublicKey
 	field      string   // the field of Config that it comes from
@@ -44,7 +44,7 @@ const (
 )
 
 const (
-	maxKeyBytes = 1 << 20
+	maxKeyBytes = 1 << 20 // of a file or a response
 	minRSABits  = 2048
 	maxRSABits  = 8192
 )
@@ -118,7 +118,7 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	return algorithms
 }
 
-// readKeys returns the secret and the keys in files.
+// readKeys returns the secret and the keys in files. The error joins one for each mistake.
 func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 	if t.Secret != "" {
 		secret := []byte(t.Secret)
@@ -166,8 +166,8 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 		}
 		keys = append(keys, verifyKey{key: key, algorithms: algorithmsOf(key, "", wanted), from: where})
 	}
-	if begun := bytes.Count(data, []byte("-----BEGIN ")); begun != n {
-		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", begun-n, begun))
+	if blocks := bytes.Count(data, []byte("-----BEGIN ")); blocks != n {
+		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", blocks-n, blocks))
 	} else if n == 0 {
 		wrong = append(wrong, errors.New("is not a PEM file; it needs a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
 	}
@@ -181,14 +181,14 @@ func parseBlock(block *pem.Block) (any, error) {
 	switch {
 	case block.Type == "PUBLIC KEY":
 		key, err := x509.ParsePKIXPublicKey(block.Bytes)
-		return key, damaged(err)
+		return key, explainDamage(err)
 	case block.Type == "RSA PUBLIC KEY":
 		key, err := x509.ParsePKCS1PublicKey(block.Bytes)
-		return key, damaged(err)
+		return key, explainDamage(err)
 	case block.Type == "CERTIFICATE":
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, damaged(err)
+			return nil, explainDamage(err)
 		}
 		return certificate.PublicKey, nil
 	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
@@ -258,11 +258,11 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 	err := json.Unmarshal(raw, &j)
 	k := verifyKey{kid: j.KID}
 	if err != nil {
-		return k, damaged(err)
+		return k, explainDamage(err)
 	}
-	members, err := decodeOnce(json.NewDecoder(bytes.NewReader(raw)), maxClaimsDepth)
+	members, err := decodeStrictly(json.NewDecoder(bytes.NewReader(raw)), maxClaimsDepth)
 	if err != nil {
-		return k, damaged(err)
+		return k, explainDamage(err)
 	}
 	if err := checkJWK(j, members); err != nil {
 		return k, err
@@ -293,12 +293,12 @@ func checkJWK(j jwkset.JWKMarshal, members any) error {
 	return nil
 }
 
-// isPrivate reports whether a key has a member that only private keys have. Case does not count.
+// isPrivate reports whether a key has a member that only private keys have, in upper or lower case.
 func isPrivate(key any) bool {
 	members, _ := key.(map[string]any)
 	for name, v := range members {
-		private := slices.Contains([]string{"d", "p", "q", "dp", "dq", "qi", "oth"}, strings.ToLower(name))
-		if private && v != nil && v != "" {
+		isPrivateMember := slices.Contains([]string{"d", "p", "q", "dp", "dq", "qi", "oth"}, strings.ToLower(name))
+		if isPrivateMember && v != nil && v != "" {
 			return true
 		}
 	}
@@ -308,16 +308,17 @@ func isPrivate(key any) bool {
 // publicKey returns the key itself. It does not read the certificates of the key: they may be out
 // of date, or at another place.
 func publicKey(j jwkset.JWKMarshal) (any, error) {
-	itself := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
-	key, err := jwkset.NewJWKFromMarshal(itself, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
+	withoutCertificates := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
+	key, err := jwkset.NewJWKFromMarshal(withoutCertificates, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
 	if errors.Is(err, jwkset.ErrUnsupportedKey) {
 		return nil, errNotForTokens
 	}
-	return key.Key(), damaged(err)
+	return key.Key(), explainDamage(err)
 }
 
-// damaged returns the error of a key that cannot be read, in one line. For nil it is nil.
-func damaged(err error) error {
+// explainDamage adds to the error of a key that cannot be read how to fix it. The result has one
+// line. It returns nil for nil.
+func explainDamage(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -31,8 +31,8 @@ func with(t testing.TB, key, member, text string) string {
 	return before + `"` + member + `":"` + text + `"` + after
 }
 
-// member returns the bytes of a member of a key.
-func member(t testing.TB, key, name string) []byte {
+// decodeMember returns the bytes of a member of a key.
+func decodeMember(t testing.TB, key, name string) []byte {
 	t.Helper()
 	var members map[string]string
 	if err := json.Unmarshal([]byte(key), &members); err != nil {
@@ -50,22 +50,22 @@ func TestOddKeysOfASet(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	pairs := jwttest.Pairs()
-	own := func(alg string) string { return jwttest.JWK(pairs[alg][0], "") }
+	jwk := func(alg string) string { return jwttest.JWK(pairs[alg][0], "") }
 	more := func(alg, more string) string { return jwttest.JWK(pairs[alg][0], more) }
-	rs, es, ed := own("RS256"), own("ES256"), own("EdDSA")
-	x, n := member(t, es, "x"), member(t, rs, "n")
+	rs, es, ed := jwk("RS256"), jwk("ES256"), jwk("EdDSA")
+	x, n := decodeMember(t, es, "x"), decodeMember(t, rs, "n")
 	key := pairs["ES256"][0].(*ecdsa.PrivateKey)
-	p := key.Params().P
+	p := key.Params().P // the prime of the curve's field
 	d, err := key.Bytes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	raw := func(data []byte) string { return jwttest.Base64(string(data)) }
 	number := func(n *big.Int) string { return raw(n.Bytes()) }
-	two := func(shift uint, plus int64) string {
+	powerOfTwo := func(shift uint, plus int64) string {
 		return number(new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), shift), big.NewInt(plus)))
 	}
-	private := "is a private key, which only the issuer may have; remove"
+	privateError := "is a private key, which only the issuer may have; remove"
 	rows := []struct {
 		name, key, alg string
 		want           string // part of the error; "" if the key is used, "left out" if it is ignored without an error
@@ -75,7 +75,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"padded modulus", with(t, rs, "n", base64.URLEncoding.EncodeToString(n)+"="), "RS256", ""},
 		{"padded exponent", with(t, rs, "e", "AQAB="), "RS256", ""},
 		{"padded x", with(t, es, "x", base64.URLEncoding.EncodeToString(x)), "ES256", ""},
-		{"padded point of Ed25519", with(t, ed, "x", base64.URLEncoding.EncodeToString(member(t, ed, "x"))), "EdDSA", ""},
+		{"padded point of Ed25519", with(t, ed, "x", base64.URLEncoding.EncodeToString(decodeMember(t, ed, "x"))), "EdDSA", ""},
 		{"padding alone", with(t, rs, "n", "="), "RS256", "RSA key of 0 bits; use"},
 		{"padding in front", with(t, rs, "e", "=AQAB"), "RS256", "illegal base64"},
 		{"letters of standard base64", with(t, rs, "n", "+/"+raw(n)), "RS256", "illegal base64"},
@@ -87,10 +87,10 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"exponent 1", with(t, rs, "e", "AQ"), "RS256", "out of range; ask"},
 		{"exponent 2", with(t, rs, "e", "Ag"), "RS256", "exponent 2; make a key"},
 		{"exponent 65536", with(t, rs, "e", "AQAA"), "RS256", "exponent 65536; make a key"},
-		{"exponent 2^32+65537", with(t, rs, "e", two(32, 65537)), "RS256", "out of range; ask"},
-		{"exponent 2^63+65537", with(t, rs, "e", two(63, 65537)), "RS256", "out of range; ask"},
-		{"exponent 2^64+1", with(t, rs, "e", two(64, 1)), "RS256", "out of range; ask"},
-		{"exponent 2^64+65537", with(t, rs, "e", two(64, 65537)), "RS256", "E in marshal does not match E in"},
+		{"exponent 2^32+65537", with(t, rs, "e", powerOfTwo(32, 65537)), "RS256", "out of range; ask"},
+		{"exponent 2^63+65537", with(t, rs, "e", powerOfTwo(63, 65537)), "RS256", "out of range; ask"},
+		{"exponent 2^64+1", with(t, rs, "e", powerOfTwo(64, 1)), "RS256", "out of range; ask"},
+		{"exponent 2^64+65537", with(t, rs, "e", powerOfTwo(64, 65537)), "RS256", "E in marshal does not match E in"},
 		{"exponent of 512 KiB", with(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "; ask"},
 		{"exponent left out", strings.Replace(rs, `"e":`, `"f":`, 1), "RS256", `requires parameters "n" and "e"; ask`},
 		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; use"},
@@ -99,7 +99,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"RSA with a curve", more("RS256", `,"crv":"P-256"`), "RS256", ""},
 
 		{"x changed", with(t, es, "x", raw(append(slices.Clone(x[:31]), x[31]^1))), "ES256", "not on the specified curve; ask"},
-		{"x and y swapped", with(t, with(t, es, "x", raw(member(t, es, "y"))), "y", raw(x)), "ES256", "not on the specified curve; ask"},
+		{"x and y swapped", with(t, with(t, es, "x", raw(decodeMember(t, es, "y"))), "y", raw(x)), "ES256", "not on the specified curve; ask"},
 		{"0, 0", with(t, with(t, es, "x", "AA"), "y", "AA"), "ES256", "not on the specified curve; ask"},
 		{"x + p", with(t, es, "x", number(new(big.Int).Add(new(big.Int).SetBytes(x), p))), "ES256", "not on the specified curve; ask"},
 		{"x a byte short", with(t, es, "x", raw(x[:31])), "ES256", "not on the specified curve; ask"},
@@ -108,7 +108,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"y left out", strings.Replace(es, `"y":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
 		{"curve left out", strings.Replace(es, `"crv":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
 		{"another's curve", with(t, es, "crv", "P-384"), "ES256", "not on the specified curve; ask"},
-		{"point of P-521 on P-256", with(t, own("ES512"), "crv", "P-256"), "ES256", "not on the specified curve; ask"},
+		{"point of P-521 on P-256", with(t, jwk("ES512"), "crv", "P-256"), "ES256", "not on the specified curve; ask"},
 		{"EC on a curve of OKP", with(t, es, "crv", "Ed25519"), "ES256", "left out"},
 		{"OKP on a curve of EC", with(t, ed, "crv", "P-256"), "EdDSA", "left out"},
 		{"EC called RSA", with(t, es, "kty", "RSA"), "ES256", `requires parameters "n" and "e"; ask`},
@@ -135,13 +135,13 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"RSA for HS256", more("RS256", `,"alg":"HS256"`), "RS256", "left out"},
 		{"alg none", more("RS256", `,"alg":"none"`), "RS256", "left out"},
 
-		{"private EC", more("ES256", `,"d":"`+raw(d)+`"`), "ES256", private},
-		{"private OKP", more("EdDSA", `,"d":"`+raw(pairs["EdDSA"][0].(ed25519.PrivateKey).Seed())+`"`), "EdDSA", private},
-		{"private RSA", more("RS256", `,"d":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).D.Bytes())+`"`), "RS256", private},
-		{"one prime of RSA", more("RS256", `,"p":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).Primes[0].Bytes())+`"`), "RS256", private},
-		{"other prime of RSA", more("RS256", `,"oth":[{"r":"AQ"}]`), "RS256", private},
-		{"d in other letters", more("ES256", `,"D":"AQ"`), "ES256", private},
-		{"d, and nothing in other letters", more("ES256", `,"d":"AQ","D":""`), "ES256", private},
+		{"private EC", more("ES256", `,"d":"`+raw(d)+`"`), "ES256", privateError},
+		{"private OKP", more("EdDSA", `,"d":"`+raw(pairs["EdDSA"][0].(ed25519.PrivateKey).Seed())+`"`), "EdDSA", privateError},
+		{"private RSA", more("RS256", `,"d":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).D.Bytes())+`"`), "RS256", privateError},
+		{"one prime of RSA", more("RS256", `,"p":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).Primes[0].Bytes())+`"`), "RS256", privateError},
+		{"other prime of RSA", more("RS256", `,"oth":[{"r":"AQ"}]`), "RS256", privateError},
+		{"d in other letters", more("ES256", `,"D":"AQ"`), "ES256", privateError},
+		{"d, and nothing in other letters", more("ES256", `,"d":"AQ","D":""`), "ES256", privateError},
 		{"d null", more("ES256", `,"d":null`), "ES256", ""},
 		{"d empty", more("ES256", `,"d":""`), "ES256", ""},
 
@@ -186,11 +186,11 @@ func TestOddKeysOfASet(t *testing.T) {
 		keys, _ = parseJWKS([]byte(jwttest.JWKS(good, row.key, good)), nil)
 		v := fromSet(t, Config{}, jwttest.JWKS(good))
 		v.keys.Store(&keySet{list: keys})
-		payload := `{"sub":"x",` + tokenOK + `}`
+		payload := `{"sub":"x",` + validClaims + `}`
 		for alg, private := range map[string]any{row.alg: pairs[row.alg][0], "HS256": []byte(jwttest.Secret)} {
 			want := row.want == "" && alg == row.alg
 			if accepts(v, jwttest.Sign(alg, private, `{"alg":"`+alg+`"}`, payload)) != want {
-				t.Errorf("%s: a token of %s is accepted: %v", row.name, alg, !want)
+				t.Errorf("%s: a token of %s is accepted: %v; want %v", row.name, alg, !want, want)
 			}
 		}
 		if !accepts(v, jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, payload)) {
@@ -217,10 +217,10 @@ func FuzzKeySet(f *testing.F) {
 		keys, wrong := parseJWKS([]byte(jwttest.JWKS(text)), nil)
 		var set struct{ Keys []json.RawMessage }
 		if err := json.Unmarshal([]byte(jwttest.JWKS(text)), &set); err != nil && len(keys) > 0 {
-			t.Fatalf("accepted, and not JSON: %q: %v", text, err)
+			t.Fatalf("a set that is not JSON has keys: %q: %v", text, err)
 		}
 		for _, key := range keys {
-			if err := unsound(key); err != nil {
+			if err := explainUnsound(key); err != nil {
 				t.Fatalf("%s is used and is not sound: %v: %q", key.from, err, text)
 			}
 			var n int
@@ -243,12 +243,12 @@ func FuzzKeySet(f *testing.F) {
 	})
 }
 
-// unsound returns why a key should not be used. It does not share code with the package.
-func unsound(k verifyKey) error {
+// explainUnsound returns why a key should not be used. It does not share code with the package.
+func explainUnsound(k verifyKey) error {
 	switch key := k.key.(type) {
 	case *rsa.PublicKey:
-		if key.Size() < 256 || key.Size() > 1024 || key.E < 3 || key.E > 1<<31-1 || key.E%2 != 1 {
-			return fmt.Errorf("%d bits, exponent %d", key.N.BitLen(), key.E)
+		if key.Size() < 2048/8 || key.Size() > 8192/8 || key.E < 3 || key.E > 1<<31-1 || key.E%2 != 1 {
+			return fmt.Errorf("an RSA key of %d bits with the exponent %d", key.N.BitLen(), key.E)
 		}
 	case *ecdsa.PublicKey:
 		if _, err := key.Bytes(); err != nil {
@@ -256,10 +256,10 @@ func unsound(k verifyKey) error {
 		}
 	case ed25519.PublicKey:
 		if len(key) != 32 {
-			return fmt.Errorf("%d bytes", len(key))
+			return fmt.Errorf("an Ed25519 key of %d bytes; want 32", len(key))
 		}
 	default:
-		return fmt.Errorf("%T", key)
+		return fmt.Errorf("a key of type %T", key)
 	}
 	if len(k.algorithms) == 0 {
 		return errors.New("it has no algorithm")

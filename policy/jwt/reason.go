@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// rejection returns the reason of an error of the JWT library.
+// rejection converts an error of the JWT library.
 func rejection(err error) *policy.TokenError {
 	is := func(targets ...error) bool {
 		for _, target := range targets {
@@ -20,44 +20,44 @@ func rejection(err error) *policy.TokenError {
 		}
 		return false
 	}
-	reason, text := "claims", err
+	reason, cause := "claims", err
 	switch {
 	case is(gojwt.ErrTokenMalformed):
 		reason = "malformed"
 	case is(gojwt.ErrTokenUnverifiable):
 		reason = "unknown_key"
 	case is(gojwt.ErrTokenSignatureInvalid):
-		reason, text = "signature", errors.New("no trusted key has signed it")
+		reason, cause = "signature", errors.New("no trusted key has signed it")
 	case is(gojwt.ErrTokenExpired):
 		reason = "expired"
 	case is(gojwt.ErrTokenNotValidYet, gojwt.ErrTokenUsedBeforeIssued):
 		reason = "not_yet_valid"
 	case is(gojwt.ErrTokenInvalidIssuer):
-		reason, text = "issuer", errors.New("its iss is not tokens.issuer")
+		reason, cause = "issuer", errors.New("its iss is not tokens.issuer")
 	case is(gojwt.ErrTokenInvalidAudience):
-		reason, text = "audience", errors.New("its aud does not contain tokens.audience")
+		reason, cause = "audience", errors.New("its aud does not contain tokens.audience")
 	}
-	return &policy.TokenError{Reason: reason, Err: text}
+	return &policy.TokenError{Reason: reason, Err: cause}
 }
 
-// valid returns why a token with a valid signature is rejected now, or nil.
-func (v *Verifier) valid(c claims) *policy.TokenError {
+// checkClaims returns why a token with a valid signature is rejected now, or nil.
+func (v *Verifier) checkClaims(c claims) *policy.TokenError {
 	err := v.checks.Validate(c)
 	if err == nil {
 		return nil
 	}
 	e := rejection(err)
-	at := func(name string) string {
-		if date, err := c.date(name); err == nil && date != nil {
+	dateText := func(name string) string {
+		if date, err := c.dateClaim(name); err == nil && date != nil {
 			return date.UTC().Format(time.RFC3339)
 		}
 		return "none"
 	}
 	switch e.Reason {
 	case "expired":
-		e.Err = fmt.Errorf("it expired at %s", at("exp"))
+		e.Err = fmt.Errorf("it expired at %s", dateText("exp"))
 	case "not_yet_valid":
-		e.Err = fmt.Errorf("it is not valid yet: nbf %s, iat %s", at("nbf"), at("iat"))
+		e.Err = fmt.Errorf("it is not valid yet: nbf %s, iat %s", dateText("nbf"), dateText("iat"))
 	}
 	return e
 }

@@ -20,8 +20,9 @@ type seenToken struct {
 	size   int
 }
 
-const maxSeenSize = 4 << 20 // of a generation
+const maxSeenSize = 4 << 20 // of a generation, in bytes of tokens
 
+// get returns the claims of a token. It moves the token to the younger generation.
 func (s *seenTokens) get(sum [sha256.Size]byte) (claims, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,12 +19,12 @@ import (
 	gojwt "github.com/golang-jwt/jwt/v5"
 )
 
-// Secret is 64 bytes, enough for every algorithm.
+// Secret has 64 bytes, which is enough for HS256, HS384 and HS512.
 const Secret = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // Pairs are key pairs by algorithm: the issuer's, and another of the same kind.
 var Pairs = sync.OnceValue(func() map[string][2]any {
-	one := map[string]func() (any, error){
+	generators := map[string]func() (any, error){
 		"RS256": func() (any, error) { return rsa.GenerateKey(rand.Reader, 2048) },
 		"ES256": func() (any, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) },
 		"ES384": func() (any, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) },
@@ -32,7 +32,7 @@ var Pairs = sync.OnceValue(func() map[string][2]any {
 		"EdDSA": func() (any, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
 	}
 	pairs := make(map[string][2]any)
-	for alg, generate := range one {
+	for alg, generate := range generators {
 		a, errA := generate()
 		b, errB := generate()
 		if errA != nil || errB != nil {
@@ -49,6 +49,7 @@ var Pairs = sync.OnceValue(func() map[string][2]any {
 	return pairs
 })
 
+// Sign returns a token with this header and payload, which are JSON.
 func Sign(alg string, key any, header, payload string) string {
 	text := Base64(header) + "." + Base64(payload)
 	signature, err := gojwt.GetSigningMethod(alg).Sign(text, key)
@@ -58,10 +59,13 @@ func Sign(alg string, key any, header, payload string) string {
 	return text + "." + Base64(string(signature))
 }
 
+// Base64 encodes a text as the parts of tokens are encoded.
 func Base64(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 
+// PublicOf returns the public key of a private key.
 func PublicOf(private any) any { return private.(crypto.Signer).Public() }
 
+// PublicPEM returns a PEM file with the public keys of private keys.
 func PublicPEM(privates ...any) string {
 	var text strings.Builder
 	for _, private := range privates {
@@ -90,7 +94,8 @@ func JWK(private any, more string) string {
 	case ed25519.PublicKey:
 		return fmt.Sprintf(`{"kty":"OKP","crv":"Ed25519","x":%q%s}`, Base64(string(key)), more)
 	}
-	panic("no such key")
+	panic(fmt.Sprintf("no JWK for a key of type %T", private))
 }
 
+// JWKS returns a JSON Web Key Set of these entries.
 func JWKS(keys ...string) string { return `{"keys":[` + strings.Join(keys, ",") + `]}` }
