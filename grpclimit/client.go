@@ -97,7 +97,7 @@ func StreamClient(limiter *penstock.Limiter, o ClientOptions) grpc.StreamClientI
 type clientStream struct {
 	grpc.ClientStream
 	admit    func(message any) error
-	hasFirst bool // the message that was charged with the stream is sent
+	hasFirst bool // the first message, which was charged with the stream, has been sent
 }
 
 func (s *clientStream) SendMsg(message any) error {
@@ -150,11 +150,11 @@ func (o *ClientOptions) wait(ctx context.Context, limiter *penstock.Limiter, key
 		}
 		return err
 	}
-	most := o.MaxWait
-	if most == 0 {
-		most = defaultMaxWait
+	maxWait := o.MaxWait
+	if maxWait == 0 {
+		maxWait = defaultMaxWait
 	}
-	bounded, cancel := context.WithTimeout(ctx, most)
+	bounded, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	return limiter.WaitN(bounded, key, cost)
 }

@@ -21,8 +21,9 @@ type ContextLimiter struct {
 	Key func(ctx context.Context) string
 }
 
-// Limit charges one unit. It returns a *penstock.DeniedError if that is denied, and nil while the
-// store gives no answer: a store with guard.Standard around it decides by its own settings instead.
+// Limit charges one unit. If the limits deny it, Limit returns a *penstock.DeniedError. While the
+// store gives no answer, Limit returns nil. With guard.Standard around the store, its fallback
+// decides instead.
 func (l ContextLimiter) Limit(ctx context.Context) error {
 	key := ""
 	if l.Key != nil {

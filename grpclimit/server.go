@@ -214,6 +214,7 @@ type serverCall struct {
 
 type serverCallKey struct{}
 
+// begin returns the serverCall of a call, and a context that has it.
 func begin(ctx context.Context) (*serverCall, context.Context) {
 	if c, ok := ctx.Value(serverCallKey{}).(*serverCall); ok {
 		return c, ctx
@@ -222,6 +223,7 @@ func begin(ctx context.Context) (*serverCall, context.Context) {
 	return c, context.WithValue(ctx, serverCallKey{}, c)
 }
 
+// pushbackField tells a client with a retry policy when to retry.
 const pushbackField = "grpc-retry-pushback-ms"
 
 // refuse returns the error of a refused call. All metadata is in one trailer: with a header, or

@@ -26,11 +26,11 @@ const (
 
 // attributes are the attributes of a request.
 type attributes struct {
-	values   [policy.KindRawQuery + 1]string // of the kinds that have one value
-	headers  map[string][]string             // by canonical name
-	named    map[string]string               // descriptors
-	address  netip.Addr
-	bodySize int64 // -1 if it is not stated
+	values      [policy.KindRawQuery + 1]string // of the kinds that have one value
+	headers     map[string][]string             // by canonical name
+	descriptors map[string]string
+	address     netip.Addr
+	bodySize    int64 // -1 if it is not stated
 }
 
 func (a *attributes) Lookup(kind policy.Kind, name string) []string {
@@ -38,7 +38,7 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	case policy.KindHeader:
 		return a.headers[name]
 	case policy.KindDescriptor:
-		if value, ok := a.named[name]; ok {
+		if value, ok := a.descriptors[name]; ok {
 			return []string{value}
 		}
 	case policy.KindCookie:
@@ -162,7 +162,7 @@ func (a *attributes) readDescriptors(descriptors map[string]string) error {
 			return invalid(field, "names have 1 to %d characters, values at most %d", maxDescriptorName, maxDescriptorValue)
 		}
 	}
-	a.named = descriptors
+	a.descriptors = descriptors
 	return nil
 }
 

@@ -19,10 +19,10 @@ const (
 type AuthFailure uint8
 
 const (
-	NoToken     AuthFailure = iota // the call has none
-	WrongToken                     // it has one that is neither the caller's nor the operator's, or several
-	NotOperator                    // only an operator may make this call
-	authFailures
+	NoToken      AuthFailure = iota // the call has none
+	WrongToken                      // it has one that is neither the caller's nor the operator's, or several
+	NotOperator                     // only an operator may make this call
+	authFailures                    // how many there are
 )
 
 var authFailureNames = [authFailures]string{"no_token", "wrong_token", "not_operator"}
@@ -50,7 +50,7 @@ func failureOf(headers []string, f *failure) AuthFailure {
 
 // tokens are the tokens that the service accepts from callers and operators.
 type tokens struct {
-	isOpen           bool
+	isOpen           bool // callers need no token
 	caller, operator bearer.Secret
 }
 

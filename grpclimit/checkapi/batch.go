@@ -136,7 +136,7 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	}
 	defer a.Done(admission.Result{})
 	all := &penstockv1.CheckBatchResponse{Allowed: decision.Allowed}
-	visible, begin := a.AppendVisible(nil), 0
+	visible, begin := a.AppendVisible(nil), 0 // visible has the limits in the order of the charges, without hidden ones
 	for _, end := range ends {
 		part := &penstockv1.CheckResponse{Allowed: decision.Allowed, Outcome: decision.Outcome, Source: decision.Source, IsRepeat: decision.IsRepeat}
 		for _, l := range together.Limits[begin:end] {

@@ -105,7 +105,7 @@ type slots []penstock.Charge
 func (s *Service) slots(t *ticket) (held slots) {
 	rules := s.controller.Rules()
 	for i := range t.Charges {
-		if c, _, ok := s.charge(rules, &t.Charges[i]); ok && c.Plan.Algorithm().NeedsHolder() {
+		if c, _, ok := s.chargeOf(rules, &t.Charges[i]); ok && c.Plan.Algorithm().NeedsHolder() {
 			held = append(held, c)
 		}
 	}

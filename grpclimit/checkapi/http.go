@@ -41,14 +41,14 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case r.URL.Path == OpenAPIPath:
 		h.Set("Allow", http.MethodGet)
-		problem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a GET"))
+		writeProblem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a GET"))
 		return
 	case m == nil:
-		problem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists them"))
+		writeProblem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists them"))
 		return
 	case r.Method != http.MethodPost:
 		h.Set("Allow", http.MethodPost)
-		problem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a POST"))
+		writeProblem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a POST"))
 		return
 	}
 	if err := s.authorize(r, m.needs); err != nil {
@@ -57,35 +57,35 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		}
 		s.options.AuthFailed(failureOf(r.Header["Authorization"], f))
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
-	withStatus, err := readQuery(r.URL)
+	hasStatus429, err := readQuery(r.URL)
 	if err != nil {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
 	body, status, err := readBody(w, r)
 	if err != nil {
-		problem(w, status, err)
+		writeProblem(w, status, err)
 		return
 	}
 	request := m.new()
 	if err := unmarshal(body, request); err != nil {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
 	if err := setRequestID(r.Header["Idempotency-Key"], request); err != nil {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
 	answer, err := m.call(r.Context(), s, request)
 	if err != nil {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
 	code := http.StatusOK
-	if d := decisionIn(answer); withStatus && d != nil {
+	if d := decisionIn(answer); hasStatus429 && d != nil {
 		code = statusFor(h, d)
 	}
 	text := append(marshal(nil, answer.ProtoReflect()), '\n')
@@ -106,8 +106,8 @@ func (s *Service) authorize(r *http.Request, needs permission) error {
 	return s.tokens.authorize(tokens, needs)
 }
 
-// readQuery reads the query of a call.
-func readQuery(u *url.URL) (withStatus bool, err error) {
+// readQuery reads the query of a call: status=429, or nothing.
+func readQuery(u *url.URL) (hasStatus429 bool, err error) {
 	if u.RawQuery == "" {
 		return false, nil
 	}
@@ -211,17 +211,18 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 // maxField is the largest integer of a structured field.
 const maxField = 999_999_999_999_999
 
-func fail(w http.ResponseWriter, err error) {
+// writeFailure writes the problem document of a failure.
+func writeFailure(w http.ResponseWriter, err error) {
 	f := asFailure(err)
 	status := statuses[f.code]
 	if f.isConflict {
 		status = http.StatusConflict
 	}
-	problem(w, status, err)
+	writeProblem(w, status, err)
 }
 
-// problem writes a problem document (RFC 9457).
-func problem(w http.ResponseWriter, status int, err error) {
+// writeProblem writes a problem document (RFC 9457).
+func writeProblem(w http.ResponseWriter, status int, err error) {
 	f := asFailure(err)
 	if status == 0 {
 		status = http.StatusInternalServerError

@@ -196,8 +196,8 @@ func (d decoder) fillMap(values protoreflect.Map, at string) error {
 func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (value protoreflect.Value, err error) {
 	switch field.Kind() {
 	case protoreflect.BoolKind:
-		if is, ok := token.(bool); ok {
-			return protoreflect.ValueOfBool(is), nil
+		if value, ok := token.(bool); ok {
+			return protoreflect.ValueOfBool(value), nil
 		}
 		return value, invalid(at, "it must be true or false")
 	case protoreflect.StringKind:
@@ -266,6 +266,7 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 // loneSurrogate returns the position of an escape that is half of a surrogate pair, or -1.
 // encoding/json replaces such halves by U+FFFD, so different texts would become equal.
 func loneSurrogate(text []byte) int {
+	// unit reads an escape such as \ud83d.
 	unit := func(at int) (int64, bool) {
 		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {
 			return 0, false
@@ -282,13 +283,13 @@ func loneSurrogate(text []byte) int {
 		case !isUnit:
 			i++ // the escaped character
 		case n < 0xd800 || n > 0xdfff:
-			i += 5
+			i += 5 // the rest of an escape of 6 bytes
 		default:
 			low, ok := unit(i + 6)
 			if n > 0xdbff || !ok || low < 0xdc00 || low > 0xdfff {
 				return i
 			}
-			i += 11
+			i += 11 // the rest of both halves
 		}
 	}
 	return -1

@@ -14,8 +14,8 @@ type method struct {
 	name   string // as in the proto file
 	path   string // of HTTP
 	needs  permission
-	new    func() proto.Message
-	answer func() proto.Message
+	new    func() proto.Message // an empty request
+	answer func() proto.Message // an empty response
 	call   func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 

@@ -104,7 +104,7 @@ var bounds = map[string]entry{
 	"Limit.rate":                    {"pattern": `^[1-9][0-9]{0,5}/(s|min|h|d|w)$`, "examples": []string{"100/s", "10k/day", "3/s, burst 10"}},
 	"Limit.burst":                   {"minimum": 1, "maximum": int64(maxUnits)},
 	"Limit.in_flight":               {"minimum": 1, "maximum": int64(maxEntries)},
-	"Limit.ttl_ms":                  {"minimum": minSlotTTL.Milliseconds(), "maximum": maxSlotTTL.Milliseconds(), "default": defaultTTL.Milliseconds()},
+	"Limit.ttl_ms":                  {"minimum": minSlotTTL.Milliseconds(), "maximum": maxSlotTTL.Milliseconds(), "default": defaultSlotTTL.Milliseconds()},
 	"CheckBatchRequest.checks":      {"minItems": 1, "maxItems": maxBatch},
 	"CheckBatchRequest.request_id":  {"minLength": 1, "maxLength": maxID},
 	"ReserveRequest.ttl_ms":         {"minimum": minReservation.Milliseconds(), "maximum": maxReservation.Milliseconds(), "default": defaultReservation.Milliseconds()},

@@ -61,9 +61,9 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	return answer, err
 }
 
-// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl: a Settle
-// is remembered for a time that depends on the ttl, so a repeat with a longer ttl would get an id
-// that can be settled a second time.
+// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl, because a
+// Settle is remembered for about that time. A repeat with a longer ttl would get a reservation that
+// can be settled a second time.
 func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
@@ -90,11 +90,11 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	}
 	isRepeat := len(batches) > 0
 	for _, batch := range batches {
-		done, err := s.correct(ctx, batch)
+		isDone, err := s.correct(ctx, batch)
 		if err != nil {
 			return nil, err
 		}
-		isRepeat = isRepeat && !done
+		isRepeat = isRepeat && !isDone
 	}
 	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
 }
@@ -123,17 +123,17 @@ func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each can be made only once.
 func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]penstock.Charge, err error) {
-	type made struct {
+	type madeCharge struct {
 		charge penstock.Charge
 		limit  *policy.Limit
-		until  int64
+		until  int64 // when it can no longer be refunded, in Unix ms
 	}
 	rules := s.controller.Rules()
-	var all []made
+	var all []madeCharge
 	hasActual := false // a limit has an actual cost that is known afterwards (Adjustable)
 	for i := range t.Charges {
-		if c, l, ok := s.charge(rules, &t.Charges[i]); ok {
-			all = append(all, made{c, l, t.Charges[i].RefundableUntil})
+		if c, l, ok := s.chargeOf(rules, &t.Charges[i]); ok {
+			all = append(all, madeCharge{c, l, t.Charges[i].RefundableUntil})
 			hasActual = hasActual || l.Adjustable
 		}
 	}
@@ -163,7 +163,8 @@ func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
-// correction returns the charge that corrects another, if one is needed.
+// correction returns the charge that corrects another, if one is needed. The actual cost is for the
+// limits that are Adjustable. Without such a limit, it is for all limits that can refund.
 func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundable bool) (penstock.Charge, bool) {
 	c.Mode = penstock.Refund
 	if c.Plan.Algorithm().NeedsHolder() {

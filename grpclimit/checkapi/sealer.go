@@ -17,7 +17,8 @@ import (
 )
 
 // A ticket is the content of the id of a reservation or of a hold. The id is the encrypted and
-// authenticated ticket. Only processes with the same secret can read or write one.
+// authenticated ticket. Only processes with the same secret can read or write one. The names in
+// JSON are short, because the ticket is a part of the id.
 type ticket struct {
 	Name    string         `json:"n"` // unique
 	Expires int64          `json:"e"` // Unix ms
@@ -53,11 +54,11 @@ func newSealer(secret []byte) *sealer {
 	key := sha256.Sum256(append([]byte("penstock tickets 1\n"), secret...))
 	block, err := aes.NewCipher(key[:])
 	if err != nil {
-		panic(err) // the key has 32 bytes
+		panic(err) // impossible: AES takes keys of 32 bytes
 	}
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
-		panic(err) // AES has blocks of 16 bytes
+		panic(err) // impossible: GCM takes ciphers with blocks of 16 bytes
 	}
 	return &sealer{aead}
 }
@@ -102,8 +103,8 @@ func (s *Service) ticketOf(check *validCheck, grants []admission.Grant) *ticket 
 		if !g.RefundableUntil.IsZero() {
 			c.RefundableUntil = g.RefundableUntil.UnixMilli()
 		}
-		if at := check.specOf(&g.Charge); at != nil {
-			c.Spec = at
+		if stated := check.specOf(&g.Charge); stated != nil {
+			c.Spec = stated
 		} else {
 			c.Rule, c.Limit = g.Limit.Rule.Name, g.Limit.Name
 			for v, plan := range g.Limit.Variants {
@@ -130,9 +131,9 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 	return nil
 }
 
-// charge returns the charge that a ticket names, and its limit. ok is false if the policy does not
-// have the limit any more. Then there is nothing to correct.
-func (s *Service) charge(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
+// chargeOf returns the charge that a ticket names, and its limit. ok is false if the policy does
+// not have the limit any more. Then there is nothing to correct.
+func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
 	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
 	if c.Spec != nil {
 		stated, err := s.stated.of(*c.Spec, "limits")

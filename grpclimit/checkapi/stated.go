@@ -21,18 +21,17 @@ func StatedAlgorithms() []*algorithm.Algorithm {
 
 // The bounds of limits that callers state.
 const (
-	maxStated     = 16 // of one request
-	maxRate       = 64 // bytes
-	maxUnits      = 1_000_000_000_000
-	maxEntries    = 10_000 // units of a limit that keeps an entry for each unit: the time of a call grows with them
-	minSlotTTL    = time.Second
-	maxSlotTTL    = 24 * time.Hour
-	defaultTTL    = time.Minute
-	maxPlans      = 1024 // in the cache; about 500 kB
-	inFlightTitle = "in_flight"
+	maxStated      = 16 // of one request
+	maxRate        = 64 // bytes
+	maxUnits       = 1_000_000_000_000
+	maxEntries     = 10_000 // units of a limit that keeps an entry for each unit: the time of a call grows with them
+	minSlotTTL     = time.Second
+	maxSlotTTL     = 24 * time.Hour
+	defaultSlotTTL = time.Minute
+	maxPlans       = 1024 // in the cache; about 500 kB
 )
 
-// A spec is a limit as a caller states it.
+// A spec is a limit as a caller states it. The names in JSON are short, because an id contains it.
 type spec struct {
 	Name      string `json:"n,omitempty"`
 	Rate      string `json:"r,omitempty"`
@@ -137,8 +136,9 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	return limit, err
 }
 
+// slots reads a spec with in_flight.
 func (s spec) slots(field string) (limit penstock.Limit, err error) {
-	ttl := defaultTTL
+	ttl := defaultSlotTTL
 	if s.TTL != 0 {
 		ttl = milliseconds(s.TTL)
 	}
@@ -151,6 +151,7 @@ func (s spec) slots(field string) (limit penstock.Limit, err error) {
 	return penstock.InFlight(s.InFlight, ttl), nil
 }
 
+// rate reads a spec with a rate.
 func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	if limit, err = penstock.ParseRate(s.Rate); err != nil {
 		return limit, invalid(field+".rate", "%s", withoutKind(err))

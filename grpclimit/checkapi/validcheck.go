@@ -128,7 +128,7 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 		if err != nil {
 			return err
 		}
-		if why := check.needs(stated.limit); why != nil {
+		if why := check.obstacleTo(stated.limit); why != nil {
 			return failf(codes.FailedPrecondition, "%s: %v", at, why)
 		}
 		c := penstock.Charge{Key: r.GetKey(), Plan: stated.plan, Cost: cost}
@@ -160,14 +160,14 @@ var (
 
 // checkLimit returns an error if the call cannot enforce a limit.
 func (check *validCheck) checkLimit(l *policy.Limit) error {
-	if why := check.needs(l); why != nil {
+	if why := check.obstacleTo(l); why != nil {
 		return fmt.Errorf("limit %s: %w", l.Policy, why)
 	}
 	return nil
 }
 
-// needs returns why the call does not provide what the limit needs, or nil.
-func (check *validCheck) needs(l *policy.Limit) error {
+// obstacleTo returns why the call cannot enforce a limit, or nil.
+func (check *validCheck) obstacleTo(l *policy.Limit) error {
 	switch canReturn := check.purpose == acquiring || check.purpose == reserving; {
 	case check.purpose == operating:
 		return nil

@@ -60,7 +60,7 @@ type node struct {
 	wildcards []wildcard       // children with an asterisk in their composite key, in the order of the file
 
 	isValueInMetric bool   // value_to_metric
-	shared          string // with share_threshold: the value in the key of the one counter of all values; else ""
+	shared          string // with share_threshold: what replaces every value in the key of the counter; else ""
 	line            int
 	file            string
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 	"strconv"
@@ -132,12 +131,12 @@ func (l *loader) load(f File) {
 // decode reads the content twice: first into a generic map to check all keys, and then into a
 // yamlRoot. If a key is wrong, it reports that and returns nil without an error.
 func (l *loader) decode(content []byte) (*yamlRoot, error) {
-	free := make(map[any]any)
-	if err := yaml1.Unmarshal(content, &free); err != nil {
+	generic := make(map[any]any)
+	if err := yaml1.Unmarshal(content, &generic); err != nil {
 		return nil, err
 	}
 	before := len(l.mistakes)
-	l.checkKeys(free, nil, inRoot)
+	l.checkKeys(generic, nil, inRoot)
 	if len(l.mistakes) > before {
 		return nil, nil
 	}
@@ -174,8 +173,8 @@ func (l *loader) failYAML(err error) {
 func countDocuments(content []byte) int {
 	d := yaml1.NewDecoder(bytes.NewReader(content))
 	for n := 0; n < 2; n++ {
-		var any any
-		if err := d.Decode(&any); errors.Is(err, io.EOF) || err != nil {
+		var document any
+		if err := d.Decode(&document); err != nil { // io.EOF after the last one
 			return n
 		}
 	}
@@ -311,9 +310,9 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	}
 	// With aliases, or with long keys above many others, paths are far larger than the files.
 	const perLevel = 40 // bytes of keys, values and isShared
-	isOver := l.paths > maxPaths
+	isReported := l.paths > maxPaths
 	if l.paths += len(above.path) + len(y.Key) + len(y.Value) + perLevel*(len(above.keys)+1); l.paths > maxPaths {
-		if !isOver {
+		if !isReported {
 			l.fail(at, "use shorter keys and values, or fewer descriptors", "the names of all descriptors together have more than %d MB", maxPaths>>20)
 		}
 		return

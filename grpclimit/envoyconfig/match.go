@@ -50,6 +50,7 @@ func (m *Match) share(i int, text string) {
 	m.Shared[i] = text
 }
 
+// child returns the child for an entry, or nil. composite is compositeOf the entry.
 func (n *node) child(composite []byte, key string) (next *node, isWildcard bool) {
 	if next := n.exact[string(composite)]; next != nil {
 		return next, false

@@ -104,7 +104,8 @@ func (p *policyWriter) rule(l *Limit) {
 
 var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", Week: "week", Month: "30d", Year: "365d"}
 
-// maxName leaves room for a number after a rule's name.
+// maxName is how many characters of a limit's path are in a rule's name. The longest name has 64,
+// so there is room for a number.
 const maxName = 56
 
 // name returns a unique rule name, made from the path of the limit.
@@ -194,7 +195,7 @@ func (l *Limit) identity() string {
 	return "{all_of: [" + strings.Join(parts, ", ") + "]}"
 }
 
-// kindOf makes the kind of an identity from a key.
+// kindOf makes the kind of an identity from a key. n is how many identities precede it.
 func kindOf(key string, n int) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(key) {
@@ -206,7 +207,8 @@ func kindOf(key string, n int) string {
 		}
 	}
 	kind := b.String()
-	kind = strings.Trim(kind[:min(len(kind), 16)], "-")
+	const longest = 16 // characters
+	kind = strings.Trim(kind[:min(len(kind), longest)], "-")
 	if kind == "" || kind == "first-of" || kind == "all-of" {
 		return fmt.Sprintf("entry-%d", n+1)
 	}

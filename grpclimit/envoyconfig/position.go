@@ -51,7 +51,8 @@ func (p position) line(at path) int {
 // maxMerges bounds how many maps are searched for a key, including merged ones.
 const maxMerges = 100
 
-// step returns a value of a map or a list, and its key if it is in a map.
+// step returns a value of a map or a list, and its key if it is in a map. The argument to is a key
+// or an index. merges is how many maps may still be searched.
 func step(n *yaml.Node, to any, merges *int) (key, value *yaml.Node) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias

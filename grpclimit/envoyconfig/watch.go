@@ -40,16 +40,16 @@ func readDir(dir string) (files []File, folders []string, err error) {
 	} else if !info.IsDir() {
 		return nil, nil, fmt.Errorf("%s is a file; name the folder that it is in", dir)
 	}
-	real, err := filepath.EvalSymlinks(dir)
+	root, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	size := 0
-	err = filepath.WalkDir(real, func(name string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case name != real && strings.HasPrefix(d.Name(), "."):
+		case name != root && strings.HasPrefix(d.Name(), "."):
 			if d.IsDir() {
 				return fs.SkipDir
 			}
@@ -71,7 +71,7 @@ func readDir(dir string) (files []File, folders []string, err error) {
 		if size += len(content); size > maxFolderSize {
 			return fmt.Errorf("the files of %s have more than %d MB together; use fewer", dir, maxFolderSize>>20)
 		}
-		files = append(files, File{filepath.Join(dir, strings.TrimPrefix(name, real)), content})
+		files = append(files, File{filepath.Join(dir, strings.TrimPrefix(name, root)), content})
 		return nil
 	})
 	return files, folders, err
@@ -120,15 +120,15 @@ type Watcher struct {
 	dir     string
 	options WatchOptions
 	config  atomic.Pointer[Config]
-	notices *fsnotify.Watcher // nil if the system has none
+	notices *fsnotify.Watcher // nil if the system does not report changes
 	stop    chan struct{}
 	ended   chan struct{}
 	close   sync.Once
 
-	mu      sync.Mutex // held while loading
-	tried   [sha256.Size]byte
-	failed  error    // of the last load
-	folders []string // of the last load
+	mu       sync.Mutex        // held while loading
+	lastHash [sha256.Size]byte // of the files of the last load
+	lastErr  error             // of the last load
+	folders  []string          // of the last load
 }
 
 var errClosed = errors.New("envoyconfig: the watcher is closed")
@@ -200,7 +200,7 @@ func (w *Watcher) run() {
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
-	quiet := time.NewTimer(0)
+	quiet := time.NewTimer(0) // the files may have changed since Watch has read them
 	defer quiet.Stop()
 	var since time.Time // of the first change that was not loaded yet
 	for {
@@ -220,6 +220,8 @@ func (w *Watcher) run() {
 		if since.IsZero() {
 			since = time.Now()
 		}
+		// The files are read when they have not changed for Settle, or maxSettle times that after the
+		// first change.
 		quiet.Reset(max(0, min(w.options.Settle, maxSettle*w.options.Settle-time.Since(since))))
 	}
 }
@@ -229,10 +231,11 @@ func (w *Watcher) reload(always bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.follow()
-	before := w.failed
+	previous := w.lastErr
 	isNew, err := w.loadLocked(always)
 	w.follow()
-	if isNew && (always || err == nil || before == nil || err.Error() != before.Error()) {
+	isRepeated := !always && err != nil && previous != nil && err.Error() == previous.Error()
+	if isNew && !isRepeated {
 		defer panicked.Recover("the result of a reload is reported")
 		w.options.Notify(err)
 	}
@@ -251,11 +254,11 @@ func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 		fmt.Fprintf(h, "%q %d\n", f.Name, len(f.Content))
 		h.Write(f.Content)
 	}
-	tried := [sha256.Size]byte(h.Sum(nil))
-	if !always && tried == w.tried {
-		return false, w.failed
+	hash := [sha256.Size]byte(h.Sum(nil))
+	if !always && hash == w.lastHash {
+		return false, w.lastErr
 	}
-	w.tried = tried
+	w.lastHash = hash
 	if err == nil {
 		var c *Config
 		if c, err = Load(files, w.options.Options); err == nil {
@@ -264,7 +267,7 @@ func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 			}
 		}
 	}
-	w.failed = err
+	w.lastErr = err
 	return true, err
 }
 

@@ -122,7 +122,7 @@ func (c *Client) run(ctx context.Context) {
 		if hasUsed {
 			pause = c.options.MinPause
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause)) // so that instances do not reconnect at once
+		timer := time.NewTimer(pause/2 + rand.N(pause)) // random, so that instances do not all reconnect at the same moment
 		select {
 		case <-ctx.Done():
 			timer.Stop()

@@ -36,8 +36,8 @@ type Server struct {
 	rules   func() *policy.Rules
 	options forwardauth.Options
 
-	mu      sync.Mutex // held while a handler is made
-	refused *policy.Rules
+	mu      sync.Mutex    // held while a handler is made
+	refused *policy.Rules // rules that Misused was called for
 	handler atomic.Pointer[forwardauth.Handler]
 }
 
@@ -192,13 +192,13 @@ func (r *recorder) options() (all []*corev3.HeaderValueOption) {
 	return all
 }
 
-// describing are the headers in which other proxies describe a request. Envoy sets none of them. If
-// one is present, the client has sent it.
-var describing = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
+// describingHeaders are the headers in which other proxies describe a request. Envoy sets none of
+// them. If one is present, the client has sent it.
+var describingHeaders = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
 
 func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
 	ok := &authv3.OkHttpResponse{ResponseHeadersToAdd: answer.options()}
-	for _, name := range describing {
+	for _, name := range describingHeaders {
 		if sent[name] != nil {
 			ok.HeadersToRemove = append(ok.HeadersToRemove, name)
 		}

@@ -57,11 +57,11 @@ type Gate struct {
 	addressHeader string // in lower case
 	writer        *quotaheaders.Writer
 	names         sync.Map // of headers in lower case, by the names in rules, which are few
-	compiled      atomic.Pointer[compiled]
+	compiled      atomic.Pointer[compiledRules]
 }
 
-// compiled is what a Gate needs of rules, computed once.
-type compiled struct {
+// compiledRules are the rules in force, with what a Gate computes of them once.
+type compiledRules struct {
 	rules    *policy.Rules
 	policies quotaheaders.Policies
 }
@@ -197,6 +197,7 @@ func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 func (g *Gate) Fields(a *admission.Admission) map[string][]string { return g.fields(a, false, 0) }
 
 func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Duration) map[string][]string {
+	// With up to 8 limits, which is more than usual, the buffers stay on the stack.
 	var statusBuf [8]admission.LimitStatus
 	statuses := a.AppendVisible(statusBuf[:0])
 	if len(statuses) == 0 {
@@ -216,7 +217,7 @@ func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Dur
 func (g *Gate) policies() quotaheaders.Policies {
 	c, rules := g.compiled.Load(), g.rules()
 	if c == nil || c.rules != rules {
-		c = &compiled{rules, quotaheaders.PoliciesOf(rules)}
+		c = &compiledRules{rules, quotaheaders.PoliciesOf(rules)}
 		g.compiled.Store(c)
 	}
 	return c.policies
@@ -227,7 +228,7 @@ type attributes struct {
 	gate   *Gate
 	call   *Call
 	ctx    context.Context
-	single [policy.KindRawQuery + 1]string // values of kinds that have one
+	single [policy.KindRawQuery + 1]string // by kind: the values of kinds that have only one
 }
 
 // Lookup implements policy.Attributes. Calls have no query and no cookies.

@@ -27,7 +27,7 @@ func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessa
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream
 // without messages so far. Its method must not be called concurrently.
 type Messages struct {
-	hasFirst bool // the message that was charged with the stream has come
+	hasFirst bool // the first message, which was charged with the stream, has been received
 }
 
 // Received decides a message that was received, and may wait. Call it only if ChargesMessages. If
@@ -47,7 +47,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 			a.Done(admission.Result{})
 			return nil, nil
 		}
-		// Limits without reservations, such as windows, are checked again.
+		// Admit waits for limits with reservations. Others, such as windows, are checked again.
 		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
 			return refusal, nil
 		}

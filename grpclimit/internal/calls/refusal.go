@@ -130,7 +130,7 @@ func HTTPStatus(code codes.Code) int {
 
 var httpStatuses = [...]int{
 	codes.OK:                 http.StatusOK,
-	codes.Canceled:           499,
+	codes.Canceled:           499, // of nginx: the client closed the request
 	codes.Unknown:            http.StatusInternalServerError,
 	codes.InvalidArgument:    http.StatusBadRequest,
 	codes.DeadlineExceeded:   http.StatusGatewayTimeout,
