@@ -140,7 +140,7 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 // clienttest.RunConcurrent checks the same for clientsOfURLs.
 func TestCallsOfRueidisDoNotWaitForConnectionsOfOthers(t *testing.T) {
 	t.Parallel()
-	clienttest.OthersConnections(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
+	clienttest.DeadlinesWhileConnecting(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		option, err := redisstore.ParseURL(urlOf("redis", addr, o))
 		if err != nil {
 			t.Fatal(err)

@@ -28,7 +28,7 @@ type clock struct {
 	last          reading
 }
 
-// A reading of the server's clock was made at some time between sent and answered.
+// A reading is the server's time at some moment between sent and answered.
 type reading struct {
 	server         time.Time
 	sent, answered time.Time // by the monotonic clock
@@ -44,7 +44,7 @@ func (c *clock) addReading(r reading) {
 	last := c.last
 	c.last = r
 	if last.sent.IsZero() {
-		return
+		return // the first reading
 	}
 	// The true time between the readings is from least to most, even if the readings overlap.
 	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent)

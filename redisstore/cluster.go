@@ -43,7 +43,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 		if err := s.runEach(ctx, append(deniable[:len(deniable):len(deniable)], undeniable...), toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
-		if denied(firstRound) {
+		if isDenied(firstRound) {
 			return penstock.NewDecision(firstRound), nil
 		}
 	}
@@ -53,7 +53,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	if err != nil {
 		return penstock.Decision{}, err
 	}
-	if !denied(secondRound) {
+	if !isDenied(secondRound) {
 		return penstock.NewDecision(secondRound), nil
 	}
 	// The batch is denied, so each status reports how much its limit has left: as found by the
@@ -86,28 +86,28 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 	var (
 		state    atomic.Int32
 		statuses = make([]penstock.Status, len(charges))
-		err      = error(errPanicked)
+		err      = error(errPanicked) // unless the work below sets another
 		done     = make(chan struct{})
 	)
-	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	if !s.work.Start(func(life context.Context) {
+	ownCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if !s.work.Start(func(untilClose context.Context) {
 		defer close(done)
 		defer cancel()
-		defer context.AfterFunc(life, cancel)()
-		charged := s.runEach(calls, deniable, charges, statuses)
-		if charged == nil && !denied(statuses) {
-			charged = s.runEach(calls, undeniable, charges, statuses)
-			if charged == nil && !denied(statuses) && state.CompareAndSwap(running, hasEnded) {
+		defer context.AfterFunc(untilClose, cancel)()
+		chargeErr := s.runEach(ownCtx, deniable, charges, statuses)
+		if chargeErr == nil && !isDenied(statuses) {
+			chargeErr = s.runEach(ownCtx, undeniable, charges, statuses)
+			if chargeErr == nil && !isDenied(statuses) && state.CompareAndSwap(running, hasEnded) {
 				err = nil
 				return
 			}
 		}
-		refunded := s.refund(calls, refundsOf(charges, statuses))
-		switch err = charged; {
-		case life.Err() != nil && errors.Join(charged, refunded) != nil:
+		refundErr := s.refund(ownCtx, refundsOf(charges, statuses))
+		switch err = chargeErr; {
+		case untilClose.Err() != nil && errors.Join(chargeErr, refundErr) != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
-		case refunded != nil:
-			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(charged, refunded))
+		case refundErr != nil:
+			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(chargeErr, refundErr))
 		}
 		if !state.CompareAndSwap(running, hasEnded) {
 			s.outliving.Add(-1)
@@ -116,16 +116,16 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		cancel()
 		return nil, s.unavailable(ctx, client.NotSent(client.ErrClosed))
 	}
-	if left := client.Await(ctx, done, nil); left != nil && state.CompareAndSwap(running, wasAbandoned) {
+	if ctxErr := client.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, wasAbandoned) {
 		if s.outliving.Add(1) > maxOutliving {
 			cancel()
 		} else {
 			time.AfterFunc(outliveTimeout, cancel)
 		}
-		if errors.Is(left, context.Canceled) {
-			return nil, left
+		if errors.Is(ctxErr, context.Canceled) {
+			return nil, ctxErr
 		}
-		return nil, penstock.NewStoreError(penstock.ReasonUnknown, left)
+		return nil, penstock.NewStoreError(penstock.ReasonUnknown, ctxErr)
 	}
 	<-done
 	return statuses, err
@@ -189,8 +189,8 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns the charges, with a random Holder for each that could not be refunded without
-// one.
+// withHolders returns the charges. It adds a random Holder to each charge that could not be refunded
+// without one.
 func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -215,7 +215,7 @@ func refundsOf(charges []penstock.Charge, answers []penstock.Status) []penstock.
 	return back
 }
 
-func denied(statuses []penstock.Status) bool {
+func isDenied(statuses []penstock.Status) bool {
 	return slices.ContainsFunc(statuses, func(s penstock.Status) bool { return s.RetryAfter > 0 })
 }
 

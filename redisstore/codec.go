@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
 // A call is one script call: a list of batches, and how they are packed. Its memory is reused.
@@ -35,12 +36,13 @@ const (
 	plainSize  = 2 * 8               // remaining, reset: if all of the cost was granted, without a wait
 
 	extensionSize = 3 * 8 // fourth parameter, patience, holder; unless all are 0
-	extended      = 128   // added to the mode if an extension follows
+
+	extended = luagen.ExtendedMode // added to the mode if an extension follows
 )
 
 // dryRun is added to the modes of a batch that charges nothing. The reply says what is left under
 // each limit, as if another charge of the batch had been denied.
-const dryRun penstock.Mode = 64
+const dryRun penstock.Mode = luagen.DryRunMode
 
 // encode packs the call's batches for single.lua and mixed.lua. If now is 0, the script reads
 // the server's time.
@@ -55,15 +57,15 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	c.ends = append(c.ends, room)
 	putNumber(c.buf, now)
 	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batches)))
-	at, next, left := headerSize, 0, 0
+	at, nextBatch, leftInBatch := headerSize, 0, 0
 	for i := range c.charges {
-		if left == 0 {
-			left = c.batches[next]
-			next++
-			binary.LittleEndian.PutUint16(c.buf[at:], uint16(left))
+		if leftInBatch == 0 {
+			leftInBatch = c.batches[nextBatch]
+			nextBatch++
+			binary.LittleEndian.PutUint16(c.buf[at:], uint16(leftInBatch))
 			at += batchSize
 		}
-		left--
+		leftInBatch--
 		at += c.encodeCharge(s, &c.charges[i], at, now, script)
 	}
 	c.setStrings(at)
@@ -130,11 +132,12 @@ func (c *call) setStrings(at int) {
 	c.args[0] = asString(c.buf[:at])
 }
 
-// encodeCharge packs a charge at an index of buf, where there is room, and returns its size.
+// encodeCharge packs a charge at an index of buf, where there is room, and returns its size. The
+// comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
 	p := ch.Plan.Params(paramsTime(now, ch.Plan))
-	key, patience, holder := c.key(s, ch), ch.Patience.Microseconds(), c.holder(ch)
-	b := c.buf[at:] // only now: key may have moved buf
+	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
+	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
 	if p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
 		mode += extended
@@ -167,9 +170,9 @@ func paramsTime(now int64, plan *penstock.Plan) int64 {
 	return now
 }
 
-// key returns the number, from 1, of the key that has the state of a charge's limit. It adds the
-// key if it is new.
-func (c *call) key(s *Store, ch *penstock.Charge) int {
+// keyNumber returns the number, from 1, of the key that has the state of a charge's limit. It adds
+// the key if it is new.
+func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
 	c.buf = s.appendKey(c.buf, ch.Key, ch.Plan)
 	for i := 1; i < len(c.ends); i++ {
@@ -182,9 +185,9 @@ func (c *call) key(s *Store, ch *penstock.Charge) int {
 	return len(c.ends) - 1
 }
 
-// holder returns how the script names a holder: the number of the argument that has it, or its
-// HolderID.
-func (c *call) holder(ch *penstock.Charge) int64 {
+// holderNumber returns the number by which the script knows a holder: the number of the argument
+// that has its name, or its HolderID.
+func (c *call) holderNumber(ch *penstock.Charge) int64 {
 	if !ch.Plan.Algorithm().IsCollection() {
 		return algorithm.HolderID(ch.Holder)
 	}

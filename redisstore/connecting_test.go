@@ -20,8 +20,8 @@ import (
 // A connection may take longer than a call waits. It is then used by later calls.
 func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 	t.Parallel()
-	to := clienttest.OneBehindProxy(t)
-	p := to.Proxies[0]
+	target := clienttest.OneBehindProxy(t)
+	p := target.Proxies[0]
 	store := newStore(t, dial("redis://"+p.Addr())(t), redisstore.Options{})
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	call := func() error {
@@ -89,15 +89,15 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 // goroutines that open them.
 func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 	t.Parallel()
-	for _, to := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
+	for _, format := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
 		for _, row := range []struct {
 			name                string
 			connected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
 		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"another", true, false}, {"another, without an answer", true, true}} {
-			if row.connected && to != "redis://%s" {
+			if row.connected && format != "redis://%s" {
 				continue
 			}
-			t.Run(fmt.Sprintf(to, "server")+"/"+row.name, func(t *testing.T) {
+			t.Run(fmt.Sprintf(format, "server")+"/"+row.name, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
 				silentServer, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts connections, and no server answers
@@ -105,7 +105,7 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer silentServer.Close()
-				option, err := redisstore.ParseURL(fmt.Sprintf(to, server.Addr))
+				option, err := redisstore.ParseURL(fmt.Sprintf(format, server.Addr))
 				if err != nil {
 					t.Fatal(err)
 				}

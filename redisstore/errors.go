@@ -43,7 +43,7 @@ func (s *Store) hint(err error) string {
 		hint := s.hintFor(rejection)
 		switch {
 		case hint == "":
-		case hint[0] == '+' || hint[0] == '~':
+		case hint[0] == '+' || hint[0] == '~': // a command, or keys
 			rights = append(rights, hint)
 		default:
 			others = append(others, hint)

@@ -11,19 +11,20 @@ import (
 )
 
 // coalescer returns the coalescer of the call's charges: one for a single server, one for each slot
-// of a Cluster. It is nil if the store does not coalesce.
+// of a Cluster. It is nil if the store does not coalesce. On a Cluster, it sends the shadows of
+// other slots separately, because no script can have two slots.
 func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, error) {
-	sharded, err := s.client.Sharded(ctx)
+	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if sharded {
+	if isSharded {
 		s.topology.isCluster.Store(true)
 	}
 	switch {
 	case s.isUncoalesced:
 		return nil, nil
-	case !sharded:
+	case !isSharded:
 		return s.single, nil
 	}
 	slot := s.slotOfKey(c.charges[0].Key)
@@ -33,22 +34,22 @@ func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, er
 
 // coalesce decides the call's charges immediately if few scripts are in flight. Otherwise it adds
 // them to a flight, which decides the charges of several callers in one script.
-func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (penstock.Decision, error) {
+func (s *Store) coalesce(ctx context.Context, coalescer *coalesce.Coalescer, c *call) (penstock.Decision, error) {
 	c.prepareWaiter()
-	if in.Enter(ctx, &c.waiter) {
-		defer in.Exit()
+	if coalescer.Enter(ctx, &c.waiter) {
+		defer coalescer.Exit()
 		if len(c.shadows) > 0 {
 			return s.decideWithShadows(ctx, c)
 		}
 		return s.decideNow(ctx, c)
 	}
 	c.sendShadowsThatDoNotFit()
-	return s.await(ctx, in, c)
+	return s.await(ctx, coalescer, c)
 }
 
 // await returns the decision about a call that was queued.
-func (s *Store) await(ctx context.Context, in *coalesce.Coalescer, c *call) (penstock.Decision, error) {
-	isSent, err := in.Wait(ctx, &c.waiter)
+func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, c *call) (penstock.Decision, error) {
+	isSent, err := coalescer.Wait(ctx, &c.waiter)
 	switch {
 	case err != nil && !isSent:
 		return penstock.Decision{}, s.unavailable(ctx, client.TooLate(err))
@@ -63,8 +64,8 @@ func (s *Store) await(ctx context.Context, in *coalesce.Coalescer, c *call) (pen
 // DecideMany decides independent batches as concurrent calls of Decide would. On a single server,
 // they share scripts and wait together.
 func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
-	sharded, err := s.client.Sharded(ctx)
-	if err != nil || sharded || s.isUncoalesced || s.now != nil || ctx.Err() != nil {
+	isSharded, err := s.client.Sharded(ctx)
+	if err != nil || isSharded || s.isUncoalesced || s.now != nil || ctx.Err() != nil {
 		many.Each(ctx, s, list)
 		return
 	}

@@ -28,14 +28,15 @@ const (
 
 const hexDigits = "0123456789ABCDEF"
 
-var plain = func() (t [256]bool) {
+// isPlain has the bytes that names keep as they are.
+var isPlain = func() (t [256]bool) {
 	for c := range t {
-		t[c] = letter(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
+		t[c] = isLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
 	}
 	return t
 }()
 
-func letter(c byte) bool {
+func isLetterOrDigit(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
@@ -75,9 +76,9 @@ func appendName(b []byte, key string) []byte {
 // Names writes the names that keys have in the store: the text between the braces. So programs can
 // keep and compare keys as the store does. Names is not safe for concurrent use.
 type Names struct {
-	mac   hash.Hash // nil: keys can be read
+	mac   hash.Hash // nil: there is no secret
 	sum   hash.Hash // of keys that are too long
-	chunk [128]byte
+	chunk [128]byte // of a key, copied for the hash; then the hash
 }
 
 // NewNames makes the Names of a store with these Options.
@@ -92,7 +93,8 @@ func NewNames(o Options) *Names {
 // MaxName is the longest name in bytes.
 const MaxName = maxTag
 
-// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes.
+// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes: it may
+// write one encoded byte (%XX) too many before it finds that the name is too long.
 func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
 		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:16])
@@ -125,7 +127,7 @@ func KeyOfName(name string) (key string, ok bool) {
 	var b []byte
 	for i := 0; i < len(name); i++ {
 		switch c := name[i]; {
-		case c != '%' && plain[c]:
+		case isPlain[c]:
 			b = append(b, c)
 		case c == '%' && i+2 < len(name):
 			high, low := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
@@ -154,7 +156,7 @@ func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
 	start := len(b)
 	for i := 0; i < len(key) && len(b)-start <= maxTag; i++ {
 		c := key[i]
-		if plain[c] {
+		if isPlain[c] {
 			b = append(b, c)
 		} else {
 			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])

@@ -87,33 +87,23 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil
 	}
-	var compact, sets [][]*algorithm.Algorithm
+	var compact [][]*algorithm.Algorithm   // sequences for single and uniform scripts
+	var mixedSets [][]*algorithm.Algorithm // algorithms of mixed scripts
 	var all []*algorithm.Algorithm
 	for i, p := range plans {
 		all = add(all, p.Algorithm())
 		if slices.ContainsFunc(plans[:i], func(other *penstock.Plan) bool { return other.Group() == p.Group() }) {
 			continue
 		}
-		var inString, set []*algorithm.Algorithm
-		known := make(map[uint32]bool) // plans may have a limit more than once, with other parameters
-		for _, other := range plans[i:] {
-			if other.Group() != p.Group() || known[other.Tag()] {
-				continue
-			}
-			known[other.Tag()] = true
-			set = add(set, other.Algorithm())
-			if isSmall(other) {
-				inString = append(inString, other.Algorithm())
-			}
-		}
-		compact = sequences(compact, inString)
-		if len(known) > 1 {
-			sets = append(sets, set)
+		group := limitsOfGroup(plans[i:], p.Group())
+		compact = addSequences(compact, group.small)
+		if group.count > 1 {
+			mixedSets = append(mixedSets, group.set)
 		}
 	}
 	for _, p := range plans {
 		if !isSmall(p) { // it may be charged by itself, for example when a hold is released
-			sets = append(sets, []*algorithm.Algorithm{p.Algorithm()})
+			mixedSets = append(mixedSets, []*algorithm.Algorithm{p.Algorithm()})
 		}
 	}
 	var scripts []*script
@@ -128,16 +118,39 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 		want(l.makeLocked(single, sequence))
 		want(l.makeLocked(uniform, sequence))
 	}
-	for _, set := range append(sets, all) {
+	for _, set := range append(mixedSets, all) {
 		want(l.makeLocked(mixed, set))
 	}
 	return scripts
 }
 
-// sequences adds, for each subset of a group's limits, the algorithms of those limits in their
+// groupLimits are the algorithms of a group's limits.
+type groupLimits struct {
+	count int                    // of limits
+	set   []*algorithm.Algorithm // each once
+	small []*algorithm.Algorithm // of each limit whose state is few numbers, in order
+}
+
+func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
+	known := make(map[uint32]bool) // plans may have a limit more than once, with other parameters
+	for _, p := range plans {
+		if p.Group() != group || known[p.Tag()] {
+			continue
+		}
+		known[p.Tag()] = true
+		limits.count++
+		limits.set = add(limits.set, p.Algorithm())
+		if isSmall(p) {
+			limits.small = append(limits.small, p.Algorithm())
+		}
+	}
+	return limits
+}
+
+// addSequences adds, for each subset of a group's limits, the algorithms of those limits in their
 // order. These are the compact batches that charges of the group can form. It stops at maxSequences
 // in all.
-func sequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
+func addSequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
 	last := [][]*algorithm.Algorithm{nil}
 	for _, a := range group {
 		for _, before := range last {
@@ -191,7 +204,7 @@ func (l *scriptLoads) noteRight(err error) {
 }
 
 // begin returns the pending load of a name, and whether the caller must do it.
-func (l *scriptLoads) begin(name string) (*pendingLoad, bool) {
+func (l *scriptLoads) begin(name string) (pending *pendingLoad, isMine bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if other, ok := l.inFlight[name]; ok {
@@ -200,17 +213,17 @@ func (l *scriptLoads) begin(name string) (*pendingLoad, bool) {
 	if l.inFlight == nil {
 		l.inFlight = make(map[string]*pendingLoad)
 	}
-	mine := &pendingLoad{done: make(chan struct{})}
-	l.inFlight[name] = mine
-	return mine, true
+	pending = &pendingLoad{done: make(chan struct{})}
+	l.inFlight[name] = pending
+	return pending, true
 }
 
-func (l *scriptLoads) end(name string, of *pendingLoad, err error) {
+func (l *scriptLoads) end(name string, pending *pendingLoad, err error) {
 	l.mu.Lock()
 	delete(l.inFlight, name)
 	l.mu.Unlock()
-	of.err = err
-	close(of.done)
+	pending.err = err
+	close(pending.done)
 }
 
 const (
@@ -234,20 +247,20 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			return s.sendText(ctx, c, script)
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
-		loading, mine := s.loads.begin(name)
-		s.loads.missing.Add(1) // callers that are counted have begun the load, or wait for it
-		if mine && s.loads.isForbidden.Load() {
+		pending, isMine := s.loads.begin(name)
+		s.loads.missing.Add(1) // only now: each caller that is counted loads the script, or waits for it
+		if isMine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
-			s.loads.end(name, loading, nil)
+			s.loads.end(name, pending, nil)
 			return reply, err
 		}
-		if mine {
-			s.startLoading(name, loading, script, c.keys[0])
+		if isMine {
+			s.startLoading(name, pending, script, c.keys[0])
 		}
-		if err := client.Await(ctx, loading.done, nil); err != nil {
+		if err := client.Await(ctx, pending.done, nil); err != nil {
 			return "", client.TooLate(err)
 		}
-		if err := loading.err; err != nil && !s.loads.isForbidden.Load() {
+		if err := pending.err; err != nil && !s.loads.isForbidden.Load() {
 			return "", client.NotSent(fmt.Errorf("load the script: %w", err))
 		}
 	}

@@ -8,21 +8,10 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// The reply of uniform.lua is a list of numbers. For one batch after the other it has a kind, and
-// what follows here.
-const (
-	replyPlain   = 0 // remaining and reset of each charge: all of the cost was granted, without a wait
-	replyFull    = 1 // a status of each charge
-	replyCorrupt = 2 // nothing
+const numberSize = 8 // bytes
 
-	// Run-length encoding: the number of further batches like the last one. Then, for each charge: by
-	// how much Remaining decreases and ResetAfter increases from one batch to the next.
-	replyRepeat = 3
-
-	numberSize = 8
-)
-
-// A replyReader reads the reply of uniform.lua, in the order of the batches.
+// A replyReader reads the reply of uniform.lua, in the order of the batches. luagen.ReplyPlain and
+// the constants after it describe the format.
 type replyReader struct {
 	text    string
 	isShort bool // the reply ends too early
@@ -61,21 +50,21 @@ func (r *replyReader) read(charges []penstock.Charge) {
 	size := 0
 	kind := r.number()
 	switch kind {
-	case replyPlain:
+	case luagen.ReplyPlain:
 		size = plainSize
-	case replyFull:
+	case luagen.ReplyFull:
 		size = statusSize
-	case replyCorrupt:
+	case luagen.ReplyCorrupt:
 	default:
 		r.isShort = true
 	}
-	r.isCorrupt = kind == replyCorrupt
+	r.isCorrupt = kind == luagen.ReplyCorrupt
 	for i := range charges {
 		if text := r.take(size); size > 0 && !r.isShort {
 			r.statuses[i] = status(text, &charges[i])
 		}
 	}
-	if len(r.text) < numberSize || getNumber(r.text) != replyRepeat {
+	if len(r.text) < numberSize || getNumber(r.text) != luagen.ReplyRepeat {
 		return
 	}
 	r.number()

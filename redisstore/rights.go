@@ -75,8 +75,8 @@ func Rights(o RightsOptions) []Right {
 	return rights
 }
 
-// commandsInScripts returns the commands that the scripts of a Store run, sorted: first those on no
-// set.
+// commandsInScripts returns the commands that the scripts of a Store run, sorted by name. Those on
+// sorted sets, such as ZADD, come last.
 func commandsInScripts(o RightsOptions) []string {
 	algorithms := o.Algorithms
 	if algorithms == nil {
@@ -113,8 +113,8 @@ func commandsInScripts(o RightsOptions) []string {
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +
-		"  local known, may = pcall(redis.acl_check_cmd, ...)\n" +
-		"  if not (known and may) then missing[#missing + 1] = right end\nend\n")
+		"  local isKnown, isAllowed = pcall(redis.acl_check_cmd, ...)\n" +
+		"  if not (isKnown and isAllowed) then missing[#missing + 1] = right end\nend\n")
 	for _, r := range rights {
 		b.WriteString("check('" + r.Command + "', " + luagen.InLua(r.Example, "ARGV[1]") + ")\n")
 	}

@@ -8,10 +8,11 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of the user's own rueidis client. The user closes it. rueidis panics if
-// a full server sends an error before the first command of a connection. Dial and Open guard
-// against that; NewRueidis cannot. Set DisableRetry in its ClientOption to true, and with Sentinel
-// also a TopologyRefreshInterval.
+// NewRueidis makes a Client of the user's own rueidis client. The user closes it. Set DisableRetry
+// in its ClientOption to true, and with Sentinel also a TopologyRefreshInterval.
+//
+// rueidis panics if a server sends an error before the first command of a connection, as it does
+// when it has too many clients. Dial and Open guard against that; NewRueidis cannot.
 func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
 
 type rueidisClient struct{ rueidis.Client }
@@ -58,8 +59,9 @@ func asReply(err error) error {
 //	redis+sentinel://[user:password@]host1:port,…/name[/db]  the primary that Sentinels call name
 //	unix:///path/to/socket[?db=n]                            one server, by its socket
 //
-// valkey may stand for redis anywhere; rediss and valkeys, as rediss+sentinel, mean TLS (1.2 or
-// later). The port defaults to 6379, for Sentinels to 26379. Options follow as ?name=value&…:
+// In each form valkey may replace redis. rediss and valkeys mean TLS (1.2 or later), also in
+// rediss+cluster and rediss+sentinel. The port defaults to 6379, for Sentinels to 26379. Options
+// follow as ?name=value&…:
 //
 //	db                      the database number
 //	password_file           a file that holds the password
@@ -81,7 +83,7 @@ func CheckURL(text string) error {
 
 // Dial makes a Client that connects in the background. If it cannot, it tries again when it is
 // used. ParseURL makes the option.
-func Dial(option rueidis.ClientOption) Client { return dialed{client.Connect(option, asReply)} }
+func Dial(option rueidis.ClientOption) Client { return dialedClient{client.Connect(option, asReply)} }
 
 // Connect makes a rueidis client for commands that a Client does not have. Its connections are like
 // those of Dial. It waits for the first one. An error reply of the server is a ReplyError. The
@@ -92,15 +94,15 @@ func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client
 	return c, connector.Close, err
 }
 
-// dialed is a rueidis client that may not be connected yet.
-type dialed struct{ *client.Connector }
+// A dialedClient is a rueidis client that may not be connected yet.
+type dialedClient struct{ *client.Connector }
 
-func (d dialed) get(ctx context.Context) (rueidisClient, error) {
+func (d dialedClient) get(ctx context.Context) (rueidisClient, error) {
 	c, err := d.Get(ctx)
 	return rueidisClient{c}, err
 }
 
-func (d dialed) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (d dialedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return "", err
@@ -108,7 +110,7 @@ func (d dialed) EvalSha(ctx context.Context, digest string, keys, args []string)
 	return c.EvalSha(ctx, digest, keys, args)
 }
 
-func (d dialed) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+func (d dialedClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return "", err
@@ -116,7 +118,7 @@ func (d dialed) Eval(ctx context.Context, script string, keys, args []string) (s
 	return c.Eval(ctx, script, keys, args)
 }
 
-func (d dialed) Ping(ctx context.Context) error {
+func (d dialedClient) Ping(ctx context.Context) error {
 	c, err := d.get(ctx)
 	if err != nil {
 		return err
@@ -124,7 +126,7 @@ func (d dialed) Ping(ctx context.Context) error {
 	return c.Ping(ctx)
 }
 
-func (d dialed) Sharded(ctx context.Context) (bool, error) {
+func (d dialedClient) Sharded(ctx context.Context) (bool, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return false, err
@@ -132,7 +134,7 @@ func (d dialed) Sharded(ctx context.Context) (bool, error) {
 	return c.Sharded(ctx)
 }
 
-func (d dialed) Close() error {
+func (d dialedClient) Close() error {
 	d.Connector.Close()
 	return nil
 }

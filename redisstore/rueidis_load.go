@@ -16,21 +16,21 @@ func (c rueidisClient) Load(ctx context.Context, key string, scripts []Script) e
 		return c.loadOn(ctx, c.Client, key, scripts)
 	}
 	nodes := c.Nodes()
-	failed := make(chan error, len(nodes))
+	results := make(chan error, len(nodes))
 	for address, node := range nodes {
 		go func() {
 			err := c.loadOn(ctx, node, "", scripts)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", address, err)
 			}
-			failed <- err
+			results <- err
 		}()
 	}
-	var all []error
+	var errs []error
 	for range nodes {
-		all = append(all, <-failed)
+		errs = append(errs, <-results)
 	}
-	return errors.Join(all...)
+	return errors.Join(errs...)
 }
 
 // loadOn loads scripts into one server: the node, or the server that owns the key if node is the
@@ -55,7 +55,7 @@ func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key stri
 	return nil
 }
 
-func (d dialed) Load(ctx context.Context, key string, scripts []Script) error {
+func (d dialedClient) Load(ctx context.Context, key string, scripts []Script) error {
 	c, err := d.get(ctx)
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (d dialed) Load(ctx context.Context, key string, scripts []Script) error {
 // loadReplicas loads scripts into the replicas of a primary, so that a promoted replica knows them.
 // It ignores errors: a replica may be out of reach from here, and Decide loads what a new primary
 // lacks.
-func (d dialed) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
+func (d dialedClient) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
 	info, err := result(c.Do(ctx, c.B().Info().Section("replication").Build()))
 	if err != nil {
 		return

@@ -22,12 +22,13 @@ type KeySample struct {
 // sampleLua replies the number of keys in the database, and of the keys that it looked at; then
 // each group of this store among them, after the number of its keys. ARGV has a prefix, a number of
 // keys and a cursor. Any cursor is safe: an invalid one begins at some other key. SCAN may return a
-// key twice.
+// key twice, and a page may have few keys. The script reads four pages at most, so its time is
+// bounded.
 //
 // Unlike other scripts, it names all rights that are missing.
 const sampleLua = `local call, may, missing = redis.call, redis.acl_check_cmd, {}
-for right, isThere in pairs({dbsize = may('DBSIZE'), scan = may('SCAN', '0')}) do
-  if not isThere then
+for right, isAllowed in pairs({dbsize = may('DBSIZE'), scan = may('SCAN', '0')}) do
+  if not isAllowed then
     missing[#missing + 1] = right
   end
 end
@@ -36,7 +37,7 @@ if #missing > 0 then
   return redis.error_reply('NOPERM the user needs the right +' .. table.concat(missing, ' +'))
 end
 local all, most = call('DBSIZE'), tonumber(ARGV[2])
-local known, groups, seen, cursor, turns = {}, {}, 0, ARGV[3], 0
+local known, groups, seen, cursor, pages = {}, {}, 0, ARGV[3], 0
 repeat
   local page = call('SCAN', cursor, 'COUNT', ARGV[2])
   cursor = page[1]
@@ -51,8 +52,8 @@ repeat
       end
     end
   end
-  turns = turns + 1
-until seen >= math.min(all, most) or turns >= 4
+  pages = pages + 1
+until seen >= math.min(all, most) or pages >= 4
 local lines = {all .. ' ' .. seen}
 for group, n in pairs(groups) do
   lines[#lines + 1] = n .. ' ' .. group

@@ -33,7 +33,7 @@ const (
 	mixed kind = iota
 	single
 	uniform
-	kinds
+	kindCount
 )
 
 // number returns the number of an algorithm in a script of the kind mixed.
@@ -55,7 +55,7 @@ func explain(script string, err error) error {
 	_, where, _ := strings.Cut(string(reply), "on @user_script:")
 	digits := len(where) - len(strings.TrimLeft(where, "0123456789"))
 	n, _ := strconv.Atoi(where[:digits])
-	for line := range strings.Lines(script) {
+	for line := range strings.Lines(script) { // up to the n-th line
 		if n--; n != 0 {
 			continue
 		}
@@ -69,7 +69,7 @@ func explain(script string, err error) error {
 // A scriptCache holds the scripts that were written so far.
 type scriptCache struct {
 	mu    sync.Mutex // held while scripts are added
-	lists [kinds][luagen.MaxCharges + 1]scriptList
+	lists [kindCount][luagen.MaxCharges + 1]scriptList
 }
 
 // find returns the script of a kind that decides charges. It writes the script if there is none.
@@ -134,15 +134,15 @@ func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *
 	return s
 }
 
-// A scriptList has the scripts of one kind; of the kinds single and uniform, those for one number
-// of charges.
+// A scriptList has scripts of one kind. For the kinds single and uniform, it has those for one
+// number of charges.
 type scriptList struct{ scripts atomic.Pointer[[]*script] }
 
-func (l *scriptCache) list(kind kind, charges int) *scriptList {
+func (l *scriptCache) list(kind kind, chargeCount int) *scriptList {
 	if kind == mixed {
-		charges = 0
+		chargeCount = 0
 	}
-	return &l.lists[kind][charges]
+	return &l.lists[kind][chargeCount]
 }
 
 func (l *scriptList) all() []*script {

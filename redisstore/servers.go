@@ -30,8 +30,8 @@ type Server struct {
 	MaxClients int64
 	Refused    int64 // connections that were closed because MaxClients were open
 
-	Replicas int64 // that are connected
-	Lag      int64 // bytes that the slowest of them has not received
+	Replicas int64 // connected ones
+	Lag      int64 // bytes that the slowest replica has not received
 }
 
 // infoLua replies the parts of INFO that a Server is made of. It names one part in each call:
@@ -62,17 +62,17 @@ func (s *Store) Servers(ctx context.Context) ([]Server, error) {
 
 // evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. The
 // script gets a key of the server that ends in name.
-func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, reply func(address, text string) error) error {
+func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, read func(address, reply string) error) error {
 	keys, err := s.keyOfEachServer(ctx, name)
 	if err != nil {
 		return s.unavailable(ctx, err)
 	}
 	for _, address := range slices.Sorted(maps.Keys(keys)) {
-		text, err := s.client.Eval(ctx, script, []string{keys[address]}, args)
+		reply, err := s.client.Eval(ctx, script, []string{keys[address]}, args)
 		if err != nil {
 			return s.unavailable(ctx, explain(script, err))
 		}
-		if err := reply(address, text); err != nil {
+		if err := read(address, reply); err != nil {
 			return s.unavailable(ctx, err)
 		}
 	}
@@ -96,9 +96,10 @@ func parseInfo(text string) (Server, error) {
 		return Server{}, fmt.Errorf("the script replied %.40q", text)
 	}
 	number := func(name string) int64 { return integer(fields[name]) }
-	policy := fields["maxmemory_policy"] // the longest name has 15 letters
+	const maxPolicy = 40 // bytes; the longest policy of Redis has 15
+	policy := fields["maxmemory_policy"]
 	s := Server{
-		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: policy[:min(len(policy), 40)]},
+		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: policy[:min(len(policy), maxPolicy)]},
 		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
 		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
 		Cached:  number("number_of_cached_scripts"),
@@ -137,16 +138,17 @@ func part(list, name string) string {
 	return ""
 }
 
-// maxNumber is the largest number that is taken from INFO. Sums of a thousand do not overflow.
+// maxNumber is the largest number that is taken from INFO. The sum of a thousand such numbers does
+// not overflow.
 const maxNumber = 1 << 53
 
-// integer returns a number of INFO. It is 0 if the text is none, or negative.
+// integer returns a number of INFO. If the text is not a number, or negative, it returns 0.
 func integer(text string) int64 {
 	n, _ := strconv.ParseInt(text, 10, 64)
 	return min(max(n, 0), maxNumber)
 }
 
-// seconds returns a time of INFO. It is 0 if the text is none, or negative.
+// seconds returns a time of INFO. If the text is not a number, or negative, it returns 0.
 func seconds(text string) time.Duration {
 	n, _ := strconv.ParseFloat(text, 64)
 	if !(n > 0) { // also for NaN

@@ -18,21 +18,21 @@ type shadowBatch struct {
 // runWithShadows decides the call's charges and, in the same script, the shadows that fit in it.
 // Each other shadow gets a call of its own.
 func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggyback.Batch) (penstock.Decision, error) {
-	for _, b := range offered {
-		if b.Take() && !s.addShadow(c, b) {
-			b.DecideAlone()
+	for _, offer := range offered {
+		if offer.Take() && !s.addShadow(c, offer) {
+			offer.DecideAlone()
 		}
 	}
 	d, err := s.run(ctx, c)
 	for i := range c.shadows {
-		switch t := &c.shadows[i]; {
-		case t.offer == nil: // it has a call of its own
+		switch shadow := &c.shadows[i]; {
+		case shadow.offer == nil: // it has a call of its own
 		case err != nil: // the script may still be in flight, so its answers must not be read
-			t.offer.Err = err
-		case t.waiter.Err != nil:
-			t.offer.Err = s.unavailable(ctx, t.waiter.Err)
+			shadow.offer.Err = err
+		case shadow.waiter.Err != nil:
+			shadow.offer.Err = s.unavailable(ctx, shadow.waiter.Err)
 		default:
-			t.offer.Decision = t.waiter.Decision
+			shadow.offer.Decision = shadow.waiter.Decision
 		}
 	}
 	return d, err
@@ -40,39 +40,39 @@ func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggybac
 
 // addShadow adds a shadow to the call, if uniform.lua, written for the algorithms of the call's
 // charges, can decide the shadow too. Otherwise it returns false.
-func (s *Store) addShadow(c *call, b *piggyback.Batch) bool {
+func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 	if s.isUncoalesced || !isCompact(c.charges) {
 		return false
 	}
 	n := len(c.shadows)
-	if n < cap(c.shadows) {
+	if n < cap(c.shadows) { // reuse the memory of an earlier shadow
 		c.shadows = c.shadows[:n+1]
 	} else {
 		c.shadows = append(c.shadows, shadowBatch{})
 	}
-	t := &c.shadows[n]
-	t.offer = b
-	if s.prepareShadow(c, t) {
+	shadow := &c.shadows[n]
+	shadow.offer = offer
+	if s.prepareShadow(c, shadow) {
 		return true
 	}
-	t.forget()
+	shadow.forget()
 	c.shadows = c.shadows[:n]
 	return false
 }
 
-func (s *Store) prepareShadow(c *call, t *shadowBatch) bool {
-	if penstock.Check(t.offer.Charges) != nil {
+func (s *Store) prepareShadow(c *call, shadow *shadowBatch) bool {
+	if penstock.Check(shadow.offer.Charges) != nil {
 		return false
 	}
-	t.waiter.Charges = t.offer.Charges
-	return isCompact(t.waiter.Charges) && s.scripts.find(uniform, c.charges).fits(t.waiter.Charges)
+	shadow.waiter.Charges = shadow.offer.Charges
+	return isCompact(shadow.waiter.Charges) && s.scripts.find(uniform, c.charges).fits(shadow.waiter.Charges)
 }
 
 // sendShadowsOfOtherSlots starts a call of its own for each shadow in another slot of a Cluster.
 func (s *Store) sendShadowsOfOtherSlots(c *call, slot uint16) {
 	for i := range c.shadows {
-		if t := &c.shadows[i]; s.slotOfKey(t.waiter.Charges[0].Key) != slot {
-			t.sendSeparately()
+		if shadow := &c.shadows[i]; s.slotOfKey(shadow.waiter.Charges[0].Key) != slot {
+			shadow.sendSeparately()
 		}
 	}
 }
@@ -80,29 +80,29 @@ func (s *Store) sendShadowsOfOtherSlots(c *call, slot uint16) {
 // sendShadowsThatDoNotFit starts a separate call for each shadow that did not fit into the script.
 func (c *call) sendShadowsThatDoNotFit() {
 	for i := range c.shadows {
-		if t := &c.shadows[i]; t.offer != nil && !t.waiter.HasJoined() {
-			t.sendSeparately()
+		if shadow := &c.shadows[i]; shadow.offer != nil && !shadow.waiter.HasJoined() {
+			shadow.sendSeparately()
 		}
 	}
 }
 
-func (t *shadowBatch) sendSeparately() {
-	t.offer.DecideAlone()
-	t.offer = nil
+func (shadow *shadowBatch) sendSeparately() {
+	shadow.offer.DecideAlone()
+	shadow.offer = nil
 }
 
 // forget drops the references to the caller's values.
-func (t *shadowBatch) forget() {
-	t.waiter.Reset()
-	t.offer = nil
+func (shadow *shadowBatch) forget() {
+	shadow.waiter.Reset()
+	shadow.offer = nil
 }
 
 // prepareWaiter makes the call's charges and shadows wait for a flight.
 func (c *call) prepareWaiter() {
 	c.waiter.Charges = c.charges
 	for i := range c.shadows {
-		if t := &c.shadows[i]; t.offer != nil {
-			c.waiter.Extras = append(c.waiter.Extras, &t.waiter)
+		if shadow := &c.shadows[i]; shadow.offer != nil {
+			c.waiter.Extras = append(c.waiter.Extras, &shadow.waiter)
 		}
 	}
 }

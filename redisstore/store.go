@@ -36,7 +36,7 @@ type Options struct {
 
 	// Now, if set, replaces the server's clock. It is for tests, replay and simulation only: clocks of
 	// several processes differ. It must return times from 1970 to 2112; at others, Decide returns
-	// ErrInvalid. Keys live for an hour longer than they need.
+	// ErrInvalid. Keys live for an hour longer than they need, because TTLs run by the server's clock.
 	Now func() time.Time
 }
 
@@ -46,7 +46,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefix)
 	}
 	for i, c := range []byte(o.Prefix) {
-		if !letter(c) && !strings.ContainsRune("-_.:", rune(c)) {
+		if !isLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {
 			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits and -_.:", penstock.ErrInvalid, c, i+1)
 		}
 	}
@@ -135,12 +135,12 @@ func (s *Store) Close() error {
 //
 // On a Cluster, charges with different Keys are decided by one script for each Key. First Decide
 // sends dry runs to all Keys. If all would grant, it charges all. So a denial takes one round trip
-// and a grant two, for any number of Keys. Charges that cannot be denied come last, and take one
-// more.
+// and a grant two, for any number of Keys. Charges that cannot be denied are made last, in one more
+// round trip.
 //
-// If other callers charge a Key between the two rounds, it may deny after all. Then Decide refunds
-// the other Keys. Such a batch never admits more than it should; for one round trip it may take
-// units from others that it then refunds. A hold that was renewed meanwhile stays renewed. If ctx
+// If other callers charge a Key between the two rounds, the second round may deny the batch. Then
+// Decide refunds the other Keys. Such a batch never admits too much. For one round trip it may take
+// units that others need, and then refunds them. A hold that the batch renewed stays renewed. If ctx
 // ends before all are charged or refunded, Decide returns an error with ReasonUnknown. The batch is
 // then refunded in the background, within a second, for up to 256 batches at once.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -151,7 +151,7 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	}
 	if err == nil || errors.Is(err, penstock.ErrInvalid) {
 		c.forget()
-		s.calls.Put(c) // after a failure, the client may still hold what is left of it
+		s.calls.Put(c) // not after other errors: the client may still read the call's memory
 	}
 	return d, err
 }
@@ -169,11 +169,11 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		}
 	}
 	if isMultiSlot(charges) {
-		sharded, err := s.client.Sharded(ctx)
+		isSharded, err := s.client.Sharded(ctx)
 		if err != nil {
 			return penstock.Decision{}, s.unavailable(ctx, err)
 		}
-		if sharded {
+		if isSharded {
 			return s.decideMultiSlot(ctx, charges)
 		}
 	}
@@ -186,14 +186,14 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 
 // run decides the call's charges as one batch, in one script.
 func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
-	in, err := s.coalescer(ctx, c)
+	coalescer, err := s.coalescer(ctx, c)
 	if err != nil {
 		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
-	if in == nil {
+	if coalescer == nil {
 		return s.decideNow(ctx, c)
 	}
-	return s.coalesce(ctx, in, c)
+	return s.coalesce(ctx, coalescer, c)
 }
 
 // decideNow decides the call's charges in a script of their own.

@@ -24,9 +24,9 @@ const writeSummaryLua = `#!lua
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''`
 
-// readSummariesLua replies the number of registered instances, then for some of them the lengths of
-// the name and the text, the name and the text. The keys are in the slot of KEYS[1]. A key of
-// another type is left out.
+// readSummariesLua replies the number of registered instances. Then it replies, for some of them,
+// the lengths of the name and of the text, then the name and the text. The keys are in the slot of
+// KEYS[1]. A key that is not a string is left out.
 const readSummariesLua = `#!lua
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
@@ -64,6 +64,7 @@ func (s *Store) WriteSummary(ctx context.Context, instance, text string, life ti
 // instances are registered. Some of them may have stopped within the last 15 s.
 func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
 	for from := 0; from < MaxSummaries; from += summariesPerScript {
+		// Negative indexes count from the end of the set, where the latest heartbeats are.
 		args := []string{strconv.Itoa(-from - summariesPerScript), strconv.Itoa(-from - 1), s.summaryKey()}
 		reply, err := s.client.Eval(ctx, readSummariesLua, []string{s.instancesKey()}, args)
 		if err != nil {
@@ -87,14 +88,14 @@ func parseSummaries(reply string) (all []Summary, instances int, err error) {
 		return nil, 0, fmt.Errorf("the script replied %.20q", reply)
 	}
 	for rest != "" {
-		var name, text int
+		var nameSize, textSize int
 		lengths, after, found := strings.Cut(rest, "\n")
-		_, err := fmt.Sscanf(lengths, "%d %d", &name, &text)
-		if err != nil || !found || name < 0 || text < 0 || len(after)-name < text {
+		_, err := fmt.Sscanf(lengths, "%d %d", &nameSize, &textSize)
+		if err != nil || !found || nameSize < 0 || textSize < 0 || len(after)-nameSize < textSize {
 			return nil, 0, fmt.Errorf("the script replied %.20q", reply)
 		}
-		all = append(all, Summary{Instance: after[:name], Text: strings.Clone(after[name : name+text])})
-		rest = after[name+text:]
+		all = append(all, Summary{Instance: after[:nameSize], Text: strings.Clone(after[nameSize : nameSize+textSize])})
+		rest = after[nameSize+textSize:]
 	}
 	return all, instances, nil
 }

@@ -72,14 +72,14 @@ const (
 
 // A layout is a reply of CLUSTER SLOTS.
 type layout struct {
-	at      time.Time
-	servers []string
-	of      [slots]uint16 // by slot: a server's number plus 1
+	at           time.Time     // when it was read
+	servers      []string      // the addresses of the primaries
+	numberBySlot [slots]uint16 // the index in servers plus 1; 0: no server has the slot
 }
 
 func (l *layout) server(slot uint16) string {
-	if i := l.of[slot]; i > 0 {
-		return l.servers[i-1]
+	if number := l.numberBySlot[slot]; number > 0 {
+		return l.servers[number-1]
 	}
 	return ""
 }
@@ -98,8 +98,8 @@ func (t *topology) startRefresh(s *Store) {
 		return
 	}
 	s.work.Start(func(ctx context.Context) { // starts nothing if the store was closed
-		rest := t.fetchLayout(ctx, s)
-		t.next.Store(int64(time.Since(t.begin) + rest))
+		pause := t.fetchLayout(ctx, s)
+		t.next.Store(int64(time.Since(t.begin) + pause))
 		t.isRefreshing.Store(false)
 	})
 }
@@ -121,7 +121,7 @@ func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 			t.layout.Store(l)
 			return minRefreshInterval
 		}
-		if _, replied := errors.AsType[ReplyError](err); replied {
+		if _, hasReplied := errors.AsType[ReplyError](err); hasReplied {
 			if c := classify(err); c == penstock.ReasonPermissionDenied || c == penstock.ReasonRejected {
 				return retryAfterRejection // no right to the command, or several servers that are no Cluster
 			}
@@ -149,20 +149,20 @@ func (s *Store) queryLayout(ctx context.Context) (string, error) {
 }
 
 // keyOfEachServer returns a key of the store's own for each primary of a Cluster, by the primary's
-// address. Without a Cluster, also if there are several servers, it returns one key for the address
-// "".
+// address. Without a Cluster it returns one key, for the address "", even if there are several
+// servers.
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
 	one := map[string]string{"": s.prefix + "{%@}" + name}
-	sharded, err := s.client.Sharded(ctx)
+	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !sharded {
+	if !isSharded {
 		return one, nil
 	}
 	text, err := s.queryLayout(ctx)
-	if _, replied := errors.AsType[ReplyError](err); replied && classify(err) == penstock.ReasonRejected {
-		return one, nil
+	if _, hasReplied := errors.AsType[ReplyError](err); hasReplied && classify(err) == penstock.ReasonRejected {
+		return one, nil // several servers that are no Cluster
 	}
 	if err != nil {
 		return nil, err
@@ -172,7 +172,8 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 		return nil, err
 	}
 	keys := make(map[string]string)
-	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ { // a server may have few slots
+	// A server may have few slots, so many keys are tried: 64 for each slot.
+	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ {
 		key := fmt.Sprintf("%s{%%@%d}%s", s.prefix, i, name)
 		if server := l.server(slotOf([]byte(key))); server != "" && keys[server] == "" {
 			keys[server] = key
@@ -199,7 +200,7 @@ func parseLayout(text string) (*layout, error) {
 			l.servers = append(l.servers, words[2])
 		}
 		for slot := first; slot <= last; slot++ {
-			l.of[slot] = uint16(i + 1)
+			l.numberBySlot[slot] = uint16(i + 1)
 		}
 	}
 	return l, nil

@@ -108,19 +108,19 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 // Without the adapter, go-redis charges more than once. So the tests of lost replies can fail.
 func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	t.Parallel()
-	to := clienttest.OneBehindProxy(t)
+	target := clienttest.OneBehindProxy(t)
 	script := redis.NewScript("return redis.call('INCR', KEYS[1])")
-	client := redis.NewClient(&redis.Options{Addr: to.Proxies[0].Addr()})
+	client := redis.NewClient(&redis.Options{Addr: target.Proxies[0].Addr()})
 	t.Cleanup(func() { _ = client.Close() })
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err != nil {
 		t.Fatal(err)
 	}
-	to.Proxies[0].Only("EVALSHA")
-	to.Proxies[0].Cut(true)
+	target.Proxies[0].Only("EVALSHA")
+	target.Proxies[0].Cut(true)
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err == nil {
 		t.Error("the reply was not lost")
 	}
-	charged, err := strconv.Atoi(clienttest.Must(t, to.Servers[0], "GET", "counter").(string))
+	charged, err := strconv.Atoi(clienttest.Must(t, target.Servers[0], "GET", "counter").(string))
 	t.Logf("one call has charged %d times", charged-1)
 	if err != nil || charged < 3 {
 		t.Errorf("one call has charged %d times (%v): go-redis does not retry after a lost reply", charged-1, err)

@@ -24,11 +24,11 @@ func New(client redis.UniversalClient) redisstore.Client { return adapter{client
 type adapter struct{ client redis.UniversalClient }
 
 func (a adapter) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	return a.once(ctx, "evalsha", digest, keys, args)
+	return a.processOnce(ctx, "evalsha", digest, keys, args)
 }
 
 func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	return a.once(ctx, "eval", script, keys, args)
+	return a.processOnce(ctx, "eval", script, keys, args)
 }
 
 // A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
@@ -38,7 +38,7 @@ type singleCmd struct{ *redis.Cmd }
 
 func (singleCmd) NoRetry() bool { return true }
 
-func (a adapter) once(ctx context.Context, command, script string, keys, args []string) (string, error) {
+func (a adapter) processOnce(ctx context.Context, command, script string, keys, args []string) (string, error) {
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
 	// The store reuses the memory of keys and arguments. The user's hooks may keep a command for
@@ -62,9 +62,9 @@ func (a adapter) once(ctx context.Context, command, script string, keys, args []
 
 // reloadAfter makes the client of a Cluster reload the layout in the background, if a call has
 // failed without a reply. go-redis does so when it retries a command. Scripts are not retried, so
-// it would stay with a dead primary for ClusterStateReloadInterval.
+// without this the client would use a dead primary until ClusterStateReloadInterval has passed.
 func (a adapter) reloadAfter(ctx context.Context, err error) {
-	if _, replied := err.(redisstore.ReplyError); replied {
+	if _, hasReplied := err.(redisstore.ReplyError); hasReplied {
 		return
 	}
 	if c, ok := a.client.(*redis.ClusterClient); ok {
@@ -75,6 +75,7 @@ func (a adapter) reloadAfter(ctx context.Context, err error) {
 // reloadDelay is how long a call may take before the layout is reloaded, as if it had failed.
 const reloadDelay = 200 * time.Millisecond
 
+// reloadLater reloads the layout after reloadDelay, unless stop is called before.
 func (a adapter) reloadLater(ctx context.Context) (stop func() bool) {
 	if _, ok := a.client.(*redis.ClusterClient); !ok {
 		return func() bool { return true }
@@ -108,7 +109,7 @@ func reply(err error) error {
 // Load reaches every node of a Cluster or Ring, and one server otherwise: go-redis does not know
 // the replicas behind Sentinel.
 func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
-	on := func(ctx context.Context, node redis.Scripter) error {
+	loadOn := func(ctx context.Context, node redis.Scripter) error {
 		for _, script := range scripts {
 			digest, err := node.ScriptLoad(ctx, script.Text).Result()
 			if err != nil {
@@ -121,13 +122,13 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 		return nil
 	}
 	var mu sync.Mutex
-	var all []error
-	each := func(ctx context.Context, node *redis.Client) error { // returns nil, because an error would hide those of other nodes
-		err := on(ctx, node)
+	var errs []error
+	loadOnNode := func(ctx context.Context, node *redis.Client) error {
+		err := loadOn(ctx, node)
 		mu.Lock()
 		defer mu.Unlock()
-		all = append(all, err)
-		return nil
+		errs = append(errs, err)
+		return nil // an error would hide those of other nodes
 	}
 	var err error
 	switch c := a.client.(type) {
@@ -137,16 +138,16 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 			if err != nil {
 				return reply(err)
 			}
-			return on(ctx, node)
+			return loadOn(ctx, node)
 		}
-		err = c.ForEachShard(ctx, each)
+		err = c.ForEachShard(ctx, loadOnNode)
 	case *redis.Ring:
-		err = c.ForEachShard(ctx, each)
+		err = c.ForEachShard(ctx, loadOnNode)
 	default:
-		return on(ctx, a.client)
+		return loadOn(ctx, a.client)
 	}
 	if err != nil {
 		err = reply(err)
 	}
-	return errors.Join(append(all, err)...)
+	return errors.Join(append(errs, err)...)
 }

@@ -32,9 +32,9 @@ func guardConnections(option *rueidis.ClientOption, life context.Context) {
 		if err != nil {
 			return nil, err
 		}
-		g := &guardedConn{Conn: conn, opened: make(chan struct{})}
+		g := &guardedConn{Conn: conn, readable: make(chan struct{})}
 		g.release = context.AfterFunc(life, func() {
-			g.open()
+			g.allowReads()
 			_ = conn.Close()
 		})
 		return g, nil
@@ -48,19 +48,19 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A guardedConn reads nothing before something was written. A full server sends an error before any
-// command, and rueidis panics at a reply without a command: it sends no command if the context of
-// the call ends while it dials.
+// A guardedConn reads nothing before something was written. A server with too many clients sends an
+// error before any command, and rueidis panics at a reply to no command. This can happen if the
+// context of a call ends while rueidis dials: then it sends no command.
 //
 // If the process was suspended, a read's deadline may have passed although the reply has arrived.
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
 	release func() bool // stops closing the connection with the context of guardConnections
-	hasRead bool        // from the first read on, rueidis closes the connection itself; only Read uses it
+	hasRead bool        // only Read uses it; after the first read, rueidis itself closes the connection
 
-	isOpen atomic.Bool
-	opened chan struct{} // closed when something is written, or when the connection ends
+	canRead  atomic.Bool
+	readable chan struct{} // closed when something is written, or when the connection ends
 }
 
 // lateReadTimeout is how long a read may take after its deadline, for data that has arrived.
@@ -68,7 +68,7 @@ const lateReadTimeout = time.Millisecond
 
 func (g *guardedConn) Read(b []byte) (int, error) {
 	if !g.hasRead {
-		<-g.opened
+		<-g.readable
 	}
 	n, err := g.Conn.Read(b)
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && g.SetReadDeadline(time.Now().Add(lateReadTimeout)) == nil {
@@ -82,18 +82,18 @@ func (g *guardedConn) Read(b []byte) (int, error) {
 }
 
 func (g *guardedConn) Write(b []byte) (int, error) {
-	g.open()
+	g.allowReads()
 	return g.Conn.Write(b)
 }
 
 func (g *guardedConn) Close() error {
-	g.open()
+	g.allowReads()
 	g.release()
 	return g.Conn.Close()
 }
 
-func (g *guardedConn) open() {
-	if !g.isOpen.Load() && g.isOpen.CompareAndSwap(false, true) {
-		close(g.opened)
+func (g *guardedConn) allowReads() {
+	if !g.canRead.Load() && g.canRead.CompareAndSwap(false, true) {
+		close(g.readable)
 	}
 }

@@ -24,9 +24,8 @@ type Calls[S any] interface {
 }
 
 // A Detached client returns from a call when the call's context ends, even if the wrapped client
-// does not. Beyond the deadline, some clients dial a connection, wait for one that others dial, or
-// close one. So calls run on separate goroutines, the workers. A call continues if its caller
-// leaves.
+// does not: some clients dial, close or wait for a connection beyond the deadline. So calls run on
+// separate goroutines, the workers. A call continues if its caller leaves.
 type Detached[S any] struct {
 	next      Calls[S]
 	calls     *background.Group
@@ -82,8 +81,7 @@ func (d *Detached[S]) Ping(ctx context.Context) error {
 
 func (d *Detached[S]) Sharded(ctx context.Context) (bool, error) { return d.next.Sharded(ctx) }
 
-// Close ends the calls and the waits of their callers. It waits a second at most for calls that end
-// with their contexts.
+// Close cancels the calls, and their callers return. It waits up to a second for the calls to end.
 func (d *Detached[S]) Close() error {
 	d.calls.Cancel()
 	d.closeIdle()
@@ -128,7 +126,7 @@ func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
 type worker[S any] struct {
 	calls chan *runningCall[S]
 	ended chan struct{} // receives once for each call that has ended
-	done  chan struct{} // of the contexts of its calls; closed only if its last call was abandoned
+	done  chan struct{} // Done of its calls' contexts; closed only if its last call was abandoned
 }
 
 // worker returns a worker that is idle, or a new one.
@@ -214,7 +212,7 @@ type runningCall[S any] struct {
 	scripts    []S
 
 	state atomic.Int32 // running, hasEnded or wasAbandoned
-	reply string
+	reply string       // with err, the result once the call has ended
 	err   error
 }
 
@@ -289,9 +287,9 @@ func (r *runningCall[S]) Err() error {
 	return context.Canceled // the store was closed
 }
 
-// Deadline is the caller's plus overtime, so that a reply is read even if this process is late. If
-// the caller has none, it is in an hour: without a deadline rueidis would start two goroutines for
-// the call.
+// Deadline is the caller's plus overtime, so that a reply is read even if this process is late. A
+// caller without a deadline gets one in an hour: without any, rueidis would start two goroutines
+// for the call.
 func (r *runningCall[S]) Deadline() (time.Time, bool) {
 	at, ok := r.Context.Deadline()
 	if !ok {

@@ -26,7 +26,7 @@ func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	g := &guardedConn{Conn: client, release: func() bool { return true }, opened: make(chan struct{})}
+	g := &guardedConn{Conn: client, release: func() bool { return true }, readable: make(chan struct{})}
 	defer g.Close()
 	if _, err := g.Write([]byte("question")); err != nil {
 		t.Fatal(err)

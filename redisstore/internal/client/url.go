@@ -18,10 +18,10 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// ParseURL parses the URL of Redis; redisstore.ParseURL documents the forms. The function file
-// reads the files that the URL names. If it is nil, they are not read.
-func ParseURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
-	option, err := parseURL(text, file)
+// ParseURL parses the URL of Redis; redisstore.ParseURL documents the forms. readFile reads the
+// files that the URL names. If it is nil, they are not read.
+func ParseURL(text string, readFile func(string) ([]byte, error)) (rueidis.ClientOption, error) {
+	option, err := parseURL(text, readFile)
 	if err != nil {
 		if mayShowPassword(text) {
 			err = errMalformed
@@ -45,7 +45,7 @@ func mayShowPassword(text string) bool {
 	return !strings.Contains(authority, "@") && strings.Contains(tail, "@")
 }
 
-func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.ClientOption, err error) {
+func parseURL(text string, readFile func(string) ([]byte, error)) (option rueidis.ClientOption, err error) {
 	transport, form, rest, err := parseScheme(text)
 	if err != nil {
 		return option, err
@@ -96,10 +96,11 @@ func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.Cl
 	if option.SelectDB != 0 && form == "cluster" {
 		return option, errors.New("a Cluster has no database but 0")
 	}
-	return option, parseOptions(&option, query, transport == "rediss", file)
+	return option, parseOptions(&option, query, transport == "rediss", readFile)
 }
 
-// parseScheme reads redis+sentinel:// as transport redis and form sentinel.
+// parseScheme reads redis+sentinel:// as transport redis and form sentinel. The form of one server is
+// "". rest is what follows ://.
 func parseScheme(text string) (transport, form, rest string, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok || strings.ContainsAny(scheme, ":/?#@") {
@@ -188,15 +189,15 @@ func addresses(hosts, defaultPort string) ([]string, error) {
 var urlOptions = []string{"db", "password_file", "dial_timeout", "ca", "cert", "key", "server_name", "insecure_skip_verify",
 	"sentinel_username", "sentinel_password"}
 
-// parseOptions reads the options, and the files that they name if file is not nil.
-func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, file func(string) ([]byte, error)) error {
+// parseOptions reads the options, and the files that they name if readFile is not nil.
+func parseOptions(option *rueidis.ClientOption, query url.Values, hasTLS bool, readFile func(string) ([]byte, error)) error {
 	for name := range query {
 		if !slices.Contains(urlOptions, name) {
 			return fmt.Errorf("the option %q is not known; there are %s", name, strings.Join(urlOptions, ", "))
 		}
 	}
-	if name := query.Get("password_file"); name != "" && file != nil {
-		password, err := file(name)
+	if name := query.Get("password_file"); name != "" && readFile != nil {
+		password, err := readFile(name)
 		if err != nil {
 			return fmt.Errorf("password_file: %w", err)
 		}
@@ -210,8 +211,8 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, f
 		option.Dialer.Timeout = timeout
 	}
 	option.Sentinel.Dialer = option.Dialer
-	if secure {
-		return parseTLS(option, query, file)
+	if hasTLS {
+		return parseTLS(option, query, readFile)
 	}
 	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure_skip_verify"} {
 		if query.Has(name) {
@@ -221,17 +222,17 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, f
 	return nil
 }
 
-func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) ([]byte, error)) error {
+func parseTLS(option *rueidis.ClientOption, query url.Values, readFile func(string) ([]byte, error)) error {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: query.Get("server_name")} // if empty: the host that is dialed
 	if text := query.Get("insecure_skip_verify"); text != "" {
-		skip, err := strconv.ParseBool(text)
+		isInsecure, err := strconv.ParseBool(text)
 		if err != nil {
 			return fmt.Errorf("insecure_skip_verify is %q; it must be true or false", text)
 		}
-		config.InsecureSkipVerify = skip
+		config.InsecureSkipVerify = isInsecure
 	}
-	if name := query.Get("ca"); name != "" && file != nil {
-		pem, err := file(name)
+	if name := query.Get("ca"); name != "" && readFile != nil {
+		pem, err := readFile(name)
 		if err != nil {
 			return fmt.Errorf("ca: %w", err)
 		}
@@ -243,8 +244,8 @@ func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) 
 	if query.Has("cert") != query.Has("key") {
 		return errors.New("cert and key belong together; write both or neither")
 	}
-	if query.Has("cert") && file != nil {
-		pair, err := keyPair(query.Get("cert"), query.Get("key"), file)
+	if query.Has("cert") && readFile != nil {
+		pair, err := keyPair(query.Get("cert"), query.Get("key"), readFile)
 		if err != nil {
 			return fmt.Errorf("cert and key: %w", err)
 		}
@@ -257,12 +258,12 @@ func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) 
 	return nil
 }
 
-func keyPair(cert, key string, file func(string) ([]byte, error)) (tls.Certificate, error) {
-	public, err := file(cert)
+func keyPair(cert, key string, readFile func(string) ([]byte, error)) (tls.Certificate, error) {
+	public, err := readFile(cert)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	private, err := file(key)
+	private, err := readFile(key)
 	if err != nil {
 		return tls.Certificate{}, err
 	}

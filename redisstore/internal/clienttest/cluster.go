@@ -50,7 +50,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	s := NewStore(t, suite.Cluster(t, cluster.Addrs(), Options{}), redisstore.Options{Prefix: prefix})
 	limit := penstock.PerHour(10).MustCompile()
 	if name := s.Node([]penstock.Charge{{Key: "a", Plan: limit}}); name != "" {
-		t.Errorf("before the first decision the node is %q", name)
+		t.Errorf("before the first decision the node is %q; want none", name)
 	}
 	if _, err := s.Decide(context.Background(), []penstock.Charge{{Key: "a", Plan: limit, Cost: 1}}); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 			}
 		}
 		if name != owner {
-			t.Fatalf("%s: the node is %q; %q has the key", stored, name, owner)
+			t.Fatalf("%s: the node is %q; want %q, which has the key", stored, name, owner)
 		}
 	}
 	if len(names) != 3 {
@@ -86,7 +86,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 		several = append(several, penstock.Charge{Key: fmt.Sprint("key", i), Plan: limit})
 	}
 	if name := s.Node(several); strings.Count(name, "+") != 2 {
-		t.Errorf("a batch over all nodes is decided by %q", name)
+		t.Errorf("a batch over all nodes is decided by %q; want three addresses joined by +", name)
 	}
 }
 

@@ -12,11 +12,11 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// OthersConnections makes calls while connections are being made for other calls with longer
+// DeadlinesWhileConnecting makes calls while connections are being made for other calls with longer
 // deadlines. No call may wait for longer than its own context allows.
-func OthersConnections(t *testing.T, library Library) {
-	to := OneBehindProxy(t)
-	p := to.Proxies[0]
+func DeadlinesWhileConnecting(t *testing.T, library Library) {
+	target := OneBehindProxy(t)
+	p := target.Proxies[0]
 	store := NewStore(t, library.One(t, p.Addr(), Options{}), redisstore.Options{})
 	charges := []penstock.Charge{Spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	call := func(patience time.Duration) error {
@@ -41,11 +41,11 @@ func OthersConnections(t *testing.T, library Library) {
 	Await(t, "an answer to HELLO to be lost", func() bool { return p.Lost() > lost })
 	for i := range 10 {
 		if err := call(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("call %d: %v; want an ErrUnavailable", i, err)
+			t.Fatalf("call %d with a deadline of 10 ms: %v; want an ErrUnavailable", i, err)
 		}
 	}
 	if waiting.Load() == 0 {
-		t.Error("the calls have waited as long as those with later deadlines")
+		t.Error("the calls ended after those with later deadlines; want them to end at their own deadline")
 	}
 }
 

@@ -42,7 +42,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 			setUp := []penstock.Charge{Spend("k", some, 1), Spend("k", full, 2), Spend("k", held, 2)}
 			setUp[2].Holder = "first"
 			if d, err := store.Decide(t.Context(), setUp); err != nil || !d.Allowed {
-				t.Fatalf("set up: %v", err)
+				t.Fatalf("set up: allowed %v, %v; want allowed", d.Allowed, err)
 			}
 			denied := Spend("k", held, 1)
 			denied.Holder = "second"
@@ -58,7 +58,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 				d, err := store.Decide(Within(t, 5*time.Second), batch)
 				WantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Plan.Name()), err, fault.reason)
 				if d.Allowed {
-					t.Errorf("a decision with an error is allowed")
+					t.Errorf("%v of %s: allowed, with the error %v; want not allowed", batch[0].Mode, batch[0].Plan.Name(), err)
 				}
 			}
 			fault.heal(t, s)
@@ -82,8 +82,8 @@ func Do(commands ...string) func(*testing.T, *redistest.Server) {
 	}
 }
 
-// makeBusy starts a script that does not end. Its connection waits for it no longer than a command
-// of redistest does.
+// makeBusy starts a script that does not end. The goroutine that waits for it ends with the timeout
+// of Server.Do.
 func makeBusy(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	Must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
@@ -120,7 +120,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 		Eventually(t, 10*time.Second, func() error {
 			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			if err == nil {
-				t.Fatalf("store %d: the server had loaded its data before the call", i)
+				t.Fatalf("store %d: the server decided; want LOADING, but it had loaded its data before the call", i)
 			}
 			var e *penstock.StoreError
 			if !errors.As(err, &e) || e.Reason != penstock.ReasonNotReady || !strings.Contains(err.Error(), "LOADING") {
@@ -188,7 +188,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 			t.Errorf("key %d: %v; want the reason not_ready, unreachable or late", i, err)
 		}
 	}
-	t.Log(found)
+	t.Logf("errors by reason: %v", found)
 	if found[penstock.ReasonNotReady] == 0 {
 		t.Error("the live node never replied CLUSTERDOWN")
 	}
@@ -227,13 +227,13 @@ var limiterLogin = Options{User: "limiter", Password: "secret"}
 func useTheRest(t *testing.T, store *redisstore.Store) {
 	t.Helper()
 	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
-		t.Error(err)
+		t.Errorf("Heartbeat: %v", err)
 	}
 	if _, err := store.Servers(t.Context()); err != nil {
-		t.Error(err)
+		t.Errorf("Servers: %v", err)
 	}
 	if err := store.Ping(t.Context()); err != nil {
-		t.Error(err)
+		t.Errorf("Ping: %v", err)
 	}
 }
 

@@ -64,27 +64,31 @@ const (
 	longReplyTimeout = 10 * time.Second
 )
 
-const lostCalls = 12
+const (
+	lostCalls = 12
+	lostKeys  = 6 // enough for keys on each node of a Cluster
+)
 
 // lostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
 // their libraries make by default.
-func lostRepliesNeverChargeTwice(t *testing.T, s Suite, to Target) {
+func lostRepliesNeverChargeTwice(t *testing.T, s Suite, target Target) {
 	for _, l := range losses {
-		for _, m := range s.clients(to, Options{ReplyTimeout: shortReplyTimeout}) {
-			t.Run(l.name+"/"+m.Name, func(t *testing.T) { loseReplies(t, to, l, m) })
+		for _, m := range s.clients(target, Options{ReplyTimeout: shortReplyTimeout}) {
+			t.Run(l.name+"/"+m.Name, func(t *testing.T) { loseReplies(t, target, l, m) })
 		}
 	}
 }
 
 // loseReplies makes calls whose replies are lost, and counts what they have charged past the
 // proxies.
-func loseReplies(t *testing.T, to Target, l loss, m Maker) {
+func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	prefix := NewPrefix()
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: prefix})
-	direct := OpenStore(t, to.Direct, redisstore.Options{Prefix: prefix})
+	direct := OpenStore(t, target.Direct, redisstore.Options{Prefix: prefix})
 	limit := SlowRefill("d", 1000)
-	key := func(i int) string { return fmt.Sprint("k", i%6) }
-	for i := range 6 { // until every server knows the script, and every client its servers
+	key := func(i int) string { return fmt.Sprint("k", i%lostKeys) }
+	// Peek until every server knows the script, and every client its servers.
+	for i := range lostKeys {
 		for _, s := range []penstock.Store{direct, store} {
 			Eventually(t, 5*time.Second, func() error {
 				_, err := s.Decide(Within(t, time.Second), []penstock.Charge{{Key: key(i), Plan: limit, Mode: penstock.Peek}})
@@ -92,8 +96,8 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 			})
 		}
 	}
-	before := to.ran(t)
-	to.lose(l, true)
+	before := target.ran(t)
+	target.lose(l, true)
 	var unknown, unreached int64
 	for i := range lostCalls {
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
@@ -102,31 +106,31 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 		var e *penstock.StoreError
 		switch {
 		case !errors.As(err, &e):
-			t.Errorf("call %d, whose answer was lost, returned %v", i, err)
+			t.Errorf("call %d, whose answer was lost: %v; want a StoreError", i, err)
 		case e.Reason == penstock.ReasonUnreachable || e.Reason == penstock.ReasonLate:
 			unreached++
 		case e.MayBeCharged:
 			unknown++
 		default:
-			t.Errorf("call %d, whose answer was lost, is %v: %v", i, e.Reason, err)
+			t.Errorf("call %d, whose answer was lost, has the reason %v (%v); want one that says that it may be charged, or was not sent", i, e.Reason, err)
 		}
 	}
-	to.lose(l, false)
-	ran := to.ran(t) - before
+	target.lose(l, false)
+	ran := target.ran(t) - before
 	var charged int64
-	for i := range 6 {
+	for i := range lostKeys {
 		charged += 1000 - Remaining(t, direct, key(i), limit)
 	}
 	t.Logf("counted: %d calls with lost answers (%d unknown, %d unreached; %d scripts ran, %d charges)", lostCalls, unknown, unreached, ran, charged)
 	if charged > unknown || ran > lostCalls {
-		t.Errorf("%d calls of unknown outcome have charged %d times, in %d scripts", unknown, charged, ran)
+		t.Errorf("%d calls of unknown outcome have charged %d times, in %d scripts; want no more charges than such calls, and at most %d scripts", unknown, charged, ran, lostCalls)
 	}
 	least := int64(lostCalls / 2)
 	if l.name == "silence" {
 		least = 1 // while a call waits for its answer, rueidis may delay others
 	}
 	if charged < least {
-		t.Errorf("only %d of %d calls ran: the commands were lost, not their replies", charged, lostCalls)
+		t.Errorf("%d of %d calls have charged; want %d or more: the commands were lost, not their replies", charged, lostCalls, least)
 	}
 	Eventually(t, 10*time.Second, func() error { // and the client recovers
 		_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend(key(0), limit, 1)})
@@ -135,20 +139,21 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 }
 
 // forgottenScriptsChargeOnce flushes the scripts of servers in a loop.
-func forgottenScriptsChargeOnce(t *testing.T, s Suite, to Target) {
-	for _, m := range s.clients(to, Options{ReplyTimeout: longReplyTimeout}) {
-		t.Run(m.Name, func(t *testing.T) { forgetScripts(t, to, m) })
+func forgottenScriptsChargeOnce(t *testing.T, s Suite, target Target) {
+	for _, m := range s.clients(target, Options{ReplyTimeout: longReplyTimeout}) {
+		t.Run(m.Name, func(t *testing.T) { forgetScripts(t, target, m) })
 	}
 }
 
-func forgetScripts(t *testing.T, to Target, m Maker) {
+func forgetScripts(t *testing.T, target Target, m Maker) {
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: NewPrefix()})
-	one, two := SlowRefill("one", 1_000_000), SlowRefill("two", 1_000_000).Limit().With(penstock.SlidingLog).MustCompile()
+	const units = 1_000_000 // more than the calls spend
+	one, two := SlowRefill("one", units), SlowRefill("two", units).Limit().With(penstock.SlidingLog).MustCompile()
 	flushes, stop := 0, make(chan struct{})
 	var flushing sync.WaitGroup
 	flushing.Go(func() {
 		for ; ; flushes++ {
-			for _, s := range to.Servers {
+			for _, s := range target.Servers {
 				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
 					t.Errorf("script flush: %v", err)
 				}
@@ -170,7 +175,7 @@ func forgetScripts(t *testing.T, to Target, m Maker) {
 				batch := []penstock.Charge{Spend(fmt.Sprint("k", k), one, 1), Spend(fmt.Sprint("k", k), two, 1)}
 				d, err := store.Decide(t.Context(), batch[:1+i%2])
 				if err != nil || !d.Allowed {
-					t.Errorf("client %d, call %d: %v", who, i, err)
+					t.Errorf("client %d, call %d: allowed %v, %v; want allowed", who, i, d.Allowed, err)
 					return
 				}
 				admitted[k].Add(1)
@@ -184,8 +189,8 @@ func forgetScripts(t *testing.T, to Target, m Maker) {
 	for k := range admitted {
 		n := admitted[k].Load()
 		total += n
-		if charged := 1_000_000 - Remaining(t, store, fmt.Sprint("k", k), one); charged != n {
-			t.Errorf("key %d was charged %d times by %d calls", k, charged, n)
+		if charged := units - Remaining(t, store, fmt.Sprint("k", k), one); charged != n {
+			t.Errorf("key %d was charged %d times by %d calls; want once by each", k, charged, n)
 		}
 	}
 	t.Logf("counted: %d decisions among forgotten scripts (%d flushes)", total, flushes)
@@ -213,19 +218,19 @@ func everyCallEnds(t *testing.T, suite Suite) {
 			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
 				t.Parallel()
 				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
-				Eventually(t, 5*time.Second, load.decided)
-				load.faulty.Store(true)
+				Eventually(t, 5*time.Second, load.hasDecided)
+				load.hasFault.Store(true)
 				if err := fault.make(s); err != nil {
 					t.Fatal(err)
 				}
-				Eventually(t, 10*time.Second, load.failed)
+				Eventually(t, 10*time.Second, load.hasFailed)
 				time.Sleep(fault.lasts)
 				healed := time.Now()
 				if err := fault.heal(s); err != nil {
 					t.Fatal(err)
 				}
 				load.answers.Store(0)
-				Eventually(t, 5*time.Second, load.decided)
+				Eventually(t, 5*time.Second, load.hasDecided)
 				t.Logf("decisions again after %v; %d failed, the slowest call took %v", time.Since(healed), load.failures.Load(), time.Duration(load.slowest.Load()))
 			})
 		}
@@ -234,9 +239,9 @@ func everyCallEnds(t *testing.T, suite Suite) {
 
 // A load calls a store in a loop, and checks that every call ends.
 type load struct {
-	faulty            atomic.Bool
-	answers, failures atomic.Int64
-	slowest           atomic.Int64
+	hasFault          atomic.Bool
+	answers, failures atomic.Int64 // how many calls ended with a decision, or with an error
+	slowest           atomic.Int64 // call, in ns
 }
 
 const patienceOfLoad = 100 * time.Millisecond
@@ -294,25 +299,25 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 	}
 }
 
-func (to Target) addrs() []string {
+func (target Target) addrs() []string {
 	var addrs []string
-	for _, p := range to.Proxies {
+	for _, p := range target.Proxies {
 		addrs = append(addrs, p.Addr())
 	}
 	return addrs
 }
 
-func (to Target) lose(l loss, on bool) {
-	for _, p := range to.Proxies {
+func (target Target) lose(l loss, on bool) {
+	for _, p := range target.Proxies {
 		p.Only("EVALSHA")
 		l.set(p, on)
 	}
 }
 
 // ran counts the scripts that ran.
-func (to Target) ran(t testing.TB) (n int64) {
+func (target Target) ran(t testing.TB) (n int64) {
 	t.Helper()
-	for _, s := range to.Servers {
+	for _, s := range target.Servers {
 		for _, command := range []string{"evalsha", "eval"} {
 			calls, _, err := s.CommandStats(command)
 			if err != nil {
@@ -341,22 +346,24 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 		l.answers.Add(1)
 	case errors.Is(err, context.Canceled): // the test is over
 	case !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded):
-		t.Errorf("a call failed with %v", err)
-	case !l.faulty.Load() && took < patienceOfLoad:
+		t.Errorf("a call failed with %v; want an ErrUnavailable or the end of its context", err)
+	case !l.hasFault.Load() && took < patienceOfLoad:
 		t.Errorf("a call failed before the fault: %v", err)
 	default:
 		l.failures.Add(1)
 	}
 }
 
-func (l *load) decided() error {
+// hasDecided returns an error until some calls have got a decision.
+func (l *load) hasDecided() error {
 	if l.answers.Load() < 20 {
 		return fmt.Errorf("%d decisions; want 20", l.answers.Load())
 	}
 	return nil
 }
 
-func (l *load) failed() error {
+// hasFailed returns an error until some calls have failed.
+func (l *load) hasFailed() error {
 	if l.failures.Load() < 8 {
 		return fmt.Errorf("%d failures; want 8", l.failures.Load())
 	}

@@ -16,7 +16,7 @@ import (
 // NewPrefix returns a prefix that no other test uses.
 func NewPrefix() string { return strings.ToLower(rand.Text()[:10]) }
 
-// OpenStore makes a Store that ends with the test.
+// OpenStore makes a Store of a URL. It is closed when the test ends.
 func OpenStore(t testing.TB, url string, o redisstore.Options) *redisstore.Store {
 	t.Helper()
 	s, err := redisstore.Open(url, o)
@@ -27,7 +27,7 @@ func OpenStore(t testing.TB, url string, o redisstore.Options) *redisstore.Store
 	return s
 }
 
-// NewStore makes a Store of a client whose owner closes it.
+// NewStore makes a Store of a client, which its owner closes.
 func NewStore(t testing.TB, client redisstore.Client, o redisstore.Options) *redisstore.Store {
 	t.Helper()
 	s, err := redisstore.New(client, o)
@@ -43,7 +43,7 @@ func Must(t testing.TB, s *redistest.Server, args ...string) any {
 	t.Helper()
 	reply, err := s.Do(args...)
 	if err != nil {
-		t.Fatalf("%v: %v", args, err)
+		t.Fatalf("command %v: %v; want no error", args, err)
 	}
 	return reply
 }

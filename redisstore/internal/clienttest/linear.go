@@ -76,15 +76,16 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// someBatch is a random batch on up to keys keys. Most charges spend, so that the limits are nearly
-// used up and the order of calls matters.
-func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
+// randomBatch is a random batch of a client on up to keys keys. Most charges spend, so that the
+// limits are nearly used up and the order of calls matters.
+func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
 		penstock.Force, penstock.Reset,
 	}
 	var batch []linearCharge
-	for _, i := range rng.Perm(keys * len(linearLimits))[:1+rng.IntN(3)*rng.IntN(2)] {
+	size := 1 + rng.IntN(3)*rng.IntN(2) // 1 to 3; mostly 1
+	for _, i := range rng.Perm(keys * len(linearLimits))[:size] {
 		holder := who
 		if rng.IntN(8) == 0 {
 			holder = rng.IntN(linearClients)
@@ -95,7 +96,7 @@ func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 		}
 		cost := 1 + rng.Int64N(3)
 		if rng.IntN(20) == 0 {
-			cost = []int64{0, 20}[rng.IntN(2)]
+			cost = []int64{0, 20}[rng.IntN(2)] // 20 is more than any limit has
 		}
 		if mode == penstock.Force {
 			cost = min(cost, 3)
@@ -105,9 +106,8 @@ func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	return batch
 }
 
-// write makes a history: clients call the stores concurrently. It returns the seed of their
-// batches.
-func write(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
+// makeHistory lets clients call the stores concurrently. It returns the seed of their batches too.
+func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
 	t.Helper()
 	h, seed := &history{start: time.Now()}, rand.Uint64()
 	prefix := NewPrefix()
@@ -145,7 +145,7 @@ func linearizable(t *testing.T, suite Suite, n int) {
 	}
 	ops := 0
 	for i := range n {
-		h, seed := write(t, stores, linearOps, 1+i%linearKeys, someBatch)
+		h, seed := makeHistory(t, stores, linearOps, 1+i%linearKeys, randomBatch)
 		ops += len(h.ops)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
@@ -162,7 +162,7 @@ func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 		NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), o),
 	}
 	for range n {
-		h, seed := write(t, stores, linearOps, 1, someBatch)
+		h, seed := makeHistory(t, stores, linearOps, 1, randomBatch)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
 		}
@@ -173,8 +173,8 @@ func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 // linearizableWithLostReplies cuts connections while replies are on their way. Each charge whose
 // outcome is unknown was made once or not at all.
 func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
-	to, o := OneBehindProxy(t), StandingClock()
-	p := to.Proxies[0]
+	target, o := OneBehindProxy(t), StandingClock()
+	p := target.Proxies[0]
 	p.Only("EVAL")
 	stores := []penstock.Store{
 		OpenStore(t, "redis://"+p.Addr(), o), NewStore(t, suite.One(t, p.Addr(), Options{}), o),
@@ -184,7 +184,7 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 		stop := make(chan struct{})
 		var cutting sync.WaitGroup
 		cutting.Go(func() { p.CutOnce(stop) })
-		h, seed := write(t, stores, linearOps/2, 1, someBatch)
+		h, seed := makeHistory(t, stores, linearOps/2, 1, randomBatch)
 		close(stop)
 		cutting.Wait()
 		unknown += h.unknown()
@@ -197,7 +197,7 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 	}
 	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d more were too large to check)", n-undecided, unknown, undecided)
 	if unknown < n/2 || undecided > n/5 {
-		t.Errorf("of %d histories with %d lost answers, %d were too large to check", n, unknown, undecided)
+		t.Errorf("of %d histories with %d lost answers, %d were too large to check; want %d lost answers or more, and at most %d too large", n, unknown, undecided, n/2, n/5)
 	}
 }
 
@@ -209,6 +209,7 @@ func (c linearCharge) String() string {
 // get, and the state after it.
 func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Limit().Count, s
+	// own is what this charge changes; taken are the slots of other holders.
 	taken, own := int64(0), &s.used[c.key%linearKeys][c.limit%slotsLimit]
 	if c.limit == slotsLimit {
 		own = &s.holds[c.key][c.holder]

@@ -22,7 +22,7 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 	for seed := range uint64(200) {
 		rng, h, state := rand.New(rand.NewPCG(seed, 0)), &history{start: time.Now()}, linearState{}
 		for range 60 {
-			batch := someBatch(rng, rng.IntN(linearClients), linearKeys)
+			batch := randomBatch(rng, rng.IntN(linearClients), linearKeys)
 			if err := h.record(t.Context(), store, fmt.Sprint(seed, "-"), 0, batch); err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func TestLinearizabilityCheckCanFail(t *testing.T) {
 	spends := func(*rand.Rand, int, int) []linearCharge { return []linearCharge{{mode: penstock.Spend, cost: 1}} }
 	const most = 100
 	for i := range most {
-		h, seed := write(t, []penstock.Store{racy}, linearOps, 1, spends)
+		h, seed := makeHistory(t, []penstock.Store{racy}, linearOps, 1, spends)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Logf("the racy store was detected in history %d", i+1)
 			return

@@ -38,14 +38,14 @@ func VariousLimits() []*penstock.Plan {
 func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 	t.Helper()
 	var all sync.WaitGroup
-	decide := func(keys []string, of ...*penstock.Plan) {
+	decide := func(keys []string, limits ...*penstock.Plan) {
 		var batch []penstock.Charge
-		for i, limit := range of {
+		for i, limit := range limits {
 			batch = append(batch, penstock.Charge{Key: keys[i%len(keys)], Plan: limit, Cost: 1, Holder: "h"})
 		}
 		all.Go(func() {
 			if d, err := s.Decide(t.Context(), batch); err != nil || !d.Allowed {
-				t.Errorf("%d charges: %v, %v; want a grant", len(of), d, err)
+				t.Errorf("%d charges: %v, %v; want a grant", len(limits), d, err)
 			}
 		})
 	}
@@ -119,7 +119,7 @@ func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Sc
 	t.Helper()
 	for _, script := range scripts {
 		if known := Must(t, server, "SCRIPT", "EXISTS", script.Digest).([]any); known[0] != int64(1) {
-			t.Errorf("%s does not know %s", server.Addr, script.Digest)
+			t.Errorf("%s does not know the script %s; want all scripts loaded", server.Addr, script.Digest)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 	s := suite.Open(t, client)
 	for round := range int64(2) { // a new store, and a server that has lost its scripts
 		if got := client.callAtOnce(t, s, callers, SlowRefill("l", 1000)); got != callers {
-			t.Errorf("%d of %d callers were allowed", got, callers)
+			t.Errorf("round %d: %d of %d callers were allowed; want all", round, got, callers)
 		}
 		if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != round+1 || evals != 0 {
 			t.Errorf("round %d: %d loads and %d EVALs; want %d and 0", round, loads, evals, round+1)
@@ -171,7 +171,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 		t.Fatalf("Load without the right: %v, want an error with the hint +script|load", err)
 	}
 	if got := client.callAtOnce(t, s, callers, limit); got != callers {
-		t.Errorf("%d of %d callers were allowed", got, callers)
+		t.Errorf("%d of %d callers were allowed; want all", got, callers)
 	}
 	if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != 1 || evals != 1 {
 		t.Errorf("%d loads and %d EVALs; want one of each", loads, evals)
@@ -186,7 +186,7 @@ func wrongDigest(t *testing.T, suite Suite) {
 	client := suite.One(t, redistest.Start(t).Addr, Options{})
 	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
 	if err == nil || !strings.Contains(err.Error(), "SHA-1") {
-		t.Error(err)
+		t.Errorf("a script with a wrong digest: %v; want an error about its SHA-1", err)
 	}
 }
 
@@ -211,7 +211,7 @@ func (c *CountingClient) wait() {
 	}
 }
 
-// callAtOnce has callers decide, each in a script of its own. All get the reply NOSCRIPT before one
+// callAtOnce lets callers decide at the same time, each in a script of its own. All get the reply NOSCRIPT before one
 // loads the script. It returns how many were allowed.
 func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
@@ -223,7 +223,7 @@ func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers i
 		all.Go(func() {
 			d, err := s.Decide(t.Context(), []penstock.Charge{Spend("k", limit, 1)})
 			if err != nil {
-				t.Error(err)
+				t.Errorf("decide: %v; want no error", err)
 			} else if d.Allowed {
 				granted.Add(1)
 			}

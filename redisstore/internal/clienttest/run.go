@@ -26,8 +26,8 @@ type test struct {
 	run  func(*testing.T, Suite)
 }
 
-// RunSequential runs the tests that make one call at a time. Tests of OnCluster run on the Cluster
-// that they share.
+// RunSequential runs the tests that make one call at a time. onCluster has more tests, for the
+// Cluster that they all share.
 func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.Cluster)) {
 	s.run(t,
 		test{"server comes up later", serverComesUpLater},
@@ -59,18 +59,18 @@ func RunConcurrent(t *testing.T, s Suite) {
 		test{"loaded limits need no other script", loadedLimits},
 		test{"one caller loads", oneCallerLoads},
 		test{"one caller sends the text", oneCallerSendsTheText},
-		test{"others' connections", func(t *testing.T, s Suite) { OthersConnections(t, s.Library) }},
+		test{"deadlines while connecting", func(t *testing.T, s Suite) { DeadlinesWhileConnecting(t, s.Library) }},
 		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
 		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
 	)
 	// These tests use one Cluster in turn: some flush scripts, some lose replies.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		to := clusterBehindProxies(t)
-		t.Run("lost replies never charge twice", func(t *testing.T) { lostRepliesNeverChargeTwice(t, s, to) })
-		t.Run("forgotten scripts charge once", func(t *testing.T) { forgottenScriptsChargeOnce(t, s, to) })
-		t.Run("loaded limits need no other script", func(t *testing.T) { loadOnACluster(t, s, to.cluster) })
-		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, to.cluster, effort.Of(6, 500)) })
+		target := clusterBehindProxies(t)
+		t.Run("lost replies never charge twice", func(t *testing.T) { lostRepliesNeverChargeTwice(t, s, target) })
+		t.Run("forgotten scripts charge once", func(t *testing.T) { forgottenScriptsChargeOnce(t, s, target) })
+		t.Run("loaded limits need no other script", func(t *testing.T) { loadOnACluster(t, s, target.cluster) })
+		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, target.cluster, effort.Of(6, 500)) })
 	})
 }
 
@@ -84,13 +84,13 @@ func (s Suite) run(t *testing.T, tests ...test) {
 }
 
 // clients makes clients of both libraries, if they support this kind of server.
-func (s Suite) clients(to Target, o Options) (makers []Maker) {
+func (s Suite) clients(target Target, o Options) (makers []Maker) {
 	for _, l := range []Library{s.Library, s.Other} {
 		switch {
-		case to.cluster == nil:
-			makers = append(makers, l.on(to.addrs()[0], o))
+		case target.cluster == nil:
+			makers = append(makers, l.on(target.addrs()[0], o))
 		case l.Cluster != nil:
-			makers = append(makers, l.onCluster(to.addrs(), o))
+			makers = append(makers, l.onCluster(target.addrs(), o))
 		}
 	}
 	return makers

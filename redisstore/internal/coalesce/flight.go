@@ -17,8 +17,8 @@ type Flight struct {
 	requests []Request
 	groups   map[group]int // the index of the first request of each group
 	recent   int           // the index of the request that was joined last
-	waiters  int
-	cost     int
+	waiters  int           // how many there are
+	cost     int           // at most maxCost
 
 	wakeup      *wakeup            // nil when all waiters have their answers
 	earliest    time.Time          // of the deadlines that have no timer of their own; zero: there is none
@@ -111,8 +111,8 @@ func (f *Flight) Join(w *Waiter) bool {
 	for i := range w.Charges {
 		g.tags[i] = w.Charges[i].Plan.Tag()
 	}
-	first, known := f.groups[g]
-	if !known {
+	first, isKnown := f.groups[g]
+	if !isKnown {
 		i := f.addRequest(w)
 		if i >= 0 {
 			f.groups[g] = i
@@ -215,11 +215,11 @@ func (f *Flight) hasRoomFor(w *Waiter) bool {
 	if len(w.Extras) == 0 {
 		return true
 	}
-	extra := 0
-	for _, e := range w.Extras {
-		extra += requestCost + len(e.Charges)
+	extraCost := 0
+	for _, extra := range w.Extras {
+		extraCost += requestCost + len(extra.Charges)
 	}
-	return f.cost+requestCost+maxGroupCharges+extra <= maxCost
+	return f.cost+requestCost+maxGroupCharges+extraCost <= maxCost // w has at most maxGroupCharges charges
 }
 
 // start gives the flight a context. Its deadline is the latest of the waiters' deadlines, but only

@@ -19,7 +19,7 @@ type Waiter struct {
 
 	flight     *Flight
 	wakeup     *wakeup
-	cancelled  <-chan struct{} // the context's; nil: it never ends by itself
+	canceled   <-chan struct{} // the context's; nil: it never ends by itself
 	lazy       lazy.Context    // the context, if it has no timer for its deadline
 	deadline   time.Time       // zero: there is none
 	hasExpired atomic.Bool     // the deadline of lazy has passed
@@ -40,25 +40,25 @@ func (w *Waiter) prepare(ctx context.Context) {
 	w.lazy, _ = ctx.(lazy.Context)
 	if w.lazy == nil {
 		w.deadline, _ = ctx.Deadline()
-		w.cancelled = ctx.Done()
+		w.canceled = ctx.Done()
 		return
 	}
-	w.cancelled, w.deadline = w.lazy.Lazy()
+	w.canceled, w.deadline = w.lazy.Lazy()
 }
 
 // wait returns nil when the waiter has its answer, or the error of the context that ended before.
 func (w *Waiter) wait(ctx context.Context) error {
-	for at := w.wakeup; ; at = at.next {
-		if w.cancelled == nil {
-			<-at.fired
+	for wakeup := w.wakeup; ; wakeup = wakeup.next {
+		if w.canceled == nil {
+			<-wakeup.fired
 		} else {
 			select {
-			case <-at.fired:
-			case <-w.cancelled:
+			case <-wakeup.fired:
+			case <-w.canceled:
 				return ctx.Err()
 			}
 		}
-		if at.next == nil {
+		if wakeup.next == nil {
 			return nil
 		}
 		if w.hasExpired.Load() {

@@ -29,12 +29,12 @@ type function struct {
 	declared   map[string]bool // names that the body declares as local
 }
 
-// uncomment removes comments and empty lines.
-func uncomment(lua string) string {
+// removeComments removes comments and empty lines.
+func removeComments(lua string) string {
 	var out strings.Builder
 	out.Grow(len(lua))
 	for line := range strings.Lines(lua) {
-		if code, _, commented := strings.Cut(line, "--"); commented {
+		if code, _, hasComment := strings.Cut(line, "--"); hasComment {
 			line = strings.TrimRight(code, " \t") + "\n"
 		}
 		if strings.TrimSpace(line) != "" {
@@ -81,9 +81,9 @@ func newFunction(name, parameters, body string, others []function) function {
 		f.names[name] = true
 	}
 	for line := range strings.Lines(body) {
-		line, local := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
+		line, isLocal := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
 		names := line[:listEnd(line)]
-		if local {
+		if isLocal {
 			addNames(f.declared, names)
 		}
 		if strings.HasSuffix(names, " ") && strings.HasPrefix(line[len(names):], "= ") {
@@ -147,6 +147,7 @@ func (f *function) asStatement(text string) string {
 		if at < 0 {
 			return finished(&out, text)
 		}
+		// text[start:end] is the line that has the call: indent, code, call.
 		start := strings.LastIndexByte(text[:at], '\n') + 1
 		end := len(text)
 		if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
@@ -154,9 +155,9 @@ func (f *function) asStatement(text string) string {
 		}
 		code := strings.TrimLeft(text[start:at], " \t")
 		indent := text[start : at-len(code)]
-		names, local := strings.CutPrefix(code, "local ")
-		names, assigns := strings.CutSuffix(names, " = ")
-		if !assigns || listEnd(names) < len(names) || text[end-1] != ')' {
+		names, isLocal := strings.CutPrefix(code, "local ")
+		names, isAssignment := strings.CutSuffix(names, " = ")
+		if !isAssignment || listEnd(names) < len(names) || text[end-1] != ')' {
 			from = end
 			continue
 		}
@@ -164,15 +165,15 @@ func (f *function) asStatement(text string) string {
 			out.Grow(len(text) + 4*len(f.body))
 		}
 		out.WriteString(text[:start])
-		f.writeStatement(&out, indent, names, text[at+len(f.name)+1:end-1], local)
+		f.writeStatement(&out, indent, names, text[at+len(f.name)+1:end-1], isLocal)
 		text, from = text[end:], 0
 	}
 }
 
 // writeStatement writes f's body as a block "repeat … until true". Each return becomes an
 // assignment to the names and a break.
-func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, local bool) {
-	if local {
+func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, isLocal bool) {
+	if isLocal {
 		out.WriteString(indent + "local " + names + "\n")
 	}
 	body, locals := f.bind(arguments)
@@ -180,6 +181,7 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 		writeBlock(out, indent, locals, body, names)
 		return
 	}
+	// The body assigns to r1, r2, … instead, and these are copied to the names afterwards.
 	var results []string
 	for i := range strings.Count(names, ",") + 1 {
 		results = append(results, fmt.Sprintf("r%d", i+1))
@@ -226,7 +228,8 @@ func (f *function) bind(arguments string) (body, locals string) {
 	return replaceNames(f.body, renamed), locals
 }
 
-// isHidden tells whether one of the names may mean something else inside f.
+// isHidden tells whether one of the names may mean something else inside f, so that its body cannot
+// assign to it.
 func (f *function) isHidden(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
 		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {

@@ -37,18 +37,42 @@ const (
 	MaxCharges = 4 // of one batch in Single and Uniform
 	MaxNumbers = 6 // of the state of one limit there
 
-	// FirstCollection is added to the number of an algorithm whose state is a collection. Coalesced
+	// FirstCollection is added to the number of an algorithm whose state is a collection. Mixed
 	// numbers its algorithms from 0, in their order.
 	FirstCollection = 128
+
+	// ExtendedMode is added to the mode of a charge that has an extension: a fourth parameter, a
+	// patience or a holder.
+	ExtendedMode = 128
+
+	// DryRunMode is added to the modes of a batch that charges nothing.
+	DryRunMode = 64
+)
+
+// The reply of a uniform script is a list of numbers. For one batch after the other it has a kind,
+// and what follows here.
+const (
+	ReplyPlain   = 0 // remaining and reset of each charge: all of the cost was granted, without a wait
+	ReplyFull    = 1 // a status of each charge
+	ReplyCorrupt = 2 // nothing
+
+	// Run-length encoding: the number of further batches like the last one. Then, for each charge: by
+	// how much Remaining decreases and ResetAfter increases from one batch to the next.
+	ReplyRepeat = 3
 )
 
 const (
-	// Keys expire at least slackTTL ms later than necessary. So state outlives a jump of the clock up
-	// to algorithm.MaxStall.
+	// Keys expire at least slackTTL ms later than necessary. So state outlives a jump of the clock of
+	// up to algorithm.MaxStall.
 	slackTTL = algorithm.MaxStall / 1000
 
-	// virtualTTL is added, in ms, if the caller gives the time: TTLs run in real time.
+	// virtualTTL is an hour in ms. It is added to TTLs if the caller gives the time, because TTLs run
+	// by the server's clock.
 	virtualTTL = 3_600_000
+
+	// certainSlack is how much longer than necessary a key lives for certain, in µs: 2 ms less than
+	// slackTTL, because TTLs are whole ms.
+	certainSlack = slackTTL*1000 - 2000
 )
 
 // Single writes a script that decides one batch. Its charges have these algorithms, in this order,
@@ -67,17 +91,17 @@ func Uniform(algorithms []*algorithm.Algorithm) string {
 func Mixed(algorithms []*algorithm.Algorithm) string {
 	var fragments, steps, saves strings.Builder
 	for i, a := range algorithms {
-		number, rest := i, "who, unpack(cell, 7)"
+		number, lastArguments := i, "holder, unpack(cell, 7)"
 		if a.IsCollection() {
-			number, rest = FirstCollection+i, "KEYS[key], ARGV[who] or ''"
+			number, lastArguments = FirstCollection+i, "KEYS[key], ARGV[holder] or ''"
 			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name())
 		}
 		fmt.Fprintf(&steps, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",
-			number, a.Name(), rest)
+			number, a.Name(), lastArguments)
 		fragments.WriteString(a.Lua() + "\n")
 	}
 	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String()).Replace(harnesses().mixed)
-	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
+	return finish(inline(replaceNames(removeComments(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
 // unroll expands a harness for a sequence of algorithms.
@@ -85,8 +109,8 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	n := len(algorithms)
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
 	text = expandLists(text, n)
-	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
-	names := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(additive)}
+	isAdditive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
+	names := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(isAdditive)}
 	var fragments strings.Builder
 	for i, a := range algorithms {
 		names = append(names, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
@@ -96,7 +120,7 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	}
 	text = strings.NewReplacer(names...).Replace(text)
 	prelude := preludeOf()
-	functions := functionsOf(replaceNames(uncomment(fragments.String()), constants), prelude.functions)
+	functions := functionsOf(replaceNames(removeComments(fragments.String()), constants), prelude.functions)
 	text = inline(text, functions)
 	if slices.ContainsFunc(functions, prelude.isCalledIn) {
 		text = inline(text, prelude.functions)
@@ -124,7 +148,9 @@ var constants = decimals(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"MAX": algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
-	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "LIVES": slackTTL*1000 - 2000, "VIRTUALTTL": virtualTTL,
+	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "CERTAINSLACK": certainSlack, "VIRTUALTTL": virtualTTL,
+	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode,
+	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 })
 
 func decimals(numbers map[string]int64) map[string]string {
@@ -137,9 +163,9 @@ func decimals(numbers map[string]int64) map[string]string {
 
 // harnesses returns the templates without comments, with the blocks of storage.lua that they name.
 var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }) {
-	storage := uncomment(storageLua)
+	storage := removeComments(storageLua)
 	include := func(harness string) string {
-		harness = uncomment(harness)
+		harness = removeComments(harness)
 		for _, part := range [...]string{"clock", "load", "decide", "save"} {
 			_, text, _, _ := cutBlock(storage, part)
 			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
@@ -147,8 +173,8 @@ var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }
 		return replaceNames(replaceAllCalls(harness, preludeOf().functions), constants)
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
-		"POISON\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
-	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "POISON\n", "poisoned = true\n").Replace(include(uniformLua))
+		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
+	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(uniformLua))
 	h.mixed = include(mixedLua)
 	return h
 })
@@ -160,12 +186,12 @@ type prelude struct {
 }
 
 var preludeOf = sync.OnceValue(func() prelude {
-	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
+	header, definitions, _ := strings.Cut(removeComments(preludeLua), "\nlocal function ")
 	definitions = replaceNames("local function "+definitions, constants)
 	return prelude{strings.Split(header, "\n"), functionsOf(definitions, nil)}
 })
 
 // isCalledIn tells whether a function calls one of the prelude's.
 func (p prelude) isCalledIn(f function) bool {
-	return slices.ContainsFunc(p.functions, func(of function) bool { return f.names[of.name] })
+	return slices.ContainsFunc(p.functions, func(own function) bool { return f.names[own.name] })
 }

@@ -7,8 +7,10 @@ local virtual = 0
 RIGHTS
 
 -- A cell is a table of the state of one limit. Its first six elements are the outcome of the last
--- step, or zeros if there was none. The numbers of the state follow.
-local strings, saved = {}, {}
+-- step, or zeros if there was none: granted, remaining, retry, reset, wait, keep. The numbers of the
+-- state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state, negative
+-- if it is unchanged.
+local strings, changed = {}, {} -- by key; the keys of strings that must be saved
 
 local function formatof(n)
   return '<' .. string.rep('I7', math.min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
@@ -38,9 +40,9 @@ local function load(key)
 end
 
 local FRESH = {}
-local function step(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
+local function step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p3, p4)
   local cell
-  if algorithm < 128 then
+  if algorithm < FIRSTCOLLECTION then
     cell = (strings[key] or load(key)).cells[tag] or FRESH
   end
   STEP
@@ -51,18 +53,18 @@ end
 local function save(key, algorithm, tag, result)
   local keep, reset = result[6], result[4]
   if keep < 0 then
-    if algorithm >= 128 and reset > 0 then
+    if algorithm >= FIRSTCOLLECTION and reset > 0 then
       call('PEXPIRE', KEYS[key], text(ttlof(reset) + virtual), 'GT')
-    elseif algorithm < 128 and reset > 0 and now + reset > strings[key].expiresAfter then
+    elseif algorithm < FIRSTCOLLECTION and reset > 0 and now + reset > strings[key].expiresAfter then
       local s = strings[key]
       if s.keep < 0 then
-        saved[#saved + 1] = key
+        changed[#changed + 1] = key
       end
       s.keep = math.max(s.keep, reset)
     end
     return
   end
-  if algorithm >= 128 then
+  if algorithm >= FIRSTCOLLECTION then
     SAVE
     if keep > 0 then
       call('PEXPIRE', KEYS[key], text(ttlof(keep) + virtual))
@@ -78,43 +80,44 @@ local function save(key, algorithm, tag, result)
   end
   s.cells[tag] = result
   if s.keep < 0 then
-    saved[#saved + 1] = key
+    changed[#changed + 1] = key
   end
   s.keep = math.max(s.keep, keep, reset)
 end
 
 local reply = {}
 for _ = 1, batches do
-  local charges
-  charges, at = sunpack('<I2', args, at)
-  local steps, results, allowed = {}, {}, true -- allowed becomes false for a dry run too, so that nothing is charged
-  for i = 1, charges do
+  local count
+  count, at = sunpack('<I2', args, at)
+  -- isGranted is false for a dry run too, so that nothing is charged.
+  local charges, results, isGranted = {}, {}, true
+  for i = 1, count do
     local key, algorithm, mode, tag, cost, p1, p2, p3
-    local p4, patience, who = 0, 0, 0
+    local p4, patience, holder = 0, 0, 0
     key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4dddd', args, at)
-    if mode >= 128 then
-      mode = mode - 128
-      p4, patience, who, at = sunpack('<ddd', args, at)
+    if mode >= EXTENDED then
+      mode = mode - EXTENDED
+      p4, patience, holder, at = sunpack('<ddd', args, at)
     end
-    if mode >= 64 then
-      mode, allowed = mode - 64, false
+    if mode >= DRYRUN then
+      mode, isGranted = mode - DRYRUN, false
     end
-    local q = { key, algorithm, tag, who, p1, p2, p3, p4 }
-    local result = step(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
-    steps[i], results[i] = q, result
-    allowed = allowed and result[3] == 0
+    charges[i] = { key, algorithm, tag, holder, p1, p2, p3, p4 }
+    results[i] = step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p3, p4)
+    isGranted = isGranted and results[i][3] == 0
   end
-  for i = 1, charges do
-    local q, result = steps[i], results[i]
-    if not allowed and result[3] == 0 then -- granted itself; denied by another charge, or a dry run: reply what is left
-      result = step(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
+  for i = 1, count do
+    local result = results[i]
+    local key, algorithm, tag = unpack(charges[i], 1, 3)
+    if not isGranted and result[3] == 0 then -- another charge is denied, or it is a dry run: reply what is left
+      result = step(key, algorithm, tag, PEEK, 0, 0, unpack(charges[i], 4))
     end
-    save(q[1], q[2], q[3], result)
+    save(key, algorithm, tag, result)
     reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])
   end
 end
 
-for _, key in ipairs(saved) do
+for _, key in ipairs(changed) do
   local s, parts = strings[key], { '' }
   for _, tag in ipairs(s.order) do
     local cell = s.cells[tag]

@@ -21,7 +21,8 @@ local function cdiv(a, b)
   return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
 end
 
--- The size in bytes of an entry of n numbers: the third number has six, the others seven.
+-- The size in bytes of an entry of n numbers: 4 for its word, 6 for the third number, 7 for each
+-- other number.
 local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
@@ -32,9 +33,10 @@ local function ttlof(keep)
   return 2 * cdiv(keep, 1000) + SLACK
 end
 
--- The time in seconds before which a key that is written now with ttlof(keep) cannot expire.
+-- The time in seconds before which a key that is written now with ttlof(keep) cannot expire. It is
+-- stored in 32 bits.
 local function expiryof(now, keep)
-  return math.min(div(now + 2 * keep + LIVES, 1000000), 4294967295)
+  return math.min(div(now + 2 * keep + CERTAINSLACK, 1000000), 4294967295)
 end
 
 -- The twin of take in algorithm.go: what is granted, what is used afterwards, whether it fits.

@@ -1,7 +1,11 @@
 -- Decides one batch of up to four charges whose state is in one string: the most frequent call. The
 -- generator writes it out for a sequence of algorithms, so that it needs no tables (template.go).
 -- COUNT is the number of charges.
-local args, key, virtual, dry = ARGV[1], KEYS[1], 0, false
+--
+-- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if no
+-- value differs from 0. x in a format skips a byte: counts and numbers of keys and algorithms, which
+-- are known here. 12 and 40 bytes are the sizes of the head and of a charge.
+local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, holder$} = @list{0, 0, 0}
 if #args == 12 + 40 * COUNT then
@@ -11,10 +15,10 @@ else
   now, at = sunpack('<dxxxx', args)
 @each
   mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', args, at)
-  if mode$ >= 128 then
-    mode$ = mode$ - 128
-    if mode$ >= 64 then
-      mode$, dry = mode$ - 64, true
+  if mode$ >= EXTENDED then
+    mode$ = mode$ - EXTENDED
+    if mode$ >= DRYRUN then
+      mode$, isDryRun = mode$ - DRYRUN, true
     end
     d$, patience$, holder$, at = sunpack('<ddd', args, at)
   end

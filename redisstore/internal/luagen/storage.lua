@@ -1,6 +1,7 @@
 -- Blocks of the harnesses. All read the time (clock). single.lua and uniform.lua load the numbers
 -- of a batch's limits from their string (load), run the algorithms (decide), and save the new
--- numbers (save). GET and POISON stand for what differs between the two.
+-- numbers (save). GET and FAIL stand for what differs between the two: how to get the string, and
+-- what to do if it is malformed.
 @clock
 if now == 0 then
   local time = call('TIME')
@@ -15,6 +16,9 @@ end
 -- follow, one for each limit: a word that is the limit's tag plus the count of its numbers, then
 -- the numbers. Trailing zeros are not stored. Usually the string has only the entries of this
 -- batch, in its order, with three numbers each. Then they are read and written in one call.
+--
+-- For each charge: first$ is the position of its entry, if it is not the usual one. n$ is its word or
+-- its count of numbers. s$1 to s$6 are the stored numbers.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
@@ -56,7 +60,7 @@ if stored then
       pos = nextPos
     end
     if size < 5 or pos ~= size + 1 then
-      POISON
+      FAIL
     end
   end
   expiresAfter = expiresAfter * 1000000
@@ -64,13 +68,15 @@ end
 @endload
 
 @decide
+-- t$1 to t$6 are the numbers after the step. keep$ is how long they must be kept, in µs: 0 if they
+-- equal a new state, negative if they are unchanged.
 @each
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
 granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
 @endeach
-if dry or not (@all{retry$ == 0}) then
+if isDryRun or not (@all{retry$ == 0}) then
 @each
-  if retry$ == 0 then -- granted itself; denied by another charge, or a dry run: reply what is left
+  if retry$ == 0 then -- another charge is denied, or it is a dry run: reply what is left
     granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
   end
 @endeach

@@ -10,9 +10,9 @@ if #KEYS > 1 then
   get = redis.pcall
 end
 
-local replies, filled = {}, 0 -- numbers: the kind of a reply, then its fields
+local replies, filled = {}, 0 -- numbers: the kind of a reply (ReplyPlain in luagen.go), then its fields
 for index = 1, #KEYS do
-  local key, poisoned = KEYS[index], false
+  local key, isCorrupt = KEYS[index], false
   local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$}
   requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
 @load
@@ -23,18 +23,18 @@ for index = 1, #KEYS do
     if request > 1 then
       callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{Bdddd}', args, at)
     end
-    local dry, @list{d$, patience$, holder$} = false, @list{0, 0, 0}
+    local isDryRun, @list{d$, patience$, holder$} = false, @list{0, 0, 0}
 @each
-    if mode$ >= 128 then
-      mode$ = mode$ - 128
-      if mode$ >= 64 then
-        mode$, dry = mode$ - 64, true
+    if mode$ >= EXTENDED then
+      mode$ = mode$ - EXTENDED
+      if mode$ >= DRYRUN then
+        mode$, isDryRun = mode$ - DRYRUN, true
       end
       d$, patience$, holder$, at = sunpack('<ddd', args, at)
     end
 @endeach
-    if poisoned then
-      replies[filled + 1], replies[filled + 2], replies[filled + 3] = 2, 3, callers - 1
+    if isCorrupt then
+      replies[filled + 1], replies[filled + 2], replies[filled + 3] = REPLYCORRUPT, REPLYREPEAT, callers - 1
       filled = filled + 3
 @each
       replies[filled + 1], replies[filled + 2] = 0, 0
@@ -48,14 +48,14 @@ for index = 1, #KEYS do
     -- algorithms are additive: then the state is the same as one by one, and each reply differs
     -- from the one before by the same amounts. If the outcome shows otherwise, the batches are
     -- decided one by one.
-    local sum, summing = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
+    local sum, canSum = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
     local @list{remainingBefore$, resetBefore$}
     while callers > 0 do
       local @list{cost$} = @list{callerCost$ * sum}
 @decide
 
       if sum > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and fmod(reset$ - resetBefore$, sum) == 0}) then
-        sum, summing = 1, false
+        sum, canSum = 1, false
       else
 @each
         resetLast$ = reset$
@@ -66,9 +66,9 @@ for index = 1, #KEYS do
         end
 @endeach
         callers = callers - sum
-        local same = false
+        local isUnchanged = false
         if sum > 1 then
-          replies[filled + 1], replies[filled + 2] = 3, sum
+          replies[filled + 1], replies[filled + 2] = REPLYREPEAT, sum
           filled = filled + 2
 @each
           replies[filled + 1], replies[filled + 2] = callerCost$, (reset$ - resetBefore$) / sum
@@ -76,29 +76,29 @@ for index = 1, #KEYS do
 @endeach
           sum = 1
         elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
-          same = @all{keep$ < 0}
-          replies[filled + 1] = 0
+          isUnchanged = @all{keep$ < 0}
+          replies[filled + 1] = REPLYPLAIN
           filled = filled + 1
 @each
           replies[filled + 1], replies[filled + 2] = remaining$, reset$
           filled = filled + 2
 @endeach
-          if summing and callers > 0 then
+          if canSum and callers > 0 then
             sum = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
             @list{remainingBefore$} = @list{remaining$}
             @list{resetBefore$} = @list{reset$}
           end
         else
-          same = @all{keep$ < 0}
-          replies[filled + 1] = 1
+          isUnchanged = @all{keep$ < 0}
+          replies[filled + 1] = REPLYFULL
           filled = filled + 1
 @each
           replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
           filled = filled + 5
 @endeach
         end
-        if same and callers > 0 then -- nothing has changed: the other callers get the same reply
-          replies[filled + 1], replies[filled + 2] = 3, callers
+        if isUnchanged and callers > 0 then -- nothing has changed: the other callers get the same reply
+          replies[filled + 1], replies[filled + 2] = REPLYREPEAT, callers
           filled = filled + 2
 @each
           replies[filled + 1], replies[filled + 2] = 0, 0
