@@ -19,7 +19,7 @@ type clockServer struct {
 	redisstore.Client
 	offset                 time.Duration // by how much its clock is ahead
 	requestTime, replyTime time.Duration // how long a request and its reply take
-	down                   bool
+	isDown                 bool
 }
 
 func (*clockServer) Close() error { return nil }
@@ -42,9 +42,10 @@ func (s *clockServer) Eval(context.Context, string, []string, []string) (string,
 	time.Sleep(s.requestTime)
 	now := time.Now().Add(s.offset)
 	time.Sleep(s.replyTime)
-	if s.down {
+	if s.isDown {
 		return "", errors.New("no answer")
 	}
+	// The reply of heartbeatLua: 3 instances, seconds and µs.
 	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
 }
 
@@ -96,32 +97,32 @@ func TestClockWithoutAnAnswerDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &clockServer{}
 		store := newStore(t, server, redisstore.Options{})
-		look := func() { store.Heartbeat(t.Context(), "i", time.Minute) }
-		look()
-		server.down, server.offset = true, -time.Hour
+		readClock := func() { store.Heartbeat(t.Context(), "i", time.Minute) }
+		readClock()
+		server.isDown, server.offset = true, -time.Hour
 		for range 10 {
 			time.Sleep(5 * time.Second)
-			look()
+			readClock()
 		}
 		if back, forward := store.ClockSteps(); back+forward != 0 {
 			t.Errorf("without an answer, %d steps back and %d ahead were counted; want none", back, forward)
 		}
-		server.down = false
-		look()
-		look()
+		server.isDown = false
+		readClock()
+		readClock()
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
 			t.Errorf("counted %d back and %d ahead; want the one step back during the outage", back, forward)
 		}
 		for _, step := range []time.Duration{99 * time.Millisecond, -99 * time.Millisecond} { // too small
 			server.offset += step
-			look()
+			readClock()
 		}
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
 			t.Errorf("counted %d back and %d ahead; less than 100 ms is no step", back, forward)
 		}
 		for _, step := range []time.Duration{101 * time.Millisecond, -101 * time.Millisecond} {
 			server.offset += step
-			look()
+			readClock()
 		}
 		if back, forward := store.ClockSteps(); back != 2 || forward != 1 {
 			t.Errorf("counted %d back and %d ahead; more than 100 ms is a step", back, forward)
@@ -169,7 +170,7 @@ func TestTheClockOfARealServerIsRead(t *testing.T) {
 	store := open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: newPrefix()})
 	for range 20 {
 		if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 1 || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("%d instances, %v; want 1", n, err)
 		}
 	}
 	if back, forward := store.ClockSteps(); back+forward != 0 {

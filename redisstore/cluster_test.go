@@ -52,7 +52,7 @@ func dialURL(t testing.TB, url string) Client {
 // storeOn returns a store that is closed after the test. Several stores can be on one client.
 func storeOn(t testing.TB, client Client, o Options) *Store {
 	t.Helper()
-	store, err := New(kept{client}, o)
+	store, err := New(keptOpenClient{client}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,10 @@ func storeOn(t testing.TB, client Client, o Options) *Store {
 	return store
 }
 
-// A kept client stays open when a store on it is closed.
-type kept struct{ Client }
+// A keptOpenClient stays open when a store on it is closed.
+type keptOpenClient struct{ Client }
 
-func (kept) Close() error { return nil }
+func (keptOpenClient) Close() error { return nil }
 
 // If nothing else runs, a batch over several slots gets the same answer as in memory, in every
 // field, and leaves the same state. Batches of several keys are random, with hostile limits and
@@ -79,24 +79,28 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			decided, spreads, denials := 0, 0, 0
+			var counts spreadCounts
 			for trace := range effort.Of(5, 800) {
 				for _, subject := range twinSubjects() {
 					rng := rand.New(rand.NewPCG(seed, uint64(trace)))
-					if err := runSpread(client, subject, rng, &decided, &spreads, &denials); err != nil {
+					if err := runSpread(client, subject, rng, &counts); err != nil {
 						t.Fatalf("PENSTOCK_SEED=%d (%s, trace %d): %v", seed, subject.name, trace, err)
 					}
 				}
 			}
-			t.Logf("counted: %d batches, %d of several keys, %d of them denied", decided, spreads, denials)
+			t.Logf("counted: %d batches, %d of several keys, %d of them denied", counts.decided, counts.multiSlot, counts.denied)
 		})
 	}
 }
 
-func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spreads, denials *int) error {
+// spreadCounts count batches: all, those of several keys, and the denied ones among these.
+type spreadCounts struct{ decided, multiSlot, denied int }
+
+// runSpread makes the calls of one trace to both stores, and compares their answers.
+func runSpread(client Client, subject twinSubject, rng *rand.Rand, counts *spreadCounts) error {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
-	redis, err := New(kept{client}, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
+	redis, err := New(keptOpenClient{client}, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
 	if err != nil {
 		return err
 	}
@@ -136,11 +140,11 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 			}
 		}
 		last = want
-		*decided++
+		counts.decided++
 		if isMultiSlot(batch) {
-			*spreads++
+			counts.multiSlot++
 			if !want.Allowed {
-				*denials++
+				counts.denied++
 			}
 		}
 	}
@@ -265,7 +269,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			client.before = func(n int64) {
 				if n == 3 { // the first script that charges
 					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
-						t.Error(err)
+						t.Errorf("%s: the charge of the other caller: %v; want no error", name, err)
 					}
 				}
 			}

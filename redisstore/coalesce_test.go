@@ -22,7 +22,7 @@ import (
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
-	held    chan func(context.Context) error // what to do with the next script: nil lets it pass
+	held    chan func(context.Context) error // runs before the next script; nil lets it pass at once
 
 	mu      sync.Mutex
 	unknown map[string]int // by digest, how many calls got NOSCRIPT and will be repeated
@@ -32,9 +32,9 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	if !c.isRepeated(digest) {
 		c.scripts.Add(1)
 		select {
-		case fate := <-c.held:
-			if fate != nil {
-				if err := fate(ctx); err != nil {
+		case before := <-c.held:
+			if before != nil {
+				if err := before(ctx); err != nil {
 					return "", err
 				}
 			}
@@ -73,7 +73,7 @@ func (c *gatedClient) pass(n int) {
 }
 
 // passAll lets all scripts pass until the test ends. It blocks until then.
-func (g *coalescing) passAll() {
+func (g *coalescingTest) passAll() {
 	for {
 		select {
 		case g.client.held <- nil:
@@ -83,8 +83,8 @@ func (g *coalescing) passAll() {
 	}
 }
 
-// A coalescing is a store whose scripts wait in a gatedClient.
-type coalescing struct {
+// A coalescingTest is a store whose scripts wait in a gatedClient.
+type coalescingTest struct {
 	*testing.T
 	client *gatedClient
 	store  *redisstore.Store
@@ -92,8 +92,8 @@ type coalescing struct {
 	prefix string
 }
 
-func newCoalescing(t *testing.T, client redisstore.Client) *coalescing {
-	g := &coalescing{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
+func newCoalescing(t *testing.T, client redisstore.Client) *coalescingTest {
+	g := &coalescingTest{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
 	g.store = newStore(t, g.client, redisstore.Options{Prefix: g.prefix})
 	return g
 }
@@ -106,12 +106,12 @@ type pendingCall struct {
 	done     chan struct{}
 }
 
-func (g *coalescing) call(key string, cost int64) *pendingCall {
+func (g *coalescingTest) call(key string, cost int64) *pendingCall {
 	ctx, cancel := context.WithCancel(context.Background())
 	return g.callIn(ctx, cancel, penstock.Charge{Key: key, Plan: g.limit, Cost: cost})
 }
 
-func (g *coalescing) callIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *pendingCall {
+func (g *coalescingTest) callIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *pendingCall {
 	a := &pendingCall{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
@@ -120,7 +120,7 @@ func (g *coalescing) callIn(ctx context.Context, cancel context.CancelFunc, char
 	return a
 }
 
-func (g *coalescing) await(what string, ready func() bool) {
+func (g *coalescingTest) await(what string, ready func() bool) {
 	g.Helper()
 	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
@@ -130,7 +130,7 @@ func (g *coalescing) await(what string, ready func() bool) {
 }
 
 // holdTwo keeps two scripts in flight, so that all other callers wait.
-func (g *coalescing) holdTwo() []*pendingCall {
+func (g *coalescingTest) holdTwo() []*pendingCall {
 	g.Helper()
 	first := []*pendingCall{g.call("a", 1), g.call("b", 1)}
 	g.await("two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
@@ -138,10 +138,10 @@ func (g *coalescing) holdTwo() []*pendingCall {
 }
 
 // holdThree keeps three scripts in flight, so that all other callers wait, however many they are.
-func (g *coalescing) holdThree() []*pendingCall {
+func (g *coalescingTest) holdThree() []*pendingCall {
 	g.Helper()
 	calls := g.holdTwo()
-	for i := range 16 {
+	for i := range 16 { // thirdFlightMinRequests of package coalesce
 		calls = append(calls, g.call(fmt.Sprint("many", i), 1))
 	}
 	g.await("three scripts in flight", func() bool { return g.client.scripts.Load() == 3 })
@@ -149,17 +149,17 @@ func (g *coalescing) holdThree() []*pendingCall {
 }
 
 // awaitWaiters returns when n callers wait.
-func (g *coalescing) awaitWaiters(n int) {
+func (g *coalescingTest) awaitWaiters(n int) {
 	g.Helper()
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
 }
 
-func (g *coalescing) granted(calls []*pendingCall) (granted int) {
+func (g *coalescingTest) countGranted(calls []*pendingCall) (granted int) {
 	g.Helper()
 	for _, a := range calls {
 		<-a.done
 		if a.err != nil {
-			g.Errorf("failed: %v", a.err)
+			g.Errorf("a call failed: %v; want a decision", a.err)
 		} else if a.decision.Allowed {
 			granted++
 		}
@@ -176,13 +176,13 @@ func TestWaitersShareAScript(t *testing.T) {
 	}
 	g.awaitWaiters(60)
 	g.client.pass(3)
-	if granted := g.granted(calls); granted != 62 || g.client.scripts.Load() != 3 {
+	if granted := g.countGranted(calls); granted != 62 || g.client.scripts.Load() != 3 {
 		t.Errorf("%d of 62 were granted in %d scripts; want all of them, in 3", granted, g.client.scripts.Load())
 	}
 	for _, key := range []string{"key0", "key1", "key2"} {
 		a := g.call(key, 1)
 		g.client.pass(1)
-		if granted := g.granted([]*pendingCall{a}); granted != 0 {
+		if granted := g.countGranted([]*pendingCall{a}); granted != 0 {
 			t.Errorf("%s: more was granted than its 30 units", key)
 		}
 	}
@@ -198,7 +198,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 	}
 	g.awaitWaiters(200)
 	g.client.pass(3)
-	if granted := g.granted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
+	if granted := g.countGranted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
 		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
 	}
 	left := make(map[int64]int)
@@ -216,7 +216,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 	}
 }
 
-// A caller that leaves before the script is sent is not charged, and the others are served.
+// A caller that leaver before the script is sent is not charged, and the others are served.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
@@ -231,46 +231,46 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		a.cancel()
 		<-a.done
 		if !errors.Is(a.err, context.Canceled) || errors.Is(a.err, penstock.ErrUnavailable) {
-			t.Errorf("a caller that left got %v", a.err)
+			t.Errorf("a caller that left got %v; want context.Canceled", a.err)
 		}
 	}
 	g.awaitWaiters(10)
 	g.client.pass(3)
-	if granted := g.granted(calls); granted != 12 {
-		t.Errorf("%d of 12 were granted", granted)
+	if granted := g.countGranted(calls); granted != 12 {
+		t.Errorf("%d of 12 were granted; want all", granted)
 	}
 	a := g.call("k", 20)
 	g.client.pass(1)
-	if g.granted([]*pendingCall{a}) != 1 {
-		t.Error("a caller that left was charged")
+	if g.countGranted([]*pendingCall{a}) != 1 {
+		t.Error("20 of 30 units were denied after 10 calls were granted; want no charge for callers that left")
 	}
 }
 
-// A caller that leaves while the script is in flight does not cancel it for the others.
+// A caller that leaver while the script is in flight does not cancel it for the others.
 func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	leaves := g.call("k", 1)
+	leaver := g.call("k", 1)
 	for range 9 {
 		calls = append(calls, g.call("k", 1))
 	}
 	g.awaitWaiters(10)
 	go g.client.pass(2)
 	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
-	leaves.cancel()
-	<-leaves.done
-	if !errors.Is(leaves.err, context.Canceled) {
-		t.Errorf("a caller that left got %v", leaves.err)
+	leaver.cancel()
+	<-leaver.done
+	if !errors.Is(leaver.err, context.Canceled) {
+		t.Errorf("a caller that left got %v; want context.Canceled", leaver.err)
 	}
 	g.client.pass(1)
-	if granted := g.granted(calls); granted != 11 {
-		t.Errorf("%d of 11 were granted", granted)
+	if granted := g.countGranted(calls); granted != 11 {
+		t.Errorf("%d of 11 were granted; want all", granted)
 	}
 	a := g.call("k", 20) // of 30: ten were charged, including the caller that left
 	g.client.pass(1)
-	if g.granted([]*pendingCall{a}) != 1 {
-		t.Error("more than ten units were charged")
+	if g.countGranted([]*pendingCall{a}) != 1 {
+		t.Error("20 of 30 units were denied; want that only ten were charged before")
 	}
 }
 
@@ -296,7 +296,7 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 		}
 	}
 	g.client.pass(1)
-	if granted := g.granted(append(others, later)); granted != 3 || g.client.scripts.Load() != 4 {
+	if granted := g.countGranted(append(others, later)); granted != 3 || g.client.scripts.Load() != 4 {
 		t.Errorf("%d of 3 others were granted, in %d scripts; want 3 in 4", granted, g.client.scripts.Load())
 	}
 }
@@ -304,31 +304,31 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 // A key with other data fails only the callers of that key.
 func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
-	for _, poison := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
+	for _, foreign := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
 		g := newCoalescing(t, dial(server.URL())(t))
-		key, err := redisstore.KeyOf(penstock.Charge{Key: "poisoned", Plan: g.limit}, redisstore.Options{Prefix: g.prefix})
+		key, err := redisstore.KeyOf(penstock.Charge{Key: "malformed", Plan: g.limit}, redisstore.Options{Prefix: g.prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := server.Do(poison[0], key, poison[1]); err != nil {
+		if _, err := server.Do(foreign[0], key, foreign[1]); err != nil {
 			t.Fatal(err)
 		}
 		calls := g.holdTwo()
 		var fail []*pendingCall
 		for i := range 5 {
 			calls = append(calls, g.call(fmt.Sprint(i), 1))
-			fail = append(fail, g.call("poisoned", 1))
+			fail = append(fail, g.call("malformed", 1))
 		}
 		g.awaitWaiters(10)
 		g.client.pass(3)
-		if granted := g.granted(calls); granted != 7 {
-			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", poison, granted)
+		if granted := g.countGranted(calls); granted != 7 {
+			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
 		}
 		for _, a := range fail {
 			<-a.done
 			var failure *penstock.StoreError
 			if !errors.As(a.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-				t.Errorf("%q: %v; want an error of reason corrupt", poison, a.err)
+				t.Errorf("%q: %v; want an error of reason corrupt", foreign, a.err)
 			}
 		}
 	}
@@ -361,12 +361,12 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 		return ctx.Err()
 	}
 	<-ended
-	if granted := g.granted(others); granted != 2 {
-		t.Errorf("%d of 2 were granted", granted)
+	if granted := g.countGranted(others); granted != 2 {
+		t.Errorf("%d of 2 were granted; want all", granted)
 	}
 	for _, a := range together {
 		if !errors.Is(a.err, context.Canceled) {
-			t.Errorf("a caller that left got %v", a.err)
+			t.Errorf("a caller that left got %v; want context.Canceled", a.err)
 		}
 	}
 }
@@ -405,11 +405,12 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 	}
 	g.awaitWaiters(len(kinds) * 10)
 	go g.passAll()
-	if granted := g.granted(calls); granted != len(calls) {
-		t.Errorf("%d of %d were granted", granted, len(calls))
+	if granted := g.countGranted(calls); granted != len(calls) {
+		t.Errorf("%d of %d were granted; want all", granted, len(calls))
 	}
-	if scripts := g.client.scripts.Load(); scripts > 3+5 {
-		t.Errorf("they took %d scripts", scripts)
+	const most = 3 + 5 // three that are held, one for each uniform kind, and one for all mixed kinds
+	if scripts := g.client.scripts.Load(); scripts > most {
+		t.Errorf("the calls took %d scripts; want at most %d", scripts, most)
 	}
 }
 
@@ -430,7 +431,7 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	calls = append(calls, g.call("another", 1))
 	g.await("another slot's script", func() bool { return g.client.scripts.Load() == 3 })
 	g.client.pass(4)
-	if granted := g.granted(calls); granted != 23 || g.client.scripts.Load() != 4 {
+	if granted := g.countGranted(calls); granted != 23 || g.client.scripts.Load() != 4 {
 		t.Errorf("%d of 23 were granted in %d scripts; want all in 4", granted, g.client.scripts.Load())
 	}
 }
@@ -438,14 +439,14 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	server := redistest.Shared(t)
 	client := &gatedClient{Client: dial(server.URL())(t), held: make(chan func(context.Context) error)}
-	g := &coalescing{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))}
+	g := &coalescingTest{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))}
 	var calls []*pendingCall
 	for range 20 {
 		calls = append(calls, g.call("k", 1))
 	}
 	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
 	client.pass(20)
-	if granted := g.granted(calls); granted != 20 {
+	if granted := g.countGranted(calls); granted != 20 {
 		t.Errorf("%d of 20 were granted; want all", granted)
 	}
 }
@@ -456,8 +457,11 @@ type keepingClient struct {
 	redisstore.Client
 	mu    sync.Mutex
 	calls int
-	kept  [][2][]string // the arguments, and a copy of each
+	kept  []keptArguments
 }
+
+// keptArguments are the arguments of a failed script, and a copy made when it was called.
+type keptArguments struct{ given, copied []string }
 
 func (h *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
 	time.Sleep(time.Millisecond) // so that other callers wait
@@ -466,11 +470,11 @@ func (h *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string
 	if h.calls++; h.calls%2 == 0 {
 		return h.Client.EvalSha(context.Background(), "", keys, args)
 	}
-	given, was := slices.Concat(keys, args), []string{}
-	for _, s := range given {
-		was = append(was, strings.Clone(s))
+	arguments := keptArguments{given: slices.Concat(keys, args)}
+	for _, s := range arguments.given {
+		arguments.copied = append(arguments.copied, strings.Clone(s))
 	}
-	h.kept = append(h.kept, [2][]string{given, was})
+	h.kept = append(h.kept, arguments)
 	return "", errors.New("lost")
 }
 
@@ -502,9 +506,9 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for i, k := range client.kept {
-		if !slices.Equal(k[0], k[1]) {
-			t.Fatalf("script %d of %d had the arguments %q; later they are %q", i, len(client.kept), k[1], k[0])
+	for i, arguments := range client.kept {
+		if !slices.Equal(arguments.given, arguments.copied) {
+			t.Fatalf("script %d of %d had the arguments %q; later they are %q", i, len(client.kept), arguments.copied, arguments.given)
 		}
 	}
 	t.Logf("counted: %d failed scripts whose arguments did not change", len(client.kept))

@@ -54,13 +54,13 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	var full atomic.Bool
+	var isFull atomic.Bool
 	option, err := redisstore.ParseURL("redis://" + server.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-		if !full.Load() {
+		if !isFull.Load() {
 			return dialer.DialContext(ctx, "tcp", address)
 		}
 		conn, err := dialer.DialContext(ctx, "tcp", l.Addr().String())
@@ -72,7 +72,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	eventually(t, 10*time.Second, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
-	full.Store(true)
+	isFull.Store(true)
 	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +91,10 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
 		for _, row := range []struct {
-			name                string
-			connected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
+			name                  string
+			isConnected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
 		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"another", true, false}, {"another, without an answer", true, true}} {
-			if row.connected && format != "redis://%s" {
+			if row.isConnected && format != "redis://%s" {
 				continue
 			}
 			t.Run(fmt.Sprintf(format, "server")+"/"+row.name, func(t *testing.T) {
@@ -109,11 +109,11 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				var down atomic.Bool
-				down.Store(!row.connected)
+				var isDown atomic.Bool
+				isDown.Store(!row.isConnected)
 				var dialing, open atomic.Int64
 				option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-					if !down.Load() {
+					if !isDown.Load() {
 						return dialer.DialContext(ctx, "tcp", address)
 					}
 					dialing.Add(1)
@@ -135,19 +135,19 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					_, err := store.Decide(within(t, 20*time.Millisecond), charges)
 					return err
 				}
-				if row.connected {
+				if row.isConnected {
 					eventually(t, 10*time.Second, call)
-					down.Store(true)
+					isDown.Store(true)
 					if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 						t.Fatal(err)
 					}
 				}
 				await(t, "a connection to be made", func() bool { _ = call(); return dialing.Load()+open.Load() > 0 })
 				if err := store.Close(); err != nil {
-					t.Error(err)
+					t.Errorf("Close: %v; want no error", err)
 				}
 				if dialing.Load() != 0 || open.Load() != 0 {
-					t.Errorf("the store is closed, and %d connections are being dialed, %d are open", dialing.Load(), open.Load())
+					t.Errorf("after Close, %d connections are being dialed and %d are open; want none", dialing.Load(), open.Load())
 				}
 			})
 		}

@@ -22,15 +22,15 @@ import (
 // A slowClient takes an hour for a script, even if the context ends, until it is healed.
 type slowClient struct {
 	redisstore.Client
-	healed       atomic.Bool
+	isHealed     atomic.Bool
 	running, max atomic.Int64
-	given        atomic.Pointer[context.Context]
+	given        atomic.Pointer[context.Context] // of the last call
 }
 
 func (h *slowClient) Sharded(context.Context) (bool, error) { return false, nil }
 
 func (h *slowClient) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
-	if h.healed.Load() {
+	if h.isHealed.Load() {
 		return "", redisstore.ReplyError("LOADING")
 	}
 	h.given.Store(&ctx)
@@ -64,22 +64,23 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		}
 		unknown, unreached := 0, 0
 		for range 2000 {
-			switch took, class := decide(); {
-			case class == penstock.ReasonTimeout && took == 20*time.Millisecond:
+			switch took, reason := decide(); {
+			case reason == penstock.ReasonTimeout && took == 20*time.Millisecond:
 				unknown++
-			case class == penstock.ReasonUnreachable && took == 0:
+			case reason == penstock.ReasonUnreachable && took == 0:
 				unreached++
 			default:
-				t.Fatalf("a decision ended after %v with reason %v; want a timeout or an error at once", took, class)
+				t.Fatalf("a decision ended after %v with reason %v; want a timeout or an error at once", took, reason)
 			}
 		}
+		// 1024 is maxAbandoned of package client.
 		if unknown != 1024 || unreached != 976 || client.max.Load() != 1024 {
 			t.Errorf("%d callers waited for the deadline, %d got an error at once, and %d calls ran; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
 		}
-		client.healed.Store(true)
+		client.isHealed.Store(true)
 		time.Sleep(time.Hour)
-		if _, class := decide(); class != penstock.ReasonNotReady {
-			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", class)
+		if _, reason := decide(); reason != penstock.ReasonNotReady {
+			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", reason)
 		}
 	})
 }
@@ -88,9 +89,9 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 // It ends with the store.
 func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	for _, row := range []struct {
-		name   string
-		closes bool
-		goesOn time.Duration
+		name     string
+		isClosed bool
+		lasts    time.Duration
 	}{{"the caller leaves", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,20 +103,20 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				synctest.Wait()
 				given := *client.given.Load()
 				if at, ok := given.Deadline(); given.Err() != nil || !ok || time.Until(at) != 20*time.Millisecond+time.Second {
-					t.Errorf("while the caller waits, the error is %v, the deadline in %v", given.Err(), time.Until(at))
+					t.Errorf("while the caller waits, Err is %v and the deadline in %v; want nil and 1.02s", given.Err(), time.Until(at))
 				}
 				time.Sleep(20 * time.Millisecond)
 				synctest.Wait()
 				gone := time.Now()
 				if given.Err() == nil {
-					t.Error("the caller has left, and the context's Err is nil")
+					t.Error("after the caller has left, the context's Err is nil; want an error")
 				}
-				if row.closes {
-					time.AfterFunc(row.goesOn, func() { _ = store.Close() })
+				if row.isClosed {
+					time.AfterFunc(row.lasts, func() { _ = store.Close() })
 				}
 				<-given.Done()
-				if took := time.Since(gone); took != row.goesOn {
-					t.Errorf("the context ended after %v; want %v", took, row.goesOn)
+				if took := time.Since(gone); took != row.lasts {
+					t.Errorf("the context ended after %v; want %v", took, row.lasts)
 				}
 				time.Sleep(time.Hour) // the call ends
 			})
@@ -126,10 +127,10 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 // Close ends the waits of all callers, also without a deadline. Scripts that were sent may have
 // charged.
 func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
-	for _, coalesces := range []bool{true, false} {
+	for _, isCoalescing := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newStore(t, new(slowClient), redisstore.Options{})
-			if !coalesces {
+			if !isCoalescing {
 				redisstore.DisableCoalescing(store)
 			}
 			ended := make(chan error, 10)
@@ -153,7 +154,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 				}
 			}
 			if took := time.Since(closed); took > time.Second {
-				t.Errorf("the callers waited for %v", took)
+				t.Errorf("after Close, the callers waited for %v; want at most 1s", took)
 			}
 			time.Sleep(time.Hour) // the calls end
 		})
@@ -190,12 +191,14 @@ func (c *goroutineCounter) EvalSha(context.Context, string, []string, []string) 
 	return "", redisstore.ReplyError("LOADING")
 }
 
-type panics struct{ slowClient }
+type panickingClient struct{ slowClient }
 
-func (*panics) EvalSha(context.Context, string, []string, []string) (string, error) { panic("a bug") }
+func (*panickingClient) EvalSha(context.Context, string, []string, []string) (string, error) {
+	panic("a bug")
+}
 
 func TestPanicOfAClientIsAnError(t *testing.T) {
-	store := newStore(t, new(panics), redisstore.Options{})
+	store := newStore(t, new(panickingClient), redisstore.Options{})
 	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
 		t.Errorf("%v; want an error of which the outcome is unknown", err)
@@ -224,11 +227,11 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var holds atomic.Bool
+	var isDialStuck atomic.Bool
 	var dialing, closing atomic.Int64
 	release := make(chan struct{})
 	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-		if holds.Load() {
+		if isDialStuck.Load() {
 			dialing.Add(1)
 			<-release
 		}
@@ -245,7 +248,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		return err
 	}
 	eventually(t, 10*time.Second, call)
-	holds.Store(true)
+	isDialStuck.Store(true)
 	server.Pause() // the connection of an abandoned call is closed
 	await(t, "a connection to be closed", func() bool { _ = call(); return closing.Load() > 0 })
 	server.Resume()
@@ -261,7 +264,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 			}
 		})
 	}
-	all.Wait() // otherwise it would never end
+	all.Wait() // it would never end if a caller dialed
 	close(release)
 	eventually(t, 10*time.Second, call)
 }
@@ -287,11 +290,11 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var holds atomic.Bool
+			var isDialStuck atomic.Bool
 			var dialing atomic.Int64
 			release := make(chan struct{})
 			option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-				if holds.Load() {
+				if isDialStuck.Load() {
 					dialing.Add(1)
 					<-release
 				}
@@ -305,7 +308,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 			for i := range 30 { // enough keys for all servers
 				eventually(t, 10*time.Second, func() error { return call(i, time.Second) })
 			}
-			holds.Store(true)
+			isDialStuck.Store(true)
 			for _, n := range nodes {
 				if _, err := n.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 					t.Fatal(err)
@@ -320,7 +323,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 					}
 				})
 			}
-			all.Wait() // otherwise it would never end
+			all.Wait() // it would never end if a caller dialed
 			close(release)
 			for i := range 30 {
 				eventually(t, 20*time.Second, func() error { return call(i, time.Second) })

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A poison is a foreign value under a key of the store.
-type poison struct {
+// A foreignValue is a foreign value under a key of the store.
+type foreignValue struct {
 	name  string
 	write []string // a command; its second word stands for the key
 }
@@ -39,32 +39,32 @@ func onlyKey(t testing.TB, s *redistest.Server) string {
 // would admit requests for ever.
 func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()
-	list := poison{"list", []string{"LPUSH", "", "x"}}
-	hash := poison{"hash", []string{"HSET", "", "f", "v"}}
-	set := poison{"sorted set", []string{"ZADD", "", "1", "x"}}
-	text := poison{"string", []string{"SET", "", "some text"}}
-	malformed := []poison{list, hash, set, text}
+	list := foreignValue{"list", []string{"LPUSH", "", "x"}}
+	hash := foreignValue{"hash", []string{"HSET", "", "f", "v"}}
+	set := foreignValue{"sorted set", []string{"ZADD", "", "1", "x"}}
+	text := foreignValue{"string", []string{"SET", "", "some text"}}
+	malformed := []foreignValue{list, hash, set, text}
 	for _, garbage := range []string{"x", "123", "text", "\x00\x00\x00\x00\x00", "\x01\x00\x00\x00", "\x7f\x00\x00\x00", "\xff\xff\xff\xff",
 		"a longer text that cannot be numbers, since its length does not fit", strings.Repeat("\xff", 100)} {
-		malformed = append(malformed, poison{fmt.Sprintf("%.12q", garbage), []string{"SET", "", garbage}})
+		malformed = append(malformed, foreignValue{fmt.Sprintf("%.12q", garbage), []string{"SET", "", garbage}})
 	}
-	for _, kept := range []struct {
-		limit   penstock.Limit
-		poisons []poison
+	for _, row := range []struct {
+		limit  penstock.Limit
+		values []foreignValue
 	}{
 		{slowRefill("numbers", 10).Limit(), malformed},
 		{slowRefill("many-numbers", 10).Limit().With(penstock.SubWindow(8)), malformed},
-		{slowRefill("log", 10).Limit().With(penstock.SlidingLog), []poison{list, hash, text}},
-		{penstock.InFlight(10, time.Hour).WithName("slots"), []poison{list, hash, text}},
+		{slowRefill("log", 10).Limit().With(penstock.SlidingLog), []foreignValue{list, hash, text}},
+		{penstock.InFlight(10, time.Hour).WithName("slots"), []foreignValue{list, hash, text}},
 	} {
-		t.Run(kept.limit.Name, func(t *testing.T) {
+		t.Run(row.limit.Name, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
 			store := open(t, s.URL(), redisstore.Options{})
-			charge := spend("k", kept.limit.MustCompile(), 1)
+			charge := spend("k", row.limit.MustCompile(), 1)
 			charge.Holder = "holder"
 			other := spend("k", slowRefill("other", 10), 1)
-			for _, p := range kept.poisons {
+			for _, p := range row.values {
 				must(t, s, "FLUSHALL")
 				if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
 					t.Fatal(err)
@@ -84,14 +84,14 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 				}
 				charge.Mode = penstock.Spend
 				if after := must(t, s, "DUMP", key); after != before {
-					t.Errorf("%s: the store has overwritten it", p.name)
+					t.Errorf("%s: the store has overwritten the value; want it unchanged", p.name)
 				}
 				if left := remaining(t, store, "k", other.Plan); left != 10 {
 					t.Errorf("%s: %d units of another limit are left, want 10", p.name, left)
 				}
 				must(t, s, "DEL", key)
 				if d, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil || d.Status(0).Remaining != 9 {
-					t.Errorf("%s: after the key was deleted: %+v, %v", p.name, d.Status(0), err)
+					t.Errorf("%s: after the key was deleted: %+v, %v; want 9 units left", p.name, d.Status(0), err)
 				}
 			}
 		})
@@ -122,7 +122,7 @@ func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 		for _, batch := range [][]penstock.Charge{{spend("k", used, 1)}, {spend("k", other, 5), spend("k", used, 1)}} {
 			d, err := store.Decide(t.Context(), batch)
 			if err == nil && d.Allowed {
-				t.Errorf("%d of %d bytes: a batch of %d was admitted", n, len(whole), len(batch))
+				t.Errorf("%d of %d bytes: a batch of %d was admitted; want an error or a denial", n, len(whole), len(batch))
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func TestRepliesMeanTheSameForEachServer(t *testing.T) {
 	t.Parallel()
 	for _, r := range replies {
 		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis strips it
-			store := newStore(t, broken{err: redisstore.ReplyError(text)}, redisstore.Options{})
+			store := newStore(t, brokenClient{err: redisstore.ReplyError(text)}, redisstore.Options{})
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, r.server+": "+text, err, r.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != r.hint {
@@ -238,7 +238,7 @@ func TestErrorsOfSeveralServersAreMerged(t *testing.T) {
 				}
 				all = append(all, fmt.Errorf("10.0.0.%d:6379: %w", i, err))
 			}
-			store := newStore(t, broken{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
+			store := newStore(t, brokenClient{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, fmt.Sprint(c.answers), err, c.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != c.hint {
@@ -255,7 +255,7 @@ func TestErrorsWithoutAnAnswer(t *testing.T) {
 		penstock.ReasonUnknown: errors.New("reset by peer"),
 		penstock.ReasonTimeout: fmt.Errorf("gone: %w", context.DeadlineExceeded),
 	} {
-		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		store := newStore(t, brokenClient{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, reason)
 		if e := penstock.AsStoreError(err); !e.MayBeCharged || !errors.Is(err, cause) {
@@ -264,26 +264,26 @@ func TestErrorsWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// A broken client always returns the same error.
-type broken struct {
+// A brokenClient always returns the same error.
+type brokenClient struct {
 	redisstore.Client
 	err error
 }
 
-func (b broken) Close() error { return nil }
+func (b brokenClient) Close() error { return nil }
 
-func (b broken) Sharded(context.Context) (bool, error) { return false, nil }
+func (b brokenClient) Sharded(context.Context) (bool, error) { return false, nil }
 
-func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (b brokenClient) EvalSha(context.Context, string, []string, []string) (string, error) {
 	return "", b.err
 }
 
 // After a failed handshake nothing was sent, also if the client was connected before.
-func TestWrongCertificateIsUnreached(t *testing.T) {
+func TestWrongCertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
 	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}
 	for _, cause := range []error{certificate, fmt.Errorf("dial: %w", certificate)} {
-		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		store := newStore(t, brokenClient{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}

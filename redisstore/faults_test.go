@@ -30,10 +30,10 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 			remaining(t, store, "k", slowRefill("d", 10))
 		}
 		if err := store.Close(); err != nil {
-			t.Error(err)
+			t.Errorf("Close: %v; want no error", err)
 		}
 		if err := store.Close(); err != nil {
-			t.Errorf("a second Close: %v", err)
+			t.Errorf("a second Close: %v; want no error", err)
 		}
 		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)}); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("a closed store: %v; want an ErrUnavailable", err)
@@ -41,9 +41,9 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// A partlyDown is a Client of one server that acts as several servers, one for each key. Some of
+// A partlyDownClient is a Client of one server that acts as several servers, one for each key. Some of
 // them cannot be reached after a number of calls.
-type partlyDown struct {
+type partlyDownClient struct {
 	redisstore.Client
 	down func(key string, call int) bool // calls of a key are counted from 1
 
@@ -51,16 +51,16 @@ type partlyDown struct {
 	calls map[string]int
 }
 
-func (p *partlyDown) Sharded(context.Context) (bool, error) { return true, nil }
+func (p *partlyDownClient) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (p *partlyDown) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (p *partlyDownClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	if p.isDown(keys[0]) {
 		return "", errors.New("down")
 	}
 	return p.Client.EvalSha(ctx, digest, keys, args)
 }
 
-func (p *partlyDown) isDown(key string) bool {
+func (p *partlyDownClient) isDown(key string) bool {
 	_, key, _ = strings.Cut(key, "{")
 	key, _, _ = strings.Cut(key, "}")
 	key = strings.Clone(key)
@@ -107,9 +107,9 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			store := newStore(t, &partlyDown{Client: client, down: func(key string, call int) bool {
-				up, limited := row.up[key]
-				return limited && call > up
+			store := newStore(t, &partlyDownClient{Client: client, down: func(key string, call int) bool {
+				answered, hasBound := row.up[key]
+				return hasBound && call > answered
 			}}, redisstore.Options{Prefix: prefix})
 			if d, err := store.Decide(t.Context(), row.batch); !errors.Is(err, penstock.ErrUnavailable) {
 				t.Errorf("a batch that is decided in part: allowed %t, %v; want an error", d.Allowed, err)
@@ -128,7 +128,7 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	client := dial(redistest.Shared(t).URL())(t)
 	limit := slowRefill("d", 10)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	store := newStore(t, &partlyDown{Client: client, down: func(key string, call int) bool {
+	store := newStore(t, &partlyDownClient{Client: client, down: func(key string, call int) bool {
 		if key == "b" && call == 2 { // the first call is a dry run, and the second charges
 			cancel(errors.New("gone"))
 		}
@@ -148,25 +148,25 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	}
 }
 
-// A stuck client acts as one server for each key, like a partlyDown. If the key begins with b, the
+// A stuckClient acts as one server for each key, like a partlyDownClient. If the key begins with b, the
 // server answers the dry run, and then fails. Other servers answer the dry run and the charge, and
 // then hang until released is closed: so the refund of the charge hangs.
-type stuck struct {
+type stuckClient struct {
 	redisstore.Client
 	released     chan struct{}
-	hanging, max atomic.Int64 // calls that hang now, and the most at once
-	calls        partlyDown   // tells which calls fail or hang
+	hanging, max atomic.Int64     // calls that hang now, and the most at once
+	calls        partlyDownClient // tells which calls fail or hang
 }
 
-func stuckClient(client redisstore.Client) *stuck {
-	return &stuck{Client: client, released: make(chan struct{}), calls: partlyDown{
+func newStuckClient(client redisstore.Client) *stuckClient {
+	return &stuckClient{Client: client, released: make(chan struct{}), calls: partlyDownClient{
 		down: func(key string, call int) bool { return call > 2 || key[0] == 'b' && call > 1 },
 	}}
 }
 
-func (s *stuck) Sharded(context.Context) (bool, error) { return true, nil }
+func (s *stuckClient) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (s *stuck) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (s *stuckClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	if s.calls.isDown(keys[0]) {
 		if strings.Contains(keys[0], "{b") {
 			return "", errors.New("down")
@@ -193,7 +193,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 	}
 	for try := range 20 { // a refund that is not released within a second is given up, and a busy machine may be too slow
 		prefix := newPrefix()
-		stuck := stuckClient(client)
+		stuck := newStuckClient(client)
 		store := newStore(t, stuck, redisstore.Options{Prefix: prefix})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -215,7 +215,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 			return
 		}
 	}
-	t.Error("in no try did the refund still hang when Decide returned")
+	t.Error("in none of 20 tries the refund still hung when Decide returned; want one")
 }
 
 // When Decide returns early, the refunds of its batch go on. The number of such batches is bounded,
@@ -223,7 +223,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	t.Parallel()
 	limit := slowRefill("d", 10)
-	stuck := stuckClient(dial(redistest.Start(t).URL())(t))
+	stuck := newStuckClient(dial(redistest.Start(t).URL())(t))
 	if _, err := newStore(t, stuck.Client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	all.Wait()
 	await(t, "the batches above MaxOutliving to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
-		t.Errorf("closed (%v), and %d refunds still run", err, stuck.hanging.Load())
+		t.Errorf("Close returned %v, and %d refunds still run; want no error and none", err, stuck.hanging.Load())
 	}
 	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
 }
@@ -313,7 +313,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		switch {
 		case ttl == -2*time.Millisecond: // it has just expired
 		case ttl < 0:
-			t.Errorf("seed %d: key %q never expires", seed, key)
+			t.Errorf("seed %d: key %q never expires; want a TTL", seed, key)
 		case ttl+time.Since(calledAt) < needed:
 			t.Errorf("seed %d: key %q expires in %v, but its state is needed for %v", seed, key, ttl, needed)
 		case ttl > time.Until(longest[user])+6*time.Second: // a key outlives its state by algorithm.MaxStall; a second more for a slow test

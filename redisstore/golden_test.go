@@ -94,10 +94,10 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 	}
 	answers := 0
 	for _, c := range cases {
-		for _, writes := range []bool{false, true} {
+		for _, isWriting := range []bool{false, true} {
 			g := newGolden(t, server, client)
 			name := c.Name + ", keys of the release"
-			if writes { // so that instances of the release can read what this version writes
+			if isWriting { // so that instances of the release can read what this version writes
 				name = c.Name + ", keys of this version"
 				if got := g.decide(cloneCalls(c.Before)); !reflect.DeepEqual(got, c.Before) {
 					t.Errorf("%s: the decisions are\n%+v\nwant\n%+v", name, got, c.Before)
@@ -148,8 +148,8 @@ func cloneCalls(calls []goldenCall) []goldenCall {
 	return calls
 }
 
-// A golden is a store with a prefix and a clock of its own.
-type golden struct {
+// A goldenStore is a store with a prefix and a clock of its own.
+type goldenStore struct {
 	*testing.T
 	server *redistest.Server
 	store  *Store
@@ -157,25 +157,25 @@ type golden struct {
 	now    time.Time
 }
 
-var goldens int
+var goldenCount int
 
-func newGolden(t *testing.T, server *redistest.Server, client Client) *golden {
-	goldens++
-	g := &golden{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldens)}
+func newGolden(t *testing.T, server *redistest.Server, client Client) *goldenStore {
+	goldenCount++
+	g := &goldenStore{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldenCount)}
 	g.store = storeOn(t, client, Options{Prefix: g.prefix, Now: func() time.Time { return g.now }})
 	return g
 }
 
 // decide makes the calls and sets their answers.
-func (g *golden) decide(calls []goldenCall) []goldenCall {
+func (g *goldenStore) decide(calls []goldenCall) []goldenCall {
 	algorithms := goldenAlgorithms()
 	for i := range calls {
 		c := &calls[i]
 		g.now = time.UnixMicro(c.At)
 		var charges []penstock.Charge
-		for _, o := range c.Charges {
-			limit := penstock.Limit{Name: o.Name, Group: o.Group, Algorithm: algorithms[o.Algorithm], Count: o.Count, Period: o.Period, Burst: o.Burst}
-			charges = append(charges, penstock.Charge{Key: o.Key, Plan: planOf(g, limit), Cost: o.Cost, Mode: o.Mode, Patience: o.Patience, Holder: o.Holder})
+		for _, charge := range c.Charges {
+			limit := penstock.Limit{Name: charge.Name, Group: charge.Group, Algorithm: algorithms[charge.Algorithm], Count: charge.Count, Period: charge.Period, Burst: charge.Burst}
+			charges = append(charges, penstock.Charge{Key: charge.Key, Plan: planOf(g, limit), Cost: charge.Cost, Mode: charge.Mode, Patience: charge.Patience, Holder: charge.Holder})
 		}
 		d, err := g.store.Decide(context.Background(), charges)
 		if err != nil {
@@ -189,7 +189,7 @@ func (g *golden) decide(calls []goldenCall) []goldenCall {
 	return calls
 }
 
-func (g *golden) do(args ...string) any {
+func (g *goldenStore) do(args ...string) any {
 	g.Helper()
 	reply, err := g.server.Do(args...)
 	if err != nil {
@@ -199,7 +199,7 @@ func (g *golden) do(args ...string) any {
 }
 
 // keys are the keys that the store has written.
-func (g *golden) keys() (keys []goldenKey) {
+func (g *goldenStore) keys() (keys []goldenKey) {
 	begin := g.prefix + schemaVersion
 	for _, name := range g.do("KEYS", begin+"{*").([]any) {
 		name := name.(string)
@@ -220,7 +220,7 @@ func (g *golden) keys() (keys []goldenKey) {
 
 // restore writes the keys. They live until the server ends: their time to live is no part of the
 // state.
-func (g *golden) restore(keys []goldenKey) {
+func (g *goldenStore) restore(keys []goldenKey) {
 	for _, key := range keys {
 		name := g.prefix + schemaVersion + key.Name
 		if key.Set == nil {
@@ -269,8 +269,8 @@ func newGoldenCases() (cases []goldenCase) {
 	return cases
 }
 
-// goldenCalls are calls of all modes, some time after the same moment. They begin with a Peek, so
-// that the state is seen as it is.
+// goldenCalls are calls of all modes. They are made after a fixed time, plus later. The first one is
+// a Peek, which shows the state as it was stored.
 func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCall) {
 	at := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).Add(later)
 	for i, op := range []struct {

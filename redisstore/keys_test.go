@@ -42,9 +42,9 @@ func (s *Store) nameOf(key string, plan *penstock.Plan) string {
 // tagOf is the hash tag of a name: the text between the braces.
 func tagOf(t testing.TB, name string) string {
 	t.Helper()
-	_, rest, opened := strings.Cut(name, "{")
-	tag, _, closed := strings.Cut(rest, "}")
-	if !opened || !closed || tag == "" || strings.Count(name, "{") != 1 || strings.Count(name, "}") != 1 {
+	_, rest, isOpened := strings.Cut(name, "{")
+	tag, _, isClosed := strings.Cut(rest, "}")
+	if !isOpened || !isClosed || tag == "" || strings.Count(name, "{") != 1 || strings.Count(name, "}") != 1 {
 		t.Errorf("the name %.200q has no single hash tag", name)
 	}
 	return tag
@@ -154,7 +154,7 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 		key[i*10] = 'x'
 		name := s.nameOf(string(key), plan)
 		if len(name) > 200 {
-			t.Errorf("a key of 10 kB has a name of %d bytes", len(name))
+			t.Errorf("a key of 10 kB has a name of %d bytes; want at most 200", len(name))
 		}
 		if seen[name] {
 			t.Errorf("two keys of 10 kB are both %q", name)
@@ -163,7 +163,7 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 	}
 	for n := range 200 { // the longest name of a key that is not hashed
 		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxTag {
-			t.Errorf("%d bytes of zero are encoded as %q", n, name)
+			t.Errorf("%d bytes of zero are encoded as %q; want at most %d bytes between the braces", n, name, maxTag)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func TestPrefixIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if name := s.nameOf("k", planOf(t, penstock.PerSecond(1))); name != "Shop-2_a.b:c1{k}second" {
-		t.Errorf("the name is %q", name)
+		t.Errorf("the name is %q; want \"Shop-2_a.b:c1{k}second\"", name)
 	}
 }
 
@@ -246,7 +246,7 @@ func FuzzKey(f *testing.F) {
 		name := s.nameOf(a, plan)
 		tag := tagOf(t, name)
 		if (name == s.nameOf(b, plan)) != (a == b) {
-			t.Errorf("%q and %q: names %q and %q", a, b, name, s.nameOf(b, plan))
+			t.Errorf("%q and %q have the names %q and %q; want equal names only for equal keys", a, b, name, s.nameOf(b, plan))
 		}
 		for i := range len(name) {
 			if name[i] <= ' ' || name[i] > '~' {
@@ -257,7 +257,7 @@ func FuzzKey(f *testing.F) {
 		case strings.HasPrefix(tag, "%#"), tag == "%_":
 		default:
 			if back, err := url.PathUnescape(tag); err != nil || back != a {
-				t.Errorf("%q is encoded as %q, which decodes to %q, %v", a, tag, back, err)
+				t.Errorf("%q is encoded as %q, which decodes to %q, %v; want the key", a, tag, back, err)
 			}
 		}
 	})

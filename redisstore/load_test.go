@@ -83,9 +83,9 @@ func TestLoadRefusesAMissingPlan(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, &clienttest.CountingClient{Client: emptyClient{}}, redisstore.Options{})
 	if err := s.Load(t.Context(), nil); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("a plan that is nil: %v", err)
+		t.Errorf("a plan that is nil: %v; want an ErrInvalid", err)
 	}
 	if err := s.Load(t.Context()); err != nil {
-		t.Errorf("no limits: %v", err)
+		t.Errorf("no limits: %v; want no error", err)
 	}
 }

@@ -59,10 +59,11 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	for range entries {
 		clock = clock.Add(time.Second)
 		if !decide(plain, long.MustCompile(), penstock.Spend, 1).Allowed {
-			t.Fatal("the log was full too early")
+			t.Fatalf("a log of %d entries is full too early", entries)
 		}
 	}
-	most := int64(10 * bits.Len(entries)) // three searches, three values for each entry that they read
+	// Three binary searches read three values for each entry at which they look.
+	most := int64(10 * bits.Len(entries))
 	for _, row := range []struct {
 		name  string
 		limit penstock.Limit

@@ -44,11 +44,11 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 		}
 	}
 	if hashed < len(keys) {
-		t.Errorf("only %d names are hashes", hashed)
+		t.Errorf("%d names are hashes; want %d or more, as many as there are keys", hashed, len(keys))
 	}
 	for _, bad := range []string{"", "a b", "{", "%", "%4", "%4g", "%zz", "%2f"} {
 		if key, ok := KeyOfName(bad); ok {
-			t.Errorf("%q is the name of %q", bad, key)
+			t.Errorf("%q is the name of %q; want of no key", bad, key)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestNamesAllocateNothing(t *testing.T) {
 	for _, o := range []Options{{}, {Secret: []byte("pepper")}} {
 		names, key := NewNames(o), strings.Repeat("k", MaxName+1)
 		if n := testing.AllocsPerRun(100, func() { names.Append(room, key) }); n > 0 {
-			t.Errorf("with the secret %q, a name takes %v allocations", o.Secret, n)
+			t.Errorf("with the secret %q, a name takes %v allocations; want none", o.Secret, n)
 		}
 	}
 }

@@ -33,18 +33,26 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	complete := dial("complete")
 	refused := 0
 	for _, right := range all {
-		user := "no" + strings.Map(func(c rune) rune { return map[bool]rune{true: c, false: -1}[c >= 'a' && c <= 'z'] }, right)
+		user := "no" + strings.Map(dropMarks, right)
 		others := slices.DeleteFunc(slices.Clone(all), func(other string) bool { return other == right })
 		mustDo(t, s, append(strings.Fields("ACL SETUSER "+user+" on >secret "+keys+" -@all"), others...)...)
 		mustDo(t, s, "FLUSHALL")
 		mustDo(t, s, "SCRIPT", "FLUSH")
 		n := tryWithout(t, s, right, dial(user), complete)
 		if n == 0 {
-			t.Errorf("%s is not needed by any step of the trace", right)
+			t.Errorf("no step of the trace failed without %s; want one that needs it", right)
 		}
 		refused += n
 	}
 	t.Logf("counted: %d calls refused for one of %d missing rights", refused, len(all))
+}
+
+// dropMarks returns -1, which drops the character, for all but lower-case letters.
+func dropMarks(c rune) rune {
+	if c >= 'a' && c <= 'z' {
+		return c
+	}
+	return -1
 }
 
 // tryWithout returns how many steps failed because the user lacks the right.
@@ -65,7 +73,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 			e = penstock.NewStoreError(penstock.ReasonPermissionDenied, err)
 		}
 		if e.Hint != right {
-			t.Errorf("%s: the hint is %q in %v", name, e.Hint, err)
+			t.Errorf("%s: the hint is %q in %v; want the right", name, e.Hint, err)
 		}
 		for key, state := range dump(t, s) {
 			if before[key] != state {
@@ -74,7 +82,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 			delete(before, key)
 		}
 		for key := range before {
-			t.Errorf("%s: %q was deleted", name, key)
+			t.Errorf("%s: %q was deleted; want nothing changed", name, key)
 		}
 		if err := step.run(completeStores); err != nil {
 			t.Fatalf("%s, with all rights: %v", name, err)
@@ -83,13 +91,13 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 	return refused
 }
 
-// stores are two stores of one user: given has the test's clock, own has the server's.
-type stores struct{ given, own *Store }
+// stores are two stores of one user, named after their clocks.
+type stores struct{ testClock, serverClock *Store }
 
 func storesOf(t *testing.T, client Client, clock *time.Time) stores {
 	return stores{
-		given: storeOn(t, client, Options{Prefix: "limiter", Now: func() time.Time { return *clock }}),
-		own:   storeOn(t, client, Options{Prefix: "limiter"}),
+		testClock:   storeOn(t, client, Options{Prefix: "limiter", Now: func() time.Time { return *clock }}),
+		serverClock: storeOn(t, client, Options{Prefix: "limiter"}),
 	}
 }
 
@@ -108,14 +116,14 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	}
 	decide := func(name string, charges ...penstock.Charge) {
 		add(name, func(u stores) error {
-			_, err := u.given.Decide(ctx, charges)
+			_, err := u.testClock.Decide(ctx, charges)
 			return err
 		})
 	}
 	together := func(name string, batches ...[]penstock.Charge) {
 		add(name, func(u stores) error {
-			if _, _, err := u.given.decideList(ctx, batches); err != nil {
-				return u.given.unavailable(ctx, err)
+			if _, _, err := u.testClock.decideList(ctx, batches); err != nil {
+				return u.testClock.unavailable(ctx, err)
 			}
 			return nil
 		})
@@ -138,7 +146,7 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	one := func(c penstock.Charge) []penstock.Charge { return []penstock.Charge{c} }
 
 	add("by the server's time", func(u stores) error {
-		_, err := u.own.Decide(ctx, one(charge("time", numbers, penstock.Spend, 1, "")))
+		_, err := u.serverClock.Decide(ctx, one(charge("time", numbers, penstock.Spend, 1, "")))
 		return err
 	})
 	decide("SET", charge("k", numbers, penstock.Spend, 2, ""))
@@ -177,29 +185,29 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
 	add("instance", func(u stores) error {
-		_, err := u.given.Heartbeat(ctx, "a", time.Minute)
+		_, err := u.testClock.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
 	add("summary", func(u stores) error {
-		return u.given.WriteSummary(ctx, "a", "text", time.Minute)
+		return u.testClock.WriteSummary(ctx, "a", "text", time.Minute)
 	})
 	add("summaries", func(u stores) error {
-		_, _, err := u.given.ReadSummaries(ctx)
+		_, _, err := u.testClock.ReadSummaries(ctx)
 		return err
 	})
 	add("instance leaves", func(u stores) error {
-		_, err := u.given.Heartbeat(ctx, "a", 0)
+		_, err := u.testClock.Heartbeat(ctx, "a", 0)
 		return err
 	})
 	add("servers", func(u stores) error {
-		_, err := u.given.Servers(ctx)
+		_, err := u.testClock.Servers(ctx)
 		return err
 	})
 	add("load", func(u stores) error {
-		return u.given.Load(ctx, numbers)
+		return u.testClock.Load(ctx, numbers)
 	})
 	add("ping", func(u stores) error {
-		return u.given.Ping(ctx)
+		return u.testClock.Ping(ctx)
 	})
 	return steps
 }
@@ -213,7 +221,7 @@ func dump(t *testing.T, s *redistest.Server) map[string]string {
 		if expires == -1 {
 			t.Errorf("key %q has no TTL", key)
 		}
-		if expires == -2 {
+		if expires == -2 { // the key has just expired
 			continue
 		}
 		state[key.(string)] = fmt.Sprintf("%d %q", expires, mustDo(t, s, "DUMP", key.(string)))

@@ -50,7 +50,7 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 			}
 			allow(t, group.Primary, c.right)
 			if err := decide(t, c.url); err != nil {
-				t.Errorf("with %s: %v", c.command, err)
+				t.Errorf("with %s: %v; want a decision", c.command, err)
 			}
 		})
 	}
@@ -81,18 +81,18 @@ func TestCheckRightsNamesWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := check(rules); got != "" {
-		t.Errorf("a user with all rights lacks %s", got)
+		t.Errorf("a user with all rights lacks %s; want nothing missing", got)
 	}
 	for _, right := range all {
 		if right.Command == "eval" {
 			continue
 		}
 		if got := check(rules + " -" + right.Command); !slices.Contains(strings.Split(got, ","), right.Command) || len(slices.Compact(strings.Split(got, ","))) > 1 {
-			t.Errorf("without %s: a user lacks %q", right.Command, got)
+			t.Errorf("without %s: a user lacks %q; want only this right", right.Command, got)
 		}
 	}
 	if got := check(strings.Replace(rules, "~limiter1*", "~other*", 1)); !strings.Contains(got, "get") || strings.Contains(got, "time") {
-		t.Errorf("without the right to the keys: a user lacks %q", got)
+		t.Errorf("without the right to the keys: a user lacks %q; want get but not time", got)
 	}
 }
 
@@ -109,6 +109,6 @@ func TestRightsDependOnTheAlgorithms(t *testing.T) {
 		t.Errorf("a token bucket needs %s; want %s", got, want)
 	}
 	if _, err := redisstore.ACLRules(redisstore.Options{Prefix: "a b"}, nil); err == nil {
-		t.Error("the prefix \"a b\" is accepted")
+		t.Error("the prefix \"a b\" is accepted; want an error")
 	}
 }

@@ -20,12 +20,12 @@ func TestInfoIsParsed(t *testing.T) {
 	}
 	for _, hostile := range []string{"", "used_memory", "db0:keys=x\r\nslave0:offset=", ":::\n\n:"} {
 		if got, err := parseInfo(hostile); err == nil {
-			t.Errorf("%q is accepted: %+v", hostile, got)
+			t.Errorf("%q is accepted as %+v; want an error", hostile, got)
 		}
 	}
 }
 
-// TestHostileInfoGivesNoWrongNumbers: a server may reply anything, and a counter is never negative.
+// A server may reply anything. No number becomes negative by it.
 func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 	t.Parallel()
 	names := []string{"maxmemory", "maxmemory_policy", "number_of_cached_scripts", "evicted_keys", "expired_keys", "rejected_connections", "used_cpu_sys_main_thread",
@@ -43,21 +43,21 @@ func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 		s, err := parseInfo(text)
 		if err != nil {
 			if len(text) <= maxInfo {
-				t.Errorf("%.40q: %v", value, err)
+				t.Errorf("%.40q: %v; want no error", value, err)
 			}
 			continue
 		}
 		for i, n := range []int64{s.Used, s.Max, s.Keys, s.Evicted, s.Expired, int64(s.CPU), s.Scripts, int64(s.ScriptTime), s.Cached, s.Clients, s.MaxClients, s.Refused, s.Replicas, s.Lag} {
 			if n < 0 {
-				t.Errorf("%.40q: number %d is %d", value, i, n)
+				t.Errorf("%.40q: number %d is %d; want 0 or more", value, i, n)
 			}
 		}
 		if len(s.Policy) > 50 {
-			t.Errorf("the policy has %d bytes", len(s.Policy))
+			t.Errorf("the policy has %d bytes; want at most 50", len(s.Policy))
 		}
 	}
 	if _, err := parseInfo("used_memory:1\r\n" + strings.Repeat("x", 10<<20)); err == nil {
-		t.Error("a reply of 10 MB is accepted")
+		t.Error("a reply of 10 MB is accepted; want an error")
 	}
 }
 
@@ -73,7 +73,7 @@ func TestSampleIsParsed(t *testing.T) {
 	}
 	for _, hostile := range []string{"", "1", "x y", "-1 0", "10 5\n6 a", "10 5\n-1 a", "10 0\n1 a", "1 1\nsearch"} {
 		if err := k.add(hostile); err == nil {
-			t.Errorf("%q is accepted", hostile)
+			t.Errorf("%q is accepted; want an error", hostile)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func TestServersTellWhetherCountersMayBeEvicted(t *testing.T) {
 		must(t, s, "CONFIG", "SET", "maxmemory", c.max, "maxmemory-policy", c.policy)
 		m := redisstore.WorstMemory([]redisstore.Server{serverOf(t, store)})
 		if m.Used < 100_000 || m.Policy != c.policy || m.Evicts() != c.evicts {
-			t.Errorf("maxmemory %s, %s: %+v evicts %v", c.max, c.policy, m, m.Evicts())
+			t.Errorf("maxmemory %s, %s: %+v, evicts %v; want %v", c.max, c.policy, m, m.Evicts(), c.evicts)
 		}
 	}
 	must(t, s, "EVAL", "for i = 1, 1000 do redis.call('SET', i, string.rep('x', 5000)) end", "0")
@@ -49,7 +49,7 @@ func TestServersTellWhetherCountersMayBeEvicted(t *testing.T) {
 		evicted = serverOf(t, store).Evicted
 	}
 	if evicted == 0 || evicted > 1000 {
-		t.Errorf("%d of 1000 keys were evicted from a full server", evicted)
+		t.Errorf("%d of 1000 keys were evicted from a full server; want 1 to 1000", evicted)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestSampleNeedsItsRights(t *testing.T) {
 		return err
 	}
 	if err := allow("", redisstore.RightsOptions{SampleKeys: true}); err != nil {
-		t.Error(err)
+		t.Errorf("with all rights: %v; want a sample", err)
 	}
 	for _, c := range []struct {
 		more, hint string
@@ -145,7 +145,7 @@ func TestSampleNeedsItsRights(t *testing.T) {
 		err := allow(c.more, redisstore.RightsOptions{})
 		wantReason(t, "without "+c.hint, err, penstock.ReasonPermissionDenied)
 		if e := penstock.AsStoreError(err); e == nil || e.Hint != c.hint {
-			t.Errorf("without %s: %v", c.hint, err)
+			t.Errorf("without %s: %v; want a hint that names it", c.hint, err)
 		}
 	}
 }

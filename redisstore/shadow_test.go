@@ -25,7 +25,7 @@ type shadowedCall struct {
 }
 
 // callWithShadow makes a charge, with another as its shadow.
-func (g *coalescing) callWithShadow(enforced, shadow penstock.Charge) *shadowedCall {
+func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shadowedCall {
 	t := &shadowedCall{batch: piggyback.Batch{Charges: []penstock.Charge{shadow}}}
 	t.batch.DecideAlone = func() { t.separateCalls.Add(1) }
 	charges := []penstock.Charge{enforced}
@@ -35,13 +35,13 @@ func (g *coalescing) callWithShadow(enforced, shadow penstock.Charge) *shadowedC
 }
 
 // looser is a limit of the algorithm of g.limit, for shadows.
-func looser(g *coalescing) *penstock.Plan {
+func looser(g *coalescingTest) *penstock.Plan {
 	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
 	return l.MustCompile()
 }
 
-func (t *shadowedCall) wait(g *coalescing) {
+func (t *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
 	<-t.done
 	if !t.batch.Take() {
@@ -76,13 +76,13 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 // 64 callers with shadows need as many scripts as without.
 func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 	server := redistest.Shared(t)
-	for _, shadows := range []bool{false, true} {
+	for _, hasShadows := range []bool{false, true} {
 		g := newCoalescing(t, dial(server.URL())(t))
 		calls := g.holdTwo()
 		var all []*shadowedCall
 		for range 62 {
 			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
-			if shadows {
+			if hasShadows {
 				a := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 				calls, all = append(calls, a.pendingCall), append(all, a)
 			} else {
@@ -90,13 +90,13 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 			}
 		}
 		waiting := 62
-		if shadows {
+		if hasShadows {
 			waiting *= 2
 		}
 		g.awaitWaiters(waiting)
 		g.client.pass(3)
-		if granted := g.granted(calls); granted != 32 || g.client.scripts.Load() != 3 {
-			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", shadows, granted, g.client.scripts.Load())
+		if granted := g.countGranted(calls); granted != 32 || g.client.scripts.Load() != 3 {
+			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
 		}
 		shadow := 0
 		for _, a := range all {
@@ -107,7 +107,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 				shadow++
 			}
 		}
-		if shadows && shadow != 50 {
+		if hasShadows && shadow != 50 {
 			t.Errorf("the shadows allowed %d; want 50", shadow)
 		}
 	}
@@ -125,9 +125,9 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 		a := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
 		calls, all = append(calls, a.pendingCall), append(all, a)
 	}
-	g.awaitWaiters(125)
-	g.client.pass(3 + 2)
-	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
+	g.awaitWaiters(1 + 2*62)
+	g.client.pass(3 + 2) // three that are held, and two for the waiters
+	if granted := g.countGranted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
 		t.Errorf("%d of %d granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
 	}
 	for i, a := range all {
@@ -164,12 +164,12 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: a, Shadows: []*piggyback.Batch{batch}})
 			got, err := store.Decide(ctx, a)
 			if err != nil || batch.Err != nil {
-				t.Fatal(err, batch.Err)
+				t.Fatalf("seed %d, step %d: %v; the shadow: %v; want two decisions", seed, step, err, batch.Err)
 			}
 			want, _ := enforced.Decide(t.Context(), a)
-			wantTried, _ := shadow.Decide(t.Context(), b)
-			if got.Status(0) != want.Status(0) || got.Allowed != want.Allowed || batch.Decision.Status(0) != wantTried.Status(0) || batch.Decision.Allowed != wantTried.Allowed {
-				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\nshadow got  %+v\nshadow want %+v", seed, step, a, b, got, want, batch.Decision, wantTried)
+			wantShadow, _ := shadow.Decide(t.Context(), b)
+			if got.Status(0) != want.Status(0) || got.Allowed != want.Allowed || batch.Decision.Status(0) != wantShadow.Status(0) || batch.Decision.Allowed != wantShadow.Allowed {
+				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\nshadow got  %+v\nshadow want %+v", seed, step, a, b, got, want, batch.Decision, wantShadow)
 			}
 			now = now.Add(time.Duration(random.Int64N(3_000_000)) * time.Microsecond)
 		}
@@ -178,13 +178,13 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 
 // A foreign value under a shadow's key does not affect the enforced batch, and a foreign value
 // under the batch's key does not affect the shadow.
-func TestPoisonedShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
+func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
-	for _, queued := range []bool{false, true} {
+	for _, isQueued := range []bool{false, true} {
 		g := newCoalescing(t, dial(server.URL())(t))
 		limit := looser(g).Limit()
 		limit.Group = "tried"
-		bad := penstock.Charge{Key: "poisoned", Plan: limit.MustCompile(), Cost: 1}
+		bad := penstock.Charge{Key: "malformed", Plan: limit.MustCompile(), Cost: 1}
 		key, err := redisstore.KeyOf(bad, redisstore.Options{Prefix: g.prefix})
 		if err != nil {
 			t.Fatal(err)
@@ -193,26 +193,26 @@ func TestPoisonedShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		var calls []*pendingCall
-		if queued {
+		if isQueued {
 			calls = g.holdTwo()
 		}
 		good := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 		a := g.callWithShadow(good, bad)
-		if queued {
+		if isQueued {
 			g.awaitWaiters(2)
 		}
 		g.client.pass(1 + len(calls))
 		a.wait(g)
-		g.granted(calls)
+		g.countGranted(calls)
 		var failure *penstock.StoreError
 		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", queued, a.decision, a.err, a.batch.Err)
+			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", isQueued, a.decision, a.err, a.batch.Err)
 		}
 		b := g.callWithShadow(bad, good)
 		g.client.pass(1)
 		b.wait(g)
 		if !errors.As(b.err, &failure) || failure.Reason != penstock.ReasonCorrupt || b.batch.Err == nil {
-			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", queued, b.err, b.batch.Err)
+			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, b.err, b.batch.Err)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
-	g.granted(calls)
+	g.countGranted(calls)
 	a.wait(g)
 	var failure *penstock.StoreError
 	if !errors.As(a.err, &failure) || !failure.MayBeCharged || a.batch.Err == nil || a.separateCalls.Load() != 0 {
@@ -245,7 +245,7 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	a.wait(g)
 	g.awaitWaiters(0)
 	g.client.pass(2)
-	g.granted(calls)
+	g.countGranted(calls)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil || g.client.scripts.Load() != 2 {
 		t.Errorf("%v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", a.err, a.batch.Err, g.client.scripts.Load())
 	}
@@ -268,7 +268,7 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	}
 	<-ended
 	a.wait(g)
-	g.granted(others)
+	g.countGranted(others)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil {
 		t.Errorf("%v; the shadow: %v; want context.Canceled and an error", a.err, a.batch.Err)
 	}
@@ -286,7 +286,7 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 	single := "redis+cluster://" + strings.Join(cluster.Addrs(), ",")
 	for name, test := range map[string]struct {
 		url           string
-		apart         bool
+		isUncoalesced bool
 		shadow        penstock.Charge
 		separateCalls int64
 	}{
@@ -294,13 +294,13 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 		"another algorithm":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: other.MustCompile(), Cost: 1}, separateCalls: 1},
 		"a collection":           {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: many.MustCompile(), Cost: 1}, separateCalls: 1},
 		"an invalid charge":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: -1}, separateCalls: 1},
-		"batches apart":          {url: server.URL(), apart: true, shadow: one, separateCalls: 1},
+		"no coalescing":          {url: server.URL(), isUncoalesced: true, shadow: one, separateCalls: 1},
 		"one slot of a Cluster":  {url: single, shadow: one},
 		"two slots of a Cluster": {url: single, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, separateCalls: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore(t, dial(test.url)(t), redisstore.Options{Prefix: newPrefix()})
-			if test.apart {
+			if test.isUncoalesced {
 				redisstore.DisableCoalescing(store)
 			}
 			separateCalls := int64(0)

@@ -20,13 +20,13 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	for _, limit := range []penstock.Limit{
 		penstock.PerMinute(10).With(penstock.TokenBucket), penstock.PerMinute(10).With(penstock.SlidingLog),
 	} {
-		for _, batch := range []bool{false, true} {
-			t.Run(fmt.Sprint(limit.Algorithm.Name(), " ", batch), func(t *testing.T) {
+		for _, isBatch := range []bool{false, true} {
+			t.Run(fmt.Sprint(limit.Algorithm.Name(), " batch ", isBatch), func(t *testing.T) {
 				prefix := newPrefix()
 				s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
 				decide := func(limit *penstock.Plan) penstock.Decision {
 					charges := []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}
-					if batch {
+					if isBatch {
 						o := other
 						o.Group = limit.Name()
 						charges = append(charges, penstock.Charge{Key: "k", Plan: o.MustCompile(), Mode: penstock.Peek})
@@ -43,11 +43,11 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 				slower := limit
 				slower.Period = time.Hour
 				if d := decide(slower.MustCompile()); d.Allowed {
-					t.Fatalf("an hour's limit was granted: %+v", d.Status(0))
+					t.Fatalf("the slower limit granted more than 10: %+v; want a denial", d.Status(0))
 				}
 				keys := must(t, server, "KEYS", prefix+"*").([]any)
 				if len(keys) != 1 {
-					t.Fatalf("the keys are %v", keys)
+					t.Fatalf("the keys are %v; want one", keys)
 				}
 				d := decide(slower.MustCompile())
 				if ttl, used := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
@@ -82,7 +82,7 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 			longest = max(longest, used)
 			for _, key := range must(t, server, "KEYS", prefix+"*").([]any) {
 				if ttl := ttlOf(t, server, key); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
-					t.Errorf("%v, after %v %d: the TTL is %v, the state is used for %v, and was for %v", limit, step.mode, step.cost, ttl, used, longest)
+					t.Errorf("%v, after %v %d: the TTL is %v; want at least %v, for which the state is used, and at most twice %v plus 5s", limit, step.mode, step.cost, ttl, used, longest)
 				}
 			}
 		}

@@ -39,7 +39,7 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 			}
 			for _, found := range all {
 				if found.Text != "a\n\x00b 1 2\n"+found.Instance {
-					t.Errorf("%q has the text %q", found.Instance, found.Text)
+					t.Errorf("%q has the text %q; want its own", found.Instance, found.Text)
 				}
 			}
 			if err := s.WriteSummary(ctx, "i00", "short", time.Millisecond); err != nil {
@@ -59,7 +59,7 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 				}
 			}
 			if all, n, err = s.ReadSummaries(ctx); err != nil || len(all) != redisstore.MaxSummaries || n != many+2*redisstore.MaxSummaries {
-				t.Errorf("%d summaries of %d instances, %v; want %d", len(all), n, err, redisstore.MaxSummaries)
+				t.Errorf("%d summaries of %d instances, %v; want %d of %d", len(all), n, err, redisstore.MaxSummaries, many+2*redisstore.MaxSummaries)
 			}
 		})
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// secured are the URLs of a Cluster and of Sentinels with TLS only, where each server has a
+// urlsWithTLS are the URLs of a Cluster and of Sentinels with TLS only, where each server has a
 // certificate for its own address or name.
-func secured(t *testing.T, a redistest.TLS) map[string]string {
+func urlsWithTLS(t *testing.T, a redistest.TLS) map[string]string {
 	t.Helper()
 	ofCluster, ofSentinels := a, a
 	c, s := redistest.StartTLSCluster(t, &ofCluster), redistest.StartTLSSentinel(t, &ofSentinels)
@@ -47,12 +47,12 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 		"by host name":                         {ServerName: "localhost", ExtraNames: []string{"redis.test"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for what, url := range secured(t, a) {
+			for what, url := range urlsWithTLS(t, a) {
 				if err := decideEverywhere(t, url); err != nil {
-					t.Errorf("%s: %v", what, err)
+					t.Errorf("%s: %v; want decisions", what, err)
 				}
 				if err := decideEverywhere(t, url+"&server_name=redis.test"); err != nil {
-					t.Errorf("%s, by a name in all certificates: %v", what, err)
+					t.Errorf("%s, by a name in all certificates: %v; want decisions", what, err)
 				}
 				wantReason(t, what, decideEverywhere(t, url+"&server_name=other.test"), penstock.ReasonUnreachable)
 			}
@@ -60,21 +60,21 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 	}
 }
 
-func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
+func TestServerWithACertificateForAnotherIsUnreachable(t *testing.T) {
 	t.Parallel()
 	a := &redistest.TLS{ExtraNames: []string{"127.0.3.1", "redis.test"}}
 	url := "rediss://" + redistest.StartTLS(t, a).Addr + "?" + a.Options().Encode()
 	wantReason(t, "by its address", decideEverywhere(t, url), penstock.ReasonUnreachable)
 	for _, name := range []string{"127.0.3.1", "redis.test"} {
 		if err := decideEverywhere(t, url+"&server_name="+name); err != nil {
-			t.Errorf("by %s: %v", name, err)
+			t.Errorf("by %s: %v; want decisions", name, err)
 		}
 	}
 }
 
 // A server that requires a certificate sends its alert after the client's handshake has ended. A
 // new connection to a node of a Cluster gets the alert within a call.
-func TestClientWithoutACertificateIsUnreached(t *testing.T) {
+func TestClientWithoutACertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
 	a := &redistest.TLS{RequireClientCert: true, ExtraNames: []string{"127.0.0.1"}}
 	s := redistest.StartTLS(t, a)
@@ -82,15 +82,16 @@ func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	options.Del("cert")
 	options.Del("key")
 	wantReason(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), penstock.ReasonUnreachable)
+	// The alerts of RFC 8446 about the client's certificate; see isCertificateRejected.
 	for _, alert := range []uint8{42, 43, 44, 45, 46, 48, 49, 116} {
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
-		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		store := newStore(t, brokenClient{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
 	for _, alert := range []uint8{0, 20, 80} { // the connection closes or breaks after a good handshake
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
-		store := newStore(t, broken{err: cause}, redisstore.Options{})
+		store := newStore(t, brokenClient{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnknown)
 	}

@@ -23,14 +23,14 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	}
 	g.awaitWaiters(600)
 	go func() {
-		for range 3 + 3 {
+		for range 3 + 3 { // three that are held, and three for the 600 calls
 			select {
 			case g.client.held <- nil:
 			case <-t.Context().Done():
 			}
 		}
 	}()
-	if granted := g.granted(calls); granted != len(calls)-600+30 || g.client.scripts.Load() != 6 {
+	if granted := g.countGranted(calls); granted != len(calls)-600+30 || g.client.scripts.Load() != 6 {
 		t.Errorf("%d of %d were granted in %d scripts; want %d in 6", granted, len(calls), g.client.scripts.Load(), len(calls)-600+30)
 	}
 }
@@ -46,15 +46,15 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 		{"out of memory", "CONFIG SET maxmemory 1", penstock.ReasonOutOfMemory},
 		{"replica", "REPLICAOF 127.0.0.1 1", penstock.ReasonNotReady},
 	} {
-		for _, kinds := range []string{"uniform", "mixed"} {
-			t.Run(fault.name+"/"+kinds, func(t *testing.T) {
+		for _, kind := range []string{"uniform", "mixed"} {
+			t.Run(fault.name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
 				g := newCoalescing(t, dial(server.URL())(t))
 				calls := g.holdTwo()
 				var together []*pendingCall
 				for range 5 {
-					if kinds == "uniform" {
+					if kind == "uniform" {
 						together = append(together, g.call("k", 1))
 						continue
 					}
@@ -76,8 +76,8 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	}
 }
 
-// With Options.Now, which may stop or jump, keys live for an hour longer than
-// they need: TTLs run in real time.
+// With Options.Now, which may stop or jump, keys live for an hour longer than they need, because
+// TTLs run by the server's clock.
 func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -91,7 +91,7 @@ func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 		}
 		for _, batch := range [][]penstock.Charge{charges[:1], charges[1:2], charges[2:3], charges[3:4], charges[4:6], charges[6:]} {
 			if d, err := store.Decide(t.Context(), batch); err != nil || !d.Allowed {
-				t.Fatal(d, err)
+				t.Fatalf("%s: %v, %v; want a grant", name, d, err)
 			}
 		}
 		keys := must(t, server, "KEYS", o.Prefix+"*").([]any)

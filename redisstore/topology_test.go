@@ -34,7 +34,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	server := redistest.Start(t)
 	ctx := context.Background()
 	prefix := newPrefix()
-	live := func(instance string, life time.Duration) int {
+	heartbeat := func(instance string, life time.Duration) int {
 		t.Helper()
 		n, err := open(t, server.URL(), redisstore.Options{Prefix: prefix}).Heartbeat(ctx, instance, life)
 		if err != nil {
@@ -43,20 +43,20 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 		return n
 	}
 	for i := range 5 {
-		if n := live(fmt.Sprint("i", i), time.Hour); n != i+1 {
+		if n := heartbeat(fmt.Sprint("i", i), time.Hour); n != i+1 {
 			t.Errorf("%d instances; want %d", n, i+1)
 		}
 	}
-	if n := live("i0", time.Hour); n != 5 {
+	if n := heartbeat("i0", time.Hour); n != 5 {
 		t.Errorf("after two heartbeats of one instance, %d instances are counted; want 5", n)
 	}
-	if n := live("i1", 0); n != 4 {
+	if n := heartbeat("i1", 0); n != 4 {
 		t.Errorf("after an instance has left, %d instances are counted; want 4", n)
 	}
-	live("short", time.Millisecond)
-	await(t, "the registration with a short life to end", func() bool { return live("i0", time.Hour) == 4 })
+	heartbeat("short", time.Millisecond)
+	await(t, "the registration with a short life to end", func() bool { return heartbeat("i0", time.Hour) == 4 })
 	if ttl, err := server.Do("PTTL", prefix+"1{%@}instances"); err != nil || ttl.(int64) < 3_500_000 || ttl.(int64) > 3_600_000 {
-		t.Errorf("the TTL is %v, %v", ttl, err)
+		t.Errorf("the TTL is %v ms, %v; want 3500 to 3600 s", ttl, err)
 	}
 	for _, bad := range []string{"", strings.Repeat("i", 129)} {
 		if _, err := open(t, server.URL(), redisstore.Options{}).Heartbeat(ctx, bad, time.Hour); err == nil || !strings.Contains(err.Error(), "1 to 128") {
@@ -69,8 +69,9 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 // of the layout.
 type layoutClient struct {
 	redisstore.Client
-	answer                 func(ctx context.Context) error
-	queries, inFlight, max atomic.Int64 // at once
+	answer        func(ctx context.Context) error
+	queries       atomic.Int64
+	inFlight, max atomic.Int64 // queries in flight now, and the most at once
 }
 
 func (q *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
@@ -149,11 +150,11 @@ func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 		store := newStore(t, client, redisstore.Options{})
 		clienttest.Use(store, 10*time.Millisecond)
 		if client.inFlight.Load() != 1 {
-			t.Fatal("no query is in flight")
+			t.Fatalf("%d queries are in flight; want 1", client.inFlight.Load())
 		}
 		closed := time.Now()
 		if err := store.Close(); err != nil || client.inFlight.Load() != 0 {
-			t.Errorf("closed (%v), and %d queries still run", err, client.inFlight.Load())
+			t.Errorf("Close returned %v, and %d queries still run; want no error and none", err, client.inFlight.Load())
 		}
 		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
 			t.Errorf("Close took %v; want 1ms, the time that the query takes to end", took)

@@ -83,7 +83,7 @@ func twinSubjects() []twinSubject {
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
-	redis, err := New(kept{client}, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
+	redis, err := New(keptOpenClient{client}, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
 	if err != nil {
 		return 0, err
 	}
@@ -249,9 +249,9 @@ func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *pe
 	step := int64(0)
 	switch rng.IntN(20) {
 	case 0, 1, 2:
-		step = 1 + rng.Int64N(10)
+		step = 1 + rng.Int64N(10) // µs
 	case 3, 4:
-		step = rng.Int64N(period/limit.Limit().Count + 2)
+		step = rng.Int64N(period/limit.Limit().Count + 2) // about the time of one unit
 	case 5, 6:
 		step = rng.Int64N(period + 1)
 	case 7:
@@ -265,14 +265,14 @@ func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *pe
 	case 12:
 		step = status.ResetAfter.Microseconds() - rng.Int64N(2)
 	case 13:
-		step = -rng.Int64N(5_000_001)
+		step = -rng.Int64N(algorithm.MaxStall + 1)
 	case 14:
 		if rng.IntN(4) == 0 {
-			step = -5_000_001 - rng.Int64N(3_600_000_000)
+			step = -(algorithm.MaxStall + 1) - rng.Int64N(3_600_000_000) // so far back that the state is repaired
 		}
 	}
-	step = min(step, 3_000_000_000_000)
-	return time.UnixMicro(max(clock.UnixMicro()+step, 1_000_000_000_000_000))
+	step = min(step, 3_000_000_000_000)                                       // 35 days
+	return time.UnixMicro(max(clock.UnixMicro()+step, 1_000_000_000_000_000)) // not before 2001
 }
 
 // hostileBatch draws one to four charges of different limits or keys.

@@ -131,13 +131,13 @@ func TestURLsAreParsed(t *testing.T) {
 			t.Errorf("%s is parsed as %s, %v; want %s", url, fields(o), err, want)
 		}
 		if !o.DisableCache || !o.DisableRetry || o.ClientName != "penstock" || o.Dialer.KeepAlive != time.Second || o.ConnWriteTimeout != time.Second {
-			t.Errorf("%s lacks options that every client has: %+v", url, o)
+			t.Errorf("%s has the options %+v; want those that every client has", url, o)
 		}
 		if o.TLSConfig != nil && o.TLSConfig.MinVersion != tls.VersionTLS12 {
-			t.Errorf("%s allows TLS before 1.2", url)
+			t.Errorf("%s allows TLS %#x; want %#x, which is 1.2", url, o.TLSConfig.MinVersion, tls.VersionTLS12)
 		}
 		if o.TLSConfig != nil && strings.Contains(url, "sentinel") != (o.Sentinel.TLSConfig != nil) {
-			t.Errorf("%s: TLS to Sentinels is %t", url, o.Sentinel.TLSConfig != nil)
+			t.Errorf("%s: TLS to Sentinels is %t; want it only for a URL of Sentinels", url, o.Sentinel.TLSConfig != nil)
 		}
 	}
 }
@@ -241,7 +241,7 @@ func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
 		"rediss://h?ca=/no/file&cert=/no/cert&key=/no/key", "redis://h?password_file=/no/file", "redis+cluster://h1,h2", "unix:///run/redis.sock",
 	} {
 		if err := redisstore.CheckURL(url); err != nil {
-			t.Errorf("%s: %v", url, err)
+			t.Errorf("%s: %v; want a valid URL", url, err)
 		}
 	}
 	for _, url := range []string{
@@ -294,7 +294,7 @@ func FuzzParseURL(f *testing.F) {
 			return
 		}
 		if len(o.InitAddress) == 0 || o.InitAddress[0] == "" || o.SelectDB < 0 || o.Dialer.Timeout <= 0 {
-			t.Errorf("%q is parsed as %s", url, fields(o))
+			t.Errorf("%q is parsed as %s; want a server, a database from 0 on and a timeout", url, fields(o))
 		}
 	})
 }

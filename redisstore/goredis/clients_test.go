@@ -16,7 +16,7 @@ import (
 
 func init() { logging.Disable() } // go-redis would log every fault that these tests make
 
-// plain makes clients of one server and of a Cluster, ring a Ring of one server.
+// plain makes clients of one server and of a Cluster. ring makes a Ring of one server.
 var (
 	plain = clienttest.Library{
 		Name: "go-redis",
@@ -118,12 +118,12 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	target.Proxies[0].Only("EVALSHA")
 	target.Proxies[0].Cut(true)
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err == nil {
-		t.Error("the reply was not lost")
+		t.Error("the call succeeded; want that its reply is lost")
 	}
 	charged, err := strconv.Atoi(clienttest.Must(t, target.Servers[0], "GET", "counter").(string))
 	t.Logf("one call has charged %d times", charged-1)
 	if err != nil || charged < 3 {
-		t.Errorf("one call has charged %d times (%v): go-redis does not retry after a lost reply", charged-1, err)
+		t.Errorf("one call has charged %d times, %v; want twice or more, because go-redis retries after a lost reply", charged-1, err)
 	}
 }
 

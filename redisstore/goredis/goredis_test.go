@@ -17,19 +17,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A commandCounter counts the commands that a client sends, by name.
-type commandCounter struct {
-	sent  atomic.Int64 // scripts
-	words atomic.Pointer[[]any]
+// A scriptCounter counts the scripts that a client sends.
+type scriptCounter struct {
+	sent  atomic.Int64
+	words atomic.Pointer[[]any] // of the last one
 }
 
-func (c *commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (c *scriptCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (c *commandCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (c *scriptCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (c *commandCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (c *scriptCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if strings.HasPrefix(cmd.Name(), "eval") {
 			c.sent.Add(1)
@@ -79,16 +79,16 @@ func TestErrorsOfRedisAreReplyErrors(t *testing.T) {
 	_, err = goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})).Eval(t.Context(), "return 1", []string{"k"}, nil)
 	var op *net.OpError
 	if errors.As(err, &reply) || !errors.As(err, &op) {
-		t.Errorf("no server: %v", err)
+		t.Errorf("no server: %v; want a net.OpError, and no ReplyError", err)
 	}
 }
 
 func TestShardedIsTrueForSeveralServers(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
-		name    string
-		client  redis.UniversalClient
-		sharded bool
+		name      string
+		client    redis.UniversalClient
+		isSharded bool
 	}{
 		{"client", redis.NewClient(&redis.Options{}), false},
 		{"failover client", redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), false},
@@ -97,8 +97,8 @@ func TestShardedIsTrueForSeveralServers(t *testing.T) {
 		{"failover cluster client", redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), true},
 		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), true},
 	} {
-		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.sharded || err != nil {
-			t.Errorf("%s: sharded %t, %v; want %t", row.name, got, err, row.sharded)
+		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.isSharded || err != nil {
+			t.Errorf("%s: sharded %t, %v; want %t", row.name, got, err, row.isSharded)
 		}
 		_ = row.client.Close()
 	}
@@ -107,7 +107,7 @@ func TestShardedIsTrueForSeveralServers(t *testing.T) {
 func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	t.Parallel()
 	_, c := start(t)
-	hook := new(commandCounter)
+	hook := new(scriptCounter)
 	c.AddHook(hook)
 	store, err := redisstore.New(goredis.New(c), redisstore.Options{})
 	if err != nil {
@@ -123,13 +123,13 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 		t.Errorf("3 decisions took %d scripts, want 4", n)
 	}
 	if words := *hook.words.Load(); words[0] != "evalsha" || words[3] != "ps1{k}hour" || slices.Contains(words, nil) {
-		t.Errorf("a decision is sent as %q", words)
+		t.Errorf("a decision is sent as %q; want evalsha with the key ps1{k}hour, and no nil", words)
 	}
 	if err := store.Close(); err != nil {
-		t.Error(err)
+		t.Errorf("Close: %v; want no error", err)
 	}
 	if err := c.Ping(t.Context()).Err(); err != nil {
-		t.Errorf("closing the store has closed the user's client: %v", err)
+		t.Errorf("the user's client after Close of the store: %v; want that it stays open", err)
 	}
 }
 
@@ -139,8 +139,8 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	clients := map[string]redis.UniversalClient{
-		"plain":   redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour}),
-		"heedful": redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour, ContextTimeoutEnabled: true}),
+		"plain":                      redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour}),
+		"with ContextTimeoutEnabled": redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour, ContextTimeoutEnabled: true}),
 		"cluster": redis.NewClusterClient(&redis.ClusterOptions{ReadTimeout: time.Hour, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
 		}}),

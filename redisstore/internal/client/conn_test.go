@@ -13,13 +13,13 @@ import (
 // Close of the client ends reads of a connection on which nothing was written yet, and also ends
 // dialing.
 func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
-	for _, dialed := range []bool{false, true} {
+	for _, isDialed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			life, end := context.WithCancel(t.Context())
 			here, there := net.Pipe()
 			defer there.Close()
 			option := rueidis.ClientOption{DialCtxFn: func(ctx context.Context, _ string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
-				if dialed {
+				if isDialed {
 					return here, nil
 				}
 				<-ctx.Done()
@@ -37,7 +37,7 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			synctest.Wait()
 			select {
 			case err := <-ended:
-				t.Fatalf("dialed %v: it ended before the client was closed: %v", dialed, err)
+				t.Fatalf("dialed %v: before the client was closed, the call ended with %v; want that it waits", isDialed, err)
 			default:
 			}
 			end()
@@ -45,10 +45,10 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			select {
 			case err := <-ended:
 				if err == nil {
-					t.Errorf("dialed %v: the read returned data", dialed)
+					t.Errorf("dialed %v: the read returned data; want an error", isDialed)
 				}
 			default:
-				t.Errorf("dialed %v: it still runs after the client was closed", dialed)
+				t.Errorf("dialed %v: after the client was closed, the call still runs; want an error", isDialed)
 				here.Close()
 			}
 		})

@@ -31,13 +31,13 @@ func TestURLsOfDocsAreValid(t *testing.T) {
 			}
 			n++
 			if _, err := ParseURL(text, nil); err != nil {
-				t.Errorf("%s: %s: %v", name, text, err)
+				t.Errorf("%s: %s: %v; want a valid URL", name, text, err)
 			}
 		}
 		return nil
 	})
 	if err != nil || n < 20 {
-		t.Errorf("%d URLs were found, fewer than the docs have: %v", n, err)
+		t.Errorf("%d URLs were found, %v; want the 20 or more that the docs have", n, err)
 	}
 	t.Logf("counted: %d URLs of the docs", n)
 }

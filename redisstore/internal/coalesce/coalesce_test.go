@@ -24,7 +24,7 @@ type setup struct {
 
 	mu    sync.Mutex
 	sizes []int // waiters of each flight that was sent
-	fail  error // of the next flights
+	fail  error // the error of the next flights; nil: they succeed
 }
 
 const scriptTime = time.Second
@@ -67,7 +67,7 @@ func inBubble(t *testing.T, test func(b *setup)) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if b.c.inFlight != 0 || len(b.c.queue) != 0 || len(b.c.flights) != 0 {
-			t.Errorf("at rest %d scripts are in flight, %d queued", b.c.inFlight, len(b.c.queue))
+			t.Errorf("at the end %d scripts are in flight, %d queued; want none", b.c.inFlight, len(b.c.queue))
 		}
 	})
 }
@@ -76,7 +76,7 @@ func inBubble(t *testing.T, test func(b *setup)) {
 func (b *setup) hold() (release func()) {
 	for range 2 {
 		if !b.c.Enter(b.Context(), new(Waiter)) {
-			b.Fatal("a caller waits while the store is idle")
+			b.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
 		}
 	}
 	return func() { b.c.Exit(); b.c.Exit() }
@@ -188,13 +188,13 @@ func TestEqualBatchesAreOneRequest(t *testing.T) {
 		granted := 0
 		for _, c := range calls {
 			if r := <-c; r.err != nil {
-				t.Error(r.err)
+				t.Errorf("a call: %v; want a decision", r.err)
 			} else if r.decision.Allowed {
 				granted++
 			}
 		}
 		if granted != 30 {
-			t.Errorf("%d of 30 units were granted", granted)
+			t.Errorf("%d of 30 units were granted; want all", granted)
 		}
 		b.wantFlights(200)
 	})
@@ -325,7 +325,7 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		leaves, stays := b.call(ctx, spend("k", 1)), b.call(b.Context(), spend("k", 1))
 		cancel()
 		if r := <-leaves; !errors.Is(r.err, context.Canceled) || r.isSent {
-			t.Errorf("the waiter that left: %+v", r)
+			t.Errorf("the waiter that left: %+v; want context.Canceled, not sent", r)
 		}
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
@@ -451,7 +451,7 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 }
 
 // A flight runs as long as one of its waiters waits, and is canceled when the last has left.
-func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
+func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 	inBubble(t, func(b *setup) {
 		release := b.hold()
 		var cancels []context.CancelFunc
@@ -466,7 +466,7 @@ func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
 		flight := b.c.flights[0].ctx
 		for i, cancel := range cancels {
 			if flight.Err() != nil {
-				t.Errorf("cancelled while %d waiters wait", 3-i)
+				t.Errorf("the flight was canceled while %d waiters wait; want that it runs", 3-i)
 			}
 			cancel()
 			if r := <-calls[i]; !errors.Is(r.err, context.Canceled) || !r.isSent {
@@ -474,7 +474,7 @@ func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
 			}
 		}
 		if flight.Err() == nil {
-			t.Error("the flight runs without a waiter")
+			t.Error("the flight runs after its last waiter has left; want it canceled")
 		}
 	})
 }
@@ -498,7 +498,7 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 			}
 		}
 		if r := <-later; r.err != nil {
-			t.Errorf("a waiter of the next flight: %+v", r)
+			t.Errorf("a waiter of the next flight: %+v; want no error", r)
 		}
 		b.wantFlights(5, 1)
 	})
@@ -530,7 +530,7 @@ func TestExtrasGoWithTheirWaiter(t *testing.T) {
 			defer cancel()
 			call := b.callWaiter(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
 			if !extra.HasJoined() {
-				t.Error("the extra has not joined")
+				t.Error("the extra has not joined the flight of its waiter")
 			}
 			want := int64(1)
 			if leaves {
@@ -567,7 +567,7 @@ func TestSlotsDoNotWaitForEachOther(t *testing.T) {
 		one.Exit()
 		one.Exit()
 		if _, err := one.Wait(b.Context(), waiter); err != nil {
-			t.Error(err)
+			t.Errorf("the waiter of slot 1: %v; want no error", err)
 		}
 	})
 }
