@@ -189,8 +189,8 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns the charges. It adds a random Holder to each charge that could not be refunded
-// without one.
+// withHolders returns the charges. It adds a random Holder to each charge that could not be
+// refunded without one.
 func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {

@@ -41,8 +41,8 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// A partlyDownClient is a Client of one server that acts as several servers, one for each key. Some of
-// them cannot be reached after a number of calls.
+// A partlyDownClient is a Client of one server that acts as several servers, one for each key. Some
+// of them cannot be reached after a number of calls.
 type partlyDownClient struct {
 	redisstore.Client
 	down func(key string, call int) bool // calls of a key are counted from 1
@@ -148,9 +148,9 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	}
 }
 
-// A stuckClient acts as one server for each key, like a partlyDownClient. If the key begins with b, the
-// server answers the dry run, and then fails. Other servers answer the dry run and the charge, and
-// then hang until released is closed: so the refund of the charge hangs.
+// A stuckClient acts as one server for each key, like a partlyDownClient. If the key begins with b,
+// the server answers the dry run, and then fails. Other servers answer the dry run and the charge,
+// and then hang until released is closed: so the refund of the charge hangs.
 type stuckClient struct {
 	redisstore.Client
 	released     chan struct{}

@@ -269,8 +269,8 @@ func newGoldenCases() (cases []goldenCase) {
 	return cases
 }
 
-// goldenCalls are calls of all modes. They are made after a fixed time, plus later. The first one is
-// a Peek, which shows the state as it was stored.
+// goldenCalls are calls of all modes. They are made after a fixed time, plus later. The first one
+// is a Peek, which shows the state as it was stored.
 func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCall) {
 	at := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).Add(later)
 	for i, op := range []struct {

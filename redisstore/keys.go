@@ -93,8 +93,8 @@ func NewNames(o Options) *Names {
 // MaxName is the longest name in bytes.
 const MaxName = maxTag
 
-// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes: it may
-// write one encoded byte (%XX) too many before it finds that the name is too long.
+// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes: it
+// may write one encoded byte (%XX) too many before it finds that the name is too long.
 func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
 		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:16])

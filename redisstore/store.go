@@ -140,9 +140,9 @@ func (s *Store) Close() error {
 //
 // If other callers charge a Key between the two rounds, the second round may deny the batch. Then
 // Decide refunds the other Keys. Such a batch never admits too much. For one round trip it may take
-// units that others need, and then refunds them. A hold that the batch renewed stays renewed. If ctx
-// ends before all are charged or refunded, Decide returns an error with ReasonUnknown. The batch is
-// then refunded in the background, within a second, for up to 256 batches at once.
+// units that others need, and then refunds them. A hold that the batch renewed stays renewed. If
+// ctx ends before all are charged or refunded, Decide returns an error with ReasonUnknown. The
+// batch is then refunded in the background, within a second, for up to 256 batches at once.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)

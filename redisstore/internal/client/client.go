@@ -29,9 +29,9 @@ func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
 // TooLate marks an error by ErrLate and ErrNotSent.
 func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }
 
-// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or if
-// the channel closed is closed first. A lazy.Context has a deadline but no timer; Await makes one
-// for it.
+// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or
+// if the channel closed is closed first. A lazy.Context has a deadline but no timer; Await makes
+// one for it.
 func Await(ctx context.Context, done, closed <-chan struct{}) error {
 	l, ok := ctx.(lazy.Context)
 	if !ok {

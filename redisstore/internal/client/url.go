@@ -99,8 +99,8 @@ func parseURL(text string, readFile func(string) ([]byte, error)) (option rueidi
 	return option, parseOptions(&option, query, transport == "rediss", readFile)
 }
 
-// parseScheme reads redis+sentinel:// as transport redis and form sentinel. The form of one server is
-// "". rest is what follows ://.
+// parseScheme reads redis+sentinel:// as transport redis and form sentinel. The form of one server
+// is "". rest is what follows ://.
 func parseScheme(text string) (transport, form, rest string, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok || strings.ContainsAny(scheme, ":/?#@") {

@@ -211,8 +211,8 @@ func (c *CountingClient) wait() {
 	}
 }
 
-// callAtOnce lets callers decide at the same time, each in a script of its own. All get the reply NOSCRIPT before one
-// loads the script. It returns how many were allowed.
+// callAtOnce lets callers decide at the same time, each in a script of its own. All get the reply
+// NOSCRIPT before one loads the script. It returns how many were allowed.
 func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
 	c.Proceed = make(chan struct{})

@@ -44,9 +44,9 @@ type Coalescer struct {
 }
 
 // These are the thresholds for sending another script while others are in flight. A script of 8
-// requests takes the server about 35 µs: 10 µs for the script and 25 µs for the requests. 24 waiters
-// take the client about as long. With a third script in flight, the server always has work after a
-// reply, however long the client takes. That helps only if many callers wait.
+// requests takes the server about 35 µs: 10 µs for the script and 25 µs for the requests. 24
+// waiters take the client about as long. With a third script in flight, the server always has work
+// after a reply, however long the client takes. That helps only if many callers wait.
 //
 // The larger the flights that are already sent, the more requests the next flight needs, up to 24.
 // So many callers are divided into few large scripts. In a measurement with 64 callers, this made

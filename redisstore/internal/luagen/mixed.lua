@@ -7,9 +7,9 @@ local virtual = 0
 RIGHTS
 
 -- A cell is a table of the state of one limit. Its first six elements are the outcome of the last
--- step, or zeros if there was none: granted, remaining, retry, reset, wait, keep. The numbers of the
--- state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state, negative
--- if it is unchanged.
+-- step, or zeros if there was none: granted, remaining, retry, reset, wait, keep. The numbers of
+-- the state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state,
+-- negative if it is unchanged.
 local strings, changed = {}, {} -- by key; the keys of strings that must be saved
 
 local function formatof(n)

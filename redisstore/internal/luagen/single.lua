@@ -2,9 +2,9 @@
 -- generator writes it out for a sequence of algorithms, so that it needs no tables (template.go).
 -- COUNT is the number of charges.
 --
--- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if no
--- value differs from 0. x in a format skips a byte: counts and numbers of keys and algorithms, which
--- are known here. 12 and 40 bytes are the sizes of the head and of a charge.
+-- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if
+-- no value differs from 0. x in a format skips a byte: counts and numbers of keys and algorithms,
+-- which are known here. 12 and 40 bytes are the sizes of the head and of a charge.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, holder$} = @list{0, 0, 0}

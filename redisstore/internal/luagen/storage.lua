@@ -17,8 +17,8 @@ end
 -- the numbers. Trailing zeros are not stored. Usually the string has only the entries of this
 -- batch, in its order, with three numbers each. Then they are read and written in one call.
 --
--- For each charge: first$ is the position of its entry, if it is not the usual one. n$ is its word or
--- its count of numbers. s$1 to s$6 are the stored numbers.
+-- For each charge: first$ is the position of its entry, if it is not the usual one. n$ is its word
+-- or its count of numbers. s$1 to s$6 are the stored numbers.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
