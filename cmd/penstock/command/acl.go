@@ -24,15 +24,15 @@ func newACL() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "acl [flags]",
 		Short: "Print the rights that a user of Redis or Valkey needs",
-		Long: "acl prints a user that can do what Penstock needs, and nothing else. The commands are those that the scripts really run.\n" +
-			"Replace SECRET by a password. It contacts no server.\n\n" +
+		Long: "acl prints a user of Redis or Valkey that has exactly the rights that Penstock needs. It contacts no server.\n" +
+			"Replace SECRET by a password.\n\n" +
 			"Roles: serve is for penstock serve and for Go programs. admin is for status and reset, read is for status and explain.\n" +
-			"Both run scripts, and a script checks that its user may run all of its commands, so both need the same rights.\n" +
+			"admin and read have the same rights, because a script checks all rights of its user before it runs.\n" +
 			"doctor is for penstock doctor: the rights of serve, and those to inspect the servers.\n" +
 			"metrics is for penstock serve with metrics that estimate how many keys each rule has.\n\n" +
 			"Formats: setuser is a command for redis-cli, acl is a line of an ACL file, and k8s is a Secret with an ACL file.\n" +
-			"Pipe the command into redis-cli, as in the last example. As an argument in a shell it needs quotes, because the shell\n" +
-			"interprets > and |.\n" +
+			"Pipe the setuser command into redis-cli, as in the last example. If you paste it into a shell, quote it, because the\n" +
+			"shell interprets > and |.\n" +
 			"On a Cluster, and behind Sentinel, every server needs the user: Redis does not copy users to replicas.",
 		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl\n" +
 			"  penstock acl | sed s/SECRET/A-LONG-PASSWORD/ | redis-cli -h redis-1 -p 6379",
@@ -54,7 +54,7 @@ func newACL() *cobra.Command {
 	return c
 }
 
-// An aclUser is a user of Redis to print.
+// An aclUser is the user of Redis that the command prints.
 type aclUser struct {
 	role, user, prefix, client, format string
 	rights                             redisstore.RightsOptions

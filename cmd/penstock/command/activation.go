@@ -10,12 +10,12 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// firstInherited is the first file descriptor that systemd passes: SD_LISTEN_FDS_START.
-const firstInherited = 3
+// firstInheritedFD is the first file descriptor that systemd passes: SD_LISTEN_FDS_START.
+const firstInheritedFD = 3
 
-// inheritedListener returns the listener for requests that systemd has opened for this process, or
-// nil. Its name must be listen. See sd_listen_fds(3). With such a listener, a service refuses no
-// connection while it restarts.
+// inheritedListener returns the listener for requests that systemd has opened for this process. It
+// returns nil if there is none. The socket must have the name "listen"; see sd_listen_fds(3).
+// systemd keeps the socket open, so clients can connect while the service restarts.
 func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.Listener, error) {
 	if getenv("LISTEN_PID") != strconv.Itoa(pid) {
 		return nil, nil // no listener was passed, or it is for another process

@@ -67,7 +67,7 @@ type admin struct {
 // send sends a request to the admin API, and decodes its response into one of the API's types. The
 // request is a POST if there is a body, and otherwise a GET.
 func (a *admin) send(ctx context.Context, path string, body []byte, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*storeTimeout) // the instance may wait for its store
 	defer cancel()
 	status, text, err := a.Send(ctx, adminapi.Prefix+path, body)
 	if err != nil {
@@ -91,33 +91,38 @@ func (a *admin) errRefused(status int, text []byte) error {
 	if err := json.Unmarshal(text, &problem); err != nil {
 		problem.Detail = ""
 	}
-	code, known := map[int]int{http.StatusUnauthorized: exitInvalid, http.StatusForbidden: exitInvalid, http.StatusInternalServerError: exitInvalid, http.StatusServiceUnavailable: exitUnreachable}[status]
-	if !known {
-		code = exitUsage
+	code := exitUsage
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusInternalServerError:
+		code = exitInvalid
+	case http.StatusServiceUnavailable:
+		code = exitUnreachable
 	}
 	return coded(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
 }
 
-// maxDetail bounds a text of an instance in messages, in letters.
+// maxDetail is how many characters of an instance's text a message shows.
 const maxDetail = 1000
 
-// shortened returns a text of an instance for a message: on one line, of at most maxDetail letters.
+// shortened returns a text of an instance on one line, cut to maxDetail characters.
 func shortened(text string) string {
 	text = printable.Line(strings.TrimSpace(text))
-	if letters := []rune(text); len(letters) > maxDetail {
-		text = string(letters[:maxDetail]) + "…"
+	if characters := []rune(text); len(characters) > maxDetail {
+		text = string(characters[:maxDetail]) + "…"
 	}
 	return text
 }
 
-const notTheAPI = "its answer is not that of the admin API; check that --admin is its admin-listen"
+const notTheAPI = "the answer is not that of the admin API; check that --admin is the admin-listen address of an instance"
 
+// errNotTheAPI returns the error for an answer that does not have the form of the admin API's.
 func (a *admin) errNotTheAPI() error {
 	return coded(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
 }
 
 // A credential is the token of operators. The text is "" if there is no token, or if the token is
-// too short for any instance. An instance may show its state to its own machine without a token.
+// shorter than any instance accepts. Without a token, clients on an instance's own machine may
+// still read its state.
 type credential struct {
 	text       string
 	isTooShort bool

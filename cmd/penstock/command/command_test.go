@@ -78,8 +78,8 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		{"validate", exitUsage, "penstock: an argument is missing; write the name of a policy file, as in: penstock validate rules.yaml"},
 		{"explain", exitUsage, "penstock: an argument is missing; write one URL or path, as in: penstock explain --config rules.yaml /api/rides"},
 		{"serve rules.yaml", exitUsage, `penstock: the argument "rules.yaml" is one too many; write flags only, as in: penstock serve --config rules.yaml`},
-		{"validate --config rules.yaml", exitUsage, "there is no --config here; write the file alone, as in: penstock validate rules.yaml"},
-		{"test --config rules.yaml cases.yaml", exitUsage, "there is no --config here; write the file alone, as in: penstock test rules.yaml cases.yaml"},
+		{"validate --config rules.yaml", exitUsage, "this command has no --config; write the name of the file alone, as in: penstock validate rules.yaml"},
+		{"test --config rules.yaml cases.yaml", exitUsage, "this command has no --config; write the name of the file alone, as in: penstock test rules.yaml cases.yaml"},
 		{"explain /a /b", exitUsage, `penstock: the argument "/b" is one too many; write one URL or path`},
 		{"serve --demo --listen 192.0.2.1:1 --admin-listen off", exitInternal, "listen (--listen)"},
 	} {

@@ -92,7 +92,8 @@ func (d *denialsCommand) run(c *cobra.Command) error {
 			offenders = append(offenders, o)
 		}
 	}
-	if found.Offenders = offenders; d.output == "json" {
+	found.Offenders = offenders
+	if d.output == "json" {
 		return writeJSON(c.OutOrStdout(), found)
 	}
 	return printOffenders(c.OutOrStdout(), &found)
@@ -117,7 +118,7 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 // reconnectAfter is how long follow waits before it connects again.
 const reconnectAfter = time.Second
 
-// errOutput is an error of writing the output. Reading ends after it.
+// errOutput ends follow: its output cannot be written, for example because a pipe is closed.
 var errOutput = errors.New("the output cannot be written")
 
 // follow prints denials until the command is interrupted. Only the first connection must succeed.
@@ -174,7 +175,7 @@ func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 	}
 	line := textOfDenial(&one)
 	if d.output == "json" {
-		text, err := json.Marshal(one) // not the bytes received: they may steer a terminal
+		text, err := json.Marshal(one) // encoded again: the received bytes may control a terminal
 		if err != nil {
 			return nil
 		}
@@ -189,7 +190,7 @@ func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 func textOfDenial(d *adminapi.Denial) string {
 	text := fmt.Sprintf("%s %s %s %s", d.Time.Local().Format(time.TimeOnly), d.Rule+"."+d.Limit, d.Identity, strings.ReplaceAll(d.Outcome, "_", " "))
 	switch {
-	case d.RetryMS < 0:
+	case d.RetryMS < 0: // the cost is larger than the limit
 		text += " for ever"
 	case d.RetryMS > 0:
 		text += ", retry in " + (time.Duration(d.RetryMS) * time.Millisecond).String()

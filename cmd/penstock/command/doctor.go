@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -86,19 +87,18 @@ func readInstance(summary string) (doctor.Instance, error) {
 // from the same sources as those of serve.
 type storeFlags struct {
 	algorithms []*algorithm.Algorithm
-	texts      map[string]*string
+	texts      map[string]*string // values of the flags, by name
 }
 
 var storeSettings = []string{"config", "store", "prefix"}
 
-// add adds the flags to a command, and those of further settings.
+// add adds the flags of storeSettings and of further settings to a command.
 func (f *storeFlags) add(c *cobra.Command, further ...string) {
 	f.texts = make(map[string]*string)
+	names := slices.Concat(storeSettings, further)
 	for _, row := range settings.Table {
-		for _, name := range append(storeSettings[:len(storeSettings):len(storeSettings)], further...) {
-			if row.Name == name {
-				f.texts[name] = c.Flags().String(name, "", row.Help+" ("+row.Env()+")")
-			}
+		if slices.Contains(names, row.Name) {
+			f.texts[row.Name] = c.Flags().String(row.Name, "", row.Help+" ("+row.Env()+")")
 		}
 	}
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)

@@ -35,8 +35,10 @@ func (e *codedError) Error() string { return fmt.Sprint(e.cause) }
 
 func (e *codedError) Unwrap() error { return e.cause }
 
+// coded returns the error with an exit status.
 func coded(status int, cause error) error { return &codedError{status, cause} }
 
+// silent returns an error that only sets the exit status.
 func silent(status int) error { return &codedError{status: status} }
 
 // exitStatus prints the error, if there is one, and returns the exit status.
@@ -96,24 +98,26 @@ func checkOutput(output string, known ...string) error {
 	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
 }
 
-// withoutConfig explains to those who write --config that the command has its files as arguments.
-func withoutConfig(c *cobra.Command, example string) {
+// rejectConfigFlag sets the error message for --config on a command that takes its files as
+// arguments.
+func rejectConfigFlag(c *cobra.Command, example string) {
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if err.Error() == "unknown flag: --config" {
-			err = fmt.Errorf("there is no --config here; write the file alone, as in: %s", example)
+			err = fmt.Errorf("this command has no --config; write the name of the file alone, as in: %s", example)
 		}
 		return coded(exitUsage, err)
 	})
 }
 
-// needsArgument checks the number of arguments. what is the text that describes them in the error.
-func needsArgument(least, most int, what string) cobra.PositionalArgs {
+// argumentCount returns a check that there are between least and most arguments. Its error names
+// the wanted arguments.
+func argumentCount(least, most int, wanted string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return coded(exitUsage, fmt.Errorf("an argument is missing; write %s", what))
+			return coded(exitUsage, fmt.Errorf("an argument is missing; write %s", wanted))
 		case len(args) > most:
-			return coded(exitUsage, fmt.Errorf("the argument %.60q is one too many; write %s", args[most], what))
+			return coded(exitUsage, fmt.Errorf("the argument %.60q is one too many; write %s", args[most], wanted))
 		}
 		return nil
 	}

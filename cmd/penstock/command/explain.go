@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,18 +20,18 @@ import (
 
 // newExplain makes the command that shows which limits apply to a request.
 func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
-	e := explanation{algorithms: algorithms}
+	e := explainCommand{algorithms: algorithms}
 	c := &cobra.Command{
 		Use:   "explain [flags] URL-OR-PATH",
 		Short: "Show which limits apply to a request",
 		Long: "explain shows which rules match a request, its identity, which limits are charged in which order, and their keys in the\n" +
-			"store. For each limit it shows the most that it admits, also when the store fails. It charges nothing. With --store it\n" +
-			"also shows what is left. The exit status is 3 if the request would be rejected, else 0.\n\n" +
+			"store. It shows the most that each limit admits, also while the store fails. With --store it also shows what is left.\n" +
+			"It charges nothing. The exit status is 3 if the request would be rejected, else 0.\n\n" +
 			"Without --config it uses the demo policy. It reads the secret that hashes keys in Redis from the same places as serve:\n" +
 			"PENSTOCK_KEY_HASH_SECRET, PENSTOCK_KEY_HASH_SECRET_FILE or the policy's server section.",
 		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
 			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
-		Args:              needsArgument(1, 1, "one URL or path, as in: penstock explain --config rules.yaml /api/rides"),
+		Args:              argumentCount(1, 1, "one URL or path, as in: penstock explain --config rules.yaml /api/rides"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
 	}
@@ -45,21 +44,21 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Int64Var(&e.size, "size", 0, "size of the body in bytes; -1 if it is unknown")
 	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
 	f.StringVar(&e.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX)")
-	f.StringVar(&e.instances, "min-instances", "", "number of instances, to compute the bounds (PENSTOCK_MIN_INSTANCES; default 1)")
+	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1)")
 	f.StringVarP(&e.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
-type explanation struct {
+type explainCommand struct {
 	config, method, from, store, prefix, instances, output string
 	headers, descriptor                                    []string
 	size                                                   int64
 	algorithms                                             []*algorithm.Algorithm
 }
 
-func (e *explanation) run(c *cobra.Command, target string) error {
+func (e *explainCommand) run(c *cobra.Command, target string) error {
 	if err := checkOutput(e.output, "text", "json"); err != nil {
 		return err
 	}
@@ -93,7 +92,7 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 			return coded(exitUsage, err)
 		}
 		defer store.Close()
-		ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(c.Context(), storeTimeout)
 		defer cancel()
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
@@ -115,7 +114,7 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 }
 
 // policy loads the policy, and the settings of serve that explain needs.
-func (e *explanation) policy(c *cobra.Command) (p *policyfile.Policy, s settings.Settings, err error) {
+func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s settings.Settings, err error) {
 	given := make(map[string]string)
 	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix, "min-instances": e.instances} {
 		if c.Flags().Changed(name) {

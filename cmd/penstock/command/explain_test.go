@@ -379,7 +379,7 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 		}
 		args := []string{"explain", "--config", config, "--store", redis.URL(), "/"}
 		code, out, errors := command(args...)
-		const blame = "this key contains something else: delete it"
+		const blame = "this key has a value that Penstock did not write: delete the key"
 		_, named, _ := strings.Cut(out, c.want+"\n")
 		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(named), blame) || !strings.Contains(errors, "corrupt") {
 			t.Errorf("%s: exit status %d: %s%s; want %d with %q", c.poison, code, out, errors, exitUnreachable, "corrupt")

@@ -22,11 +22,12 @@ func newInit() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "init [flags] [FILE]",
 		Short: "Write a first policy",
-		Long: "init writes a policy with comments: one rule for all requests, or, with --from-openapi, one for the reads and one for the\n" +
-			"writes of each group of paths, and one for each path that takes passwords. validate --strict accepts it, and serve runs it.\n" +
-			"It never replaces a file without --force. FILE is policy.yaml by default; - is standard output.",
+		Long: "init writes a policy with comments and one rule for all requests. With --from-openapi it reads an API description and\n" +
+			"writes two rules for each group of paths: one for its reads, and one for its writes. Each path that takes passwords has a\n" +
+			"rule of its own. validate --strict accepts the policy, and serve runs it.\n\n" +
+			"init replaces an existing file only with --force. FILE is policy.yaml by default; - is standard output.",
 		Example: "  penstock init\n  penstock init --per 'header X-API-Key' --rate 1000/h policy.yaml\n  penstock init --from-openapi openapi.yaml -",
-		Args:    needsArgument(0, 1, "at most one file, as in: penstock init policy.yaml"),
+		Args:    argumentCount(0, 1, "at most one file, as in: penstock init policy.yaml"),
 		RunE: func(c *cobra.Command, args []string) error {
 			file := "policy.yaml"
 			if len(args) > 0 {
@@ -50,8 +51,8 @@ func newInit() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.Per, "per", "", "who is limited: ip, global, or 'header NAME' with an API key (default: ip, or the API key in rules whose operations all need it)")
-	f.StringVar(&o.Rate, "rate", "100/min", "how much each of them may send")
-	f.StringVar(&o.OpenAPI, "from-openapi", "", "a file in OpenAPI 3, as YAML or JSON")
+	f.StringVar(&o.Rate, "rate", "100/min", "how many requests each client may send")
+	f.StringVar(&o.OpenAPI, "from-openapi", "", "file with an OpenAPI 3 description of the API, in YAML or JSON")
 	f.BoolVar(&isForced, "force", false, "replace the file if it exists")
 	return c
 }
@@ -93,7 +94,7 @@ func create(name, text string, isForced bool) error {
 	}
 	file, err := os.OpenFile(name, mode, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. A description in OpenAPI goes after --from-openapi", name))
+		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name", name))
 	}
 	if err == nil {
 		_, err = file.WriteString(text)

@@ -80,7 +80,7 @@ func countWords(text string) string {
 func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 	file := writeFile(t, "policy.yaml", "mine\n")
 	code, _, err := command("init", file)
-	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force to replace it. A description in OpenAPI goes after --from-openapi") {
+	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name") {
 		t.Errorf("exit status %d, %s; the file has %s; want %d", code, err, text, exitUsage)
 	}
 	if code, _, err := command("init", "--force", file); code != exitOK {

@@ -23,11 +23,11 @@ func newMigrate() *cobra.Command {
 	envoy := &cobra.Command{
 		Use:   "envoy-ratelimit FOLDER",
 		Short: "Write a policy for the files of envoyproxy/ratelimit",
-		Long: "envoy-ratelimit reads the files of envoyproxy/ratelimit in a folder, and prints a policy with their limits. Its comments\n" +
-			"say what a policy cannot express, and standard error names each limit that is left out. To keep the files as they are,\n" +
-			"use penstock serve --envoy-config.",
+		Long: "envoy-ratelimit reads the files of envoyproxy/ratelimit in a folder, and prints a policy with their limits. Comments in\n" +
+			"the policy list what it cannot express, and standard error names each limit that is left out. To use the files without\n" +
+			"a change, run penstock serve --envoy-config.",
 		Example: "  penstock migrate envoy-ratelimit examples/envoy > rules.yaml\n  penstock validate rules.yaml",
-		Args:    needsArgument(1, 1, "one folder, as in: penstock migrate envoy-ratelimit examples/envoy"),
+		Args:    argumentCount(1, 1, "one folder, as in: penstock migrate envoy-ratelimit examples/envoy"),
 		RunE: func(c *cobra.Command, args []string) error {
 			config, err := envoyconfig.LoadDir(args[0], envoyconfig.Options{MergeDomains: canMerge})
 			if err != nil {
@@ -40,7 +40,7 @@ func newMigrate() *cobra.Command {
 			return err
 		},
 	}
-	envoy.Flags().BoolVar(&canMerge, "merge-domains", false, "let several files have one domain (MERGE_DOMAIN_CONFIG)")
+	envoy.Flags().BoolVar(&canMerge, "merge-domains", false, "accept several files with the same domain (MERGE_DOMAIN_CONFIG)")
 	c.AddCommand(envoy)
 	return c
 }

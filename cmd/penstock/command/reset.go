@@ -28,25 +28,25 @@ import (
 
 // newReset makes the command that resets limits of a key.
 func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var r reset
+	var r resetCommand
 	given := storeFlags{algorithms: algorithms}
 	c := &cobra.Command{
 		Use:   "reset [flags] --reason TEXT (KEY | --ref REF)",
 		Short: "Let a client use its limits again from the beginning",
-		Long: "reset clears the counters of one key: all limits, those of one rule, or one. Shadows and candidates are cleared too, so that\n" +
-			"they stay comparable. A limit of requests in flight is reset only by its name (--limit), because its slots may still be in\n" +
-			"use. It resets exactly this key, and never the counters of all clients together, unless KEY is global.\n" +
-			"It prompts for confirmation. --yes skips that, and is needed if the input is not a terminal.\n\n" +
+		Long: "reset clears the counters of one key: of all its limits, of one rule's limits, or of one limit. Shadows and candidates\n" +
+			"are cleared too, so that they stay comparable. A limit of requests in flight is reset only by its name (--limit), because\n" +
+			"its slots may still be in use. reset never clears the counters of other keys. The key of all clients together is global.\n" +
+			"reset prompts for confirmation. --yes skips the prompt, and is needed if the input is not a terminal.\n\n" +
 			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
-			"and why. The key is masked there, with a ref that reports whether two lines are about one key.\n\n" +
-			"With --admin, a running instance resets the key, and writes the audit to its log. It needs no store and no policy here, but\n" +
-			"the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. With --ref it resets the key that penstock denials or the log\n" +
-			"prints beside that ref.\n\n" +
-			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). Units that they have leased stay with them.\n\n" +
+			"and why. The line has the masked key and a ref. Lines with the same ref are about the same key.\n\n" +
+			"With --admin, a running instance resets the key, and writes the audit line to its log. The command then needs no store and\n" +
+			"no policy, but the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. penstock denials and the log print a\n" +
+			"ref beside each masked key; --ref resets that key.\n\n" +
+			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). They keep the units that they have leased.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",
-		Args:              needsKey(&r.ref, &r.admin, "one key, as in: penstock reset key:abc --reason support-4711"),
+		Args:              checkKeyArgument(&r.ref, &r.admin, "one key, as in: penstock reset key:abc --reason support-4711"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkOutput(r.output, "text", "json"); err != nil {
@@ -56,7 +56,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return coded(exitUsage, err)
 			}
 			if r.admin.Address != "" {
-				return r.resetAtInstance(c, &given, keyQuery{keyOf(args), r.ref, r.rule})
+				return r.resetAtInstance(c, &given, keyQuery{keyArgument(args), r.ref, r.rule})
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
 			if err != nil {
@@ -79,7 +79,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 }
 
 // check checks the flags.
-func (r *reset) check() error {
+func (r *resetCommand) check() error {
 	switch {
 	case r.reason == "":
 		return errors.New("the reason is missing; write --reason TEXT, such as the number of a ticket")
@@ -89,7 +89,7 @@ func (r *reset) check() error {
 	return keylimits.CheckReason(r.reason)
 }
 
-type reset struct {
+type resetCommand struct {
 	ref, rule, limit, reason, output string
 	admin                            adminFlags // without an address, the command uses the store itself
 	isConfirmed                      bool
@@ -102,7 +102,7 @@ type resetReport struct {
 	Unread []string `json:"unread,omitempty"` // limits of new_identities, which are not reset
 }
 
-func (r *reset) run(c *cobra.Command, k *keyStore) error {
+func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if k.skipped > 0 {
 		return coded(exitUsage, fmt.Errorf("there are more than %d limits of such a key; name a rule by --rule", keylimits.MaxLimits))
 	}
@@ -117,18 +117,19 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 	if err := r.confirm(c, k.key, before); err != nil {
 		return err
 	}
-	to := []io.Writer{c.ErrOrStderr()}
+	auditWriters := []io.Writer{c.ErrOrStderr()}
 	if k.settings.AuditFile != "" {
 		file, err := audit.Open(k.settings.AuditFile)
 		if err != nil {
 			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, k.settings.Source("audit-file"), err)
 		}
-		to = append(to, file)
+		auditWriters = append(auditWriters, file)
 	}
 	line := newAudit(&k.settings, k.key, r.reason)
 	done, err := keylimits.Clear(c.Context(), k.store, before, line.Add)
-	if line.End(err, false); len(line.Limits) > 0 {
-		for _, w := range to {
+	line.End(err, false)
+	if len(line.Limits) > 0 {
+		for _, w := range auditWriters {
 			if _, unwritten := w.Write(line.JSON()); unwritten != nil {
 				err = cmp.Or(err, fmt.Errorf("the key was reset, but the audit line was not written: %w", unwritten))
 			}
@@ -141,7 +142,7 @@ func (r *reset) run(c *cobra.Command, k *keyStore) error {
 }
 
 // resetAtInstance resets the key at a running instance.
-func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQuery) error {
+func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQuery) error {
 	token, err := adminToken(c, given)
 	if err != nil {
 		return err
@@ -157,11 +158,12 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 		return err
 	}
 	defer instance.Close()
-	found, err := instance.keyOf(c.Context(), wanted)
+	found, err := instance.fetchKey(c.Context(), wanted)
 	if err != nil {
 		return err
 	}
-	if slices.Contains([]string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}, found.Source) {
+	fallbacks := []string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}
+	if slices.Contains(fallbacks, found.Source) {
 		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, printable.Line(found.Source)))
 	}
 	// The numbers are for the confirmation only. The instance reads them again.
@@ -193,6 +195,8 @@ func (r *reset) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQ
 	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread}, caches)
 }
 
+// noSuchLimit returns the error for a key without limits to reset. unread are its limits of
+// new_identities.
 func noSuchLimit(key string, unread []string) error {
 	key = printable.Line(key)
 	if len(unread) > 0 {
@@ -201,8 +205,8 @@ func noSuchLimit(key string, unread []string) error {
 	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --limit", key))
 }
 
-// print prints what was reset. caches says what the reset did not clear.
-func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
+// print prints what was reset. caches describes what the reset did not clear.
+func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
@@ -233,12 +237,13 @@ func (r *reset) print(out io.Writer, report *resetReport, caches string) error {
 
 // cachesOf describes the cached denials and leased units that instances keep after a reset.
 func cachesOf(limits []keylimits.Limit) (text string) {
-	denyFor, hasLease := time.Duration(0), false
+	denyCacheTTL, hasLease := time.Duration(0), false
 	for _, l := range limits {
-		denyFor, hasLease = max(denyFor, l.DenyFor()), hasLease || l.HasLease()
+		denyCacheTTL = max(denyCacheTTL, l.DenyFor())
+		hasLease = hasLease || l.HasLease()
 	}
-	if denyFor > 0 {
-		text = fmt.Sprintf("Running instances may deny from their caches for up to %v more.\n", denyFor)
+	if denyCacheTTL > 0 {
+		text = fmt.Sprintf("Running instances may deny from their caches for up to %v more.\n", denyCacheTTL)
 	}
 	if hasLease {
 		text += "Units that instances have leased stay with them.\n"
@@ -247,10 +252,11 @@ func cachesOf(limits []keylimits.Limit) (text string) {
 }
 
 // confirm prompts the operator, unless --yes is given or nothing is used.
-func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) error {
+func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.Limit) error {
 	var names []string
 	for _, l := range limits {
-		if name := fmt.Sprintf("%s (%d used)", l.Name(), l.Used); l.IsInUse() && !slices.Contains(names, name) { // tiers share a counter
+		name := fmt.Sprintf("%s (%d used)", l.Name(), l.Used)
+		if l.IsInUse() && !slices.Contains(names, name) { // tiers share a counter
 			names = append(names, name)
 		}
 	}
@@ -262,7 +268,7 @@ func (r *reset) confirm(c *cobra.Command, key string, limits []keylimits.Limit) 
 		return coded(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
 	}
 	printable.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
-	line, err := bufio.NewReader(io.LimitReader(in, 1<<10)).ReadString('\n')
+	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
 	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil || answer != "y" && answer != "yes" {
 		return coded(exitUsage, errors.New("nothing was reset"))
 	}

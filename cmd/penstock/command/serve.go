@@ -40,7 +40,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"The policy is reloaded when its file changes, and on SIGHUP. SIGTERM drains requests in flight, then exits.",
 		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379\n" +
 			"  penstock serve --resp 127.0.0.1:6380 --store redis://localhost:6379",
-		Args: needsArgument(0, 0, "flags only, as in: penstock serve --config rules.yaml --upstream http://localhost:3000"),
+		Args: argumentCount(0, 0, "flags only, as in: penstock serve --config rules.yaml --upstream http://localhost:3000"),
 	}
 	values := make(map[string]*flagValue)
 	for _, row := range settings.Table {
@@ -48,7 +48,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 		values[row.Name] = value
 		flag := c.Flags().VarPF(value, row.Name, "", row.Help)
 		if row.Value == "" {
-			flag.NoOptDefVal = "true"
+			flag.NoOptDefVal = "true" // of --name without a value
 		}
 		if strings.Contains(row.Value, "|") {
 			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(strings.Split(row.Value, "|"), cobra.ShellCompDirectiveNoFileComp))
@@ -79,7 +79,7 @@ func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrin
 		_, err := c.OutOrStdout().Write([]byte(s.String()))
 		return err
 	}
-	inherited, err := inheritedListener(os.Getenv, os.Getpid(), firstInherited)
+	inherited, err := inheritedListener(os.Getenv, os.Getpid(), firstInheritedFD)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func newLog(s settings.Settings, to io.Writer, isStderr bool) *slog.Logger {
 	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // settings.Load has checked it
 	switch {
 	case s.LogFormat == "json":
-		return slog.New(slog.NewJSONHandler(escaped{to}, &slog.HandlerOptions{Level: level}))
+		return slog.New(slog.NewJSONHandler(escapingWriter{to}, &slog.HandlerOptions{Level: level}))
 	case isStderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
 		return newColoredLog(to, level)
 	}
@@ -147,8 +147,8 @@ func newColoredLog(to io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level, ReplaceAttr: withoutEscapes}))
 }
 
-// withoutEscapes makes a text of a log line harmless: tint leaves ESC in the texts that it colors,
-// and line ends in the message.
+// withoutEscapes removes the control characters that tint leaves in a log line: ESC in the texts
+// that it colors, and line ends in the message.
 func withoutEscapes(_ []string, a slog.Attr) slog.Attr {
 	switch text := a.Value.String(); {
 	case a.Key == slog.MessageKey:
@@ -159,11 +159,11 @@ func withoutEscapes(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// escaped writes log lines in JSON. slog leaves characters there that some terminals obey.
-type escaped struct{ to io.Writer }
+// An escapingWriter writes log lines in JSON. It escapes the control characters that slog leaves.
+type escapingWriter struct{ to io.Writer }
 
-func (e escaped) Write(line []byte) (int, error) {
-	if _, err := e.to.Write(printable.JSON(line)); err != nil {
+func (w escapingWriter) Write(line []byte) (int, error) {
+	if _, err := w.to.Write(printable.JSON(line)); err != nil {
 		return 0, err
 	}
 	return len(line), nil

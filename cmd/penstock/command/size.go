@@ -23,11 +23,11 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "size --config FILE [flags]",
 		Short: "Compute the memory and servers that the limits of a policy need in Redis",
-		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey: for a number of clients that\n" +
-			"are active at once, and the requests that they send together. The figures were measured on Redis 7.0. The memory is that\n" +
-			"of clients that use their limits fully: with sliding-log and in_flight, most clients need less.",
+		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey. --clients is how many clients\n" +
+			"are active at once, and --requests is how many requests they send together. The figures were measured on Redis 7.0. The\n" +
+			"memory is enough if all clients use their limits fully. With sliding-log and in_flight, most clients need less.",
 		Example: "  penstock size --config rules.yaml --clients 1000000 --requests 20000\n  penstock size --config rules.yaml --rule search -o json",
-		Args:    needsArgument(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
+		Args:    argumentCount(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			return s.run(c.OutOrStdout(), algorithms)
 		},
@@ -38,7 +38,7 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&s.rule, "rule", "", "compute only this rule")
 	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at once")
 	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
-	f.IntVar(&s.key, "key-length", 20, "length of an identity, such as key:abc, in characters")
+	f.IntVar(&s.keyLength, "key-length", 20, "length of a key, such as key:abc, in characters")
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -49,7 +49,7 @@ type sizeCommand struct {
 	config, rule, output string
 	clients              int64
 	requests             float64
-	key                  int
+	keyLength            int
 }
 
 // A ruleSize is the size of one rule's limits.
@@ -76,7 +76,8 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 			continue
 		}
 		one := ruleSize{Rule: rule.Name}
-		load := sizing.Load{Key: len("ps1{}") + s.key + len(rule.Name), Clients: s.clients, Requests: s.requests}
+		storedLength := len("ps1{}") + s.keyLength + len(rule.Name) // of ps1{KEY}RULE
+		load := sizing.Load{Key: storedLength, Clients: s.clients, Requests: s.requests}
 		for _, l := range rule.Limits {
 			plan := largest(l.Variants)
 			load.Limits = append(load.Limits, plan)
@@ -103,10 +104,10 @@ func (s *sizeCommand) check() error {
 		return fmt.Errorf("a policy is missing; write --config rules.yaml")
 	case s.clients < 1 || s.clients > 1e10:
 		return fmt.Errorf("--clients is %d; write 1 to 10000000000", s.clients)
-	case !(s.requests >= 0 && s.requests <= 1e9):
+	case !(s.requests >= 0 && s.requests <= 1e9): // also NaN
 		return fmt.Errorf("--requests is %g; write 0 to 1000000000", s.requests)
-	case s.key < 1 || s.key > 128:
-		return fmt.Errorf("--key-length is %d; write 1 to 128: longer identities are stored as a hash", s.key)
+	case s.keyLength < 1 || s.keyLength > 128:
+		return fmt.Errorf("--key-length is %d; write 1 to 128: longer keys are stored as a hash", s.keyLength)
 	}
 	return checkOutput(s.output, "text", "json")
 }
@@ -136,7 +137,7 @@ func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		printable.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
 		printable.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
-		printable.Fprintf(w, "   script\t%.1f us of Redis' processor for a decision\n", r.ScriptMicros)
+		printable.Fprintf(w, "   decision\t%.1f us of Redis' processor time\n", r.ScriptMicros)
 		printable.Fprintf(w, "   one key\tat most %d decisions/s, because one server decides it\n", r.PerKey)
 		if err := w.Flush(); err != nil {
 			return err
@@ -145,7 +146,7 @@ func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 	}
 	sum := total(all)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	printable.Fprintf(w, "maxmemory\t%s: %s and half as much again, and 64 MB\n", sizing.Bytes(sum.MaxMemory), sizing.Bytes(sum.Memory))
+	printable.Fprintf(w, "maxmemory\t%s: 1.5 times %s, and 64 MB\n", sizing.Bytes(sum.MaxMemory), sizing.Bytes(sum.Memory))
 	printable.Fprintf(w, "commands\tat most %d/s; requests that arrive together share one\n", sum.Calls)
 	printable.Fprintf(w, "processor\t%.2f cores of Redis, at 70%% each: %d %s\n", sum.Cores, sum.Servers, plural(sum.Servers, "server"))
 	printable.Fprintf(w, "network\t%s/s\n", sizing.Bytes(sum.Bandwidth))

@@ -47,20 +47,20 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It takes the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
 			"reads from a running instance instead, and needs none of these settings. The token of PENSTOCK_OPERATOR_TOKEN or\n" +
-			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance answers as it would answer a request, also from its deny cache\n" +
-			"and its leases. It also knows the ref of a masked key that it has denied or seen often within an hour: penstock denials and\n" +
-			"the log print refs, for --ref.\n\n" +
+			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance decides as for a request: it also uses its deny cache and its\n" +
+			"leases. penstock denials and the log print a ref beside each masked key. --ref shows that key, if the instance has denied it\n" +
+			"or seen it often in the last hour.\n\n" +
 			"Exit status: 0 no limit would deny the request, 3 one would, 4 the operator token is wrong or missing, 5 the store or the\n" +
-			"instance gives no answer. An instance that has lost its store answers from its own memory, with 0 or 3. What was used is then\n" +
-			"not known.",
+			"instance gives no answer. An instance without its store decides from its own memory, so the status is 0 or 3. The used units\n" +
+			"are then not known.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
-		Args:              needsKey(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
+		Args:              checkKeyArgument(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			report, err := readKey(c, &given, &instance, keyQuery{keyOf(args), ref, rule})
+			report, err := readKey(c, &given, &instance, keyQuery{keyArgument(args), ref, rule})
 			if err != nil {
 				return err
 			}
@@ -104,7 +104,7 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted k
 		return nil, err
 	}
 	defer a.Close()
-	return a.keyOf(c.Context(), wanted)
+	return a.fetchKey(c.Context(), wanted)
 }
 
 // A keyQuery names a key, or its ref. It names a rule if only the limits of that rule are wanted.
@@ -120,13 +120,13 @@ func (q keyQuery) String() string {
 
 const refUsage = "instead of KEY, with --admin: the ref that penstock denials and the log print beside a masked key"
 
-// needsKey checks that there is one key or, for a running instance, one ref. The error says what to
-// write.
-func needsKey(ref *string, instance *adminFlags, what string) cobra.PositionalArgs {
+// checkKeyArgument returns a check that there is one key or, for a running instance, one ref. Its
+// error names the wanted argument.
+func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
 		case *ref == "":
-			if err := needsArgument(1, 1, what)(c, args); err != nil {
+			if err := argumentCount(1, 1, wanted)(c, args); err != nil {
 				return err
 			}
 		case len(args) > 0:
@@ -134,7 +134,7 @@ func needsKey(ref *string, instance *adminFlags, what string) cobra.PositionalAr
 		case instance.Address == "":
 			return coded(exitUsage, errors.New("only a running instance knows refs; write --admin 127.0.0.1:9180 --ref "+*ref))
 		}
-		return checkMasked(keyOf(args))
+		return checkMasked(keyArgument(args))
 	}
 }
 
@@ -146,15 +146,16 @@ func checkMasked(key string) error {
 	return coded(exitUsage, fmt.Errorf("%s is masked, so it names no client; write --ref REF --admin ADDRESS: penstock denials and the log print the ref beside the key", key))
 }
 
-func keyOf(args []string) string {
+// keyArgument returns the key, or "" if --ref names it.
+func keyArgument(args []string) string {
 	if len(args) == 0 {
 		return ""
 	}
 	return args[0]
 }
 
-// keyOf reads a key from a running instance.
-func (a *admin) keyOf(ctx context.Context, wanted keyQuery) (*keyReport, error) {
+// fetchKey reads a key from a running instance.
+func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, error) {
 	query := url.Values{"all": {"true"}}
 	for name, value := range map[string]string{"key": wanted.key, "ref": wanted.ref, "rule": wanted.rule} {
 		if value != "" {
@@ -224,13 +225,14 @@ func envoyLimits(s *settings.Settings, key, rule string) ([]keylimits.Limit, err
 	return keylimits.Envoy(found, rule), err
 }
 
+// newKeyStore finds the limits of a key and opens the store. p is nil if all limits are Envoy's.
 func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*keyStore, error) {
-	rules, err := policy.New(policy.Spec{})
-	if p != nil {
-		rules = p.Rules
-	}
+	rules, err := policy.New(policy.Spec{}) // no rules
 	if err != nil {
 		return nil, err
+	}
+	if p != nil {
+		rules = p.Rules
 	}
 	envoy, err := envoyLimits(&s, key, rule)
 	if err != nil {
@@ -243,7 +245,8 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
 	k.unread = keylimits.NewIdentities(rules, k.key, rule)
-	if k.limits = append(k.limits, envoy...); len(k.limits) == 0 && len(k.unread) == 0 {
+	k.limits = append(k.limits, envoy...)
+	if len(k.limits) == 0 && len(k.unread) == 0 {
 		if p == nil {
 			return nil, coded(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
 		}
@@ -351,9 +354,14 @@ func (r *keyReport) print(out io.Writer) error {
 	default:
 		var names []string
 		for _, l := range slices.Concat(r.Limits, r.Global) {
-			if l.IsDenied && l.Kind == keylimits.Enforced {
-				names = append(names, strings.TrimSuffix(l.Name()+" ("+l.Tier+")", " ()"))
+			if !l.IsDenied || l.Kind != keylimits.Enforced {
+				continue
 			}
+			name := l.Name()
+			if l.Tier != "" {
+				name += " (" + l.Tier + ")"
+			}
+			names = append(names, name)
 		}
 		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
 		b.WriteString(textOfUnread(r.Unread))
@@ -371,10 +379,11 @@ func textOfUnread(names []string) string {
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
-func printLimit(w io.Writer, l *keylimits.Limit, whose string) {
+// printLimit prints a row of the table. clients is "" if the limit counts only this client.
+func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
 	name := l.Name()
 	var notes []string
-	for _, note := range []string{l.Tier, whose} {
+	for _, note := range []string{l.Tier, clients} {
 		if note != "" {
 			notes = append(notes, note)
 		}

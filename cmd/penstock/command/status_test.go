@@ -321,7 +321,7 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 	}{
 		"status key:abc --admin 127.0.0.1:" + port:                  {exitInvalid, "send the operator token"},
 		"status key:abc --admin 127.0.0.1:1":                        {exitUnreachable, "does not answer"},
-		"status key:abc --admin " + f.listen:                        {exitUsage, "check that --admin is its admin-listen"},
+		"status key:abc --admin " + f.listen:                        {exitUsage, "check that --admin is the admin-listen address of an instance"},
 		"status user:7 --admin " + local.admin:                      {exitUsage, "no limit counts"},
 		"status key:abc --rule none --admin " + local.admin:         {exitUsage, "no limit of a rule of this name"},
 		"status key:abc --store redis://h:1 --admin " + local.admin: {exitUsage, "omit one of them"},

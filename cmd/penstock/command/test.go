@@ -19,17 +19,17 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newTest makes the command that tests a policy by cases.
+// newTest makes the command that tests a policy with example requests.
 func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "test [flags] POLICY CASES...",
-		Short: "Test a policy by cases",
-		Long: "test sends the requests of YAML files with cases through a policy, and compares what the policy decides with what the\n" +
-			"cases expect. It runs in memory, with a clock of its own: no server is needed, and no time passes. It also names the\n" +
-			"rules that no case reaches. The exit status is 0 if all cases pass, 6 if one fails, and 4 if a file is not valid.",
+		Short: "Test a policy with example requests",
+		Long: "test reads cases from YAML files: requests, and the decisions that the policy should make for them. It reports each\n" +
+			"decision that differs, and the rules that no case reaches. It runs in memory with a simulated clock, so it needs no server\n" +
+			"and does not wait. The exit status is 0 if all cases pass, 6 if one fails, and 4 if a file is not valid.",
 		Example: "  penstock test rules.yaml cases.yaml\n  penstock test -o junit rules.yaml cases/*.yaml > report.xml",
-		Args:    needsArgument(2, math.MaxInt, "a policy and files with cases, as in: penstock test rules.yaml cases.yaml"),
+		Args:    argumentCount(2, math.MaxInt, "a policy and files with cases, as in: penstock test rules.yaml cases.yaml"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkOutput(output, "text", "json", "junit"); err != nil {
 				return err
@@ -53,13 +53,13 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 		ValidArgsFunction: completeYAML,
 	}
-	withoutConfig(c, "penstock test rules.yaml cases.yaml")
+	rejectConfigFlag(c, "penstock test rules.yaml cases.yaml")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text, json or junit")
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "junit"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// A caseReport is the result of penstock test. As JSON it is for programs.
+// A caseReport is the result of penstock test.
 type caseReport struct {
 	Passed    int            `json:"passed"`
 	Failed    int            `json:"failed"`
@@ -144,7 +144,7 @@ func (r *caseReport) print(out io.Writer) {
 	printable.Fprintf(out, "%d passed, %d failed\n", r.Passed, r.Failed)
 }
 
-// The JUnit form of a report: one suite, with a JUnit case for each case.
+// The JUnit form of a report: one test suite, with a test case for each case of the files.
 type (
 	junitSuite struct {
 		XMLName  xml.Name    `xml:"testsuite"`

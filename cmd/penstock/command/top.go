@@ -98,7 +98,7 @@ func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 
 const (
 	topInterval = 500 * time.Millisecond // between two reads of the state
-	topAll      = 2                      // each topAll-th read reads everything
+	topFull     = 2                      // each topFull-th read reads the whole state
 	topTimeout  = 3 * time.Second        // of one read
 )
 
@@ -112,14 +112,14 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	defer fmt.Fprint(terminal, "\x1b[?25h\x1b[?1049l") // show the cursor, switch back
 	tick := time.NewTicker(topInterval)
 	defer tick.Stop()
-	since := time.Now() // of the latest answer
+	answered := time.Now() // time of the latest answer
 	for i := 1; ; i++ {
 		view := top.View{Width: 80, Height: 24, IsBold: os.Getenv("NO_COLOR") == ""}
 		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
 			view.Width, view.Height = width, height
 		}
 		if err != nil {
-			view.Notice = fmt.Sprintf("NO ANSWER for %v, trying again: %s", time.Since(since).Truncate(time.Second), textOf(err))
+			view.Notice = fmt.Sprintf("NO ANSWER for %v, trying again: %s", time.Since(answered).Truncate(time.Second), textOf(err))
 		}
 		if err := draw(terminal, latest.Print(view)); err != nil {
 			return err
@@ -130,18 +130,18 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 		case <-tick.C:
 		}
 		var next *top.Snapshot
-		if next, err = t.next(ctx, latest, i%topAll == 0); err == nil {
-			latest, since = next, time.Now()
+		if next, err = t.next(ctx, latest, i%topFull == 0); err == nil {
+			latest, answered = next, time.Now()
 		}
 	}
 }
 
-// next reads everything if isAll is true. Otherwise it refreshes only the parts of the latest
+// next reads the whole state if isFull is true. Otherwise it refreshes only the parts of the latest
 // snapshot that change often.
-func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isAll bool) (*top.Snapshot, error) {
+func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isFull bool) (*top.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
-	if isAll {
+	if isFull {
 		return t.read(ctx)
 	}
 	next := *latest

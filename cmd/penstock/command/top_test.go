@@ -100,7 +100,7 @@ func TestTopShowsAnOutage(t *testing.T) {
 	s := startTop(t, "--admin", f.admin)
 	s.await(t, "breaker    closed", "near.hour", "DENIED MOST", "INSTANCES 1 shown")
 	f.redis.Kill()
-	took := s.await(t, "FAILING", " open: no request waits", "local, by this instance's share", "WITHOUT THE STORE", "near.hour, while it fails: no more, with one instance")
+	took := s.await(t, "FAILING", " open: the server is not called", "local, by this instance's share", "WITHOUT THE STORE", "near.hour, while it fails: no more, with one instance")
 	t.Logf("the outage was shown after %v", took)
 	if err := f.redis.Restart(); err != nil {
 		t.Fatal(err)

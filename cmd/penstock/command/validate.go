@@ -28,7 +28,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "validate FILE...",
 		Short: "Check policy files and list all errors",
 		Long: "validate reads policy files like serve does. It prints each error as file:line:column, what is wrong, and how to fix it.\n" +
-			"Warnings are about likely mistakes, and serve logs them too. Hints are about what a valid policy may miss.\n" +
+			"Warnings are about likely mistakes, and serve logs them too. Hints suggest what to add to a valid policy.\n" +
 			"With --strict, warnings are errors. Hints never are.\n" +
 			"It replaces ${NAME} in the files by environment variables, like serve. With --envoy-config, it also reads the files of\n" +
 			"envoyproxy/ratelimit in a folder. The exit status is 0 if all files are valid, else 4.",
@@ -38,7 +38,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if envoyFolder != "" {
 				return nil
 			}
-			return needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml")(c, args)
+			return argumentCount(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml")(c, args)
 		},
 		RunE: func(c *cobra.Command, files []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
@@ -83,13 +83,13 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 		ValidArgsFunction: completeYAML,
 	}
-	withoutConfig(c, "penstock validate rules.yaml")
+	rejectConfigFlag(c, "penstock validate rules.yaml")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	c.Flags().BoolVarP(&isVerbose, "verbose", "v", false, "also describe the rules of each policy")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings as errors")
 	c.Flags().StringVar(&envoyFolder, "envoy-config", "", "folder with files of envoyproxy/ratelimit")
-	c.Flags().BoolVar(&canMergeDomains, "envoy-merge-domains", false, "let several of these files have one domain")
+	c.Flags().BoolVar(&canMergeDomains, "envoy-merge-domains", false, "accept several of these files with the same domain")
 	return c
 }
 
@@ -171,7 +171,7 @@ func validateEnvoy(folder string, canMergeDomains bool) (r result) {
 	return r
 }
 
-// makeErrors turns warnings into errors, and returns how many there were.
+// makeErrors turns warnings into errors, and returns the number of warnings.
 func makeErrors(found []finding) (warnings int) {
 	for i := range found {
 		if found[i].Severity == "warning" {

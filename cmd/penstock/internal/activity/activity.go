@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A Kind is what the heaviest keys are counted by.
+// A Kind is what a list of the most active keys counts.
 type Kind uint8
 
 // The kinds.
@@ -26,18 +26,18 @@ const (
 	Denied Kind = iota // denied requests
 	Near               // requests that were allowed near the limit
 	Units              // units that were spent
-	kinds
+	kindCount
 )
 
-var kindNames = [kinds]string{"denied", "near_limit", "units"}
+var kindNames = [kindCount]string{"denied", "near_limit", "units"}
 
 func (k Kind) String() string { return kindNames[k] }
 
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Denied, Near, Units} }
 
-// NearLimit is the name of the series of requests that were allowed near their limit. Waited is
-// that of requests that were admitted after a wait.
+// NearLimit names the series that count requests that were allowed near their limit. Waited names
+// the series that count requests that were admitted after a wait.
 const (
 	NearLimit = "near_limit"
 	Waited    = "waited"
@@ -45,13 +45,14 @@ const (
 
 // Options of a Recorder.
 type Options struct {
-	// NearPercent defines "near the limit": a request is near it if it leaves at least this part of
-	// the limit used, in percent. From 50 to 100. Default: 80.
+	// NearPercent defines "near the limit": after the request, at least this percentage of the limit
+	// is used. From 50 to 100. Default: 80.
 	NearPercent int
 
-	// Names makes functions that append the name of a key in the store, at most MaxName bytes. One
-	// goroutine at a time calls each function. With 16 bytes of spare room, it must not allocate
-	// memory. Default: no keys are recorded.
+	// Names returns a function that appends to b the name that a key has in the store, at most MaxName
+	// bytes. It returns a new function for each caller, because a function serves one goroutine at a
+	// time. The function must not allocate memory if b has room for the name and 16 bytes more.
+	// Default: no keys are recorded.
 	Names func() func(b []byte, key string) []byte
 
 	// Seed is the seed of the hashes by which different keys are counted. Counts of instances with
@@ -67,7 +68,7 @@ type limit struct {
 	waited     atomic.Uint64 // requests that had to wait for it
 }
 
-// A Recorder reads the events of one instance. Observe may be called by many goroutines at once.
+// A Recorder records the events of one instance. Many goroutines may call Observe at once.
 //
 // Observe costs less than 30 ns for nearly all events, allocates no memory and waits for nothing.
 // Keys are sampled if there are more than maxSamples events of a kind in a second: the gap is how
@@ -77,10 +78,11 @@ type Recorder struct {
 	seed    maphash.Seed
 	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
 	other   limit                             // all limits that are not in limits
-	setting sync.Mutex                        // held while limits change
 	kept    []*penstock.Plan                  // those that SetLimits does not remove
-	streams [kinds]stream
-	denied  *distinctCounter
+	streams [kindCount]stream
+	denied  *distinctCounter // keys
+
+	limitsMu sync.Mutex // held while limits and kept change
 
 	Store    Timing // decisions of the store
 	Upstream Timing // responses of the upstream, up to their headers
@@ -105,7 +107,7 @@ type stream struct {
 const (
 	sketchSize = 256     // items of a sketch, 200 bytes each
 	maxSamples = 1 << 11 // of a kind, in a second: at most 0.1 % of a CPU
-	maxGap     = 1 << 20
+	maxGap     = 1 << 20 // enough for 2^31 events in a second
 )
 
 // New makes a Recorder.
@@ -130,8 +132,8 @@ func New(o Options) *Recorder {
 // Keep adds a limit that is not in the policy. SetLimits does not remove it. All plans with its
 // names and its algorithm count as this limit.
 func (r *Recorder) Keep(plan *penstock.Plan) {
-	r.setting.Lock()
-	defer r.setting.Unlock()
+	r.limitsMu.Lock()
+	defer r.limitsMu.Unlock()
 	r.kept = append(r.kept, plan)
 	all := maps.Clone(*r.limits.Load())
 	all[plan.ID()[0]] = &limit{Rule: plan.Group(), Name: plan.Name()}
@@ -141,14 +143,14 @@ func (r *Recorder) Keep(plan *penstock.Plan) {
 // SetLimits sets the limits whose activity is recorded separately, by their plans. Limits that stay
 // keep their counts. The activity of all other limits is counted under Overflow.
 func (r *Recorder) SetLimits(plans []*penstock.Plan) {
-	r.setting.Lock()
-	defer r.setting.Unlock()
+	r.limitsMu.Lock()
+	defer r.limitsMu.Unlock()
 	old := r.limits.Load()
 	all := make(map[uint64]*limit, len(plans))
 	for _, p := range slices.Concat(plans, r.kept) {
 		id := p.ID()[0]
 		switch {
-		case all[id] != nil:
+		case all[id] != nil: // another plan of the same limit
 		case old != nil && (*old)[id] != nil:
 			all[id] = (*old)[id]
 		default:
@@ -158,7 +160,7 @@ func (r *Recorder) SetLimits(plans []*penstock.Plan) {
 	r.limits.Store(&all)
 }
 
-// limitOf returns the limit of a plan, which may be nil.
+// limitOf returns the limit of a plan. The plan may be nil.
 func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
 	if plan != nil {
 		if l := (*r.limits.Load())[plan.ID()[0]]; l != nil {
@@ -168,7 +170,7 @@ func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
 	return &r.other
 }
 
-// Observe records an event. Tick samples the counters of outcomes.
+// Observe records the keys of an event. Tick counts the outcomes.
 func (r *Recorder) Observe(e *admission.Event) {
 	switch e.Outcome {
 	case admission.Allowed:
@@ -230,21 +232,23 @@ func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 // isNear reports whether a charge has left its limit nearly used up.
 func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	capacity := c.Plan.Capacity()
-	if remaining > capacity>>1 || c.Cost == 0 || c.Mode > penstock.Draw { // the usual case, without a division
+	if remaining > capacity>>1 { // the usual case, without a multiplication
 		return false
 	}
-	left := int64(100 - r.options.NearPercent)
-	if capacity > 1<<50 {
-		return remaining <= capacity/100*left
+	if c.Cost == 0 || c.Mode > penstock.Draw { // it spends nothing
+		return false
 	}
-	return remaining*100 <= capacity*left
+	leftPercent := int64(100 - r.options.NearPercent)
+	if capacity > 1<<50 { // a product would overflow
+		return remaining <= capacity/100*leftPercent
+	}
+	return remaining*100 <= capacity*leftPercent
 }
 
-// isSampled returns true for one of gap events, at random.
+// isSampled returns true for one of gap events, at random. gap is a power of 2.
 func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 
-// observeDenied counts a denial. The plan is nil if no limit of the batch is known to have denied
-// it.
+// observeDenied counts a denial. The plan is nil if the limit that denied the request is not known.
 func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
 	if key == globalKey {
 		return
@@ -282,7 +286,7 @@ func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 // globalKey is the key of limits that all clients share. It identifies no client.
 const globalKey = "global"
 
-// add adds a sample, which stands for gap events of a weight.
+// add adds a sample. It stands for gap events, each with the weight.
 func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64, gap uint32) {
 	if r.options.Names == nil || key == globalKey {
 		return
@@ -304,11 +308,11 @@ func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64,
 	}
 }
 
-// times multiplies a weight by a gap. It saturates, so that sums of products do not overflow.
+// times multiplies a weight by a gap. The product is at most 2^62: larger weights are cut.
 func times(weight, gap uint64) uint64 { return min(weight, 1<<42) * gap }
 
 // Tick samples the counters and drops old minutes. It must be called about once a second with the
-// time since the start. each calls its argument for each counter of the instance.
+// time since the start. each calls add once for each counter of the instance.
 func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	r.history.Sample(at, func(add func(Series, uint64)) {
 		each(add)

@@ -20,13 +20,13 @@ type distinctCounter struct {
 
 	mu     sync.Mutex
 	hashes []DistinctHash // a heap; the largest first
-	table  table          // finds a hash in hashes
+	table  table          // the set of the hashes; its numbers are not used
 }
 
 // distinctSize is how many hashes are kept. The standard error of an estimate is 1/√(size−2): 3 %.
 const distinctSize = 1024
 
-// A DistinctHash is the hash of a key that a limit has met.
+// A DistinctHash is the hash of a key that a limit has denied.
 type DistinctHash struct {
 	Hash        uint64
 	Rule, Limit string
@@ -61,14 +61,14 @@ func (d *distinctCounter) add(local uint64, h DistinctHash) {
 	}
 	if len(d.hashes) < distinctSize {
 		d.hashes = append(d.hashes, h)
-		d.up(len(d.hashes) - 1)
+		d.siftUp(len(d.hashes) - 1)
 	} else {
 		if h.Hash > d.hashes[0].Hash {
 			return
 		}
 		d.table.remove(d.hashes[0].Hash)
 		d.hashes[0] = h
-		d.down(0)
+		d.siftDown(0)
 	}
 	d.table.put(h.Hash, 0)
 	if len(d.hashes) == distinctSize {
@@ -76,13 +76,15 @@ func (d *distinctCounter) add(local uint64, h DistinctHash) {
 	}
 }
 
-func (d *distinctCounter) up(at int) {
+// siftUp moves a hash toward the root of the heap until its parent is larger.
+func (d *distinctCounter) siftUp(at int) {
 	for ; at > 0 && d.hashes[at].Hash > d.hashes[(at-1)/2].Hash; at = (at - 1) / 2 {
 		d.hashes[at], d.hashes[(at-1)/2] = d.hashes[(at-1)/2], d.hashes[at]
 	}
 }
 
-func (d *distinctCounter) down(at int) {
+// siftDown moves a hash away from the root of the heap until its children are smaller.
+func (d *distinctCounter) siftDown(at int) {
 	for {
 		most := at
 		for child := 2*at + 1; child <= 2*at+2 && child < len(d.hashes); child++ {
@@ -132,7 +134,8 @@ func (d *Distinct) sort() {
 // IsExact reports whether the count is exact.
 func (d *Distinct) IsExact() bool { return len(d.Hashes) < d.Size }
 
-// Count returns how many different keys there were, and the standard error of that number.
+// Count returns how many different keys there were, and the standard error of that number. If the
+// k-th smallest of n evenly spread hashes is at the fraction f of their range, n is about (k-1)/f.
 func (d *Distinct) Count() (n, deviation float64) {
 	if d.IsExact() {
 		return float64(len(d.Hashes)), 0

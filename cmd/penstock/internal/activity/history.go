@@ -19,7 +19,7 @@ const (
 	ErrorPrefix  = "error:"
 )
 
-// Overflow is the rule and the limit of the series that count all counters without a ring.
+// Overflow is the name of the rule and of the limit under which all counters without a ring count.
 const Overflow = "other"
 
 // The bounds of a History.
@@ -44,9 +44,9 @@ type History struct {
 // A ring has the growth of one counter. Slot i is for the second or minute that is i modulo the
 // number of slots.
 type ring struct {
-	value   uint64 // latest
+	value   uint64 // of the counter, at the latest sample
 	second  int64  // the slots are current up to this second
-	grown   int64  // the second in which it grew last
+	grownAt int64  // the second in which the counter grew last
 	seconds [Seconds]uint32
 	minutes [Minutes]uint32
 }
@@ -56,9 +56,9 @@ func NewHistory() *History {
 	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64)}
 }
 
-// Sample reads all counters at a time since the start. each calls its argument once for each
-// counter. What has grown since the last sample counts for the current second, also if samples are
-// late. A counter that has become smaller was restarted from zero.
+// Sample reads all counters at a time since the start. each calls add once for each counter. The
+// growth since the last sample counts for the current second, also if that sample is older than a
+// second. A counter that has become smaller was restarted from zero.
 func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,19 +87,19 @@ func (h *History) countLocked(r *ring, grown uint64) {
 		return
 	}
 	r.advance(h.second)
-	r.grown = h.second
+	r.grownAt = h.second
 	addTo(&r.seconds[h.second%Seconds], grown)
 	addTo(&r.minutes[h.second/60%Minutes], grown)
 }
 
-// makeRingLocked makes a ring for a counter. If there are MaxSeries rings, it drops one that has
-// been idle for longer than a ring reaches. If no ring is idle, it counts the growth under Overflow
+// makeRingLocked makes a ring for a counter. If there are MaxSeries rings, it drops one whose
+// counter has not grown for 24 hours. If there is no such ring, it counts the growth under Overflow
 // and returns nil.
 func (h *History) makeRingLocked(s Series, value uint64) *ring {
 	if len(h.rings) >= MaxSeries && !h.dropIdleLocked() {
 		overflow := Series{Overflow, Overflow, s.Name}
 		if h.rings[overflow] == nil {
-			h.rings[overflow] = &ring{second: h.second} // one for each name of a series, so only a few
+			h.rings[overflow] = &ring{second: h.second} // may exceed MaxSeries: there are only a few names
 		}
 		h.countLocked(h.rings[overflow], growth(h.others[s], value))
 		h.others[s] = value
@@ -113,7 +113,7 @@ func (h *History) makeRingLocked(s Series, value uint64) *ring {
 
 func (h *History) dropIdleLocked() bool {
 	for s, r := range h.rings {
-		if h.second-r.grown > 60*Minutes {
+		if h.second-r.grownAt > 60*Minutes {
 			delete(h.rings, s)
 			h.others[s] = r.value // if the counter grows again, only the growth counts
 			return true
@@ -122,6 +122,7 @@ func (h *History) dropIdleLocked() bool {
 	return false
 }
 
+// growth returns how much a counter has grown. A smaller value means that it restarted from zero.
 func growth(from, to uint64) uint64 {
 	if to < from {
 		return to
@@ -129,16 +130,17 @@ func growth(from, to uint64) uint64 {
 	return to - from
 }
 
-// addTo adds to a slot. It saturates.
+// addTo adds to a slot, up to the largest number that fits.
 func addTo(slot *uint32, n uint64) { *slot = uint32(min(uint64(*slot)+n, math.MaxUint32)) }
 
-// advance clears the slots after the current ones up to a second.
+// advance makes the slots current up to a second: it clears those of the time since r.second.
 func (r *ring) advance(second int64) {
 	clearSlots(r.seconds[:], r.second, second)
 	clearSlots(r.minutes[:], r.second/60, second/60)
 	r.second = max(r.second, second)
 }
 
+// clearSlots clears the slots from after+1 to to.
 func clearSlots(slots []uint32, after, to int64) {
 	n := int64(len(slots))
 	for i := max(after+1, to-n+1); i <= to; i++ {
@@ -159,14 +161,14 @@ func (h *History) Second() int64 {
 	return h.second
 }
 
-// BySecond returns the growth in each of the last n seconds, up to the latest sample, of each
-// series for which has returns true; nil selects all. n is at most Seconds.
+// BySecond returns how much series have grown in each of the last n seconds, up to the latest
+// sample. It selects the series for which has returns true; nil selects all. n is at most Seconds.
 func (h *History) BySecond(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
 }
 
-// ByMinute does what BySecond does, for minutes. The last line is the current minute. n is at most
-// Minutes.
+// ByMinute does what BySecond does, for minutes. The last number of a Line is for the current
+// minute. n is at most Minutes.
 func (h *History) ByMinute(n int, has func(Series) bool) []Line {
 	return h.read(has, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
 }
@@ -177,7 +179,7 @@ func (h *History) Since(n int) map[Series]uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for s, r := range h.rings {
-		if h.second-r.grown >= int64(n) {
+		if h.second-r.grownAt >= int64(n) {
 			continue
 		}
 		r.advance(h.second)

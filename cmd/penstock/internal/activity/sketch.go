@@ -12,8 +12,8 @@ import (
 // weight minus its error. Every item heavier than total/size is kept.
 type sketch struct {
 	entries []entry
-	heap    []int32 // numbers of entries; the lightest first
-	table   table   // numbers of entries by hash
+	heap    []int32 // indexes of entries; the lightest first
+	table   table   // indexes of entries by hash
 	total   uint64  // weight of all events
 }
 
@@ -23,7 +23,7 @@ type entry struct {
 	limit    *limit
 	weight   uint64
 	error    uint64
-	variance float64 // of the weight, by sampling
+	variance float64 // of the weight, because events are sampled
 	largest  uint64  // weight of one sample
 	place    int32   // in the heap
 	length   uint8   // of the name
@@ -63,12 +63,12 @@ func (s *sketch) add(hash, weight, gap uint64) (added *entry) {
 		e.variance += float64(weight) * float64(weight)
 		e.largest = max(e.largest, weight)
 	}
-	s.settle(e.place)
+	s.fixHeap(e.place)
 	return added
 }
 
-// settle moves an entry whose weight has changed to its place in the heap.
-func (s *sketch) settle(at int32) {
+// fixHeap moves an entry whose weight has changed to its place in the heap.
+func (s *sketch) fixHeap(at int32) {
 	for at > 0 && s.weightAt(at) < s.weightAt((at-1)/2) {
 		s.swap(at, (at-1)/2)
 		at = (at - 1) / 2
@@ -139,7 +139,7 @@ type Item struct {
 
 	Weight   uint64  // at least the weight that was added
 	Error    uint64  // Weight is too large by at most this
-	Variance float64 // of the weight, by sampling
+	Variance float64 // of the weight, because events were sampled
 	Largest  uint64  // weight of one sample; 0: nothing was sampled
 }
 
@@ -183,9 +183,9 @@ func (t *Top) Cut(n int) {
 	}
 }
 
-// MergeTops merges the results of several sketches of one stream, such as those of several
-// instances. It keeps the size heaviest items. The errors add up: an item that is missing in a part
-// may have a weight of up to the part's Floor there.
+// MergeTops merges the results of several sketches of one kind, such as those of several instances.
+// It keeps the size heaviest items. If a part does not have an item, the item may have had a weight
+// of up to the Floor of that part. So the floors of such parts are added to the item's error.
 func MergeTops(size int, parts ...*Top) *Top {
 	type key struct{ rule, limit, name string }
 	type merged struct {
@@ -210,7 +210,7 @@ func MergeTops(size int, parts ...*Top) *Top {
 	}
 	t.Items = make([]Item, 0, len(all))
 	for _, m := range all {
-		elsewhere := t.Floor - min(m.floors, t.Floor)
+		elsewhere := t.Floor - min(m.floors, t.Floor) // the floors of the parts that do not have it
 		m.Weight, m.Error = sum(m.Weight, elsewhere), sum(m.Error, elsewhere)
 		t.Items = append(t.Items, m.Item)
 	}

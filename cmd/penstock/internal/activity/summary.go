@@ -46,7 +46,11 @@ const (
 	maxText      = 128 // bytes of a version, a name of a host, …
 	summaryItems = 50  // of a Top
 	summaryKeys  = 256 // of a Distinct
+	minKeys      = 16  // of a Distinct: fewer would make its estimate useless
 )
+
+// headerSize is the length of the header of a text: the format version, and a checksum of 4 bytes.
+const headerSize = 1 + 4
 
 // formatVersion is the first byte of a text. Instances ignore texts with another first byte.
 const formatVersion = 1
@@ -118,7 +122,7 @@ type packedDistinct struct {
 	Names  [][]string `json:"names"`  // rule and limit
 }
 
-// Text packs the summary. If it would be too long, it has fewer items.
+// Text packs the summary. If the text would be too long, Text leaves out the lightest items.
 func (s *Summary) Text() (string, error) {
 	items, keys := summaryItems, summaryKeys
 	for {
@@ -127,12 +131,14 @@ func (s *Summary) Text() (string, error) {
 			return text, err
 		}
 		if items == 0 {
-			return "", fmt.Errorf("a summary of %d bytes", len(text))
+			return "", fmt.Errorf("the summary has %d bytes without any items; the longest has %d", len(text), MaxSummary)
 		}
 		items, keys = items/2, keys/2
 	}
 }
 
+// pack packs the summary with at most items items of each Top, 8 times as many counts, and keys
+// hashes of each Distinct.
 func (s *Summary) pack(items, keys int) (string, error) {
 	head := *s
 	head.Version, head.Host, head.Digest, head.Health = cut(s.Version), cut(s.Host), cut(s.Digest), cut(s.Health)
@@ -145,13 +151,13 @@ func (s *Summary) pack(items, keys int) (string, error) {
 		for _, t := range a.Tops {
 			short := *t
 			short.Cut(items)
-			pt := packedTop{Total: short.Total, Floor: short.Floor, Missed: short.Missed}
+			top := packedTop{Total: short.Total, Floor: short.Floor, Missed: short.Missed}
 			for _, i := range short.Items {
-				pt.Items = append(pt.Items, packedItem(i))
+				top.Items = append(top.Items, packedItem(i))
 			}
-			w.Tops = append(w.Tops, pt)
+			w.Tops = append(w.Tops, top)
 		}
-		w.Denied = packDistinct(*a.Denied, max(keys, 16))
+		w.Denied = packDistinct(*a.Denied, max(keys, minKeys))
 		p.Windows = append(p.Windows, w)
 	}
 	plain, err := json.Marshal(p)
@@ -200,17 +206,17 @@ func ParseSummary(text string) (*Summary, error) {
 	if len(text) > MaxSummary {
 		return nil, fmt.Errorf("the summary has %d bytes; the longest has %d", len(text), MaxSummary)
 	}
-	if len(text) < 5 || text[0] != formatVersion {
+	if len(text) < headerSize || text[0] != formatVersion {
 		return nil, ErrFormat
 	}
-	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader([]byte(text[5:]))), maxUnpacked+1))
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader([]byte(text[headerSize:]))), maxUnpacked+1))
 	if err != nil {
 		return nil, err
 	}
 	if len(plain) > maxUnpacked {
 		return nil, fmt.Errorf("the summary has more than %d bytes when it is unpacked", maxUnpacked)
 	}
-	if crc32.ChecksumIEEE(plain) != binary.BigEndian.Uint32([]byte(text[1:5])) {
+	if crc32.ChecksumIEEE(plain) != binary.BigEndian.Uint32([]byte(text[1:headerSize])) {
 		return nil, errors.New("the summary has a wrong checksum")
 	}
 	p := packed{Summary: new(Summary)}
@@ -235,7 +241,7 @@ func (p *packed) unpack() (*Summary, error) {
 	}
 	for i := range p.Windows {
 		w := &p.Windows[i]
-		if len(w.Tops) != int(kinds) {
+		if len(w.Tops) != int(kindCount) {
 			return nil, errCorrupt
 		}
 		a := new(Activity)
@@ -272,7 +278,7 @@ func (p *packedTop) unpack() (*Top, error) {
 
 func (p *packedDistinct) unpack() (*Distinct, error) {
 	hashes, err := base64.RawStdEncoding.DecodeString(p.Hashes)
-	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size || p.Size < 16 || p.Size > distinctSize {
+	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size || p.Size < minKeys || p.Size > distinctSize {
 		return nil, errCorrupt
 	}
 	d := &Distinct{Size: p.Size, Missed: p.Missed}
@@ -289,7 +295,8 @@ func (p *packedDistinct) unpack() (*Distinct, error) {
 	return d, nil
 }
 
-// isLabel reports whether a text may be the name of a rule, a limit or a series.
+// isLabel reports whether a text may be the name of a rule, a limit or a series: printable ASCII
+// without spaces.
 func isLabel(text string) bool {
 	if len(text) > maxText {
 		return false

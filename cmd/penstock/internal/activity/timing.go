@@ -17,12 +17,13 @@ type Timing struct {
 }
 
 // The counters of a Timing count calls by their duration in microseconds. Below 16 µs each
-// microsecond has a counter; above, each power of two has four, up to 67 s. So the upper end of a
-// counter is at most a quarter larger than its lower end. The last counter counts failures.
+// microsecond has a counter. Above, each octave from 2^n to 2^(n+1) µs has four counters, up to
+// 67 s. So the upper end of a counter is at most a quarter larger than its lower end. The last
+// counter counts failures.
 const (
-	exact    = 16
-	octaves  = 22
-	failures = exact + 4*octaves
+	exact    = 16                // µs that have a counter each
+	octaves  = 22                // from 2^4 to 2^26 µs
+	failures = exact + 4*octaves // index of the counter of failures
 )
 
 // Observe counts a call and how long it took.
@@ -31,13 +32,15 @@ func (t *Timing) Observe(took time.Duration) { t.counters[counterOf(took)].Add(1
 // Fail counts a call that failed. Call Observe too if the duration of the call is to be counted.
 func (t *Timing) Fail() { t.counters[failures].Add(1) }
 
+// counterOf returns the index of the counter for a duration.
 func counterOf(took time.Duration) int {
 	us := uint64(max(took.Microseconds(), 0))
 	if us < exact {
 		return int(us)
 	}
-	octave := bits.Len64(us) - 1 // 4 is the first
-	return min(exact+4*(octave-4)+int(us>>(octave-2)&3), failures-1)
+	octave := bits.Len64(us) - 1           // at least 4
+	quarter := int(us >> (octave - 2) & 3) // the two bits after the first one
+	return min(exact+4*(octave-4)+quarter, failures-1)
 }
 
 // endOf returns the upper end of the durations of a counter.

@@ -5,7 +5,7 @@ import "time"
 // A Window is the span of time of an Activity, up to now.
 type Window struct {
 	Name   string
-	Length time.Duration // at most: the window ends with an incomplete minute, or ten minutes of an hour
+	Length time.Duration // the most that it covers: FiveMinutes may cover a minute less, and Hour ten
 }
 
 // The windows.
@@ -19,16 +19,18 @@ func Windows() []Window { return []Window{FiveMinutes, Hour} }
 
 const (
 	recentMinutes = 5
-	partMinutes   = 10 // the hour has six parts
+	partMinutes   = 10
+	hourParts     = 60 / partMinutes
 )
 
-// An Activity is the most active keys of a window.
+// An Activity has the most active keys of a window.
 type Activity struct {
-	Tops   [kinds]*Top
+	Tops   [kindCount]*Top
 	Denied *Distinct
 }
 
-// MergeActivities merges the activities of several instances or times.
+// MergeActivities merges the activities of several instances or times. It keeps the size heaviest
+// items of each Top.
 func MergeActivities(size int, parts ...*Activity) *Activity {
 	merged, distinct := new(Activity), make([]*Distinct, 0, len(parts))
 	for k := range merged.Tops {
@@ -45,21 +47,21 @@ func MergeActivities(size int, parts ...*Activity) *Activity {
 	return merged
 }
 
-// windows keep the activity of complete minutes: the last ones one by one, and the last hour in
-// parts of ten minutes.
+// windows keep the activity of complete minutes: each of the last minutes by itself, and the last
+// hour in parts of ten minutes.
 type windows struct {
-	minute int64 // the current one
-	recent []datedActivity
-	parts  []datedActivity
+	minute int64           // the current one
+	recent []datedActivity // of a minute each
+	parts  []datedActivity // of ten minutes each
 }
 
 // A datedActivity is the activity of a minute, or of a part of ten minutes.
 type datedActivity struct {
-	number int64
+	number int64 // of the minute or part, since the start
 	*Activity
 }
 
-// end records the activity of the current minute, and begins another one.
+// end records the activity a of the current minute, and begins the minute next.
 func (w *windows) end(next int64, a *Activity) {
 	minute, part := w.minute, w.minute/partMinutes
 	w.recent = append(w.recent, datedActivity{minute, a})
@@ -70,7 +72,7 @@ func (w *windows) end(next int64, a *Activity) {
 	}
 	w.minute = next
 	w.recent = since(w.recent, next-recentMinutes+1)
-	w.parts = since(w.parts, next/partMinutes-60/partMinutes+1)
+	w.parts = since(w.parts, next/partMinutes-hourParts+1)
 }
 
 // since returns the activities that are not older than first.

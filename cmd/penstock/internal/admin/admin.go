@@ -44,12 +44,12 @@ type Options struct {
 	API     http.Handler // serves /api/v1/; nil: nothing is there
 	Pages   http.Handler // serves all other paths: the dashboard; nil: nothing is there
 
-	// Pprof puts the checks of the admin API before /debug/pprof. Default: no profiles are served.
+	// Pprof wraps /debug/pprof in the access checks of the admin API. Default: no profiles are served.
 	Pprof func(http.Handler) http.Handler
 
-	// MaxRequests is how many requests of the API, the pages and profiles may be in flight at once,
-	// and MaxScrapes how many of /metrics. Others get 503. So readers that are stuck leave connections
-	// free for probes. Default: no bound.
+	// MaxRequests is how many requests of the API, the pages and profiles may be in flight at once.
+	// MaxScrapes is the same for /metrics. Further requests get 503. So there are free connections for
+	// probes, even if clients do not read their responses. Default: no bound.
 	MaxRequests, MaxScrapes int
 }
 
@@ -110,7 +110,8 @@ func probe(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// limitRequests lets at most max requests of all its handlers be in flight at once; 0 is no bound.
+// limitRequests returns middleware that lets at most max requests be in flight at once, in all
+// handlers that it wraps together. 0 means no bound.
 func limitRequests(max int) func(http.Handler) http.Handler {
 	var inFlight atomic.Int64
 	return func(next http.Handler) http.Handler {
@@ -133,8 +134,8 @@ func limitRequests(max int) func(http.Handler) http.Handler {
 // maxProfile is the longest time of a profile.
 const maxProfile = 10 * time.Minute
 
-// withLongWrites gives profiles more time than the write timeout of the server, which pprof
-// compares with the time that the caller chooses.
+// withLongWrites raises the write timeout for profiles to maxProfile. pprof rejects a profile that
+// takes longer than the write timeout of the server that it finds in the context.
 func withLongWrites(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxProfile))

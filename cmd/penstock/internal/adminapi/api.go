@@ -64,15 +64,15 @@ type Options struct {
 	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
-	// AuthFailed is called for each request that is refused for its operator token, or because it has
-	// none. Default: nothing.
+	// AuthFailed is called for each request that is rejected because its operator token is wrong or
+	// missing. Default: nothing.
 	AuthFailed func(hasToken bool)
 
-	// CheckAudit returns an error if the line of a write cannot be recorded. Then nothing is written.
-	// Default: no error.
+	// CheckAudit returns an error if audit lines cannot be written. Then no key is reset. Default: no
+	// error.
 	CheckAudit func() error
 
-	// Audit records a write, and each attempt that was refused.
+	// Audit records each reset, and each request for a reset that was rejected.
 	Audit func(Audit)
 
 	// Name returns the name that a key has in the store. Key is its inverse; ok is false for a hash.
@@ -83,18 +83,18 @@ type Options struct {
 // A Handler serves the API below Prefix.
 type Handler struct {
 	Options
-	masks  redact.Identities
-	mux    http.ServeMux
-	token  bearer.Secret
-	live   live
-	states states
+	masks      redact.Identities
+	mux        http.ServeMux
+	token      bearer.Secret
+	live       broadcaster
+	stateCache stateCache
 
 	readers atomic.Int32 // of events and denials
 
 	origins http.CrossOriginProtection // of writes
 }
 
-// Prefix begins all paths.
+// Prefix is the start of all paths.
 const Prefix = "/api/v1/"
 
 // resetPath is the only path that writes.
@@ -115,7 +115,7 @@ func New(o Options) *Handler {
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler = h
 	for _, r := range routes {
-		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, q *http.Request) { h.serve(w, q, r) })
+		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, req *http.Request) { h.serve(w, req, r) })
 	}
 	h.mux.HandleFunc("GET "+Prefix+"events", h.live.serve)
 	h.mux.HandleFunc("GET "+Prefix+denialsRoute.path, h.serveDenials)
@@ -124,9 +124,9 @@ func New(o Options) *Handler {
 		_, _ = w.Write(OpenAPI())
 	})
 	h.mux.HandleFunc("POST "+Prefix+resetPath, h.serveReset)
-	h.mux.HandleFunc(Prefix, func(w http.ResponseWriter, q *http.Request) {
-		isReset := q.URL.Path == Prefix+resetPath
-		if isRead := q.Method == http.MethodGet || q.Method == http.MethodHead; isReset || !isRead {
+	h.mux.HandleFunc(Prefix, func(w http.ResponseWriter, req *http.Request) {
+		isReset := req.URL.Path == Prefix+resetPath
+		if isRead := req.Method == http.MethodGet || req.Method == http.MethodHead; isReset || !isRead {
 			method := "GET"
 			if isReset {
 				method = "POST"
@@ -144,11 +144,11 @@ func New(o Options) *Handler {
 type route struct {
 	path, summary string
 	parameters    []parameter
-	body          any // of the type of the response
-	respond       func(h *Handler, ctx context.Context, v Viewer, q url.Values) (any, error)
+	body          any // a value of the response's type, for the schema
+	respond       func(h *Handler, ctx context.Context, v Viewer, query url.Values) (any, error)
 }
 
-// A parameter of the query.
+// A parameter is one of the query.
 type parameter struct {
 	name, doc  string
 	choices    []string // the first is the default; nil: any text
@@ -174,7 +174,7 @@ var routes = []route{
 		{name: "rule", doc: "only counts of this rule"},
 		{name: "limit", doc: "only counts of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
-		{name: "sum", doc: "rules: the limits of each rule are added up, and all rules as the rule that has no name", choices: []string{"none", "rules"}},
+		{name: "sum", doc: "rules: one sum for the limits of each rule, and one sum for all rules, which has no rule name", choices: []string{"none", "rules"}},
 	}, History{}, (*Handler).makeHistory},
 	{"timings", "How long the store and the upstream took, by the second or by the minute.", []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
@@ -215,44 +215,44 @@ func refuse(status int, format string, args ...any) error {
 }
 
 // ServeHTTP implements http.Handler.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	if err := h.CheckOrigin(q); err != nil {
+func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if err := h.CheckOrigin(req); err != nil {
 		failWith(w, err)
 		return
 	}
-	if q.URL.Path != Prefix+resetPath { // it checks the viewer itself, and records refused writes
-		if _, refused := h.ViewerOf(q); refused != nil {
+	if req.URL.Path != Prefix+resetPath { // it checks the viewer itself, and records refused writes
+		if _, refused := h.ViewerOf(req); refused != nil {
 			failWith(w, refused)
 			return
 		}
 	}
-	h.mux.ServeHTTP(w, q)
+	h.mux.ServeHTTP(w, req)
 }
 
 // Protect returns a handler for clients that may read the API. Pages of other origins may not even
 // link to it, because a request for it is expensive.
 func (h *Handler) Protect(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		err := h.CheckOrigin(q)
-		if site := q.Header.Get("Sec-Fetch-Site"); err == nil && (site == "cross-site" || site == "same-site") {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		err := h.CheckOrigin(req)
+		if site := req.Header.Get("Sec-Fetch-Site"); err == nil && (site == "cross-site" || site == "same-site") {
 			err = errForeign
 		}
 		if err == nil {
-			_, err = h.ViewerOf(q)
+			_, err = h.ViewerOf(req)
 		}
 		if err != nil {
 			failWith(w, err)
 			return
 		}
-		next.ServeHTTP(w, q)
+		next.ServeHTTP(w, req)
 	})
 }
 
-var errForeign = refuse(http.StatusForbidden, "a page of another origin has sent this request; only pages of this origin may")
+var errForeign = refuse(http.StatusForbidden, "a page of another origin has sent this request; only pages of this origin may send it")
 
 // CheckOrigin returns an error if a page of another origin has sent the request.
-func (h *Handler) CheckOrigin(q *http.Request) error {
-	if isForeign(q) || h.origins.Check(q) != nil {
+func (h *Handler) CheckOrigin(req *http.Request) error {
+	if isForeign(req) || h.origins.Check(req) != nil {
 		return errForeign
 	}
 	return nil
@@ -260,26 +260,26 @@ func (h *Handler) CheckOrigin(q *http.Request) error {
 
 // isForeign reports whether, by the headers of the browser, a page of another origin has sent the
 // request.
-func isForeign(q *http.Request) bool {
-	switch q.Header.Get("Sec-Fetch-Site") {
+func isForeign(req *http.Request) bool {
+	switch req.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":
-		return q.Header.Get("Sec-Fetch-Mode") != "navigate"
+		return req.Header.Get("Sec-Fetch-Mode") != "navigate"
 	case "same-origin", "none": // also if a proxy has changed the Host
 		return false
 	}
-	origin := q.Header.Get("Origin")
+	origin := req.Header.Get("Origin")
 	if origin == "" {
 		return false
 	}
 	u, err := url.Parse(origin)
-	return err != nil || u.Host != q.Host
+	return err != nil || u.Host != req.Host
 }
 
 // ViewerOf returns the client that sends a request, or an error if it may not read. An operator
-// sends the token, or the cookie of a session. Options.AuthFailed counts each error, so a request
-// that is refused must make one call.
-func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
-	headers := q.Header.Values("Authorization")
+// sends the token, or the cookie of a session. Options.AuthFailed counts each error, so one request
+// must not call ViewerOf twice if it fails.
+func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
+	headers := req.Header.Values("Authorization")
 	token, hasToken := bearer.Token(headers)
 	switch {
 	case hasToken:
@@ -287,9 +287,9 @@ func (h *Handler) ViewerOf(q *http.Request) (Viewer, error) {
 	case len(headers) > 0:
 		h.AuthFailed(true)
 		return Viewer{}, errWrongToken
-	case h.hasSession(q):
+	case h.hasSession(req):
 		return Viewer{isOperator: true}, nil
-	case h.IsLocal, q.TLS != nil && len(q.TLS.VerifiedChains) > 0: // a client certificate of an operator
+	case h.IsLocal, req.TLS != nil && len(req.TLS.VerifiedChains) > 0: // a client certificate of an operator
 		return Viewer{}, nil
 	case !h.token.IsSet():
 		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
@@ -310,13 +310,13 @@ func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 }
 
 // serve sends the response of a route in JSON.
-func (h *Handler) serve(w http.ResponseWriter, q *http.Request, r route) {
-	values, err := r.values(q.URL.RawQuery)
+func (h *Handler) serve(w http.ResponseWriter, req *http.Request, r route) {
+	values, err := r.values(req.URL.RawQuery)
 	var body any
 	if err == nil {
-		ctx, cancel := context.WithTimeout(q.Context(), timeout)
+		ctx, cancel := context.WithTimeout(req.Context(), timeout)
 		defer cancel()
-		v, _ := h.ViewerOf(q) // ServeHTTP has checked it
+		v, _ := h.ViewerOf(req) // ServeHTTP has checked it
 		body, err = r.respond(h, ctx, v, values)
 	}
 	if err != nil {
@@ -324,7 +324,7 @@ func (h *Handler) serve(w http.ResponseWriter, q *http.Request, r route) {
 		return
 	}
 	if raw, ok := body.(encoded); ok {
-		raw.serve(w, q)
+		raw.serve(w, req)
 		return
 	}
 	var text bytes.Buffer
@@ -389,17 +389,17 @@ func fail(w http.ResponseWriter, status int, detail string) {
 	_ = json.NewEncoder(w).Encode(Problem{http.StatusText(status), status, detail})
 }
 
-// encoded is a body with its ETag.
+// encoded is a body in JSON with its ETag.
 type encoded struct {
 	text []byte
 	tag  string
 }
 
-func (e encoded) serve(w http.ResponseWriter, q *http.Request) {
+func (e encoded) serve(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("ETag", e.tag)
 	w.Header().Set("Cache-Control", "no-cache") // caches must revalidate by the ETag
-	for tag := range strings.SplitSeq(q.Header.Get("If-None-Match"), ",") {
+	for tag := range strings.SplitSeq(req.Header.Get("If-None-Match"), ",") {
 		if tag = strings.TrimPrefix(strings.TrimSpace(tag), "W/"); tag == e.tag || tag == "*" {
 			w.WriteHeader(http.StatusNotModified)
 			return

@@ -405,12 +405,12 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 			t.Errorf("If-None-Match %s: %d with %d bytes; want %d", c.tag, w.Code, w.Body.Len(), c.status)
 		}
 	}
-	f.states.at = time.Time{} // a second later
+	f.stateCache.made = time.Time{} // a second later
 	if again := f.get("state"); again.Header().Get("ETag") != tag {
 		t.Error("the ETag of an equal state differs")
 	}
 	f.options.Recorder.Tick(2*time.Second, func(add func(activity.Series, uint64)) { add(activity.Series{Name: "source:store"}, 99) })
-	f.states.at = time.Time{}
+	f.stateCache.made = time.Time{}
 	if again := f.get("state", "If-None-Match: "+tag); again.Code != 200 || again.Header().Get("ETag") == tag {
 		t.Errorf("a changed state has the same ETag as before")
 	}

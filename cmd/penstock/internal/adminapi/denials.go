@@ -32,28 +32,28 @@ var denialsRoute = route{path: "denials", summary: "Denied requests of this inst
 }, body: Denial{}}
 
 const (
-	deniedASecond  = 50 // denials a second for each reader
-	deniedOfALimit = 40 // of these, denials by one limit
+	deniedPerSecond = 50 // denials that each reader gets in a second
+	deniedPerLimit  = 40 // of these, the most by one limit
 )
 
 // Without the token, a guessed key could be compared with the masked keys.
 var errKeyNeedsToken = refuse(http.StatusUnauthorized, "the parameter key needs the operator token; send it as Authorization: Bearer, or select by ref")
 
 // serveDenials serves /api/v1/denials until the reader disconnects.
-func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
-	values, err := denialsRoute.values(q.URL.RawQuery)
+func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
+	values, err := denialsRoute.values(req.URL.RawQuery)
 	if err != nil {
 		failWith(w, err)
 		return
 	}
-	v, _ := h.ViewerOf(q) // ServeHTTP has checked it
+	v, _ := h.ViewerOf(req) // ServeHTTP has checked it
 	if values.Get("key") != "" && !values.Has("ref") && !v.isOperator {
 		failWith(w, errKeyNeedsToken)
 		return
 	}
 	filter := denials.Filter{Rule: values.Get("rule")}
 	if values.Has("key") || values.Has("ref") {
-		if filter.Key, err = h.keyOf(q.Context(), values); err != nil {
+		if filter.Key, err = h.keyOf(req.Context(), values); err != nil {
 			failWith(w, err)
 			return
 		}
@@ -62,13 +62,13 @@ func (h *Handler) serveDenials(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	defer h.readers.Add(-1)
-	reader := h.Denials.Join(filter, denials.Rate{PerSecond: deniedASecond, PerLimit: deniedOfALimit})
+	reader := h.Denials.Join(filter, denials.Rate{PerSecond: deniedPerSecond, PerLimit: deniedPerLimit})
 	if reader == nil {
 		h.refuseReader(w)
 		return
 	}
 	defer h.Denials.Leave(reader)
-	follow(w, q, reader.C, func(d denials.Denial) []byte {
+	follow(w, req, reader.C, func(d denials.Denial) []byte {
 		text, _ := json.Marshal(h.denialOf(v, &d)) // a Denial can always be encoded
 		return fmt.Appendf(nil, "event: denial\ndata: %s\n\n", text)
 	})

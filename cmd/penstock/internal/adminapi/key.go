@@ -92,9 +92,9 @@ func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 
 // keyOfRef finds the key that a ref stands for, among the offenders.
 func (h *Handler) keyOfRef(ctx context.Context, ref string) (string, error) {
-	parts := h.Fleet(ctx).Activity
+	parts := slices.Clone(h.Fleet(ctx).Activity)
 	for _, w := range activity.Windows() {
-		parts = append(parts[:len(parts):len(parts)], h.Recorder.Activity(w))
+		parts = append(parts, h.Recorder.Activity(w))
 	}
 	for _, a := range parts {
 		for _, top := range a.Tops {

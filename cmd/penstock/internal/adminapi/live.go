@@ -9,26 +9,27 @@ import (
 )
 
 const (
-	maxReaders   = 32               // of events and denials
-	snapshots    = time.Second      // from one snapshot to the next
-	comments     = 15 * time.Second // from one comment to the next; they keep connections open in proxies
-	writeTimeout = 5 * time.Second  // of one event; a slower reader is dropped
+	maxReaders       = 32               // of events and denials
+	snapshotInterval = time.Second      // from one snapshot to the next
+	commentInterval  = 15 * time.Second // from one comment to the next; comments keep connections open in proxies
+	writeTimeout     = 5 * time.Second  // of one event; a slower reader is dropped
 )
 
-// A live sends the state to readers of server-sent events. Each reader has room for one snapshot.
-// The next snapshot replaces one that a reader has not taken, so a slow reader delays no other.
-type live struct {
+// A broadcaster sends the state to readers of server-sent events. Each reader has room for one
+// snapshot. If the reader has not taken it, the next snapshot replaces it. So a slow reader delays
+// no other.
+type broadcaster struct {
 	handler *Handler
 
 	mu      sync.Mutex
 	readers map[chan []byte]struct{}
 	stop    context.CancelFunc // ends the goroutine that makes snapshots; nil: it does not run
-	ended   chan struct{}
+	ended   chan struct{}      // closed when that goroutine has ended
 }
 
 // serve serves /api/v1/events until the reader disconnects.
-func (l *live) serve(w http.ResponseWriter, q *http.Request) {
-	if q.URL.RawQuery != "" {
+func (l *broadcaster) serve(w http.ResponseWriter, req *http.Request) {
+	if req.URL.RawQuery != "" {
 		fail(w, http.StatusBadRequest, "events have no parameters")
 		return
 	}
@@ -39,7 +40,7 @@ func (l *live) serve(w http.ResponseWriter, q *http.Request) {
 	reader := make(chan []byte, 1)
 	l.join(reader)
 	defer l.leave(reader)
-	follow(w, q, reader, func(text []byte) []byte { return text })
+	follow(w, req, reader, func(text []byte) []byte { return text })
 }
 
 // addReader counts a reader of events or denials. At MaxReaders it refuses the reader, and returns
@@ -60,7 +61,7 @@ func (h *Handler) refuseReader(w http.ResponseWriter) {
 
 // follow sends the values of a channel as server-sent events, until the reader disconnects. It
 // drops a reader that is too slow.
-func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode func(T) []byte) {
+func follow[T any](w http.ResponseWriter, req *http.Request, from <-chan T, encode func(T) []byte) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // the request has been read
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -77,12 +78,12 @@ func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode
 	if send([]byte("retry: 3000\n\n")) != nil {
 		return
 	}
-	comment := time.NewTicker(comments)
+	comment := time.NewTicker(commentInterval)
 	defer comment.Stop()
 	for {
 		var text []byte
 		select {
-		case <-q.Context().Done():
+		case <-req.Context().Done():
 			return
 		case <-comment.C:
 			text = []byte(": still here\n\n")
@@ -96,7 +97,7 @@ func follow[T any](w http.ResponseWriter, q *http.Request, from <-chan T, encode
 }
 
 // join adds a reader, and starts to make snapshots for the first one.
-func (l *live) join(reader chan []byte) {
+func (l *broadcaster) join(reader chan []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.readers == nil {
@@ -110,9 +111,9 @@ func (l *live) join(reader chan []byte) {
 	}
 }
 
-// leave removes a reader. After the last one, it stops making snapshots and waits until that has
-// ended.
-func (l *live) leave(reader chan []byte) {
+// leave removes a reader. After the last one, it ends the goroutine that makes snapshots and waits
+// for its end.
+func (l *broadcaster) leave(reader chan []byte) {
 	l.mu.Lock()
 	delete(l.readers, reader)
 	var ended chan struct{}
@@ -127,9 +128,9 @@ func (l *live) leave(reader chan []byte) {
 }
 
 // run makes snapshots until ctx ends.
-func (l *live) run(ctx context.Context, ended chan struct{}) {
+func (l *broadcaster) run(ctx context.Context, ended chan struct{}) {
 	defer close(ended)
-	tick := time.NewTicker(snapshots)
+	tick := time.NewTicker(snapshotInterval)
 	defer tick.Stop()
 	for {
 		state := l.handler.state(ctx)
@@ -144,7 +145,7 @@ func (l *live) run(ctx context.Context, ended chan struct{}) {
 }
 
 // offer gives each reader the latest snapshot, in place of one that the reader has not taken.
-func (l *live) offer(text []byte) {
+func (l *broadcaster) offer(text []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for reader := range l.readers {

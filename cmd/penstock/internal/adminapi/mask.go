@@ -2,14 +2,14 @@ package adminapi
 
 import "github.com/penstock/penstock/cmd/penstock/internal/redact"
 
-// ref stands for the name of a key. Equal names have equal refs.
+// ref returns the short name that stands for a masked key. Equal keys have equal refs.
 func (h *Handler) ref(name string) string { return h.masks.Ref(name) }
 
-// identity returns what a viewer may see of the key with a name in the store.
+// identity returns the part that a viewer may see of a key. name is the key's name in the store.
 func (h *Handler) identity(v Viewer, name string) string { return h.masks.Of(v.isOperator, name) }
 
-// shown returns how identities are shown to a viewer.
+// shown returns ShowOff, ShowMasked or ShowFull for a viewer.
 func (h *Handler) shown(v Viewer) string { return h.masks.Shown(v.isOperator) }
 
-// mask hides the values of a key. The kinds stay.
+// mask hides the values of a key and keeps their kinds: of user:42 it makes user:….
 func mask(key string) string { return redact.Mask(key) }

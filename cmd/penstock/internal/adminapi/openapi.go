@@ -24,8 +24,8 @@ var OpenAPI = sync.OnceValue(func() []byte {
 			"operationId": strings.ReplaceAll(path, ".", "_"), "summary": summary, "security": []any{object{}, object{"operatorToken": []any{}}, object{"session": []any{}}},
 			"responses": object{
 				"200": object{"description": "OK", "content": contents},
-				"400": failure("a parameter is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"),
-				"404": failure("the key, rule or limit does not exist"), "409": failure("the key must be named in another way"), "503": failure("the store does not respond, or too many readers are connected"),
+				"400": failure("a parameter is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the client may not send this request"),
+				"404": failure("the key, rule or limit does not exist"), "409": failure("only the hash of the key is known; name the key itself"), "503": failure("the store does not respond, or too many readers are connected"),
 			},
 		}
 		if parameters != nil {
@@ -50,16 +50,16 @@ var OpenAPI = sync.OnceValue(func() []byte {
 		add(r.path, r.summary, parametersOf(&r), object{"application/json": object{"schema": d.schemaOf(reflect.TypeOf(r.body))}})
 	}
 	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
-	d.schemaOf(reflect.TypeOf(denialsRoute.body)) // of the data of an event
+	d.schemaOf(reflect.TypeOf(denialsRoute.body)) // adds the schema of an event's data to the components
 	add(denialsRoute.path, denialsRoute.summary, parametersOf(&denialsRoute), object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})
 	paths[Prefix+resetPath] = object{"post": object{
-		"operationId": "reset", "summary": "Forget what a key has used. It needs the operator token at every address, and is recorded.", "security": []any{object{"operatorToken": []any{}}, object{"session": []any{}}},
+		"operationId": "reset", "summary": "Reset the limits of a key. It needs the operator token at every address, and writes an audit line.", "security": []any{object{"operatorToken": []any{}}, object{"session": []any{}}},
 		"requestBody": object{"required": true, "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[ResetRequest]())}}},
 		"responses": object{
 			"200": object{"description": "OK", "content": object{"application/json": object{"schema": d.schemaOf(reflect.TypeFor[keylimits.Reset]())}}},
-			"400": failure("the body is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the request may not be made"), "404": failure("there is no such limit"),
-			"409": failure("the key or its limits must be named in another way"), "415": failure("the body is not JSON"), "500": failure("the audit file cannot be written; nothing was reset"), "503": failure("the store is not there; a part may have been reset"),
+			"400": failure("the body is wrong"), "401": failure("the token is missing or wrong"), "403": failure("the client may not send this request"), "404": failure("there is no such limit"),
+			"409": failure("only the hash of the key is known, so name the key itself; or it has too many limits, so name a rule"), "415": failure("the body is not JSON"), "500": failure("the audit file cannot be written; nothing was reset"), "503": failure("the store does not respond; some limits may have been reset"),
 		},
 	}}
 	text, err := json.MarshalIndent(object{
@@ -82,7 +82,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 
 type object = map[string]any
 
-// A document collects the schemas of types.
+// A document collects the schemas of struct types, by their names.
 type document struct{ schemas object }
 
 // schemaOf returns the schema of a type, as a reference if it is a struct.
@@ -108,15 +108,16 @@ func (d *document) schemaOf(t reflect.Type) object {
 		return schema
 	}
 	name := t.Name()
-	if path := t.PkgPath(); !strings.HasSuffix(path, "/adminapi") {
-		name = strings.ToUpper(path[strings.LastIndexByte(path, '/')+1:][:1]) + path[strings.LastIndexByte(path, '/')+2:] + name
+	if path := t.PkgPath(); !strings.HasSuffix(path, "/adminapi") { // such as KeylimitsReset for keylimits.Reset
+		folder := path[strings.LastIndexByte(path, '/')+1:]
+		name = strings.ToUpper(folder[:1]) + folder[1:] + name
 	}
 	ref := object{"$ref": "#/components/schemas/" + name}
 	if d.schemas[name] != nil {
 		return ref
 	}
 	properties, required := object{}, []string{}
-	d.schemas[name] = object{}
+	d.schemas[name] = object{} // ends the recursion of a type that contains itself
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-// Read returns the body of the response to a GET of a path below Prefix, for pages of this process.
+// Read returns the body that a GET of a path below Prefix would return, for pages of this process.
 // T is the type of the body. StatusOf returns the status of an error.
-func Read[T any](ctx context.Context, h *Handler, v Viewer, path string, q url.Values) (body T, err error) {
+func Read[T any](ctx context.Context, h *Handler, v Viewer, path string, query url.Values) (body T, err error) {
 	i := slices.IndexFunc(routes, func(r route) bool { return r.path == path })
-	values, err := routes[i].values(q.Encode())
+	values, err := routes[i].values(query.Encode())
 	if err != nil {
 		return body, err
 	}
@@ -36,24 +36,24 @@ func Read[T any](ctx context.Context, h *Handler, v Viewer, path string, q url.V
 // ReadState returns the state, which may be up to a second old. The caller must not change it.
 func (h *Handler) ReadState(ctx context.Context) *State {
 	_ = h.state(ctx)
-	h.states.mu.Lock()
-	defer h.states.mu.Unlock()
-	return h.states.state
+	h.stateCache.mu.Lock()
+	defer h.stateCache.mu.Unlock()
+	return h.stateCache.state
 }
 
 // Reset resets a key for a request to a page of this process. token comes from the page's form; if
 // it is "", the request itself must have the token or a session.
-func (h *Handler) Reset(q *http.Request, token string, wanted ResetRequest) (*keylimits.Reset, error) {
-	ctx, cancel := context.WithTimeout(q.Context(), timeout)
+func (h *Handler) Reset(req *http.Request, token string, wanted ResetRequest) (*keylimits.Reset, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), timeout)
 	defer cancel()
-	a := newAudit(q)
+	a := newAudit(req)
 	done, err := func() (*keylimits.Reset, error) {
-		v, err := h.ViewerOf(q)
+		v, err := h.ViewerOf(req)
 		if err == nil && token != "" {
 			v, err = h.ViewerOfToken(token)
 		}
 		if err == nil {
-			err = h.mayWrite(v)
+			err = h.requireOperator(v)
 		}
 		if err == nil {
 			err = wanted.check()

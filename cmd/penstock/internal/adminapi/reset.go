@@ -25,8 +25,8 @@ type ResetRequest struct {
 // An Audit is the audit line of a write.
 type Audit = audit.Line
 
-func newAudit(q *http.Request) Audit {
-	return audit.New("reset", audit.Actor{Kind: audit.API, Address: q.RemoteAddr})
+func newAudit(req *http.Request) Audit {
+	return audit.New("reset", audit.Actor{Kind: audit.API, Address: req.RemoteAddr})
 }
 
 // record completes the audit line of a write with its result, and hands it to Options.Audit.
@@ -38,11 +38,11 @@ func (h *Handler) record(a *Audit, err error) {
 const maxBody = 16 << 10 // bytes
 
 // serveReset serves POST /api/v1/key/reset.
-func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
-	a := newAudit(q)
-	ctx, cancel := context.WithTimeout(q.Context(), timeout)
+func (h *Handler) serveReset(w http.ResponseWriter, req *http.Request) {
+	a := newAudit(req)
+	ctx, cancel := context.WithTimeout(req.Context(), timeout)
 	defer cancel()
-	body, err := h.receiveReset(ctx, w, q, &a)
+	body, err := h.receiveReset(ctx, w, req, &a)
 	h.record(&a, err)
 	if err != nil {
 		failWith(w, err)
@@ -52,23 +52,23 @@ func (h *Handler) serveReset(w http.ResponseWriter, q *http.Request) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, q *http.Request, a *Audit) (*keylimits.Reset, error) {
-	v, err := h.ViewerOf(q)
+func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, req *http.Request, a *Audit) (*keylimits.Reset, error) {
+	v, err := h.ViewerOf(req)
 	if err == nil {
-		err = h.mayWrite(v)
+		err = h.requireOperator(v)
 	}
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := readReset(w, q)
+	wanted, err := readReset(w, req)
 	if err != nil {
 		return nil, err
 	}
 	return h.reset(ctx, wanted, a)
 }
 
-// mayWrite returns an error if a viewer may not write.
-func (h *Handler) mayWrite(v Viewer) error {
+// requireOperator returns an error if a viewer is not an operator. Only operators may write.
+func (h *Handler) requireOperator(v Viewer) error {
 	switch {
 	case v.isOperator:
 		return nil
@@ -88,7 +88,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	}
 	name := h.Name(key)
 	a.Ref, a.Key = h.ref(name), mask(key)
-	limits, err := h.toReset(key, wanted)
+	limits, err := h.limitsToReset(key, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -109,11 +109,11 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 }
 
 // readReset reads and checks the body of a request.
-func readReset(w http.ResponseWriter, q *http.Request) (wanted ResetRequest, err error) {
-	if kind, _, err := mime.ParseMediaType(q.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+func readReset(w http.ResponseWriter, req *http.Request) (wanted ResetRequest, err error) {
+	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return wanted, refuse(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
 	}
-	decoder := json.NewDecoder(http.MaxBytesReader(w, q.Body, maxBody))
+	decoder := json.NewDecoder(http.MaxBytesReader(w, req.Body, maxBody))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&wanted); err != nil || !isAtEnd(decoder) {
 		return wanted, refuse(http.StatusBadRequest, `the body is not of the form {"key": "key:abc", "reason": "why"}`)
@@ -140,8 +140,8 @@ func (wanted *ResetRequest) check() error {
 	return nil
 }
 
-// toReset returns the limits to reset.
-func (h *Handler) toReset(key string, wanted ResetRequest) ([]keylimits.Limit, error) {
+// limitsToReset returns the limits that a request names. It fails if there are none or too many.
+func (h *Handler) limitsToReset(key string, wanted ResetRequest) ([]keylimits.Limit, error) {
 	all, skipped := h.limitsOf(key, wanted.Rule)
 	if skipped > 0 {
 		return nil, refuse(http.StatusConflict, "there are more than %d limits of such a key; name a rule", keylimits.MaxLimits)

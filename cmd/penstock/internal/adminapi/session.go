@@ -24,31 +24,31 @@ const (
 //
 // The cookie has no path. A browser then sends it to the folder of the page that set it, so it
 // works under any prefix.
-func (h *Handler) LogIn(token string, q *http.Request) (*http.Cookie, error) {
+func (h *Handler) LogIn(token string, req *http.Request) (*http.Cookie, error) {
 	if _, err := h.ViewerOfToken(token); err != nil {
 		return nil, err
 	}
 	end := strconv.FormatInt(time.Now().Add(sessionLife).Unix(), 10)
-	c := cookie(end+"."+h.signSession(end), q)
+	c := cookie(end+"."+h.signSession(end), req)
 	c.MaxAge = int(sessionLife / time.Second)
 	return c, nil
 }
 
 // LogOut returns the cookie that ends a session in a browser.
-func LogOut(q *http.Request) *http.Cookie {
-	c := cookie("", q)
+func LogOut(req *http.Request) *http.Cookie {
+	c := cookie("", req)
 	c.MaxAge = -1
 	return c
 }
 
-func cookie(value string, q *http.Request) *http.Cookie {
-	isSecure := q.TLS != nil || strings.HasPrefix(q.Header.Get("Origin"), "https://") // the browser uses TLS to a proxy
+func cookie(value string, req *http.Request) *http.Cookie {
+	isSecure := req.TLS != nil || strings.HasPrefix(req.Header.Get("Origin"), "https://") // the browser uses TLS to a proxy
 	return &http.Cookie{Name: sessionCookie, Value: value, HttpOnly: true, Secure: isSecure, SameSite: http.SameSiteStrictMode}
 }
 
 // hasSession reports whether a request has the cookie of a session that has not ended.
-func (h *Handler) hasSession(q *http.Request) bool {
-	c, err := q.Cookie(sessionCookie)
+func (h *Handler) hasSession(req *http.Request) bool {
+	c, err := req.Cookie(sessionCookie)
 	if err != nil || len(h.Token) == 0 {
 		return false
 	}

@@ -22,11 +22,11 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
-// states caches the state, which is made at most once a second for all readers.
-type states struct {
+// A stateCache keeps the latest state, so that it is made at most once a second for all readers.
+type stateCache struct {
 	mu     sync.Mutex
-	at     time.Time
-	latest encoded
+	made   time.Time // when the state was made
+	latest encoded   // the state in JSON
 	state  *State
 }
 
@@ -37,10 +37,10 @@ func (h *Handler) makeState(ctx context.Context, _ Viewer, _ url.Values) (any, e
 // state returns the state, which is up to a second old. If several readers need a new one, the
 // first makes it and the others wait.
 func (h *Handler) state(ctx context.Context) encoded {
-	s := &h.states
+	s := &h.stateCache
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.latest.text != nil && time.Since(s.at) < time.Second {
+	if s.latest.text != nil && time.Since(s.made) < time.Second {
 		return s.latest
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
@@ -51,13 +51,14 @@ func (h *Handler) state(ctx context.Context) encoded {
 	if name := h.Upstream(); name != "" {
 		now.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
-	same, _ := json.Marshal(now) // for the ETag, so without the fields below, which change every second
-	sum := sha256.Sum256(same)
+	stable, _ := json.Marshal(now) // for the ETag: without the fields below, which change every second
+	sum := sha256.Sum256(stable)
 	now.Time = time.Now().UTC()
 	now.Recent, now.Times = h.history("seconds", recent, true, nil), h.timings("seconds", recent)
 	s.state = now
 	text, _ := json.Marshal(now)
-	s.latest, s.at = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}, time.Now()
+	s.latest = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}
+	s.made = time.Now()
 	return s.latest
 }
 
@@ -200,7 +201,7 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	return all, nil
 }
 
-// maxLines bounds the lines of a history.
+// maxLines is the most lines of a history.
 const maxLines = 200
 
 func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, error) {
@@ -234,7 +235,8 @@ func spanOf(q url.Values) (span string, n int, err error) {
 // history returns the last n counts of each series that has selects. If has is nil, it selects all.
 func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
-	all, read, length := h.Recorder.History(), h.Recorder.History().BySecond, int64(1)
+	all := h.Recorder.History()
+	read, length := all.BySecond, int64(1) // length of a unit in seconds
 	if span == "minutes" {
 		read, length = all.ByMinute, 60
 	}
@@ -282,7 +284,7 @@ func sumRules(lines []activity.Line) []activity.Line {
 // timings returns how long the calls of the last n seconds or minutes took.
 func (h *Handler) timings(span string, n int) Timings {
 	found := Timings{Span: span, End: time.Now().UTC().Truncate(time.Second)}
-	length := int64(1)
+	length := int64(1) // of a unit in seconds
 	if span == "minutes" {
 		length = 60
 	}
@@ -311,8 +313,8 @@ func timesOf(all []activity.Times) *Times {
 	return t
 }
 
-// readAt calls read, and again if a new second has begun meanwhile. It returns the second that was
-// read.
+// readAt calls read. If a new second begins during the call, it calls read again. It returns the
+// second in which read has run.
 func readAt(second func() int64, read func()) int64 {
 	for {
 		before := second()
@@ -322,10 +324,11 @@ func readAt(second func() int64, read func()) int64 {
 	}
 }
 
-// number reads a parameter that is a number from 1 to most. If it is missing, standard is returned.
-func number(q url.Values, name string, standard, most int) (int, error) {
+// number reads a parameter that is a number from 1 to most. If it is missing, number returns
+// fallback.
+func number(q url.Values, name string, fallback, most int) (int, error) {
 	if !q.Has(name) {
-		return standard, nil
+		return fallback, nil
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {

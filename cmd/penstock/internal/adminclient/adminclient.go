@@ -35,14 +35,15 @@ type Options struct {
 	CA, Cert, Key string
 }
 
-// maxAnswer bounds what is read of an answer, in bytes. The longest answer has all limits of a
-// policy.
+// maxAnswer is the longest answer that is accepted, in bytes. The longest answer of an instance has
+// all limits of a policy.
 const maxAnswer = 16 << 20
 
-// maxObjects bounds the objects of an answer in JSON. Empty ones take much more memory than text.
+// maxObjects is the most objects in an answer in JSON. Even an empty object takes much more memory
+// than its text.
 const maxObjects = 300_000
 
-// maxLine bounds a line of an event stream, in bytes.
+// maxLine is the longest line of an event stream, in bytes.
 const maxLine = 1 << 20
 
 const (
@@ -117,7 +118,7 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 // ErrNoStream is the error of Follow if the answer is not a stream of events.
 var ErrNoStream = errors.New("the response is not a stream of events")
 
-// errSilent is why a stream ends that sends nothing for streamTimeout.
+// errSilent ends a stream that sends nothing for streamTimeout.
 var errSilent = errors.New("it has sent nothing for too long")
 
 // Follow reads server-sent events until ctx ends, the stream ends or is silent for a minute, or use
@@ -192,16 +193,16 @@ func hint(err error) string {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &unknown):
-		return "name its authority by --admin-ca"
+		return "name the authority of its certificate by --admin-ca"
 	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return "this address has no TLS; write http://"
 	case strings.Contains(err.Error(), "certificate"):
 		return "check --admin-ca, and that the certificate is for this host"
 	}
-	return "check that the service runs, and that --admin is its admin-listen"
+	return "check that the service runs, and that --admin is its admin-listen address"
 }
 
-// isPlainToTLS recognizes the answer of Go's server to a request without TLS.
+// isPlainToTLS reports whether an answer is that of Go's TLS server to a request without TLS.
 func isPlainToTLS(status int, answer []byte) bool {
 	return status == http.StatusBadRequest && bytes.Contains(answer, []byte("HTTP request to an HTTPS server"))
 }

@@ -30,7 +30,7 @@ type Line struct {
 	Reason   string    `json:"reason,omitempty"`
 	Result   Result    `json:"result"`
 	Problem  string    `json:"err,omitempty"`      // why it was refused or failed
-	Unlogged int64     `json:"unlogged,omitempty"` // refused attempts before it without a line
+	Unlogged int64     `json:"unlogged,omitempty"` // refused attempts before this one that have no line
 }
 
 // An Actor is who writes.
@@ -139,7 +139,7 @@ func (l *Line) JSON() []byte {
 	return []byte(b.String())
 }
 
-// Attributes returns the fields for a line of the log. The time is not among them: the log adds it.
+// Attributes returns the fields for a line of the log, except the time, which the log adds.
 func (l *Line) Attributes() []any {
 	all := []any{"audit", true, "id", l.ID, slog.Group("actor", l.Actor.attributes()...), "action", l.Action, "key", l.Key, "ref", l.Ref, "limits", l.Limits,
 		"reason", l.Reason, "result", string(l.Result)}
@@ -190,8 +190,8 @@ func (f *File) Check() error {
 	return to.Close()
 }
 
-// open opens the file. By now, its name may be that of a pipe. Without O_NONBLOCK, opening a pipe
-// waits for its reader.
+// open opens the file. It checks again that the file is regular, because its name may now be that
+// of a pipe. O_NONBLOCK prevents that the call waits for a reader of the pipe.
 func (f *File) open() (*os.File, error) {
 	to, err := os.OpenFile(f.path, flags, mode)
 	if err != nil {

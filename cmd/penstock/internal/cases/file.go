@@ -1,5 +1,5 @@
-// Package cases tests a policy by cases: requests, the time between them, and what the policy must
-// decide. Everything runs in memory, with a clock of its own.
+// Package cases tests a policy with cases. A case lists requests, the times between them, and the
+// decisions that the policy must make. It runs in memory, with a simulated clock.
 package cases
 
 import (
@@ -18,10 +18,10 @@ import (
 
 // The bounds of a file. A million requests take some seconds.
 const (
-	maxTimes    = 100_000
-	maxRequests = 1_000_000
-	maxHeld     = 10_000
-	maxAfter    = 10 * 365 * 24 * time.Hour
+	maxTimes    = 100_000                   // requests of a step
+	maxRequests = 1_000_000                 // requests of a file
+	maxHeld     = 10_000                    // requests in progress
+	maxAfter    = 10 * 365 * 24 * time.Hour // length of a case
 )
 
 // A File is a file of cases.
@@ -94,8 +94,10 @@ func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 	return f, nil
 }
 
+// fail records a mistake at the place of the field that p points to.
 func (f *File) fail(p any, format string, args ...any) { f.places.Fail(p, format, args...) }
 
+// check checks all cases, and makes their requests.
 func (f *File) check() {
 	if len(f.Cases) == 0 {
 		f.fail(f, "the file has no cases; begin with cases:")
@@ -124,7 +126,8 @@ func (f *File) check() {
 		total := time.Duration(0)
 		for _, s := range c.Steps {
 			f.checkStep(c, s)
-			if total += s.After; s.After > maxAfter || total > maxAfter || total < 0 {
+			total += s.After
+			if s.After > maxAfter || total > maxAfter || total < 0 {
 				f.fail(&s.After, "the case lasts longer than ten years; shorten it")
 				break
 			}
@@ -135,7 +138,8 @@ func (f *File) check() {
 				f.fail(&s.Hold, "the file holds more than %d requests; put cases into another file", maxHeld)
 				return
 			}
-			if requests += s.times(); requests > maxRequests {
+			requests += s.times()
+			if requests > maxRequests {
 				f.fail(s, "the file has more than %d requests; put cases into another file", maxRequests)
 				return
 			}
@@ -208,7 +212,8 @@ func (f *File) ruleNames() (names []string) {
 	return names
 }
 
-// makeRequest makes the request of a step.
+// makeRequest makes the request of a step. Each field of the step replaces that of its case. The
+// pointers are also the places of mistakes.
 func (f *File) makeRequest(c *Case, s *Step) {
 	send, headers, ip, size, claims := &c.Send, &c.Headers, &c.IP, c.BodySize, &c.Claims
 	if f.places.Has(&s.Send) {
@@ -247,7 +252,7 @@ func (f *File) makeRequest(c *Case, s *Step) {
 	}
 	if _, err := explain.NewRequest(method, target, nil, address, bytes); err != nil {
 		at := any(send)
-		if _, err := explain.NewRequest(method, target, nil, "192.0.2.1", bytes); err == nil {
+		if _, err := explain.NewRequest(method, target, nil, "192.0.2.1", bytes); err == nil { // another address is valid
 			at = ip
 		}
 		f.fail(at, "%v", err)

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Result says whether a case has passed, or how it has failed.
+// A Result has the failures of a case. It has passed if there are none.
 type Result struct {
 	File     string    `json:"file"`
 	Line     int       `json:"line"`
@@ -28,7 +28,7 @@ type Result struct {
 	Requests int64     `json:"requests"`
 	Failures []Failure `json:"failures"` // empty: the case has passed
 
-	// Rules are the rules that decided requests, or whose shadows did.
+	// Rules are the rules whose limits or shadows decided requests.
 	Rules []string `json:"rules"`
 }
 
@@ -77,7 +77,7 @@ type heldRequest struct {
 type observation struct {
 	outcome          admission.Outcome
 	rule, limit, key string
-	isDecided        bool // by limits, so it has a remaining
+	isDecided        bool // by limits, so remaining is known
 	remaining        int64
 	retryAfter, wait time.Duration
 	shadowDenied     []string
@@ -100,7 +100,7 @@ func (f *File) run(c *Case) (Result, error) {
 	return r.result, nil
 }
 
-// open makes a gate with the policy's rules, whose clock is that of the case.
+// open makes a gate with the policy's rules and the clock of the case.
 func (r *runner) open() error {
 	spec := r.file.rules.Spec()
 	if spec.Tokens.Verifier != nil {
@@ -118,7 +118,8 @@ func (r *runner) open() error {
 	return err
 }
 
-// decide lets the store decide. If the request should wait, decide only records the wait.
+// decide lets the store decide. If the request should wait, decide records the wait and admits the
+// request at once.
 func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := r.store.Decide(ctx, charges)
 	wait := d.Wait()
@@ -186,7 +187,7 @@ func (r *runner) send(s *Step) {
 	clear(r.waits)
 	w := httptest.NewRecorder()
 	a := r.gate.Admit(w, s.request.Clone(context.Background()))
-	if a == nil {
+	if a == nil { // rejected; if no limit decided, only the header has the time
 		if seconds, err := strconv.Atoi(w.Header().Get("Retry-After")); err == nil && !r.seen.isDecided {
 			r.seen.retryAfter = time.Duration(seconds) * time.Second
 		}
@@ -244,7 +245,7 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 		differs(&s.Expect, "the outcome", outcome+by, s.Expect)
 		return wrong
 	}
-	text := func(p *string, what, is string) {
+	compareText := func(p *string, what, is string) {
 		if *p != "" && is != *p {
 			if is == "" {
 				is = "none"
@@ -252,9 +253,9 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 			differs(p, what, is, *p)
 		}
 	}
-	text(&s.Rule, "the rule", got.rule)
-	text(&s.Limit, "the limit", got.limit)
-	text(&s.Identity, "the identity", got.key)
+	compareText(&s.Rule, "the rule", got.rule)
+	compareText(&s.Limit, "the limit", got.limit)
+	compareText(&s.Identity, "the identity", got.key)
 	if !isLast {
 		return wrong
 	}
@@ -264,7 +265,7 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 	case s.Remaining != nil && got.remaining != *s.Remaining:
 		differs(s.Remaining, "what remains", got.remaining, *s.Remaining)
 	}
-	duration := func(p *time.Duration, what string, is time.Duration) {
+	compareDuration := func(p *time.Duration, what string, is time.Duration) {
 		if p != nil && (is-*p).Abs() > time.Millisecond {
 			shown := is.String()
 			if is == penstock.Never {
@@ -273,8 +274,8 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 			differs(p, what, shown, *p)
 		}
 	}
-	duration(s.RetryAfter, "the time to retry", got.retryAfter)
-	duration(s.Wait, "the wait", got.wait)
+	compareDuration(s.RetryAfter, "the time to retry", got.retryAfter)
+	compareDuration(s.Wait, "the wait", got.wait)
 	if r.file.places.Has(&s.Shadows) {
 		slices.Sort(got.shadowDenied)
 		want := slices.Sorted(slices.Values(s.Shadows))
@@ -285,13 +286,13 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 	return wrong
 }
 
-// A verifier accepts the tokens of cases as valid.
+// A verifier accepts the tokens that tokenOf makes. The policy's Verifier checks other tokens.
 type verifier struct {
 	policy.Verifier
 	known map[string]bool // tokens that were verified
 }
 
-// issuer marks the tokens of cases.
+// issuer takes the place of a signature in the tokens of cases.
 const issuer = "penstock-test"
 
 // tokenOf returns a token for claims, in the form that policies accept.

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -10,8 +11,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
-// A chart has lines over time. The page has it as a picture and as a table; with JavaScript, the
-// picture is live.
+// A chart shows numbers over time, as a picture and as a table. With JavaScript, the picture is
+// live.
 type chart struct {
 	ID, Title, Note string
 	Unit            string // /s or ms
@@ -47,7 +48,8 @@ func (c chart) Spec() (string, error) {
 // maxRuleLines is how many rules have a line of their own in one chart. There are as many styles.
 const maxRuleLines = 6
 
-// makeCharts makes the charts of the overview. The history has sums by rule.
+// makeCharts makes the charts of the overview. The lines of the history must be sums by rule. rule
+// is the only rule of the first chart, or "" for all.
 func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings adminapi.Timings) []chart {
 	of := ""
 	if rule != "" {
@@ -106,13 +108,11 @@ func deniedLines(history adminapi.History) (lines []line) {
 		}
 	}
 	slices.SortFunc(rules, func(a, b string) int {
-		if sums[a] != sums[b] {
-			return int(min(max(int64(sums[b])-int64(sums[a]), -1), 1))
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(cmp.Compare(sums[b], sums[a]), strings.Compare(a, b))
 	})
 	for i, rule := range rules[:min(len(rules), maxRuleLines)] {
-		lines = append(lines, line{Label: rule, Style: []int{2, 1, 3, 4, 5, 6}[i], Rule: rule, Series: denied})
+		style := []int{2, 1, 3, 4, 5, 6}[i] // 2 is the style of denials in other charts
+		lines = append(lines, line{Label: rule, Style: style, Rule: rule, Series: denied})
 	}
 	if lines == nil {
 		lines = []line{{Label: "All rules", Style: 2, Series: denied}}
@@ -123,20 +123,24 @@ func deniedLines(history adminapi.History) (lines []line) {
 const (
 	chartPoints = 60 // of the picture without JavaScript
 	tableRows   = 20
+
+	// The length of the history that the admin API keeps.
+	maxSeconds = 600
+	maxMinutes = 1440
 )
 
 // fill computes the points of the picture and the rows of the table.
 func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
-	second := time.Second
+	unit := time.Second
 	if history.Span == "minutes" {
-		second = time.Minute
+		unit = time.Minute
 	}
 	for i := range c.Lines {
 		l := &c.Lines[i]
-		values := c.values(l, history, timings, second)
+		values := c.values(l, history, timings, unit)
 		values = values[max(len(values)-shownUnits(history.Last, len(values)), 0):]
 		step := len(values) / chartPoints
-		c.Step = time.Duration(step) * second
+		c.Step = time.Duration(step) * unit
 		for n := range chartPoints {
 			l.points = append(l.points, mean(values[n*step:(n+1)*step]))
 		}
@@ -161,12 +165,12 @@ func shownUnits(last int64, all int) int {
 	return min(chartPoints*(int(last/chartPoints)+1), all)
 }
 
-// values returns the numbers of a line, one for each second or minute. Rates are for each second.
-// Times are in milliseconds, and -1 without calls.
-func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timings, second time.Duration) []float64 {
-	n := 600
-	if second == time.Minute {
-		n = 1440
+// values returns the numbers of a line, one for each unit: a second or a minute. Rates are per
+// second. Times are in milliseconds, and -1 without calls.
+func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timings, unit time.Duration) []float64 {
+	n := maxSeconds
+	if unit == time.Minute {
+		n = maxMinutes
 	}
 	values := make([]float64, n)
 	if c.Source == "history" {
@@ -175,7 +179,7 @@ func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timin
 				continue
 			}
 			for i, count := range from.Counts {
-				values[i] += float64(count) / second.Seconds()
+				values[i] += float64(count) / unit.Seconds()
 			}
 		}
 		return values
@@ -196,9 +200,9 @@ func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timin
 		}
 		switch l.Field {
 		case "calls":
-			values[i] = float64(times.Calls[i]) / second.Seconds()
+			values[i] = float64(times.Calls[i]) / unit.Seconds()
 		case "failed":
-			values[i] = float64(times.Failed[i]) / second.Seconds()
+			values[i] = float64(times.Failed[i]) / unit.Seconds()
 		case "p50_us":
 			values[i] = quantile(times.P50)
 		case "p95_us":
@@ -243,7 +247,7 @@ const pictureWidth, pictureHeight = 600, 160
 // Path returns the line in the picture, as the path of an SVG.
 func (c chart) Path(l line) string {
 	var b strings.Builder
-	isDown := false // the pen
+	isDown := false // whether the pen draws
 	for i, v := range l.points {
 		if v < 0 {
 			isDown = false
@@ -259,5 +263,5 @@ func (c chart) Path(l line) string {
 	return b.String()
 }
 
-// Latest returns the number beside a label: the mean of the last few seconds.
+// Latest returns the number beside a label: the last point of the line.
 func (c chart) Latest(l line) float64 { return l.points[len(l.points)-1] }

@@ -1,6 +1,6 @@
 // Package dashboard serves web pages for operators on the admin address. They show which limits
-// there are, which clients they deny, and why. The pages have the contents of the admin API, for
-// clients that may read it. They are complete without JavaScript; with it, they are live.
+// there are, which clients are denied, and why. The pages show what the admin API returns, to
+// clients that may read it. They are complete without JavaScript. With JavaScript, they are live.
 package dashboard
 
 import (
@@ -33,8 +33,8 @@ type Handler struct {
 	mux http.ServeMux
 }
 
-// csp lets a page load only what this origin serves. Only the live module may parse a text as HTML,
-// by the trusted types policy penstock.
+// csp lets a page load only files of this origin. Only live.js may parse a text as HTML. It does
+// that by the Trusted Types policy named penstock.
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types penstock"
 
@@ -124,7 +124,7 @@ type view struct {
 	Body     any
 }
 
-// write sends a page.
+// write sends a page that is made from the template of this name.
 func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, q *http.Request) {
 	v.Pages, v.Version, v.HasToken = pages, h.Version, len(h.API.Token) > 0
 	if v.Page.path != "" {
@@ -155,7 +155,7 @@ func (h *Handler) login(w http.ResponseWriter, q *http.Request, status int, prob
 			next += "?" + q.URL.RawQuery
 		}
 	}
-	h.write(w, status, "login", view{Page: page{Title: "Log in"}, Next: pageOnly(next), Problem: problem}, q)
+	h.write(w, status, "login", view{Page: page{Title: "Log in"}, Next: pageOrOverview(next), Problem: problem}, q)
 }
 
 func (h *Handler) receiveLogin(w http.ResponseWriter, q *http.Request) {
@@ -166,14 +166,14 @@ func (h *Handler) receiveLogin(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	http.SetCookie(w, cookie)
-	redirect(w, pageOnly(q.PostFormValue("next")))
+	redirect(w, pageOrOverview(q.PostFormValue("next")))
 }
 
 const maxForm = 16 << 10 // bytes
 
-// pageOnly returns next if it is a page, with or without a query, and otherwise the overview. A
-// link can then not lead to another site after a login.
-func pageOnly(next string) string {
+// pageOrOverview returns next if it is a page, with or without a query. Otherwise it returns the
+// overview, so that no link leads to another site after a login.
+func pageOrOverview(next string) string {
 	name, _, _ := strings.Cut(next, "?")
 	for _, p := range pages {
 		if p.path == name {
@@ -183,8 +183,8 @@ func pageOnly(next string) string {
 	return overviewPath
 }
 
-// redirect leads to a page in the same folder. http.Redirect would make the path absolute, so the
-// prefix of a proxy would be lost.
+// redirect sends the browser to a page in the same folder. http.Redirect would make the path
+// absolute, so the prefix of a proxy would be lost.
 func redirect(w http.ResponseWriter, to string) {
 	w.Header().Set("Location", to)
 	w.WriteHeader(http.StatusSeeOther)
@@ -210,9 +210,9 @@ var assets = func() map[string]asset {
 	return all
 }()
 
-// kinds are the media types of assets by their extension. The media types that the machine knows
-// may differ.
-var kinds = map[string]string{".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+// mediaTypes are the media types of assets by their extension. Package mime would use the
+// machine's, which may differ.
+var mediaTypes = map[string]string{".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
 // serveAsset serves a script, a style sheet or an image. It needs no token: assets have no secrets.
 func serveAsset(w http.ResponseWriter, q *http.Request) {
@@ -223,7 +223,7 @@ func serveAsset(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	header := w.Header()
-	header.Set("Content-Type", cmp.Or(kinds[path.Ext(name)], "text/plain; charset=utf-8"))
+	header.Set("Content-Type", cmp.Or(mediaTypes[path.Ext(name)], "text/plain; charset=utf-8"))
 	header.Set("ETag", a.tag)
 	header.Set("Cache-Control", "no-cache") // caches must revalidate by the ETag
 	if strings.Contains(q.Header.Get("If-None-Match"), a.tag) {

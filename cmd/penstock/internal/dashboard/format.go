@@ -87,7 +87,7 @@ func microseconds(us int64) string {
 	return number(float64(us)/1000) + "\u00a0ms"
 }
 
-// after writes a duration in milliseconds, such as "5 min". -1 is never.
+// after writes a duration in milliseconds, such as "5 min". -1 means never.
 func after(ms int64) string {
 	d := time.Duration(ms) * time.Millisecond
 	switch {
@@ -109,12 +109,12 @@ func after(ms int64) string {
 	return fmt.Sprintf("%d days", int(d.Hours())/24)
 }
 
-// until returns the time that is some milliseconds from now.
+// until returns the time that is ms milliseconds from now.
 func until(ms int64) time.Time {
 	return time.Now().Add(time.Duration(ms) * time.Millisecond).UTC().Truncate(time.Second)
 }
 
-// clock writes a time of the last or next day without its date.
+// clock writes a time, without its date if it is less than 20 hours away.
 func clock(t time.Time) string {
 	if d := time.Until(t); d.Abs() < 20*time.Hour {
 		return t.UTC().Format("15:04:05") + " UTC"
@@ -133,6 +133,7 @@ func spanText(d time.Duration) string {
 	return after(d.Milliseconds()) + " ago"
 }
 
+// size writes a number of bytes in a suitable unit.
 func size(n int64) string {
 	const unit = 1024
 	if n < unit {
@@ -145,6 +146,7 @@ func size(n int64) string {
 	return number(value) + "\u00a0" + names[0]
 }
 
+// list returns its arguments, for a template that passes several values to another.
 func list(values ...any) []any { return values }
 
 // short returns the beginning of a digest.
@@ -163,7 +165,7 @@ func breaker(state string) string {
 	return state
 }
 
-// width writes how many of 100 units a bar has for a part of all.
+// width writes the width of a bar for a part of all, from 0 to 100.
 func width(part, all any) string {
 	p, _ := strconv.ParseFloat(fmt.Sprint(part), 64)
 	a, _ := strconv.ParseFloat(fmt.Sprint(all), 64)
@@ -203,7 +205,7 @@ func countsOf(l adminapi.Limit) limitCounts {
 }
 
 // denialOf returns how long the enforced limits of a key deny a request of one unit, in
-// milliseconds. -1 is forever.
+// milliseconds. -1 means forever.
 func denialOf(k *adminapi.Key) (ms int64) {
 	for _, l := range k.Limits {
 		if l.IsDenied && l.Kind == keylimits.Enforced && ms >= 0 {
@@ -215,7 +217,7 @@ func denialOf(k *adminapi.Key) (ms int64) {
 	return ms
 }
 
-// once returns one entry for each limit. A limit with tiers has one for each of them.
+// once returns the first entry of each limit. A limit with tiers has an entry for each tier.
 func once(limits []keylimits.Limit) (all []*keylimits.Limit) {
 	for i := range limits {
 		l := &limits[i]

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
@@ -24,7 +25,8 @@ func (p page) Path() string { return p.path }
 
 const overviewPath = "dashboard"
 
-// pages are in the order of the navigation. init sets them, because their functions refer to them.
+// pages are in the order of the navigation. init sets them, because their functions refer to this
+// variable, so an initializer would be a cycle.
 var pages []page
 
 func init() {
@@ -50,7 +52,7 @@ type overview struct {
 	Instances  adminapi.Instances
 }
 
-// The most limits and rules that a page lists. The address of a page may name any rule.
+// The most limits and rules that a page lists. If the URL names another rule, it is listed too.
 const (
 	maxLimitRows = 15
 	maxRules     = 200
@@ -64,11 +66,11 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 			o.RuleNames = append(o.RuleNames, r.Name)
 		}
 	}
-	last := "600"
+	last := maxSeconds
 	if o.Span == "minutes" {
-		last = "1440"
+		last = maxMinutes
 	}
-	span := url.Values{"span": {o.Span}, "last": {last}}
+	span := url.Values{"span": {o.Span}, "last": {strconv.Itoa(last)}}
 	timings, err := adminapi.Read[adminapi.Timings](ctx, h.API, v, "timings", span)
 	if err != nil {
 		return nil, err
@@ -78,7 +80,7 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 	if err != nil {
 		return nil, err
 	}
-	if o.Rule != "" {
+	if o.Rule != "" { // the history may lack the rule, because its number of lines is bounded
 		span.Set("rule", o.Rule)
 		ofRule, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
 		if err != nil {
@@ -110,7 +112,8 @@ func share(part, all uint64) float64 {
 	return 100 * float64(part) / float64(all)
 }
 
-// Outcomes of requests that passed, and of those that a limit has denied.
+// Outcomes of requests that passed, of those that a limit has denied, and of those that were
+// rejected for another reason.
 var (
 	passed = []string{"allowed", "failed_open", "exempt", "unlimited"}
 	denied = []string{"denied", "denied_new_identity"}
@@ -146,7 +149,7 @@ type limitRow struct {
 // Share returns the part of the requests that was denied, in percent.
 func (r limitRow) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
 
-// limitRows returns the limits that have decided requests. The one that denied most is the first.
+// limitRows returns the limits that have decided requests, in descending order of denials.
 func limitRows(counts []adminapi.Count) (rows []limitRow) {
 	for _, c := range counts {
 		if c.Rule == "" {
@@ -174,12 +177,12 @@ func limitRows(counts []adminapi.Count) (rows []limitRow) {
 	return rows
 }
 
-// A rulesBody has the rules in force whose names contain what was searched for.
+// A rulesBody has the rules in force whose names contain a text.
 type rulesBody struct {
 	adminapi.Rules
-	Find  string
-	Total int
-	More  int
+	Find  string // the text; "": all rules
+	Total int    // number of all rules
+	More  int    // number of rules that were found and are not listed
 }
 
 func (h *Handler) rules(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
@@ -193,15 +196,16 @@ func (h *Handler) rules(ctx context.Context, v adminapi.Viewer, q url.Values) (a
 }
 
 func (h *Handler) offenders(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
-	body, err := adminapi.Read[adminapi.Offenders](ctx, h.API, v, "offenders", only(q, "kind", "window", "scope"))
+	body, err := adminapi.Read[adminapi.Offenders](ctx, h.API, v, "offenders", parametersOf(q, "kind", "window", "scope"))
 	if err != nil {
 		return nil, err
 	}
 	return body, nil
 }
 
-// only returns the parameters of these names that are not empty, as a form sends them.
-func only(q url.Values, names ...string) url.Values {
+// parametersOf returns the parameters of these names. It leaves out empty ones, which a form sends
+// for its empty fields.
+func parametersOf(q url.Values, names ...string) url.Values {
 	found := url.Values{}
 	for _, name := range names {
 		for _, value := range q[name] {
@@ -213,7 +217,7 @@ func only(q url.Values, names ...string) url.Values {
 	return found
 }
 
-// A keyBody is one key, and what was reset of it.
+// A keyBody has the limits of one key, and those that were reset.
 type keyBody struct {
 	Query        adminapi.ResetRequest // what is in the forms
 	Key          *adminapi.Key         // nil if no key was requested, or it was not found
@@ -222,7 +226,7 @@ type keyBody struct {
 }
 
 func (h *Handler) key(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
-	q = only(q, "key", "ref", "rule", "all")
+	q = parametersOf(q, "key", "ref", "rule", "all")
 	body := keyBody{Query: adminapi.ResetRequest{Key: q.Get("key"), Ref: q.Get("ref"), Rule: q.Get("rule")}}
 	if body.Query.Key == "" && body.Query.Ref == "" {
 		return body, nil
@@ -262,7 +266,7 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 	wanted := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
 	wanted.Rule, wanted.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
 	done, err := h.API.Reset(q, q.PostFormValue("token"), wanted)
-	made, readErr := h.key(q.Context(), v, only(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
+	made, readErr := h.key(q.Context(), v, parametersOf(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
 	body := made.(keyBody)
 	body.Query, body.Reset = wanted, done
 	status := http.StatusOK
@@ -285,7 +289,7 @@ func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) 
 	if body.URL == "" {
 		return body, nil
 	}
-	wanted := only(q, "url", "method", "from")
+	wanted := parametersOf(q, "url", "method", "from")
 	for line := range strings.Lines(body.Headers) {
 		if line = strings.TrimSpace(line); line != "" {
 			wanted.Add("header", line)

@@ -16,7 +16,8 @@ import (
 // Offender is the API key of the client that is over the limit of receipt-export.
 const Offender = "partner-export-2291"
 
-// clients are the API keys of the others. There are fewer than new_identities allows.
+// clients are the API keys of the other clients. All of them have one address. There are fewer than
+// the new_identities of the demo policy allows for an address.
 var clients = []string{
 	"rider-app-ios-1184", "rider-app-android-7720", "driver-app-0931", "driver-app-legacy-0042", "fleet-console-3310", "partner-maps-5167", "support-desk-0007",
 }
@@ -29,7 +30,7 @@ var paths = []struct{ method, path string }{
 const (
 	step        = 50 * time.Millisecond // between two rounds of requests
 	maxInFlight = 64                    // requests beyond that are not sent
-	wave        = 90 * time.Second      // length of the ups and downs
+	wave        = 90 * time.Second      // the rates rise and fall in this time
 )
 
 // Run sends requests to a URL until ctx ends, and returns when the last one has ended. It sends
@@ -49,12 +50,12 @@ func Run(ctx context.Context, target string) {
 		}
 		running.Go(func() {
 			defer func() { <-inFlight }()
-			q, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(target, "/")+path, http.NoBody)
+			req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(target, "/")+path, http.NoBody)
 			if err != nil {
-				return // the target is the service's own address
+				return // cannot happen: the target is the service's own address
 			}
-			q.Header.Set("X-API-Key", key)
-			if res, err := client.Do(q); err == nil {
+			req.Header.Set("X-API-Key", key)
+			if res, err := client.Do(req); err == nil {
 				_, _ = io.Copy(io.Discard, res.Body)
 				_ = res.Body.Close()
 			}
@@ -68,7 +69,7 @@ func Run(ctx context.Context, target string) {
 			return
 		case <-tick.C:
 			for _, s := range sources(time.Since(start)) {
-				for range times(s.rate * step.Seconds()) {
+				for range randomCount(s.rate * step.Seconds()) {
 					send(s.choose())
 				}
 			}
@@ -84,18 +85,18 @@ type source struct {
 
 // sources returns the sources that are active at a time since the start.
 func sources(at time.Duration) []source {
-	turn := 2 * math.Pi * at.Seconds() / wave.Seconds()
+	angle := 2 * math.Pi * at.Seconds() / wave.Seconds()
 	burst := 0.0
-	if math.Sin(turn) > 0.8 { // for about 18 s of each wave
+	if math.Sin(angle) > 0.8 { // for about 18 s of each wave
 		burst = 20
 	}
 	return []source{
-		{20 + 10*math.Sin(turn), func() (string, string, string) {
-			p := paths[min(rand.IntN(len(paths)), rand.IntN(len(paths)))]
+		{20 + 10*math.Sin(angle), func() (string, string, string) {
+			p := paths[min(rand.IntN(len(paths)), rand.IntN(len(paths)))] // prefers the first paths
 			return p.method, p.path, clients[rand.IntN(len(clients))]
 		}},
 		{burst, func() (string, string, string) { return "GET", "/api/drivers/nearby", clients[3] }},
-		{7 + 5*math.Sin(2*turn), func() (string, string, string) {
+		{7 + 5*math.Sin(2*angle), func() (string, string, string) {
 			return "POST", "/api/notifications/push", clients[4]
 		}},
 		{6, func() (string, string, string) { return "POST", "/api/receipts/export", Offender }},
@@ -104,8 +105,8 @@ func sources(at time.Duration) []source {
 	}
 }
 
-// times returns a random whole number that is n on average.
-func times(n float64) int {
+// randomCount returns a random whole number that is n on average.
+func randomCount(n float64) int {
 	whole := math.Floor(n)
 	if rand.Float64() < n-whole {
 		whole++

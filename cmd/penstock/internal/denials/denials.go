@@ -1,4 +1,4 @@
-// Package denials samples denied requests for the log, and for operators who follow them. No
+// Package denials samples denied requests, for the log and for operators who watch them live. No
 // request waits for it, and its memory is bounded.
 package denials
 
@@ -22,7 +22,7 @@ type Denial struct {
 	Source      penstock.Source
 	RetryAfter  time.Duration // 0: not known
 	TraceID     string        // "": none
-	Skipped     int64         // denials before it that the reader would have got, if there were not too many
+	Skipped     int64         // denials before this one that the reader did not get, because there were too many
 }
 
 // DecidedBy returns what decided: the name of Source, or "instance" for new_identities, because
@@ -34,10 +34,10 @@ func (d *Denial) DecidedBy() string {
 	return d.Source.String()
 }
 
-// A Filter chooses denials. An empty field chooses all.
+// A Filter selects denials. An empty field selects all.
 type Filter struct{ Rule, Key string }
 
-func (f *Filter) has(e *admission.Event) bool {
+func (f *Filter) matches(e *admission.Event) bool {
 	return (f.Rule == "" || f.Rule == e.Rule) && (f.Key == "" || f.Key == e.Key)
 }
 
@@ -68,23 +68,24 @@ type Rate struct {
 	PerLimit  int32 // of one limit in a second, so that it does not hide the others; 0: PerSecond
 }
 
-// slots is how many limits have counts of their own for Rate.PerLimit. Others share.
+// slots is how many counts there are for Rate.PerLimit. Limits with equal hashes share a count.
 const slots = 64
 
 // room is how many denials wait for a reader.
 const room = 64
 
-// MaxReaders is how many readers there may be.
+// MaxReaders is how many readers there may be: those of the admin API, and the log.
 const MaxReaders = 34
 
-// A Reader gets samples of denials on C until it leaves. What it does not take in time is skipped.
+// A Reader gets samples of denials on C until it leaves. Denials that it does not take in time are
+// skipped.
 type Reader struct {
 	C chan Denial
 
 	filter   Filter
 	rate     Rate
-	left     atomic.Int32 // of PerSecond
-	perLimit [slots]atomic.Int32
+	left     atomic.Int32        // of PerSecond
+	perLimit [slots]atomic.Int32 // denials in this second, by a hash of the limit
 	skipped  atomic.Int64
 }
 
@@ -124,7 +125,7 @@ func (r *Recorder) Tick() {
 	}
 }
 
-// Observe reads an event.
+// Observe passes the denial of an event, if it is one, to the readers.
 func (r *Recorder) Observe(e *admission.Event) {
 	switch e.Outcome {
 	case admission.Denied, admission.DeniedNewIdentity, admission.FailedClosed:
@@ -132,14 +133,14 @@ func (r *Recorder) Observe(e *admission.Event) {
 		return
 	}
 	for _, reader := range *r.readers.Load() {
-		if reader.filter.has(e) && reader.isDue(e) {
+		if reader.filter.matches(e) && reader.countDenial(e) {
 			reader.offer(r.denialOf(e))
 		}
 	}
 }
 
-// isDue reports whether the reader may get one more denial in this second.
-func (r *Reader) isDue(e *admission.Event) bool {
+// countDenial counts a denial, and reports whether the reader may get it in this second.
+func (r *Reader) countDenial(e *admission.Event) bool {
 	slot := uint64(0)
 	if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
 		slot = e.Charges[e.Decision.Strictest()].Plan.ID()[0] % slots

@@ -15,7 +15,7 @@ const (
 	LogAll     = "all"
 )
 
-// rates are how many lines are logged, by the value of denial_log.
+// rates bound the lines that are logged, by the value of denial_log.
 var rates = map[string]Rate{
 	LogSampled: {PerSecond: 10, PerLimit: 1},
 	LogAll:     {PerSecond: 1000},
@@ -28,7 +28,7 @@ func (r *Recorder) Log(ctx context.Context, mode string, log *slog.Logger, ident
 	}
 	reader := r.Join(Filter{}, rates[mode])
 	if reader == nil {
-		return // there cannot be too many: the log is the first
+		return // cannot happen: the log joins first, so there is room
 	}
 	defer r.Leave(reader)
 	for {

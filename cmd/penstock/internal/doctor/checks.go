@@ -19,6 +19,7 @@ const (
 	minCertificateLife = 14 * 24 * time.Hour
 	maxCachedScripts   = 500                    // a larger cache has scripts of other programs, which may evict ours
 	maxMemoryShare     = 80                     // % of maxmemory
+	maxConnectionShare = 80                     // % of maxclients
 	maxFork            = 100 * time.Millisecond // decisions wait while the server forks
 	maxLagBytes        = 1 << 20
 	maxLagSeconds      = 10
@@ -32,7 +33,8 @@ func (d *doctor) checkReach() {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
 		if s.client == nil || s.err != nil {
 			c.Status, c.Summary = Failed, "the server cannot be reached: "+plain(s.err)
-			if c.isLoginRefused = isLoginRefused(s.err); c.isLoginRefused {
+			c.isLoginRefused = isLoginRefused(s.err)
+			if c.isLoginRefused {
 				c.Summary = "the server refuses the user or the password: " + plain(s.err)
 			}
 			c.Why, c.Remedy = d.whyUnreached(s)
@@ -98,13 +100,13 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	case strings.Contains(text, "max number of clients"):
 		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")
 	case strings.Contains(text, "protected mode"):
-		return "the server has no password, so it accepts only connections from its own machine", "on that machine: penstock acl prints a user for it; then disable the user default or give it a password"
+		return "the server has no password, so it accepts only connections from its own machine", "on that machine, add the user that penstock acl prints; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):
 		return "the user lacks a right that every connection needs", "grant the rights that penstock acl prints"
 	case strings.Contains(text, "reset by peer") && d.option.TLSConfig == nil, strings.Contains(text, "EOF") && d.option.TLSConfig == nil:
-		return "the port may expect TLS", "try rediss:// for redis://"
+		return "the port may expect TLS", "try rediss:// instead of redis://"
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "deadline exceeded") && d.option.TLSConfig != nil:
-		return "the port may not expect TLS", "try redis:// for rediss://"
+		return "the port may not expect TLS", "try redis:// instead of rediss://"
 	}
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
 }
@@ -176,14 +178,17 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	}
 	missing := strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 	var needed, useful []string
-	why, onKeys := "", 0
+	why, onKeys, missingOnKeys := "", 0, 0 // numbers of commands that have a key
 	for _, right := range rights {
 		hasKey := slices.Contains(right.Example, redisstore.KeyOfExample)
+		if hasKey {
+			onKeys++
+		}
 		if !slices.Contains(missing, right.Command) {
 			continue
 		}
 		if hasKey {
-			onKeys++
+			missingOnKeys++
 		}
 		if right.Without == "" {
 			needed = append(needed, "+"+right.Command)
@@ -191,13 +196,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 			useful, why = append(useful, "+"+right.Command), "without it, serve cannot "+right.Without
 		}
 	}
-	all := 0
-	for _, right := range rights {
-		if slices.Contains(right.Example, redisstore.KeyOfExample) {
-			all++
-		}
-	}
-	if onKeys == all {
+	if missingOnKeys == onKeys { // the user may not use the keys at all
 		needed = append([]string{"~" + d.base + "*"}, needed...)
 	}
 	switch {
@@ -217,8 +216,8 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 // checkMemory reports whether the server may delete counters, or is nearly full.
 func (d *doctor) checkMemory(s *server) {
 	if s.info == nil {
-		d.unseen("eviction", s, "what happens when the memory is full")
-		d.unseen("memory", s, "the memory")
+		d.addWithoutInfo("eviction", s, "what happens when the memory is full")
+		d.addWithoutInfo("memory", s, "the memory")
 		return
 	}
 	policy, used, most := s.info["maxmemory_policy"], s.number("used_memory"), s.number("maxmemory")
@@ -243,20 +242,20 @@ func (d *doctor) checkMemory(s *server) {
 		}
 	case share >= 100:
 		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(most))
-		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, setMaxMemory(s))
+		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, maxMemoryCommand(s))
 	default:
 		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(most))
 		if share >= maxMemoryShare {
 			m.Status, m.Why = Warning, "a full server rejects decisions, and limits use on_failure"
-			m.Remedy = d.cli(s, setMaxMemory(s))
+			m.Remedy = d.cli(s, maxMemoryCommand(s))
 		}
 	}
 	d.add(m)
 }
 
-// setMaxMemory returns the command that at least doubles a server's memory. All checks of a run
-// suggest the same number.
-func setMaxMemory(s *server) string {
+// maxMemoryCommand returns the command that at least doubles a server's maxmemory. All checks of a
+// run suggest the same number.
+func maxMemoryCommand(s *server) string {
 	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), 64<<20))
 }
 
@@ -296,7 +295,7 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 // checkPersistence reports whether the server can write its files, and what a restart would lose.
 func (d *doctor) checkPersistence(s *server) {
 	if s.info == nil {
-		d.unseen("persistence", s, "persistence")
+		d.addWithoutInfo("persistence", s, "persistence")
 		return
 	}
 	fork := time.Duration(s.number("latest_fork_usec")) * time.Microsecond
@@ -327,7 +326,7 @@ func (d *doctor) checkPersistence(s *server) {
 // checkScripts finds servers whose script cache is full of scripts of other programs.
 func (d *doctor) checkScripts(s *server) {
 	if s.info == nil {
-		d.unseen("scripts", s, "the script cache")
+		d.addWithoutInfo("scripts", s, "the script cache")
 		return
 	}
 	n, evicted := s.number("number_of_cached_scripts"), s.number("evicted_scripts")
@@ -343,14 +342,14 @@ func (d *doctor) checkScripts(s *server) {
 // checkConnections finds servers that refuse connections, or soon will.
 func (d *doctor) checkConnections(s *server) {
 	if s.info == nil {
-		d.unseen("connections", s, "the connections")
+		d.addWithoutInfo("connections", s, "the connections")
 		return
 	}
 	n, most, rejected := s.number("connected_clients"), s.number("maxclients"), s.number("rejected_connections")
 	c := Check{Name: "connections", Server: s.address, Status: OK, Summary: fmt.Sprintf("%s of %d", count(n, "connection"), most),
 		Facts: map[string]any{"connected": n, "most": most, "rejected": rejected, "blocked": s.number("blocked_clients")}}
 	switch {
-	case percent(n, most) >= 80:
+	case percent(n, most) >= maxConnectionShare:
 		c.Status, c.Why = Warning, "an instance that cannot connect uses on_failure"
 		c.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxclients %d", 2*most))
 	case rejected > 0:
@@ -366,7 +365,7 @@ func (d *doctor) checkReplication() {
 		switch {
 		case s.client == nil:
 		case s.info == nil:
-			d.unseen("replication", s, "the replication")
+			d.addWithoutInfo("replication", s, "the replication")
 		case s.info["role"] == "slave":
 			d.judgeReplica(s)
 		default:

@@ -10,13 +10,13 @@ const (
 	clockReadings  = 20
 	clockTolerance = 10 * time.Millisecond  // between servers; at a failover the clock jumps by the difference
 	clockSkew      = 100 * time.Millisecond // from this machine's clock
-	clockFault     = time.Second
+	clockFault     = time.Second            // a larger difference of either kind is a fault
 )
 
-// An offset is how far a server's clock is ahead of this machine's clock, ± err.
+// An offset is how far a server's clock is ahead of this machine's clock, ± margin.
 type offset struct {
-	by, err time.Duration
-	isKnown bool
+	by, margin time.Duration
+	isKnown    bool
 }
 
 // readClock reads a server's clock several times, and keeps the reading with the shortest round
@@ -33,8 +33,8 @@ func (d *doctor) readClock(ctx context.Context, s *server) {
 		if _, err := fmt.Sscan(reply[0]+" "+reply[1], &seconds, &micros); err != nil {
 			return
 		}
-		if !s.offset.isKnown || trip/2 < s.offset.err {
-			s.offset = offset{by: time.Unix(seconds, micros*1000).Sub(sent.Add(trip / 2)), err: trip / 2, isKnown: true}
+		if !s.offset.isKnown || trip/2 < s.offset.margin {
+			s.offset = offset{by: time.Unix(seconds, micros*1000).Sub(sent.Add(trip / 2)), margin: trip / 2, isKnown: true}
 		}
 	}
 }
@@ -47,7 +47,7 @@ func (d *doctor) checkClocks(ctx context.Context) {
 			continue
 		}
 		if d.readClock(ctx, s); !s.offset.isKnown {
-			d.unknown("clock", s, "the clock", "+time")
+			d.addWithoutRight("clock", s, "the clock", "+time")
 			continue
 		}
 		d.judgeClock(s)
@@ -62,14 +62,14 @@ func (d *doctor) checkClocks(ctx context.Context) {
 		return
 	}
 	apart := most.offset.by - least.offset.by
-	err := most.offset.err + least.offset.err
-	if apart-err < clockTolerance {
+	margin := most.offset.margin + least.offset.margin
+	if apart-margin < clockTolerance {
 		return
 	}
-	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(err)),
+	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(margin)),
 		Why: "at a failover the clock jumps by this difference: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
-		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": err.Microseconds()}}
-	if apart-err >= clockFault {
+		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": margin.Microseconds()}}
+	if apart-margin >= clockFault {
 		c.Status = Failed
 	}
 	d.add(c)
@@ -77,13 +77,13 @@ func (d *doctor) checkClocks(ctx context.Context) {
 
 func (d *doctor) judgeClock(s *server) {
 	by := s.offset.by.Abs()
-	c := Check{Name: "clock", Server: s.address, Status: OK, Facts: map[string]any{"offset_us": s.offset.by.Microseconds(), "error_us": s.offset.err.Microseconds()}}
+	c := Check{Name: "clock", Server: s.address, Status: OK, Facts: map[string]any{"offset_us": s.offset.by.Microseconds(), "error_us": s.offset.margin.Microseconds()}}
 	side := "ahead of"
 	if s.offset.by < 0 {
 		side = "behind"
 	}
-	c.Summary = fmt.Sprintf("%v ± %v %s this machine's clock", rounded(by), rounded(s.offset.err), side)
-	switch over := by - s.offset.err; {
+	c.Summary = fmt.Sprintf("%v ± %v %s this machine's clock", rounded(by), rounded(s.offset.margin), side)
+	switch over := by - s.offset.margin; {
 	case over >= clockFault:
 		c.Status = Failed
 	case over >= clockSkew:

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	probes       = 200 // decisions of all primaries together
-	minProbes    = 20  // decisions of one primary, if they take less than maxBudget
-	probeBudget  = 2 * time.Second
-	maxBudget    = 10 * time.Second
-	probeTimeout = 3 * time.Second
+	probes       = 200              // decisions of all primaries together
+	minProbes    = 20               // decisions of one primary, if they take less than maxBudget
+	probeBudget  = 2 * time.Second  // for one primary; after it, minProbes decisions are enough
+	maxBudget    = 10 * time.Second // for one primary; after it, one decision is enough
+	probeTimeout = 3 * time.Second  // of one decision
 
 	// maxScript is the largest good median time of a script. The median is about 13 µs on an idle
 	// machine, and 80 µs on two busy cores.
@@ -68,7 +68,7 @@ func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 		}
 		times, err := d.decide(ctx, store, key)
 		if err != nil {
-			d.failedDecision(s, err)
+			d.addFailedDecision(s, err)
 			continue
 		}
 		d.add(Check{Name: "decisions", Server: s.address, Status: OK, Summary: fmt.Sprintf("%d decisions were made, under the key %s", len(times)+1, d.base+"{"+key+"}self-test")})
@@ -113,8 +113,8 @@ func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string
 	return times, nil
 }
 
-// failedDecision explains why a server made no decision.
-func (d *doctor) failedDecision(s *server, err error) {
+// addFailedDecision adds a check that explains why a server made no decision.
+func (d *doctor) addFailedDecision(s *server, err error) {
 	c := Check{Name: "decisions", Server: s.address, Status: Failed, Summary: "the server made no decision: " + plain(err), Why: "limits use on_failure",
 		Facts: map[string]any{"reason": "other"}}
 	var e *penstock.StoreError
@@ -124,7 +124,7 @@ func (d *doctor) failedDecision(s *server, err error) {
 		case penstock.ReasonPermissionDenied:
 			c.Needs, c.Remedy = e.Hint, d.grant(s, e.Hint)
 		case penstock.ReasonOutOfMemory:
-			c.Remedy = d.cli(s, setMaxMemory(s))
+			c.Remedy = d.cli(s, maxMemoryCommand(s))
 		case penstock.ReasonBusy:
 			c.Why, c.Remedy = "a script of another program blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:

@@ -168,8 +168,8 @@ func (d *doctor) member(ctx context.Context, address string) *server {
 	return s
 }
 
-// readServers reads INFO of each server whose INFO was not read yet. It removes primaries that
-// cannot be reached.
+// readServers reads INFO of each server whose INFO was not read yet. It removes servers that cannot
+// be reached from d.primaries.
 func (d *doctor) readServers(ctx context.Context) {
 	for _, s := range d.servers {
 		if s.client != nil && s.info == nil && s.infoErr == nil {

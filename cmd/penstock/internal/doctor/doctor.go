@@ -78,9 +78,9 @@ const (
 	connectTimeout = 5 * time.Second
 )
 
-// Run examines the servers of a store. An error wraps penstock.ErrInvalid: the URL or the options
-// are wrong. Faults of the servers are in the Report. Run takes some seconds, and longer if servers
-// do not respond.
+// Run examines the servers of a store. It takes some seconds, and longer if servers do not respond.
+// The Report has the faults of the servers. If the URL or the options are wrong, Run returns an
+// error that wraps penstock.ErrInvalid.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	option, err := redisstore.ParseURL(o.URL)
 	if err != nil {
@@ -109,7 +109,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// IsReached reports whether at least one server was reached. One that refuses the login was.
+// IsReached reports whether at least one server was reached. A server that refuses the login counts
+// as reached.
 func (r *Report) IsReached() bool {
 	for _, c := range r.Checks {
 		if c.Name == "reach" && (c.Status != Failed || c.isLoginRefused) {
@@ -119,7 +120,7 @@ func (r *Report) IsReached() bool {
 	return false
 }
 
-// Has reports whether the status of any check is least or worse.
+// Has reports whether any check has the status least or a worse one.
 func (r *Report) Has(least Status) bool { return severity[r.Status] >= severity[least] }
 
 // A doctor examines one store.
@@ -127,7 +128,7 @@ type doctor struct {
 	Options
 	option    rueidis.ClientOption
 	base      string // prefix of all keys
-	kind      string
+	kind      string // single, sentinel or cluster
 	servers   []*server
 	sentinels []*server
 	primaries []*server // the servers that make decisions
@@ -174,16 +175,17 @@ func (d *doctor) examine(ctx context.Context) {
 
 func (d *doctor) add(c Check) { d.checks = append(d.checks, c) }
 
-// unknown adds a check that could not be made because the user lacks a right.
-func (d *doctor) unknown(name string, s *server, what, right string) {
+// addWithoutRight adds a check that could not be made because the user lacks a right.
+func (d *doctor) addWithoutRight(name string, s *server, what, right string) {
 	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read without the right " + right, Needs: right,
 		Remedy: d.grant(s, right)})
 }
 
-// unseen adds a check that could not be made because INFO failed or is not permitted.
-func (d *doctor) unseen(name string, s *server, what string) {
+// addWithoutInfo adds a check that could not be made because INFO failed, or because the user may
+// not run it.
+func (d *doctor) addWithoutInfo(name string, s *server, what string) {
 	if right := deniedRight(s.infoErr); right != "" || s.infoErr == nil {
-		d.unknown(name, s, what, "+info")
+		d.addWithoutRight(name, s, what, "+info")
 		return
 	}
 	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + plain(s.infoErr)})

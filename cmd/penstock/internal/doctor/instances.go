@@ -28,7 +28,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 	defer cancel()
 	texts, registered, err := store.ReadSummaries(ctx)
 	if err != nil {
-		d.failedInstances(err)
+		d.addFailedInstances(err)
 		return
 	}
 	var all []Instance
@@ -43,7 +43,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 	d.judgeInstances(int64(registered), all)
 }
 
-func (d *doctor) failedInstances(err error) {
+func (d *doctor) addFailedInstances(err error) {
 	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be read: " + plain(err)}
 	var e *penstock.StoreError
 	switch {
@@ -65,15 +65,15 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	if registered == 0 {
 		c.Summary = "no instance is running"
 	}
-	found := false
+	hasWarning := false
 	warn := func(summary, why, remedy string) {
-		found = true
+		hasWarning = true
 		d.add(Check{Name: "instances", Status: Warning, Summary: summary, Why: why, Remedy: remedy, Facts: c.Facts})
 	}
 	if len(policies) > 1 {
 		warn("the instances have different policies: "+listed(policies), "clients are limited by whichever instance they reach; during a rollout this is normal",
 			"give all instances one file; two services need two prefixes. penstock validate FILE prints the digest of a file")
-	} else if digest := only(policies); digest != "" && d.Digest != "" && digest != d.Digest {
+	} else if digest := onlyValue(policies); digest != "" && d.Digest != "" && digest != d.Digest {
 		warn(fmt.Sprintf("the instances have the policy %s, and the file has %s", digest, d.Digest), "the instances do not enforce the file",
 			"reload it with SIGHUP, and look in the log for: policy reload failed")
 	} else if digest != "" {
@@ -92,7 +92,7 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 			break
 		}
 	}
-	if !found {
+	if !hasWarning {
 		d.add(c)
 	}
 }
@@ -106,6 +106,7 @@ func tally(all []Instance, of func(Instance) string) map[string]int64 {
 	return counts
 }
 
+// listed returns up to ten values, each with the number of instances that have it.
 func listed(counts map[string]int64) string {
 	var all []string
 	for value, n := range counts {
@@ -118,8 +119,8 @@ func listed(counts map[string]int64) string {
 	return strings.Join(all[:min(len(all), 10)], ", ")
 }
 
-// only returns the one value that all instances have.
-func only(counts map[string]int64) string {
+// onlyValue returns the value that all instances have, or "" if there are no instances.
+func onlyValue(counts map[string]int64) string {
 	for value := range counts {
 		return value
 	}

@@ -24,11 +24,15 @@ const (
 
 // A sample is the result of reading some keys of a server.
 type sample struct {
-	ours, forever, wrongType, foreign int64
-	isWhole                           bool  // all keys under the prefix were read
-	sized, bytes                      int64 // keys whose size is known, and their size
-	examples                          map[string][]string
-	needs                             []string // missing rights that would show more
+	ours      int64 // keys that Penstock makes
+	forever   int64 // of these, keys without a TTL
+	wrongType int64 // of these, keys of another type than Penstock's
+	foreign   int64 // other keys under the prefix
+
+	isWhole      bool                // all keys under the prefix were read
+	sized, bytes int64               // number of keys whose size is known, and the sum of their sizes
+	examples     map[string][]string // masked keys by problem
+	needs        []string            // missing rights that would show more
 }
 
 // checkKeys reads a sample of the keys under the prefix.
@@ -38,7 +42,7 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	if err != nil {
 		s.sample = nil
 		if right := deniedRight(err); right != "" {
-			d.unknown("keys", s, "the keys", right)
+			d.addWithoutRight("keys", s, "the keys", right)
 		} else {
 			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be read: " + plain(err)})
 		}
@@ -80,46 +84,48 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 	}
 	replies := d.doAll(ctx, s, commands)
 	for i, key := range keys {
-		kind, err1 := replies[2*i].ToString()
-		ttl, err2 := replies[2*i+1].AsInt64()
-		s.sample.note(err1)
-		s.sample.note(err2)
-		if kind == "none" || err2 == nil && ttl == -2 {
+		kind, typeErr := replies[2*i].ToString()
+		ttl, ttlErr := replies[2*i+1].AsInt64()
+		s.sample.noteMissingRight(typeErr)
+		s.sample.noteMissingRight(ttlErr)
+		if kind == "none" || ttlErr == nil && ttl == -2 {
 			continue // the key has expired since the scan
 		}
 		want, isOurs := d.typeOf(key)
 		if !isOurs {
 			s.sample.foreign++
-			s.sample.example("foreign", key)
+			s.sample.addExample("foreign", key)
 			continue
 		}
 		s.sample.ours++
-		if err1 == nil && want != "" && kind != want {
+		if typeErr == nil && want != "" && kind != want {
 			s.sample.wrongType++
-			s.sample.example("wrong type", key)
-		} else if err2 == nil && ttl == -1 {
+			s.sample.addExample("wrong type", key)
+		} else if ttlErr == nil && ttl == -1 { // no TTL
 			s.sample.forever++
-			s.sample.example("no TTL", key)
+			s.sample.addExample("no TTL", key)
 		}
 		if s.sample.sized < maxSized && !slices.Contains(s.sample.needs, "+memory|usage") {
 			bytes, err := d.do(ctx, s, "MEMORY", "USAGE", key).AsInt64()
-			if s.sample.note(err); err == nil {
-				s.sample.sized, s.sample.bytes = s.sample.sized+1, s.sample.bytes+bytes
+			s.sample.noteMissingRight(err)
+			if err == nil {
+				s.sample.sized++
+				s.sample.bytes += bytes
 			}
 		}
 	}
 }
 
-// note records the missing right that an error reports.
-func (m *sample) note(err error) {
+// noteMissingRight records the missing right that an error reports, if it reports one.
+func (m *sample) noteMissingRight(err error) {
 	if right := deniedRight(err); right != "" && !slices.Contains(m.needs, right) {
 		m.needs = append(m.needs, right)
 	}
 }
 
-func (m *sample) example(kind, key string) {
-	if len(m.examples[kind]) < maxExamples {
-		m.examples[kind] = append(m.examples[kind], masked(key))
+func (m *sample) addExample(problem, key string) {
+	if len(m.examples[problem]) < maxExamples {
+		m.examples[problem] = append(m.examples[problem], masked(key))
 	}
 }
 
@@ -156,7 +162,7 @@ func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	switch {
 	case rest == "instances" && tag == "%@":
 		return "zset", true
-	case strings.HasPrefix(tag, "%@"):
+	case strings.HasPrefix(tag, "%@"): // other state of instances; the tag of an encoded key never begins so
 		return "", true
 	case len(parts) == 1 && rest != "":
 		return "string", true
@@ -170,23 +176,23 @@ func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 
 func (d *doctor) judgeKeys(s *server) {
 	m := s.sample
-	all := "all"
+	which := "all"
 	if !m.isWhole {
-		all = "a sample of"
+		which = "a sample of"
 	}
-	c := Check{Name: "keys", Server: s.address, Status: OK, Summary: fmt.Sprintf("read %s keys: %s of limits, each with a TTL", all, count(m.ours, "key")),
+	c := Check{Name: "keys", Server: s.address, Status: OK, Summary: fmt.Sprintf("read %s keys: %s of limits, each with a TTL", which, count(m.ours, "key")),
 		Facts: map[string]any{"ours": m.ours, "no_ttl": m.forever, "wrong_type": m.wrongType, "foreign": m.foreign, "is_whole": m.isWhole}}
 	if m.sized > 0 {
 		c.Facts["mean_bytes"] = m.bytes / m.sized
 		c.Summary += fmt.Sprintf(", %d bytes on average", m.bytes/m.sized)
 	}
 	list := d.cli(s, "--scan --pattern "+shellWord(d.base+"*"))
-	found := false
+	hasProblem := false
 	problem := func(status Status, n int64, kind, summary, why, remedy string) {
 		if n == 0 {
 			return
 		}
-		found = true
+		hasProblem = true
 		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: fmt.Sprintf(summary, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", "), Why: why, Remedy: remedy, Facts: c.Facts})
 	}
 	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client forever, and fill the memory",
@@ -197,13 +203,13 @@ func (d *doctor) judgeKeys(s *server) {
 	if len(m.needs) > 0 {
 		what := map[string]string{"+type": "keys of a wrong type", "+pttl": "keys without a TTL", "+memory|usage": "the size of keys"}
 		for _, right := range m.needs {
-			d.unknown("keys", s, what[right], right)
+			d.addWithoutRight("keys", s, what[right], right)
 		}
 		if slices.Contains(m.needs, "+pttl") {
 			c.Summary = strings.Replace(c.Summary, ", each with a TTL", "", 1)
 		}
 	}
-	if !found {
+	if !hasProblem {
 		d.add(c)
 	}
 }
@@ -211,7 +217,7 @@ func (d *doctor) judgeKeys(s *server) {
 // checkTenants reports whether the server has keys of other programs, which use its memory and CPU.
 func (d *doctor) checkTenants(s *server) {
 	if s.info == nil {
-		d.unseen("tenants", s, "whether other programs use the server")
+		d.addWithoutInfo("tenants", s, "whether other programs use the server")
 		return
 	}
 	var all, elsewhere int64

@@ -26,7 +26,9 @@ type server struct {
 	err        error // why it cannot be reached
 	dialed     dialed
 
-	hello   map[string]string // its reply to HELLO, which needs no right
+	// hello is the server's reply to HELLO, which needs no right. The doctor adds fields: "slots" is
+	// why CLUSTER SLOTS failed, and "primary" and "quorum" are what a Sentinel reports.
+	hello   map[string]string
 	info    map[string]string // its reply to INFO; nil if the user may not read it
 	infoErr error
 	offset  offset // of its clock
@@ -42,7 +44,7 @@ type dialed struct {
 	tls  *tls.ConnectionState
 }
 
-// connect connects to a server. The option has the login.
+// connect connects to a server, with the login and the TLS settings of the option.
 func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, address string) *server {
 	s := &server{address: address, disconnect: func() {}}
 	option.InitAddress, option.ForceSingleClient, option.Sentinel = []string{address}, true, rueidis.SentinelOption{}
@@ -53,7 +55,7 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 		begin := time.Now()
 		conn, err := dialWith(ctx, dial, address, dialer, config)
 		if err == nil {
-			s.dialed.note(conn, time.Since(begin))
+			s.dialed.record(conn, time.Since(begin))
 		}
 		return conn, err
 	}
@@ -109,7 +111,7 @@ func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Di
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-func (d *dialed) note(conn net.Conn, took time.Duration) {
+func (d *dialed) record(conn net.Conn, took time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.took = took

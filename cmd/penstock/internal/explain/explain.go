@@ -22,7 +22,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A Report is the explanation of one request. As JSON it is for programs.
+// A Report is the explanation of one request.
 type Report struct {
 	Method  string   `json:"method"`
 	Path    string   `json:"path"`
@@ -60,7 +60,7 @@ type Charge struct {
 	Kind         string  `json:"kind"`                        // enforced, shadow or candidate
 	Note         string  `json:"note,omitempty"`
 	Key          string  `json:"key"`               // in Redis
-	Corrupt      bool    `json:"corrupt,omitempty"` // the key contains something else
+	Corrupt      bool    `json:"corrupt,omitempty"` // the key has a value that Penstock did not write
 	Remaining    *int64  `json:"remaining,omitempty"`
 	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
 	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // the wait, if sent now
@@ -77,49 +77,49 @@ type Bound struct {
 	Text string `json:"text"`
 }
 
-// Explain explains a request. If it stands for a call of Envoy, it has the entries of a descriptor.
-// The options are those of the store that has the keys. The bounds are for this number of
-// instances.
+// Explain explains a request. descriptor has the entries of a call of Envoy, or is empty. keys has
+// the prefix and the secret of the store. The bounds are for this number of instances. Explain also
+// returns the charges of the Report, for CheckCost and Peek.
 func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
-	reading, err := httplimit.InspectDescriptor(rules, r, descriptor)
+	inspection, err := httplimit.InspectDescriptor(rules, r, descriptor)
 	if err != nil {
 		return nil, nil, err
 	}
-	v := &reading.Evaluation
-	report := &Report{Method: r.Method, Path: reading.Path, Address: "unix", Tier: v.Tier, Rules: []Rule{}, Charges: []Charge{}}
-	if reading.Address.IsValid() {
-		report.Address = reading.Address.String()
+	evaluation := &inspection.Evaluation
+	report := &Report{Method: r.Method, Path: inspection.Path, Address: "unix", Tier: evaluation.Tier, Rules: []Rule{}, Charges: []Charge{}}
+	if inspection.Address.IsValid() {
+		report.Address = inspection.Address.String()
 	}
-	switch v.ListMatch {
+	switch evaluation.ListMatch {
 	case policy.AllowListed:
 		report.List = "allow"
 	case policy.DenyListed:
 		report.List = "deny"
 	}
-	report.Doubts = v.Doubts()
-	report.addRules(reading)
-	for i := range v.Charges {
-		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", r.ContentLength, keys)
+	report.Doubts = evaluation.Doubts()
+	report.addRules(inspection)
+	for i := range evaluation.Charges {
+		c, err := newCharge(evaluation.Limits[i], &evaluation.Charges[i], "enforced", r.ContentLength, keys)
 		if err != nil {
 			return nil, nil, err
 		}
-		c.Bounds = boundsOf(rules, v.Charges[i].Plan, instances)
+		c.Bounds = boundsOf(rules, evaluation.Charges[i].Plan, instances)
 		report.Charges = append(report.Charges, c)
 	}
-	for _, t := range v.Shadows {
+	for _, shadow := range evaluation.Shadows {
 		kind := "shadow"
-		if t.Candidate {
+		if shadow.Candidate {
 			kind = "candidate"
 		}
-		for i := range t.Charges {
-			c, err := newCharge(t.Limits[i], &t.Charges[i], kind, r.ContentLength, keys)
+		for i := range shadow.Charges {
+			c, err := newCharge(shadow.Limits[i], &shadow.Charges[i], kind, r.ContentLength, keys)
 			if err != nil {
 				return nil, nil, err
 			}
 			report.Shadows = append(report.Shadows, c)
 		}
 	}
-	return report, v.Charges, nil
+	return report, evaluation.Charges, nil
 }
 
 func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
@@ -135,15 +135,15 @@ func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 }
 
 // addRules adds the rules that match the request, and why each applies or does not.
-func (r *Report) addRules(reading *httplimit.Inspection) {
-	winner := ""
-	for _, rule := range reading.Evaluation.Matched {
-		if !rule.Always && (winner == "" || !rule.Shadow) {
-			winner = rule.Name
+func (r *Report) addRules(inspection *httplimit.Inspection) {
+	mostSpecific := ""
+	for _, rule := range inspection.Evaluation.Matched {
+		if !rule.Always && (mostSpecific == "" || !rule.Shadow) {
+			mostSpecific = rule.Name
 		}
 	}
-	for _, rule := range reading.Matching {
-		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Evaluation.Matched, rule)}
+	for _, rule := range inspection.Matching {
+		line := Rule{Name: rule.Name, Applies: slices.Contains(inspection.Evaluation.Matched, rule)}
 		switch {
 		case r.List != "":
 			line.Why = "the client is on the list " + r.List
@@ -156,7 +156,7 @@ func (r *Report) addRules(reading *httplimit.Inspection) {
 		case line.Applies:
 			line.Why = "the most specific match"
 		default:
-			line.Why = winner + " is more specific"
+			line.Why = mostSpecific + " is more specific"
 		}
 		r.Rules = append(r.Rules, line)
 	}
@@ -205,23 +205,23 @@ func (c *Charge) setGuards(s *guard.Settings) {
 	}
 }
 
-// CheckCost marks charges that cost more than their limit can ever admit. It does not use the
-// store.
+// CheckCost marks charges that cost more than their limit can ever admit. It decides in memory with
+// unused limits, without the store.
 func (r *Report) CheckCost(charges []penstock.Charge) error {
-	empty := Report{Charges: slices.Clone(r.Charges)}
-	if err := empty.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {
+	unused := Report{Charges: slices.Clone(r.Charges)}
+	if err := unused.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {
 		return err
 	}
-	for i := range empty.Charges {
-		if retry := empty.Charges[i].RetryAfterMS; retry != nil && *retry < 0 {
-			r.Charges[i].RetryAfterMS, r.Allowed = retry, empty.Allowed
+	for i := range unused.Charges {
+		if retry := unused.Charges[i].RetryAfterMS; retry != nil && *retry < 0 {
+			r.Charges[i].RetryAfterMS, r.Allowed = retry, unused.Allowed
 		}
 	}
 	return nil
 }
 
-// Peek adds what the store would decide now. It charges nothing. It marks keys that contain
-// something else.
+// Peek adds what the store would decide now. It charges nothing. If the store fails because of a
+// value that Penstock did not write, Peek marks the key.
 func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penstock.Charge) error {
 	if len(charges) == 0 {
 		return nil
@@ -352,7 +352,7 @@ func (c *Charge) print(out io.Writer, label string) {
 	}
 	printable.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Corrupt {
-		printable.Fprintf(w, "   \tthis key contains something else: delete it\n")
+		printable.Fprintf(w, "   \tthis key has a value that Penstock did not write: delete the key\n")
 	}
 	if c.Remaining != nil {
 		printable.Fprintf(w, "   remaining\t%d\n", *c.Remaining)

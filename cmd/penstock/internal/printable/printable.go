@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns a text on one line. Each character that is not printable becomes '�', also a line
-// end, a tab and a byte that is not UTF-8.
+// Line returns a text on one line. Each character that is not printable becomes '�', and so do line
+// ends, tabs, and bytes that are not UTF-8.
 func Line(text string) string { return strings.Map(visible, text) }
 
 func visible(r rune) rune {
@@ -48,8 +48,8 @@ func Fprintf(to io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(to, format, safe...)
 }
 
-// JSON escapes characters of a JSON text that are not printable, except line ends and tabs. They
-// occur only in its strings, so the meaning of the text stays.
+// JSON escapes the characters of a JSON text that are not printable, except line ends and tabs. The
+// text keeps its meaning, because such characters occur only in its strings.
 func JSON(text []byte) []byte {
 	first := bytes.IndexFunc(text, func(r rune) bool { return !isKept(r) })
 	if first < 0 {

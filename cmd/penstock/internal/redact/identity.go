@@ -36,7 +36,8 @@ func (i *Identities) Shown(isOperator bool) string {
 	return i.Show
 }
 
-// Of returns what an operator, or another client, may see of the key with a name in the store.
+// Of returns the form in which an operator, or another client, may see a key. name is the name of
+// the key in the store.
 func (i *Identities) Of(isOperator bool, name string) string {
 	if i.Show == ShowOff {
 		return ""
@@ -61,7 +62,8 @@ func (i *Identities) hash(purpose, text string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// Mask hides the values of an identity such as "org:7,ip:192.0.2.1". The kinds stay.
+// Mask hides the values of an identity and keeps the kinds: of "org:7,ip:192.0.2.1" it makes
+// "org:…,ip:192.0.2.0/24".
 func Mask(key string) string {
 	parts := strings.Split(key, ",")
 	for i, part := range parts {
@@ -75,8 +77,8 @@ func Mask(key string) string {
 	return strings.Join(parts, ",")
 }
 
-// IsMasked reports whether a text has the form of a key that Mask or Of has masked. A network
-// counts as masked only in the form of Of.
+// IsMasked reports whether a text has the form of a key that Mask or Of has masked. A network such
+// as ip:192.0.2.0/24 counts as masked only if it ends in the hash that Of adds.
 func IsMasked(key string) bool {
 	rest := key
 	if at := strings.LastIndexByte(key, '#'); at >= 0 && len(key)-at == 1+maskDigits {
@@ -91,13 +93,15 @@ func IsMasked(key string) bool {
 		}
 		letters := []rune(value)
 		_, err := netip.ParsePrefix(value)
-		return value == "…" || len(letters) == 2*shown+1 && letters[shown] == '…' || err == nil && len(rest) < len(key)
+		hasHash := len(rest) < len(key)
+		return value == "…" || len(letters) == 2*shownLetters+1 && letters[shownLetters] == '…' || err == nil && hasHash
 	})
 }
 
 const (
-	shown, hidden = 2, 8 // letters of a value: those shown at each end, and the least hidden between
-	maskDigits    = 8    // of the hash in the result of Of
+	shownLetters = 2 // of a value, at its beginning and at its end
+	minHidden    = 8 // letters between them, or else none is shown
+	maskDigits   = 8 // of the hash in the result of Of
 )
 
 const maxKind = 20 // bytes of the kind of an identity, as in a policy
@@ -112,12 +116,13 @@ func maskValue(value string) string {
 		return network(addr, addr.BitLen())
 	}
 	letters := []rune(value)
-	if !utf8.ValidString(value) || len(letters) < 2*shown+hidden {
+	if !utf8.ValidString(value) || len(letters) < 2*shownLetters+minHidden {
 		return "…"
 	}
-	return string(letters[:shown]) + "…" + string(letters[len(letters)-shown:])
+	return string(letters[:shownLetters]) + "…" + string(letters[len(letters)-shownLetters:])
 }
 
+// network returns the network that an address with a prefix of bits may be shown as.
 func network(addr netip.Addr, bits int) string {
 	addr = addr.Unmap().WithZone("")
 	most := 24

@@ -1,4 +1,4 @@
-// Package redact removes texts of clients and upstreams from messages.
+// Package redact masks identities, and removes texts of clients and upstreams from messages.
 package redact
 
 import "regexp"

@@ -15,7 +15,7 @@ import (
 // The bounds of a description in OpenAPI.
 const (
 	MaxOpenAPI   = 4 << 20 // bytes
-	maxMarks     = 500_000 // characters that begin a node; each begins at most two
+	maxMarks     = 500_000 // characters that begin a node of YAML; each begins at most two nodes
 	maxPaths     = 5_000
 	maxFields    = 100   // of a path
 	maxLogins    = 500   // paths that take passwords
@@ -24,14 +24,16 @@ const (
 	maxServers   = 100   // of the description, of a path or of an operation
 	maxBases     = 8     // paths of servers that the rules match
 
-	maxAlternatives = 20 // of a security requirement, and schemes of each; a requirement with more is ignored
+	// maxAlternatives is the most alternatives of a security requirement, and the most schemes of an
+	// alternative. A requirement with more is ignored.
+	maxAlternatives = 20
 )
 
 // An operation is a method of a path.
 type operation struct {
 	method   string
 	segments []string // a word, or * for a parameter
-	bases    []string // paths of its servers, which the segments are below
+	bases    []string // paths of its servers; the segments follow them
 	needsKey bool     // no request succeeds without the API key
 }
 
@@ -40,14 +42,33 @@ type description struct {
 	operations []operation
 	keyHeader  string   // of the API key that operations need, or ""
 	tokens     []string // schemes with tokens that operations accept
-	bases      []string // paths of servers, which the rules match
-	otherBases []string // paths of more servers
+	bases      []string // paths of the first maxBases servers, which the rules match
+	otherBases []string // paths of other servers, at most maxListed
 }
 
 var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "put": "PUT", "patch": "PATCH", "delete": "DELETE"}
 
 // readOpenAPI reads a description in OpenAPI 3, as YAML or JSON.
 func readOpenAPI(name string, text []byte) (*description, error) {
+	root, err := readRoot(name, text)
+	if err != nil {
+		return nil, err
+	}
+	d := &description{}
+	if err := d.readPaths(name, root); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(d.operations) == 0 && len(d.otherBases) > 0:
+		return nil, fmt.Errorf("%s:%d: all operations have servers beyond the first %d paths of servers; list fewer", name, field(root, "paths").Line, maxBases)
+	case len(d.operations) == 0:
+		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, field(root, "paths").Line)
+	}
+	return d, nil
+}
+
+// readRoot parses the file and returns its root, which has a field openapi with a version 3.
+func readRoot(name string, text []byte) (*yaml.Node, error) {
 	if len(strings.TrimSpace(string(text))) == 0 {
 		return nil, fmt.Errorf("%s: the file is empty; it begins with openapi: 3.1.0", name)
 	}
@@ -62,10 +83,10 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 		}
 		return nil, fmt.Errorf("%s: the file is neither YAML nor JSON: %w", name, err)
 	}
-	if len(document.Content) == 0 || real(document.Content[0]).Kind != yaml.MappingNode {
+	if len(document.Content) == 0 || resolveAlias(document.Content[0]).Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI; it begins with openapi: 3.1.0", name)
 	}
-	root := real(document.Content[0])
+	root := resolveAlias(document.Content[0])
 	version := field(root, "openapi")
 	switch {
 	case version == nil && field(root, "swagger") != nil:
@@ -73,75 +94,75 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 	case version == nil || !strings.HasPrefix(version.Value, "3."):
 		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; it begins with openapi: 3.1.0", name)
 	}
-	d := &description{}
+	return root, nil
+}
+
+// readPaths adds the operations of all paths.
+func (d *description) readPaths(name string, root *yaml.Node) error {
 	shared, err := d.servers(name, root, []string{""})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	paths := field(root, "paths")
 	if paths == nil || paths.Kind != yaml.MappingNode || len(paths.Content) == 0 {
-		return nil, fmt.Errorf("%s: the description has no paths; a policy needs at least one", name)
+		return fmt.Errorf("%s: the description has no paths; a policy needs at least one", name)
 	}
 	if n := len(paths.Content) / 2; n > maxPaths {
-		return nil, fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
+		return fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
 	all := schemesOf(root)
-	var keyName string
+	var keyName string // the security scheme of d.keyHeader
 	sharedSecurity := field(root, "security")
 	logins := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
-		key, item := paths.Content[i], real(paths.Content[i+1])
+		key, item := paths.Content[i], resolveAlias(paths.Content[i+1])
 		if !strings.HasPrefix(key.Value, "/") { // an extension such as x-internal
 			continue
 		}
 		if item.Kind != yaml.MappingNode {
-			return nil, fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
+			return fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
 		}
 		if n := len(item.Content) / 2; n > maxFields {
-			return nil, fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
+			return fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
 		}
 		segments := segmentsOf(key.Value)
 		ofPath, err := d.servers(name, item, shared)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if isLogin(segments) {
 			logins++
 		}
 		if logins > maxLogins {
-			return nil, fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, key.Line, key.Column, maxLogins)
+			return fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, key.Line, key.Column, maxLogins)
 		}
 		for j := 0; j+1 < len(item.Content); j += 2 {
-			if method := methods[item.Content[j].Value]; method != "" {
-				at := real(item.Content[j+1])
-				if n := len(at.Content) / 2; n > maxFields {
-					return nil, fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, at.Line, at.Column, method, wording.Clip(key.Value), n, maxFields)
-				}
-				security := field(at, "security")
-				if security == nil {
-					security = sharedSecurity
-				}
-				if keyName == "" {
-					keyName, d.keyHeader = all.neededKey(security)
-				}
-				d.addTokens(all, security)
-				bases, err := d.servers(name, at, ofPath)
-				if err != nil {
-					return nil, err
-				}
-				if len(bases) > 0 {
-					d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && needs(security, keyName)})
-				}
+			method := methods[item.Content[j].Value]
+			if method == "" {
+				continue
+			}
+			at := resolveAlias(item.Content[j+1])
+			if n := len(at.Content) / 2; n > maxFields {
+				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, at.Line, at.Column, method, wording.Clip(key.Value), n, maxFields)
+			}
+			security := field(at, "security")
+			if security == nil {
+				security = sharedSecurity
+			}
+			if keyName == "" {
+				keyName, d.keyHeader = all.neededKey(security)
+			}
+			d.addTokens(all, security)
+			bases, err := d.servers(name, at, ofPath)
+			if err != nil {
+				return err
+			}
+			if len(bases) > 0 {
+				d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && isNeeded(security, keyName)})
 			}
 		}
 	}
-	if len(d.operations) == 0 && len(d.otherBases) > 0 {
-		return nil, fmt.Errorf("%s:%d: all operations have servers beyond the first %d paths of servers; list fewer", name, paths.Line, maxBases)
-	}
-	if len(d.operations) == 0 {
-		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, paths.Line)
-	}
-	return d, nil
+	return nil
 }
 
 // countMarks counts the characters that begin a node of YAML. It is fast and needs no memory. The
@@ -156,8 +177,8 @@ func countMarks(text []byte) (n int) {
 	return n
 }
 
-// real returns the value that an alias stands for.
-func real(n *yaml.Node) *yaml.Node {
+// resolveAlias returns the value that an alias stands for.
+func resolveAlias(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias
 	}
@@ -171,7 +192,7 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == name {
-			return real(n.Content[i+1])
+			return resolveAlias(n.Content[i+1])
 		}
 	}
 	return nil
@@ -188,7 +209,7 @@ func (d *description) servers(name string, object *yaml.Node, inherited []string
 		return nil, fmt.Errorf("%s:%d:%d: there are %d servers; the most is %d", name, servers.Line, servers.Column, n, maxServers)
 	}
 	for _, server := range servers.Content {
-		base, err := basePath(name, real(server))
+		base, err := basePath(name, resolveAlias(server))
 		if err != nil {
 			return nil, err
 		}
@@ -277,7 +298,7 @@ func schemesOf(root *yaml.Node) schemes {
 		return n.Value
 	}
 	for i := 0; i+1 < len(all.Content); i += 2 {
-		name, scheme := all.Content[i].Value, real(all.Content[i+1])
+		name, scheme := all.Content[i].Value, resolveAlias(all.Content[i+1])
 		switch kind := text(scheme, "type"); {
 		case kind == "apiKey" && text(scheme, "in") == "header" && isHeader(text(scheme, "name")):
 			s.headers[name] = text(scheme, "name")
@@ -297,16 +318,16 @@ func (s schemes) neededKey(security *yaml.Node) (name, header string) {
 	}
 	first := all[0]
 	for i := 0; i+1 < len(first.Content); i += 2 {
-		if name := first.Content[i].Value; s.headers[name] != "" && needs(security, name) {
+		if name := first.Content[i].Value; s.headers[name] != "" && isNeeded(security, name) {
 			return name, s.headers[name]
 		}
 	}
 	return "", ""
 }
 
-// needs reports whether each alternative of a security requirement has a scheme. With an
-// alternative that lacks the scheme, requests could succeed although their key is made up.
-func needs(security *yaml.Node, scheme string) bool {
+// isNeeded reports whether each alternative of a security requirement has a scheme. If an
+// alternative lacks the scheme, a request can succeed with a made-up key.
+func isNeeded(security *yaml.Node, scheme string) bool {
 	all := alternatives(security)
 	return len(all) > 0 && !slices.ContainsFunc(all, func(n *yaml.Node) bool { return field(n, scheme) == nil })
 }
@@ -317,7 +338,7 @@ func alternatives(security *yaml.Node) (list []*yaml.Node) {
 		return nil
 	}
 	for _, n := range security.Content {
-		if n = real(n); n.Kind != yaml.MappingNode || len(n.Content)/2 > maxAlternatives {
+		if n = resolveAlias(n); n.Kind != yaml.MappingNode || len(n.Content)/2 > maxAlternatives {
 			return nil
 		}
 		list = append(list, n)
@@ -373,33 +394,34 @@ type login struct {
 
 // A part is a set of operations of a group that share one rule.
 type part struct {
-	methods             []string
-	withKey, withoutKey bool // whether it has operations that need the API key, and others
+	methods       []string
+	hasWithKey    bool // some operation needs the API key
+	hasWithoutKey bool // some operation does not need it
 }
 
 // needsKey reports whether all operations need the API key.
-func (p part) needsKey() bool { return p.withKey && !p.withoutKey }
+func (p part) needsKey() bool { return p.hasWithKey && !p.hasWithoutKey }
 
 func (p part) join(q part) part {
-	return part{append(slices.Clone(p.methods), q.methods...), p.withKey || q.withKey, p.withoutKey || q.withoutKey}
+	return part{slices.Concat(p.methods, q.methods), p.hasWithKey || q.hasWithKey, p.hasWithoutKey || q.hasWithoutKey}
 }
 
 // makeGroups groups operations by the first word after the common prefix of all paths.
 func makeGroups(operations []operation) []*group {
 	common := commonPrefix(operations)
 	var all []*group
-	home := make(map[string]*group)   // of a pattern without the path of a server
-	byPath := make(map[string]*group) // the only one with a pattern
+	byPattern := make(map[string]*group) // by the pattern without the path of a server
+	byPath := make(map[string]*group)    // by the whole pattern, so that only one group has it
 	for _, o := range operations {
 		pattern, name := patternOf(o.segments, common)
 		for _, base := range o.bases {
 			g := byPath[base+pattern]
 			if g == nil {
-				g = home[pattern]
+				g = byPattern[pattern]
 			}
 			if g == nil {
 				g = &group{name: name}
-				home[pattern] = g
+				byPattern[pattern] = g
 				all = append(all, g)
 			}
 			byPath[base+pattern] = g
@@ -441,7 +463,7 @@ func (g *group) add(o operation, base, pattern string) {
 	if !slices.Contains(p.methods, o.method) {
 		p.methods = append(p.methods, o.method)
 	}
-	p.withKey, p.withoutKey = p.withKey || o.needsKey, p.withoutKey || !o.needsKey
+	p.hasWithKey, p.hasWithoutKey = p.hasWithKey || o.needsKey, p.hasWithoutKey || !o.needsKey
 	if o.method == "POST" && isLogin(o.segments) {
 		g.addLogin("/"+strings.Join(o.segments, "/"), base)
 	}

@@ -91,7 +91,8 @@ func isHeader(name string) bool {
 	return headerName.MatchString(name) && !strings.EqualFold(name, "Host")
 }
 
-// ErrOption is a wrong value of Per or Rate.
+// ErrOption is wrapped by the errors for a wrong value of Per or Rate. The name of the flag follows
+// its text.
 var ErrOption = errors.New("a bad value for")
 
 // identityOf reads Options.Per. The header is "" if none names the client.
@@ -119,7 +120,7 @@ type writer struct {
 	perWithoutKey string          // per of rules that have operations without the API key
 	keyHeader     string          // of that key, or "" if the rules do not depend on it
 	logins        map[string]bool // patterns of the rules for logins
-	names         map[string]int  // of rules: how many have this name, or begin with it and have a number
+	names         map[string]int  // of rules: how many have this name, or this name with a number
 }
 
 func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
@@ -177,15 +178,15 @@ func (w *writer) partRule(name string, patterns []string, p part) {
 	if !p.needsKey() {
 		per = w.perWithoutKey
 	}
-	if p.withKey && p.withoutKey && w.keyHeader != "" {
+	if p.hasWithKey && p.hasWithoutKey && w.keyHeader != "" {
 		w.line("  # Some of these operations do not need " + w.keyHeader + ", so their clients could make up keys.")
 	}
 	w.rule(name, listOf(patterns), p.methods, per)
 }
 
-// unused returns the patterns that no rule for a login has yet, as YAML. One path below one server
-// may be another path below another server.
-func (w *writer) unused(patterns []string) string {
+// newLoginPatterns returns the patterns that no rule for a login has yet, as YAML. Two logins may
+// have one pattern: /v1/login below the server path / is /login below the server path /v1.
+func (w *writer) newLoginPatterns(patterns []string) string {
 	var list []string
 	for _, one := range patterns {
 		if !w.logins[one] {
@@ -232,7 +233,7 @@ func (w *writer) groups(all []*group) {
 		}
 		name := w.name(g.name)
 		for _, l := range g.logins {
-			list := w.unused(l.patterns)
+			list := w.newLoginPatterns(l.patterns)
 			if list == "" {
 				continue
 			}
@@ -258,7 +259,7 @@ func (w *writer) groups(all []*group) {
 
 var notInName = regexp.MustCompile(`[^a-z0-9_.-]+`)
 
-// name makes a name for a rule that no other rule has.
+// name makes a name for a rule from a text. No other rule has this name.
 func (w *writer) name(of string) string {
 	base := strings.Trim(notInName.ReplaceAllString(strings.ToLower(of), "-"), "-.")
 	base = strings.ReplaceAll(base, "penstock.", "penstock-") // names that begin so are reserved

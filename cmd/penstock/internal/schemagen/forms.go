@@ -26,7 +26,8 @@ var typeForms = map[reflect.Type]*schema{
 	reflect.TypeFor[policyfile.IdentityConfig](): ref("identity"),
 }
 
-// structForms change the schemas of structs.
+// structForms add to the schemas of structs what their fields do not express, such as which fields
+// are required.
 var structForms = map[reflect.Type]func(*schema) *schema{
 	reflect.TypeFor[policyfile.Config](): func(s *schema) *schema {
 		s.Required = []string{"rules"}
@@ -69,8 +70,8 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 	},
 }
 
-// forms describe fields whose type is not enough: their words, bounds, and whether they accept a
-// list or a value for each tier.
+// forms describe fields that their type does not describe fully: fields with fixed words or with
+// bounds, and fields that accept a list or a value for each tier.
 func forms() map[string]*schema {
 	list := map[string]*schema{
 		"Config.version":    words("1"),
@@ -171,6 +172,7 @@ func definitions() map[string]*schema {
 	}
 }
 
+// required makes fields of a struct required.
 func required(names ...string) func(*schema) *schema {
 	return func(s *schema) *schema {
 		s.Required = names

@@ -21,7 +21,7 @@ import (
 
 type schema = jsonschema.Schema
 
-// generate returns the schema. It is draft 7, which most editors support.
+// generate returns the schema of policy files. It is draft 7, which most editors support.
 func generate() ([]byte, error) {
 	g := &generator{left: forms()}
 	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
@@ -71,8 +71,8 @@ var sectionText = map[string]string{
 	"server": "Settings of penstock serve; flags and the environment override them.",
 }
 
-// A generator describes structs by their fields. It describes fields by their type, or by a form of
-// their own if the type is not enough.
+// A generator describes structs by their fields. It describes a field by its form, or else by its
+// type.
 type generator struct {
 	left map[string]*schema // unused forms, by "Struct.field"
 	errs []error

@@ -14,9 +14,11 @@ const (
 
 func ref(name string) *schema { return &schema{Ref: "#/definitions/" + name} }
 
+// nothing accepts no value.
 func nothing() *schema { return &schema{Not: &schema{}} }
 
-// anyOf accepts one of the schemas. Schemas that are an anyOf themselves are flattened.
+// anyOf accepts what one of the schemas accepts. Of a schema that is itself an anyOf, it takes the
+// parts.
 func anyOf(list ...*schema) *schema {
 	s := &schema{}
 	for _, one := range list {
@@ -46,7 +48,7 @@ func matching(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Type: "string", Pattern: pattern, Examples: samples}, ref("variable"))
 }
 
-// like accepts a text, even if it looks like a number.
+// like accepts a text that matches a pattern, even if YAML reads the text as a number or a boolean.
 func like(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Types: scalars, Pattern: pattern, Examples: samples}, ref("variable"))
 }
@@ -72,11 +74,12 @@ func oneOrMore(item *schema) *schema {
 	return anyOf(item, list)
 }
 
-// named accepts values by name.
+// named accepts an object whose names and values are as described.
 func named(names, value *schema) *schema {
 	return &schema{Type: "object", PropertyNames: names, AdditionalProperties: value}
 }
 
+// some makes an object need at least one field.
 func some(s *schema) *schema {
 	s.MinProperties = new(1)
 	return s
@@ -85,10 +88,11 @@ func some(s *schema) *schema {
 // perTier accepts one value, or one for each tier.
 func perTier(value *schema) *schema { return anyOf(value, some(named(tierNames(), value))) }
 
-func tierNames(but ...any) *schema {
+// tierNames accepts the name of a tier, except the reserved names.
+func tierNames(reserved ...any) *schema {
 	s := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$"}
-	if but != nil {
-		s.Not = &schema{Enum: but}
+	if reserved != nil {
+		s.Not = &schema{Enum: reserved}
 	}
 	return s
 }
@@ -109,10 +113,10 @@ func identity() *schema {
 	}
 	name := &schema{Type: "string", Pattern: identifier, Examples: []any{"ip", "global"}}
 	kind := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$", Not: &schema{Enum: []any{"first_of", "all_of"}}}
-	only := &schema{Type: "object", MinProperties: new(1), MaxProperties: new(1), Properties: map[string]*schema{"ip": ref("addresses")},
+	sourceWithValues := &schema{Type: "object", MinProperties: new(1), MaxProperties: new(1), Properties: map[string]*schema{"ip": ref("addresses")},
 		PatternProperties: map[string]*schema{`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|host|method|tier)\s*$`: ref("values")}, AdditionalProperties: nothing()}
 	return anyOf(name, ref("variable"), with("first_of"), with("all_of"),
-		&schema{Type: "object", PropertyNames: kind, AdditionalProperties: anyOf(ref("source"), only), MinProperties: new(1), MaxProperties: new(1)})
+		&schema{Type: "object", PropertyNames: kind, AdditionalProperties: anyOf(ref("source"), sourceWithValues), MinProperties: new(1), MaxProperties: new(1)})
 }
 
 // values accepts the values of a part of a request.
@@ -147,7 +151,7 @@ var parts = map[string]string{
 	"tier":   "The client's tier.",
 }
 
-// conditions accepts one condition, or a list of which one must hold.
+// conditions accepts one condition, or a list of alternatives.
 func conditions() *schema { return anyOf(ref("condition"), listOf(ref("condition"))) }
 
 func tierConditions() *schema {

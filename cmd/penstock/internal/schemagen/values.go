@@ -214,7 +214,7 @@ func generateValues() ([]byte, error) {
 	}
 	root.Properties["settings"] = server
 	root.Definitions = definitions()
-	root.Definitions["variable"] = nothing() // the settings become variables themselves
+	root.Definitions["variable"] = nothing() // the chart passes settings by the environment, which is not expanded again
 	return render(root, "Values of the chart of Penstock")
 }
 

@@ -13,33 +13,40 @@ import (
 
 // The memory that Redis needs, in bytes, with jemalloc.
 const (
-	entry       = 24      // of the table of keys, without rounding
-	object      = 16      // of a value
-	tables      = 62      // rounding of the entry, the entry in the table of expiries (32), and both tables' share for a key (8 to 16 each)
-	skipList    = 100     // of an element of a large sorted set, besides the set's table
-	maxElements = 1 << 32 // that a sorted set can have
-	maxListPack = 128     // elements of a small sorted set: zset-max-listpack-entries
-	logEntry    = 25      // of an element of a small sorted set of SlidingLog
-	slotEntry   = 34      // of an element of a small sorted set of Concurrency: a holder has 22 characters
-	slotList    = 40
+	entry    = 24  // an entry in the table of keys, without rounding
+	object   = 16  // the header of a value
+	skipList = 100 // an element of a large sorted set, besides the set's table
+
+	// tables is what a key needs in Redis' tables beyond entry: rounding of the entry, an entry in the
+	// table of expiry times (32), and a share of both tables' arrays (8 to 16 each).
+	tables = 62
+
+	maxElements = 1 << 32 // elements that a sorted set can have
+
+	// A sorted set of at most maxListPack elements is one list (zset-max-listpack-entries).
+	maxListPack = 128
+	listHeader  = 7  // of a list of SlidingLog
+	logEntry    = 25 // an element of a list of SlidingLog
+	slotEntry   = 34 // an element of a list of Concurrency: a holder has 22 characters
+	slotList    = 40 // the rest of a list of Concurrency
 )
 
 // What a decision needs.
 const (
-	script       = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
-	busiest      = 0.7                    // the largest part of a server's processor that limits should use
-	BytesSent    = 180                    // of a command: EVALSHA, a digest, a key of 25 bytes and the arguments; bench measures 159 to 183
-	BytesReplied = 40
+	script         = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
+	maxUtilization = 0.7                    // the largest part of a server's processor that limits should use
+	BytesSent      = 180                    // of a command: EVALSHA, a digest, a key of 25 bytes and the arguments; bench measures 159 to 183
+	BytesReplied   = 40
 )
 
 // factors are the processor times of algorithms as a multiple of script, by title; see
-// docs/algorithms.md. The larger of granted and denied counts.
+// docs/algorithms.md. The times of grants and denials differ; the larger one counts.
 var factors = map[string]float64{
 	"token-bucket": 1, "leaky-bucket": 1.3, "fixed-window": 1.1, "anchored-window": 1.1, "calendar-window": 1.1, "sliding-window": 1.1, "sub-window": 2.4, "sliding-log": 4.7, "concurrency": 5.6,
 }
 
-// used is how many numbers algorithms keep while their limit does not change.
-var used = map[string]int{"token-bucket": 3, "leaky-bucket": 5, "fixed-window": 3, "anchored-window": 3, "calendar-window": 3, "sliding-window": 3}
+// storedNumbers are how many numbers algorithms store for a limit, unless the limit has changed.
+var storedNumbers = map[string]int{"token-bucket": 3, "leaky-bucket": 5, "fixed-window": 3, "anchored-window": 3, "calendar-window": 3, "sliding-window": 3}
 
 // roundUp rounds a size up to a size class of jemalloc.
 func roundUp(n int) int {
@@ -62,20 +69,21 @@ func stringSize(n int) int {
 // in Redis. The memory is the sum of what MEMORY USAGE reports for these keys. key is the length of
 // the key's name in Redis. Collections have the most elements that their limits admit.
 func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
-	value := 4
+	const timeField = 4 // bytes of the time with which a string begins
+	value := timeField
 	for _, l := range limits {
 		if !l.Algorithm().IsCollection() {
-			value += 3 + 7*numbers(l)
+			value += 3 + 7*numbers(l) // the tag and the numbers, less trailing zeros
 			continue
 		}
 		name := key + len(":"+l.Name()+":"+l.Algorithm().Name())
 		bytes += roundUp(stringSize(name)) + entry + object + sortedSet(l)
 		keys++
 	}
-	if value > 4 {
+	if value > timeField {
 		bytes += roundUp(stringSize(key)) + entry
-		if value <= 44 {
-			bytes += roundUp(object + 4 + value) // one piece
+		if value <= 44 { // Redis stores the header and such a text in one piece
+			bytes += roundUp(object + 4 + value)
 		} else {
 			bytes += object + roundUp(stringSize(value))
 		}
@@ -88,9 +96,10 @@ func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
 // memory.
 func numbers(l *penstock.Plan) int {
 	if l.Algorithm().Title() == "sub-window" {
-		return int(l.Params(0)[2]) + 5 // all parts are used, and the current one
+		parts := int(l.Params(0)[2])
+		return parts + 5 // each part and the current one are used
 	}
-	if n := used[l.Algorithm().Title()]; n > 0 {
+	if n := storedNumbers[l.Algorithm().Title()]; n > 0 {
 		return n
 	}
 	return l.Algorithm().Numbers()
@@ -99,7 +108,7 @@ func numbers(l *penstock.Plan) int {
 // sortedSet returns the memory of the elements of a full sorted set.
 func sortedSet(l *penstock.Plan) int {
 	elements := int(min(l.Limit().Count, maxElements))
-	list := logEntry*elements + 7
+	list := logEntry*elements + listHeader
 	if l.Algorithm().NeedsHolder() {
 		elements = int(min(l.Limit().Burst, maxElements))
 		list = slotEntry*elements + slotList
@@ -107,7 +116,7 @@ func sortedSet(l *penstock.Plan) int {
 	if elements <= maxListPack {
 		return roundUp(list)
 	}
-	table := 1
+	table := 1 // number of pointers, a power of 2
 	for table < elements {
 		table *= 2
 	}
@@ -148,7 +157,7 @@ func Of(l Load) Size {
 		cost += factorOf(limit)
 		live = max(live, lifeOf(limit))
 	}
-	// A second limit of a string costs less than the first: three cost 1.4 times one.
+	// Each further limit of a string costs a fifth of the first: three cost 1.4 times one.
 	if n := len(l.Limits); n > 1 {
 		cost = cost / float64(n) * (1 + 0.2*float64(n-1))
 	}
@@ -156,7 +165,7 @@ func Of(l Load) Size {
 	s.ScriptMicros = took * 1e6
 	s.Cores = l.Requests * took
 	s.Servers = servers(s.Cores)
-	s.PerKey = int64(busiest / took)
+	s.PerKey = int64(maxUtilization / took)
 	s.Bandwidth = int64(l.Requests * (BytesSent + BytesReplied))
 	s.LiveFor = live.String()
 	return s
@@ -165,7 +174,7 @@ func Of(l Load) Size {
 // maxMemory leaves room for fragmentation, buffers of clients, and growth.
 func maxMemory(used int64) int64 { return sum(sum(used, used/2), 64_000_000) }
 
-// product and sum return at most the largest number.
+// product and sum return the largest int64 if the result would be larger.
 func product(a, b int64) int64 {
 	if a > 0 && b > math.MaxInt64/a {
 		return math.MaxInt64
@@ -180,7 +189,7 @@ func sum(a, b int64) int64 {
 	return a + b
 }
 
-func servers(cores float64) int { return max(int(math.Ceil(cores/busiest)), 1) }
+func servers(cores float64) int { return max(int(math.Ceil(cores/maxUtilization)), 1) }
 
 // Sum adds sizes that are needed at the same time.
 func Sum(all []Size) (total Size) {
@@ -199,11 +208,11 @@ func factorOf(l *penstock.Plan) float64 {
 	if f, ok := factors[l.Algorithm().Title()]; ok {
 		return f
 	}
-	return 1.3 // an algorithm of the user's own
+	return 1.3 // a custom algorithm: about as much as a leaky bucket
 }
 
-// lifeOf returns the longest time for which a key stays: 5 s, and twice the time until its state
-// equals that of a new key.
+// lifeOf returns the longest TTL of a key: 5 s, and twice the time until its state equals that of a
+// new key.
 func lifeOf(l *penstock.Plan) time.Duration {
 	limit := l.Limit()
 	refill := limit.Period

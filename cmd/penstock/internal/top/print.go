@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A View says how a Snapshot is printed.
+// A View is how a Snapshot is printed.
 type View struct {
 	Width  int    // columns; beyond it, lines are cut. 0: nothing is cut
 	Height int    // lines; 0: any number
@@ -25,15 +25,15 @@ type View struct {
 	Notice string // the first line, such as why the numbers are old
 }
 
-// minWidth is the smallest width, in columns, for which tables are made, and usualWidth that of a
-// view without a width. There, columns are as wide as their longest text.
+// Widths in columns. Tables are made for at least minWidth. A View without a width has usualWidth,
+// but its columns grow to their longest text.
 const minWidth, usualWidth = 72, 80
 
 // Print returns the snapshot as lines without a newline. None is wider than the view.
 func (s *Snapshot) Print(v View) []string {
 	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
-	if p.isUncut = v.Width == 0; p.isUncut {
-		p.Width, p.cut = usualWidth, math.MaxInt
+	if v.Width == 0 {
+		p.isUncut, p.Width, p.cut = true, usualWidth, math.MaxInt
 	}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
@@ -53,8 +53,8 @@ func (s *Snapshot) Print(v View) []string {
 type printer struct {
 	View
 	snapshot *Snapshot
-	cut      int // columns of the view
-	isUncut  bool
+	cut      int  // columns at which lines are cut
+	isUncut  bool // no line is cut
 	lines    []string
 }
 
@@ -109,9 +109,9 @@ func (p *printer) printStore() {
 				p.line("breaker    closed")
 			}
 		case guard.StateOpen.String():
-			p.strong("breaker    %s open: no request waits for it", printable.Line(node))
+			p.strong("breaker    %s open: the server is not called", printable.Line(node))
 		default:
-			p.strong("breaker    %s %s: a few requests test it", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
+			p.strong("breaker    %s %s: a few requests test the server", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
 		}
 	}
 	if m := s.Store.Memory; m != nil && m.Evicts {
@@ -188,7 +188,7 @@ const (
 )
 
 func (p *printer) printRules() {
-	name, rateColumn := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1
+	name, rateColumn := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1 // widths
 	for _, r := range p.snapshot.Rules.Rules {
 		name = p.column(name, r.Name)
 		for _, l := range r.Limits {
@@ -216,7 +216,7 @@ func (p *printer) printRules() {
 				if one == nil {
 					continue
 				}
-				n := rates[[2]string{r.Name, one.Name}]
+				n := rates[limitName{r.Name, one.Name}]
 				row(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
 			}
 		}
@@ -226,7 +226,7 @@ func (p *printer) printRules() {
 // memoryStore is the name of the store in the instance's memory.
 const memoryStore = "memory"
 
-// titleOf returns the name of a limit in the table.
+// titleOf returns the title of a limit's row.
 func titleOf(rule string, l *adminapi.Limit) string {
 	if l.Kind == keylimits.Shadow {
 		return rule + "." + l.Name + " (shadow)"
@@ -337,29 +337,30 @@ func uptimeOf(d time.Duration) string {
 	return d.Truncate(time.Second).String()
 }
 
-// An outage says whether the store fails now, and why.
+// An outage is whether the store fails now, and why.
 type outage struct {
 	isFailing    bool
 	isRecovering bool // all breakers are closed, and one was open in the last seconds
 	reason       string
 }
 
-// outage reads the breakers and the health. For ten seconds after its return, the health still
-// reports that the store fails, although it decides again.
+// outage finds out whether the store fails. The breakers and the health alone do not tell: after an
+// outage, the health reports for ten more seconds that the store fails. So outage also counts what
+// has decided the latest requests.
 func (s *Snapshot) outage() (o outage) {
 	o.reason = s.State.Store.Reason
-	isClosed := len(s.State.Store.Breakers) > 0
+	isClosed := len(s.State.Store.Breakers) > 0 // all breakers are
 	for _, state := range s.State.Store.Breakers {
 		o.isFailing = o.isFailing || state == guard.StateOpen.String()
 		isClosed = isClosed && state == guard.StateClosed.String()
 	}
-	local, exact := uint64(0), uint64(0)
+	byFallback, byStore := uint64(0), uint64(0)
 	for source, n := range s.sources() {
 		switch source {
 		case penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String():
-			local += n
+			byFallback += n
 		case penstock.FromStore.String():
-			exact += n
+			byStore += n
 		}
 	}
 	isDegraded := slices.ContainsFunc(s.State.Health.Checks, func(c adminapi.Check) bool {
@@ -369,11 +370,11 @@ func (s *Snapshot) outage() (o outage) {
 		o.reason = cmp.Or(o.reason, strings.TrimPrefix(c.Detail, "degraded: "))
 		return true
 	})
-	if isDegraded && isClosed && local > 0 && s.wasBreakerOpen() {
+	if isDegraded && isClosed && byFallback > 0 && s.wasBreakerOpen() {
 		o.isRecovering = true
 		return o
 	}
-	o.isFailing = o.isFailing || isDegraded && (local > 0 || exact == 0)
+	o.isFailing = o.isFailing || isDegraded && (byFallback > 0 || byStore == 0)
 	o.reason = cmp.Or(o.reason, "it gives no answer")
 	return o
 }
@@ -426,11 +427,13 @@ func (s *Snapshot) answers() string {
 // limitRates are the rates of one limit, added up over all instances.
 type limitRates struct{ allowed, denied, near rate }
 
-// rates returns the rates of all limits, by rule and limit.
-func (s *Snapshot) rates() map[[2]string]limitRates {
-	all := make(map[[2]string]limitRates)
+type limitName struct{ rule, limit string }
+
+// rates returns the rates of all limits.
+func (s *Snapshot) rates() map[limitName]limitRates {
+	all := make(map[limitName]limitRates)
 	for _, c := range s.State.AllTotal {
-		n := all[[2]string{c.Rule, c.Limit}]
+		n := all[limitName{c.Rule, c.Limit}]
 		switch per := rate(c.Last10) / 10; {
 		case c.Name == "allowed", c.Name == "failed_open", c.Name == "shadow_allowed":
 			n.allowed += per
@@ -439,7 +442,7 @@ func (s *Snapshot) rates() map[[2]string]limitRates {
 		case c.Name == "near_limit":
 			n.near += per
 		}
-		all[[2]string{c.Rule, c.Limit}] = n
+		all[limitName{c.Rule, c.Limit}] = n
 	}
 	return all
 }
@@ -461,6 +464,7 @@ func (r rate) String() string {
 	return fmt.Sprintf("%.0f", float64(r))
 }
 
+// counted returns a number with its noun, such as "2 instances".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -468,7 +472,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// fit cuts a text to a width. Letters of double width are rare here, and cut the same.
+// fit cuts a text to a width. It counts each character as one column, because wide ones are rare.
 func fit(text string, width int) string {
 	letters := []rune(text)
 	if len(letters) <= width {

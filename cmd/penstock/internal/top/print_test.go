@@ -93,7 +93,7 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 		"no requests": {func(s *Snapshot) { s.State.Store.Breakers = nil; s.Now.Lines = nil }, fails},
 		"half open": {func(s *Snapshot) {
 			s.State.Store.Breakers["localhost:6379"] = "half_open"
-		}, "half open: a few requests test it"},
+		}, "half open: a few requests test the server"},
 		"local answers": {func(s *Snapshot) {
 			s.State.Store.Breakers["localhost:6379"] = "closed"
 			s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "source:store", Counts: []uint32{1}})

@@ -4,6 +4,7 @@ package top
 import (
 	"context"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
@@ -26,7 +27,7 @@ type GetFunc func(ctx context.Context, path string, answer any) error
 // seconds.
 const nowSeconds = 2
 
-// Read reads all parts. rule chooses one rule; "" is all.
+// Read reads all parts. rule selects one rule; "" selects all.
 func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	s := new(Snapshot)
 	for _, part := range []struct {
@@ -48,16 +49,16 @@ func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	return s, nil
 }
 
-// Refresh reads only the parts again that change first when the store fails.
+// Refresh reads again the parts that change first when the store fails, and keeps the others.
 func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	s.State, s.Now = adminapi.State{}, adminapi.History{}
 	if err := get(ctx, "state", &s.State); err != nil {
 		return err
 	}
-	return get(ctx, "history?"+url.Values{"rule": {""}, "last": {"2"}}.Encode(), &s.Now)
+	return get(ctx, "history?"+url.Values{"rule": {""}, "last": {strconv.Itoa(nowSeconds)}}.Encode(), &s.Now)
 }
 
-// keep removes the parts that belong to other rules. "" keeps all.
+// keep removes the rules and offenders of other rules. "" keeps all.
 func (s *Snapshot) keep(rule string) {
 	if rule == "" {
 		return
