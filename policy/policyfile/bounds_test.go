@@ -12,17 +12,17 @@ import (
 func TestFilesOfValuesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	dir := t.TempDir()
-	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListLine+1)+"\nb\n")
-	write(t, dir+"/longest.txt", strings.Repeat("x", maxListLine)+" # "+strings.Repeat("c", 100)+"\n")
+	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListValue+1)+"\nb\n")
+	write(t, dir+"/longest.txt", strings.Repeat("x", maxListValue)+" # "+strings.Repeat("c", 100)+"\n")
 	write(t, dir+"/empty.txt", "\n")
-	for _, size := range []int64{maxLists/2 + 1, maxLists + 1} { // sparse, so it takes no space
+	for _, size := range []int64{maxListBytes/2 + 1, maxListBytes + 1} { // sparse, so it takes no space
 		name := fmt.Sprintf("%s/%d", dir, size)
 		write(t, name, "# ")
 		if err := os.Truncate(name, size); err != nil {
 			t.Fatal(err)
 		}
 	}
-	half, whole := fmt.Sprint(maxLists/2+1), fmt.Sprint(maxLists+1)
+	half, whole := fmt.Sprint(maxListBytes/2+1), fmt.Sprint(maxListBytes+1)
 	for _, c := range []struct {
 		files []string
 		wants []string // in the error; nil if there is none

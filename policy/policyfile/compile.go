@@ -53,6 +53,9 @@ type Policy struct {
 	verifier *jwt.Verifier // nil without tokens
 }
 
+// digestSize is the length of a Digest before it is written in hex, in bytes.
+const digestSize = 6
+
 // Start begins to read the keys at jwks_url, and waits at most two seconds for the first response.
 // Without jwks_url it does nothing. After each read, it calls report with the error, or nil. report
 // may be nil. Before the first successful read, no token is valid.
@@ -86,7 +89,8 @@ func load(path string, o Options) (*Policy, error) {
 	if parsed == nil {
 		return config.Compile()
 	}
-	// Compile what could be read, so that all mistakes are reported at once.
+	// Compile what could be read, so that all mistakes are reported at once. They include those of
+	// Parse.
 	p, err := config.Compile()
 	if err == nil {
 		p.Close()
@@ -97,8 +101,8 @@ func load(path string, o Options) (*Policy, error) {
 
 // The bounds of a policy.
 const (
-	maxRules = 10_000
-	maxWays  = 100_000 // in which rules match: each path at each host
+	maxRules        = 10_000
+	maxCombinations = 100_000 // of a path and a host, in all rules
 )
 
 // Compile checks the whole policy and makes Rules from it. The error is Errors: every mistake, with
@@ -118,9 +122,9 @@ func (config *Config) Compile() (*Policy, error) {
 		p.Close()
 		return nil, err
 	}
-	p.Warnings, p.Hints = c.warnings.sorted().few().bounded(), c.hinted.sorted().bounded()
+	p.Warnings, p.Hints = c.warnings.sorted().merged().bounded(), c.hintErrors.sorted().bounded()
 	if c.text != nil {
-		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:6])
+		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:digestSize])
 	}
 	return p, nil
 }
@@ -128,23 +132,23 @@ func (config *Config) Compile() (*Policy, error) {
 // A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
 	*source
-	config     *Config
-	spec       policy.Spec
-	verifier   *jwt.Verifier
-	files      []string
-	warnings   Errors
-	hinted     Errors
-	digest     hash.Hash                       // of the text of all files
-	algorithms map[string]*algorithm.Algorithm // by the words that name them
-	identities map[string]*identityState
-	notes      map[*policy.Identity]identityNote
-	index      map[string][]*placedMatcher // by the first segment of their paths, the most specific first
-	general    []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
-	ways       int                         // in which rules match
-	listLines  int                         // read from files of values, listFiles of them with listBytes
-	listFiles  int
-	listBytes  int
-	onFailure  guard.FailureMode
+	config       *Config
+	spec         policy.Spec
+	verifier     *jwt.Verifier
+	files        []string
+	warnings     Errors
+	hintErrors   Errors
+	digest       hash.Hash                       // of the text of all files
+	algorithms   map[string]*algorithm.Algorithm // by the words that name them
+	identities   map[string]*identityState
+	notes        map[*policy.Identity]identityNote
+	index        map[string][]*placedMatcher // by the first segment of their paths, the most specific first
+	general      []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
+	combinations int                         // of a path and a host, so far
+	listFiles    int                         // files of values that were read
+	listLines    int                         // their lines
+	listBytes    int                         // their length
+	onFailure    guard.FailureMode
 }
 
 func newCompiler(config *Config) *compiler {
@@ -174,7 +178,8 @@ func (c *compiler) compile() {
 	c.compileRules()
 }
 
-// checkWord checks that a text is one of a few words. The first word is the default.
+// checkWord checks that a text is one of a few words, and returns it. The first word is the
+// default.
 func (c *compiler) checkWord(p *string, what string, words ...string) string {
 	if *p == "" {
 		return words[0]
@@ -190,15 +195,17 @@ func (c *compiler) warn(p any, format string, args ...any) {
 }
 
 func (c *compiler) hint(p any, format string, args ...any) {
-	c.hinted = append(c.hinted, c.newRemark(p, format, args...))
+	c.hintErrors = append(c.hintErrors, c.newRemark(p, format, args...))
 }
 
+// newRemark returns a warning or a hint about the value of p.
 func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	at := c.at[p]
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
 }
 
-// orWritten returns p if it was written, and otherwise its parent, for the position of a mistake.
+// orWritten returns p if it was written, and otherwise the value that contains it. A mistake is
+// reported there.
 func (c *compiler) orWritten(within, p any) any {
 	if c.isWritten(p) {
 		return p

@@ -15,9 +15,9 @@ import (
 func (c *compiler) compileIdentities() {
 	for i := range c.config.Identities {
 		e := &c.config.Identities[i]
-		_, word := sourceWords[e.Name]
+		_, isSource := sourceWords[e.Name]
 		switch {
-		case word || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
+		case isSource || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
 			c.fail(&e.Name, "%q is a reserved word; give the identity another name", e.Name)
 		case !isIdentityName(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
@@ -60,7 +60,8 @@ func (c *compiler) compileTiers() {
 	}
 }
 
-// warnChosenTier warns about a tier that clients can choose: by a short value, which is no secret.
+// warnChosenTier warns about a tier that clients can choose, because its only condition is a value
+// that they write.
 func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 	for _, clauses := range e.Value.Any {
 		for i := range clauses {
@@ -73,6 +74,7 @@ func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 	}
 }
 
+// compileConditions compiles the conditions of a tier, allow or deny, which what names.
 func (c *compiler) compileConditions(config *Conditions, what string) (list []policy.Condition) {
 	if config.Otherwise {
 		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", what)
@@ -83,15 +85,15 @@ func (c *compiler) compileConditions(config *Conditions, what string) (list []po
 	return list
 }
 
-// compileCondition compiles a condition of a match, a tier, allow or deny.
+// compileCondition compiles a condition of a match, a tier, allow or deny, which what names.
 func (c *compiler) compileCondition(clauses Condition, what string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
-		var known []string
+		var otherWords []string
 		if what == "match" {
-			known = []string{"path"}
+			otherWords = []string{"path"}
 		}
-		source, ok := c.compileSource(&clause.Source, clause.Source, known...)
+		source, ok := c.compileSource(&clause.Source, clause.Source, otherWords...)
 		if !ok {
 			continue
 		}
@@ -120,6 +122,7 @@ func (c *compiler) tierNames() (names []string) {
 // compileTest compiles the values that a source may have.
 func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test {
 	t := policy.Test{Source: source}
+	// add adds the value at p. where is its place in a file of values, for messages, or "".
 	add := func(p any, where, text string) bool {
 		if text == "*" {
 			t.Any = true
@@ -150,11 +153,11 @@ func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test
 
 // Bounds of files with values.
 const (
-	maxListFiles = 1000      // a file that is named twice counts twice, in all bounds
-	maxLists     = 64 << 20  // bytes of all files
+	maxListFiles = 1000      // files; one that is named twice counts twice, in all these bounds
+	maxListBytes = 64 << 20  // bytes of all files
 	maxListLines = 1_000_000 // of all files
-	maxListLine  = 16 << 10  // bytes
-	maxListBad   = 10        // bad lines that are reported one by one
+	maxListValue = 16 << 10  // bytes
+	maxBadLines  = 10        // bad lines that are reported one by one
 )
 
 // readLines reads a file with one value per line. # begins a comment. It returns false if the file
@@ -167,9 +170,9 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 		return false
 	}
 	path := boundedfile.Join(filepath.Dir(c.file), name)
-	text, err := boundedfile.Read(path, int64(maxLists-c.listBytes))
+	text, err := boundedfile.Read(path, int64(maxListBytes-c.listBytes))
 	if errors.Is(err, boundedfile.ErrTooLong) {
-		c.fail(p, "with %s, the files of values have more than %d bytes (a file that is named twice counts twice); use fewer", name, maxLists)
+		c.fail(p, "with %s, the files of values have more than %d bytes (a file that is named twice counts twice); use fewer", name, maxListBytes)
 		return false
 	}
 	if err != nil {
@@ -191,12 +194,12 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 		if value = strings.TrimSpace(value); value == "" {
 			continue
 		}
-		if len(value) > maxListLine {
-			c.fail(p, "%sthe value has %d bytes; the most is %d. Write one value per line", where, len(value), maxListLine)
+		if len(value) > maxListValue {
+			c.fail(p, "%sthe value has %d bytes; the most is %d. Write one value per line", where, len(value), maxListValue)
 		} else if add(p, where, value) {
 			continue
 		}
-		if bad++; bad == maxListBad {
+		if bad++; bad == maxBadLines {
 			c.fail(p, "%s has more such lines; fix them all", name)
 			return false
 		}

@@ -16,27 +16,27 @@ import (
 
 // compileCosts compiles the cost of a request.
 func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
-	k := &config.Cost
-	l.Cost = policy.Cost{Units: 1, Body: int64(k.Body), Min: 1, Max: penstock.MaxCost}
-	ways := 0
-	for _, isSet := range []bool{k.Units != nil, k.Methods != nil, k.Header != "", k.Body != 0} {
+	cost := &config.Cost
+	l.Cost = policy.Cost{Units: 1, Body: int64(cost.Body), Min: 1, Max: penstock.MaxCost}
+	count := 0
+	for _, isSet := range []bool{cost.Units != nil, cost.Methods != nil, cost.Header != "", cost.Body != 0} {
 		if isSet {
-			ways++
+			count++
 		}
 	}
-	if ways > 1 {
-		c.fail(k, "the cost has %d of units, methods, header and body; keep one of units, methods, header and body", ways)
+	if count > 1 {
+		c.fail(cost, "the cost has %d of units, methods, header and body; keep one of units, methods, header and body", count)
 	}
-	if k.Units != nil {
-		l.Cost.Units = c.checkUnits(k.Units, *k.Units)
+	if cost.Units != nil {
+		l.Cost.Units = c.checkUnits(cost.Units, *cost.Units)
 	}
-	if k.Methods != nil {
-		if len(k.Methods) == 0 {
-			c.fail(&k.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
+	if cost.Methods != nil {
+		if len(cost.Methods) == 0 {
+			c.fail(&cost.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
 		}
 		l.Cost.Methods = make(map[string]int64)
-		for i := range k.Methods {
-			e := &k.Methods[i]
+		for i := range cost.Methods {
+			e := &cost.Methods[i]
 			n := c.checkUnits(&e.Value, e.Value)
 			if e.Name == "default" {
 				l.Cost.Units = n
@@ -50,19 +50,20 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 			l.Cost.Methods[name] = n
 		}
 	}
-	if c.isWritten(&k.Min) || k.Min != 0 {
-		l.Cost.Min = c.checkUnits(&k.Min, k.Min)
+	if c.isWritten(&cost.Min) || cost.Min != 0 {
+		l.Cost.Min = c.checkUnits(&cost.Min, cost.Min)
 	}
-	if k.Max != 0 {
-		l.Cost.Max = c.checkUnits(&k.Max, k.Max)
+	if cost.Max != 0 {
+		l.Cost.Max = c.checkUnits(&cost.Max, cost.Max)
 	}
-	c.compileCostFields(l, k)
-	if config.InFlight.isSet() && c.isWritten(k) {
-		c.fail(k, "in_flight counts each request as one; remove cost")
+	c.compileCostFields(l, cost)
+	if config.InFlight.isSet() && c.isWritten(cost) {
+		c.fail(cost, "in_flight counts each request as one; remove cost")
 	}
-	c.checkCost(l, k, c.orWritten(config, k))
+	c.checkCost(l, cost, c.orWritten(config, cost))
 }
 
+// checkUnits returns a cost if it is possible. Otherwise it reports it, and returns 1.
 func (c *compiler) checkUnits(p any, n int64) int64 {
 	if n < 0 || n > penstock.MaxCost {
 		c.fail(p, "a cost of %d is not possible; write 0 to %d", n, int64(penstock.MaxCost))
@@ -71,39 +72,40 @@ func (c *compiler) checkUnits(p any, n int64) int64 {
 	return n
 }
 
-func (c *compiler) compileCostFields(l *policy.Limit, k *CostConfig) {
+// compileCostFields compiles header, body, min, max and actual.
+func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	switch {
-	case k.Header != "" && !policy.IsToken(k.Header):
-		c.fail(&k.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(k.Header))
-	case k.Header != "" && !c.isWritten(&k.Max) && k.Max == 0:
-		c.fail(&k.Header, "clients control the header, so its cost needs an upper bound; add max:")
-	case k.Header != "" && k.Max < 1:
-		c.fail(&k.Max, "max is %d; write the upper bound for the header", k.Max)
-	case k.Header == "" && !c.isWritten(&k.Header) && (k.Max != 0 || c.isWritten(&k.Max)):
-		c.fail(&k.Max, "max belongs to header; remove it")
-	case k.Header == "" && k.Body == 0 && !c.isWritten(&k.Header) && !c.isWritten(&k.Body) && (k.Min != 0 || c.isWritten(&k.Min)):
-		c.fail(&k.Min, "min belongs to header and body; remove it")
+	case cost.Header != "" && !policy.IsToken(cost.Header):
+		c.fail(&cost.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(cost.Header))
+	case cost.Header != "" && !c.isWritten(&cost.Max) && cost.Max == 0:
+		c.fail(&cost.Header, "clients control the header, so its cost needs an upper bound; add max:")
+	case cost.Header != "" && cost.Max < 1:
+		c.fail(&cost.Max, "max is %d; write the upper bound for the header", cost.Max)
+	case cost.Header == "" && !c.isWritten(&cost.Header) && (cost.Max != 0 || c.isWritten(&cost.Max)):
+		c.fail(&cost.Max, "max belongs to header; remove it")
+	case cost.Header == "" && cost.Body == 0 && !c.isWritten(&cost.Header) && !c.isWritten(&cost.Body) && (cost.Min != 0 || c.isWritten(&cost.Min)):
+		c.fail(&cost.Min, "min belongs to header and body; remove it")
 	case l.Cost.Min > l.Cost.Max:
-		c.fail(&k.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)
+		c.fail(&cost.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)
 	}
-	if k.Body < 0 {
-		c.fail(&k.Body, "the size is %d; write the number of bytes for one unit, as in 64KB", k.Body)
+	if cost.Body < 0 {
+		c.fail(&cost.Body, "the size is %d; write the number of bytes for one unit, as in 64KB", cost.Body)
 	}
-	l.Cost.Header = textproto.CanonicalMIMEHeaderKey(k.Header)
-	if k.Actual != "" {
-		if !policy.IsToken(k.Actual) {
-			c.fail(&k.Actual, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(k.Actual))
+	l.Cost.Header = textproto.CanonicalMIMEHeaderKey(cost.Header)
+	if cost.Actual != "" {
+		if !policy.IsToken(cost.Actual) {
+			c.fail(&cost.Actual, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(cost.Actual))
 		}
-		l.CostHeader, l.Adjustable = textproto.CanonicalMIMEHeaderKey(k.Actual), true
+		l.CostHeader, l.Adjustable = textproto.CanonicalMIMEHeaderKey(cost.Actual), true
 	}
 }
 
 // checkCost reports a fixed cost that the limit can never admit.
-func (c *compiler) checkCost(l *policy.Limit, k *CostConfig, at any) {
+func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
 	for i := range l.Variants {
 		most := l.Variants[i].Capacity()
 		worst := l.Cost.Units
-		if k.Header != "" || k.Body != 0 {
+		if cost.Header != "" || cost.Body != 0 {
 			worst = l.Cost.Min
 		}
 		for _, n := range l.Cost.Methods {
@@ -123,10 +125,11 @@ func (c *compiler) checkCost(l *policy.Limit, k *CostConfig, at any) {
 	}
 }
 
+// statusForm matches 5xx, 401 and 400-499. Its groups are the class, the first and the last status.
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
-// compileOutcomes compiles on_status.
-func (c *compiler) compileOutcomes(l *policy.Limit, config *LimitConfig) {
+// compileOnStatus compiles on_status.
+func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 	if len(config.OnStatus) > 0 {
 		l.Status = new(policy.Statuses)
 	}
@@ -161,12 +164,13 @@ func (c *compiler) compileOutcomes(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
+// checkPatience checks max_wait.
 func (c *compiler) checkPatience(l *policy.Limit, config *LimitConfig) {
 	if len(l.Variants) == 0 {
 		return
 	}
 	if config.MaxWait == 0 {
-		if f := l.Variants[0]; f.Algorithm().BurstUse() == algorithm.BurstIsQueue && f.Limit().Burst > 0 {
+		if plan := l.Variants[0]; plan.Algorithm().BurstUse() == algorithm.BurstIsQueue && plan.Limit().Burst > 0 {
 			c.warn(config, "the queue of limit %s is never used, because no request waits; add how long one may wait, as in max_wait: 2s", l.Name)
 		}
 		return

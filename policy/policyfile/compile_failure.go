@@ -14,9 +14,9 @@ import (
 
 // The bounds of guards.
 const (
-	leastLease      = 2  // units drawn in advance
-	leastRoom       = 8  // least units of a limit that is leased: at most a quarter is drawn
-	maxSplitInto    = 32 // of a split limit
+	minLease        = 2  // units
+	minLeasable     = 8  // units that a leased limit admits at once; a lease draws at most a quarter of them
+	maxSplitInto    = 32 // counters
 	maxDenyCacheTTL = 24 * time.Hour
 )
 
@@ -44,17 +44,17 @@ func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
 }
 
 // shadowSettings returns the settings of a shadow. It is neither leased nor split, because no
-// request waits for it. It is not counted in an outage, because those denials would not be the
-// store's.
+// request waits for it. It is not counted while the store gives no answer, because a fallback would
+// decide it, and not the store.
 func shadowSettings(s guard.Settings) guard.Settings {
 	return guard.Settings{OnFailure: guard.FailOpen, DenyFor: s.DenyFor}
 }
 
-var failures = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
+var failureModes = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 
 // compileOnFailure compiles what happens while the store gives no answer.
 func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
-	return failures[c.checkWord(p, "on_failure", "local", "open", "closed")]
+	return failureModes[c.checkWord(p, "on_failure", "local", "open", "closed")]
 }
 
 // compileCeiling compiles the ceiling of an open limit.
@@ -78,21 +78,21 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 		return
 	}
 	limit.Name, limit.Group = l.Name, l.Variants[0].Group()
-	ready, err := limit.Compile()
+	plan, err := limit.Compile()
 	if err != nil {
 		c.fail(at, "%s", reason(err))
 		return
 	}
-	c.checkCost(&policy.Limit{Variants: []*penstock.Plan{ready}, Cost: l.Cost}, &config.Cost, at)
-	l.Guard.Ceiling = ready.Limit()
+	c.checkCost(&policy.Limit{Variants: []*penstock.Plan{plan}, Cost: l.Cost}, &config.Cost, at)
+	l.Guard.Ceiling = plan.Limit()
 }
 
 // compileLease compiles how many units may be drawn in advance. It reports a lease that never draws
 // any.
 func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
-	if config.Lease < leastLease || config.Lease > penstock.MaxCost {
-		c.fail(at, "lease is %d; write how many units may be drawn in advance at once, from %d to 2^51, or remove it", config.Lease, leastLease)
+	if config.Lease < minLease || config.Lease > penstock.MaxCost {
+		c.fail(at, "lease is %d; write how many units may be drawn in advance at once, from %d to 2^51, or remove it", config.Lease, minLease)
 		return
 	}
 	l.Guard.Lease = config.Lease
@@ -110,8 +110,8 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 		c.fail(at, "on_status often refunds, which also returns all units that were drawn in advance; remove lease or on_status")
 	case l.Adjustable:
 		c.fail(at, "cost.actual often refunds, which also returns all units that were drawn in advance; remove lease or actual")
-	case capacity(l) < leastRoom:
-		c.fail(at, "the limit admits %d at once, and at most a quarter of that is leased; let it admit %d or more, or remove lease", capacity(l), leastRoom)
+	case capacity(l) < minLeasable:
+		c.fail(at, "the limit admits %d at once, and at most a quarter of that is leased; let it admit %d or more, or remove lease", capacity(l), minLeasable)
 	}
 }
 

@@ -47,7 +47,7 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 		if state := c.identities[config.Name]; state != nil {
 			return c.compileIdentity(state)
 		}
-		if _, word := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
+		if _, isSource := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; isSource {
 			kind := "user"
 			if strings.Contains(strings.ToLower(config.Name), "key") {
 				kind = "key"
@@ -67,8 +67,8 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 
 // An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
-	source *string // where its source was written
-	size   int     // the number of its parts, at any depth; 0 counts as 1
+	source *string // where its source was written; nil for a compound identity
+	size   int     // the number of its parts, at any depth; 0 if it is one part itself
 	depth  int     // levels of identities in it
 }
 
@@ -76,6 +76,7 @@ type identityNote struct {
 // find one.
 const maxParts = 32
 
+// compileCompound checks the size of an identity with parts.
 func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
 	size, depth := 0, 0
 	for _, one := range id.Parts() {
@@ -97,6 +98,7 @@ func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) 
 	return id
 }
 
+// suggestIdentity returns what an unknown name of an identity was probably meant to be.
 func (c *compiler) suggestIdentity(name string) string {
 	known := []string{"ip", "global"}
 	for other := range c.identities {
@@ -119,6 +121,7 @@ func isHeaderLike(name string) bool {
 	return hasHyphen && !isSource && policy.IsToken(name) && !strings.HasPrefix(name, "$")
 }
 
+// compileIdentityList compiles the parts of an identity. kind is first_of or all_of.
 func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) []*policy.Identity {
 	if len(*configs) == 0 {
 		c.fail(configs, "the list of %s is empty; add an identity, as in {%[1]s: [{key: header X-API-Key}, ip]}", kind)
@@ -130,6 +133,7 @@ func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) [
 	return list
 }
 
+// compileSimple compiles an identity with one source.
 func (c *compiler) compileSimple(config *IdentityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.notes[id] = identityNote{source: &config.Source}

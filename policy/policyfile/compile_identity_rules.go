@@ -55,14 +55,14 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 	}
 	limit.Name, limit.Group = policy.NewIdentities, r.Name
 	if !policy.IsName(r.Name) {
-		return // reported elsewhere
+		return // the wrong name is reported elsewhere
 	}
-	ready, err := limit.Compile()
+	plan, err := limit.Compile()
 	if err != nil {
 		c.fail(at, "%s", reason(err))
 		return
 	}
-	r.NewIdentities = ready
+	r.NewIdentities = plan
 	for i, l := range r.Limits {
 		if l.Name == policy.NewIdentities {
 			c.fail(c.orWritten(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit with this name; rename this limit")
@@ -84,23 +84,24 @@ func (c *compiler) warnInventedIdentities() {
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
-					at, together := c.notes[id].source, ""
+					at, sharedNote := c.notes[id].source, ""
 					if !l.Key.IsAlwaysPresent() {
 						missing := "it"
 						if id != l.Key {
 							missing = "any part of the identity"
 						}
-						together = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
+						sharedNote = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
 					}
 					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
-						"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, together)
+						"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, sharedNote)
 				}
 			}
 		}
 	}
 }
 
-// boundsAddresses reports whether a rule also charges each of its requests to the client's address.
+// boundsAddresses reports whether a rule has a limit that counts each of its requests by the
+// client's address.
 func boundsAddresses(r *policy.Rule) bool {
 	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return isAddress(l.Key) && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
@@ -118,15 +119,15 @@ func isAddress(id *policy.Identity) bool {
 	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
 }
 
-// hintSharedAddresses explains the effect of limits by address alone. It skips limits that have a
-// global limit beside them, and limits that cannot have a better identity.
+// hintSharedAddresses explains the effect of limits by address alone. It skips rules that charge
+// another identity or a global limit too, and rules that cannot have a better identity.
 func (c *compiler) hintSharedAddresses() {
 	isOther := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
 	hasOther := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOther) }
 	isBeside := func(r, other *policy.Rule) bool {
 		return other == r || r.Always || other.Always && other.Match.IsAll()
 	}
-	kind := remarkKind{report: c.hint}
+	remark := remarkKind{report: c.hint}
 	for i, r := range c.spec.Rules {
 		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOther(other) && isBeside(r, other) }) {
 			continue
@@ -136,9 +137,9 @@ func (c *compiler) hintSharedAddresses() {
 				continue
 			}
 			config := &c.config.Rules[i]
-			kind.note(c.orWritten(&config.Per, &config.Limits[j].Per), "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; "+
+			remark.note(c.orWritten(&config.Per, &config.Limits[j].Per), "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; "+
 				"write {first_of: [...]} with a better identity before ip if there is one, or add a limit per: global")
 		}
 	}
-	kind.end()
+	remark.end()
 }

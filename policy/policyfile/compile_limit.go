@@ -12,7 +12,7 @@ import (
 
 func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Limit {
 	l := &policy.Limit{Rule: r, Shadow: config.Shadow || rule.Shadow, Patience: config.MaxWait}
-	l.Key = c.keyOf(r, rule, config)
+	l.Key = c.compileKey(r, rule, config)
 	c.compileShape(l, config.shape(), config.Name)
 	if config.Name != "" && !policy.IsName(config.Name) {
 		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
@@ -23,7 +23,7 @@ func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitC
 		l.InHeaders = *config.Headers
 	}
 	c.compileCosts(l, config)
-	c.compileOutcomes(l, config)
+	c.compileOnStatus(l, config)
 	c.checkPatience(l, config)
 	c.compileGuards(l, config)
 	if config.Candidate != nil {
@@ -32,7 +32,8 @@ func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitC
 	return l
 }
 
-func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Identity {
+// compileKey returns the identity that a limit counts by.
+func (c *compiler) compileKey(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Identity {
 	per := &config.Per
 	if !per.isSet() {
 		per = &rule.Per
@@ -67,36 +68,38 @@ func (l *LimitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone}
 }
 
-// candidate returns the shape of a limit's candidate. Fields that it does not set are those of the
-// limit, if they fit.
-func (l *LimitConfig) candidate() shape {
-	can := l.Candidate
-	s := shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, ttl: &can.TTL, algorithm: &can.Algorithm, subWindows: &can.SubWindows, timezone: &can.Timezone}
-	if !can.Rate.isSet() && !can.InFlight.isSet() {
+// candidateShape returns the shape of a limit's candidate. Fields that it does not set are those of
+// the limit, if they fit.
+func (l *LimitConfig) candidateShape() shape {
+	config := l.Candidate
+	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
+		timezone: &config.Timezone}
+	if !config.Rate.isSet() && !config.InFlight.isSet() {
 		s.rate, s.inFlight = &l.Rate, &l.InFlight
 	}
-	if can.TTL == 0 && s.inFlight.isSet() {
+	if config.TTL == 0 && s.inFlight.isSet() {
 		s.ttl = &l.TTL
 	}
 	if s.inFlight.isSet() {
 		return s
 	}
-	calendar := s.rate.isCalendar()
-	if can.Timezone == "" && calendar {
+	isCalendar := s.rate.isCalendar()
+	if config.Timezone == "" && isCalendar {
 		s.timezone = &l.Timezone
 	}
-	if can.Algorithm == "" && !calendar {
+	if config.Algorithm == "" && !isCalendar {
 		s.algorithm = &l.Algorithm
 	}
-	if can.SubWindows == 0 && *s.algorithm == "sub-window" {
+	if config.SubWindows == 0 && *s.algorithm == "sub-window" {
 		s.subWindows = &l.SubWindows
 	}
-	if !can.Burst.isSet() && !calendar && hasBurst(*s.algorithm) {
+	if !config.Burst.isSet() && !isCalendar && hasBurst(*s.algorithm) {
 		s.burst = &l.Burst
 	}
 	return s
 }
 
+// hasBurst reports whether a limit of an algorithm may have a burst.
 func hasBurst(algorithm string) bool {
 	return algorithm == "" || algorithm == "token-bucket" || algorithm == "gcra" || algorithm == "leaky-bucket"
 }
@@ -136,15 +139,15 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
 		if !policy.IsName(name) || !policy.IsName(l.Rule.Name) {
-			limit.Name, limit.Group = "x", "x" // reported elsewhere
+			limit.Name, limit.Group = "x", "x" // the wrong name is reported elsewhere
 		}
-		ready, err := limit.Compile()
+		plan, err := limit.Compile()
 		if err != nil {
 			c.fail(s.at, "%s", reason(err))
 			continue
 		}
-		l.Algorithm = ready.Algorithm().Title()
-		l.Variants = append(l.Variants, ready)
+		l.Algorithm = plan.Algorithm().Title()
+		l.Variants = append(l.Variants, plan)
 	}
 	if len(l.Variants) < len(tiers) {
 		l.Variants = nil // there were mistakes
@@ -164,6 +167,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 	}
 }
 
+// checkTiersOf reports numbers for tiers that do not exist.
 func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
 	for i := range p.Tiers {
 		e := &p.Tiers[i]
@@ -173,8 +177,8 @@ func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
 	}
 }
 
-// of returns the text for a tier, and where it was written.
-func (p *PerTier) of(tier string) (text string, at any, ok bool) {
+// textFor returns the text for a tier, and where it was written.
+func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
 	if p.Tiers == nil {
 		return p.All, p, true
 	}
@@ -189,19 +193,19 @@ func (p *PerTier) of(tier string) (text string, at any, ok bool) {
 }
 
 func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
-	can := config.Candidate
-	if c.broken[can] {
+	at := config.Candidate
+	if c.broken[at] {
 		return nil
 	}
 	if l.Shadow {
-		c.fail(can, "the limit is a shadow, and a candidate counts beside an enforced limit; make it a separate shadow limit")
+		c.fail(at, "the limit is a shadow, and a candidate counts beside an enforced limit; make it a separate shadow limit")
 	}
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
 	candidate.Guard = shadowSettings(l.Guard)
-	c.compileShape(&candidate, config.candidate(), l.Name+".candidate")
+	c.compileShape(&candidate, config.candidateShape(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
-		c.fail(can, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
+		c.fail(at, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
 	}
 	candidate.Policy = l.Rule.Name + "." + candidate.Name
 	if len(l.Variants) == 0 || len(candidate.Variants) == 0 {
@@ -209,23 +213,23 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	}
 	switch a := candidate.Variants[0].Algorithm(); {
 	case l.Variants[0].Algorithm().NeedsHolder() != a.NeedsHolder():
-		c.fail(can, "a rate cannot be the candidate of in_flight, nor in_flight that of a rate; make it a separate shadow limit")
+		c.fail(at, "a rate cannot be the candidate of in_flight, nor in_flight that of a rate; make it a separate shadow limit")
 	case (l.Status != nil || l.Adjustable) && !a.CanRefund():
-		c.fail(can, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
+		c.fail(at, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
 	case haveSameVariants(l, &candidate):
-		c.fail(can, "the candidate equals the limit; change a field, or remove it")
+		c.fail(at, "the candidate equals the limit; change a field, or remove it")
 	}
 	if l.Patience > 0 {
 		candidate.Patience = min(l.Patience, maxPatience(&candidate))
 	}
-	c.checkCost(&candidate, &config.Cost, can)
+	c.checkCost(&candidate, &config.Cost, at)
 	return &candidate
 }
 
 // maxPatience returns how long a request can wait at most in any tier. It is 0 if the algorithm has
 // no reservations.
 func maxPatience(l *policy.Limit) time.Duration {
-	most := 24 * time.Hour
+	most := 24 * time.Hour // the bound of Plan.MaxPatience
 	for i := range l.Variants {
 		if !l.Variants[i].Algorithm().CanBook() {
 			return 0
@@ -236,13 +240,14 @@ func maxPatience(l *policy.Limit) time.Duration {
 }
 
 func haveSameVariants(a, b *policy.Limit) bool {
-	same := func(p, q *penstock.Plan) bool {
-		f, g := p.Limit(), q.Limit()
-		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Title() == g.Algorithm.Title()
+	isSame := func(planA, planB *penstock.Plan) bool {
+		limitA, limitB := planA.Limit(), planB.Limit()
+		return limitA.Count == limitB.Count && limitA.Period == limitB.Period && limitA.Burst == limitB.Burst &&
+			limitA.Algorithm.Title() == limitB.Algorithm.Title()
 	}
-	return slices.EqualFunc(a.Variants, b.Variants, same) && a.SubWindows == b.SubWindows && a.Timezone == b.Timezone
+	return slices.EqualFunc(a.Variants, b.Variants, isSame) && a.SubWindows == b.SubWindows && a.Timezone == b.Timezone
 }
 
-func holdsForAll[T any](list []T, is func(T) bool) bool {
-	return !slices.ContainsFunc(list, func(one T) bool { return !is(one) })
+func holdsForAll[T any](list []T, holds func(T) bool) bool {
+	return !slices.ContainsFunc(list, func(one T) bool { return !holds(one) })
 }

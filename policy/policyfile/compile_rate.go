@@ -30,8 +30,8 @@ func (p *PerTier) isCalendar() bool {
 // defaultSubWindows is the default of sub_windows.
 const defaultSubWindows = 10
 
-// reason returns the text of an error of package penstock in the words of the file, without what
-// the position already says.
+// reason returns the text of an error of package penstock in the words of the file. It leaves out
+// the limit's name, because messages have a position.
 func reason(err error) string {
 	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	if rest, ok := strings.CutPrefix(text, "limit "); ok {
@@ -51,11 +51,11 @@ func reason(err error) string {
 
 // compileVariant returns the limit of one tier.
 func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
-	what := s.rate
+	numbers := s.rate
 	if s.inFlight.isSet() {
-		what = s.inFlight
+		numbers = s.inFlight
 	}
-	text, at, ok := what.of(tier)
+	text, at, ok := numbers.textFor(tier)
 	if !ok {
 		c.fail(at, "there is no number for tier %s; add %s: or default:", tier, tier)
 		return penstock.Limit{}, false
@@ -78,12 +78,13 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 // setBurst sets how much a limit admits at once. rate is where its rate was written, which may also
 // contain the burst.
 func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rate any) bool {
-	text, at, ok := s.burst.of(tier)
+	text, at, ok := s.burst.textFor(tier)
 	switch {
 	case !s.burst.isSet() || !ok:
-		if at = rate; limit.Burst == 0 {
+		if limit.Burst == 0 {
 			return true // the default
 		}
+		at = rate // it contains the burst
 	case limit.Burst != 0:
 		c.fail(at, "the rate already has a burst; keep one of the two")
 		return false
@@ -99,6 +100,7 @@ func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rate an
 	return true
 }
 
+// compileSlots returns the limit of one tier that has in_flight.
 func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, bool) {
 	n, ok := c.parseCount(at, "a number of requests in flight", text)
 	for p, isSet := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
@@ -114,26 +116,27 @@ func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, b
 	return penstock.InFlight(n, cmp.Or(*s.ttl, time.Minute)), ok
 }
 
+// parseCount reads a count such as 50, 10_000 or 10k. what names it in the message.
 func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
-	digits, by := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
+	digits, factor := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
 	if number, ok := strings.CutSuffix(digits, "k"); ok {
-		digits, by = number, 1e3
+		digits, factor = number, 1e3
 	} else if number, ok := strings.CutSuffix(digits, "M"); ok {
-		digits, by = number, 1e6
+		digits, factor = number, 1e6
 	}
-	const most = penstock.MaxCost
 	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n < 1 || n > most/by {
+	if err != nil || n < 1 || n > penstock.MaxCost/factor {
 		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, such as 50 or 10k", wording.Clip(text), what)
 		return 0, false
 	}
-	return n * by, true
+	return n * factor, true
 }
 
 var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 
-// parseRate reads a rate, also one for calendar periods: "1000 per calendar month".
-func parseRate(text string) (penstock.Limit, string, error) {
+// parseRate reads a rate. For a rate such as "1000 per calendar month" it also returns the calendar
+// period (day, week or month), and otherwise "".
+func parseRate(text string) (limit penstock.Limit, calendar string, err error) {
 	m := calendarRate.FindStringSubmatch(text)
 	if m == nil {
 		limit, err := penstock.ParseRate(text)
@@ -142,7 +145,7 @@ func parseRate(text string) (penstock.Limit, string, error) {
 		}
 		return limit, "", err
 	}
-	limit, err := penstock.ParseRate(m[1] + " per day")
+	limit, err = penstock.ParseRate(m[1] + " per day")
 	if err != nil {
 		_, why, _ := strings.Cut(reason(err), ": ")
 		err = fmt.Errorf("rate %q: %s", wording.Clip(text), why)
@@ -169,7 +172,7 @@ var algorithms = func() map[string]*algorithm.Algorithm {
 func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
 	known := maps.Clone(algorithms)
 	for _, a := range own {
-		switch _, isTaken := known[titleOf(a)]; {
+		switch _, isTaken := known[titleOrEmpty(a)]; {
 		case a == nil:
 			c.fail(c.config, "Options.Algorithms has a nil; remove it")
 		case isTaken:
@@ -181,13 +184,15 @@ func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algor
 	return known
 }
 
-func titleOf(a *algorithm.Algorithm) string {
+func titleOrEmpty(a *algorithm.Algorithm) string {
 	if a == nil {
 		return ""
 	}
 	return a.Title()
 }
 
+// compileAlgorithm returns the algorithm of a limit. calendar is the calendar period of its rate,
+// or "".
 func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algorithm, bool) {
 	if *s.timezone != "" && calendar == "" {
 		c.fail(s.timezone, "timezone needs a calendar rate, such as 1000 per calendar month; remove it, or change the rate")
@@ -216,6 +221,7 @@ func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algori
 	return penstock.SubWindow(cmp.Or(*s.subWindows, defaultSubWindows)), true
 }
 
+// compileCalendar returns the algorithm of a calendar rate. unit is day, week or month.
 func (c *compiler) compileCalendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 	if *s.algorithm != "" {
 		c.fail(s.algorithm, "a calendar rate has its own windows; remove algorithm, or write the period without calendar")

@@ -10,13 +10,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A placedMatcher is a matcher of a rule, with the position of its path, or of the rule.
+// A placedMatcher is a matcher of a rule, with its place in the file.
 type placedMatcher struct {
 	*policy.Matcher
-	rule    *policy.Rule
-	index   int // of the rule
-	at      any
-	written int // order in the file
+	rule      *policy.Rule
+	ruleIndex int // in the file
+	at        any // the path or the match, as written
+	order     int // in the file
 }
 
 func (c *compiler) compileRules() {
@@ -27,23 +27,23 @@ func (c *compiler) compileRules() {
 		c.fail(&c.config.Rules, "there are %d rules; the most is %d", len(c.config.Rules), maxRules)
 		return
 	}
-	first := make(map[string]*RuleConfig)
+	byName := make(map[string]*RuleConfig) // the first rule of each name
 	var matchers []*placedMatcher
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
-		if earlier := first[config.Name]; earlier != nil && config.Name != "" {
+		if earlier := byName[config.Name]; earlier != nil && config.Name != "" {
 			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.at[&earlier.Name].line)
 		}
-		if first[config.Name] == nil {
-			first[config.Name] = config
+		if byName[config.Name] == nil {
+			byName[config.Name] = config
 		}
-		rule, own := c.compileRule(config)
+		rule, ownMatchers := c.compileRule(config)
 		c.spec.Rules = append(c.spec.Rules, rule)
 		if c.broken[config] {
 			continue
 		}
-		for _, m := range own {
-			m.index, m.written = i, len(matchers)
+		for _, m := range ownMatchers {
+			m.ruleIndex, m.order = i, len(matchers)
 			matchers = append(matchers, m)
 		}
 	}
@@ -57,8 +57,8 @@ func (c *compiler) compileRules() {
 
 // checkOverlaps reports rules that can never apply.
 func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
-	type place struct{ host, path string }
-	seen := make(map[place][]*placedMatcher)
+	type target struct{ host, path string } // path without the names of segments
+	seen := make(map[target][]*placedMatcher)
 	for _, m := range matchers {
 		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
 			continue
@@ -70,16 +70,16 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 			}
 			fmt.Fprintf(&path, "/%d%s", s.Kind, s.Text)
 		}
-		at := place{m.Host, path.String()}
-		for _, other := range seen[at] {
+		t := target{m.Host, path.String()}
+		for _, other := range seen[t] {
 			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && shareMethod(m.Methods, other.Methods) {
-				config := &c.config.Rules[m.index]
+				config := &c.config.Rules[m.ruleIndex]
 				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+
 					"change one match, or write always: true to apply both", wording.Clip(m.rule.Name), wording.Clip(other.rule.Name))
 				break
 			}
 		}
-		seen[at] = append(seen[at], m)
+		seen[t] = append(seen[t], m)
 	}
 }
 
@@ -92,10 +92,10 @@ func shareMethod(a, b []string) bool {
 	return slices.ContainsFunc(a, func(method string) bool { return slices.Contains(b, method) })
 }
 
-// checkBatchSize checks that no request can have too many charges. Each shard of a limit may be a
-// charge.
+// checkBatchSize checks that no request can have too many charges. A split limit may charge each of
+// its counters.
 func (c *compiler) checkBatchSize() {
-	atOnce := func(count func(*policy.Rule) int) int {
+	sumAtOnce := func(count func(*policy.Rule) int) int {
 		always, most := 0, 0
 		for _, r := range c.spec.Rules {
 			if r.Always {
@@ -106,7 +106,7 @@ func (c *compiler) checkBatchSize() {
 		}
 		return always + most
 	}
-	limits, counters := atOnce(func(r *policy.Rule) int { return len(r.Limits) }), atOnce(countersOf)
+	limits, counters := sumAtOnce(func(r *policy.Rule) int { return len(r.Limits) }), sumAtOnce(countersOf)
 	switch {
 	case limits > policy.MaxLimits:
 		c.fail(&c.config.Rules, "a request could be charged to %d limits, because rules with always: true apply together; the most is %d; remove rules or limits", limits, policy.MaxLimits)
@@ -157,7 +157,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 		c.checkBeforeAuth(r, config)
 	}
 	if config.Per.isSet() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.isSet() }) {
-		c.compileIdentityConfig(&config.Per) // only to find its mistakes: no limit uses it
+		c.compileIdentityConfig(&config.Per) // no limit uses it, but its mistakes are reported
 	}
 	return r, matchers
 }
@@ -165,7 +165,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 // checkLimitName reports a limit or candidate with the name of another, because they would share a
 // counter.
 func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *LimitConfig) {
-	candidate := func(l *policy.Limit) string {
+	candidateName := func(l *policy.Limit) string {
 		if l.Candidate == nil {
 			return ""
 		}
@@ -178,7 +178,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
 		case haveSameTag(l, other):
 			c.fail(at, "limits %q and %q of rule %s have the same tag by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
-		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
+		case l.Name == candidateName(other), candidateName(l) != "" && candidateName(l) == other.Name:
 			c.fail(at, "the candidate of a limit of rule %s has the name of another limit (the limit's name with .candidate); rename one of the two limits", wording.Clip(r.Name))
 		}
 	}
@@ -220,8 +220,8 @@ func (c *compiler) compileMatch(r *policy.Rule, config *MatchConfig) (matchers [
 	if len(places) == 0 || len(r.Match.Hosts) == 0 && len(config.Host) > 0 {
 		return nil // there were mistakes
 	}
-	if c.ways += max(len(r.Match.Hosts), 1) * len(places); c.ways > maxWays {
-		c.fail(config, "up to here, the rules have more than %d combinations of path and host; write patterns instead", maxWays)
+	if c.combinations += max(len(r.Match.Hosts), 1) * len(places); c.combinations > maxCombinations {
+		c.fail(config, "up to here, the rules have more than %d combinations of path and host; write patterns instead", maxCombinations)
 		return nil
 	}
 	for _, m := range r.Match.Matchers() {
@@ -238,12 +238,12 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 		return nil, false
 	}
 	for _, s := range strings.Split(text, "/") {
-		name := strings.Trim(s, ":<>")
+		name := strings.Trim(s, ":<>") // :name and <name> are named segments in other programs
 		switch {
 		case s != name && policy.IsWord(name):
 			c.warn(p, "the segment %q matches only this text; for a segment with any text write path: %q, with the quotes", wording.Clip(s),
 				wording.Clip(strings.Replace(text, s, "{"+name+"}", 1)))
-		case expression.MatchString(s):
+		case expressionLike.MatchString(s):
 			c.warn(p, "the segment %q is a regular expression, but matches only this text; write path: %q, where * is any segment; "+
 				"** at the end is everything below, and %%5B a bracket", wording.Clip(s), wording.Clip(strings.Replace(text, s, "*", 1)))
 		case s == ".*":
@@ -253,12 +253,12 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 	return pattern, true
 }
 
-// expression matches segments with the syntax of regular expressions. Brackets, | and ^ are not
+// expressionLike matches segments with the syntax of regular expressions. Brackets, | and ^ are not
 // allowed in URLs. Parentheses, + and $ are.
-var expression = regexp.MustCompile(`\[.*\]|\||\^|\(\.[*+]\)|^\.\+|\)[+*?]|.\$$`)
+var expressionLike = regexp.MustCompile(`\[.*\]|\||\^|\(\.[*+]\)|^\.\+|\)[+*?]|.\$$`)
 
-// registered are the methods of the HTTP registry, and PURGE of caches.
-var registered = strings.Fields("GET POST PUT PATCH DELETE HEAD OPTIONS QUERY CONNECT TRACE PURGE " +
+// registeredMethods are the methods of the HTTP registry, and PURGE of caches.
+var registeredMethods = strings.Fields("GET POST PUT PATCH DELETE HEAD OPTIONS QUERY CONNECT TRACE PURGE " +
 	"ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT COPY LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH " +
 	"PRI PROPFIND PROPPATCH REBIND REPORT SEARCH UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL")
 
@@ -269,7 +269,7 @@ func (c *compiler) checkMethod(p any, name string) {
 		c.fail(p, "no request has the method *; remove method to match any")
 	case !policy.IsToken(name):
 		c.fail(p, "%q is not a method; write one such as GET or POST, or a list", wording.Clip(name))
-	case !slices.Contains(registered, strings.ToUpper(name)):
-		c.warn(p, "%q is not a method of the HTTP registry; %s", wording.Clip(name), wording.Suggest(strings.ToUpper(name), registered))
+	case !slices.Contains(registeredMethods, strings.ToUpper(name)):
+		c.warn(p, "%q is not a method of the HTTP registry; %s", wording.Clip(name), wording.Suggest(strings.ToUpper(name), registeredMethods))
 	}
 }

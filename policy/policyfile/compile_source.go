@@ -21,33 +21,33 @@ var sourceWords = func() map[string]policy.Kind {
 
 const sourceForms = "write header NAME, cookie NAME, query NAME, descriptor KEY, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
 
-// compileSource compiles a source. p points to where it was written. more are further words for
-// suggestions.
-func (c *compiler) compileSource(p any, text string, more ...string) (policy.Source, bool) {
+// compileSource compiles a source. p points to where it was written. otherWords are words that are
+// no sources, but are suggested.
+func (c *compiler) compileSource(p any, text string, otherWords ...string) (policy.Source, bool) {
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		c.fail(p, "the source is empty; %s", sourceForms)
 		return policy.Source{}, false
 	}
-	kind, known := sourceWords[words[0]]
+	kind, isKnown := sourceWords[words[0]]
 	switch {
-	case known && kind.IsNamed() && len(words) != 2:
+	case isKnown && kind.IsNamed() && len(words) != 2:
 		c.fail(p, "%q needs one name after %s; write %s NAME", wording.Clip(text), words[0], words[0])
 		return policy.Source{}, false
-	case known && !kind.IsNamed() && len(words) > 1:
+	case isKnown && !kind.IsNamed() && len(words) > 1:
 		c.fail(p, "%q has %q after %s; remove it", wording.Clip(text), wording.Clip(strings.Join(words[1:], " ")), words[0])
 		return policy.Source{}, false
-	case known && kind.IsNamed():
+	case isKnown && kind.IsNamed():
 		return c.compileNamedSource(p, kind, words[1])
-	case known && kind == policy.KindTier && len(c.config.Tiers) == 0:
+	case isKnown && kind == policy.KindTier && len(c.config.Tiers) == 0:
 		c.fail(p, "there are no tiers; add tiers: with conditions, or use another source")
 		return policy.Source{}, false
-	case known:
+	case isKnown:
 		return policy.Source{Kind: kind}, true
 	case len(words) == 1 && c.identities[text] != nil:
 		return policy.Source{Kind: policy.KindIdentity, Identity: c.compileIdentity(c.identities[text])}, true
 	}
-	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(sourceWords)), slices.Sorted(maps.Keys(c.identities)), more))
+	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(sourceWords)), slices.Sorted(maps.Keys(c.identities)), otherWords))
 	switch {
 	case strings.HasPrefix(hint, "did you mean"):
 	case len(words) == 1 && isHeaderLike(text):

@@ -33,7 +33,7 @@ const (
 // and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil, it
 // replaces nothing. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
-	d := &decoder{source: newSource(name), env: env, begin: "the file has no policy; begin with rules:"}
+	d := &decoder{source: newSource(name), env: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
 	c := &Config{source: d.source, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
@@ -71,14 +71,15 @@ func (s *source) fail(p any, format string, args ...any) {
 }
 
 // isMisnamed reports whether an unknown field of the struct of p was probably meant as one of these
-// fields. Its mistake is reported, so the field is not reported as missing.
+// fields. That mistake is reported, so the field must not be reported as missing too.
 func (s *source) isMisnamed(p any, fields ...string) bool {
 	return slices.ContainsFunc(s.hints[p], func(hint string) bool {
-		isList := strings.HasPrefix(hint, "there are ")
+		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, which is no guess
 		return !isList && slices.ContainsFunc(fields, func(field string) bool { return strings.Contains(hint, field) })
 	})
 }
 
+// isWritten reports whether the file has the value of p.
 func (s *source) isWritten(p any) bool {
 	_, ok := s.at[p]
 	return ok
@@ -98,11 +99,12 @@ func (s *source) err() error {
 type decoder struct {
 	*source
 	env      func(string) (string, bool)
-	begin    string // the mistake of an empty file
+	ifEmpty  string // the message about an empty file
 	depth    int
 	isSecret bool // the field that is being read is a secret
 }
 
+// note records the position of the value of p.
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
@@ -126,7 +128,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	if isBlank(text) {
-		d.fail(start, "%s", d.begin)
+		d.fail(start, "%s", d.ifEmpty)
 		return nil
 	}
 	var document yaml.Node
@@ -135,7 +137,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	if len(document.Content) == 0 {
-		d.fail(start, "%s", d.begin)
+		d.fail(start, "%s", d.ifEmpty)
 		return nil
 	}
 	return d.resolve(document.Content[0])
@@ -143,62 +145,64 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 
 // reportSyntax turns an error of the YAML library into a mistake with a position.
 func (d *decoder) reportSyntax(text []byte, err error) {
-	var one *yaml.LoadError
-	if !errors.As(err, &one) {
+	var syntax *yaml.LoadError
+	if !errors.As(err, &syntax) {
 		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; check indentation, quotes and brackets", err)
 		return
 	}
-	if one.Stage == "loader" || strings.Contains(one.Message, "multiple") {
+	if syntax.Stage == "loader" || strings.Contains(syntax.Message, "multiple") {
 		d.fail(&yaml.Node{Line: secondDocument(text), Column: 1}, "a second document begins here; keep one, and remove the lines with --- or ... between them")
 		return
 	}
-	at := &yaml.Node{Line: max(one.Mark.Line, 1), Column: max(one.Mark.Column, 1)}
+	at := &yaml.Node{Line: max(syntax.Mark.Line, 1), Column: max(syntax.Mark.Column, 1)}
 	if line, column := endOf(text); at.Line > line {
 		at.Line, at.Column = line, column
 	}
 	found, column := lineOf(text, at.Line), at.Column-1
-	isOpen := strings.Contains(one.Message, "did not find expected ',' or")
-	if before := head(found, column); isOpen && at.Line > one.ContextMark.Line && (strings.TrimSpace(before) == "" || strings.HasPrefix(found[len(before):], ":")) {
-		at.Line, at.Column = endBefore(text, at.Line) // a bracket is closed where its last value ends
+	isOpen := strings.Contains(syntax.Message, "did not find expected ',' or") // a bracket is not closed
+	before := head(found, column)
+	isNextField := strings.TrimSpace(before) == "" || strings.HasPrefix(found[len(before):], ":")
+	if isOpen && isNextField && at.Line > syntax.ContextMark.Line {
+		at.Line, at.Column = endBefore(text, at.Line) // the bracket is missing there
 	}
-	d.fail(at, "%s", describeSyntaxError(one, found, column))
+	d.fail(at, "%s", describeSyntaxError(syntax, found, column))
 }
 
-// describeSyntaxError returns the mistake in plain words. The library found it in this line, after
-// so many characters.
+// describeSyntaxError returns the mistake in plain words. The library found it after the first
+// column characters of the line.
 func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
 	before := head(line, column)
 	character := head(line[len(before):], 1)
-	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
-	open, closing := "{", "}"
+	opening := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
+	openBracket, closeBracket := "{", "}"
 	if strings.Contains(e.ContextMsg, "sequence") {
-		open, closing = "[", "]"
+		openBracket, closeBracket = "[", "]"
 	}
-	says := func(text string) bool { return strings.Contains(e.Message, text) }
+	has := func(text string) bool { return strings.Contains(e.Message, text) }
 	switch {
-	case character == "\t" && (says("cannot start any token") || says("tab")):
+	case character == "\t" && (has("cannot start any token") || has("tab")):
 		return "the indentation has a tab; indent with spaces"
-	case says("cannot start any token"):
+	case has("cannot start any token"):
 		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
-	case says("mapping values are not allowed"):
+	case has("mapping values are not allowed"):
 		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space after each colon, and texts with a colon into quotes"
-	case says("did not find expected key") && strings.TrimRight(before, "}]\"'") != before:
+	case has("did not find expected key") && strings.TrimRight(before, "}]\"'") != before:
 		return fmt.Sprintf("more text follows a bracket or a quote; put the whole text into quotes, as in %q", textAround(line, len(before)-1, " "))
-	case says("did not find expected '-' indicator"), says("did not find expected key"):
+	case has("did not find expected '-' indicator"), has("did not find expected key"):
 		return "the line is indented differently from the one that it continues; indent the fields and dashes of a group equally"
-	case says("did not find expected ',' or") && character == "{":
-		return fmt.Sprintf("a text with { needs quotes within the bracket that opens in %s; write %q, with the quotes", begun, textAround(line, len(before), " ,[{"))
-	case says("did not find expected ',' or"):
-		return fmt.Sprintf("the %s that opens in %s is not closed; write %s after its last value, or a comma if another value follows", open, begun, closing)
-	case says("unexpected end of stream"):
-		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
-	case says("unknown escape character"):
+	case has("did not find expected ',' or") && character == "{":
+		return fmt.Sprintf("a text with { needs quotes within the bracket that opens in %s; write %q, with the quotes", opening, textAround(line, len(before), " ,[{"))
+	case has("did not find expected ',' or"):
+		return fmt.Sprintf("the %s that opens in %s is not closed; write %s after its last value, or a comma if another value follows", openBracket, opening, closeBracket)
+	case has("unexpected end of stream"):
+		return fmt.Sprintf("the quote that opens in %s is never closed; close it", opening)
+	case has("unknown escape character"):
 		return "unknown escape sequence; write \\\\ for a backslash, or use single quotes"
-	case says("unknown anchor"):
+	case has("unknown anchor"):
 		return "a text that begins with * is an alias, and no value has this name after &; put the text into quotes, or name the value"
-	case says("could not find expected ':'"):
+	case has("could not find expected ':'"):
 		return "a field has no colon after its name; add one, or indent the line as a part of the text above"
-	case says("did not find expected node content"):
+	case has("did not find expected node content"):
 		return "a value is missing before this; add it, or remove the comma"
 	}
 	what := e.Message
@@ -227,7 +231,7 @@ func head(line string, n int) string {
 	return line
 }
 
-// endBefore returns the position after the last line with a value that is before a line.
+// endBefore returns the position after the last value above a line.
 func endBefore(text []byte, number int) (line, column int) {
 	for number--; number > 1 && isBlank([]byte(lineOf(text, number))); number-- {
 	}
@@ -235,10 +239,11 @@ func endBefore(text []byte, number int) (line, column int) {
 	return number, utf8.RuneCountInString(strings.TrimRight(value, " \t")) + 1
 }
 
-// textAround returns the text of a line that has braces in it and the byte at. It begins after one
-// of the characters, and ends with a space, a comma, or a bracket that closes another.
-func textAround(line string, at int, begin string) string {
-	from := strings.LastIndexAny(line[:at], begin) + 1
+// textAround returns the text of a line that contains the byte at, and has brackets in it. It
+// begins after the last of the characters separators, and ends before a space, a comma outside its
+// brackets, or a bracket that it does not open.
+func textAround(line string, at int, separators string) string {
+	from := strings.LastIndexAny(line[:at], separators) + 1
 	depth, end := 0, len(line)
 	for i, c := range line[from:] {
 		switch c {
@@ -260,15 +265,16 @@ func secondDocument(text []byte) int {
 	number, hasBegun := 0, false
 	for line := range strings.Lines(string(text)) {
 		number++
-		isMark := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
-		if isMark && hasBegun {
+		isSeparator := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
+		if isSeparator && hasBegun {
 			return number
 		}
-		hasBegun = hasBegun || !isMark && !isBlank([]byte(line))
+		hasBegun = hasBegun || !isSeparator && !isBlank([]byte(line))
 	}
 	return 1
 }
 
+// controlCharacter finds the first character that YAML does not allow. at is -1 if there is none.
 func controlCharacter(text []byte) (at int, char rune) {
 	for i, c := range string(text) {
 		if c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85 || c == 0xfffe || c == 0xffff {
@@ -278,6 +284,7 @@ func controlCharacter(text []byte) (at int, char rune) {
 	return -1, 0
 }
 
+// invalidUTF8 returns where a text stops being UTF-8, or -1.
 func invalidUTF8(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -289,6 +296,7 @@ func invalidUTF8(text []byte) int {
 	return -1
 }
 
+// positionAt returns the position of a byte.
 func positionAt(text []byte, at int) (line, column int) {
 	before := string(text[:at])
 	line = 1 + strings.Count(before, "\n")
@@ -298,20 +306,21 @@ func positionAt(text []byte, at int) (line, column int) {
 // endOf returns the position after a text, with lines as YAML counts them.
 func endOf(text []byte) (line, column int) {
 	line, column = 1, 1
-	before := ' '
+	previous := ' '
 	for _, c := range string(text) {
 		switch {
-		case c == '\n' && before == '\r':
+		case c == '\n' && previous == '\r':
 		case c == '\n', c == '\r', c == 0x85, c == 0x2028, c == 0x2029:
 			line, column = line+1, 1
 		default:
 			column++
 		}
-		before = c
+		previous = c
 	}
 	return line, column
 }
 
+// isBlank reports whether a text has only comments and separators of documents.
 func isBlank(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -367,7 +376,7 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.decodeValue(n, v.Interface())
 	case v.Kind() == reflect.Struct:
-		if d.requireMapping(n, v.Addr().Interface(), fieldsInstead(n, v.Type())) {
+		if d.requireMapping(n, v.Addr().Interface(), suggestFields(n, v.Type())) {
 			d.decodeFields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
@@ -384,7 +393,7 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 			d.markUnread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "expected a list, found %s; %s", describeNode(n), listInstead(n, v.Type().Elem()))
+			d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, v.Type().Elem()))
 			d.markUnread(v.Addr().Interface())
 			return
 		}
@@ -401,14 +410,14 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 }
 
 func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
-	if wrong := d.set(n, v); wrong != "" {
+	if wrong := d.setScalar(n, v); wrong != "" {
 		d.fail(n, "%s", wrong)
 		d.markUnread(v.Addr().Interface())
 	}
 }
 
-// set sets v to the value of a scalar, or returns its mistake.
-func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
+// setScalar sets v to the value of a scalar, or returns its mistake.
+func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 	text, wrong := d.expand(n.Value)
 	if wrong != "" {
 		return wrong
@@ -419,7 +428,7 @@ func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
 		}
 		return "the text is empty; write one, or remove the line"
 	}
-	if _, duration := v.Interface().(time.Duration); duration {
+	if _, isDuration := v.Interface().(time.Duration); isDuration {
 		parsed, err := time.ParseDuration(text)
 		if err != nil || parsed < 0 {
 			return fmt.Sprintf("%q is not a duration; write it with its unit, as in 500ms, 30s, 5m or 1h", wording.Clip(text))
@@ -436,7 +445,7 @@ func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
 		}
 		v.SetBool(text == "true")
 	case reflect.Int, reflect.Int64:
-		parsed, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 53)
+		parsed, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 53) // bits, one for the sign
 		if err != nil {
 			return fmt.Sprintf("%q is not a whole number below 2^52; write one as 10 or 1000", wording.Clip(text))
 		}
@@ -464,7 +473,7 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 		}
 		field, ok := known[name]
 		if !ok {
-			hint := cmp.Or(rateHint(name, content[i+1], known), suggestPlace(name, known, sections))
+			hint := cmp.Or(suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
 			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
 			d.hints[p] = append(d.hints[p], hint)
 			continue
@@ -529,10 +538,9 @@ func fieldsOf(t reflect.Type) map[string]int {
 // sections are the sections of the file, if the fields are those of the file.
 func suggestPlace(name string, known map[string]int, sections []Section) string {
 	places := []struct {
-		field string
-		has   reflect.Type
-
-		isList bool
+		field    string
+		contents reflect.Type
+		isList   bool
 	}{
 		{"limits", reflect.TypeFor[LimitConfig](), true}, {"match", reflect.TypeFor[MatchConfig](), false}, {"rules", reflect.TypeFor[RuleConfig](), true},
 		{"cost", reflect.TypeFor[CostConfig](), false}, {"tokens", reflect.TypeFor[jwt.Config](), false},
@@ -545,7 +553,7 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 		names[s.SectionName()] = true
 	}
 	for _, place := range places {
-		if _, ok := fieldsOf(place.has)[name]; ok && names[place.field] {
+		if _, ok := fieldsOf(place.contents)[name]; ok && names[place.field] {
 			form := "%s: {%s: ...}"
 			if place.isList {
 				form = "%s: [{%s: ...}]"
@@ -561,7 +569,8 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 	return suggest(name, names)
 }
 
-// decodeName decodes a key of a mapping. It returns false if the key is not valid or occurs twice.
+// decodeName decodes a key of a mapping. It returns false if the key is not valid. It reports a key
+// that occurs twice.
 func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
 		d.fail(n, "expected a name, found %s; write the name as a text", describeNode(n))

@@ -49,19 +49,19 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
-// mostAlike is how many places of one message are shown.
-const mostAlike = 5
+// maxRepeats is how many errors with one message are reported one by one.
+const maxRepeats = 5
 
-// few returns the errors. If a message occurs in more than mostAlike places, it returns only the
-// first, with the number of places.
-func (e Errors) few() (list Errors) {
+// merged returns the errors. If more than maxRepeats have one message, it returns only the first of
+// them, with the number of places.
+func (e Errors) merged() (list Errors) {
 	places := make(map[string]int)
 	for _, err := range e {
 		places[err.Message]++
 	}
 	for _, err := range e {
 		switch n := places[err.Message]; {
-		case n > mostAlike:
+		case n > maxRepeats:
 			places[err.Message] = 0
 			first := *err
 			first.Message += fmt.Sprintf("; this occurs in %d places", n)
@@ -104,6 +104,7 @@ var intended = map[string]string{
 
 // suggestOf returns the end of an error message for an unknown word: the word that was probably
 // meant, or all known ones.
+// suggestOf returns which of the known names was probably meant, or all of them.
 func suggestOf(name string, known []string) string {
 	if word := intended[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
 		return fmt.Sprintf("did you mean %s?", word)

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// fieldsInstead returns what to write in place of n where the fields of a struct are expected.
-func fieldsInstead(n *yaml.Node, t reflect.Type) string {
+// suggestFields returns what to write in place of n where the fields of a struct are expected.
+func suggestFields(n *yaml.Node, t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[LimitConfig](), reflect.TypeFor[CandidateConfig]():
 		if rate := rateIn(n); rate != "" {
@@ -27,10 +27,10 @@ func fieldsInstead(n *yaml.Node, t reflect.Type) string {
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
 }
 
-// listInstead returns what to write in place of n where a list is expected.
-func listInstead(n *yaml.Node, element reflect.Type) string {
+// suggestList returns what to write in place of n where a list is expected.
+func suggestList(n *yaml.Node, element reflect.Type) string {
 	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {
-		return "write [" + fieldsInstead(n, element) + "]"
+		return "write [" + suggestFields(n, element) + "]"
 	}
 	return "put it into brackets, or a dash and a space before each item"
 }
@@ -49,15 +49,15 @@ func rateIn(n *yaml.Node) string {
 	return n.Value
 }
 
-// Fields of other limiters for what a rate contains here.
+// Names that other limiters give to the parts of a rate.
 var (
 	timesInRate   = []string{"window", "period", "interval", "duration", "unit", "seconds", "per_second", "per_minute", "per_hour", "window_size", "time_window"}
 	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
 )
 
-// rateHint returns how to write an unknown field of a limit as a rate. It returns "" if the field
-// is something else.
-func rateHint(name string, value *yaml.Node, known map[string]int) string {
+// suggestRate returns how to write an unknown field of a limit as a rate. It returns "" if the
+// field is something else.
+func suggestRate(name string, value *yaml.Node, known map[string]int) string {
 	_, isLimit := known["rate"]
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {
 		return ""
@@ -67,7 +67,7 @@ func rateHint(name string, value *yaml.Node, known map[string]int) string {
 	rate := rateIn(value)
 	switch {
 	case !isLimit && name == "limit", !isTime && !isNumber:
-		return "" // limit is a misspelled limits
+		return "" // in a rule, limit is a misspelled limits
 	case !isLimit && rate != "":
 		return fmt.Sprintf("write limits: [{rate: %s}]", rate)
 	case rate != "":

@@ -8,9 +8,9 @@ import (
 
 // Decode reads a YAML file of another kind into the struct that into points to, with the bounds and
 // the messages of policies. The fields' names are in their tags, as those of a Section are. It
-// replaces no variables. empty is the mistake of a file that has nothing. The error is Errors.
+// replaces no variables. empty is the message about a file that has nothing. The error is Errors.
 func Decode(name string, text []byte, into any, empty string) (*Places, error) {
-	d := &decoder{source: newSource(name), begin: empty}
+	d := &decoder{source: newSource(name), ifEmpty: empty}
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, into)
 	}

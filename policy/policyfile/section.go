@@ -13,9 +13,9 @@ type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string
 
-	// Apply checks the values, and changes the policy by them. It calls report for each mistake: field
-	// points to the wrong field, or is the Section itself. The message says what is wrong and how to
-	// fix it. Apply is also called if the file does not have the section.
+	// Apply checks the values, and sets what depends on them in the policy. It calls report for each
+	// mistake: field points to the wrong field, or is the Section itself. The message says what is
+	// wrong and how to fix it. Apply is also called if the file does not have the section.
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
 }
 

@@ -16,35 +16,35 @@ import (
 
 // warnOfSurprises warns about the effects of a policy that people do not expect.
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
-	segments, away := remarkKind{report: c.warn}, remarkKind{report: c.warn}
-	guarded, limited := remarkKind{report: c.warn}, remarkKind{report: c.hint}
+	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
+	guardedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
-	took := make(map[*policy.Rule]bool)
+	isReported := make(map[*policy.Rule]bool)
 	for _, m := range matchers {
 		if m.IsImplied || m.rule.Shadow || !m.rule.Enforces() {
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
-			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
+			oneSegment.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
 				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}),
 				append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentNamed, Text: "name"}))
 		}
-		if other := c.findMoreGeneral(m); other != nil && !took[m.rule] {
-			took[m.rule] = true
-			config := &c.config.Rules[m.index]
-			away.note(c.orWritten(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
+		if other := c.findMoreGeneral(m); other != nil && !isReported[m.rule] {
+			isReported[m.rule] = true
+			config := &c.config.Rules[m.ruleIndex]
+			uncounted.note(c.orWritten(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
 				"write always: true into %[2]s to count them in both, or apply: most-specific if this is intended", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
-		if also, write, keep := c.otherSpellings(m); len(also) > 0 {
-			kind := &limited
+		if spellings, unify, distinguish := c.otherSpellings(m); len(spellings) > 0 {
+			kind := &limitedSpelling
 			if isGuarding(m.rule) {
-				kind = &guarded
+				kind = &guardedSpelling
 			}
 			kind.note(m.at, "the rule limits %s and not %s, which some servers answer in the same way; write http: {%s}, or {%s} if yours does not",
-				m.Path, wording.List(also, "and"), strings.Join(write, ", "), strings.Join(keep, ", "))
+				m.Path, wording.List(spellings, "and"), strings.Join(unify, ", "), strings.Join(distinguish, ", "))
 		}
 	}
-	for _, kind := range []*remarkKind{&segments, &away, &guarded, &limited} {
+	for _, kind := range []*remarkKind{&oneSegment, &uncounted, &guardedSpelling, &limitedSpelling} {
 		kind.end()
 	}
 }
@@ -75,33 +75,33 @@ func (k *remarkKind) end() {
 }
 
 // otherSpellings returns other spellings of a path that ends in a word. It skips spellings that the
-// rule matches, and those that the policy distinguishes explicitly. The settings write make these
-// spellings one path; the settings keep distinguish them.
-func (c *compiler) otherSpellings(m *placedMatcher) (also, write, keep []string) {
+// rule matches, and those that the policy distinguishes explicitly. unify are settings that make
+// all spellings one path, and distinguish are settings that keep them apart.
+func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distinguish []string) {
 	last := len(m.Path) - 1
 	word := m.Path[last].Text
 	if m.Path[last].Kind != policy.SegmentLiteral || word == "" {
 		return nil, nil, nil
 	}
-	other := strings.ToUpper(word)
-	if other == word {
-		other = strings.ToLower(word)
+	otherCase := strings.ToUpper(word)
+	if otherCase == word {
+		otherCase = strings.ToLower(word)
 	}
-	if other != word && !c.spec.Paths.IgnoreCase && !c.isWrittenIn("http", "case_sensitive") {
-		also = append(also, append(slices.Clone(m.Path[:last]), policy.Segment{Text: other}).String())
-		write, keep = append(write, "case_sensitive: false"), append(keep, "case_sensitive: true")
+	if otherCase != word && !c.spec.Paths.IgnoreCase && !c.isWrittenIn("http", "case_sensitive") {
+		spellings = append(spellings, append(slices.Clone(m.Path[:last]), policy.Segment{Text: otherCase}).String())
+		unify, distinguish = append(unify, "case_sensitive: false"), append(distinguish, "case_sensitive: true")
 	}
 	if !c.spec.Paths.IgnoreTrailingSlash && !c.isWrittenIn("http", "trailing_slash") {
-		also = append(also, m.Path.String()+"/")
-		write, keep = append(write, "trailing_slash: ignore"), append(keep, "trailing_slash: keep")
+		spellings = append(spellings, m.Path.String()+"/")
+		unify, distinguish = append(unify, "trailing_slash: ignore"), append(distinguish, "trailing_slash: keep")
 	}
-	return also, write, keep
+	return spellings, unify, distinguish
 }
 
 // indexMatchers lets anyMatcher find the matchers that can match a path.
 func (c *compiler) indexMatchers(matchers []*placedMatcher) {
 	c.index, c.general = make(map[string][]*placedMatcher), nil
-	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.written, b.written)) }
+	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.order, b.order)) }
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
 		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
 			c.index[first.Text] = append(c.index[first.Text], m)
@@ -119,8 +119,8 @@ func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 	})
 }
 
-// findMoreGeneral returns a rule that matches all requests of m, and does not apply because m is
-// more specific.
+// findMoreGeneral returns a rule that matches all requests of m, and does not apply to them because
+// m is more specific.
 func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	if m.rule.Always || c.isWritten(&c.config.Apply) {
 		return nil
@@ -135,10 +135,11 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	return found
 }
 
-// anyMatcher reports whether the function holds for any matcher that can match a path of m.
-func (c *compiler) anyMatcher(m *placedMatcher, is func(*placedMatcher) bool) bool {
-	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], is)
-	return isFound || slices.ContainsFunc(c.general, is)
+// anyMatcher reports whether a function holds for any matcher that can match a path of m. It stops
+// at the first one.
+func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
+	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], holds)
+	return isFound || slices.ContainsFunc(c.general, holds)
 }
 
 // isGuarding reports whether a rule certainly protects something, such as a login: it counts

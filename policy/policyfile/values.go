@@ -87,10 +87,11 @@ func (c *Condition) decode(d *decoder, node *yaml.Node) {
 	if len(node.Content) == 0 {
 		d.fail(node, "the condition is empty, so it would always hold; name a source, as in {header X-Plan: premium}")
 	}
-	c.clauses(d, node.Content)
+	c.decodeClauses(d, node.Content)
 }
 
-func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
+// decodeClauses decodes pairs of a source and its values.
+func (c *Condition) decodeClauses(d *decoder, content []*yaml.Node) {
 	*c = make(Condition, len(content)/2)
 	seen := make(map[string]*yaml.Node)
 	for i := range *c {
@@ -120,7 +121,8 @@ func nestedName(source string, value *yaml.Node) string {
 	return value.Content[0].Value
 }
 
-// Conditions hold if one of them holds. One condition needs no list. "default" always holds.
+// Conditions hold if one of them holds. A single condition may be written without a list. The word
+// default always holds.
 type Conditions struct {
 	Otherwise bool
 	Any       []Condition
@@ -137,7 +139,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		d.markUnread(c)
 		switch {
 		case d.broken[&text]:
-		case wording.Distance(text, "default") < 3:
+		case wording.Distance(text, "default") < 3: // a misspelling
 			d.fail(node, "%q is not a condition; did you mean default?", wording.Clip(text))
 		default:
 			d.fail(node, "%q is not a condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
@@ -279,7 +281,7 @@ func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
 		}
 	}
 	d.decodeFields(fields, m)
-	m.Where.clauses(d, sources)
+	m.Where.decodeClauses(d, sources)
 }
 
 func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
@@ -293,7 +295,7 @@ func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &c.Units)
 }
 
-// A Size is a number of bytes: 512, 64KB, 10MB. 1KB is 1024 bytes; KiB means the same.
+// A Size is a number of bytes: 512, 64KB, 10MB. 1KB and 1KiB are 1024 bytes.
 type Size int64
 
 func (s *Size) decode(d *decoder, node *yaml.Node) {
@@ -314,9 +316,10 @@ func (s *Size) decode(d *decoder, node *yaml.Node) {
 func parseSize(text string) (Size, bool) {
 	number := strings.TrimRight(text, "kKmMgGiIbB ")
 	unit := strings.ToUpper(strings.TrimSpace(text[len(number):]))
-	n, err := strconv.ParseUint(number, 10, 40)
+	n, err := strconv.ParseUint(number, 10, 40) // at most 40 bits
 	shift, ok := map[string]int{"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30}[unit]
-	if err != nil || !ok || n > 1<<50>>shift {
+	const most = 1 << 50 // bytes
+	if err != nil || !ok || n > most>>shift {
 		return 0, false
 	}
 	return Size(n << shift), true

@@ -41,7 +41,7 @@ type Watcher struct {
 	mu       sync.Mutex  // held while loading
 	files    []string    // absolute names of the files of the rules, sorted
 	tried    fingerprint // of files, when they were last loaded
-	failed   error       // the error of the last load
+	lastErr  error       // of the last load
 	isClosed bool
 }
 
@@ -50,12 +50,12 @@ type WatchOptions struct {
 	Options
 
 	// Poll is how often the files are read and compared. It finds changes that the system does not
-	// report (network file systems, folders that were missing). A broken file is loaded again as
-	// often. Default: 30s.
+	// report (network file systems, folders that were missing). A file with a mistake is loaded again
+	// at each poll. Default: 30s.
 	Poll time.Duration
 
-	// Settle is how long no change must happen before the files are read. After 20 times as long they
-	// are read anyway. Default: 50ms.
+	// Settle is how long the files must stay unchanged before they are read. If they keep changing,
+	// they are read after 20 times this time. Default: 50ms.
 	Settle time.Duration
 
 	// Ready is called with each policy that was loaded, also the first. The policy takes effect when
@@ -72,10 +72,10 @@ type WatchOptions struct {
 }
 
 const (
-	watchPoll   = 30 * time.Second
-	watchSettle = 50 * time.Millisecond
-	settleMost  = 20 // times Settle
-	loadTries   = 5  // if the files change during a load
+	watchPoll       = 30 * time.Second
+	watchSettle     = 50 * time.Millisecond
+	maxSettleFactor = 20 // a load waits at most this many times Settle
+	loadTries       = 5  // how often files that change during a load are read
 )
 
 // A Reload is the result of a load.
@@ -140,8 +140,8 @@ func (w *Watcher) Reload() error {
 	return err
 }
 
-// Close stops watching, and stops the rules' reading of keys. It returns when both have ended. The
-// rules keep working.
+// Close stops watching, and stops reading keys. It returns when both have ended. The Rules keep
+// working.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	isFirst := !w.isClosed
@@ -168,7 +168,7 @@ func (w *Watcher) run() {
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
-	var since time.Time // of the first change that was not loaded yet
+	var firstChange time.Time // that was not loaded yet
 	for {
 		select {
 		case <-w.stop:
@@ -176,40 +176,40 @@ func (w *Watcher) run() {
 		case <-changed:
 		case <-missed: // there were more changes than the system can queue
 		case <-quiet.C:
-			since = time.Time{}
-			w.look()
+			firstChange = time.Time{}
+			w.loadIfChanged()
 			continue
 		case <-poll.C:
-			w.look()
+			w.loadIfChanged()
 			continue
 		}
-		if since.IsZero() {
-			since = time.Now()
+		if firstChange.IsZero() {
+			firstChange = time.Now()
 		}
-		quiet.Reset(w.options.waitFor(time.Since(since)))
+		quiet.Reset(w.options.waitFor(time.Since(firstChange)))
 	}
 }
 
-// waitFor returns how long to wait for further changes. since is the time of the first change that
-// was not loaded yet.
-func (o WatchOptions) waitFor(since time.Duration) time.Duration {
-	return max(0, min(o.Settle, settleMost*o.Settle-since))
+// waitFor returns how long to wait for further changes. elapsed is the time since the first change
+// that was not loaded yet.
+func (o WatchOptions) waitFor(elapsed time.Duration) time.Duration {
+	return max(0, min(o.Settle, maxSettleFactor*o.Settle-elapsed))
 }
 
-// look loads the file if anything changed. It also loads it if the last load failed, because the
-// cause may be outside the files.
-func (w *Watcher) look() {
+// loadIfChanged loads the file if anything changed. It also loads it if the last load failed,
+// because the cause may be outside the files.
+func (w *Watcher) loadIfChanged() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.isClosed {
 		return
 	}
-	w.followLocked()
+	w.watchFoldersLocked()
 	isSame := fingerprintOf(w.files) == w.tried
-	if isSame && w.failed == nil {
+	if isSame && w.lastErr == nil {
 		return
 	}
-	before := w.failed
+	before := w.lastErr
 	err := w.loadLocked()
 	if isSame && err != nil && err.Error() == before.Error() {
 		return
@@ -224,28 +224,28 @@ func (w *Watcher) reportLocked(err error) {
 
 // loadLocked loads the file. It uses the new rules only if none of their files changed meanwhile.
 func (w *Watcher) loadLocked() error {
-	w.failed = errors.New("the files change faster than they can be read; write under another name, and rename")
+	w.lastErr = errors.New("the files change faster than they can be read; write under another name, and rename")
 	for range loadTries {
-		w.followLocked()
+		w.watchFoldersLocked()
 		w.tried = fingerprintOf(w.files)
 		p, err := panicked.Try("policy: load "+w.path, func() (*Policy, error) { return w.load(w.path) })
 		if err != nil {
-			w.failed = err
+			w.lastErr = err
 			if fingerprintOf(w.files) == w.tried {
 				break
 			}
 			continue
 		}
 		if files := absolute(p.Files); !slices.Equal(files, w.files) || fingerprintOf(files) != w.tried {
-			w.files = files // from now on they can be compared
+			w.files = files // the next try compares these
 			p.Close()
 			continue
 		}
 		p.Start(w.options.Keys)
-		if _, w.failed = panicked.Try("policy: call Ready", func() (struct{}, error) {
+		if _, w.lastErr = panicked.Try("policy: call Ready", func() (struct{}, error) {
 			w.options.Ready(p)
 			return struct{}{}, nil
-		}); w.failed != nil {
+		}); w.lastErr != nil {
 			p.Close()
 			break
 		}
@@ -254,12 +254,13 @@ func (w *Watcher) loadLocked() error {
 		}
 		return nil
 	}
-	return w.failed
+	return w.lastErr
 }
 
-// followLocked watches every folder on the way to the files, as far as the system allows. The way
-// may change meanwhile, so it looks again until it adds no folder, and none has vanished.
-func (w *Watcher) followLocked() {
+// watchFoldersLocked watches every folder on the path to the files, also through symbolic links, as
+// far as the system allows. The links may change meanwhile, so it repeats this until it adds no
+// folder, and none has vanished.
+func (w *Watcher) watchFoldersLocked() {
 	if w.notices == nil {
 		return
 	}
@@ -271,9 +272,9 @@ func (w *Watcher) followLocked() {
 		}
 		slices.Sort(folders)
 		folders = slices.Compact(folders)
-		followed, hasChanged := w.notices.WatchList(), false
+		watched, hasChanged := w.notices.WatchList(), false
 		for _, name := range folders {
-			if slices.Contains(followed, name) {
+			if slices.Contains(watched, name) {
 				continue
 			}
 			if err := w.notices.Add(name); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -308,7 +309,7 @@ func absolute(names []string) []string {
 // changed.
 type fingerprint [sha256.Size]byte
 
-func fingerprintOf(names []string) (p fingerprint) {
+func fingerprintOf(names []string) (f fingerprint) {
 	h := sha256.New()
 	for _, name := range names {
 		fmt.Fprintf(h, "%q\n", name)
@@ -316,8 +317,8 @@ func fingerprintOf(names []string) (p fingerprint) {
 			fmt.Fprintf(h, "%v\n", err)
 		}
 	}
-	h.Sum(p[:0])
-	return p
+	h.Sum(f[:0])
+	return f
 }
 
 // addFile adds the contents of a file. For a name that is no file, or a file that is too large for
@@ -336,6 +337,6 @@ func addFile(h hash.Hash, name string) error {
 		return err
 	}
 	defer file.Close()
-	_, err = io.Copy(h, io.LimitReader(file, maxLists+1))
+	_, err = io.Copy(h, io.LimitReader(file, maxListBytes+1))
 	return err
 }
