@@ -49,10 +49,10 @@ rules:
 			t.Fatal(err)
 		}
 		defer rules.Close()
-		return described(rules.Rules)
+		return descriptionOf(rules.Rules)
 	}
 	if got, want := describeText(repeated), describeText(written); got != want {
-		t.Errorf("the policy with aliases:\n%s\nwithout:\n%s", got, want)
+		t.Errorf("the policy with aliases is described as\n%s\nwant that of the policy without aliases\n%s", got, want)
 	}
 }
 
@@ -74,16 +74,16 @@ func FuzzAliases(f *testing.F) {
 				s.WriteRune(c)
 				continue
 			}
-			kind, end := "&", " "
+			mark := "&"
 			if c%2 == 1 {
-				kind, end = "*", " "
+				mark = "*"
 			}
-			s.WriteString(kind + string(rune('a'+names&3)) + end)
+			s.WriteString(mark + string(rune('a'+names&3)) + " ")
 			names = names>>2 | names<<62
 		}
 		if err := mistakesOf("policy.yaml", s.String(), nil); err != nil {
 			if !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("%T is not an error that wraps ErrInvalid", err)
+				t.Errorf("the error %v has the type %[1]T; want one that wraps ErrInvalid", err)
 			}
 		}
 	})

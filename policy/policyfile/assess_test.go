@@ -123,8 +123,8 @@ func accepts(rules *policy.Rules, token string) bool {
 	return err == nil
 }
 
-// described returns the description of rules.
-func described(rules *policy.Rules) string { return describe.Spec(rules.Spec()) }
+// descriptionOf returns the description of rules.
+func descriptionOf(rules *policy.Rules) string { return describe.Spec(rules.Spec()) }
 
 // charged returns the charges of a request, as "rule.limit key cost".
 func charged(rules *policy.Rules, a testRequest) (list []string) {
@@ -143,20 +143,21 @@ func keyOf(t testing.TB, rules *policy.Rules, a testRequest) string {
 	rules.Evaluate(a, &v)
 	if v.Unclear != "" {
 		if len(v.Charges)+len(v.Matched)+len(v.Shadows) > 0 || v.ListMatch != policy.NotListed {
-			t.Errorf("%v is malformed, but has charges or is on a list", a)
+			t.Errorf("%v is malformed, and has %d charges, %d rules and the list %d; want none", a, len(v.Charges), len(v.Matched), v.ListMatch)
 		}
 		return "malformed"
 	}
 	if len(v.Charges) != 1 {
-		t.Fatalf("%v has %d charges", a, len(v.Charges))
+		t.Fatalf("%v has %d charges; want 1", a, len(v.Charges))
 	}
 	return v.Charges[0].Key
 }
 
+// want compares the texts of two values.
 func want[T any](t testing.TB, what any, got, want T) {
 	t.Helper()
-	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
-		t.Errorf("%v: got\n\t%s\nand want\n\t%s", what, g, w)
+	if gotText, wantText := fmt.Sprint(got), fmt.Sprint(want); gotText != wantText {
+		t.Errorf("%v: got\n\t%s\nwant\n\t%s", what, gotText, wantText)
 	}
 }
 
@@ -243,14 +244,15 @@ func (p *testPattern) matches(a testRequest) bool {
 			s.WriteString("/" + strings.ReplaceAll(regexp.QuoteMeta(part), `\*`, "[^/]*"))
 		}
 	}
-	host := strings.TrimPrefix(p.host, "*")
+	domain, isWildcard := strings.CutPrefix(p.host, "*")
 	return regexp.MustCompile("^"+s.String()+"$").MatchString(cmp.Or(a.path, "/a")) &&
-		(p.host == "" || a.host == p.host || host != p.host && strings.HasSuffix(a.host, host)) &&
+		(p.host == "" || a.host == p.host || isWildcard && strings.HasSuffix(a.host, domain)) &&
 		(p.methods == nil || slices.Contains(p.methods, cmp.Or(a.method, "GET"))) &&
 		(!p.needsGold || a.header.Get("X-Plan") == "gold")
 }
 
-// rank returns a text that sorts the most specific first.
+// rank returns a text that sorts the most specific first. It has five characters for the host, four
+// for each segment, and one each for the methods and the header.
 func (p *testPattern) rank() string {
 	var s strings.Builder
 	switch {
@@ -276,13 +278,18 @@ func (p *testPattern) rank() string {
 		}
 	}
 	if !strings.HasSuffix(p.path, "**") {
-		s.WriteString("5   ")
+		s.WriteString("5   ") // the end of the path
 	}
-	fmt.Fprintf(&s, "|%d", 1-min(1, len(p.methods)))
-	if p.needsGold {
-		return s.String() + "0"
+	s.WriteString("|" + zeroIf(p.methods != nil) + zeroIf(p.needsGold))
+	return s.String()
+}
+
+// zeroIf returns the digit that sorts first if isSet.
+func zeroIf(isSet bool) string {
+	if isSet {
+		return "0"
 	}
-	return s.String() + "1"
+	return "1"
 }
 
 func (p *testPattern) yaml() string {
@@ -325,7 +332,7 @@ func TestRulesAgreeWithASecondImplementation(t *testing.T) {
 			if r.IntN(3) == 0 {
 				p.methods = []string{pick("GET", "POST")}
 			}
-			// Two patterns of one rank that match the same requests are an error; leave them out.
+			// Two rules of one rank that match the same requests would be an error.
 			if slices.ContainsFunc(patterns, func(other *testPattern) bool { return other.rank() == p.rank() }) {
 				continue
 			}
@@ -463,8 +470,8 @@ deny: [{ip: 10.6.6.6}, {header X-Key: [stolen, leaked]}]
 rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
 `)
 	for _, row := range []struct {
-		a    testRequest
-		want policy.ListMatch
+		request testRequest
+		want    policy.ListMatch
 	}{
 		{testRequest{}, policy.NotListed},
 		{testRequest{address: "10.1.2.3"}, policy.AllowListed},
@@ -477,9 +484,9 @@ rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
 		{testRequest{}.with("X-Key", "leaked"), policy.DenyListed},
 	} {
 		var v policy.Evaluation
-		rules.Evaluate(row.a, &v)
+		rules.Evaluate(row.request, &v)
 		if v.ListMatch != row.want || (v.ListMatch == policy.NotListed) != (len(v.Charges) == 1) {
-			t.Errorf("%v is listed as %d, with %d charges; want %d", row.a, v.ListMatch, len(v.Charges), row.want)
+			t.Errorf("%v is listed as %d, with %d charges; want %d", row.request, v.ListMatch, len(v.Charges), row.want)
 		}
 	}
 }
@@ -525,8 +532,8 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 `)
 	long := strings.Repeat("a", 129)
 	rows := []struct {
-		a   testRequest
-		key string
+		request testRequest
+		key     string
 	}{
 		{testRequest{}, "ip:192.0.2.1"},
 		{testRequest{address: "2001:db8:1:2:3:4:5:6"}, "ip:2001:db8:1:2::/64"},
@@ -540,10 +547,10 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 		{testRequest{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "malformed"},     // even if both agree
 		{testRequest{}.with("X-User", "alice", "X-User", "mallory"), "malformed"}, // a listed value and another one
 		{testRequest{}.with("X-Api-Key", "a,user:bob"), "malformed"},              // a list
-		{testRequest{}.with("X-Api-Key", " a"), "malformed"},                      //
-		{testRequest{}.with("X-Api-Key", "a\tb"), "malformed"},                    //
-		{testRequest{}.with("X-Api-Key", "a\xa0"), "malformed"},                   // some decoders read it as a space
-		{testRequest{}.with("X-Api-Key", "a\u00a0"), "malformed"},                 //
+		{testRequest{}.with("X-Api-Key", " a"), "malformed"},
+		{testRequest{}.with("X-Api-Key", "a\tb"), "malformed"},
+		{testRequest{}.with("X-Api-Key", "a\xa0"), "malformed"}, // some decoders read it as a space
+		{testRequest{}.with("X-Api-Key", "a\u00a0"), "malformed"},
 		{testRequest{query: map[string][]string{"access_token": {"t", "t"}}}, "malformed"},
 		{testRequest{query: map[string][]string{"access_token": {"t\x00"}}}, "malformed"},
 		{testRequest{query: map[string][]string{"access_token": {"a,b"}}}, "token:a%2Cb"},
@@ -551,18 +558,18 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 		{testRequest{cookies: map[string][]string{"sid": {"%731"}}}, "session:s1"},
 		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}.with("X-Api-Key", "k", "Cookie", "a", "Cookie", "b"), "key:k"}, // a malformed value that no identity uses
 		{testRequest{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // a value that looks like another identity's key
-		{testRequest{}.with("X-Api-Key", "unknown"), "key:unknown"},                                                              //
-		{testRequest{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},                                                         //
-		{testRequest{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},                                                       //
-		{testRequest{}.with("X-Api-Key", long), "key:" + hashed(long)},                                                           //
-		{testRequest{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]},                                            // a value that looks like a hash is not one
-		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},                                                 //
-		{testRequest{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},                                            //
-		{testRequest{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"},                                          //
+		{testRequest{}.with("X-Api-Key", "unknown"), "key:unknown"},
+		{testRequest{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},
+		{testRequest{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},
+		{testRequest{}.with("X-Api-Key", long), "key:" + hashed(long)},
+		{testRequest{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]}, // a value that looks like a hash is not one
+		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},
+		{testRequest{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},
+		{testRequest{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"},
 		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}.with("X-User", "bob"), "user:bob"},
 	}
 	for _, row := range rows {
-		want(t, row.a, keyOf(t, rules, row.a), row.key)
+		want(t, row.request, keyOf(t, rules, row.request), row.key)
 	}
 	t.Logf("counted: %d requests and their keys", len(rows))
 }
@@ -571,8 +578,8 @@ func TestRequestsWithoutIdentityShareACounter(t *testing.T) {
 	rules := rulesOf(t, `
 rules: [{name: a, per: {first_of: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
 `)
-	want(t, "nothing", keyOf(t, rules, testRequest{}), "unknown")
-	want(t, "twice", keyOf(t, rules, testRequest{}.with("X-Key", "a", "X-Key", "b")), "malformed")
+	want(t, "no identity", keyOf(t, rules, testRequest{}), "unknown")
+	want(t, "a header that is sent twice", keyOf(t, rules, testRequest{}.with("X-Key", "a", "X-Key", "b")), "malformed")
 	want(t, "a key with this value", keyOf(t, rules, testRequest{}.with("X-Key", "unknown")), "key:unknown")
 }
 
@@ -585,8 +592,8 @@ rules:
   - {name: b, match: {path: /pair}, per: {all_of: [who, {device: header X-Device}]}, limits: [{rate: 1/s}]}
 `)
 	for _, row := range []struct {
-		a   testRequest
-		key string
+		request testRequest
+		key     string
 	}{
 		{testRequest{path: "/s1/x"}.with("X-Key", "k"), "key:k,shop:s1,m:GET,global"},
 		{testRequest{path: "/s1"}, "key:,shop:s1,m:GET,global"},
@@ -596,7 +603,7 @@ rules:
 		{testRequest{path: "/pair"}.with("X-Device", "d"), "key:,device:d"},
 		{testRequest{path: "/pair"}, "unknown"},
 	} {
-		want(t, row.a, keyOf(t, rules, row.a), row.key)
+		want(t, row.request, keyOf(t, rules, row.request), row.key)
 	}
 }
 
@@ -662,7 +669,7 @@ rules:
 		return "Bearer " + jwttest.Sign("HS256", issuer, `{"alg":"HS256"}`, `{"aud":"rides","iss":"i","exp":`+fmt.Sprint(time.Now().Add(time.Hour).Unix())+payload+`}`)
 	}
 	for _, row := range []struct {
-		a           testRequest
+		request     testRequest
 		tier        string
 		rate, burst int64
 	}{
@@ -678,10 +685,10 @@ rules:
 		{testRequest{}.with("X-Key", "p3"), "free", 10, 0},
 	} {
 		var v policy.Evaluation
-		rules.Evaluate(row.a, &v)
+		rules.Evaluate(row.request, &v)
 		l := v.Charges[0].Plan.Limit()
-		want(t, row.a, fmt.Sprint(v.Tier, l.Count, l.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
-		want(t, row.a, v.Limits[0].Variants[v.Variant(v.Limits[0])].Limit().Count, row.rate)
+		want(t, row.request, fmt.Sprint(v.Tier, l.Count, l.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
+		want(t, row.request, v.Limits[0].Variants[v.Variant(v.Limits[0])].Limit().Count, row.rate)
 	}
 	want(t, "tier as key", keyOf(t, rules, testRequest{path: "/b"}), "tier:free")
 	want(t, "tier as key", keyOf(t, rules, testRequest{path: "/b"}.with("X-Key", "p1")), "tier:partner")
@@ -771,7 +778,7 @@ func TestEvaluationCanBeReused(t *testing.T) {
 		rules.Evaluate(a, &fresh)
 		rules.Evaluate(a, &again)
 		if got, want := formatEvaluation(&again), formatEvaluation(&fresh); got != want {
-			t.Fatalf("seed %d, request %d, %v: a reused evaluation:\n%s\na new one:\n%s", seed, i, a, got, want)
+			t.Fatalf("seed %d, request %d, %v: a reused evaluation is\n%s\nwant that of a new one\n%s", seed, i, a, got, want)
 		}
 	}
 	t.Logf("counted: %d requests with a reused evaluation", 3000)
@@ -917,15 +924,15 @@ rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candi
 	for range 6 {
 		var v policy.Evaluation
 		rules.Evaluate(a, &v)
-		for _, part := range []struct {
+		for _, batch := range []struct {
 			charges []penstock.Charge
-			into    *[]bool
+			allowed *[]bool
 		}{{v.Charges, &enforced}, {v.Shadows[0].Charges, &tried}} {
-			d, err := store.Decide(context.Background(), part.charges)
+			d, err := store.Decide(context.Background(), batch.charges)
 			if err != nil {
 				t.Fatal(err)
 			}
-			*part.into = append(*part.into, d.Allowed)
+			*batch.allowed = append(*batch.allowed, d.Allowed)
 		}
 	}
 	want(t, "limit", enforced, []bool{true, true, true, true, true, false})
@@ -938,7 +945,7 @@ func TestCandidateInheritsFromItsLimit(t *testing.T) {
 		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (token-bucket)"},
 		{"rate: 10/s, burst: 30", "algorithm: fixed-window", "second.candidate: 10 per 1s (fixed-window)"},
 		{"rate: 10/s, algorithm: sliding-window", "rate: 20/s", "second.candidate: 20 per 1s (sliding-window)"},
-		{"rate: 10/m, algorithm: sub-window, sub_windows: 6", "rate: 20/m", "minute.candidate: 20 per 1m (sub-window) ||||||"},
+		{"rate: 10/m, algorithm: sub-window, sub_windows: 6", "rate: 20/m", "minute.candidate: 20 per 1m (sub-window) ||||||"}, // a bar for each sub-window,
 		{"rate: 10/m, algorithm: sub-window, sub_windows: 6", "algorithm: token-bucket", "minute.candidate: 10 per 1m (token-bucket)"},
 		{"in_flight: 10, ttl: 30s", "in_flight: 20", "in-flight.candidate: 20 per 30s, burst 20 (in_flight)"},
 		{"rate: 10 per calendar day, timezone: Europe/Berlin", "rate: 20 per calendar day", "calendar-day.candidate: 20 per calendar day (calendar-window) Europe/Berlin"},
@@ -961,7 +968,7 @@ func TestCandidateIsChargedAsIfEnforced(t *testing.T) {
 		hasHolder        bool
 	}{
 		{"rate: 1/min, max_wait: 1m", "rate: 2/min", time.Minute, false},
-		{"rate: 1/min, max_wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false},
+		{"rate: 1/min, max_wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false}, // the bound of Plan.MaxPatience: 2^51 divided by the rate
 		{"rate: 1/min, max_wait: 1m", "algorithm: fixed-window", 0, false},
 		{"rate: 1/min, max_wait: 1m", "algorithm: leaky-bucket, burst: 5", time.Minute, true},
 		{"rate: 1/min, max_wait: 1m, algorithm: leaky-bucket, burst: 1", "algorithm: token-bucket, burst: 1", time.Minute, false},
@@ -1057,8 +1064,8 @@ rules:
   - {name: csv, match: {query format: csv}, per: global, limits: [{rate: 1/s}]}
   - {name: old, match: {path: /old, cookie plan: old}, per: global, limits: [{rate: 1/s}]}
 `)
-	want(t, "twice", charged(rules, testRequest{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second global 1"})
-	want(t, "behind another", charged(rules, testRequest{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "a value that is sent twice", charged(rules, testRequest{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "a value after another one", charged(rules, testRequest{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second global 1"})
 	want(t, "cookies", charged(rules, testRequest{path: "/old", cookies: map[string][]string{"plan": {"new", "old"}}}), []string{"old.second global 1"})
 	var v policy.Evaluation
 	rules.Evaluate(testRequest{query: map[string][]string{"debug": {"0", "1"}}}, &v)

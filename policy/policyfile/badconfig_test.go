@@ -31,7 +31,7 @@ type badCase struct {
 	line     int
 	name     string
 	header   []string // the lines that begin with a colon
-	written  []string
+	lines    []string // of the file
 	messages []string
 }
 
@@ -42,24 +42,24 @@ func readBadCases(t testing.TB, file string) (cases []*badCase) {
 		t.Fatal(err)
 	}
 	var c *badCase
-	inMessages := false
+	isInMessages := false
 	for i, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
-		name, begins := strings.CutPrefix(line, "==== ")
+		name, isStart := strings.CutPrefix(line, "==== ")
 		switch {
-		case begins:
-			c, inMessages = &badCase{file: file, line: i + 1, name: name}, false
+		case isStart:
+			c, isInMessages = &badCase{file: file, line: i + 1, name: name}, false
 			cases = append(cases, c)
 		case c == nil && line != "":
 			t.Fatalf("%s:%d: %q is before the first case", file, i+1, line)
 		case line == "----":
-			inMessages = true
-		case inMessages && line != "":
+			isInMessages = true
+		case isInMessages && line != "":
 			c.messages = append(c.messages, line)
-		case inMessages || c == nil:
-		case strings.HasPrefix(line, ":") && c.written == nil:
+		case isInMessages || c == nil:
+		case strings.HasPrefix(line, ":") && c.lines == nil:
 			c.header = append(c.header, line)
 		default:
-			c.written = append(c.written, line)
+			c.lines = append(c.lines, line)
 		}
 	}
 	return cases
@@ -73,7 +73,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 			s.WriteByte('\n')
 		}
 		fmt.Fprintf(&s, "==== %s\n", c.name)
-		for _, line := range slices.Concat(c.header, c.written, []string{"----"}, c.messages) {
+		for _, line := range slices.Concat(c.header, c.lines, []string{"----"}, c.messages) {
 			s.WriteString(line + "\n")
 		}
 	}
@@ -85,7 +85,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 // text returns the text of the file, without escapes.
 func (c *badCase) text(t testing.TB) string {
 	t.Helper()
-	text := strings.Join(c.written, "\n") + "\n"
+	text := strings.Join(c.lines, "\n") + "\n"
 	if !slices.Contains(c.header, ":escaped") {
 		return text
 	}
@@ -178,7 +178,7 @@ func formErrors(text string, err error) (wrong []string) {
 		case strings.HasSuffix(e.Message, ".") || strings.Contains(e.Message, "%!") || strings.ContainsAny(e.Message, "\r\n\t"):
 			wrong = append(wrong, fmt.Sprintf("%q: it is not one clean line", e.Message))
 		case len(e.Message) > 400:
-			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long", e, len(e.Message)))
+			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long; want at most 400", e, len(e.Message)))
 		case i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column):
 			wrong = append(wrong, fmt.Sprintf("%v: it comes after an error at a later place", e))
 		}
@@ -190,7 +190,7 @@ func formErrors(text string, err error) (wrong []string) {
 func TestHugePoliciesAreErrors(t *testing.T) {
 	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
-	var bomb strings.Builder
+	var bomb strings.Builder // each value has ten aliases of the previous one
 	bomb.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")
 	for i := range 9 {
 		fmt.Fprintf(&bomb, "a%d: &a%d [%s]\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d, ", i), 10), ", "))
@@ -208,16 +208,16 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 		fmt.Fprintf(&wrong, "- {name: r%d, match: {path: /%d}, per: nothing%d, limits: [{rate: 1/s}]}\n", i, i, i)
 	}
 	long := strings.Repeat("x", 900_000)
-	var doubled strings.Builder
+	var doubled strings.Builder // each identity has twice as many parts as the previous one
 	doubled.WriteString("identities:\n  i0: {key: header X}\n")
 	for i := range 40 {
 		fmt.Fprintf(&doubled, "  i%d: {all_of: [i%d, i%d]}\n", i+1, i, i)
 	}
-	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
+	paths := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
 	rows := []struct{ name, text, want string }{
 		{"identities whose parts double", doubled.String() + rule,
 			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
-		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
+		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + paths + ", host: " + strings.ReplaceAll(paths, "/", "") + "}, unlimited: true}]",
 			"the rules have more than 100000 combinations of path and host; write patterns instead"},
 		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
 			"policy.yaml:1:1: the file has 1048627 bytes; the most is 1048576. Put long lists into separate files: {file: NAME}"},
@@ -260,7 +260,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 					t.Errorf("%d mistakes are reported; want at most 200", n)
 				}
 				if n := len(err.Error()); n > 300_000 {
-					t.Errorf("the error has %d bytes", n)
+					t.Errorf("the error has %d bytes; want at most 300000", n)
 				}
 			case <-time.After(time.Minute):
 				t.Fatal("the policy takes more than a minute to compile")
@@ -270,8 +270,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 	t.Logf("counted: %d huge policies", len(rows))
 }
 
-// TestRemarksAreBounded: a reload logs warnings, so neither their number nor their length may grow
-// with the file.
+// A reload logs warnings, so neither their number nor their length may grow with the file.
 func TestRemarksAreBounded(t *testing.T) {
 	t.Parallel()
 	var many strings.Builder
@@ -297,7 +296,7 @@ func TestRemarksAreBounded(t *testing.T) {
 		}
 		for _, one := range all {
 			if len(one.Message) > 2*maxMessage {
-				t.Errorf("%s: a remark has %d bytes: %.200s", name, len(one.Message), one.Message)
+				t.Errorf("%s: a remark has %d bytes; want at most %d: %.200s", name, len(one.Message), 2*maxMessage, one.Message)
 			}
 		}
 	}

@@ -19,6 +19,7 @@ rules:
   - {name: open, match: {path: /open}, per: ip, limits: [{rate: 10/s}]}
 `
 
+// bearer returns the Authorization header of a client with a valid token.
 func bearer(sub string) string {
 	return "Bearer " + jwttest.Sign("HS256", []byte(jwttest.Secret), `{"alg":"HS256"}`, fmt.Sprintf(`{"aud":"api","iss":"i","sub":%q,"exp":%d}`, sub, time.Now().Add(time.Hour).Unix()))
 }
@@ -28,7 +29,7 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	var v policy.Evaluation
 	wantFirst := func(what string, a testRequest, isComplete bool, charges ...string) {
 		t.Helper()
-		want(t, what+": is it complete", rules.EvaluateFirst(a, &v), isComplete)
+		want(t, what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), isComplete)
 		want(t, what, chargesOf(&v), charges)
 	}
 	isKnown := func(a testRequest) bool {
@@ -38,27 +39,27 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	anna := testRequest{path: "/a"}.with("Authorization", bearer("anna"))
 	wantFirst("without a token", testRequest{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	wantFirst("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
-	want(t, "its signature is checked", isKnown(anna), false)
+	want(t, "the signature of anna's token is checked", isKnown(anna), false)
 	rules.EvaluateRest(anna, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second user:anna 1"})
-	want(t, "its signature is checked", isKnown(anna), true)
+	want(t, "the signature of anna's token is checked", isKnown(anna), true)
 	wantFirst("the second time", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
 
 	forged := testRequest{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
 	wantFirst("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(forged, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
-	want(t, "why", v.TokenError.Reason, "signature")
+	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
 	wantFirst("the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
-	want(t, "why", v.TokenError.Reason, "signature")
+	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
 
 	wantFirst("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
 	mallory := testRequest{path: "/a"}.with("Authorization", bearer("mallory"))
 	wantFirst("a client on the deny list", mallory, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(mallory, &v)
 	want(t, "a client on the deny list", v.ListMatch, policy.DenyListed)
-	wantFirst("twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
-	want(t, "twice is malformed", v.Unclear != "", true)
+	wantFirst("with the header twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
+	want(t, "with the header twice: is malformed", v.Unclear != "", true)
 }
 
 // Malformed requests and preflights are not charged, so no signature is checked for them.
@@ -73,7 +74,7 @@ rules:
 	preflight := testRequest{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
 	for _, row := range []struct {
 		what       string
-		a          testRequest
+		request    testRequest
 		isComplete bool
 		isUnclear  bool
 		charges    []string
@@ -83,9 +84,9 @@ rules:
 	} {
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)
-		a := row.a.with("Authorization", authorization)
-		want(t, row.what+": is it complete", rules.EvaluateFirst(a, &v), row.isComplete)
-		want(t, row.what+": is it malformed", v.Unclear != "", row.isUnclear)
+		a := row.request.with("Authorization", authorization)
+		want(t, row.what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), row.isComplete)
+		want(t, row.what+": is malformed", v.Unclear != "", row.isUnclear)
 		want(t, row.what, chargesOf(&v), row.charges)
 		want(t, row.what+": its signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
 	}
@@ -94,6 +95,7 @@ rules:
 	want(t, "a preflight without a token", chargesOf(&v), nil)
 }
 
+// chargesOf returns the charges of an evaluation, as "rule.limit key cost".
 func chargesOf(v *policy.Evaluation) (texts []string) {
 	for i, c := range v.Charges {
 		texts = append(texts, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))
@@ -109,8 +111,8 @@ rules:
   - {name: a, per: {first_of: [{user: claim sub}, {key: {header X-API-Key: [k-1, k-2]}}, {sid: cookie sid}, ip]}, limits: [{rate: {partner: 9/s, other: 1/s}}]}
 `)
 	for _, row := range []struct {
-		a      testRequest
-		doubts []string
+		request testRequest
+		doubts  []string
 	}{
 		{testRequest{}, nil},
 		{testRequest{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
@@ -119,7 +121,7 @@ rules:
 		{testRequest{}.with("X-Partner", "umbrella"), []string{"header X-Partner has a value that no tier lists, so the tier is other"}},
 	} {
 		var v policy.Evaluation
-		rules.Evaluate(row.a, &v)
-		want(t, row.a, v.Doubts(), row.doubts)
+		rules.Evaluate(row.request, &v)
+		want(t, row.request, v.Doubts(), row.doubts)
 	}
 }

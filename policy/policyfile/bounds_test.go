@@ -2,10 +2,11 @@ package policyfile
 
 import (
 	"fmt"
-	"github.com/penstock/penstock/internal/effort"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // The total size of files of values is bounded, and the error names the bound.
@@ -15,7 +16,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListValue+1)+"\nb\n")
 	write(t, dir+"/longest.txt", strings.Repeat("x", maxListValue)+" # "+strings.Repeat("c", 100)+"\n")
 	write(t, dir+"/empty.txt", "\n")
-	for _, size := range []int64{maxListBytes/2 + 1, maxListBytes + 1} { // sparse, so it takes no space
+	for _, size := range []int64{maxListBytes/2 + 1, maxListBytes + 1} { // sparse files, which take no space
 		name := fmt.Sprintf("%s/%d", dir, size)
 		write(t, name, "# ")
 		if err := os.Truncate(name, size); err != nil {

@@ -27,14 +27,14 @@ rules:
   - {name: a, match: {path: /a, header X-Plan: SECRET-plan}, per: key, limits: [{rate: 10/s}]}
   - {name: b, per: {both: {header X-Shared: SECRET-shared}}, limits: [{rate: {paid: 10/s, free: 1/s}}]}
 `)
-	if text := described(rules); strings.Contains(text, "SECRET") {
+	if text := descriptionOf(rules); strings.Contains(text, "SECRET") {
 		t.Errorf("the description contains a secret:\n%s", text)
 	}
 	rules = rulesOf(t, `
 tokens: {jwks_url: "https://SECRET-user:SECRET@issuer.example/keys?code=SECRET#SECRET"}
 rules: [{name: a, per: {user: claim sub}, limits: [{rate: 10/s}]}]
 `)
-	if text := described(rules); strings.Contains(text, "SECRET") || !strings.Contains(text, "https://issuer.example/keys,") {
+	if text := descriptionOf(rules); strings.Contains(text, "SECRET") || !strings.Contains(text, "https://issuer.example/keys,") {
 		t.Errorf("the description contains a secret, or lacks the origin of keys:\n%s", text)
 	}
 }
@@ -56,9 +56,9 @@ rules: [{name: a, match: {host: a, path: "/a\uFFFD/\u202e"}, per: {a: "query \x1
 		t.Fatal(err)
 	}
 	rules := p.Rules
-	for _, line := range strings.Split(described(rules), "\n") {
+	for _, line := range strings.Split(descriptionOf(rules), "\n") {
 		if strings.ContainsFunc(line, func(c rune) bool { return c < ' ' || c == 0x7f || c == '\u202e' || c == '\uFFFD' }) {
-			t.Errorf("%q has unprintable characters", line)
+			t.Errorf("the line %q has unprintable characters", line)
 		}
 	}
 }
@@ -69,9 +69,9 @@ func TestDescriptionsAre120ColumnsWide(t *testing.T) {
 		t.Run(g.policy, func(t *testing.T) {
 			_, p := g.config(t)
 			rules := p.Rules
-			for _, line := range strings.Split(described(rules), "\n") {
+			for _, line := range strings.Split(descriptionOf(rules), "\n") {
 				if lines++; len(line) > 120 || strings.HasSuffix(line, " ") {
-					t.Errorf("%q has %d columns or a space at its end", line, len(line))
+					t.Errorf("%q has %d columns; want at most 120, and no space at the end", line, len(line))
 				}
 			}
 		})
@@ -84,9 +84,9 @@ func TestTheSamePolicyHasOneDescription(t *testing.T) {
 tiers: {paid: {ip: [10.0.0.0/8, "::1", 192.0.2.1, 198.51.100.0/24], host: [a, b, c, d]}, free: default}
 rules: [{name: a, per: global, limits: [{rate: 100/s, cost: {methods: {GET: 1, PUT: 2, POST: 3, PATCH: 4, DELETE: 5}}, on_status: [5xx, 401]}]}]
 `
-	first := described(rulesOf(t, policy))
+	first := descriptionOf(rulesOf(t, policy))
 	for range 50 {
-		if again := described(rulesOf(t, policy)); again != first {
+		if again := descriptionOf(rulesOf(t, policy)); again != first {
 			t.Fatalf("the description is\n%s\nand then\n%s", first, again)
 		}
 	}
@@ -103,8 +103,8 @@ func TestRulesMadeInCodeAreDescribed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"rule code", "a function of the program", "10 per 1s, burst 20", "sub-window", "5 in flight", "store fails     rejected", "corrected by the handler"} {
-		if !strings.Contains(described(rules), part) {
-			t.Errorf("the description lacks %q:\n%s", part, described(rules))
+		if !strings.Contains(descriptionOf(rules), part) {
+			t.Errorf("the description lacks %q:\n%s", part, descriptionOf(rules))
 		}
 	}
 }

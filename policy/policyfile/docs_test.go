@@ -17,8 +17,9 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// page returns the text of docs/configuration.md and of all pages of docs/configuration.
-func page(t *testing.T) string {
+// configurationPages returns the text of docs/configuration.md and of all pages of
+// docs/configuration.
+func configurationPages(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/configuration/*.md")
 	if err != nil || len(files) == 0 {
@@ -56,12 +57,12 @@ func tablesOf(page string) map[string][][]string {
 	return tables
 }
 
-// structsOfPage are the structs that the tables of a page describe. head is the head of the table.
-// The example of a row can be inserted in at least one of the policies in.
+// structsOfPage are the structs that the tables of a page describe. head is the first cell of the
+// table's head. The example of each row fits into at least one of the templates, in place of %s.
 var structsOfPage = []struct {
-	head  string
-	about reflect.Type
-	in    []string
+	head       string
+	structType reflect.Type
+	templates  []string
 }{
 	{"field", reflect.TypeFor[Config](), []string{
 		"%s\n" + aRule,
@@ -114,7 +115,7 @@ const (
 )
 
 func TestConfigurationPageHasAllFields(t *testing.T) {
-	tables := tablesOf(page(t))
+	tables := tablesOf(configurationPages(t))
 	n := 0
 	for _, s := range structsOfPage {
 		var listed []string
@@ -128,8 +129,8 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 			}
 		}
 		slices.Sort(listed)
-		fields := slices.Collect(maps.Keys(fieldsOf(s.about)))
-		if s.about == reflect.TypeFor[Config]() {
+		fields := slices.Collect(maps.Keys(fieldsOf(s.structType)))
+		if s.structType == reflect.TypeFor[Config]() {
 			for _, section := range allSections.Sections {
 				fields = append(fields, section.SectionName())
 			}
@@ -144,13 +145,15 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 
 // The defaults of the page must be those of the schema.
 func TestConfigurationPageHasTheDefaults(t *testing.T) {
+	// These words begin a default that is described in words.
+	notValues := []string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}
 	pattern := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
-	tables := tablesOf(page(t))
+	tables := tablesOf(configurationPages(t))
 	n := 0
 	for _, s := range structsOfPage {
-		for name, i := range fieldsOf(s.about) {
-			m := pattern.FindStringSubmatch(s.about.Field(i).Tag.Get("jsonschema"))
-			if m == nil || s.in == nil || slices.Contains([]string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}, m[1]) {
+		for name, i := range fieldsOf(s.structType) {
+			m := pattern.FindStringSubmatch(s.structType.Field(i).Tag.Get("jsonschema"))
+			if m == nil || s.templates == nil || slices.Contains(notValues, m[1]) {
 				continue
 			}
 			want := m[1] + m[2]
@@ -166,7 +169,7 @@ func TestConfigurationPageHasTheDefaults(t *testing.T) {
 		}
 	}
 	if n < 20 {
-		t.Errorf("only %d defaults were compared; the pattern may be wrong", n)
+		t.Errorf("%d defaults were compared; want at least 20, so the pattern may be wrong", n)
 	}
 	t.Logf("counted: %d defaults compared with the docs", n)
 }
@@ -185,7 +188,7 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 			if block[1] != "" {
 				continue // a part of a policy that is tested as a whole
 			}
-			text := block[1]
+			text := block[2]
 			if strings.HasPrefix(text, "cases:") { // for penstock test, which CI runs
 				continue
 			}
@@ -206,11 +209,11 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 }
 
 func TestExamplesOfConfigurationPageCompile(t *testing.T) {
-	tables := tablesOf(page(t))
+	tables := tablesOf(configurationPages(t))
 	n := 0
 	for _, s := range structsOfPage {
 		for _, row := range tables[s.head] {
-			if s.in == nil {
+			if s.templates == nil {
 				continue
 			}
 			example := strings.Trim(row[3], "`")
@@ -218,8 +221,8 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 				t.Errorf("docs/configuration: %q is not an example of %s", example, name)
 			}
 			var errs []error
-			for _, in := range s.in {
-				text := fmt.Sprintf(in, example)
+			for _, template := range s.templates {
+				text := fmt.Sprintf(template, example)
 				if !strings.Contains(strings.ReplaceAll(text, "new_identities:", ""), "identities:") {
 					text = client + text
 				}
@@ -247,41 +250,43 @@ func compileText(text string) error {
 
 func TestConfigurationPageHasTheBounds(t *testing.T) {
 	var rows []string
-	for _, row := range tablesOf(page(t))["bound"] {
+	for _, row := range tablesOf(configurationPages(t))["bound"] {
 		rows = append(rows, strings.Join(row, " | "))
 	}
 	want := []string{
-		"the file | " + size(MaxFile),
-		"levels of nesting, also by identities that refer to others | " + number(maxDepth),
-		"values and names in the file; those of an anchor count again for each alias | " + number(maxNodes),
-		"rules | " + number(maxRules),
-		"pairs of a path and a host, in all rules | " + number(maxCombinations),
-		"limits that can apply to one request | " + number(policy.MaxLimits),
-		"parts of an identity | " + number(maxParts),
-		"a part of a key; a longer one becomes its SHA-256 | " + number(policy.MaxValue) + " bytes",
-		"files of values, each counted as often as it is named | " + number(maxListFiles),
-		"all files of values together | " + size(maxListBytes),
-		"lines of all files of values | " + number(maxListLines),
-		"a value in a file | " + size(maxListValue),
-		"keys of tokens in a file or a set | " + number(jwt.MaxKeys),
-		"keys that are tried for a token without a key ID | " + number(jwt.MaxKeysTried),
-		"a token | " + size(policy.MaxTokenLength),
+		"the file | " + formatSize(MaxFile),
+		"levels of nesting, also by identities that refer to others | " + formatNumber(maxDepth),
+		"values and names in the file; those of an anchor count again for each alias | " + formatNumber(maxNodes),
+		"rules | " + formatNumber(maxRules),
+		"pairs of a path and a host, in all rules | " + formatNumber(maxCombinations),
+		"limits that can apply to one request | " + formatNumber(policy.MaxLimits),
+		"parts of an identity | " + formatNumber(maxParts),
+		"a part of a key; a longer one becomes its SHA-256 | " + formatNumber(policy.MaxValue) + " bytes",
+		"files of values, each counted as often as it is named | " + formatNumber(maxListFiles),
+		"all files of values together | " + formatSize(maxListBytes),
+		"lines of all files of values | " + formatNumber(maxListLines),
+		"a value in a file | " + formatSize(maxListValue),
+		"keys of tokens in a file or a set | " + formatNumber(jwt.MaxKeys),
+		"keys that are tried for a token without a key ID | " + formatNumber(jwt.MaxKeysTried),
+		"a token | " + formatSize(policy.MaxTokenLength),
 	}
 	if !slices.Equal(rows, want) {
-		t.Errorf("docs/configuration: want the table of bounds\n| %s |", strings.Join(want, " |\n| "))
+		t.Errorf("docs/configuration: the table of bounds is\n| %s |\nwant\n| %s |", strings.Join(rows, " |\n| "), strings.Join(want, " |\n| "))
 	}
 }
 
-func size(n int) string {
+// formatSize writes a number of bytes in KiB or MiB.
+func formatSize(n int) string {
 	if n >= 1<<20 {
 		return fmt.Sprintf("%d MiB", n>>20)
 	}
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-func number(n int) string {
+// formatNumber writes a number with commas between groups of three digits.
+func formatNumber(n int) string {
 	if n < 1000 {
 		return fmt.Sprint(n)
 	}
-	return number(n/1000) + fmt.Sprintf(",%03d", n%1000)
+	return formatNumber(n/1000) + fmt.Sprintf(",%03d", n%1000)
 }

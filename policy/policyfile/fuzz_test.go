@@ -61,8 +61,8 @@ func FuzzParse(f *testing.F) {
 		}
 		defer p.Close()
 		rules := p.Rules
-		if !utf8.ValidString(described(rules)) {
-			t.Fatalf("the description is not UTF-8: %q", described(rules))
+		if !utf8.ValidString(descriptionOf(rules)) {
+			t.Fatalf("the description is not UTF-8: %q", descriptionOf(rules))
 		}
 		guarded := guardedBy(t, rules, memstore.New(memstore.Options{Locks: 1}))
 		broken := guardedBy(t, rules, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {

@@ -45,7 +45,7 @@ type golden struct {
 // goldens returns the goldens of testdata/golden, and one for each example policy.
 func goldens(t testing.TB) (list []golden) {
 	t.Helper()
-	for _, place := range []struct{ pattern, into string }{
+	for _, place := range []struct{ pattern, goldenFolder string }{
 		{"testdata/golden/*.yaml", "testdata/golden"},
 		{"../../examples/*.yaml", "testdata/golden/examples"},
 		{"../../examples/policies/*.yaml", "testdata/golden/examples/policies"},
@@ -56,7 +56,7 @@ func goldens(t testing.TB) (list []golden) {
 		}
 		for _, file := range files {
 			name := filepath.Base(file)
-			list = append(list, golden{name, filepath.Dir(file), filepath.Join(place.into, strings.TrimSuffix(name, ".yaml"))})
+			list = append(list, golden{name, filepath.Dir(file), filepath.Join(place.goldenFolder, strings.TrimSuffix(name, ".yaml"))})
 		}
 	}
 	return list
@@ -95,11 +95,12 @@ func TestGoldenPolicies(t *testing.T) {
 		list[i].requests, _ = filepath.Abs(list[i].requests)
 	}
 	for _, g := range list {
-		t.Run(g.requests[strings.Index(g.requests, "golden/")+7:], func(t *testing.T) {
+		_, name, _ := strings.Cut(g.requests, "/golden/")
+		t.Run(name, func(t *testing.T) {
 			config, p := g.config(t)
 			rules, sign := newSigner(config, p)
 			var s strings.Builder
-			s.WriteString(described(p.Rules))
+			s.WriteString(descriptionOf(p.Rules))
 			for i, w := range p.Warnings {
 				if i == 0 {
 					s.WriteByte('\n')
@@ -112,9 +113,9 @@ func TestGoldenPolicies(t *testing.T) {
 				}
 				fmt.Fprintf(&s, "hint: %v\n", h)
 			}
-			testRequest := readRequests(t, g.requests+".requests")
-			requests += len(testRequest)
-			for _, lines := range testRequest {
+			blocks := readRequests(t, g.requests+".requests")
+			requests += len(blocks)
+			for _, lines := range blocks {
 				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessRequest(t, rules, lines, sign))
 			}
 			compare(t, g.requests+".txt", s.String())
@@ -137,17 +138,17 @@ func compare(t *testing.T, file, text string) {
 	if err != nil {
 		t.Fatalf("%v\n(go test ./policy/policyfile -run Golden -rewrite writes it)", err)
 	}
-	was, is := strings.Split(string(before), "\n"), strings.Split(text, "\n")
-	for i := range max(len(was), len(is)) {
-		a, b := "", ""
-		if i < len(was) {
-			a = was[i]
+	oldLines, newLines := strings.Split(string(before), "\n"), strings.Split(text, "\n")
+	for i := range max(len(oldLines), len(newLines)) {
+		oldLine, newLine := "", ""
+		if i < len(oldLines) {
+			oldLine = oldLines[i]
 		}
-		if i < len(is) {
-			b = is[i]
+		if i < len(newLines) {
+			newLine = newLines[i]
 		}
-		if a != b {
-			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes it; git diff shows all changes)", file, i+1, b, a)
+		if oldLine != newLine {
+			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes it; git diff shows all changes)", file, i+1, newLine, oldLine)
 		}
 	}
 }
@@ -165,6 +166,7 @@ func readRequests(t *testing.T, file string) (requests [][]string) {
 	return requests
 }
 
+// requestForm has the groups method, host, path, query, address and size.
 var requestForm = regexp.MustCompile(`^([A-Z]+) (?:http://([^/]+))?(/[^ ?]*)(?:\?([^ ]*))?(?: from ([^ ]+))?(?: size (-?\d+))?$`)
 
 // assessRequest evaluates a request, and formats the evaluation.
@@ -231,16 +233,16 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 		fmt.Fprintf(&s, "tier: %s\n", v.Tier)
 	}
 	line := func(what string, l *policy.Limit, c penstock.Charge) {
-		plan := c.Plan
-		_, of, _ := strings.Cut(c.Plan.String(), ": ")
-		of += windowText(plan)
+		_, planText, _ := strings.Cut(c.Plan.String(), ": ")
+		planText += windowText(c.Plan)
 		if c.Patience > 0 {
-			of += ", waits " + wording.Period(c.Patience)
+			planText += ", waits " + wording.Period(c.Patience)
 		}
 		if c.Holder != "" {
-			of += ", held"
+			planText += ", held"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.Policy, plan.Tag()>>7, c.Key, c.Cost, of)
+		tag := c.Plan.Tag() >> 7 // without the bits for the count
+		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.Policy, tag, c.Key, c.Cost, planText)
 	}
 	for i, c := range v.Charges {
 		line("charge", v.Limits[i], c)
@@ -271,11 +273,16 @@ func windowText(p *penstock.Plan) string {
 	a, params := p.Algorithm(), p.Params(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC).UnixMicro())
 	switch {
 	case a.Name() == penstock.SubWindow(1).Name():
-		return fmt.Sprintf(", %d parts", params[2])
+		parts := params[2]
+		return fmt.Sprintf(", %d parts", parts)
 	case a.IsCalendar():
-		return fmt.Sprintf(", ends %s, %s", time.UnixMicro(params[1]).UTC().Format(minutes), time.UnixMicro(params[2]).UTC().Format(minutes))
+		end, nextEnd := time.UnixMicro(params[1]), time.UnixMicro(params[2])
+		return fmt.Sprintf(", ends %s, %s", end.UTC().Format(minutes), nextEnd.UTC().Format(minutes))
 	case a.Name() == penstock.FixedWindow.Name():
-		return [...]string{", from the epoch", ", from the first"}[params[3]]
+		if isAnchored := params[3] == 1; isAnchored {
+			return ", from the first"
+		}
+		return ", from the epoch"
 	}
 	return ""
 }
@@ -297,9 +304,9 @@ func newSigner(config *Config, p *Policy) (*policy.Rules, func(claims string) st
 			panic(err)
 		}
 	}
-	standard := fmt.Sprintf(`{"iss": %q, "aud": %q, "exp": %d, `, t.Issuer, t.Audience, time.Now().Add(time.Hour).Unix())
+	standardClaims := fmt.Sprintf(`{"iss": %q, "aud": %q, "exp": %d, `, t.Issuer, t.Audience, time.Now().Add(time.Hour).Unix())
 	return rules, func(claims string) string {
-		return jwttest.Sign(alg, key, `{"alg": "`+alg+`"}`, standard+strings.TrimPrefix(claims, "{"))
+		return jwttest.Sign(alg, key, `{"alg": "`+alg+`"}`, standardClaims+strings.TrimPrefix(claims, "{"))
 	}
 }
 

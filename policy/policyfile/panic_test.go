@@ -11,19 +11,19 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// panics is a loader with a bug.
-func panics(string) (*Policy, error) { panic("index out of range") }
+// loadWithBug is a loader that panics.
+func loadWithBug(string) (*Policy, error) { panic("index out of range") }
 
 func wantPanic(t *testing.T, err error) {
 	t.Helper()
-	var panicked *panicked.Error
-	if !errors.As(err, &panicked) || !bytes.Contains(panicked.Stack, []byte("panic")) {
+	var caught *panicked.Error
+	if !errors.As(err, &caught) || !bytes.Contains(caught.Stack, []byte("panic")) {
 		t.Fatalf("the error is %v; want a panicked.Error with its stack", err)
 	}
 }
 
 func TestPanicInTheFirstLoadIsAnError(t *testing.T) {
-	_, err := watch("rules.yaml", WatchOptions{}, panics, nil)
+	_, err := watch("rules.yaml", WatchOptions{}, loadWithBug, nil)
 	wantPanic(t, err)
 }
 
@@ -36,7 +36,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	var reports recorder
 	w, err := watch(path, WatchOptions{Poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
 		if broken.Load() {
-			return panics(path)
+			return loadWithBug(path)
 		}
 		return load(path, Options{})
 	}, nil)

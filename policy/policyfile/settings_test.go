@@ -37,8 +37,8 @@ rules:
 			t.Errorf("%s fails %v; want %v", name, got, want)
 		}
 	}
-	stranger := penstock.PerSecond(1).MustCompile()
-	if s := rules.Settings(stranger); s != (guard.Settings{}) {
+	unknown := penstock.PerSecond(1).MustCompile()
+	if s := rules.Settings(unknown); s != (guard.Settings{}) {
 		t.Errorf("an unknown limit has the settings %+v; want none", s)
 	}
 	plan := rules.Rules()[0].Limits[0].Variants[0]
@@ -79,7 +79,7 @@ rules:
 
 // The compiler accepts lease and split_into only for limits that guards can lease and split, and
 // for all of these.
-func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
+func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
 	effort.WithoutRace(t)
 	compared := 0
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, max_wait: 1ms", "rate: %d/s, algorithm: fixed-window",
@@ -99,6 +99,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 				t.Fatalf("%s is invalid: %v", limit, err)
 			}
 			plan := p.Rules.Rules()[0].Limits[0].Variants[0]
+			// hasBound reports whether the guards lease or split a limit with these settings.
 			hasBound := func(s guard.Settings, when, text string) bool {
 				bounds := guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }}.Bounds(plan)
 				return slices.ContainsFunc(bounds, func(b guard.Bound) bool { return b.When == when && strings.Contains(b.Text, text) })
@@ -109,11 +110,11 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 					t.Errorf("%s, lease: %d: the compiler returns %v, and the guards disagree", limit, lease, err)
 				}
 			}
-			for shards := 2; shards <= 33; shards++ {
+			for counters := 2; counters <= 33; counters++ {
 				compared++
-				_, err := compile(fmt.Sprintf(", split_into: %d", shards))
-				if (err == nil) != hasBound(guard.Settings{SplitInto: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
-					t.Errorf("%s, split_into: %d: the compiler returns %v, and the guards disagree", limit, shards, err)
+				_, err := compile(fmt.Sprintf(", split_into: %d", counters))
+				if (err == nil) != hasBound(guard.Settings{SplitInto: counters}, "split", fmt.Sprintf("each of %d counters", counters)) {
+					t.Errorf("%s, split_into: %d: the compiler returns %v, and the guards disagree", limit, counters, err)
 				}
 			}
 		}
@@ -122,6 +123,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 }
 
 func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
+	const columnOfLease = 81
 	const leased = "rules: [{name: a, match: {path: /a}, per: global, limits: [{rate: 100/s, lease: 10}]}, {name: b, per: global, limits: [{rate: 1/s}], %s}]"
 	for other, hasWarning := range map[string]bool{
 		"always: true":                           true,
@@ -133,7 +135,7 @@ func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
 		"always: false":                          false,
 	} {
 		p := policyIn(t, "policy.yaml", fmt.Sprintf(leased, other))
-		got := slices.ContainsFunc(p.Warnings, func(w *Error) bool { return strings.Contains(w.Message, "no effect") && w.Column == 81 })
+		got := slices.ContainsFunc(p.Warnings, func(w *Error) bool { return strings.Contains(w.Message, "no effect") && w.Column == columnOfLease })
 		if got != hasWarning {
 			t.Errorf("beside a rule with %s: there is a warning: %v; want %v: %v", other, got, hasWarning, p.Warnings)
 		}

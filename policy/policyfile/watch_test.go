@@ -40,23 +40,23 @@ type recorder struct {
 	reloads []Reload
 }
 
-func (n *recorder) notify(r Reload) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.reloads = append(n.reloads, r)
+func (r *recorder) notify(reload Reload) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reloads = append(r.reloads, reload)
 }
 
-func (n *recorder) all() []Reload {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Clone(n.reloads)
+func (r *recorder) all() []Reload {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.reloads)
 }
 
 // outcomes returns one word for each report.
-func (n *recorder) outcomes() (words []string) {
-	for _, r := range n.all() {
+func (r *recorder) outcomes() (words []string) {
+	for _, reload := range r.all() {
 		word := "loaded"
-		if r.Err != nil {
+		if reload.Err != nil {
 			word = "failed"
 		}
 		words = append(words, word)
@@ -65,8 +65,8 @@ func (n *recorder) outcomes() (words []string) {
 }
 
 const (
-	never = time.Hour             // no polling, only file notifications
-	often = 10 * time.Millisecond // polling without file notifications
+	never = time.Hour             // an interval of polling that is longer than a test
+	often = 10 * time.Millisecond // an interval of polling for tests without file notifications
 )
 
 // loadPlain loads a file without sections.
@@ -135,7 +135,7 @@ type changeMethod struct {
 	change func(t *testing.T, dir string)
 }
 
-var waysOfTests = []changeMethod{
+var changeMethods = []changeMethod{
 	{"write", inFolder, func(t *testing.T, dir string) { write(t, dir+"/p.yaml", version("v2")) }},
 	{"truncate, then write in parts", inFolder, func(t *testing.T, dir string) {
 		f, err := os.Create(dir + "/p.yaml")
@@ -208,27 +208,27 @@ func inSubfolder(t *testing.T, dir string) string {
 
 func TestChangesAreLoaded(t *testing.T) {
 	t.Parallel()
-	for _, way := range waysOfTests {
+	for _, method := range changeMethods {
 		for by, poll := range map[string]time.Duration{"notices": never, "polling": often} {
-			t.Run(way.name+" by "+by, func(t *testing.T) {
+			t.Run(method.name+" by "+by, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
-				w := newWatcher(t, way.begin(t, dir), poll, WatchOptions{}, loadPlain)
+				w := newWatcher(t, method.begin(t, dir), poll, WatchOptions{}, loadPlain)
 				if v := versionOf(w); v != "v1" {
 					t.Fatalf("version %s is loaded; want v1", v)
 				}
-				way.change(t, dir)
+				method.change(t, dir)
 				eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
-				way.again(t, dir, w)
+				changeAgain(t, w)
 			})
 		}
 	}
-	t.Logf("counted: %d ways to change a file", 2*len(waysOfTests))
+	t.Logf("counted: %d ways to change a file", 2*len(changeMethods))
 }
 
-// again changes the file once more, at its current place. The watcher must still follow the links
-// to it.
-func (changeMethod) again(t *testing.T, dir string, w *Watcher) {
+// changeAgain changes the file once more, at its current place. The watcher must still follow the
+// links to it.
+func changeAgain(t *testing.T, w *Watcher) {
 	t.Helper()
 	name, err := filepath.EvalSymlinks(w.path)
 	must(t, err)
@@ -268,11 +268,11 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 // A folder may be missing for a long time. A notification of its parent reports its return.
 func TestMissingFolderIsFoundAgain(t *testing.T) {
 	t.Parallel()
-	dir, n := t.TempDir(), new(recorder)
+	dir, reports := t.TempDir(), new(recorder)
 	must(t, os.Mkdir(dir+"/a", 0o700))
-	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: reports.notify}, loadPlain)
 	must(t, os.RemoveAll(dir+"/a"))
-	eventually(t, "the absence is reported", func() bool { return len(n.all()) > 0 })
+	eventually(t, "the absence is reported", func() bool { return len(reports.all()) > 0 })
 	eventually(t, "the parent folder is watched", func() bool { return slices.Contains(w.notices.WatchList(), realName(t, dir)) })
 	must(t, os.MkdirAll(dir+"/a/b", 0o700))
 	write(t, dir+"/a/b/p.yaml", version("v2"))
@@ -300,13 +300,13 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 	must(t, os.Mkdir(dir+"/new", 0o700))
 	write(t, dir+"/new/p.yaml", version("v1"))
 	before, folder := w.Rules(), realName(t, dir+"/a")
-	followed := func() bool { return slices.Contains(w.notices.WatchList(), folder) }
+	isWatched := func() bool { return slices.Contains(w.notices.WatchList(), folder) }
 	w.mu.Lock() // no load until the old folder is removed
 	must(t, os.Rename(dir+"/a", dir+"/old"))
 	must(t, os.Rename(dir+"/new", dir+"/a"))
-	eventually(t, "the old folder is no longer watched", func() bool { return !followed() })
+	eventually(t, "the old folder is no longer watched", func() bool { return !isWatched() })
 	w.mu.Unlock()
-	eventually(t, "the new folder is watched", followed)
+	eventually(t, "the new folder is watched", isWatched)
 	if w.Rules() != before {
 		t.Error("rules with the same text replaced the old ones")
 	}
@@ -319,21 +319,21 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 	broken := []string{"", "rules:", "rules: [", version("v1") + version("v1"), "\xff", "rules:\n- name: v2\n  limits:\n  - rate: many\n",
 		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", MaxFile+1)}
 	for i, text := range broken {
-		n := new(recorder)
+		reports := new(recorder)
 		name := inFolder(t, t.TempDir())
-		w := newWatcher(t, name, never, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		replace(t, name, text)
-		eventually(t, "the failure is reported", func() bool { return len(n.all()) == 1 })
-		if r := n.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
+		eventually(t, "the failure is reported", func() bool { return len(reports.all()) == 1 })
+		if r := reports.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
 			t.Errorf("broken file %d: reported %+v; want an error and the number of old rules", i, r)
 		}
 		if w.Rules() != before {
 			t.Errorf("broken file %d changed the rules", i)
 		}
 		replace(t, name, version("v2"))
-		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) == 2 })
-		if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) == 2 })
+		if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 			t.Errorf("broken file %d: reported %q; want a failure, then a load", i, got)
 		}
 	}
@@ -343,9 +343,9 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 func TestUnchangedFileIsNotLoaded(t *testing.T) {
 	t.Parallel()
 	for _, poll := range []time.Duration{never, often} {
-		dir, n := t.TempDir(), new(recorder)
+		dir, reports := t.TempDir(), new(recorder)
 		name := inFolder(t, dir)
-		w := newWatcher(t, name, poll, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, poll, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		for i := range 20 {
 			replace(t, name, version("v1"))
@@ -357,8 +357,8 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 			t.Error("rules with the same text replaced the old ones")
 		}
 		replace(t, name, version("v2"))
-		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 0 })
-		if got := n.outcomes(); !slices.Equal(got, []string{"loaded"}) {
+		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 0 })
+		if got := reports.outcomes(); !slices.Equal(got, []string{"loaded"}) {
 			t.Errorf("reported %q; want one load", got)
 		}
 	}
@@ -366,21 +366,21 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 
 func TestAbsenceIsReportedOnce(t *testing.T) {
 	t.Parallel()
-	n, loads := new(recorder), new(atomic.Int64)
+	reports, loads := new(recorder), new(atomic.Int64)
 	name := inFolder(t, t.TempDir())
-	w := newWatcher(t, name, often, WatchOptions{Notify: n.notify}, func(path string) (*Policy, error) {
+	w := newWatcher(t, name, often, WatchOptions{Notify: reports.notify}, func(path string) (*Policy, error) {
 		loads.Add(1)
 		return Load(path, Options{})
 	})
 	before := w.Rules()
 	must(t, os.Remove(name))
 	eventually(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
-	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
+	if r := reports.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
 		t.Errorf("reported %v; want one failure", r)
 	}
 	replace(t, name, version("v1")) // the old text, but its return must be reported
-	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
-	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+	eventually(t, "the return is reported", func() bool { return len(reports.all()) > 1 })
+	if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("reported %q; want a failure, then a load", got)
 	}
 }
@@ -396,8 +396,8 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		write(t, dir+"/p.yaml", version("v1")+"tokens: {key_file: keys/public.pem}\ndeny:\n  ip: {file: lists/bad.txt}\n")
 		w := newWatcher(t, dir+"/p.yaml", poll, WatchOptions{}, loadPlain)
 
-		accepted := func(which int) bool {
-			token := jwttest.Sign("EdDSA", pairs["EdDSA"][which], `{"alg":"EdDSA"}`, fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix()))
+		accepted := func(pairIndex int) bool {
+			token := jwttest.Sign("EdDSA", pairs["EdDSA"][pairIndex], `{"alg":"EdDSA"}`, fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix()))
 			return accepts(w.Rules(), token)
 		}
 		if !accepted(0) || accepted(1) {
@@ -416,11 +416,11 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		eventually(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
 		if poll == never {
 			w.mu.Lock()
-			followed := w.notices.WatchList()
-			slices.Sort(followed)
+			watched := w.notices.WatchList()
+			slices.Sort(watched)
 			w.mu.Unlock()
-			if dir := realName(t, dir); !slices.Equal(followed, []string{dir, dir + "/more"}) {
-				t.Errorf("the watched folders are %q; want %q", followed, []string{dir, dir + "/more"})
+			if dir := realName(t, dir); !slices.Equal(watched, []string{dir, dir + "/more"}) {
+				t.Errorf("the watched folders are %q; want %q", watched, []string{dir, dir + "/more"})
 			}
 		}
 		between = w.Rules()
@@ -435,32 +435,32 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 // A failed load does not name its files, so the cause may be fixed in a file that is not watched.
 func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	t.Parallel()
-	dir, elsewhere, n := t.TempDir(), t.TempDir(), new(recorder)
+	dir, elsewhere, reports := t.TempDir(), t.TempDir(), new(recorder)
 	name := inFolder(t, dir)
-	w := newWatcher(t, name, often, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, name, often, WatchOptions{Notify: reports.notify}, loadPlain)
 	replace(t, name, version("v2")+"deny:\n  ip: {file: "+elsewhere+"/bad.txt}\n")
-	eventually(t, "the failure is reported", func() bool { return len(n.all()) > 0 })
+	eventually(t, "the failure is reported", func() bool { return len(reports.all()) > 0 })
 	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
-	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 1 })
-	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 1 })
+	if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("reported %q; want a failure, then a load", got)
 	}
 }
 
 func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Parallel()
-	n := new(recorder)
+	reports := new(recorder)
 	name := inFolder(t, t.TempDir())
-	w := newWatcher(t, name, never, WatchOptions{Notify: n.notify, Settle: 200 * time.Millisecond}, loadPlain)
+	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: 200 * time.Millisecond}, loadPlain)
 	const changes = 1000
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
 	}
 	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
-	if loads := len(n.all()); loads > changes/10 {
+	if loads := len(reports.all()); loads > changes/10 {
 		t.Errorf("%d changes took %d loads; want fewer", changes, loads)
 	}
-	t.Logf("counted: %d changes at once (%d loads)", changes, len(n.all()))
+	t.Logf("counted: %d changes at once (%d loads)", changes, len(reports.all()))
 }
 
 func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
@@ -490,9 +490,9 @@ func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
 func TestSettlingIsBounded(t *testing.T) {
 	t.Parallel()
 	o := WatchOptions{Settle: 50 * time.Millisecond}
-	for since, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
-		if got := o.waitFor(since * time.Millisecond); got != want*time.Millisecond {
-			t.Errorf("%d ms after the first change: wait %v; want %d ms", since, got, want)
+	for elapsed, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
+		if got := o.waitFor(elapsed * time.Millisecond); got != want*time.Millisecond {
+			t.Errorf("%d ms after the first change: waitFor returns %v; want %d ms", elapsed, got, want)
 		}
 	}
 }
@@ -504,12 +504,12 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 	for _, poll := range []time.Duration{never, time.Millisecond} {
 		dir := t.TempDir()
 		publish := func(v int) {
-			here := fmt.Sprintf("..2026_%d", v)
-			must(t, os.Mkdir(filepath.Join(dir, here), 0o700))
+			folder := fmt.Sprintf("..2026_%d", v)
+			must(t, os.Mkdir(filepath.Join(dir, folder), 0o700))
 			for _, name := range []string{"p.yaml", "list.txt"} {
-				write(t, filepath.Join(dir, here, name), strconv.Itoa(v))
+				write(t, filepath.Join(dir, folder, name), strconv.Itoa(v))
 			}
-			link(t, here, filepath.Join(dir, "..data"))
+			link(t, folder, filepath.Join(dir, "..data"))
 			_ = os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..2026_%d", v-1)))
 		}
 		for _, name := range []string{"p.yaml", "list.txt"} {
@@ -517,7 +517,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		}
 		publish(0)
 		mixed, loads := new(atomic.Int64), new(atomic.Int64)
-		turn := make(chan struct{}) // each value triggers a swap
+		turn := make(chan struct{}) // the loader sends when it is between the files, and gets a value when they are swapped
 		load := func(path string) (*Policy, error) {
 			loads.Add(1)
 			text, err := os.ReadFile(path)
@@ -526,8 +526,8 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 				<-turn
 			default:
 			}
-			list, err2 := os.ReadFile(filepath.Join(dir, "list.txt"))
-			if err := errors.Join(err, err2); err != nil {
+			list, listErr := os.ReadFile(filepath.Join(dir, "list.txt"))
+			if err := errors.Join(err, listErr); err != nil {
 				return nil, err
 			}
 			if string(text) != string(list) {
@@ -538,8 +538,8 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		}
 		w := newWatcher(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
 		wantOneVersion := func() {
-			if a, b, _ := strings.Cut(versionOf(w), "."); a != b {
-				t.Fatalf("the rules come from version %s of one file and version %s of the other", a, b)
+			if text, list, _ := strings.Cut(versionOf(w), "."); text != list {
+				t.Fatalf("the rules come from version %s of one file and version %s of the other", text, list)
 			}
 		}
 		swaps := 0
@@ -615,9 +615,9 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 
 func TestReloadLoadsChangedFiles(t *testing.T) {
 	t.Parallel()
-	n := new(recorder)
+	reports := new(recorder)
 	name := inFolder(t, t.TempDir())
-	w := newWatcher(t, name, never, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify}, loadPlain)
 	before := w.Rules()
 	if err := w.Reload(); err != nil || w.Rules() == before {
 		t.Errorf("Reload of an unchanged file: %v, new rules: %v; want new rules", err, w.Rules() != before)
@@ -631,7 +631,7 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 		t.Errorf("Reload of a changed file: %v, %s in force; want the new rules", err, versionOf(w))
 	}
 	must(t, w.Close())
-	if got := n.outcomes(); len(got) < 3 || got[0] != "loaded" {
+	if got := reports.outcomes(); len(got) < 3 || got[0] != "loaded" {
 		t.Errorf("reported %q; want one report for each load", got)
 	}
 	if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
@@ -643,13 +643,13 @@ func TestReloadWhileFilesChange(t *testing.T) {
 	t.Parallel()
 	name := inFolder(t, t.TempDir())
 	reloads := new(atomic.Int64)
-	busy := new(atomic.Bool)
+	isNotifying := new(atomic.Bool)
 	w := newWatcher(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
-		if !busy.CompareAndSwap(false, true) {
+		if !isNotifying.CompareAndSwap(false, true) {
 			t.Error("Notify is called while it runs")
 		}
 		reloads.Add(1)
-		busy.Store(false)
+		isNotifying.Store(false)
 	}}, loadPlain)
 	const changes = 100
 	done := make(chan struct{})
@@ -795,14 +795,14 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 			got = append(got, relative)
 		}
 		if strings.Join(got, " ") != want {
-			t.Errorf("%s: %q; want %q", name, got, want)
+			t.Errorf("%s: the folders are %q; want %q", name, got, want)
 		}
 	}
 }
 
 // Panics of callbacks are logged, and the next change is loaded.
 func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
-	for _, who := range []string{"Notify", "Ready"} {
+	for _, callback := range []string{"Notify", "Ready"} {
 		path := filepath.Join(t.TempDir(), "rules.yaml")
 		write := func(name string) {
 			if err := os.WriteFile(path, []byte(version(name)), 0o600); err != nil {
@@ -812,12 +812,12 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 		write("a")
 		var calls atomic.Int32
 		fail := func(name string) {
-			if calls.Add(1) == 1 && name == who {
+			if calls.Add(1) == 1 && name == callback {
 				panic("a bug in a callback")
 			}
 		}
 		w, err := watch(path, WatchOptions{Poll: often, Notify: func(Reload) { fail("Notify") }, Ready: func(p *Policy) {
-			if who == "Ready" && p.Rules.Rules()[0].Name == "b" {
+			if callback == "Ready" && p.Rules.Rules()[0].Name == "b" {
 				fail("Ready")
 			}
 		}}, loadPlain, nil)
@@ -825,11 +825,10 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 			t.Fatal(err)
 		}
 		write("b")
-		for end := time.Now().Add(20 * time.Second); calls.Load() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		}
+		eventually(t, "the callback panics", func() bool { return calls.Load() > 0 })
 		write("c")
 		if err := w.Reload(); err != nil || versionOf(w) != "c" {
-			t.Errorf("after a panic of %s: Reload returns %v, and %s is in force; want c", who, err, versionOf(w))
+			t.Errorf("after a panic of %s: Reload returns %v, and %s is in force; want c", callback, err, versionOf(w))
 		}
 		w.Close()
 	}
