@@ -23,8 +23,8 @@ func newActivity(s settings.Settings) *activity.Recorder {
 	return activity.New(o)
 }
 
-// seedOf returns a number that is the same for all instances with the same secrets. A client that
-// knew it could choose identities that are missing from the count of different keys.
+// seedOf returns a number that is the same for all instances with the same secrets. Clients must
+// not know it: they could choose identities that the count of different keys then misses.
 func seedOf(s settings.Settings) uint64 {
 	hash := sha256.New()
 	for _, part := range [][]byte{[]byte("penstock activity"), []byte(s.Prefix), s.KeyHashSecret, s.CallerToken} {

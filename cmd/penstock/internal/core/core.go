@@ -75,7 +75,7 @@ type Core struct {
 	tokens   logthrottle.Line // about rejected tokens
 
 	mu    sync.Mutex
-	plans map[string][]*penstock.Plan // by their owner
+	plans map[string][]*penstock.Plan // by owner: the policy, or Envoy's files
 
 	background sync.WaitGroup
 	cancel     context.CancelFunc // ends what runs in the background
@@ -154,8 +154,8 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	return c.DirectSettings(plan)
 }
 
-// SetPlans replaces the limits of an owner. Those of other owners stay. It loads the scripts of all
-// limits; if the store is down, they are loaded later.
+// SetPlans replaces the limits of an owner: "policy" or "envoy". Those of the other owner stay. It
+// loads the scripts of all limits; if the store is down, they are loaded later.
 func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,13 +257,12 @@ func (c *Core) Observe(e *admission.Event) {
 	if c.Spans != nil {
 		c.Spans.ObserveRequest(e)
 	}
-	// The guards around Redis report its failures themselves. They do not report a charge that cannot
-	// be sent.
+	// The guards around Redis report its failures themselves. They do not report an invalid charge,
+	// which is never sent.
 	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
 		c.noteFailure(e.Err)
 	}
-	isUndecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
-	if isShadow := e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied; isShadow || isUndecided || e.Outcome == admission.DeniedNewIdentity {
+	if !isEnforcedDecision(e) {
 		return
 	}
 	switch e.Source {
@@ -275,6 +274,17 @@ func (c *Core) Observe(e *admission.Event) {
 	case penstock.FromOpen:
 		c.failOpen.reportPassed(e.Rule)
 	}
+}
+
+// isEnforcedDecision reports whether the store or a guard made a decision that the request obeyed.
+// Shadows are not enforced, and this process itself counts new identities.
+func isEnforcedDecision(e *admission.Event) bool {
+	switch e.Outcome {
+	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
+		return false
+	}
+	hasFailed := e.Err != nil && e.Source == penstock.FromStore
+	return e.Rule != "" && !hasFailed
 }
 
 // TokenRejected counts a request whose token is rejected. It logs at most one such request per

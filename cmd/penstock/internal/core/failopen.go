@@ -12,10 +12,10 @@ type failOpenReporter struct {
 	log *slog.Logger
 
 	mu         sync.Mutex
-	sinceLine  int64 // requests since the last line
-	sinceFirst int64 // requests since the first one
-	latest     time.Time
-	nextLine   time.Time
+	sinceLine  int64     // requests that passed since the last line
+	sinceFirst int64     // requests that passed in this outage
+	latest     time.Time // when the latest request passed
+	nextLine   time.Time // when the next line is due
 }
 
 // reportPassed records that a request has passed unlimited, and logs it if a line is due.

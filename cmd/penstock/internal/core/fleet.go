@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	summaryEvery   = 3 * time.Second
-	summaryLife    = 15 * time.Second
-	summaryTimeout = time.Second
-	fleetMaxAge    = 2 * time.Second // readers within this time share one read of the store
+	summaryEvery   = 3 * time.Second  // between two writes of an instance
+	summaryLife    = 15 * time.Second // how long the store keeps a summary: some writes may fail
+	summaryTimeout = time.Second      // of one read or write
+	fleetMaxAge    = 2 * time.Second  // readers within this time share one read of the store
 )
 
 // A fleet writes the summary of this instance to the store, and reads the summaries of all
 // instances that share the store.
 type fleet struct {
-	core    *Core
-	store   *redisstore.Store // nil: the store is memory
-	breaker func() map[string]guard.State
-	name    atomic.Pointer[string] // the registered name of this instance; nil: not yet registered
-	started time.Time
-	host    string
+	core     *Core
+	store    *redisstore.Store             // nil: the store is memory
+	breakers func() map[string]guard.State // by node
+	name     atomic.Pointer[string]        // the registered name of this instance; nil: not yet registered
+	started  time.Time
+	host     string
 
-	otherVersion, corrupt, otherSecret atomic.Int64
+	otherVersion, corrupt, otherSecret atomic.Int64 // ignored summaries, by cause
 
 	mu     sync.Mutex // held during reads of the store
 	latest *activity.Fleet
@@ -45,7 +45,7 @@ var errNoStore = errors.New("the counters are in this process, so there are no o
 
 // openFleet begins to write summaries, until ctx ends.
 func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.State) {
-	c.fleet.breaker = breakers
+	c.fleet.breakers = breakers
 	c.fleet.store = c.scripts.Store
 	c.background.Go(func() {
 		tick := time.NewTicker(summaryEvery)
@@ -78,7 +78,7 @@ func (f *fleet) isStoreAway() bool {
 	if f.core.scripts.isHolding.Load() {
 		return true
 	}
-	for _, state := range f.breaker() {
+	for _, state := range f.breakers() {
 		if state != guard.StateClosed {
 			return true
 		}
@@ -133,10 +133,10 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	}
 	found.Instances = append([]activity.Instance{self}, others...)
 	found.Ignored = activity.Ignored{OtherVersion: f.otherVersion.Load(), Corrupt: f.corrupt.Load(), OtherSecret: f.otherSecret.Load()}
-	for w := range activity.Windows() {
+	for window := range activity.Windows() {
 		var parts []*activity.Activity
-		for _, i := range found.Instances {
-			parts = append(parts, i.Activity[w])
+		for _, instance := range found.Instances {
+			parts = append(parts, instance.Activity[window])
 		}
 		found.Activity = append(found.Activity, activity.MergeActivities(maxOffenders, parts...))
 	}

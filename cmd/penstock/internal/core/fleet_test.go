@@ -138,7 +138,7 @@ func TestNothingIsSentWhileABreakerIsOpen(t *testing.T) {
 	a := openDemo(t, redis.URL(), nil)
 	name, key := "own", "ps1{%@}summary.own"
 	state := guard.StateOpen
-	f := &fleet{core: a, store: a.fleet.store, host: "h", breaker: func() map[string]guard.State { return map[string]guard.State{"n": state} }}
+	f := &fleet{core: a, store: a.fleet.store, host: "h", breakers: func() map[string]guard.State { return map[string]guard.State{"n": state} }}
 	f.name.Store(&name)
 	for _, c := range []struct {
 		state   guard.State

@@ -16,13 +16,13 @@ type health struct {
 	log       *slog.Logger
 	isFailing atomic.Bool
 
-	mu      sync.Mutex
-	calls   int64                  // without a decision, in this outage
-	reason  string                 // of the latest call whose reason is known
-	cause   error                  // the error of that call
-	reasons map[string]*reasonLine // of this outage; bounded by the number of reasons
-	latest  time.Time              // time of the latest call without a decision
-	missed  int                    // consecutive self-tests that failed while no other call did
+	mu          sync.Mutex
+	calls       int64                  // without a decision, in this outage
+	reason      string                 // of the latest call whose reason is known
+	cause       error                  // the error of that call
+	reasons     map[string]*reasonLine // of this outage; bounded by the number of reasons
+	latest      time.Time              // time of the latest call without a decision
+	failedTests int                    // consecutive self-tests that failed while no other call did
 }
 
 // A reasonLine is the state of the log lines of one reason.
@@ -36,9 +36,9 @@ const (
 	// logInterval without a failure.
 	logInterval = 10 * time.Second
 
-	// maxMissed is how many self-tests in a row, one a second, must fail to report an outage if
-	// there are no requests.
-	maxMissed = 2
+	// testsToReport is how many self-tests in a row must fail before they report an outage. A failed
+	// call of a request reports it at once.
+	testsToReport = 2
 )
 
 // failed records a call for which the store made no decision. An open breaker is not a reason of
@@ -103,12 +103,12 @@ func (h *health) tested(err error) (isFirstSign bool) {
 	defer h.mu.Unlock()
 	switch {
 	case err == nil:
-		h.missed = 0
+		h.failedTests = 0
 	case h.isFailing.Load():
 		h.reason, h.cause = observe.Reason(err), err
 	default:
-		h.missed++
-		return h.missed >= maxMissed
+		h.failedTests++
+		return h.failedTests >= testsToReport
 	}
 	return false
 }

@@ -14,12 +14,12 @@ import (
 // A Policy describes rules for the log and the metrics.
 type Policy struct {
 	File      string
-	Digest    string         // as penstock validate prints it
-	Rules     []observe.Rule // a row for each limit
-	OnFailure string         // failure modes of the limits, for the log
-	Warnings  []string       // about likely mistakes
-	EmptyDeny []string       // files of the deny list without values
-	server    *settings.Section
+	Digest    string            // as penstock validate prints it
+	Rules     []observe.Rule    // a row for each limit
+	OnFailure string            // failure modes of the limits, for the log
+	Warnings  []string          // about likely mistakes
+	EmptyDeny []string          // files of the deny list without values
+	server    *settings.Section // the section server of the file
 }
 
 // Count returns the number of rules.

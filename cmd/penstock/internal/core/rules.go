@@ -33,11 +33,11 @@ type rules struct {
 	reloading sync.WaitGroup
 
 	mu        sync.Mutex
-	isRefused bool // the file's latest content is invalid
-	since     time.Time
-	digest    string   // of the current rules
-	warnings  []string // of the current rules
-	emptyDeny []string // of the current rules
+	isRefused bool      // the file's latest content is invalid
+	since     time.Time // when the current rules took effect
+	digest    string    // of the current rules
+	warnings  []string  // of the current rules
+	emptyDeny []string  // of the current rules
 }
 
 // openRules loads the policy that the settings name, and the scripts that it can need. It watches
@@ -62,14 +62,14 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 		}
 		prepare(demo)
 		r.current = func() *policy.Rules { return demo.Rules }
-		r.start(demo)
+		r.recordFirst(demo)
 	case !c.Settings.NeedsPolicy():
 		none, err := policy.New(policy.Spec{})
 		if err != nil {
 			return nil, err
 		}
 		r.current = func() *policy.Rules { return none }
-		r.start(&policyfile.Policy{Rules: none, Files: []string{""}})
+		r.recordFirst(&policyfile.Policy{Rules: none, Files: []string{""}})
 	default:
 		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)
 	}
@@ -113,12 +113,11 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 		return err
 	}
 	r.current = r.watcher.Rules
-	r.start(r.watcher.Policy())
+	r.recordFirst(r.watcher.Policy())
 	return nil
 }
 
-// start records the first rules.
-func (r *rules) start(p *policyfile.Policy) {
+func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
 	r.since, r.digest = time.Now(), r.first.Digest
 	r.warnings, r.emptyDeny = r.first.Warnings, r.first.EmptyDeny
@@ -205,7 +204,7 @@ func (r *rules) close() {
 	}
 }
 
-// maxLogged is how many errors of a policy are logged at most, and how many warnings. penstock
+// maxLogged is how many mistakes of a policy are logged at most, and how many warnings. penstock
 // validate shows all.
 const maxLogged = 5
 

@@ -19,7 +19,7 @@ import (
 type scriptLoader struct {
 	*redisstore.Store
 	log   *slog.Logger
-	probe func(context.Context) error // nil if the store makes decisions
+	probe func(context.Context) error // returns nil if the store makes decisions
 
 	isHolding atomic.Bool // sends no decision: the store was down at the start and may lack scripts
 	isPending atomic.Bool // retry must load: the store was down at the latest attempt
@@ -85,6 +85,8 @@ func (s *scriptLoader) load(ctx context.Context, limits []*penstock.Plan) {
 	}
 }
 
+// try makes one attempt to load the scripts of the current limits. If the store is down, retry must
+// load them later.
 func (s *scriptLoader) try(ctx context.Context) {
 	s.loading.Lock()
 	defer s.loading.Unlock()

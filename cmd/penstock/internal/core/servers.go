@@ -90,15 +90,15 @@ func missingRights(err error) (missing []string) {
 
 // logMissing logs each missing right once.
 func (m *storeMonitor) logMissing(missing []string) {
-	var more []string
+	var unlogged []string
 	for _, right := range missing {
 		if !slices.Contains(m.logged, right) {
 			m.logged = append(m.logged, right)
-			more = append(more, "+"+right)
+			unlogged = append(unlogged, "+"+right)
 		}
 	}
-	if more != nil {
-		m.log.Info("some metrics of the store are missing; penstock acl --role metrics prints all rights", "needs", strings.Join(more, " "))
+	if unlogged != nil {
+		m.log.Info("some metrics of the store are missing; penstock acl --role metrics prints all rights", "needs", strings.Join(unlogged, " "))
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // A store holds the counters. The functions are what the core needs besides decisions.
 type store struct {
 	penstock.Store
-	probe func(ctx context.Context) error // nil if the store makes decisions
+	probe func(ctx context.Context) error // returns nil if the store makes decisions
 	redis *redisstore.Store               // nil for the store in this process
 	close func()
 }

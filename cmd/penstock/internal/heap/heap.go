@@ -1,6 +1,6 @@
 // Package heap makes garbage collections rare while the heap is small.
 //
-// By default Go collects garbage when the heap has doubled. A gate keeps few MB, so it would
+// By default Go collects garbage when the heap has doubled. penstock serve keeps few MB, so it would
 // collect many times a second. That costs a tenth of its processor time.
 package heap
 
@@ -26,7 +26,7 @@ func Tune() {
 // A tuner sets the percentage of garbage that starts a collection.
 type tuner struct{ percent int }
 
-// A marker is freed by the next collection.
+// A marker is freed by the next collection, which then calls adjust.
 type marker struct{ _ *marker }
 
 func (t *tuner) adjust() {
@@ -47,7 +47,7 @@ func liveHeap() uint64 {
 // percentOf returns the percentage for a heap of some bytes. It is a multiple of 10, because
 // setting a new one stops the process for a moment.
 func percentOf(live uint64) int {
-	const most = 3200
+	const most = 3200 // reached by a heap of 2 MB or less
 	percent := min(room*100/max(live, 1), most) / 10 * 10
 	return int(max(percent, 100))
 }

@@ -27,7 +27,7 @@ func TestTuneObeysGOGC(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(123))
 	Tune()
 	if got := percent(); got != 123 {
-		t.Errorf("Tune has set %d although GOGC is set", got)
+		t.Errorf("Tune has set %d although GOGC is set; want 123, as before", got)
 	}
 }
 
@@ -36,7 +36,7 @@ func TestTuneFollowsTheHeap(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	Tune()
 	if got := percent(); got <= 200 {
-		t.Fatalf("the percentage of a small heap is %d", got)
+		t.Fatalf("the percentage of a small heap is %d; want more than 200", got)
 	}
 	large := make([]byte, 2*room)
 	for deadline := time.Now().Add(10 * time.Second); percent() != 100; runtime.GC() {
@@ -49,7 +49,7 @@ func TestTuneFollowsTheHeap(t *testing.T) {
 	large = nil
 	for deadline := time.Now().Add(10 * time.Second); percent() <= 200; runtime.GC() {
 		if time.Now().After(deadline) {
-			t.Fatal("the percentage does not rise after the heap has shrunk")
+			t.Fatalf("after the heap has shrunk, the percentage is %d; want more than 200", percent())
 		}
 		runtime.Gosched()
 	}

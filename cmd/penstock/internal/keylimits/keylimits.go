@@ -81,22 +81,22 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 		if rule != "" && r.Name != rule {
 			continue
 		}
-		for _, l := range r.Limits {
-			for _, one := range []*policy.Limit{l, l.Candidate} {
-				if one == nil || !one.Key.CanBe(key) {
+		for _, base := range r.Limits {
+			for _, l := range []*policy.Limit{base, base.Candidate} {
+				if l == nil || !l.Key.CanBe(key) {
 					continue
 				}
 				kind := Candidate
-				if one == l {
-					kind = KindOf(l)
+				if l == base {
+					kind = KindOf(base)
 				}
-				for tier, plan := range one.Variants {
+				for tier, plan := range l.Variants {
 					if len(found) == MaxLimits {
 						skipped++
 						continue
 					}
-					limit := Limit{Rule: r.Name, Limit: one.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: one.Algorithm, key: key, plan: plan, policy: one, guard: one.Guard}
-					if len(one.Variants) > 1 {
+					limit := Limit{Rule: r.Name, Limit: l.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard}
+					if len(l.Variants) > 1 {
 						limit.Tier = tiers[tier].Name
 					}
 					found = append(found, limit)
@@ -148,7 +148,7 @@ func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
 }
 
 // Read reads the numbers of limits from the store. It charges nothing. It returns the source of the
-// numbers: if several differ, the one farthest from the store.
+// numbers. If the sources of several batches differ, it returns the one farthest from the store.
 func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.Source, error) {
 	source := penstock.FromStore
 	for _, batch := range batches(limits) {
@@ -163,7 +163,8 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		source = max(source, d.Source)
 		for i, l := range batch {
 			l.fill(d.Status(i))
-			if l.IsUnknown = checkStored(d.Source) != nil; l.IsUnknown {
+			l.IsUnknown = checkStored(d.Source) != nil
+			if l.IsUnknown {
 				l.Used = 0
 			}
 		}
@@ -176,10 +177,10 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 func batches(limits []Limit) (all [][]*Limit) {
 	for i := range limits {
 		l := &limits[i]
-		isFree := func(batch []*Limit) bool {
+		hasRoom := func(batch []*Limit) bool {
 			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, func(other *Limit) bool { return other.plan.ID() == l.plan.ID() && other.key == l.key })
 		}
-		at := slices.IndexFunc(all, isFree)
+		at := slices.IndexFunc(all, hasRoom)
 		if at < 0 {
 			at, all = len(all), append(all, nil)
 		}

@@ -26,7 +26,7 @@ type Change struct {
 
 const maxReason = 200 // letters
 
-// CheckReason checks why a key is reset.
+// CheckReason checks the text that says why a key is reset.
 func CheckReason(reason string) error {
 	isHidden := func(r rune) bool { return !unicode.IsPrint(r) }
 	if strings.TrimSpace(reason) == "" || len([]rune(reason)) > maxReason || strings.ContainsFunc(reason, isHidden) {
@@ -35,8 +35,8 @@ func CheckReason(reason string) error {
 	return nil
 }
 
-// Resettable returns the limits of a name, or all if it is "". Those of requests in flight are
-// reset by their names only, because their slots may still be in use.
+// Resettable returns the limits of a name, or all if it is "". A limit of requests in flight must be
+// named, because its slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
 		if l.Limit == name || name == "" && !l.needsHolder() {
@@ -77,9 +77,9 @@ func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (stat
 // not hide what was reset. It reports each reset, also a failed one, and ends after the first
 // failure.
 func Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
-	done := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
-	for i := range done.After {
-		before, after := states[i], done.After[i:i+1]
+	result := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
+	for i := range result.After {
+		before, after := states[i], result.After[i:i+1]
 		if !before.IsInUse() {
 			continue
 		}
@@ -89,12 +89,12 @@ func Clear(ctx context.Context, store penstock.Store, states []Limit, report fun
 		}
 		if err != nil {
 			report(Change{Before: before})
-			return done, fmt.Errorf("reset %s: %w", before.Name(), err)
+			return result, fmt.Errorf("reset %s: %w", before.Name(), err)
 		}
 		report(Change{before, &after[0]})
-		done.Reset = append(done.Reset, before.Name())
+		result.Reset = append(result.Reset, before.Name())
 	}
-	return done, nil
+	return result, nil
 }
 
 func clearOne(ctx context.Context, store penstock.Store, l *Limit) error {

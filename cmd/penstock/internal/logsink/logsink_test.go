@@ -28,17 +28,17 @@ func TestLinesAreWrittenInOrderBeforeCloseReturns(t *testing.T) {
 	}
 }
 
-// stuck is a pipe whose reader does not read.
-type stuck struct{ freed chan struct{} }
+// A stuckPipe is a pipe whose reader does not read.
+type stuckPipe struct{ freed chan struct{} }
 
-func (w stuck) Write(p []byte) (int, error) {
+func (w stuckPipe) Write(p []byte) (int, error) {
 	<-w.freed
 	return len(p), nil
 }
 
 func TestStuckReaderDelaysNoCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pipe := stuck{make(chan struct{})}
+		pipe := stuckPipe{make(chan struct{})}
 		s := New(pipe)
 		s.Write([]byte("the reader has this line\n"))
 		synctest.Wait()
@@ -53,12 +53,12 @@ func TestStuckReaderDelaysNoCaller(t *testing.T) {
 	})
 }
 
-type broken struct{}
+type brokenPipe struct{}
 
-func (broken) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
 func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
-	s := New(broken{})
+	s := New(brokenPipe{})
 	for range 3 {
 		s.Write([]byte("line\n"))
 	}

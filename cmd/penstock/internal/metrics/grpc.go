@@ -7,7 +7,7 @@ var GRPCFailures = []string{"no_token", "wrong_token"}
 
 // GRPCCalls counts the calls of gRPC clients.
 type GRPCCalls struct {
-	byService map[string][]prometheus.Counter // of each code
+	byService map[string][]prometheus.Counter // the index is the status code
 	failures  map[string]prometheus.Counter   // by reason
 }
 

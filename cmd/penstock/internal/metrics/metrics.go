@@ -88,12 +88,13 @@ func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	m.Errors(func(reason string, n uint64) { f(Rule{}, activity.ErrorPrefix+reason, n) })
 }
 
-// AddLinesLost adds the number of lost log lines, which now returns. It is called once.
-func (m *Metrics) AddLinesLost(now func() int64) {
+// AddLinesLost registers the number of lost log lines. Each scrape calls lost. AddLinesLost is
+// called once.
+func (m *Metrics) AddLinesLost(lost func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rate_limiter_log_lines_lost_total",
 		Help: "Log lines that were lost: the reader of the log is gone or too slow, or the disk is full.",
-	}, func() float64 { return float64(now()) }))
+	}, func() float64 { return float64(lost()) }))
 }
 
 // AddCertificate adds the certificate of a listener. Each scrape calls expiry. AddCertificate is

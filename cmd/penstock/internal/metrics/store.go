@@ -36,7 +36,7 @@ type serverSeries struct {
 	value func(*redisstore.Server) float64
 }
 
-func ofServer(name string, kind prometheus.ValueType, help string, value func(*redisstore.Server) float64) serverSeries {
+func newServerSeries(name string, kind prometheus.ValueType, help string, value func(*redisstore.Server) float64) serverSeries {
 	return serverSeries{prometheus.NewDesc("rate_limiter_store_"+name, help, []string{"node"}, nil), kind, value}
 }
 
@@ -45,22 +45,22 @@ var (
 	storeRights   = prometheus.NewDesc("rate_limiter_store_right_missing", "1 if the store's user lacks a right that some metrics need, else 0.", []string{"right"}, nil)
 	storeRuleKeys = prometheus.NewDesc("rate_limiter_store_rule_keys", "Keys of a rule in the store, estimated from a sample.", []string{"rule"}, nil)
 
-	serverSeriesOf = []serverSeries{
-		ofServer("memory_used_bytes", prometheus.GaugeValue, "Memory in use, by server.", func(s *redisstore.Server) float64 { return float64(s.Used) }),
-		ofServer("memory_max_bytes", prometheus.GaugeValue, "The server's maxmemory; 0 is no bound.", func(s *redisstore.Server) float64 { return float64(s.Max) }),
-		ofServer("can_evict", prometheus.GaugeValue, "1 if the server may delete counters when its memory is full, else 0.", func(s *redisstore.Server) float64 { return boolean(s.Evicts()) }),
-		ofServer("keys", prometheus.GaugeValue, "Keys in all databases of the server, of all programs.", func(s *redisstore.Server) float64 { return float64(s.Keys) }),
-		ofServer("evicted_keys_total", prometheus.CounterValue, "Keys that the server deleted because its memory was full.", func(s *redisstore.Server) float64 { return float64(s.Evicted) }),
-		ofServer("expired_keys_total", prometheus.CounterValue, "Keys whose TTL ended.", func(s *redisstore.Server) float64 { return float64(s.Expired) }),
-		ofServer("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisstore.Server) float64 { return s.CPU.Seconds() }),
-		ofServer("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisstore.Server) float64 { return float64(s.Scripts) }),
-		ofServer("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisstore.Server) float64 { return s.ScriptTime.Seconds() }),
-		ofServer("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisstore.Server) float64 { return float64(s.Cached) }),
-		ofServer("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Clients) }),
-		ofServer("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisstore.Server) float64 { return float64(s.MaxClients) }),
-		ofServer("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisstore.Server) float64 { return float64(s.Refused) }),
-		ofServer("replicas", prometheus.GaugeValue, "Replicas that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Replicas) }),
-		ofServer("replication_lag_bytes", prometheus.GaugeValue, "Bytes that the slowest replica of the server has not received.", func(s *redisstore.Server) float64 { return float64(s.Lag) }),
+	allServerSeries = []serverSeries{
+		newServerSeries("memory_used_bytes", prometheus.GaugeValue, "Memory in use, by server.", func(s *redisstore.Server) float64 { return float64(s.Used) }),
+		newServerSeries("memory_max_bytes", prometheus.GaugeValue, "The server's maxmemory; 0 is no bound.", func(s *redisstore.Server) float64 { return float64(s.Max) }),
+		newServerSeries("can_evict", prometheus.GaugeValue, "1 if the server may delete counters when its memory is full, else 0.", func(s *redisstore.Server) float64 { return boolean(s.Evicts()) }),
+		newServerSeries("keys", prometheus.GaugeValue, "Keys in all databases of the server, of all programs.", func(s *redisstore.Server) float64 { return float64(s.Keys) }),
+		newServerSeries("evicted_keys_total", prometheus.CounterValue, "Keys that the server deleted because its memory was full.", func(s *redisstore.Server) float64 { return float64(s.Evicted) }),
+		newServerSeries("expired_keys_total", prometheus.CounterValue, "Keys whose TTL ended.", func(s *redisstore.Server) float64 { return float64(s.Expired) }),
+		newServerSeries("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisstore.Server) float64 { return s.CPU.Seconds() }),
+		newServerSeries("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisstore.Server) float64 { return float64(s.Scripts) }),
+		newServerSeries("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisstore.Server) float64 { return s.ScriptTime.Seconds() }),
+		newServerSeries("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisstore.Server) float64 { return float64(s.Cached) }),
+		newServerSeries("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Clients) }),
+		newServerSeries("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisstore.Server) float64 { return float64(s.MaxClients) }),
+		newServerSeries("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisstore.Server) float64 { return float64(s.Refused) }),
+		newServerSeries("replicas", prometheus.GaugeValue, "Replicas that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Replicas) }),
+		newServerSeries("replication_lag_bytes", prometheus.GaugeValue, "Bytes that the slowest replica of the server has not received.", func(s *redisstore.Server) float64 { return float64(s.Lag) }),
 	}
 )
 
@@ -94,7 +94,7 @@ func (storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- storeDegraded
 	ch <- storeRights
 	ch <- storeRuleKeys
-	for _, s := range serverSeriesOf {
+	for _, s := range allServerSeries {
 		ch <- s.desc
 	}
 }
@@ -112,7 +112,7 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 	servers := slices.Clone(health.Servers)
 	slices.SortFunc(servers, func(a, b redisstore.Server) int { return strings.Compare(a.Server, b.Server) })
 	for _, s := range servers[:min(len(servers), observe.MaxNodes)] {
-		for _, series := range serverSeriesOf {
+		for _, series := range allServerSeries {
 			send(series.desc, series.kind, series.value(&s), observe.Node(s.Server))
 		}
 	}

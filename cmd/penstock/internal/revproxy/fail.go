@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 )
 
-// statusClientGone is the status of a response to a client that has disconnected.
+// statusClientGone is the status of a response to a client that has disconnected. HTTP has no such
+// status; nginx logs this one.
 const statusClientGone = 499
 
 // fail responds to a request for which there is no response of the upstream. The log gets the

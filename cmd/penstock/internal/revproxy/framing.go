@@ -23,7 +23,7 @@ type framedConn struct {
 	net.Conn
 
 	mu       sync.Mutex
-	head     head
+	head     headParser
 	unread   []byte                  // changed bytes that Read has not returned yet
 	giveUp   context.CancelCauseFunc // cancels the request whose response has not begun; nil if there is none
 	isSent   bool                    // part of that request may have been written
@@ -37,7 +37,7 @@ const connectionClose = "Connection: close\r\n"
 func (c *framedConn) expect(giveUp context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.head = head{isReading: true, inStatusLine: true}
+	c.head = headParser{isReading: true, inStatusLine: true}
 	c.giveUp, c.isSent = giveUp, false
 }
 
@@ -90,13 +90,13 @@ func (c *framedConn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noteReadLocked(n, err)
-	at := c.head.read(p[:n])
+	at := c.head.parse(p[:n])
 	if at < 0 {
 		return n, err
 	}
 	changed := append(append(bytes.Clone(p[:at]), connectionClose...), p[at:n]...)
 	n = copy(p, changed)
-	c.unread = changed[n:] // the next Read returns the error again
+	c.unread = changed[n:] // err is not lost: a later read of the connection returns it again
 	return n, nil
 }
 
@@ -108,7 +108,7 @@ func (c *framedConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(c.Conn, r)
 }
 
-// CloseWrite is for WebSockets.
+// CloseWrite ends one direction of a WebSocket.
 func (c *framedConn) CloseWrite() error {
 	if conn, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return conn.CloseWrite()
@@ -116,24 +116,24 @@ func (c *framedConn) CloseWrite() error {
 	return http.ErrNotSupported
 }
 
-// A head parses response heads as they arrive: those of interim responses and the final one.
-type head struct {
-	isReading    bool
-	inStatusLine bool // the line is the status line
-	hasLength    bool // there is a Content-Length
-	isChunked    bool // there is a Transfer-Encoding
-	isInterim    bool // the status is 1xx, and another head follows
-	line         []byte
+// A headParser parses response heads as they arrive: those of interim responses and the final one.
+type headParser struct {
+	isReading    bool   // false: what follows is no head
+	inStatusLine bool   // the line is the status line
+	hasLength    bool   // there is a Content-Length
+	isChunked    bool   // there is a Transfer-Encoding
+	isInterim    bool   // the status is 1xx, and another head follows
+	line         []byte // the first bytes of the current line
 }
 
-// maxName is how much of a line is kept: enough for the longer of both header names, and some
-// spaces.
-const maxName = 32
+// maxLine is how many bytes of a line are kept: enough for the longer of both header names, and
+// some spaces.
+const maxLine = 32
 
-// read parses p. It returns where connectionClose must be inserted, or -1.
-func (h *head) read(p []byte) int {
+// parse parses p. It returns where connectionClose must be inserted, or -1.
+func (h *headParser) parse(p []byte) int {
 	for i := 0; h.isReading && i < len(p); i++ {
-		if h.hasLength && h.isChunked && len(h.line) == 0 && p[i] != ' ' && p[i] != '\t' { // otherwise the line continues the one before
+		if h.hasLength && h.isChunked && h.beginsHeader(p[i]) {
 			h.isReading = false
 			return i
 		}
@@ -142,9 +142,14 @@ func (h *head) read(p []byte) int {
 	return -1
 }
 
-func (h *head) next(b byte) {
+// beginsHeader reports whether a header can be inserted before the byte b. A line that begins with
+// a space continues the header before it.
+func (h *headParser) beginsHeader(b byte) bool { return len(h.line) == 0 && b != ' ' && b != '\t' }
+
+// next parses one byte. It acts at the end of a line.
+func (h *headParser) next(b byte) {
 	if b != '\n' {
-		if len(h.line) < maxName {
+		if len(h.line) < maxLine {
 			h.line = append(h.line, b)
 		}
 		return
@@ -154,7 +159,8 @@ func (h *head) next(b byte) {
 	switch {
 	case h.inStatusLine:
 		_, code, _ := bytes.Cut(line, []byte(" "))
-		*h = head{isReading: true, line: h.line}
+		*h = headParser{isReading: true, line: h.line}
+		// After 101, no other head follows: the connection has another protocol.
 		h.isInterim = len(code) > 0 && code[0] == '1' && !bytes.HasPrefix(code, []byte("101"))
 	case len(line) == 0:
 		h.isReading = h.isInterim

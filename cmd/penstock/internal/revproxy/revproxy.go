@@ -115,10 +115,10 @@ func New(o Options) *Handler {
 			BufferPool:     &h.buffers,
 		}
 	}
-	h.forward = proxy(check)
+	h.forward = proxy(checkStatus)
 	h.forwardWithoutQuota = proxy(func(r *http.Response) error {
 		maps.DeleteFunc(r.Header, func(name string, _ []string) bool { return isQuota(name) })
-		return check(r)
+		return checkStatus(r)
 	})
 	return h
 }
@@ -149,8 +149,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	res := &response{ResponseWriter: w, own: maps.Clone(own)}
 	if r.ContentLength != 0 {
 		if r.ProtoMajor == 1 {
-			// Without full duplex the server discards up to 256 KB of the body if the upstream
-			// responds before it has read everything.
+			// Without full duplex, an early response of the upstream would make the server discard
+			// up to 256 KB of the body.
 			http.NewResponseController(w).EnableFullDuplex()
 		}
 		res.body = newBody(r, h.options.MaxBody)
@@ -187,9 +187,9 @@ func hasPrefix(name, prefix string) bool {
 // as the next request.
 type response struct {
 	http.ResponseWriter
-	own        http.Header
-	hasInterim bool
-	body       *body // of the request; nil if it has none
+	own        http.Header // set before the upstream was called
+	hasInterim bool        // an interim response was sent
+	body       *body       // of the request; nil if it has none
 }
 
 func (w *response) WriteHeader(status int) {
@@ -213,9 +213,9 @@ func (w *response) WriteHeader(status int) {
 // Unwrap implements the interface that http.ResponseController needs.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// check fails for a protocol switch that was not requested, and for an invalid status: net/http
-// panics if it must send one.
-func check(r *http.Response) error {
+// checkStatus fails for a protocol switch that was not requested, and for an invalid status:
+// net/http panics if it must send one.
+func checkStatus(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols && !isWebSocket(r.Request.Header) {
 		return errors.New("the upstream switched protocols without a request")
 	}

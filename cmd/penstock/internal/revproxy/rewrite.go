@@ -66,7 +66,7 @@ func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
 
 // isForwarded returns true for headers that say where a request comes from.
 func isForwarded(name string) bool {
-	if c := name[0] | 0x20; c != 'x' && c != 'f' {
+	if first := name[0] | 0x20; first != 'x' && first != 'f' { // | 0x20 makes letters lower case
 		return false
 	}
 	name = strings.ToLower(name)
@@ -75,8 +75,8 @@ func isForwarded(name string) bool {
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
-// trailers are the trailers of the client's body. Those that are not allowed as headers are
-// removed: a client may not say in trailers where a request comes from.
+// trailers are the trailers of the client's body, and those of them that the upstream gets. Names
+// that are not allowed as headers are left out: trailers could claim a false client address.
 type trailers struct{ in, out http.Header }
 
 func newTrailers(in http.Header) trailers {
@@ -86,7 +86,7 @@ func newTrailers(in http.Header) trailers {
 			if t.out == nil {
 				t.out = make(http.Header)
 			}
-			t.out[name] = nil // announced
+			t.out[name] = nil // announces the name; fill sets its values
 		}
 	}
 	return t

@@ -17,17 +17,17 @@ import (
 // must have.
 func newTransport(o Options) (*url.URL, *http.Transport) {
 	target := *o.Upstream
-	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 30 * time.Second}
+	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 30 * time.Second} // as http.DefaultTransport
 	t := &http.Transport{
 		Proxy:                  nil,                // ignore HTTP_PROXY
-		DialContext:            dialer.DialContext, // h2c
+		DialContext:            dialer.DialContext, // for h2c; the other schemes replace it
 		ResponseHeaderTimeout:  o.HeaderTimeout,
 		ExpectContinueTimeout:  time.Second, // after that, the body is sent without 100 Continue
 		DisableCompression:     true,        // pass on the encoding that the client accepts
-		MaxIdleConnsPerHost:    1024,
+		MaxIdleConnsPerHost:    1024,        // the default of 2 would close most connections after a burst
 		MaxConnsPerHost:        o.MaxConnections,
-		IdleConnTimeout:        90 * time.Second,
-		MaxResponseHeaderBytes: 256 << 10,
+		IdleConnTimeout:        90 * time.Second, // as http.DefaultTransport
+		MaxResponseHeaderBytes: 256 << 10,        // the default is 10 MB
 		TLSClientConfig:        o.TLS,
 		Protocols:              new(http.Protocols),
 	}
@@ -117,7 +117,7 @@ func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			if conn, ok := got.Conn.(*framedConn); ok {
 				conn.expect(giveUp)
 			} else if progress.sent.Load() > 1 {
-				giveUp(errRefusedAgain)
+				giveUp(errRefusedAgain) // net/http would send it a third time
 			}
 		},
 		WroteHeaders: func() { progress.sent.Add(1) },

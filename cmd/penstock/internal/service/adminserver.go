@@ -15,9 +15,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newAdmin makes the server for health checks, metrics, the admin API and the dashboard. At most
-// half of its connections are streams of events, and three quarters requests of the API and the
-// dashboard with these streams. The rest is for scrapes and probes.
+// newAdmin makes the server for health checks, metrics, the admin API and the dashboard. Streams of
+// events may use half of its connections. Other requests of the API and the dashboard may use
+// another quarter. The rest is for scrapes and probes.
 func (s *service) newAdmin(connections int) (*server, error) {
 	config, err := s.tlsConfig("admin_listen", adminFiles(s.Settings))
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 // newAdminAPI makes the handler of the admin API, for at most streams readers of events.
 func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
-	identities := s.Settings.Identities(s.shared)
+	identities := s.Settings.Identities(s.sharedSecret)
 	return adminapi.New(adminapi.Options{
 		Token:      s.Settings.OperatorToken,
 		MaxReaders: streams,
@@ -109,12 +109,12 @@ func (s *service) health(ctx context.Context) adminapi.Health {
 
 // storeInfo returns what is known of the store for the admin API.
 func (s *service) storeInfo(context.Context) adminapi.StoreState {
-	now := s.core.StoreState()
-	info := adminapi.StoreState{Name: s.Settings.StoreName(), IsFailing: now.Reason != "", Reason: now.Reason, Breakers: map[string]string{}, Instances: now.Instances}
-	for node, state := range now.Breakers {
-		info.Breakers[observe.Node(node)] = state.String()
+	state := s.core.StoreState()
+	info := adminapi.StoreState{Name: s.Settings.StoreName(), IsFailing: state.Reason != "", Reason: state.Reason, Breakers: map[string]string{}, Instances: state.Instances}
+	for node, breaker := range state.Breakers {
+		info.Breakers[observe.Node(node)] = breaker.String()
 	}
-	if m := now.Memory; m != nil {
+	if m := state.Memory; m != nil {
 		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Server, Evicts: m.Evicts()}
 	}
 	return info

@@ -12,7 +12,7 @@ import (
 
 // newAPI makes the handler of a listener for forward-auth, the check API and Envoy's JSON calls.
 func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
-	check, err := s.newCheck(l, s.callRefused())
+	check, err := s.newCheck(l, s.apiAuthFailed())
 	if err != nil {
 		return nil, err
 	}

@@ -104,19 +104,21 @@ func (w *reportedWriter) Write(line []byte) (int, error) {
 }
 
 // audit returns a function that records writes of the admin API in the log and in the audit file.
-// It records each write that succeeds, and at most one write a second that is refused or fails.
+// It records each write that succeeds or has changed a limit. Of all others, it records at most one
+// a second.
 func (s *service) audit() func(audit.Line) {
-	line := &logthrottle.Line{Every: time.Second}
-	return func(a audit.Line) {
-		if a.Result == audit.OK {
-			s.Log.Info("a key was reset by the admin API", a.Attributes()...)
+	throttle := &logthrottle.Line{Every: time.Second}
+	return func(line audit.Line) {
+		if line.Result == audit.OK {
+			s.Log.Info("a key was reset by the admin API", line.Attributes()...)
 		} else {
-			skipped, isDue := line.Due()
-			if a.Unlogged = skipped; !isDue && len(a.Limits) == 0 {
+			skipped, isDue := throttle.Due()
+			line.Unlogged = skipped
+			if hasChanged := len(line.Limits) > 0; !isDue && !hasChanged {
 				return
 			}
-			s.Log.Warn("a reset by the admin API was refused or has failed", a.Attributes()...)
+			s.Log.Warn("a reset by the admin API was refused or has failed", line.Attributes()...)
 		}
-		s.auditFile.write(a.JSON())
+		s.auditFile.write(line.JSON())
 	}
 }

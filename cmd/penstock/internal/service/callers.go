@@ -85,7 +85,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}
 	o := resplimit.Options{
 		LimitName: throttleName, AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
-		ReadTimeout: s.Settings.HeaderTimeout, Observe: s.core.Observe, AuthFailed: s.authFailed(),
+		ReadTimeout: s.Settings.HeaderTimeout, Observe: s.core.Observe, AuthFailed: s.respAuthFailed(),
 	}
 	if len(s.Settings.CallerToken) > 0 {
 		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
@@ -97,6 +97,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	if err != nil {
 		return nil, err
 	}
+	// Callers of CL.THROTTLE send their own rates. All count under the name of this plan.
 	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
 	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
 	s.metrics.AddRESP(resp.Connections)
@@ -116,9 +117,9 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}, nil
 }
 
-// authFailed returns a function that counts Redis clients with a missing or wrong password, and
-// logs each reason at most every ten seconds.
-func (s *service) authFailed() func(resplimit.AuthFailure, net.Addr) {
+// respAuthFailed returns a function that counts Redis clients with a missing or wrong password,
+// and logs each reason at most every ten seconds.
+func (s *service) respAuthFailed() func(resplimit.AuthFailure, net.Addr) {
 	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
 	for i := range lines {
 		lines[i].Every = 10 * time.Second

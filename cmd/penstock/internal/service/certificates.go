@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// tlsFiles are the files of a listener's certificate. prefix and caName are the names of the
-// settings.
+// tlsFiles are the files of a listener's certificate. caName is the name of the setting for
+// clientCA. The names of the settings for cert and key begin with prefix.
 type tlsFiles struct{ cert, key, clientCA, prefix, caName string }
 
 func clientFiles(s settings.Settings) tlsFiles {
@@ -75,6 +75,7 @@ type stamp struct {
 	size     int64
 }
 
+// get is the GetCertificate of a tls.Config.
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,14 +15,14 @@ import (
 
 // newCheck makes the check service of a listener.
 func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFailure)) (*checkapi.Service, error) {
-	if s.checking == nil {
+	if s.checkController == nil {
 		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
 			HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
 		})
 		if err != nil {
 			return nil, err
 		}
-		s.checking = controller
+		s.checkController = controller
 		s.metrics.AddWaiting(controller.Waiting)
 		if s.Settings.AllowStatedLimits {
 			for _, a := range checkapi.StatedAlgorithms() {
@@ -32,17 +32,17 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 	}
 	o := checkapi.Options{
 		CallerToken: s.Settings.CallerToken, OperatorToken: s.Settings.OperatorToken, AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
-		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.shared, AuthFailed: authFailed,
+		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.sharedSecret, AuthFailed: authFailed,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
-	return checkapi.New(s.core.Store, s.checking, o)
+	return checkapi.New(s.core.Store, s.checkController, o)
 }
 
-// callRefused returns a function that counts JSON calls with a missing or wrong token, and logs
+// apiAuthFailed returns a function that counts JSON calls with a missing or wrong token, and logs
 // each reason at most every ten seconds.
-func (s *service) callRefused() func(checkapi.AuthFailure) {
+func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
 	count := s.metrics.AddAPI()
 	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
 	for i := range lines {

@@ -31,7 +31,7 @@ type limitedListener struct {
 }
 
 func (l *limitedListener) Accept() (net.Conn, error) {
-	if l.idle != nil { // only if there is a new connection, another one is closed for it
+	if l.idle != nil { // accept first: without a new connection, no idle one should be closed
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
@@ -40,7 +40,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			conn.Close()
 			return nil, net.ErrClosed
 		}
-		return l.limited(conn)
+		return l.wrap(conn)
 	}
 	if !l.takePlace() {
 		return nil, net.ErrClosed
@@ -50,14 +50,15 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		<-l.open
 		return nil, err
 	}
-	return l.limited(conn)
+	return l.wrap(conn)
 }
 
-// takePlace waits for the place of a connection. It returns false if the listener is closed.
+// takePlace reserves a place for one connection, and waits until one is free. It returns false if
+// the listener is closed.
 func (l *limitedListener) takePlace() bool {
 	var idle chan struct{}
 	if l.idle != nil {
-		idle = l.idle.more
+		idle = l.idle.added
 	}
 	for isLogged := false; ; {
 		select {
@@ -82,8 +83,8 @@ func (l *limitedListener) takePlace() bool {
 	}
 }
 
-// limited makes a connection whose place is free again when it is closed.
-func (l *limitedListener) limited(conn net.Conn) (net.Conn, error) {
+// wrap makes a connection that releases its place when it is closed.
+func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	l.inUse.Add(1)
 	release := sync.OnceFunc(func() {
 		l.inUse.Add(-1)

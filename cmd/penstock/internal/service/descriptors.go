@@ -9,24 +9,25 @@ type connectionBudget struct{ clients, upstream, callers, admin int64 }
 // clients, callers and the upstream. With few descriptors, a quarter of them is reserved.
 const maxReserved = 256
 
-// minAdmin lets the admin address answer probes beside other requests.
+// minAdmin is how many connections the admin address has at least, so that it can answer probes
+// beside other requests.
 const minAdmin = 8
 
-// newConnectionBudget divides the descriptors that the process may open among the connections of
-// the proxy, which may each need one to the upstream, and those of each listener for callers.
+// newConnectionBudget divides the descriptors that the process may open. The clients of the proxy,
+// the upstream, and the callers of each listener get equal shares.
 func newConnectionBudget(descriptors, maxConnections int64, hasProxy bool, callerListeners int) connectionBudget {
 	reserved := min(descriptors/4, maxReserved)
-	parts := int64(callerListeners)
+	shares := int64(callerListeners)
 	if hasProxy {
-		parts += 2
+		shares += 2 // for clients and for the upstream
 	}
-	part := max((descriptors-reserved)/max(parts, 1), 1)
+	share := max((descriptors-reserved)/max(shares, 1), 1)
 	b := connectionBudget{admin: max(reserved/4, minAdmin)}
 	if hasProxy {
-		b.clients, b.upstream = min(maxConnections, part), part
+		b.clients, b.upstream = min(maxConnections, share), share
 	}
 	if callerListeners > 0 {
-		b.callers = min(maxConnections, part)
+		b.callers = min(maxConnections, share)
 	}
 	return b
 }

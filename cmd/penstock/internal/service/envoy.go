@@ -187,8 +187,8 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	return nil
 }
 
-// addName adds the name of a limit that exists only since a request, because of detailed_metric or
-// value_to_metric.
+// addName adds the name of a limit that a request has created. That happens to limits with
+// detailed_metric or value_to_metric.
 func (e *envoy) addName(name envoyrls.EventName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,7 +196,7 @@ func (e *envoy) addName(name envoyrls.EventName) {
 	e.service.metrics.SetRulesOf("envoy", e.names)
 }
 
-// maxEnvoyLines is how many mistakes, and how many warnings, of a load are logged.
+// maxEnvoyLines is how many mistakes of a load are logged at most, and how many warnings.
 const maxEnvoyLines = 5
 
 // logWarningsLocked logs the warnings that the previous configuration did not have.

@@ -15,12 +15,12 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// serveFast serves a gRPC listener. Package fastgrpc serves Envoy's rate limit service, and grpc-go
-// all other services.
-func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCalls, authenticate authenticator, config *tls.Config) error {
+// serveFast makes result serve a gRPC listener: Envoy's rate limit service by package fastgrpc, and
+// all other services by grpc-go.
+func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpcCalls, authenticate authenticator, config *tls.Config) error {
 	o := fastgrpc.Options{
 		Methods: make(map[string]fastgrpc.Handler), Fallback: grpcServer,
-		MaxConnections: int(s.Settings.MaxConnections), // the listener has a lower bound
+		MaxConnections: int(s.Settings.MaxConnections), // newConnectionBudget limits the listener to this or fewer
 		MaxStreams:     maxStreams, MaxMessage: maxMessage, MaxHeaderList: int(s.Settings.MaxHeader),
 		IdleTimeout: s.Settings.IdleTimeout, ReadTimeout: s.Settings.HeaderTimeout, WriteTimeout: s.Settings.StallTimeout, KeepAlive: s.Settings.StallTimeout,
 		MaxAge: maxConnectionAge, MaxAgeGrace: maxConnectionAgeGrace,
@@ -34,11 +34,11 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 	}
 	if s.envoy != nil {
 		engine := s.envoy.engine
-		o.Methods[envoyrls.Method] = calls.counted(envoyrls.Method, func(ctx context.Context, call *fastgrpc.Call) (err error) {
+		o.Methods[envoyrls.Method] = calls.wrapFast(envoyrls.Method, func(ctx context.Context, call *fastgrpc.Call) (err error) {
 			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
 			return err
 		})
-		o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.countedList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
+		o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
 			messages := make([]envoyrls.Message, len(list))
 			for i, call := range list {
 				messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
@@ -53,7 +53,7 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 	if err != nil {
 		return err
 	}
-	made.serve = func(l net.Listener) error {
+	result.serve = func(l net.Listener) error {
 		if config != nil {
 			config = config.Clone()
 			config.NextProtos = append(slices.Clone(config.NextProtos), "h2")
@@ -64,45 +64,44 @@ func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCa
 		}
 		return nil
 	}
-	end := sync.OnceFunc(func() { close(calls.ending) })
-	made.shutdown = func(ctx context.Context) {
-		end()
+	endStreams := sync.OnceFunc(func() { close(calls.ending) })
+	result.shutdown = func(ctx context.Context) {
+		endStreams()
 		fast.Shutdown(ctx)
 	}
-	made.stop = func() {
-		end()
+	result.stop = func() {
+		endStreams()
 		fast.Close()
 		grpcServer.Stop()
 	}
 	return nil
 }
 
-// counted wraps a handler of fastgrpc as unary wraps those of grpc-go: with metrics, spans and
-// recovery from panics.
-func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Handler {
+// wrapFast does for a handler of fastgrpc what interceptUnary does for those of grpc-go.
+func (c *grpcCalls) wrapFast(method string, handler fastgrpc.Handler) fastgrpc.Handler {
 	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
 		c.service.inFlight.Add(1)
-		end := noSpan
+		endSpan := noSpan
 		if t := c.service.telemetry; t != nil {
-			ctx, end = t.Call(ctx, method, call.Header)
+			ctx, endSpan = t.Call(ctx, method, call.Header)
 		}
 		defer func() {
-			err = c.ended(method, recover(), err)
-			end(status.Code(err))
+			err = c.finish(method, recover(), err)
+			endSpan(status.Code(err))
 			c.service.inFlight.Add(-1)
 		}()
 		return handler(ctx, call)
 	}
 }
 
-// countedList is like counted, for a handler of lists.
-func (c *grpcCalls) countedList(method string, handler fastgrpc.ListHandler) fastgrpc.ListHandler {
+// wrapFastList is like wrapFast for a handler of several calls. They have no spans.
+func (c *grpcCalls) wrapFastList(method string, handler fastgrpc.ListHandler) fastgrpc.ListHandler {
 	return func(ctx context.Context, list []*fastgrpc.Call) {
 		c.service.inFlight.Add(int64(len(list)))
 		defer func() {
-			value := recover()
+			panicValue := recover()
 			for _, call := range list {
-				call.Err = c.ended(method, value, call.Err)
+				call.Err = c.finish(method, panicValue, call.Err)
 			}
 			c.service.inFlight.Add(-int64(len(list)))
 		}()

@@ -52,7 +52,8 @@ const (
 	maxConnectionAge      = 24 * time.Hour
 	maxConnectionAgeGrace = time.Hour
 
-	// minPing is how often a client may ping. Clients that ping more often are disconnected.
+	// minPing is the shortest time between two pings of a client. Clients that ping more often are
+	// disconnected.
 	minPing = 10 * time.Second
 
 	// streamWorkers is how many goroutines are kept for calls. Without them, each call starts a
@@ -88,8 +89,8 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(envoyrls.Codec()),
-		grpc.UnaryInterceptor(calls.unary),
-		grpc.StreamInterceptor(calls.stream),
+		grpc.UnaryInterceptor(calls.interceptUnary),
+		grpc.StreamInterceptor(calls.interceptStream),
 	}
 	if s.Settings.GRPCServer == settings.GRPCStandard {
 		options = append(options, grpc.NumStreamWorkers(streamWorkers))
@@ -122,7 +123,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		s.wrap.services(grpcServer)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
-	state := health.NewServer() // "" is serving
+	state := health.NewServer() // the name "", for the whole server, is SERVING from the start
 	for _, name := range names {
 		state.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 		if name == rlsService {
@@ -136,32 +137,37 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		allCodes = append(allCodes, code.String())
 	}
-	made := &server{name: l.Name, announceEnd: state.Shutdown}
-	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return made.listener.connections() })
+	result := &server{name: l.Name, announceEnd: state.Shutdown}
+	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return result.listener.connections() })
 	if s.Settings.GRPCServer == settings.GRPCFast {
-		return made, s.serveFast(made, grpcServer, calls, authenticate, config)
+		return result, s.serveFast(result, grpcServer, calls, authenticate, config)
 	}
-	drained := sync.OnceValue(func() <-chan struct{} {
+	serveStandard(result, grpcServer, calls)
+	return result, nil
+}
+
+// serveStandard makes result serve a gRPC listener by grpc-go.
+func serveStandard(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
+	drain := sync.OnceValue(func() (drained <-chan struct{}) {
 		done := make(chan struct{})
-		go func() { // it ends after stop at the latest
+		go func() { // GracefulStop returns after stop at the latest
 			defer close(done)
 			close(calls.ending)
 			grpcServer.GracefulStop()
 		}()
 		return done
 	})
-	made.serve = func(l net.Listener) error { return grpcServer.Serve(l) } // nil after it was stopped
-	made.shutdown = func(ctx context.Context) {
+	result.serve = func(l net.Listener) error { return grpcServer.Serve(l) } // nil after it was stopped
+	result.shutdown = func(ctx context.Context) {
 		select {
-		case <-drained():
+		case <-drain():
 		case <-ctx.Done():
 		}
 	}
-	made.stop = func() {
+	result.stop = func() {
 		grpcServer.Stop()
-		<-drained()
+		<-drain()
 	}
-	return made, nil
 }
 
 // grpcCalls authenticates, counts and traces all calls, and recovers from their panics.
@@ -211,7 +217,7 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	for _, token := range tokens {
 		secrets = append(secrets, bearer.NewSecret(token))
 	}
-	refused := c.refused()
+	refused := c.authFailed()
 	return func(method string, values []string, client net.Addr) error {
 		if serviceName(method) == healthService {
 			return nil
@@ -221,11 +227,11 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 			return status.Error(codes.Unauthenticated, "the token is missing; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		token, _ := bearer.Token(values)
-		isRight := false
-		for _, secret := range secrets { // all of them, so that the duration does not depend on the result
-			isRight = secret.Matches(token) || isRight
+		isValid := false
+		for _, secret := range secrets { // compare all, so that the duration does not show which one matches
+			isValid = secret.Matches(token) || isValid
 		}
-		if !isRight {
+		if !isValid {
 			refused(client, "wrong_token")
 			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
@@ -233,9 +239,9 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	}
 }
 
-// refused returns a function that counts calls with a missing or wrong token, and logs each reason
-// at most every ten seconds.
-func (c *grpcCalls) refused() func(client net.Addr, reason string) {
+// authFailed returns a function that counts calls with a missing or wrong token, and logs each
+// reason at most every ten seconds.
+func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
 	lines := make(map[string]*logthrottle.Line)
 	for _, reason := range metrics.GRPCFailures {
 		lines[reason] = &logthrottle.Line{Every: 10 * time.Second}
@@ -251,16 +257,18 @@ func (c *grpcCalls) refused() func(client net.Addr, reason string) {
 	}
 }
 
-func (c *grpcCalls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+// interceptUnary handles all calls that are not streams, with metrics, spans and recovery from
+// panics.
+func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
 	c.service.inFlight.Add(1)
-	end := noSpan
+	endSpan := noSpan
 	if t := c.service.telemetry; t != nil && serviceName(info.FullMethod) != healthService {
 		incoming := ctx
-		ctx, end = t.Call(ctx, info.FullMethod, func(name string) string { return firstOf(metadata.ValueFromIncomingContext(incoming, name)) })
+		ctx, endSpan = t.Call(ctx, info.FullMethod, func(name string) string { return firstValue(metadata.ValueFromIncomingContext(incoming, name)) })
 	}
 	defer func() {
-		err = c.ended(info.FullMethod, recover(), err)
-		end(status.Code(err))
+		err = c.finish(info.FullMethod, recover(), err)
+		endSpan(status.Code(err))
 		c.service.inFlight.Add(-1)
 	}()
 	return handler(ctx, request)
@@ -269,18 +277,18 @@ func (c *grpcCalls) unary(ctx context.Context, request any, info *grpc.UnaryServ
 // noSpan ends a call without a span.
 func noSpan(codes.Code) {}
 
-func firstOf(values []string) string {
+func firstValue(values []string) string {
 	if len(values) == 0 {
 		return ""
 	}
 	return values[0]
 }
 
-// stream handles streaming calls: health checks and reflection. Clients may keep them open for
-// ever, so they do not count as in flight. When the server shuts down, reflection ends at once, and
-// a health check after it has sent NOT_SERVING.
-func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer func() { err = c.ended(info.FullMethod, recover(), err) }()
+// interceptStream handles streaming calls: health checks and reflection. Clients may keep them open for
+// ever, so they do not count as in flight. When the server shuts down, reflection ends at once. A
+// health check ends after it has sent NOT_SERVING.
+func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
 	name := serviceName(info.FullMethod)
 	if name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {
 		c.service.inFlight.Add(1)
@@ -310,7 +318,7 @@ func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamS
 type openStream struct {
 	grpc.ServerStream
 	ctx           context.Context
-	statusIsFinal chan struct{} // closed when the client of a health check has a status other than SERVING: no other follows
+	statusIsFinal chan struct{} // closed when a health check has sent a status other than SERVING, which is always its last
 	once          sync.Once
 }
 
@@ -335,11 +343,11 @@ func (s *openStream) RecvMsg(message any) error {
 	}
 }
 
-// ended counts a call that has ended, and returns its error. A panic of the handler becomes an
-// error, and is logged.
-func (c *grpcCalls) ended(method string, value any, err error) error {
-	if value != nil {
-		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(value)), "stack", string(debug.Stack()))
+// finish counts a call that has ended, and returns its error. panicValue is the result of recover. A
+// panic is logged, and becomes an error.
+func (c *grpcCalls) finish(method string, panicValue any, err error) error {
+	if panicValue != nil {
+		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(panicValue)), "stack", string(debug.Stack()))
 		err = status.Error(codes.Internal, panicked.Message)
 	}
 	c.counts.Count(serviceName(method), uint32(status.Code(err)))

@@ -466,7 +466,7 @@ func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 		defer cancel()
 		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 			calls := &grpcCalls{counts: metrics.New("test", nil).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, func() int { return 0 }), ending: make(chan struct{})}
-			err := calls.stream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
+			err := calls.interceptStream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
 				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {
 					return stream.SendMsg(&healthpb.HealthCheckResponse{Status: status})
 				}

@@ -13,13 +13,13 @@ import (
 // address, so a new connection there takes the place of the one that has been idle longest.
 type idleList struct {
 	mu    sync.Mutex
-	conns []net.Conn // the longest idle first
-	more  chan struct{}
+	conns []net.Conn    // the longest idle first
+	added chan struct{} // has an element after a connection became idle
 }
 
-func newIdleList() *idleList { return &idleList{more: make(chan struct{}, 1)} }
+func newIdleList() *idleList { return &idleList{added: make(chan struct{}, 1)} }
 
-// note is the ConnState of the server.
+// note records the new state of a connection. It is the ConnState of an http.Server.
 func (l *idleList) note(conn net.Conn, state http.ConnState) {
 	isIdle := state == http.StateNew || state == http.StateIdle
 	l.mu.Lock()
@@ -32,7 +32,7 @@ func (l *idleList) note(conn net.Conn, state http.ConnState) {
 	l.mu.Unlock()
 	if isIdle {
 		select {
-		case l.more <- struct{}{}:
+		case l.added <- struct{}{}:
 		default:
 		}
 	}
@@ -49,7 +49,7 @@ func (l *idleList) closeLongest() bool {
 	l.conns = slices.Delete(l.conns, 0, 1)
 	l.mu.Unlock()
 	if secured, ok := conn.(*tls.Conn); ok {
-		conn = secured.NetConn() // without the last message of TLS, for which a full buffer would wait
+		conn = secured.NetConn() // its Close does not wait to send an alert, as that of TLS does
 	}
 	conn.Close()
 	return true

@@ -48,7 +48,7 @@ func (s *service) logDenials(ctx context.Context) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.denials.Log(ctx, s.Settings.DenialLog, s.Log, s.Settings.Identities(s.shared))
+		s.denials.Log(ctx, s.Settings.DenialLog, s.Log, s.Settings.Identities(s.sharedSecret))
 	}()
 	s.onClose(func() { <-ended })
 }

@@ -80,7 +80,7 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 		IdleTimeout:       s.Settings.IdleTimeout,
 		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: 100,
+			MaxConcurrentStreams: 100,                     // of one connection; RFC 9113 recommends no fewer
 			SendPingTimeout:      s.Settings.StallTimeout, // after this time a silent client gets a ping
 			WriteByteTimeout:     s.Settings.StallTimeout,
 		},
@@ -100,7 +100,7 @@ func (s *service) readTimeout() time.Duration {
 }
 
 // limitHeader responds with 431 to requests whose request line and headers are larger than limit
-// bytes, in the form of HTTP/1.1.
+// bytes. It counts the bytes that HTTP/1.1 would send, also for requests by HTTP/2.
 func limitHeader(gate *httplimit.Gate, limit int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		size := len(r.Method) + len(" ") + len(r.RequestURI) + len(" HTTP/1.1\r\n") + len("Host: \r\n") + len(r.Host) + len("\r\n")

@@ -92,10 +92,12 @@ func Run(ctx context.Context, o Options) error {
 	if o.LinesLost != nil {
 		s.metrics.AddLinesLost(o.LinesLost)
 	}
-	runCtx, cut := context.WithCancelCause(context.WithoutCancel(ctx)) // of requests and background work
-	s.cut = cut
+	// Requests and background work have runCtx. It outlives ctx, so that they can go on during the
+	// drain.
+	runCtx, cancelRun := context.WithCancelCause(context.WithoutCancel(ctx))
+	s.cancelRun = cancelRun
 	defer s.close()
-	defer cut(nil)
+	defer cancelRun(nil)
 	if err := s.open(runCtx); err != nil {
 		return err
 	}
@@ -105,7 +107,8 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s.announce()
 	if s.Settings.DemoTraffic {
-		defer s.sendDemoTraffic(ctx)()
+		waitForTraffic := s.sendDemoTraffic(ctx)
+		defer waitForTraffic()
 	}
 	select {
 	case <-ctx.Done():
@@ -122,15 +125,15 @@ var errClosing = errors.New("the service is shutting down")
 
 type service struct {
 	Options
-	metrics   *metrics.Metrics
-	core      *core.Core
-	telemetry *telemetry.Telemetry  // nil if it is off
-	upstream  string                // URL
-	servers   []*server             // the admin server, if there is one, is the last
-	checking  *admission.Controller // of the check API; nil if that is off
-	shared    []byte                // encrypts the ids of the check API, and makes masks
-	envoy     *envoy                // nil without limits of Envoy
-	denials   *denials.Recorder
+	metrics         *metrics.Metrics
+	core            *core.Core
+	telemetry       *telemetry.Telemetry  // nil if it is off
+	upstream        string                // URL
+	servers         []*server             // the admin server, if there is one, is the last
+	checkController *admission.Controller // decides for the check API; nil if that is off
+	sharedSecret    []byte                // encrypts the ids of the check API, and makes masks
+	envoy           *envoy                // nil if the listeners api and grpc are off
+	denials         *denials.Recorder
 
 	auditFile *auditFile
 
@@ -138,7 +141,7 @@ type service struct {
 
 	isDraining atomic.Bool
 	inFlight   atomic.Int64            // requests, including WebSockets
-	cut        context.CancelCauseFunc // cancels requests in flight and background work
+	cancelRun  context.CancelCauseFunc // cancels requests in flight and background work
 	closers    []func()                // called in reverse order
 }
 
@@ -154,10 +157,11 @@ func (s *service) close() {
 func (s *service) open(runCtx context.Context) error {
 	callers := s.Settings.CallerListeners()
 	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(callers))
-	if least := max(budget.clients, budget.callers); least < s.Settings.MaxConnections/2 {
-		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", least, "max_connections", s.Settings.MaxConnections)
+	// Both are equal, or one of them is 0 because nothing listens for that kind of connection.
+	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
+		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
 	}
-	forEnvoy, err := EnvoyOptions(&s.Settings)
+	envoyOptions, err := EnvoyOptions(&s.Settings)
 	if err != nil {
 		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
 	}
@@ -165,14 +169,14 @@ func (s *service) open(runCtx context.Context) error {
 	if s.Settings.EnvoyConfig != "" && s.Reload != nil {
 		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
 	}
-	s.shared = s.Settings.SharedSecret()
+	s.sharedSecret = s.Settings.SharedSecret()
 	if err := s.openAudit(); err != nil {
 		return err
 	}
 	s.denials = denials.New(denials.Options{TraceID: s.telemetry.TraceOf()})
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
-		DirectSettings: forEnvoy.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
+		DirectSettings: envoyOptions.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
 	})
 	if err != nil {
 		return err
@@ -180,7 +184,7 @@ func (s *service) open(runCtx context.Context) error {
 	s.onClose(s.core.Close)
 	s.logDenials(runCtx)
 	if s.Settings.GRPC != "" || s.Settings.API != "" {
-		if err := s.openEnvoy(runCtx, forEnvoy, reloadEnvoy); err != nil {
+		if err := s.openEnvoy(runCtx, envoyOptions, reloadEnvoy); err != nil {
 			return err
 		}
 	}
@@ -220,12 +224,12 @@ func (s *service) open(runCtx context.Context) error {
 
 // listen opens the listener of a server. It accepts at most limit connections at once.
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
-	l, err := s.Inherited, error(nil)
-	if l == nil || server.name != "listen" {
-		l, err = openListener(ctx, address)
-	}
-	if err != nil {
-		return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.name, s.Settings.Source(server.name), err, server.name)
+	l := s.Inherited
+	if l == nil || server.name != "listen" { // only the proxy's listener can be inherited
+		var err error
+		if l, err = openListener(ctx, address); err != nil {
+			return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.name, s.Settings.Source(server.name), err, server.name)
+		}
 	}
 	s.onClose(func() { l.Close() })
 	server.listener = limitConnections(l, int(limit), s.connectionsFull(server.name, limit))
@@ -250,8 +254,8 @@ func (s *service) countInFlight(next http.Handler) http.Handler {
 
 // announce logs warnings about the settings, and one line that describes the running service.
 func (s *service) announce() {
-	set, policy := s.Settings, s.core.Policy()
-	for _, name := range set.Unknown {
+	policy := s.core.Policy()
+	for _, name := range s.Settings.Unknown {
 		s.Log.Warn("unknown environment variable; is it misspelled?", "name", name)
 	}
 	policy.LogWarnings(s.Log)
@@ -274,11 +278,11 @@ func (s *service) announce() {
 		}
 	}
 	name, text := "on_store_failure", policy.OnFailure
-	if set.Store == "" { // memory fails only when it is full
+	if s.Settings.Store == "" { // memory fails only when it is full
 		name, text = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
-	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", set.TLSCert != "", "api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
-		"store", set.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest), name, orNone(text))
+	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", s.Settings.TLSCert != "", "api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
+		"store", s.Settings.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest), name, orNone(text))
 	if s.Started != nil {
 		s.Started(addresses)
 	}
@@ -295,16 +299,16 @@ func (s *service) makeDemoToken() {
 // sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for
 // the last request. It logs the URL of the dashboard, and the token that makeDemoToken made.
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
-	var about []any
+	var attributes []any // of the log line
 	for _, server := range s.servers {
 		if server.name == "admin-listen" {
-			about = append(about, "dashboard", urlOf(server.listener.Addr()))
+			attributes = append(attributes, "dashboard", urlOf(server.listener.Addr()))
 		}
 	}
 	if s.demoToken != "" {
-		about = append(about, "operator_token", s.demoToken)
+		attributes = append(attributes, "operator_token", s.demoToken)
 	}
-	s.Log.Info("the demo sends requests to itself; open the dashboard", append(about, "offender", "key:"+demotraffic.Offender)...)
+	s.Log.Info("the demo sends requests to itself; open the dashboard", append(attributes, "offender", "key:"+demotraffic.Offender)...)
 	var running sync.WaitGroup
 	running.Go(func() { demotraffic.Run(ctx, urlOf(s.servers[0].listener.Addr())) })
 	return running.Wait
@@ -329,6 +333,14 @@ func orNone(text string) string {
 	return text
 }
 
+const (
+	// responseTimeout is how long requests that were cut off may still write a response.
+	responseTimeout = time.Second
+
+	// handlerTimeout is how long handlers may take to return after their connections are closed.
+	handlerTimeout = 5 * time.Second
+)
+
 // drain first refuses new requests, then waits for those in flight, and ends the admin server last.
 func (s *service) drain(delay time.Duration) {
 	s.isDraining.Store(true)
@@ -352,16 +364,16 @@ func (s *service) drain(delay time.Duration) {
 	if left := s.inFlight.Load(); left > 0 {
 		s.Log.Warn("requests in flight were cut off", "requests", left, "timeout", s.Settings.DrainTimeout)
 	}
-	s.cut(errClosing) // also WebSockets; queued requests get a 503
-	closing, cancel := context.WithTimeout(context.Background(), time.Second)
+	s.cancelRun(errClosing) // also ends WebSockets; queued requests get a 503
+	responding, cancel := context.WithTimeout(context.Background(), responseTimeout)
 	defer cancel()
-	shutdown(closing, serving)
+	shutdown(responding, serving)
 	for _, server := range serving {
 		server.close()
 	}
-	closing, cancel = context.WithTimeout(context.Background(), 5*time.Second)
+	returning, cancel := context.WithTimeout(context.Background(), handlerTimeout)
 	defer cancel()
-	s.awaitIdle(closing)
+	s.awaitIdle(returning)
 	s.Log.Info("stopped")
 }
 

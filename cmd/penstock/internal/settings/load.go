@@ -30,7 +30,7 @@ type Sources struct {
 // its default. A variable that is empty counts as not set. The error lists all problems with their
 // sources, and wraps ErrInvalid.
 func Load(from Sources) (Settings, error) {
-	s := Settings{given: make(map[string]given)}
+	s := Settings{given: make(map[string]givenValue)}
 	env := environment(from.Environ)
 	s.Unknown = unknown(env)
 
@@ -56,7 +56,7 @@ func Load(from Sources) (Settings, error) {
 			}
 			errs = append(errs, err)
 		}
-		if row.Name == "config" && s.Config != "" && from.File != nil { // the first row
+		if row.Name == "config" && s.Config != "" && from.File != nil { // config is the first row, so later ones have the file
 			server, err := from.File(s.Config)
 			if err != nil {
 				return s, err
@@ -75,34 +75,34 @@ func Load(from Sources) (Settings, error) {
 }
 
 // find returns a setting's value and source, from the first source that has it.
-func (r Row) find(flags, env, file map[string]string, fileName string) (given, error) {
+func (r Row) find(flags, env, file map[string]string, fileName string) (givenValue, error) {
 	if text, ok := flags[r.Name]; ok {
-		return given{text, "--" + r.Name}, nil
+		return givenValue{text, "--" + r.Name}, nil
 	}
 	get := func(name string) string { return env[name] }
 	for _, alias := range append([]Alias{{Name: r.Env()}}, r.Aliases...) {
 		if alias.Read != nil {
 			if text, ok := alias.Read(get); ok {
-				return given{text, alias.Name}, nil
+				return givenValue{text, alias.Name}, nil
 			}
 			continue
 		}
 		if text := env[alias.Name]; text != "" {
-			return given{text, alias.Name}, nil
+			return givenValue{text, alias.Name}, nil
 		}
 		if path := env[alias.Name+"_FILE"]; r.Secret && path != "" {
-			held, err := ReadFile(path)
-			text := strings.TrimRight(string(held), "\r\n")
+			content, err := ReadFile(path)
+			text := strings.TrimRight(string(content), "\r\n")
 			if err == nil && text == "" {
 				err = fmt.Errorf("%s is empty; write the value into it", path)
 			}
-			return given{text, alias.Name + "_FILE"}, err
+			return givenValue{text, alias.Name + "_FILE"}, err
 		}
 	}
 	if text, ok := file[r.Key()]; ok && !r.NotFile {
-		return given{text, "server." + r.Key() + " in " + fileName}, nil
+		return givenValue{text, "server." + r.Key() + " in " + fileName}, nil
 	}
-	return given{r.Default, defaults}, nil
+	return givenValue{r.Default, fromDefault}, nil
 }
 
 // ReadFile reads a regular file. It opens no other kind of file: opening a pipe, for example, may

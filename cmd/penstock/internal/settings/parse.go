@@ -150,7 +150,7 @@ const minToken = 16
 // ErrShortToken is wrapped by the error for a token that is too short.
 var ErrShortToken = errors.New("it can be guessed")
 
-func setToken(field func(*Settings) *[]byte) setter {
+func token(field func(*Settings) *[]byte) setter {
 	return func(s *Settings, text string) error {
 		if text != "" && len(text) < minToken {
 			return fmt.Errorf("%w; write at least %d characters, such as the output of: openssl rand -hex 16", ErrShortToken, minToken)
@@ -285,7 +285,8 @@ func withoutSecrets(text string) string {
 func withoutUser(text string) string {
 	if at := strings.LastIndex(text, "@"); at >= 0 {
 		scheme, _, ok := strings.Cut(text[:at], "://")
-		if text = "(hidden)" + text[at:]; ok && !strings.Contains(scheme, ":") {
+		text = "(hidden)" + text[at:]
+		if ok && !strings.Contains(scheme, ":") { // with a colon it may contain a password
 			text = scheme + "://" + text
 		}
 	}

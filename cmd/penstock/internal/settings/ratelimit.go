@@ -20,7 +20,7 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 	r.setListeners()
 	r.setFiles()
 	r.setRedis()
-	r.setBehaviour()
+	r.setBehavior()
 	for _, row := range Table {
 		if r.env[row.Env()] != "" {
 			delete(r.flags, row.Name)
@@ -145,20 +145,20 @@ func (r *ratelimitEnv) setRedis() {
 			r.fail(name, "it is not supported; omit it, and name the authority of the server's certificate in SSL_CERT_FILE")
 		}
 	}
-	text := r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
+	address := r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock") // of a socket, or host:port
 	scheme := "redis"
 	if r.isTrue("REDIS_TLS") {
 		scheme = "rediss"
 	}
-	if _, rest, ok := strings.Cut(text, "://"); ok {
-		if strings.HasPrefix(text, "rediss://") {
+	if _, rest, ok := strings.Cut(address, "://"); ok {
+		if strings.HasPrefix(address, "rediss://") {
 			scheme = "rediss"
 		}
-		text = rest
+		address = rest
 	}
 	var user *url.Userinfo
-	if before, after, ok := strings.Cut(text, "@"); ok {
-		user, text = userinfo(before), after
+	if before, after, ok := strings.Cut(address, "@"); ok {
+		user, address = userinfo(before), after
 	}
 	if auth := r.get("REDIS_AUTH", ""); auth != "" {
 		user = userinfo(auth)
@@ -166,16 +166,16 @@ func (r *ratelimitEnv) setRedis() {
 	if r.get("REDIS_SENTINEL_AUTH", "") != "" {
 		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
 	}
-	u := url.URL{Scheme: scheme, User: user, Host: text}
+	u := url.URL{Scheme: scheme, User: user, Host: address}
 	switch kind, socket := r.get("REDIS_TYPE", "SINGLE"), r.get("REDIS_SOCKET_TYPE", "unix"); strings.ToUpper(kind) {
 	case "SINGLE":
 		if socket == "unix" && !strings.Contains(r.get("REDIS_URL", ""), "://") {
-			u.Scheme, u.Host, u.Path = "unix", "", text
+			u.Scheme, u.Host, u.Path = "unix", "", address
 		}
 	case "CLUSTER":
 		u.Scheme += "+cluster"
 	case "SENTINEL":
-		name, hosts, _ := strings.Cut(text, ",")
+		name, hosts, _ := strings.Cut(address, ",") // the name of the primary, then the sentinels
 		u.Scheme, u.Host, u.Path = scheme+"+sentinel", hosts, "/"+name
 	default:
 		r.fail("REDIS_TYPE", "%q is unknown; write SINGLE, CLUSTER or SENTINEL", kind)
@@ -195,7 +195,8 @@ func userinfo(text string) *url.Userinfo {
 	return url.UserPassword(name, password)
 }
 
-func (r *ratelimitEnv) setBehaviour() {
+// setBehavior sets how requests are decided and what is logged.
+func (r *ratelimitEnv) setBehavior() {
 	for name, flag := range map[string]string{"SHADOW_MODE": "envoy-shadow-mode", "QUOTA_MODE": "envoy-quota-mode", "RESPONSE_DYNAMIC_METADATA": "envoy-metadata"} {
 		r.flags[flag] = strconv.FormatBool(r.isTrue(name))
 	}
@@ -206,9 +207,9 @@ func (r *ratelimitEnv) setBehaviour() {
 		r.flags["prefix"] = prefix
 	}
 	level := strings.ToLower(r.get("LOG_LEVEL", "warn"))
-	levels := map[string]string{"warning": "warn", "trace": "debug", "fatal": "error", "panic": "error"}
-	if other, ok := levels[level]; ok {
-		level = other
+	equivalents := map[string]string{"warning": "warn", "trace": "debug", "fatal": "error", "panic": "error"}
+	if equivalent, ok := equivalents[level]; ok {
+		level = equivalent
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, level) {
 		r.fail("LOG_LEVEL", "%q is unknown; write debug, info, warn or error", level)

@@ -86,23 +86,25 @@ type Settings struct {
 	// probably misspelled.
 	Unknown []string
 
-	given map[string]given // by name
+	given map[string]givenValue // by the names of settings
 }
 
-// given is the text of a value, and its source.
-type given struct{ text, source string }
+// A givenValue is the text of a value, and its source.
+type givenValue struct{ text, source string }
 
-func (g given) from() string {
+// from returns the source as error messages show it.
+func (g givenValue) from() string {
 	switch {
-	case g.source != defaults:
+	case g.source != fromDefault:
 		return "from " + g.source
 	case g.text == "":
 		return "not set"
 	}
-	return defaults
+	return fromDefault
 }
 
-const defaults = "default"
+// fromDefault is the source of a value that was not given.
+const fromDefault = "default"
 
 // Source returns the source of a setting's value: "--upstream", "PENSTOCK_UPSTREAM",
 // "server.upstream in penstock.yaml" or "default".

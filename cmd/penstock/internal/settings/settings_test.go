@@ -253,7 +253,7 @@ func TestVariablesOfPlatformsAreUsed(t *testing.T) {
 		{"PENSTOCK_LISTEN=", "listen", ":8080", "default"},
 	} {
 		s, err := load(map[string]string{}, strings.Fields(c.environ)...)
-		if got := s.given[c.name]; err != nil || got != (given{c.want, c.source}) {
+		if got := s.given[c.name]; err != nil || got != (givenValue{c.want, c.source}) {
 			t.Errorf("with %s, %s is %q from %s (%v); want %q from %s", c.environ, c.name, got.text, got.source, err, c.want, c.source)
 		}
 	}

@@ -34,22 +34,22 @@ func Handler(next http.Handler, o Options) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
-		pw := &writer{ResponseWriter: w, control: control, stall: o.Stall, isHTTP2: r.ProtoMajor == 2}
+		response := &writer{ResponseWriter: w, control: control, stall: o.Stall, isHTTP2: r.ProtoMajor == 2}
 		if r.Body != nil && r.Body != http.NoBody {
-			if pw.isHTTP2 {
-				control.SetReadDeadline(time.Time{}) // the server's deadline would also count time of next
+			if response.isHTTP2 {
+				control.SetReadDeadline(time.Time{}) // the server's deadline would also count the time of next
 			} else {
-				// Also if next never reads the body: the server reads it before the response, to
-				// keep the connection.
+				// This applies even if next never reads the body: to keep the connection, the server
+				// then reads the body before it responds.
 				control.SetReadDeadline(time.Now().Add(o.Stall))
 			}
 			r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
-			r.Body = &body{ReadCloser: r.Body, control: control, options: o, left: o.Stall, isHTTP2: pw.isHTTP2}
-			pw.stall *= 2 // before the first write, the server may read the rest of the body
+			r.Body = &body{ReadCloser: r.Body, control: control, options: o, left: o.Stall, isHTTP2: response.isHTTP2}
+			response.stall *= 2 // before the first write, the server may read the rest of the body
 		}
-		next.ServeHTTP(pw, r)
-		if !pw.isHijacked {
-			pw.start() // the server sends buffered data after next has returned
+		next.ServeHTTP(response, r)
+		if !response.isHijacked {
+			response.setDeadline() // the server sends buffered data after next has returned
 		}
 	})
 }
@@ -60,7 +60,7 @@ type body struct {
 	io.ReadCloser
 	control  *http.ResponseController
 	options  Options
-	left     time.Duration // for waiting
+	left     time.Duration // for waiting for the client
 	isHTTP2  bool
 	hasEnded bool
 }
@@ -72,7 +72,7 @@ func (b *body) Read(p []byte) (int, error) {
 	start := time.Now()
 	b.control.SetReadDeadline(start.Add(b.left))
 	n, err := b.ReadCloser.Read(p)
-	b.stop()
+	b.clearDeadline()
 	b.hasEnded = err != nil
 	if b.options.Rate > 0 {
 		earned := time.Duration(n) * time.Second / time.Duration(b.options.Rate)
@@ -81,9 +81,9 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stop removes the deadline. Only HTTP/2 needs it: there, a deadline that passes ends the body even
+// clearDeadline removes the deadline for HTTP/2: there, a deadline that passes ends the body even
 // while nobody reads.
-func (b *body) stop() {
+func (b *body) clearDeadline() {
 	if b.isHTTP2 {
 		b.control.SetReadDeadline(time.Time{})
 	}
@@ -99,11 +99,11 @@ type writer struct {
 	isHijacked bool
 }
 
-func (w *writer) start() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
+func (w *writer) setDeadline() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
 
-// stop removes the deadline. Only HTTP/2 needs it: there, a deadline that passes ends the stream
-// even while nothing is written.
-func (w *writer) stop() {
+// clearDeadline removes the deadline for HTTP/2: there, a deadline that passes ends the stream even
+// while nothing is written.
+func (w *writer) clearDeadline() {
 	if w.isHTTP2 {
 		w.control.SetWriteDeadline(time.Time{})
 	}
@@ -114,23 +114,23 @@ func (w *writer) WriteHeader(status int) {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
-	w.start()
+	w.setDeadline()
 	w.ResponseWriter.WriteHeader(status)
-	w.stop()
+	w.clearDeadline()
 }
 
 func (w *writer) Write(p []byte) (int, error) {
-	w.start()
+	w.setDeadline()
 	n, err := w.ResponseWriter.Write(p)
-	w.stop()
+	w.clearDeadline()
 	return n, err
 }
 
 // FlushError is what http.ResponseController calls.
 func (w *writer) FlushError() error {
-	w.start()
+	w.setDeadline()
 	err := w.control.Flush()
-	w.stop()
+	w.clearDeadline()
 	return err
 }
 

@@ -100,7 +100,7 @@ func PlanOf(getenv func(string) string) (p Plan) {
 	return p
 }
 
-// protocolOf returns how a signal is exported, or "".
+// protocolOf returns how a signal, TRACES or METRICS, is exported. It returns "" if it is not.
 func (p *Plan) protocolOf(getenv func(string) string, signal string) Protocol {
 	hasEndpoint := getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
 	variable := "OTEL_" + signal + "_EXPORTER"
@@ -228,8 +228,8 @@ func newMetricExporter(ctx context.Context, p Protocol) (sdkmetric.Exporter, err
 	return otlpmetrichttp.New(ctx)
 }
 
-// describe returns the resource. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they
-// take precedence. Each process has an id of its own: otherwise a collector would mix the metrics
+// describe returns the resource, which describes this instance to the collector. OTEL_SERVICE_NAME
+// and OTEL_RESOURCE_ATTRIBUTES come last, so they take precedence. Each process has an id of its own: otherwise a collector would mix the metrics
 // of instances.
 func describe(ctx context.Context, o Options) *resource.Resource {
 	about, err := resource.New(ctx,

@@ -43,30 +43,32 @@ func (c *Collector) add(path string, body []byte) error {
 	defer c.mu.Unlock()
 	switch path {
 	case "/v1/traces":
-		var q tracepb.ExportTraceServiceRequest
-		if err := proto.Unmarshal(body, &q); err != nil {
+		var request tracepb.ExportTraceServiceRequest
+		if err := proto.Unmarshal(body, &request); err != nil {
 			return err
 		}
-		for _, resource := range q.ResourceSpans {
+		for _, resource := range request.ResourceSpans {
 			c.resource = fmt.Sprint(resource.Resource.Attributes)
 			for _, scope := range resource.ScopeSpans {
 				for _, s := range scope.Spans {
 					text := fmt.Sprintf("%s %x %x %s", s.Name, s.TraceId, s.ParentSpanId, s.Status.GetCode())
 					for _, a := range s.Attributes {
-						if text += " " + a.Key + "=" + a.Value.GetStringValue(); a.Value.GetStringValue() == "" {
-							text += fmt.Sprint(a.Value.GetIntValue())
+						value := a.Value.GetStringValue()
+						if value == "" {
+							value = fmt.Sprint(a.Value.GetIntValue())
 						}
+						text += " " + a.Key + "=" + value
 					}
 					c.spans = append(c.spans, text)
 				}
 			}
 		}
 	case "/v1/metrics":
-		var q metricspb.ExportMetricsServiceRequest
-		if err := proto.Unmarshal(body, &q); err != nil {
+		var request metricspb.ExportMetricsServiceRequest
+		if err := proto.Unmarshal(body, &request); err != nil {
 			return err
 		}
-		for _, resource := range q.ResourceMetrics {
+		for _, resource := range request.ResourceMetrics {
 			for _, scope := range resource.ScopeMetrics {
 				for _, m := range scope.Metrics {
 					c.metrics = append(c.metrics, m.Name)
