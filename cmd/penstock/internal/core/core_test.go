@@ -49,7 +49,7 @@ func TestEventsAreCounted(t *testing.T) {
 		}
 	}
 	if state, _ := core.Checks()[0].Run(t.Context()); state != admin.Degraded {
-		t.Errorf("the store fails, but its check returns %v", state)
+		t.Errorf("the store fails, but its check returns %v; want %v", state, admin.Degraded)
 	}
 	if want := `rate_limiter_errors_total{reason="out_of_memory"} 3`; !strings.Contains(page(), want) {
 		t.Errorf("the page lacks %s", want)
@@ -57,6 +57,6 @@ func TestEventsAreCounted(t *testing.T) {
 	core.rules.reloadFailed(errors.New("line 3: no"))
 	core.rules.reloadSucceeded(Policy{Rules: []metrics.Rule{{Name: "b", Algorithm: "x"}}})
 	if page := page(); !strings.Contains(page, `rule="b"} 0`) || strings.Contains(page, `rule="a"`) || !strings.Contains(page, `reloads_total{outcome="failure"} 1`) {
-		t.Error("the metrics do not have the rules of the reload")
+		t.Errorf("the metrics have not replaced rule a by b, or do not count the failed reload:\n%s", page)
 	}
 }

@@ -57,7 +57,7 @@ func (c *Core) deny(key string) {
 	c.Observe(&admission.Event{Rule: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title(), Key: key, Outcome: admission.Denied, Decision: &d, Charges: []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}})
 }
 
-// read reads the fleet anew.
+// read reads the fleet from the store, not from the cache.
 func (c *Core) read() *activity.Fleet {
 	c.fleet.mu.Lock()
 	defer c.fleet.mu.Unlock()
@@ -87,14 +87,14 @@ func TestInstancesShowEachOther(t *testing.T) {
 	for _, c := range []*Core{a, b} {
 		f := c.read()
 		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || !f.Instances[0].IsSelf || f.Instances[1].IsSelf || f.Instances[1].Version != "v9" || f.Ignored != (activity.Ignored{}) {
-			t.Fatalf("the fleet is %+v", f)
+			t.Fatalf("the fleet is %+v; want two instances of version v9, this one first, and no problem", f)
 		}
 		if f.Instances[0].Name == f.Instances[1].Name || f.Instances[1].Name != nameA && f.Instances[1].Name != nameB {
 			t.Errorf("the instances are %s and %s; want %s and %s", f.Instances[0].Name, f.Instances[1].Name, nameA, nameB)
 		}
 		denied := f.Activity[0].Tops[activity.Denied]
 		if len(denied.Items) != 2 || denied.Items[0].Name != "key:both" || denied.Items[0].Weight != 6 || denied.Items[1].Weight != 1 || denied.Items[1].Error != 0 {
-			t.Errorf("the denied keys are %+v", denied)
+			t.Errorf("the denied keys are %+v; want key:both with 6 denials, then one with 1", denied)
 		}
 		if n, _ := f.Activity[0].Denied.Count(); n != 2 {
 			t.Errorf("%v different keys were denied; want 2", n)
@@ -107,7 +107,7 @@ func TestInstancesShowEachOther(t *testing.T) {
 	}
 	ttl, err := redis.Do("PTTL", "ps1{%@}summary."+nameA)
 	if err != nil || ttl.(int64) <= 0 || ttl.(int64) > summaryLife.Milliseconds() {
-		t.Errorf("the summary lives for %v ms, %v", ttl, err)
+		t.Errorf("the summary lives for %v ms, %v; want up to %v", ttl, err, summaryLife)
 	}
 }
 
@@ -143,13 +143,17 @@ func TestNothingIsSentWhileABreakerIsOpen(t *testing.T) {
 	for _, c := range []struct {
 		state   guard.State
 		problem string
-		keys    int64
-	}{{guard.StateOpen, "the store gives no answer: breaker_open", 0}, {guard.StateHalfOpen, "the store gives no answer: breaker_open", 0}, {guard.StateClosed, "", 1}} {
+		keys    int64 // summaries of this instance in the store
+	}{
+		{guard.StateOpen, "the store gives no answer: breaker_open", 0},
+		{guard.StateHalfOpen, "the store gives no answer: breaker_open", 0},
+		{guard.StateClosed, "", 1},
+	} {
 		state = c.state
 		f.write(t.Context())
 		n, err := redis.Do("EXISTS", key)
 		if found := f.readLocked(t.Context()); err != nil || n.(int64) != c.keys || found.Problem != c.problem {
-			t.Errorf("%v: %v keys, %v; the fleet is %+v", c.state, n, err, found)
+			t.Errorf("breaker %v: %v keys, %v, and the problem %q; want %d and %q", c.state, n, err, found.Problem, c.keys, c.problem)
 		}
 	}
 }
@@ -159,7 +163,7 @@ func TestAnInstanceWithoutAStoreShowsItself(t *testing.T) {
 	a.deny("key:x")
 	f := a.Fleet(t.Context())
 	if len(f.Instances) != 1 || f.Problem != errNoStore.Error() || len(f.Activity[1].Tops[activity.Denied].Items) != 1 {
-		t.Errorf("the fleet is %+v", f)
+		t.Errorf("the fleet is %+v; want this instance alone, with one denied key", f)
 	}
 	if again := a.Fleet(t.Context()); again != f {
 		t.Error("two reads within two seconds do not return the same fleet")

@@ -34,18 +34,18 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
 		}
 		if !strings.Contains(log.String(), "calls=1000") || !h.isFailing.Load() {
-			t.Errorf("logged %s", log)
+			t.Errorf("the outage is reported as failing: %v; want true, and a line with 1000 calls:\n%s", h.isFailing.Load(), log)
 		}
 		for range 20 {
 			h.answered()
 			time.Sleep(time.Second)
 		}
 		if n := len(log.Lines("level=INFO", "the store decides again")); n != 1 || h.isFailing.Load() {
-			t.Errorf("its end was logged in %d lines:\n%s", n, log)
+			t.Errorf("%d lines report the end of the outage; want 1:\n%s", n, log)
 		}
 		h.failed(noAnswer(penstock.ReasonUnreachable))
 		if n := len(log.Lines("level=ERROR")); n != 5 {
-			t.Errorf("the next outage was not logged at once:\n%s", log)
+			t.Errorf("after the next outage began, %d errors are logged; want 5:\n%s", n, log)
 		}
 		t.Logf("counted: %d failures logged in 4 lines", seconds*each)
 	})
@@ -76,8 +76,8 @@ func TestNewReasonIsLoggedAtOnce(t *testing.T) {
 	})
 }
 
-// watched returns a core that only polls its store.
-func watched(t *testing.T, probe func(context.Context) error) (*Core, *logbuffer.Buffer) {
+// newPolledCore returns a core that only polls its store.
+func newPolledCore(t *testing.T, probe func(context.Context) error) (*Core, *logbuffer.Buffer) {
 	log := new(logbuffer.Buffer)
 	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("", nil)})
 	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
@@ -96,21 +96,23 @@ var breakerOpen = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 
 func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var calls, up atomic.Int64
+		var calls atomic.Int64
+		var isUp atomic.Bool
 		down := noAnswer(penstock.ReasonUnreachable)
-		c, log := watched(t, func(context.Context) error {
-			if calls.Add(1); up.Load() == 0 {
+		c, log := newPolledCore(t, func(context.Context) error {
+			calls.Add(1)
+			if !isUp.Load() {
 				return down
 			}
 			return nil
 		})
-		up.Store(1)
+		isUp.Store(true)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := calls.Swap(0); n < 59 || n > 61 || c.health.isFailing.Load() {
-			t.Errorf("%d self-tests in a minute without requests; logged %s", n, log)
+			t.Errorf("%d self-tests in a minute without requests; want 60, and no outage: %s", n, log)
 		}
-		up.Store(0)
+		isUp.Store(false)
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		if c.health.isFailing.Load() {
@@ -126,13 +128,13 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := calls.Load(); n < 59 || n > 61 || !c.health.isFailing.Load() || log.Lines("decides again") != nil {
-			t.Errorf("%d self-tests in a minute of outage; logged %s", n, log)
+			t.Errorf("%d self-tests in a minute of outage; want 60, and no end of the outage: %s", n, log)
 		}
-		up.Store(1)
+		isUp.Store(true)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if c.health.isFailing.Load() || len(log.Lines("level=INFO", "the store decides again")) != 1 {
-			t.Errorf("logged %s", log)
+			t.Errorf("the end of the outage is not reported in one line: %s", log)
 		}
 	})
 }
@@ -140,16 +142,16 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 func TestOnlyDecisionsOfTheStoreEndItsOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := &penstock.StoreError{Reason: penstock.ReasonOutOfMemory, Err: redisstore.ReplyError("OOM command not allowed")}
-		c, log := watched(t, func(context.Context) error { return full })
+		c, log := newPolledCore(t, func(context.Context) error { return full })
 		c.storeFailed(&penstock.StoreError{Reason: penstock.ReasonUnreachable, Err: errors.New("no route")})
 		if reason := c.health.currentReason(); reason != "unreachable" {
-			t.Errorf("the reason is %q", reason)
+			t.Errorf("the reason is %q; want unreachable", reason)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		c.storeFailed(breakerOpen)
 		if reason := c.health.currentReason(); reason != "out_of_memory" { // the self-test's reason; breaker_open is not one
-			t.Errorf("after a minute the reason is %q; logged %s", reason, log)
+			t.Errorf("after a minute the reason is %q; want out_of_memory: %s", reason, log)
 		}
 		time.Sleep(logInterval)
 		c.Observe(&admission.Event{Rule: "a", Outcome: admission.Allowed, Source: penstock.FromFallback})
@@ -158,26 +160,26 @@ func TestOnlyDecisionsOfTheStoreEndItsOutage(t *testing.T) {
 		}
 		c.Observe(&admission.Event{Rule: "a", Outcome: admission.Allowed, Source: penstock.FromStore})
 		if c.health.currentReason() != "" || len(log.Lines("level=INFO", "the store decides again")) != 1 {
-			t.Errorf("logged %s", log)
+			t.Errorf("a decision of the store has not ended the outage, with one line: %s", log)
 		}
 	})
 }
 
 func TestBreakerIsLoggedOncePerOutage(t *testing.T) {
-	c, log := watched(t, func(context.Context) error { return nil })
+	c, log := newPolledCore(t, func(context.Context) error { return nil })
 	states := []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen, guard.StateOpen, guard.StateHalfOpen, guard.StateClosed}
 	for i, to := range states[1:] {
 		c.breakerChanged("", states[i], to)
 	}
 	if open, closed := len(log.Lines("circuit breaker open")), len(log.Lines("circuit breaker closed")); open != 1 || closed != 1 {
-		t.Errorf("%d lines report an open breaker, %d a closed one:\n%s", open, closed, log)
+		t.Errorf("%d lines report an open breaker, %d a closed one; want one each:\n%s", open, closed, log)
 	}
 }
 
 func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := noAnswer(penstock.ReasonTimeout)
-		c, log := watched(t, func(context.Context) error { return hangs })
+		c, log := newPolledCore(t, func(context.Context) error { return hangs })
 		for range 350 {
 			c.storeFailed(hangs)
 			for range 10 {
@@ -186,21 +188,21 @@ func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR")); open != 0 || all != 4 {
-			t.Errorf("%d lines of %d have the reason breaker_open:\n%s", open, all, log)
+			t.Errorf("%d lines of %d have the reason breaker_open; want none of 4:\n%s", open, all, log)
 		}
 		for range 300 { // they count for the last known reason
 			c.storeFailed(breakerOpen)
 			time.Sleep(100 * time.Millisecond)
 		}
 		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR", "reason=timeout")); open != 0 || all < 6 || all > 8 {
-			t.Errorf("after 65 s, %d lines have the reason timeout, %d breaker_open:\n%s", all, open, log)
+			t.Errorf("after 65 s, %d lines have the reason timeout, %d breaker_open; want 6 to 8, and none:\n%s", all, open, log)
 		}
 	})
 }
 
 func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, log := watched(t, func(context.Context) error { return nil })
+		c, log := newPolledCore(t, func(context.Context) error { return nil })
 		const line = "requests pass unlimited"
 		counted := func(words ...string) (n, requests int) {
 			for _, line := range log.Lines(words...) {
@@ -224,11 +226,11 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		c.Observe(&admission.Event{Rule: "search", Outcome: admission.Allowed, Source: penstock.FromFallback})
 		c.Observe(&admission.Event{Outcome: admission.Unlimited})
 		if n, _ := failOpenLines(); n != 0 {
-			t.Errorf("logged, though no request passes unlimited: %s", log)
+			t.Errorf("%d lines report unlimited requests; want none: %s", n, log)
 		}
 		pass(1)
 		if n, requests := failOpenLines(); n != 1 || requests != 1 {
-			t.Errorf("the first was logged in %d lines", n)
+			t.Errorf("after the first unlimited request, %d lines report %d; want 1 line, 1 request", n, requests)
 		}
 		for range 35 {
 			pass(100)
@@ -239,14 +241,14 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second)
 		if n, _ := failOpenLines(); n != 4 {
-			t.Errorf("a line was logged as if requests still passed:\n%s", log)
+			t.Errorf("after the last unlimited request, %d lines report some; want 4, as before:\n%s", n, log)
 		}
 		if n, requests := ended(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
 			t.Errorf("%d lines report the total %d; want 1, 3501:\n%s", n, requests, log)
 		}
 		pass(1)
 		if n, requests := failOpenLines(); n != 5 || requests != 3003 {
-			t.Errorf("the next time, %d lines were logged", n)
+			t.Errorf("after the next unlimited request, %d lines report %d; want 5 lines, 3003 requests", n, requests)
 		}
 		t.Logf("counted: %d requests without limits, logged in 6 lines", 3502)
 	})

@@ -38,7 +38,7 @@ func TestRefusedHeartbeatsAreLogged(t *testing.T) {
 		r := &instanceReporter{Server: refusingServer{c.err}, core: newCore(Options{Log: log.Logger()}), line: logthrottle.Line{Every: time.Minute}}
 		for range 3 {
 			if _, err := r.Heartbeat(t.Context(), "i", time.Second); err != c.err {
-				t.Errorf("%v became %v", c.err, err)
+				t.Errorf("Heartbeat returned %v; want %v", err, c.err)
 			}
 		}
 		if text := log.String(); strings.Count(text, "this instance is not counted") != min(len(c.want), 1) || !strings.Contains(text, c.want) {

@@ -52,28 +52,28 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	}
 	ctx, end := context.WithCancel(t.Context())
 	r.reloading.Go(func() { r.reloadOn(ctx, nil) })
-	isLoading := func(name string) {
+	awaitLoad := func(name string) {
 		t.Helper()
 		select {
 		case got := <-loads:
 			if got != name {
-				t.Errorf("loaded %s; want %s", got, name)
+				t.Errorf("the loaded rule is %s; want %s", got, name)
 			}
 		case <-time.After(patience):
-			t.Fatalf("%s was not loaded", name)
+			t.Fatalf("rule %s was not loaded within %v", name, patience)
 		}
 	}
-	isLoading("one")
+	awaitLoad("one")
 	write("two")
-	isLoading("two")
+	awaitLoad("two")
 	write("three")
 	release <- struct{}{}
-	isLoading("three")
+	awaitLoad("three")
 	release <- struct{}{}
 	write("four")
-	isLoading("four")
+	awaitLoad("four")
 	if name := r.current().Rules()[0].Name; name != "three" {
-		t.Errorf("%s is in force; want three", name)
+		t.Errorf("rule %s is in force; want three", name)
 	}
 	end()
 	closed := make(chan struct{})
@@ -81,7 +81,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	select {
 	case <-closed:
 	case <-time.After(patience):
-		t.Error("close waits for a reload in progress")
+		t.Errorf("close has not returned within %v; want it not to wait for the reload in progress", patience)
 	}
 	close(release)
 	r.watcher.Close()

@@ -38,9 +38,9 @@ func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Scr
 
 func (c *stuckLoad) Close() error { return nil }
 
-// stuck returns a core whose store makes decisions unless it is down, and never finishes loading
-// scripts.
-func stuck(t *testing.T, down *atomic.Bool) (*Core, *stuckLoad) {
+// newStuckCore returns a core whose store makes decisions unless it is down, and never finishes
+// loading scripts.
+func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckLoad) {
 	client := &stuckLoad{answer: make(chan error)}
 	redis, err := redisstore.New(client, redisstore.Options{})
 	if err != nil {
@@ -49,7 +49,7 @@ func stuck(t *testing.T, down *atomic.Bool) (*Core, *stuckLoad) {
 	t.Cleanup(func() { redis.Close() })
 	c := newCore(Options{Log: slog.New(slog.DiscardHandler)})
 	c.store.probe = func(context.Context) error {
-		if down.Load() {
+		if isDown.Load() {
 			return penstock.ErrUnavailable
 		}
 		return nil
@@ -64,8 +64,8 @@ func stuck(t *testing.T, down *atomic.Bool) (*Core, *stuckLoad) {
 // ready.
 func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var down atomic.Bool
-		c, _ := stuck(t, &down)
+		var isDown atomic.Bool
+		c, _ := newStuckCore(t, &isDown)
 		began, loaded := time.Now(), make(chan struct{})
 		go func() {
 			c.scripts.load(t.Context(), []*penstock.Plan{penstock.PerDay(9).MustCompile()})
@@ -78,11 +78,11 @@ func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 			}
 		}
 		if waited := time.Since(began); waited != 0 {
-			t.Errorf("the readiness checks took %v", waited)
+			t.Errorf("the readiness checks took %v; want no time", waited)
 		}
 		<-loaded
 		if took := time.Since(began); took != scriptsTimeout {
-			t.Errorf("the reload took %v", took)
+			t.Errorf("the reload took %v; want %v", took, scriptsTimeout)
 		}
 	})
 }
@@ -91,9 +91,9 @@ func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 // again.
 func TestReloadDoesNotWaitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var down atomic.Bool
-		down.Store(true)
-		c, client := stuck(t, &down)
+		var isDown atomic.Bool
+		isDown.Store(true)
+		c, client := newStuckCore(t, &isDown)
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		limits := []*penstock.Plan{penstock.PerDay(9).MustCompile()}
@@ -106,9 +106,9 @@ func TestReloadDoesNotWaitWhileTheStoreIsDown(t *testing.T) {
 		began := time.Now()
 		c.scripts.load(ctx, append(limits, penstock.PerDay(8).With(penstock.SlidingLog).MustCompile()))
 		if took := time.Since(began); took != 0 {
-			t.Errorf("the reload took %v", took)
+			t.Errorf("while the store is down, the reload took %v; want no time", took)
 		}
-		down.Store(false)
+		isDown.Store(false)
 		client.answer <- nil // the attempt with the old limits
 		client.answer <- nil
 		time.Sleep(time.Minute)

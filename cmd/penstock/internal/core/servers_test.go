@@ -39,8 +39,9 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 	for i, row := range rows {
 		now, failure = row.now, row.err
 		m.check(t.Context())
-		if e, s := len(log.Lines("level=WARN", evicts)), len(log.Lines("level=WARN", scarce)); e != row.evicts || s != row.scarce {
-			t.Errorf("row %d, %+v: %d and %d lines; want %d and %d", i, row.now, e, s, row.evicts, row.scarce)
+		evictLines, scarceLines := len(log.Lines("level=WARN", evicts)), len(log.Lines("level=WARN", scarce))
+		if evictLines != row.evicts || scarceLines != row.scarce {
+			t.Errorf("row %d, %+v: %d lines about eviction and %d about scarce memory; want %d and %d", i, row.now, evictLines, scarceLines, row.evicts, row.scarce)
 		}
 	}
 	now = redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
@@ -70,7 +71,7 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 	}
 	for i, row := range []struct {
 		infoErr, sampleErr error
-		missing, lines     string
+		missing, line      string // line is part of the new line; "" for none
 	}{
 		{nil, nil, "[]", ""},
 		{denied("+info"), denied("+dbsize +scan"), "[info dbsize scan]", `needs="+info +dbsize +scan"`},
@@ -84,8 +85,8 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 		m.check(t.Context())
 		lines := log.Lines("some metrics of the store are missing")[before:]
 		now := m.latestHealth()
-		if fmt.Sprint(now.Missing) != row.missing || (len(lines) > 0) != (row.lines != "") || row.lines != "" && len(log.Lines(row.lines)) != 1 {
-			t.Errorf("row %d: missing %v, logged %v; want %s and %s", i, now.Missing, lines, row.missing, row.lines)
+		if fmt.Sprint(now.Missing) != row.missing || (len(lines) > 0) != (row.line != "") || row.line != "" && len(log.Lines(row.line)) != 1 {
+			t.Errorf("row %d: missing %v, logged %v; want %s and %s", i, now.Missing, lines, row.missing, row.line)
 		}
 		if (now.Servers != nil) != (infoErr == nil) || (now.Keys != nil) != (sampleErr == nil && (infoErr == nil || now.Missing != nil)) {
 			t.Errorf("row %d: the health is %+v; want no servers after a failed INFO, and no keys after a failed sample", i, now)

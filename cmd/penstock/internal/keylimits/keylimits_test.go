@@ -68,6 +68,7 @@ func spend(t *testing.T, store penstock.Store, limits []Limit, name string, unit
 	}
 }
 
+// summary lists limits as NAME KIND USED+LEFT TIER.
 func summary(limits []Limit) string {
 	var all []string
 	for _, l := range limits {
@@ -86,7 +87,7 @@ func TestLimitsOfAKey(t *testing.T) {
 	source, err := Read(t.Context(), store, all)
 	const want = "api.hour enforced 7+93 premium, api.hour enforced 7+3 free, api.hour.candidate candidate 0+5, api.day shadow 0+1000, api.slots enforced 0+4, api.all enforced 5+8995"
 	if got := summary(all); err != nil || got != want || source != penstock.FromStore || skipped != 0 {
-		t.Errorf("%s\nwant %s; %v, %v, %d skipped", got, want, source, err, skipped)
+		t.Errorf("the limits are\n%s\nfrom %v, with %d skipped, %v; want\n%s\nfrom the store, with none skipped", got, source, skipped, err, want)
 	}
 	if got, _ := Find(rules, "key:a", "near"); len(got) != 0 {
 		t.Errorf("the limits of rule near for key:a are %s; want none", summary(got))
@@ -109,7 +110,7 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 		return memory.Decide(ctx, charges)
 	})
 	if _, err := Read(t.Context(), counting, limits); err != nil || calls != MaxLimits/penstock.MaxCharges {
-		t.Errorf("%d calls of the store, %v; want %d", calls, err, MaxLimits/penstock.MaxCharges)
+		t.Errorf("Read called the store %d times, %v; want %d", calls, err, MaxLimits/penstock.MaxCharges)
 	}
 }
 
@@ -136,7 +137,7 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	}
 }
 
-func TestClearForgetsWhatIsInUse(t *testing.T) {
+func TestClearResetsWhatIsInUse(t *testing.T) {
 	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
 	all, _ := Find(rules, "key:a", "")
 	spend(t, store, all, "api.hour", 10)
@@ -144,7 +145,7 @@ func TestClearForgetsWhatIsInUse(t *testing.T) {
 	before, err := ReadStates(t.Context(), store, Resettable(all, ""))
 	const want = "api.hour enforced 10+90 premium, api.hour.candidate candidate 0+5, api.day shadow 3+997"
 	if got := summary(before); err != nil || got != want {
-		t.Fatalf("%s, %v; want %s", got, err, want)
+		t.Fatalf("before the reset, the limits are %s, %v; want %s", got, err, want)
 	}
 	var changes []string
 	done, err := Clear(t.Context(), store, before, func(c Change) {
@@ -156,7 +157,7 @@ func TestClearForgetsWhatIsInUse(t *testing.T) {
 	if got := summary(done.After); got != "api.hour enforced 0+100 premium, api.hour.candidate candidate 0+5, api.day shadow 0+1000" {
 		t.Errorf("after the reset, the limits are %s; want them unused", got)
 	}
-	var sent []Limit // by an instance
+	var sent []Limit // as an instance sends them to a command
 	if text, err := json.Marshal(all); err != nil || json.Unmarshal(text, &sent) != nil || len(Resettable(sent, "")) != len(Resettable(all, "")) {
 		t.Errorf("of limits that were sent as JSON, %s can be reset; want the same as before", summary(Resettable(sent, "")))
 	}

@@ -29,10 +29,10 @@ func TestReloadsAreCounted(t *testing.T) {
 	check := func(when string, successful, at, reloads float64) {
 		t.Helper()
 		if s, a := testutil.ToFloat64(m.reloadOK), testutil.ToFloat64(m.reloadTime); s != successful || a != at {
-			t.Errorf("%s: successful %v at %v; want %v at %v", when, s, a, successful, at)
+			t.Errorf("%s: the last load has success %v and time %v; want %v and %v", when, s, a, successful, at)
 		}
 		if n := testutil.ToFloat64(m.reloaded) + testutil.ToFloat64(m.notReloaded); n != reloads {
-			t.Errorf("%s: %v reloads; want %v", when, n, reloads)
+			t.Errorf("%s: %v reloads are counted; want %v", when, n, reloads)
 		}
 	}
 	m.Loaded(time.Unix(100, 0))
@@ -89,7 +89,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.AddAdmin()(true)
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
-	n := 0
+	n := 0 // of the event: gives each one a source and a latency
 	for _, rule := range []Rule{busy, envoy, {Name: "gone", Limit: "x", Algorithm: "y"}} {
 		for _, o := range admission.Outcomes() {
 			for range o + 1 {

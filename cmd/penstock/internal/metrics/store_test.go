@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// aStore returns the health of a store. All of its numbers differ.
-func aStore() StoreHealth {
+// storeWithNumbers returns the health of a store. All of its numbers differ.
+func storeWithNumbers() StoreHealth {
 	return StoreHealth{
 		IsDegraded: true, Missing: []string{"scan"},
 		Servers: []redisstore.Server{{Memory: redisstore.Memory{Used: 1, Max: 2, Policy: "allkeys-lru"}, Keys: 3, Evicted: 4, Expired: 5, CPU: 6 * time.Second, Scripts: 7, ScriptTime: 8 * time.Second,
@@ -29,7 +29,7 @@ func TestStoreHasMetrics(t *testing.T) {
 	if strings.Contains(pageOf(m), "rate_limiter_store_") {
 		t.Error("there are series of the store before AddStore is called")
 	}
-	health := aStore()
+	health := storeWithNumbers()
 	m.AddStore(func() StoreHealth { return health })
 	m.StoreProbed(time.Millisecond)
 	page := pageOf(m)
@@ -40,7 +40,7 @@ func TestStoreHasMetrics(t *testing.T) {
 		`replicas{node="default"} 13`, `replication_lag_bytes{node="default"} 14`, `rule_keys{rule="search"} 15`, `rule_keys{rule="login"} 0`, `rule_keys{rule="other"} 33`, "probe_seconds_count 1",
 	} {
 		if !strings.Contains(page, "\nrate_limiter_store_"+want+"\n") {
-			t.Errorf("the page lacks %s", want)
+			t.Errorf("the page lacks rate_limiter_store_%s", want)
 		}
 	}
 	if problems, err := testutil.GatherAndLint(m.registry); err != nil || len(problems) > 0 {
@@ -72,6 +72,6 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 		t.Errorf("%d nodes have series; want %d", n, observe.MaxNodes)
 	}
 	if n := strings.Count(page, "\nrate_limiter_store_rule_keys{"); n != 2 || !strings.Contains(page, `rule_keys{rule="other"} 10000`) {
-		t.Errorf("%d rules have series; want 2", n)
+		t.Errorf("%d rules have series; want 2: rule7, and other with 10000 keys", n)
 	}
 }

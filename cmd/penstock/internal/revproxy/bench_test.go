@@ -36,7 +36,7 @@ func BenchmarkProxy(b *testing.B) {
 			server := httptest.NewServer(c.handler)
 			defer server.Close()
 			b.ReportAllocs()
-			b.SetParallelism(16)
+			b.SetParallelism(16) // connections per core
 			b.RunParallel(func(pb *testing.PB) {
 				conn, err := net.Dial("tcp", server.Listener.Addr().String())
 				if err != nil {

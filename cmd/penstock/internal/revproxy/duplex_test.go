@@ -32,9 +32,9 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 			io.WriteString(w, "at once")
 		},
 	} {
-		up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/smuggled" {
-				t.Errorf("%s: the upstream got a request that was hidden in a body", name)
+				t.Errorf("an upstream that %s got a request that was hidden in a body", name)
 			}
 			handler(w, r)
 		})
@@ -54,16 +54,16 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\n" + next, true},
 			{head + "Content-Length: 5\r\n\r\nhello" + next, true},
 		} {
-			site := front(t, revproxy.Options{MaxBody: 100}, up)
+			site := startProxy(t, revproxy.Options{MaxBody: 100}, up)
 			res, rest := exchange(t, site, c.request)
 			if !c.isClean && !res.Close {
-				t.Errorf("%s, %q: the connection stays open", name, c.request)
+				t.Errorf("an upstream that %s, %q: the connection stays open; want it closed", name, c.request)
 			}
 			if c.isClean && name == "reads the body" && res.Close {
-				t.Errorf("%s, %q: the connection is closed; want it kept", name, c.request)
+				t.Errorf("an upstream that %s, %q: the connection is closed; want it kept", name, c.request)
 			}
 			if res.Close != (rest == "") {
-				t.Errorf("%s, %q: the header says that the connection closes: %v, and then %q is received", name, c.request, res.Close, rest)
+				t.Errorf("an upstream that %s, %q: Connection: close is sent: %v, but then %q is received", name, c.request, res.Close, rest)
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func TestBodyAfterTheResponseIsNotReadAsARequest(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	for _, framing := range []string{"Content-Length: 1000000", "Transfer-Encoding: chunked", "Content-Length: 1000000\r\nExpect: 100-continue"} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(front(t, revproxy.Options{}, server.URL), "http://"))
+		conn, err := net.Dial("tcp", strings.TrimPrefix(startProxy(t, revproxy.Options{}, server.URL), "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}

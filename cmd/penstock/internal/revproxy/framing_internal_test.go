@@ -12,18 +12,18 @@ import (
 func TestRequestIsNotGivenUpBeforeItIsSent(t *testing.T) {
 	here, there := net.Pipe()
 	conn := &framedConn{Conn: here}
-	var given error
-	conn.expect(func(err error) { given = err })
+	var cause error // with which the request was given up
+	conn.expect(func(err error) { cause = err })
 	there.Close()
-	if _, err := conn.Read(make([]byte, 1)); err != io.EOF || given != nil {
-		t.Fatalf("read %v, given up by %v; want EOF and nil", err, given)
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF || cause != nil {
+		t.Fatalf("Read returned %v, and the request was given up with %v; want EOF and nil", err, cause)
 	}
 	for _, write := range []func() error{
 		func() error { _, err := conn.Write([]byte("x")); return err },
 		func() error { _, err := conn.ReadFrom(io.LimitReader(nil, 0)); return err },
 	} {
-		if err := write(); !errors.Is(err, net.ErrClosed) || given != nil {
-			t.Errorf("wrote with %v, given up by %v; want ErrClosed and nil", err, given)
+		if err := write(); !errors.Is(err, net.ErrClosed) || cause != nil {
+			t.Errorf("the write returned %v, and the request was given up with %v; want ErrClosed and nil", err, cause)
 		}
 	}
 }
@@ -33,7 +33,7 @@ func TestRequestIsNotGivenUpBeforeItIsSent(t *testing.T) {
 func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
 	here, there := net.Pipe()
 	conn := &framedConn{Conn: here}
-	conn.expect(func(err error) { t.Errorf("given up: %v", err) })
+	conn.expect(func(err error) { t.Errorf("the request was given up with %v; want it kept", err) })
 	go io.WriteString(there, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
 	if _, err := conn.Read(make([]byte, 100)); err != nil {
 		t.Fatal(err)

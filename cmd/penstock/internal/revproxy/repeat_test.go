@@ -14,22 +14,22 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// A mortal is an upstream that responds to the first request of each connection. It closes the
+// A mortalUpstream is an upstream that responds to the first request of each connection. It closes the
 // connection when it has received a second request.
-type mortal struct {
-	url  string
-	got  atomic.Int32   // requests
-	idle sync.WaitGroup // first requests that must arrive before any response
+type mortalUpstream struct {
+	url      string
+	requests atomic.Int32   // received
+	first    sync.WaitGroup // first requests that must arrive before any response
 }
 
-func startMortal(t *testing.T, shouldReset bool) *mortal {
+func startMortalUpstream(t *testing.T, shouldReset bool) *mortalUpstream {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
-	m := &mortal{url: "http://" + listener.Addr().String()}
+	m := &mortalUpstream{url: "http://" + listener.Addr().String()}
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -42,7 +42,7 @@ func startMortal(t *testing.T, shouldReset bool) *mortal {
 	return m
 }
 
-func (m *mortal) serve(conn net.Conn, shouldReset bool) {
+func (m *mortalUpstream) serve(conn net.Conn, shouldReset bool) {
 	defer conn.Close()
 	r := bufio.NewReader(conn)
 	for isFirst := true; ; isFirst = false {
@@ -51,16 +51,16 @@ func (m *mortal) serve(conn net.Conn, shouldReset bool) {
 			return
 		}
 		io.Copy(io.Discard, request.Body)
-		n := m.got.Add(1)
+		n := m.requests.Add(1)
 		if !isFirst {
 			if shouldReset {
-				conn.(*net.TCPConn).SetLinger(0)
+				conn.(*net.TCPConn).SetLinger(0) // closing then sends RST
 			}
 			return
 		}
 		if n <= idleConns {
-			m.idle.Done()
-			m.idle.Wait()
+			m.first.Done()
+			m.first.Wait()
 		}
 		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 	}
@@ -78,16 +78,16 @@ func TestRequestIsSentOnce(t *testing.T) {
 			"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nX-Idempotency-Key: k\r\n\r\n",
 			"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nIdempotency-Key: k\r\n\r\nhello",
 		} {
-			up := startMortal(t, shouldReset)
-			up.idle.Add(idleConns)
-			site := front(t, revproxy.Options{}, up.url)
+			up := startMortalUpstream(t, shouldReset)
+			up.first.Add(idleConns)
+			site := startProxy(t, revproxy.Options{}, up.url)
 			var all sync.WaitGroup
 			for range idleConns {
-				all.Go(func() { raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n") })
+				all.Go(func() { sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n") })
 			}
 			all.Wait()
-			res, _ := raw(t, site, request)
-			if got := up.got.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
+			res, _ := sendRaw(t, site, request)
+			if got := up.requests.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
 				t.Errorf("%q, reset %v: the upstream got it %d times, the client got %s; want once and a 502", request, shouldReset, got, res.Status)
 			}
 		}
@@ -106,9 +106,9 @@ func TestRequestOverHTTP2IsSentOnce(t *testing.T) {
 	up.Config.Protocols.SetUnencryptedHTTP2(true)
 	up.Start()
 	t.Cleanup(up.Close)
-	site := front(t, revproxy.Options{}, strings.Replace(up.URL, "http:", "h2c:", 1))
+	site := startProxy(t, revproxy.Options{}, strings.Replace(up.URL, "http:", "h2c:", 1))
 	for n, status := range []int{200, 502} {
-		res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n")
+		res, _ := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n")
 		if res.StatusCode != status || int(got.Load()) != n+1 {
 			t.Errorf("request %d: %s, and the upstream got %d requests; want %d and %d", n+1, res.Status, got.Load(), status, n+1)
 		}
@@ -136,9 +136,9 @@ func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
 				}
 			}
 		})
-		res, _ := raw(t, front(t, revproxy.Options{}, "h2c://"+up), "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+		res, _ := sendRaw(t, startProxy(t, revproxy.Options{}, "h2c://"+up), "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 		if res.StatusCode != http.StatusBadGateway || got.Load() != 2 {
-			t.Errorf("code %d: %s, and the upstream got it %d times; want twice", code, res.Status, got.Load())
+			t.Errorf("code %d: the client got %s, and the upstream the request %d times; want 502 and twice", code, res.Status, got.Load())
 		}
 	}
 }

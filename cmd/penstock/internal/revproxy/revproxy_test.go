@@ -32,14 +32,14 @@ import (
 // patience is the longest time that a test waits.
 const patience = 20 * time.Second
 
-// front starts a proxy for an upstream, and returns its URL.
-func front(t *testing.T, o revproxy.Options, upstream string) string {
+// startProxy starts a proxy for an upstream, and returns its URL.
+func startProxy(t *testing.T, o revproxy.Options, upstream string) string {
 	t.Helper()
-	return frontWith(t, o, upstream, func(next http.Handler) http.Handler { return next })
+	return startWrappedProxy(t, o, upstream, func(next http.Handler) http.Handler { return next })
 }
 
-// frontWith wraps the handler of the proxy.
-func frontWith(t *testing.T, o revproxy.Options, upstream string, wrap func(http.Handler) http.Handler) string {
+// startWrappedProxy is like startProxy, with a wrapped handler.
+func startWrappedProxy(t *testing.T, o revproxy.Options, upstream string, wrap func(http.Handler) http.Handler) string {
 	t.Helper()
 	var err error
 	if o.Upstream, err = url.Parse(upstream); err != nil {
@@ -54,8 +54,8 @@ func frontWith(t *testing.T, o revproxy.Options, upstream string, wrap func(http
 	return server.URL
 }
 
-// upstream starts an upstream, and returns its URL.
-func upstream(t *testing.T, handler http.HandlerFunc) string {
+// startUpstream starts an upstream, and returns its URL.
+func startUpstream(t *testing.T, handler http.HandlerFunc) string {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
@@ -65,10 +65,11 @@ func upstream(t *testing.T, handler http.HandlerFunc) string {
 // echo is an upstream that responds with the request that it received.
 func echo(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	json.NewEncoder(w).Encode(seen{r.Method, r.RequestURI, r.Host, r.Header, string(body), r.Trailer, r.Proto})
+	json.NewEncoder(w).Encode(receivedRequest{r.Method, r.RequestURI, r.Host, r.Header, string(body), r.Trailer, r.Proto})
 }
 
-type seen struct {
+// A receivedRequest is a request as the upstream received it.
+type receivedRequest struct {
 	Method, URI, Host string
 	Header            http.Header
 	Body              string
@@ -76,8 +77,8 @@ type seen struct {
 	Proto             string
 }
 
-// raw sends the text of a request, and reads one response.
-func raw(t *testing.T, site, request string) (*http.Response, []byte) {
+// sendRaw sends the text of a request, and reads one response.
+func sendRaw(t *testing.T, site, request string) (*http.Response, []byte) {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
 	if err != nil {
@@ -97,10 +98,10 @@ func raw(t *testing.T, site, request string) (*http.Response, []byte) {
 	return res, body
 }
 
-// rawSeen returns the request as the upstream received it.
-func rawSeen(t *testing.T, site, request string) (s seen) {
+// sendToEcho sends the text of a request, and returns it as the upstream echo received it.
+func sendToEcho(t *testing.T, site, request string) (s receivedRequest) {
 	t.Helper()
-	res, body := raw(t, site, request)
+	res, body := sendRaw(t, site, request)
 	if err := json.Unmarshal(body, &s); err != nil {
 		t.Fatalf("%q: %s %q: %v; want the request as JSON", request, res.Status, body, err)
 	}
@@ -108,7 +109,7 @@ func rawSeen(t *testing.T, site, request string) (s seen) {
 }
 
 func TestHopByHopHeadersAreNotForwarded(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, echo))
 	request := "GET / HTTP/1.1\r\nHost: h\r\n%s\r\n"
 	lines := []string{
 		"Connection: X-Secret\r\nX-Secret: 1", "Connection: close, x-secret\r\nX-Secret: 1", "Connection: keep-alive\r\nConnection: X-Secret\r\nX-Secret: 1",
@@ -118,27 +119,27 @@ func TestHopByHopHeadersAreNotForwarded(t *testing.T) {
 	}
 	allowed := []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Accept-Encoding"}
 	for _, line := range lines {
-		got := rawSeen(t, site, fmt.Sprintf(request, line+"\r\n"))
+		got := sendToEcho(t, site, fmt.Sprintf(request, line+"\r\n"))
 		for name := range got.Header {
 			if !slices.Contains(allowed, name) {
-				t.Errorf("with %q the upstream got %s: %q", line, name, got.Header[name])
+				t.Errorf("with %q the upstream got %s: %q; want it removed", line, name, got.Header[name])
 			}
 		}
 	}
-	if got := rawSeen(t, site, fmt.Sprintf(request, "TE: trailers, deflate\r\n")); got.Header.Get("Te") != "trailers" {
+	if got := sendToEcho(t, site, fmt.Sprintf(request, "TE: trailers, deflate\r\n")); got.Header.Get("Te") != "trailers" {
 		t.Errorf("TE: trailers, which the proxy supports, became %q; want trailers", got.Header["Te"])
 	}
 	t.Logf("counted: %d spellings of hop-by-hop headers", len(lines))
 }
 
 func TestHopByHopHeadersOfResponsesAreNotForwarded(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade"} {
 			w.Header().Set(name, "1")
 		}
 		w.Header().Set("Connection", "X-Secret")
 	}))
-	res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	res, _ := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade", "Connection"} {
 		if res.Header[name] != nil {
 			t.Errorf("the client got the header %s: %q, which is for one connection", name, res.Header[name])
@@ -146,6 +147,7 @@ func TestHopByHopHeadersOfResponsesAreNotForwarded(t *testing.T) {
 	}
 }
 
+// forged are headers by which a client claims another address, host or scheme.
 var forged = []string{
 	"X-Forwarded-For: 6.6.6.6", "x-forwarded-for: 6.6.6.6, 7.7.7.7", "X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-For: 7.7.7.7", "X-Forwarded-For:",
 	"X_Forwarded_For: 6.6.6.6", "X-Forwarded_For: 6.6.6.6", "X_FORWARDED-FOR: 6.6.6.6", "x_forwarded_for: 6.6.6.6",
@@ -160,9 +162,9 @@ var forged = []string{
 func TestForgedForwardedHeadersAreRemoved(t *testing.T) {
 	want := http.Header{"X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {"h"}, "X-Forwarded-Proto": {"http"}}
 	for _, o := range []revproxy.Options{{}, {IsTrusted: func(*http.Request) bool { return false }}} {
-		site := front(t, o, upstream(t, echo))
+		site := startProxy(t, o, startUpstream(t, echo))
 		for _, header := range forged {
-			got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+header+"\r\n\r\n")
+			got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+header+"\r\n\r\n")
 			delete(got.Header, "Accept-Encoding")
 			if fmt.Sprint(got.Header) != fmt.Sprint(want) {
 				t.Errorf("with %q the upstream got %v; want %v", header, got.Header, want)
@@ -173,7 +175,7 @@ func TestForgedForwardedHeadersAreRemoved(t *testing.T) {
 }
 
 func TestForwardedHeadersOfTrustedProxiesAreKept(t *testing.T) {
-	site := front(t, revproxy.Options{IsTrusted: func(*http.Request) bool { return true }}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{IsTrusted: func(*http.Request) bool { return true }}, startUpstream(t, echo))
 	for _, c := range []struct{ lines, forwardedFor, host, proto string }{
 		{"X-Forwarded-For: 9.9.9.9\r\n", "9.9.9.9, 127.0.0.1", "h", "http"},
 		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 10.0.0.1\r\n", "9.9.9.9, 10.0.0.1, 127.0.0.1", "h", "http"},
@@ -182,21 +184,21 @@ func TestForwardedHeadersOfTrustedProxiesAreKept(t *testing.T) {
 		{"", "127.0.0.1", "h", "http"},
 		{"X_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n", "127.0.0.1", "h", "http"},
 	} {
-		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+c.lines+"\r\n")
+		got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+c.lines+"\r\n")
 		h := got.Header
 		if h.Get("X-Forwarded-For") != c.forwardedFor || h.Get("X-Forwarded-Host") != c.host || h.Get("X-Forwarded-Proto") != c.proto ||
 			h["X_forwarded_for"] != nil || h["Forwarded"] != nil {
 			t.Errorf("with %q the upstream got %v; want %s, %s, %s", c.lines, h, c.forwardedFor, c.host, c.proto)
 		}
 	}
-	if got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-Real-IP: 9.9.9.9\r\nX-Forwarded-Port: 443\r\n\r\n"); got.Header.Get("X-Real-Ip") != "9.9.9.9" ||
+	if got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-Real-IP: 9.9.9.9\r\nX-Forwarded-Port: 443\r\n\r\n"); got.Header.Get("X-Real-Ip") != "9.9.9.9" ||
 		got.Header.Get("X-Forwarded-Port") != "443" {
-		t.Errorf("headers of a trusted proxy were dropped: %v", got.Header)
+		t.Errorf("the upstream got %v; want X-Real-IP and X-Forwarded-Port of the trusted proxy", got.Header)
 	}
 }
 
 func TestRequestsCannotChooseTheirUpstream(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, echo))
 	for _, c := range []struct {
 		request string
 		status  int
@@ -215,34 +217,34 @@ func TestRequestsCannotChooseTheirUpstream(t *testing.T) {
 		{"GET / HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", 200},
 		{"GET /@example.com:80/ HTTP/1.1\r\nHost: h@example.com\r\n\r\n", 400}, // the Host is malformed
 	} {
-		if res, body := raw(t, site, c.request); res.StatusCode != c.status {
+		if res, body := sendRaw(t, site, c.request); res.StatusCode != c.status {
 			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
 		}
 	}
 }
 
 func TestHostIsTheUpstreamsUnlessPreserveHost(t *testing.T) {
-	up := upstream(t, echo)
+	up := startUpstream(t, echo)
 	request := "GET /a%2Fb//c/../d?x=1&y=%20 HTTP/1.1\r\nHost: shop.example\r\n\r\n"
-	got := rawSeen(t, front(t, revproxy.Options{}, up), request)
+	got := sendToEcho(t, startProxy(t, revproxy.Options{}, up), request)
 	if got.Host != strings.TrimPrefix(up, "http://") || got.Header.Get("X-Forwarded-Host") != "shop.example" {
 		t.Errorf("the upstream got Host %s and X-Forwarded-Host %s; want its own address, and shop.example", got.Host, got.Header["X-Forwarded-Host"])
 	}
 	if want := "/a%2Fb//c/../d?x=1&y=%20"; got.URI != want {
 		t.Errorf("the upstream got the path %s; want it unchanged, %s", got.URI, want)
 	}
-	if got := rawSeen(t, front(t, revproxy.Options{PreserveHost: true}, up), request); got.Host != "shop.example" {
+	if got := sendToEcho(t, startProxy(t, revproxy.Options{PreserveHost: true}, up), request); got.Host != "shop.example" {
 		t.Errorf("the upstream got Host %s; want the client's", got.Host)
 	}
-	if got := rawSeen(t, front(t, revproxy.Options{}, up+"/base"), request); !strings.HasPrefix(got.URI, "/base/a%2Fb//c") {
+	if got := sendToEcho(t, startProxy(t, revproxy.Options{}, up+"/base"), request); !strings.HasPrefix(got.URI, "/base/a%2Fb//c") {
 		t.Errorf("the upstream with a base path got %s; want the path after /base", got.URI)
 	}
 }
 
 func TestEncodingsAreUnchanged(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, echo))
 	for _, line := range []string{"", "Accept-Encoding: br\r\n", "Accept-Encoding: identity\r\n"} {
-		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+line+"\r\n")
+		got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+line+"\r\n")
 		if want := strings.TrimSpace(strings.TrimPrefix(line, "Accept-Encoding:")); got.Header.Get("Accept-Encoding") != want {
 			t.Errorf("with %q the upstream got Accept-Encoding %q; want %q", line, got.Header["Accept-Encoding"], want)
 		}
@@ -253,7 +255,7 @@ func TestEncodingsAreUnchanged(t *testing.T) {
 }
 
 func TestOwnQuotaHeadersReplaceTheUpstreams(t *testing.T) {
-	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"RateLimit", "RateLimit-Policy", "RateLimit-Limit", "X-RateLimit-Limit", "X-Ratelimit-Reset", "X-Rate-Limit-Limit"} {
 			w.Header().Set(name, "upstream")
 		}
@@ -271,38 +273,38 @@ func TestOwnQuotaHeadersReplaceTheUpstreams(t *testing.T) {
 		{map[string][]string{"RateLimit": {"own"}, "RateLimit-Policy": {"own"}}, true},
 		{map[string][]string{"X-Ratelimit-Limit": {"own"}, "Vary": {"Origin"}}, true},
 	} {
-		site := frontWith(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
+		site := startWrappedProxy(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				maps.Copy(w.Header(), c.own)
 				next.ServeHTTP(w, r)
 			})
 		})
-		res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+		res, _ := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 		found := 0
 		for name, values := range res.Header {
 			if lower := strings.ToLower(name); strings.Contains(lower, "ratelimit") || strings.Contains(lower, "rate-limit") {
 				found++
 				if c.isQuota != (fmt.Sprint(values) == "[own]") {
-					t.Errorf("with %v set, the client got %s: %q", c.own, name, values)
+					t.Errorf("with %v set, the client got %s: %q; want the upstream's value only without own quota headers", c.own, name, values)
 				}
 			}
 		}
 		if found == 0 || res.Header.Get("Retry-After") != "7" || !slices.Contains(res.Header["Vary"], "Accept") ||
 			c.own["Vary"] != nil && !slices.Contains(res.Header["Vary"], "Origin") {
-			t.Errorf("with %v set, the client got %v", c.own, res.Header)
+			t.Errorf("with %v set, the client got %v; want quota headers, Retry-After of the upstream, and Vary of both", c.own, res.Header)
 		}
 	}
 }
 
 func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
-	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	up := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
 		w.Header().Del("Link")
 		w.Header().Set("RateLimit", "upstream")
 		io.Copy(w, r.Body)
 	})
-	site := frontWith(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
+	site := startWrappedProxy(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header()["RateLimit"] = []string{"own"}
 			next.ServeHTTP(w, r)
@@ -329,8 +331,8 @@ func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
 }
 
 func TestNo100ContinueBeforeTheUpstreamSendsIt(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
-	res, _ := raw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	res, _ := sendRaw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
 	if res.StatusCode != http.StatusForbidden {
 		t.Errorf("got %s; want the upstream's 403, without 100 Continue before it", res.Status)
 	}
@@ -339,7 +341,7 @@ func TestNo100ContinueBeforeTheUpstreamSendsIt(t *testing.T) {
 func TestEventsArriveImmediately(t *testing.T) {
 	for _, kind := range []string{"text/event-stream", "application/json"} {
 		next := make(chan int)
-		site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
 			for i := range next {
 				fmt.Fprintf(w, "data: %d\n", i)
@@ -354,7 +356,7 @@ func TestEventsArriveImmediately(t *testing.T) {
 		lines := bufio.NewReader(res.Body)
 		for i := range 100 { // event i is read before the upstream sends event i+1
 			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
-				t.Fatalf("%s: event %d: %q, %v", kind, i, line, err)
+				t.Fatalf("%s: event %d arrived as %q, %v; want data: %[2]d", kind, i, line, err)
 			}
 			next <- i + 1
 		}
@@ -364,14 +366,14 @@ func TestEventsArriveImmediately(t *testing.T) {
 }
 
 func TestTrailersPassBothWays(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "X-Announced")
 		io.Copy(w, r.Body)
 		w.Header().Set("X-Announced", "a")
 		w.Header().Set(http.TrailerPrefix+"X-Late", "l")
 		w.Header().Set(http.TrailerPrefix+"X-Of-Request", r.Trailer.Get("X-Sum"))
 	}))
-	res, body := raw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: s\r\n\r\n")
+	res, body := sendRaw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: s\r\n\r\n")
 	want := http.Header{"X-Announced": {"a"}, "X-Late": {"l"}, "X-Of-Request": {"s"}}
 	if string(body) != "hello" || fmt.Sprint(res.Trailer) != fmt.Sprint(want) {
 		t.Errorf("got %q and trailers %v; want hello and %v", body, res.Trailer, want)
@@ -390,8 +392,8 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 			server.Start()
 			t.Cleanup(server.Close)
 			scheme := map[int]string{1: "http", 2: "h2c"}[version]
-			site := front(t, o, scheme+strings.TrimPrefix(server.URL, "http"))
-			got := rawSeen(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"+
+			site := startProxy(t, o, scheme+strings.TrimPrefix(server.URL, "http"))
+			got := sendToEcho(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"+
 				"Trailer: X-Forwarded-For, X-Real-IP, Forwarded, X_API_Key, X-K, X-Missing\r\n\r\n5\r\nhello\r\n0\r\n"+
 				"X-Forwarded-For: 6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\nX_API_Key: b\r\nX-K: v\r\n"+
 				"X-Forwarded-Host: unannounced\r\nX_K: unannounced\r\n\r\n")
@@ -406,28 +408,28 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 // Upstreams that turn headers into variables cannot tell '_' from '-'. They must receive only the
 // header that rules have read.
 func TestHeadersWithUnderscoresAreRemoved(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, echo))
 	aliases := []string{"X_API_Key", "x_api_key", "X-API_Key", "X_API-Key", "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Upgrade_", "_"}
 	for _, alias := range aliases {
-		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-API-Key: a\r\n"+alias+": 7\r\n\r\n")
+		got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-API-Key: a\r\n"+alias+": 7\r\n\r\n")
 		for name := range got.Header {
 			if strings.Contains(name, "_") {
-				t.Errorf("with %s the upstream got %v", alias, got.Header)
+				t.Errorf("with %s the upstream got %v; want no name with an underscore", alias, got.Header)
 			}
 		}
 		if got.Header.Get("X-API-Key") != "a" {
-			t.Errorf("with %s the upstream got X-API-Key %q", alias, got.Header["X-Api-Key"])
+			t.Errorf("with %s the upstream got X-API-Key %q; want a", alias, got.Header["X-Api-Key"])
 		}
 	}
 	t.Logf("counted: %d headers with an underscore", len(aliases))
 }
 
 func TestLargeBodiesPassUnchanged(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		http.NewResponseController(w).EnableFullDuplex() // it responds while it still reads
 		io.Copy(w, r.Body)
 	}))
-	const size = 64 << 20
+	const size = 64 << 20 // bytes
 	sent, got := sha256.New(), sha256.New()
 	for _, length := range []int64{size, -1} {
 		sent.Reset()
@@ -448,8 +450,8 @@ func TestLargeBodiesPassUnchanged(t *testing.T) {
 
 // noise is a reader of bytes that do not repeat soon.
 type noise struct {
-	left int
-	x    uint32
+	left  int    // bytes
+	state uint32 // of a linear congruential generator
 }
 
 func (r *noise) Read(p []byte) (int, error) {
@@ -458,15 +460,15 @@ func (r *noise) Read(p []byte) (int, error) {
 	}
 	p = p[:min(len(p), r.left)]
 	for i := range p {
-		r.x = r.x*1664525 + 1013904223
-		p[i] = byte(r.x >> 24)
+		r.state = r.state*1664525 + 1013904223
+		p[i] = byte(r.state >> 24)
 	}
 	r.left -= len(p)
 	return len(p), nil
 }
 
 func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s", r.URL.Path, body)
 	}))
@@ -484,7 +486,7 @@ func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
 				body, _ := io.ReadAll(res.Body)
 				res.Body.Close()
 				if want := id + " " + strings.Repeat(id, i*10); string(body) != want {
-					t.Errorf("%s got the response %.80q", id, body)
+					t.Errorf("%s got the response %.80q; want %.80q", id, body, want)
 				}
 			}
 		})
@@ -493,25 +495,25 @@ func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
 	t.Logf("counted: %d requests, each with its own response", clients*each)
 }
 
-// logged is a log in memory.
-type logged struct {
+// A logBuffer is a log in memory, of all levels.
+type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *logged) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *logged) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-func (l *logged) logger() *slog.Logger {
+func (l *logBuffer) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
@@ -533,13 +535,13 @@ func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 	gone.Close()
 	never := make(chan struct{})
 	defer close(never)
-	slow := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	slow := startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-never:
 		case <-r.Context().Done():
 		}
 	})
-	hangUp := upstream(t, func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	hangUp := startUpstream(t, func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
 	garbage := listen(t, func(conn net.Conn) { io.WriteString(conn, "SSH-2.0-OpenSSH_9.2\r\n") })
 	for _, c := range []struct {
 		name, upstream string
@@ -555,18 +557,18 @@ func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 		{"its status is 99", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
 		{"it speaks no TLS", strings.Replace(slow, "http:", "https:", 1), 502, "the upstream did not answer"},
 	} {
-		var log logged
+		var log logBuffer
 		o := revproxy.Options{Log: log.logger(), ConnectTimeout: patience, HeaderTimeout: patience}
 		if c.status == 504 {
 			o.HeaderTimeout = 50 * time.Millisecond
 		}
-		res, body := raw(t, front(t, o, c.upstream), "GET /secret/1?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
+		res, body := sendRaw(t, startProxy(t, o, c.upstream), "GET /secret/1?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
 		want := fmt.Sprintf(`{"type":"about:blank","title":"%s","status":%d,"detail":"%s"}`, http.StatusText(c.status), c.status, c.detail)
 		if res.StatusCode != c.status || string(body) != want || res.Header.Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s: %s %s; want %s", c.name, res.Status, body, want)
 		}
 		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, fmt.Sprintf("status=%d", c.status)) || strings.Contains(got, "secret") {
-			t.Errorf("%s: logged %s", c.name, got)
+			t.Errorf("%s: the log is %s; want one warning with status=%d, without the request", c.name, got, c.status)
 		}
 	}
 }
@@ -584,17 +586,17 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 func TestIncompleteResponseIsNotPassedAsComplete(t *testing.T) {
 	for _, head := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
 		up := listen(t, func(conn net.Conn) { fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n", head) })
-		var log logged
-		res, err := http.Get(front(t, revproxy.Options{Log: log.logger()}, up))
+		var log logBuffer
+		res, err := http.Get(startProxy(t, revproxy.Options{Log: log.logger()}, up))
 		if err == nil {
 			_, err = io.ReadAll(res.Body)
 			res.Body.Close()
 		}
 		if err == nil {
-			t.Errorf("%s: the client got a complete response", head)
+			t.Errorf("%s: the client got a complete response; want an error", head)
 		}
 		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "ended early") {
-			t.Errorf("%s: logged %s", head, got)
+			t.Errorf("%s: the log is %s; want one warning that the response ended early", head, got)
 		}
 	}
 }
@@ -607,8 +609,8 @@ func TestSkippedLinesAreCountedByText(t *testing.T) {
 			fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
 		}
 	})
-	var log logged
-	url := front(t, revproxy.Options{Log: log.logger()}, up)
+	var log logBuffer
+	url := startProxy(t, revproxy.Options{Log: log.logger()}, up)
 	request := func() {
 		if res, err := http.Get(url); err == nil {
 			io.Copy(io.Discard, res.Body)
@@ -621,11 +623,11 @@ func TestSkippedLinesAreCountedByText(t *testing.T) {
 	begins.Store(true)
 	request()
 	if got := log.String(); !strings.Contains(got, "no response from the upstream") {
-		t.Errorf("logged %s", got)
+		t.Errorf("the log is %s; want a line about the failed requests", got)
 	}
 	_, broken, _ := strings.Cut(log.String(), "the upstream's response ended early")
 	if !strings.Contains(broken, "unlogged=0") {
-		t.Errorf("logged %s", log.String())
+		t.Errorf("the log is %s; want a first line about the response that ended early, with unlogged=0", log.String())
 	}
 }
 
@@ -643,8 +645,8 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 		{"both, with a long line", "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 	} {
-		for _, pieces := range []int{1 << 20, 7, 1} { // sizes of the writes of the response
-			if pieces == 1 && strings.Contains(c.name, "long") {
+		for _, size := range []int{1 << 20, 7, 1} { // of each write of the response
+			if size == 1 && strings.Contains(c.name, "long") {
 				continue
 			}
 			status := "200 OK"
@@ -659,7 +661,7 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 				r := bufio.NewReader(conn)
 				for {
 					for rest := response; rest != ""; {
-						n := min(pieces, len(rest))
+						n := min(size, len(rest))
 						io.WriteString(conn, rest[:n])
 						rest = rest[n:]
 					}
@@ -671,7 +673,7 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 					}
 				}
 			})
-			site := front(t, revproxy.Options{}, up)
+			site := startProxy(t, revproxy.Options{}, up)
 			for range 3 {
 				res, err := http.Get(site)
 				if err != nil {
@@ -680,11 +682,11 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 				body, err := io.ReadAll(res.Body)
 				res.Body.Close()
 				if string(body) != "hello" || err != nil || res.StatusCode != 200 {
-					t.Errorf("%s, in pieces of %d: %s %q, %v", c.name, pieces, res.Status, body, err)
+					t.Errorf("%s, in pieces of %d: %s %q, %v; want 200 hello", c.name, size, res.Status, body, err)
 				}
 			}
 			if got := connections.Load(); (got == 1) != c.isReused || !c.isReused && got != 3 {
-				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; want the connection reused: %v", c.name, pieces, got, c.isReused)
+				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; want the connection reused: %v", c.name, size, got, c.isReused)
 			}
 		}
 	}
@@ -699,30 +701,30 @@ func TestLogDoesNotQuoteResponses(t *testing.T) {
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: SECRET\r\n\r\n",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: A\r\n\r\n0\r\nSECRET\r\n\r\n",
 	} {
-		var log logged
+		var log logBuffer
 		up := listen(t, func(conn net.Conn) { io.WriteString(conn, response) })
-		if res, err := http.Get(front(t, revproxy.Options{Log: log.logger()}, up)); err == nil {
+		if res, err := http.Get(startProxy(t, revproxy.Options{Log: log.logger()}, up)); err == nil {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
 		if got := log.String(); strings.Contains(got, "SECRET") || strings.Count(got, "level=WARN") != 1 {
-			t.Errorf("after %q logged %s", response, got)
+			t.Errorf("after %q, the log is %s; want one warning without SECRET", response, got)
 		}
 	}
 }
 
 func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 	for _, hasStarted := range []bool{false, true} {
-		came, left := make(chan struct{}), make(chan struct{})
-		var log logged
-		site := front(t, revproxy.Options{Log: log.logger()}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		arrived, ended := make(chan struct{}), make(chan struct{})
+		var log logBuffer
+		site := startProxy(t, revproxy.Options{Log: log.logger()}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			if hasStarted {
 				io.WriteString(w, "x")
 				http.NewResponseController(w).Flush()
 			}
-			close(came)
+			close(arrived)
 			<-r.Context().Done()
-			close(left)
+			close(ended)
 		}))
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
@@ -732,10 +734,10 @@ func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 				res.Body.Close()
 			}
 		}()
-		<-came
+		<-arrived
 		cancel()
 		select {
-		case <-left:
+		case <-ended:
 		case <-time.After(patience):
 			t.Fatalf("with a response started: %v, the upstream still works", hasStarted)
 		}
@@ -749,7 +751,7 @@ func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 }
 
 func TestBodiesThatCannotBeReadGetA4xx(t *testing.T) {
-	site := front(t, revproxy.Options{MaxBody: 10}, upstream(t, echo))
+	site := startProxy(t, revproxy.Options{MaxBody: 10}, startUpstream(t, echo))
 	head := "POST / HTTP/1.1\r\nHost: h\r\n"
 	for _, c := range []struct {
 		request string
@@ -763,7 +765,7 @@ func TestBodiesThatCannotBeReadGetA4xx(t *testing.T) {
 		{head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n", 400},
 		{head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n", 400},
 	} {
-		if res, body := raw(t, site, c.request); res.StatusCode != c.status {
+		if res, body := sendRaw(t, site, c.request); res.StatusCode != c.status {
 			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
 		}
 	}
@@ -800,19 +802,19 @@ func TestUpstreamsOfAllSchemes(t *testing.T) {
 		{oldTLS.URL, "HTTP/1.1"},
 		{strings.Replace(plain.URL, "http:", "h2c:", 1), "HTTP/2.0"},
 	} {
-		site := front(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)
-		got := rawSeen(t, site, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello")
+		site := startProxy(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)
+		got := sendToEcho(t, site, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello")
 		if got.Proto != c.proto || got.Body != "hello" || got.Header.Get("X-Forwarded-Host") != "h" {
 			t.Errorf("%s: the upstream got %+v; want %s with the body and the host", c.upstream, got, c.proto)
 		}
 	}
-	if res, _ := raw(t, front(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
+	if res, _ := sendRaw(t, startProxy(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
 		t.Errorf("an upstream with an unknown certificate: %s; want 502", res.Status)
 	}
 }
 
 func TestEarlyResponseReachesAClientThatStillSends(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no", http.StatusRequestEntityTooLarge)
 	}))
 	for _, length := range []int{1 << 10, 1 << 18, 1 << 24} {
@@ -837,11 +839,11 @@ func TestObserveSeesEachResponseOfTheUpstream(t *testing.T) {
 	statuses := make(chan int, 10)
 	o := revproxy.Options{Observe: func(status int, took time.Duration) {
 		if took <= 0 || took > patience {
-			t.Errorf("status %d took %v", status, took)
+			t.Errorf("status %d took %v; want more than 0, and less than %v", status, took, patience)
 		}
 		statuses <- status
 	}}
-	url := front(t, o, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+	url := startProxy(t, o, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/broken":
 			panic(http.ErrAbortHandler)

@@ -36,7 +36,7 @@ func echoUpgraded(ended chan<- struct{}) http.HandlerFunc {
 
 func TestWebSocketsPassInBothDirections(t *testing.T) {
 	ended := make(chan struct{})
-	site := front(t, revproxy.Options{}, upstream(t, echoUpgraded(ended)))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, echoUpgraded(ended)))
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -47,10 +47,10 @@ func TestWebSocketsPassInBothDirections(t *testing.T) {
 	reader := bufio.NewReader(conn)
 	res, err := http.ReadResponse(reader, nil)
 	if err != nil || res.StatusCode != 101 || res.Header.Get("Upgrade") != "websocket" {
-		t.Fatalf("%v, %v; want 101", res, err)
+		t.Fatalf("the response is %v, %v; want 101", res, err)
 	}
 	for i := range 1000 {
-		message := fmt.Sprintf("\x81\x05%05d", i)
+		message := fmt.Sprintf("\x81\x05%05d", i) // a frame with 5 bytes of text
 		io.WriteString(conn, message)
 		got := make([]byte, len(message))
 		if _, err := io.ReadFull(reader, got); err != nil || string(got) != message {
@@ -67,8 +67,8 @@ func TestWebSocketsPassInBothDirections(t *testing.T) {
 
 func TestOtherProtocolsAreNotTunneled(t *testing.T) {
 	for _, upgrade := range []string{"h2c", "HTTP/2.0", "TLS/1.0", "tcp", "websocket2", "h2c, websocket", ""} {
-		site := front(t, revproxy.Options{}, upstream(t, echoUpgraded(make(chan struct{}))))
-		res, body := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+upgrade+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
+		site := startProxy(t, revproxy.Options{}, startUpstream(t, echoUpgraded(make(chan struct{}))))
+		res, body := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+upgrade+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
 		if res.StatusCode != http.StatusBadGateway {
 			t.Errorf("Upgrade: %s with an upstream that accepts it: %s %s; want 502", upgrade, res.Status, body)
 		}
@@ -76,7 +76,7 @@ func TestOtherProtocolsAreNotTunneled(t *testing.T) {
 }
 
 func TestRefusedWebSocketIsNoTunnel(t *testing.T) {
-	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUpgradeRequired) }))
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUpgradeRequired) }))
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestRefusedWebSocketIsNoTunnel(t *testing.T) {
 	for range 3 { // the connection carries further requests
 		io.WriteString(conn, webSocketRequest)
 		if res, err := http.ReadResponse(reader, nil); err != nil || res.StatusCode != http.StatusUpgradeRequired {
-			t.Fatalf("%v, %v; want 426", res, err)
+			t.Fatalf("the response is %v, %v; want 426", res, err)
 		}
 	}
 }

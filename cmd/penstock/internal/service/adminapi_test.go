@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -21,7 +22,7 @@ import (
 const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}]"
 
 // getAdmin sends a read to the admin API, and returns the body of the response.
-func getAdmin[T any](r *running, path string) (body T) {
+func getAdmin[T any](r *testService, path string) (body T) {
 	r.Helper()
 	text := r.mustGet("http://"+r.Admin+adminapi.Prefix+path, 200)
 	if err := json.Unmarshal([]byte(text), &body); err != nil {
@@ -88,7 +89,7 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 			for path, status := range map[string]int{"/api/v1/state": c.status, "/livez": 200, "/metrics": 200} {
 				res, err := send("GET", "http://127.0.0.1:"+port+path, c.header)
 				if err != nil || res.StatusCode != status {
-					t.Errorf("%v with %q: %s: %v, %v; want %d", c.flags, c.header, path, res, err, status)
+					t.Errorf("settings %v, header %q: %s got %v, %v; want %d", c.flags, c.header, path, res, err, status)
 				}
 			}
 			if strings.Contains(r.log.String(), token) {
@@ -143,22 +144,22 @@ func TestResetAdmitsAgain(t *testing.T) {
 	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
 	a := start(t, hello, flags)
 	b := startBeside(t, hello, flags)
-	request := func(want int) {
+	awaitStatus := func(want int) {
 		t.Helper()
-		await(t, "the status to change", func() bool { // the other instance may cache the denial for a second
+		await(t, fmt.Sprintf("the status %d", want), func() bool { // the other instance may cache the denial for a second
 			return a.mustSend("GET", "/", "X-Key: customer-4711").StatusCode == want
 		})
 	}
-	request(200)
-	request(429)
+	awaitStatus(200)
+	awaitStatus(429)
 	reset := func(header string) int {
-		q, err := http.NewRequest("POST", "http://"+b.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
+		request, err := http.NewRequest("POST", "http://"+b.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.Header.Set("Content-Type", "application/json")
-		q.Header.Set("Authorization", header)
-		res, err := http.DefaultClient.Do(q)
+		request.Header.Set("Content-Type", "application/json")
+		request.Header.Set("Authorization", header)
+		res, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +174,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 	if status := reset("Bearer " + token); status != 200 {
 		t.Errorf("with the token, the status is %d; want 200", status)
 	}
-	request(200)
+	awaitStatus(200)
 	log := b.log.String()
 	for _, want := range []string{"a key was reset by the admin API", "audit=true", "support-99", "api.day 2->0", "key:cu", "actor.kind=api", "a reset by the admin API was refused"} {
 		if !strings.Contains(log, want) {
@@ -210,12 +211,12 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 		client := http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, Timeout: patience}
 		for line, status := range c.want {
 			method, path, _ := strings.Cut(line, " ")
-			q, err := http.NewRequest(method, "https://127.0.0.1:"+port+path, nil)
+			request, err := http.NewRequest(method, "https://127.0.0.1:"+port+path, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := 0
-			if res, err := client.Do(q); err == nil {
+			if res, err := client.Do(request); err == nil {
 				got = res.StatusCode
 				res.Body.Close()
 			}
@@ -234,13 +235,13 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	r := startLimited(t, hello, "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 10/d}]}\n", map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
 	reset := func() (status int, answer string) {
 		r.mustSend("GET", "/", "X-Key: customer-4711")
-		q, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
+		request, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.Header.Set("Authorization", "Bearer "+token)
-		q.Header.Set("Content-Type", "application/json")
-		res, err := http.DefaultClient.Do(q)
+		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +259,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if status, answer := reset(); status != 200 {
 		t.Errorf("a reset has status %d, %s; want 200", status, answer)
 	}
-	await(t, "the line", func() bool { return strings.HasSuffix(read(), "\n") })
+	await(t, "the line in the audit file", func() bool { return strings.HasSuffix(read(), "\n") })
 	var line audit.Line
 	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" || strings.Contains(read(), "4711") {
 		t.Errorf("the line of the audit file is %s, %v; want a successful reset with its reason and without the identity", read(), err)
@@ -278,5 +279,5 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: ") || !strings.Contains(answer, file) {
 		t.Errorf("/readyz?verbose is %s; want the audit file that cannot be written", answer)
 	}
-	await(t, "the error", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
+	await(t, "the error in the log", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // dialAdmin sends a text to the admin address. The connection has a small buffer for responses.
-func (r *running) dialAdmin(text string) net.Conn {
+func (r *testService) dialAdmin(text string) net.Conn {
 	r.Helper()
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) })
@@ -33,26 +33,29 @@ func (r *running) dialAdmin(text string) net.Conn {
 // probes and scrapes are answered.
 func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 	const get = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
-	const flood = 80 // the listener has 64 connections
-	for name, open := range map[string]func(r *running, i int){
-		"silent":       func(r *running, _ int) { r.dialAdmin("") },
-		"half headers": func(r *running, _ int) { r.dialAdmin("GET /livez HTTP/1.1\r\nHost: ") },
-		"idle": func(r *running, i int) {
+	const limit, flood = 64, 80 // connections of the listener, and those that the test opens
+	for name, open := range map[string]func(r *testService, i int){
+		"silent":       func(r *testService, _ int) { r.dialAdmin("") },
+		"half headers": func(r *testService, _ int) { r.dialAdmin("GET /livez HTTP/1.1\r\nHost: ") },
+		"idle": func(r *testService, i int) {
 			conn := r.dialAdmin(fmt.Sprintf(get, "/api/v1/health"))
-			if i >= 64 {
+			if i >= limit { // it gets its response only after an idle connection was closed
 				return
 			}
 			if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusOK {
-				r.Errorf("connection %d: %v", i, err)
+				r.Errorf("connection %d got %v, %v; want 200", i, res, err)
 			}
 		},
-		"streams": func(r *running, i int) {
+		"streams": func(r *testService, i int) {
 			conn := r.dialAdmin(fmt.Sprintf(get, []string{"/api/v1/events", "/api/v1/denials"}[i%2]))
 			go io.Copy(io.Discard, conn)
 		},
-		"stuck readers of the API":    func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/api/v1/openapi.json"), 100)) },
-		"stuck readers of metrics":    func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/metrics"), 400)) },
-		"stuck readers of the probes": func(r *running, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/livez"), 5_000)) },
+		// These send more requests than the buffers have room for responses, and read none.
+		"stuck readers of the API": func(r *testService, _ int) {
+			r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/api/v1/openapi.json"), 100))
+		},
+		"stuck readers of metrics":    func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/metrics"), 400)) },
+		"stuck readers of the probes": func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/livez"), 5_000)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -67,11 +70,11 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 				}
 				res, err := client.Get("http://" + r.Admin + path)
 				if err != nil {
-					t.Errorf("%s: %v", path, err)
+					t.Errorf("%s got no response: %v", path, err)
 					return
 				}
 				if res.Body.Close(); res.StatusCode != http.StatusOK {
-					t.Errorf("%s: %s", path, res.Status)
+					t.Errorf("%s got %s; want 200", path, res.Status)
 				}
 			}
 		})
@@ -93,7 +96,7 @@ func TestStreamsLeaveRoomAtTheAdminAddress(t *testing.T) {
 		statuses[res.StatusCode]++
 	}
 	if statuses[200] != 32 || statuses[503] != 8 {
-		t.Errorf("%v; want 32 streams, and 503 for 8", statuses)
+		t.Errorf("40 readers got the statuses %v; want 200 for 32, half of the connections, and 503 for 8", statuses)
 	}
 	r.mustGet("http://"+r.Admin+"/api/v1/state", 200)
 }

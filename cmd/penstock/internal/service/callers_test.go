@@ -119,15 +119,15 @@ func TestUnixSocketOfCallers(t *testing.T) {
 
 // Rules that forward-auth cannot enforce are refused: at the start, and by a reload.
 func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
-	const unseen = "http: {trusted_proxies: [127.0.0.1]}\nrules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
-	flags := limitedBy(t, unseen, map[string]string{"api": "127.0.0.1:0"})
+	const unenforceable = "http: {trusted_proxies: [127.0.0.1]}\nrules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
+	flags := limitedBy(t, unenforceable, map[string]string{"api": "127.0.0.1:0"})
 	err := Run(t.Context(), options(t, nil, flags))
 	if err == nil || !strings.Contains(err.Error(), "slots") || !strings.Contains(err.Error(), "in_flight") {
 		t.Errorf("with an in_flight rule, Run returned %v; want an error that names the rule", err)
 	}
 	replaceFile(t, flags["config"], oncePerHour)
 	r := start(t, nil, flags)
-	replaceFile(t, flags["config"], unseen)
+	replaceFile(t, flags["config"], unenforceable)
 	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
 	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
 		t.Errorf("after a refused reload, the first request got %d; want 200", status)
@@ -167,7 +167,7 @@ func TestCallersNeedACertificate(t *testing.T) {
 }
 
 // redis sends one command to the RESP listener and returns the reply as text.
-func (r *running) redis(args ...string) string {
+func (r *testService) redis(args ...string) string {
 	r.Helper()
 	conn, err := net.Dial("tcp", r.RESP)
 	if err != nil {
@@ -195,6 +195,8 @@ func TestRedisClientsGetDecisions(t *testing.T) {
 			all[name] = text
 		}
 		r := startLimited(t, nil, oncePerHour, all)
+		// The reply has 0 or 1 (denied), the limit, the units left, and the seconds until a retry (-1:
+		// none is needed) and until all units are back.
 		for _, c := range []struct {
 			command, reply string
 		}{
@@ -230,6 +232,7 @@ rules:
 	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
 		t.Fatalf("forward-auth returned %d; want 200", status)
 	}
+	// After the five numbers of CL.THROTTLE, the reply has the outcome and the limit that denies.
 	for _, c := range []struct{ rule, key, reply string }{
 		{"api", "ip:192.0.2.1", "*7\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n$6\r\ndenied\r\n$8\r\napi.hour\r\n"},
 		{"api", "192.0.2.1", "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},

@@ -38,7 +38,7 @@ type checkAnswer struct {
 }
 
 // callCheckAPI posts a JSON body to a path of the check API.
-func callCheckAPI(t *testing.T, r *running, token, path, body string) checkAnswer {
+func callCheckAPI(t *testing.T, r *testService, token, path, body string) checkAnswer {
 	t.Helper()
 	request, err := http.NewRequest("POST", "http://"+r.API+path, strings.NewReader(body))
 	if err != nil {
@@ -137,16 +137,16 @@ func TestCheckAPIDecidesByGRPC(t *testing.T) {
 		client := penstockv1.NewLimitServiceClient(r.grpcClient(nil))
 		search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1", Cost: new(int64(2))}
 		for _, want := range []bool{true, false} {
-			answer, err := client.Check(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+testCallerToken), search)
+			answer, err := client.Check(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+testCallerToken), search)
 			if err != nil || answer.Allowed != want {
-				t.Errorf("%v, %v; want allowed %t", answer, err, want)
+				t.Errorf("the check returned %v, %v; want allowed: %t", answer, err, want)
 			}
 		}
 		if answer := callCheckAPI(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
 			t.Errorf("after calls by gRPC, a peek in JSON has %s; want one shared counter with 1 left", answer.text)
 		}
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, testCallerToken: codes.PermissionDenied, testOperatorToken: codes.OK} {
-			_, err := client.Reset(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), search)
+			_, err := client.Reset(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), search)
 			if status.Code(err) != want {
 				t.Errorf("reset with token %q: %v; want %v", token, err, want)
 			}
@@ -164,7 +164,7 @@ func TestInstancesShareReservations(t *testing.T) {
 	reserve := callCheckAPI(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
 	id, _ := reserve.fields["id"].(string)
 	if id == "" {
-		t.Fatalf("%d %s; want a reservation", reserve.status, reserve.text)
+		t.Fatalf("reserve returned %d %s; want a reservation", reserve.status, reserve.text)
 	}
 	one.wait()
 	three := startBeside(t, nil, flags)
@@ -173,7 +173,7 @@ func TestInstancesShareReservations(t *testing.T) {
 	answers := make(map[string]int)
 	for i := range 50 {
 		all.Go(func() {
-			answer := callCheckAPI(t, []*running{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
+			answer := callCheckAPI(t, []*testService{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
 			mu.Lock()
 			defer mu.Unlock()
 			answers[fmt.Sprint(answer.status, " ", strings.TrimSpace(answer.text))]++
@@ -184,7 +184,7 @@ func TestInstancesShareReservations(t *testing.T) {
 		t.Errorf("the answers are %v; want one that is no repeat, and 49 repeats", answers)
 	}
 	if left := callCheckAPI(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
-		t.Errorf("%s; want 90 left", left.text)
+		t.Errorf("the peek returned %s; want 90 left", left.text)
 	}
 }
 
@@ -207,7 +207,7 @@ rules:
 			reserved := callCheckAPI(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
 			id, _ := reserved.fields["id"].(string)
 			if id == "" {
-				t.Fatalf("%s; want a reservation", reserved.text)
+				t.Fatalf("reserve returned %s; want a reservation", reserved.text)
 			}
 			if fault == "killed" {
 				server.Kill()

@@ -60,7 +60,7 @@ rules:
 	r := start(t, upstream, flags)
 	n := 0
 	// try sends a request from a new address. It returns the status and what the upstream received.
-	try := func(target string, lines ...string) (status int, behind string) {
+	try := func(target string, lines ...string) (status int, forwarded string) {
 		n++
 		conn, err := net.Dial("tcp", r.Listen)
 		if err != nil {
@@ -81,31 +81,33 @@ rules:
 		io.Copy(io.Discard, res.Body)
 		res.Body.Close()
 		select {
-		case behind = <-received:
+		case forwarded = <-received:
 		default:
 		}
-		return res.StatusCode, behind
+		return res.StatusCode, forwarded
 	}
-	used := func(target string, lines ...string) {
+	// useUp uses up the limit of a credential.
+	useUp := func(target string, lines ...string) {
 		t.Helper()
 		first, _ := try(target, lines...)
 		if second, _ := try(target, lines...); first != 200 || second != 429 {
-			t.Fatalf("%s %q: %d, then %d", target, lines, first, second)
+			t.Fatalf("%s %q: status %d, then %d; want 200, then 429", target, lines, first, second)
 		}
 	}
-	used("/", "Authorization: Bearer "+good)
-	used("/", "X-API-Key: k-4711")
-	used("/", "Cookie: sid=s-4711")
-	used("/?api_key=q-4711")
+	useUp("/", "Authorization: Bearer "+good)
+	useUp("/", "X-API-Key: k-4711")
+	useUp("/", "Cookie: sid=s-4711")
+	useUp("/?api_key=q-4711")
 	if status, _ := try("/", "Authorization: Bearer "+banned); status != 403 {
-		t.Fatalf("a client on the deny list got %d", status)
+		t.Fatalf("a client on the deny list got %d; want 403", status)
 	}
 	passed := 0
-	odd := func(credential, target string, lines ...string) {
-		status, behind := try(target, lines...)
-		plain, _ := url.QueryUnescape(behind)
-		if strings.Contains(behind, credential) || strings.Contains(plain, credential) {
-			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, behind)
+	// tryOdd sends an odd spelling of a credential.
+	tryOdd := func(credential, target string, lines ...string) {
+		status, forwarded := try(target, lines...)
+		plain, _ := url.QueryUnescape(forwarded)
+		if strings.Contains(forwarded, credential) || strings.Contains(plain, credential) {
+			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, forwarded)
 		}
 		if status != 400 && status != 429 && status != 403 && status != 200 {
 			t.Errorf("%s %q: status %d; want 200, 400, 403 or 429", target, lines, status)
@@ -126,20 +128,20 @@ rules:
 			"Bearer \"" + token + "\"", "Bearer '" + token + "'", "JWT " + token, "Token " + token, "Basic " + token, token, "Bearer\u00a0" + token, "Bearer " + token + "\u00a0",
 			"Bearer " + token + "\xa0", "Bearer " + strings.ReplaceAll(token, ".", "%2E"), "Bearer Bearer " + token, "x Bearer " + token, "Negotiate x, Bearer " + token,
 		} {
-			odd(start, "/", "Authorization: "+value)
-			odd(start, "/", "Authorization: "+value, "Authorization: "+value)
-			odd(start, "/", "Authorization: Basic dTpw", "Authorization: "+value)
+			tryOdd(start, "/", "Authorization: "+value)
+			tryOdd(start, "/", "Authorization: "+value, "Authorization: "+value)
+			tryOdd(start, "/", "Authorization: Basic dTpw", "Authorization: "+value)
 		}
-		odd(start, "/", "authorization: Bearer "+token, "AUTHORIZATION: Bearer x")
-		odd(start, "/", "Authorization:", "Authorization: Bearer "+token)
-		odd(start, "/", "Authorization: Bearer "+token, "Connection: Authorization")
+		tryOdd(start, "/", "authorization: Bearer "+token, "AUTHORIZATION: Bearer x")
+		tryOdd(start, "/", "Authorization:", "Authorization: Bearer "+token)
+		tryOdd(start, "/", "Authorization: Bearer "+token, "Connection: Authorization")
 	}
 	for _, lines := range [][]string{
 		{"X-API-Key: k-4711", "X-API-Key: k-4711"}, {"X-API-Key: k-4711", "X-API-Key: x"}, {"X-API-Key: x", "X-API-Key: k-4711"}, {"X-API-Key:", "X-API-Key: k-4711"},
 		{"X-API-Key: k-4711,"}, {"X-API-Key: k-4711, k-4711"}, {"X-API-Key: x,k-4711"}, {"X-API-Key: k-4711\xa0"}, {"X-API-Key: \u00a0k-4711"}, {"X-API-Key: \tk-4711 \t"},
 		{"x-api-key: k-4711"}, {"X_API_Key: k-4711"}, {"X-API_Key: k-4711"}, {"X-API-Key: x", "X_API-Key: k-4711"}, {"X-API-Key:k-4711"}, {"X-API-Key: k-4711\x85"},
 	} {
-		odd("k-4711", "/", lines...)
+		tryOdd("k-4711", "/", lines...)
 	}
 	for _, lines := range [][]string{
 		{"Cookie: sid=s-4711; sid=s-4711"}, {"Cookie: sid=s-4711", "Cookie: sid=x"}, {"Cookie: sid=\"s-4711\""}, {"Cookie: sid=%73-4711"}, {"Cookie: sid = s-4711"}, {"Cookie: SID=s-4711"},
@@ -148,12 +150,12 @@ rules:
 		{"Cookie: a=b sid=s-4711"}, {"Cookie: a=b\tsid=s-4711"}, {"Cookie: a=b,sid=s-4711"}, {"Cookie: a=b, SID = s-4711"}, {"Cookie: a=\"b\"sid=s-4711"}, {"Cookie: a=b\u00a0sid=s-4711"},
 		{"Cookie: a=\"; sid=s-4711; b=\""}, {"Cookie: a=\"\\\"; sid=s-4711; b=\""}, {"Cookie: a sid=s-4711"}, {"Cookie: sid=s-4711 b=c"}, {"Cookie: sid=\"s-4711\" b"},
 	} {
-		odd("s-4711", "/", lines...)
+		tryOdd("s-4711", "/", lines...)
 	}
 	// Some servers unescape backslashes in a quoted cookie: they read each of these as s-4711.
 	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
-		if status, behind := try("/", "Cookie: sid="+value); status != 400 || behind != "" {
-			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)
+		if status, forwarded := try("/", "Cookie: sid="+value); status != 400 || forwarded != "" {
+			t.Errorf("Cookie: sid=%s: status %d, and the upstream received %q; want 400 and nothing", value, status, forwarded)
 		}
 	}
 	// A proxy removes headers that Connection names. An upstream behind it would see another
@@ -163,28 +165,28 @@ rules:
 		{"X-API-Key: k-4711", "Connection: X-API-Key"}, {"X-API-Key: k-4711", "Connection: close;x-api-key"}, {"X-API-Key: x", "Connection: a", "Connection:\tX-Api-Key\t"},
 		{"Cookie: sid=s-4711", "Connection: Cookie"}, {"Cookie: sid=x", "Connection: x, cookie"}, {"Connection: X-API-Key"},
 	} {
-		if status, behind := try("/", lines...); status != 400 || behind != "" {
-			t.Errorf("%q: %d; the upstream received %q", lines, status, behind)
+		if status, forwarded := try("/", lines...); status != 400 || forwarded != "" {
+			t.Errorf("%q: status %d, and the upstream received %q; want 400 and nothing", lines, status, forwarded)
 		}
 	}
 	if status, _ := try("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
-		t.Error("a Connection header that names other headers is malformed")
+		t.Errorf("a Connection header that names other headers got %d; want it accepted", status)
 	}
 	// Servers split such a query differently: some find no key in it, or another key.
 	for _, query := range []string{
 		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
 	} {
-		if status, behind := try("/?" + query); status != 400 || behind != "" {
-			t.Errorf("%s: %d; the upstream received %q", query, status, behind)
+		if status, forwarded := try("/?" + query); status != 400 || forwarded != "" {
+			t.Errorf("query %s: status %d, and the upstream received %q; want 400 and nothing", query, status, forwarded)
 		}
 	}
 	for _, query := range []string{"x=1;y=2", "x=%zz", "x=api_key;"} {
 		if status, _ := try("/?" + query); status != 200 {
-			t.Errorf("%s contains no key, but got %d", query, status)
+			t.Errorf("query %s, which contains no key, got %d; want 200", query, status)
 		}
 	}
 	if status, _ := try("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
-		t.Errorf("cookies without a credential: %d", status)
+		t.Errorf("cookies without a credential got %d; want 200", status)
 	}
 	for _, query := range []string{
 		"api_key=q-4711&api_key=q-4711", "api_key=q-4711&api_key=x", "api_key=&api_key=q-4711", "api%5Fkey=q-4711", "API_KEY=q-4711", "api_key[]=q-4711", "api_key[0]=q-4711",
@@ -192,7 +194,7 @@ rules:
 		"x=1;api_key=q-4711", "api_key=q-4711&api_key", "api_key=q-4711&Api_Key=x", "api_key=q-4711%0a", "api_key%20=q-4711",
 		"api.key=q-4711", "api%20key=q-4711", "api+key=q-4711", "API%2ekey=q-4711",
 	} {
-		odd("q-4711", "/?"+query)
+		tryOdd("q-4711", "/?"+query)
 	}
 	t.Logf("counted: %d requests, of which %d passed without their credential", n, passed)
 }

@@ -23,7 +23,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		export()
 	}
 	if status := export(); status != http.StatusTooManyRequests {
-		t.Fatalf("the offender gets %d", status)
+		t.Fatalf("the offender got %d; want 429", status)
 	}
 	var top adminapi.Offenders
 	await(t, "other clients, and the offender on top", func() bool {
@@ -41,8 +41,8 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	}
 	for _, c := range []struct {
 		token  string
-		status int
-		next   int
+		status int // of the reset
+		next   int // status of the next request
 	}{{"wrong", 401, http.StatusTooManyRequests}, {token[1], 200, http.StatusOK}} {
 		res, err := http.PostForm("http://"+r.Admin+"/reset", url.Values{"ref": {top.Offenders[0].Ref}, "reason": {"test"}, "token": {c.token}})
 		if err != nil {
@@ -66,9 +66,9 @@ func TestDashboardIsOnTheAdminAddress(t *testing.T) {
 	if status, text, _ := get("http://" + r.Admin + "/nothing"); status != 404 || strings.Contains(text, "<") {
 		t.Errorf("a page that does not exist: %d %s; want 404, in plain text", status, text)
 	}
-	q, _ := http.NewRequest("GET", "http://"+r.Admin+"/dashboard", nil)
-	q.Host = "evil.example"
-	if res, err := http.DefaultClient.Do(q); err != nil || res.StatusCode != http.StatusMisdirectedRequest {
+	request, _ := http.NewRequest("GET", "http://"+r.Admin+"/dashboard", nil)
+	request.Host = "evil.example"
+	if res, err := http.DefaultClient.Do(request); err != nil || res.StatusCode != http.StatusMisdirectedRequest {
 		t.Errorf("a request with a foreign Host got %v, %v; want 421", res, err)
 	} else {
 		res.Body.Close()

@@ -20,10 +20,11 @@ func TestConnectionsLeaveDescriptorsFree(t *testing.T) {
 	} {
 		got := newConnectionBudget(c.descriptors, c.max, c.hasProxy, c.callers)
 		if got != c.want {
-			t.Errorf("%d descriptors: %+v; want %+v", c.descriptors, got, c.want)
+			t.Errorf("%+v: got %+v; want %+v", c, got, c.want)
 		}
-		if taken := got.clients + got.upstream + int64(c.callers)*got.callers + got.admin; c.descriptors >= 100 && c.descriptors-taken < c.descriptors/8 && c.descriptors-taken < 128 {
-			t.Errorf("%d descriptors: too few are left for the store and files: %+v", c.descriptors, got)
+		left := c.descriptors - (got.clients + got.upstream + int64(c.callers)*got.callers + got.admin)
+		if c.descriptors >= 100 && left < min(c.descriptors/8, 128) {
+			t.Errorf("%+v: %d descriptors are left for the store and files; want at least an eighth, or 128", c, left)
 		}
 	}
 }

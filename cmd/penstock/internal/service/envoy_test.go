@@ -64,13 +64,13 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 	conn := r.grpcClient(nil)
 	client := rlsv3.NewRateLimitServiceClient(conn)
 	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
-		answer, err := client.ShouldRateLimit(patient(t), envoyRequest("192.0.2.1"))
+		answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("192.0.2.1"))
 		if err != nil || answer.OverallCode != want {
 			t.Fatalf("with %s, call %d is %v, %v; want %v", store, i, answer, err, want)
 		}
 	}
 	for _, name := range []string{"", "ratelimit"} {
-		if answer, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{Service: name}); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
+		if answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name}); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("health of %q is %v, %v; want serving", name, answer, err)
 		}
 	}
@@ -91,7 +91,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
 	for _, path := range []string{"/json", "/rlconfig"} { // a browser adds Origin to requests of a web page
-		request, _ := http.NewRequestWithContext(patient(t), "GET", "http://"+r.API+path, nil)
+		request, _ := http.NewRequestWithContext(callContext(t), "GET", "http://"+r.API+path, nil)
 		request.Header.Set("Origin", "http://example.com")
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
@@ -129,12 +129,12 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	reload <- syscall.SIGHUP
 	awaitLog("reload of Envoy's rate limits failed")
 	awaitLog("web.yaml:2: unknown key 'foo'")
-	if answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
+	if answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
 		t.Errorf("after a broken file the decision is %v, %v; want the old limits", answer, err)
 	}
 	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
 	awaitLog("unit has no effect in a descriptor")
-	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("b"))
+	answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("b"))
 	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
 		t.Errorf("after a change the decision is %v, %v; want the new limits", answer, err)
 	}
@@ -151,14 +151,14 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	const token = "0123456789abcdef"
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
-	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
+	if _, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a token the error is %v; want Unauthenticated", err)
 	}
-	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
+	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
 		t.Errorf("with the token the decision is %v, %v; want 1 left", answer, err)
 	}
 	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
-		request, _ := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
+		request, _ := http.NewRequestWithContext(callContext(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
 		if authorization != "" {
 			request.Header.Set("Authorization", authorization)
 		}
@@ -186,20 +186,20 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	}
 	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
 	for client := 1; ; client++ {
-		minute, codes := time.Now().Unix()/60, ""
+		minute, statuses := time.Now().Unix()/60, ""
 		for range 6 {
 			response, err := http.Post("http://"+r.API+call[1], "", strings.NewReader(strings.Replace(call[2], "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			response.Body.Close()
-			codes += fmt.Sprint(response.StatusCode, " ")
+			statuses += fmt.Sprint(response.StatusCode, " ")
 		}
 		if time.Now().Unix()/60 != minute {
 			continue // the minute changed between the calls, and so did the window
 		}
-		if codes != "200 200 200 200 200 429 " {
-			t.Errorf("the statuses of six calls are %s; want five of 200, then 429", codes)
+		if statuses != "200 200 200 200 200 429 " {
+			t.Errorf("the statuses of six calls are %s; want five of 200, then 429", statuses)
 		}
 		break
 	}
@@ -220,7 +220,7 @@ func TestPolicyDecidesForDomainsWithoutAFile(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "config": config})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
-		answer, err := client.ShouldRateLimit(patient(t), envoyRequest("192.0.2.1"))
+		answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("192.0.2.1"))
 		if err != nil || answer.OverallCode != want || answer.Statuses[0].CurrentLimit.GetName() != "addresses.day" {
 			t.Errorf("call %d is %v, %v; want %v by the policy", i, answer, err, want)
 		}
@@ -238,11 +238,11 @@ func TestReportsAreForcedUnlessEnvoyReportsIsSpend(t *testing.T) {
 			client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 			report := envoyRequest("a")
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(50)
-			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
+			if answer, err := client.ShouldRateLimit(callContext(t), report); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
 				t.Errorf("a report of 50 units got %v, %v; want OVER_LIMIT", answer, err)
 			}
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
-			if answer, err := client.ShouldRateLimit(patient(t), report); err != nil || answer.Statuses[0].LimitRemaining != want {
+			if answer, err := client.ShouldRateLimit(callContext(t), report); err != nil || answer.Statuses[0].LimitRemaining != want {
 				t.Errorf("after the report, the decision is %v, %v; want %d left", answer, err, want)
 			}
 		})

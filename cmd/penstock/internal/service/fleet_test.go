@@ -74,8 +74,8 @@ rules:
 		clients.Wait()
 		stops.wait()
 		for key := range keys {
-			if a, s := allowed[key].Load(), served[key].Load(); a != limit || s != limit {
-				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", each, 'a'+key, a, s, limit)
+			if allowed, served := allowed[key].Load(), served[key].Load(); allowed != limit || served != limit {
+				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", each, 'a'+key, allowed, served, limit)
 			}
 		}
 		if resent.Load() == 0 {

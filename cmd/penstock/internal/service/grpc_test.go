@@ -50,11 +50,11 @@ func (e echo) register(r grpc.ServiceRegistrar) {
 	}, e)
 }
 
-// serving adds an echo to the gRPC listener.
-func serving(e echo) func(*Options) { return func(o *Options) { o.wrap.services = e.register } }
+// withEcho adds an echo to the gRPC listener.
+func withEcho(e echo) func(*Options) { return func(o *Options) { o.wrap.services = e.register } }
 
 // grpcClient connects to the gRPC listener.
-func (r *running) grpcClient(config *tls.Config, options ...grpc.DialOption) *grpc.ClientConn {
+func (r *testService) grpcClient(config *tls.Config, options ...grpc.DialOption) *grpc.ClientConn {
 	r.Helper()
 	creds := insecure.NewCredentials()
 	if config != nil {
@@ -79,8 +79,8 @@ func withBothGRPCServers(t *testing.T, test func(t *testing.T, server string)) {
 	}
 }
 
-// patient returns a context for one call.
-func patient(t *testing.T) context.Context {
+// callContext returns a context for one call.
+func callContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
@@ -92,22 +92,22 @@ func say(ctx context.Context, conn *grpc.ClientConn, text string) (string, error
 	return answer.Value, err
 }
 
-func loud(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil }
+func capitalize(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil }
 
 func TestHealthAndReflectionOverGRPC(t *testing.T) {
 	withBothGRPCServers(t, testHealthAndReflectionOverGRPC)
 }
 
 func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(loud))
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
 	for name, want := range map[string]codes.Code{"": codes.OK, "penstock.test.Echo": codes.OK, "nobody": codes.NotFound} {
-		answer, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{Service: name})
+		answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name})
 		if status.Code(err) != want || want == codes.OK && answer.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("health of %q: %v, %v; want %v", name, answer, err, want)
 		}
 	}
-	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(patient(t))
+	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(callContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestOpenHealthChecksAreBounded(t *testing.T) {
 }
 
 func testOpenHealthChecksAreBounded(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": "some-token-of-callers"}, serving(loud))
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": "some-token-of-callers"}, withEcho(capitalize))
 	client := healthpb.NewHealthClient(r.grpcClient(nil))
 	watch := func(ctx context.Context) error {
 		stream, err := client.Watch(ctx, new(healthpb.HealthCheckRequest))
@@ -141,27 +141,27 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 		}
 		return err
 	}
-	first, end := context.WithCancel(patient(t))
+	first, end := context.WithCancel(callContext(t))
 	if err := watch(first); err != nil {
 		t.Fatal(err)
 	}
 	for range maxProbes - 1 {
-		if err := watch(patient(t)); err != nil {
+		if err := watch(callContext(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := watch(patient(t)); err == nil {
+	if err := watch(callContext(t)); err == nil {
 		t.Errorf("a connection has more than %d health checks open; want the next one refused", maxProbes)
 	}
 	end()
-	await(t, "room for another health check", func() bool { return watch(patient(t)) == nil })
+	await(t, "room for another health check", func() bool { return watch(callContext(t)) == nil })
 }
 
 func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
 
 func testGRPCOverUnixSocket(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, serving(loud))
-	if answer, err := say(patient(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, withEcho(capitalize))
+	if answer, err := say(callContext(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
 		t.Errorf("the response is %q, %v; want HELLO", answer, err)
 	}
 }
@@ -171,7 +171,7 @@ func TestGRPCCallsNeedTheToken(t *testing.T) { withBothGRPCServers(t, testGRPCCa
 func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 	const token = "0123456789abcdef"
 	decided := 0
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, serving(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, withEcho(func(context.Context, string) (string, error) {
 		decided++
 		return "", nil
 	}))
@@ -191,7 +191,7 @@ func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 		{[]string{"Bearer " + token}, codes.OK},
 		{[]string{"bearer " + token}, codes.OK},
 	} {
-		ctx := metadata.NewOutgoingContext(patient(t), metadata.MD{"authorization": c.authorization})
+		ctx := metadata.NewOutgoingContext(callContext(t), metadata.MD{"authorization": c.authorization})
 		if _, err := say(ctx, conn, "x"); status.Code(err) != c.want {
 			t.Errorf("with %q: %v; want %v", c.authorization, err, c.want)
 		}
@@ -199,7 +199,7 @@ func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 	if decided != 2 {
 		t.Errorf("%d calls were decided, want 2", decided)
 	}
-	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{}); err != nil {
+	if _, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("a health check without the token returned %v; want no error", err)
 	}
 	for reason, want := range map[string]string{"no_token": "1", "wrong_token": "7"} {
@@ -220,15 +220,15 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 	certificate := authority.issue(1)
 	r := start(t, nil, map[string]string{
 		"grpc": "127.0.0.1:0", "caller-tls-cert": authority.path("cert.pem"), "caller-tls-key": authority.path("key.pem"), "caller-client-ca": authority.path("ca.pem"),
-	}, serving(loud))
-	if _, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool}), "x"); status.Code(err) != codes.Unavailable {
+	}, withEcho(capitalize))
+	if _, err := say(callContext(t), r.grpcClient(&tls.Config{RootCAs: authority.pool}), "x"); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a certificate, the error is %v; want Unavailable", err)
 	}
-	if answer, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool, Certificates: []tls.Certificate{certificate}}), "x"); answer != "X" {
+	if answer, err := say(callContext(t), r.grpcClient(&tls.Config{RootCAs: authority.pool, Certificates: []tls.Certificate{certificate}}), "x"); answer != "X" {
 		t.Errorf("with a certificate, the response is %q, %v; want X", answer, err)
 	}
 	plain := r.grpcClient(nil)
-	if _, err := say(patient(t), plain, "x"); status.Code(err) != codes.Unavailable {
+	if _, err := say(callContext(t), plain, "x"); status.Code(err) != codes.Unavailable {
 		t.Errorf("without TLS, the error is %v; want Unavailable", err)
 	}
 }
@@ -236,17 +236,17 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 func TestPanicEndsOneGRPCCallOnly(t *testing.T) { withBothGRPCServers(t, testPanicEndsOneGRPCCallOnly) }
 
 func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(func(_ context.Context, text string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(func(_ context.Context, text string) (string, error) {
 		if text == "panic" {
 			panic("no such limit")
 		}
 		return text, nil
 	}))
 	conn := r.grpcClient(nil)
-	if _, err := say(patient(t), conn, "panic"); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no such limit") {
+	if _, err := say(callContext(t), conn, "panic"); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no such limit") {
 		t.Errorf("a handler that panics returned %v; want Internal, without the text of the panic", err)
 	}
-	if answer, err := say(patient(t), conn, "next"); answer != "next" {
+	if answer, err := say(callContext(t), conn, "next"); answer != "next" {
 		t.Errorf("after a panic, the next response is %q, %v; want next", answer, err)
 	}
 	if lines := r.log.Lines("level=ERROR", "panic in a gRPC call", echoMethod, "grpc_test.go"); len(lines) != 1 {
@@ -264,15 +264,15 @@ func TestLargeGRPCMessagesAreRefused(t *testing.T) {
 }
 
 func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(loud))
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
-	if _, err := say(patient(t), conn, strings.Repeat("x", maxMessage)); status.Code(err) != codes.ResourceExhausted {
+	if _, err := say(callContext(t), conn, strings.Repeat("x", maxMessage)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a message above the limit returned %v; want ResourceExhausted", err)
 	}
-	if _, err := say(patient(t), conn, strings.Repeat("x", maxMessage-10)); err != nil {
+	if _, err := say(callContext(t), conn, strings.Repeat("x", maxMessage-10)); err != nil {
 		t.Errorf("a message below the limit returned %v; want no error", err)
 	}
-	ctx := metadata.AppendToOutgoingContext(patient(t), "x", strings.Repeat("x", 20<<10))
+	ctx := metadata.AppendToOutgoingContext(callContext(t), "x", strings.Repeat("x", 20<<10))
 	if _, err := say(ctx, conn, "x"); err == nil {
 		t.Error("metadata above max_header was accepted; want an error")
 	}
@@ -284,20 +284,20 @@ func TestGRPCCallsAreDrained(t *testing.T) { withBothGRPCServers(t, testGRPCCall
 
 func testGRPCCallsAreDrained(t *testing.T, server string) {
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "1m"}, serving(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "1m"}, withEcho(func(context.Context, string) (string, error) {
 		close(entered)
 		<-leave
 		return "done", nil
 	}))
 	conn, watching := r.grpcClient(nil), r.grpcClient(nil)
-	watch, err := healthpb.NewHealthClient(watching).Watch(patient(t), &healthpb.HealthCheckRequest{Service: "penstock.test.Echo"})
+	watch, err := healthpb.NewHealthClient(watching).Watch(callContext(t), &healthpb.HealthCheckRequest{Service: "penstock.test.Echo"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Fatalf("before the drain, health is %v, %v; want SERVING", answer, err)
 	}
-	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(patient(t))
+	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(callContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	}
 	called := make(chan result, 1)
 	go func() {
-		answer, err := say(patient(t), conn, "x")
+		answer, err := say(callContext(t), conn, "x")
 		called <- result{answer, err}
 	}()
 	<-entered
@@ -351,7 +351,7 @@ func TestGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T) {
 
 func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 	entered := make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, serving(func(ctx context.Context, _ string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, withEcho(func(ctx context.Context, _ string) (string, error) {
 		close(entered)
 		<-ctx.Done()
 		return "", ctx.Err()
@@ -359,7 +359,7 @@ func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 	called := make(chan error, 1)
 	conn := r.grpcClient(nil)
 	go func() {
-		_, err := say(patient(t), conn, "x")
+		_, err := say(callContext(t), conn, "x")
 		called <- err
 	}()
 	<-entered
@@ -393,7 +393,7 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 	defer fourth.Close()
 	await(t, "the limit to be logged", func() bool { return len(r.log.Lines("max_connections is reached", "address=grpc")) == 1 })
 	if n := r.metric(series); n != "3" {
-		t.Errorf("%s clients are connected, max_connections is 3", n)
+		t.Errorf("%s clients are connected; want 3, the value of max_connections", n)
 	}
 	conns[0].Close()
 	await(t, "the fourth client to be served", func() bool { return r.metric(series) == "3" })
@@ -404,9 +404,9 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 // Connections that do not use gRPC end after the header timeout. Other clients are served
 // meanwhile.
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, serving(loud))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-	settings := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	var conns []net.Conn
 	for name, sent := range map[string]string{
 		"nothing":              "",
@@ -415,10 +415,10 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		"half a preface":       preface[:10],
 		"no settings":          preface,
 		"a huge frame":         preface + "\xff\xff\xff\x00\x00\x00\x00\x00\x01",
-		"data on no stream":    preface + settings + "\x00\x00\x01\x00\x00\x00\x00\x00\x01x",
-		"an even stream":       preface + settings + "\x00\x00\x01\x01\x05\x00\x00\x00\x02\x82",
-		"broken HPACK":         preface + settings + "\x00\x00\x04\x01\x05\x00\x00\x00\x01\xff\xff\xff\xff",
-		"endless CONTINUATION": preface + settings + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82" + strings.Repeat("\x00\x00\x01\x09\x00\x00\x00\x00\x01\x82", 20_000),
+		"data on no stream":    preface + settingsFrame + "\x00\x00\x01\x00\x00\x00\x00\x00\x01x",
+		"an even stream":       preface + settingsFrame + "\x00\x00\x01\x01\x05\x00\x00\x00\x02\x82",
+		"broken HPACK":         preface + settingsFrame + "\x00\x00\x04\x01\x05\x00\x00\x00\x01\xff\xff\xff\xff",
+		"endless CONTINUATION": preface + settingsFrame + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82" + strings.Repeat("\x00\x00\x01\x09\x00\x00\x00\x00\x01\x82", 20_000),
 		"a TLS hello":          "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 	} {
 		conn, err := net.Dial("tcp", r.GRPC)
@@ -429,7 +429,7 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		conn.SetDeadline(time.Now().Add(patience))
 		io.WriteString(conn, sent) // it may fail: the service has closed the connection
 		conns = append(conns, conn)
-		if answer, err := say(patient(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
+		if answer, err := say(callContext(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
 			t.Errorf("beside a client that sends %s, another got %q, %v; want the same text in capitals", name, answer, err)
 		}
 	}
@@ -443,7 +443,7 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 // While many idle clients are connected, another client is still served.
 func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	n := effort.Of(100, 8_000)
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(2 * n)}, serving(loud))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(2 * n)}, withEcho(capitalize))
 	var clients []*grpc.ClientConn
 	for range n {
 		conn := r.grpcClient(nil)
@@ -452,8 +452,8 @@ func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	}
 	await(t, "all clients to connect", func() bool { return r.metric("rate_limiter_grpc_connections") == strconv.Itoa(n) })
 	for _, conn := range []*grpc.ClientConn{clients[0], clients[n-1], r.grpcClient(nil)} {
-		if answer, err := say(patient(t), conn, "x"); answer != "X" {
-			t.Error(err)
+		if answer, err := say(callContext(t), conn, "x"); answer != "X" {
+			t.Errorf("beside idle clients, the response is %q, %v; want X", answer, err)
 		}
 	}
 	t.Logf("counted: %d idle gRPC clients", n)

@@ -24,7 +24,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	var c *core.Core
 	r := start(t, hello, limitedBy(t, policy, flags), func(o *Options) { o.wrap.core = func(made *core.Core) { c = made } })
 	instances := func() any {
-		n, err := redis.Do("ZCARD", "ps1{%@}instances")
+		n, err := redis.Do("ZCARD", "ps1{%@}instances") // the key of all registrations
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	}
 	left := next.mustSend("GET", "/").Header.Get("RateLimit")
 	if !strings.Contains(left, fmt.Sprintf("r=%d;", 100_000-requests-expired-1)) || expired > 200 {
-		t.Errorf("after %d requests and %d expired units, the next response has %s", requests, expired, left)
+		t.Errorf("after %d requests and %d expired units, the next response has %s; want all other units left, and at most 200 expired", requests, expired, left)
 	}
 	t.Logf("counted: %d requests, %d of them decided by leases", requests, spent)
 }
@@ -79,14 +79,14 @@ func TestMissingRightIsLogged(t *testing.T) {
 	r := startLimited(t, hello, "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n", map[string]string{"store": "redis://gate:secret@" + redis.Addr})
 	for _, want := range []int{200, 200, 429} { // decided by this instance
 		if res := r.mustSend("GET", "/"); res.StatusCode != want {
-			t.Errorf("got %s; want %d", res.Status, want)
+			t.Errorf("the response is %s; want %d", res.Status, want)
 		}
 	}
 	if n := len(r.log.Lines("level=ERROR", "the store made no decision", "reason=permission_denied", "needs=+evalsha")); n != 1 {
 		t.Errorf("%d lines name the missing right; want 1: %s", n, r.log)
 	}
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("/readyz is %q", body)
+		t.Errorf("/readyz is %q; want degraded: store", body)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 			defer stop()
 			o.Started = func(Addresses) { stop() }
 			if err := Run(ctx, o); !errors.Is(err, penstock.ErrUnavailable) {
-				t.Fatalf("a service that requires its store started: %v", err)
+				t.Fatalf("Run with require-store returned %v; want ErrUnavailable", err)
 			}
 			delete(flags, "require-store")
 			r := start(t, hello, flags)
@@ -188,7 +188,7 @@ rules:
 	r := startLimited(t, hello, policy, map[string]string{"store": "redis://gate:secret@" + redis.Addr})
 	for i := range 100 {
 		if res := r.mustSend("GET", "/log"); res.StatusCode != 200 { // decided by this instance
-			t.Fatalf("request %d of the rule that lacks a right got %s", i, res.Status)
+			t.Fatalf("request %d of the rule that lacks a right got %s; want 200", i, res.Status)
 		}
 		if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
 			t.Fatalf("request %d of the other rule got %s; want 200", i, res.Status)

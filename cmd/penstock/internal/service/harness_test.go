@@ -3,6 +3,7 @@ package service
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,8 +24,8 @@ import (
 // patience is the longest time that a test waits.
 const patience = 20 * time.Second
 
-// running is a service that runs in a test.
-type running struct {
+// A testService is a service that runs in a test.
+type testService struct {
 	*testing.T
 	Addresses
 	log   *logbuffer.Buffer
@@ -36,7 +37,7 @@ type running struct {
 // upstream stands for the demo's, or for none if api, grpc or resp is set. The default policy is
 // noLimits. When the test ends, the service must stop without an error and leave no goroutine
 // running.
-func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
+func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
 	return startBeside(t, upstream, flags, more...)
@@ -44,10 +45,10 @@ func start(t *testing.T, upstream http.Handler, flags map[string]string, more ..
 
 // startBeside is like start, but does not check goroutines. It is for parallel tests and for a
 // second service in one test, because a goroutine may belong to the other service.
-func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
+func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
 	t.Helper()
 	o := options(t, upstream, flags)
-	r := &running{T: t, log: new(logbuffer.Buffer), ended: make(chan error, 1)}
+	r := &testService{T: t, log: new(logbuffer.Buffer), ended: make(chan error, 1)}
 	ctx, stop := context.WithCancel(t.Context())
 	r.stop = stop
 	o.Log = r.log.Logger()
@@ -71,6 +72,13 @@ func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, m
 // reloadOn makes each value of reload reload the policy file.
 func reloadOn(reload <-chan os.Signal) func(*Options) {
 	return func(o *Options) { o.Reload = reload }
+}
+
+// reloadTwice reloads the policy file twice. It returns after the first reload: the channel has no
+// buffer, so the service receives the second value only then.
+func reloadTwice(reload chan<- os.Signal) {
+	reload <- nil
+	reload <- nil
 }
 
 // noLimits is a policy that limits no request of a test.
@@ -106,7 +114,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 }
 
 // wait stops the service, and waits until it has ended.
-func (r *running) wait() {
+func (r *testService) wait() {
 	r.Helper()
 	r.stop()
 	select {
@@ -120,7 +128,7 @@ func (r *running) wait() {
 	}
 }
 
-func (r *running) dial() net.Conn {
+func (r *testService) dial() net.Conn {
 	r.Helper()
 	conn, err := net.Dial("tcp", r.Listen)
 	if err != nil {
@@ -143,7 +151,7 @@ func get(url string) (status int, body string, err error) {
 	return res.StatusCode, string(text), err
 }
 
-func (r *running) mustGet(url string, status int) string {
+func (r *testService) mustGet(url string, status int) string {
 	r.Helper()
 	got, body, err := get(url)
 	if err != nil || got != status {
@@ -160,6 +168,12 @@ func readResponse(conn net.Conn) (status int, body string, err error) {
 	}
 	text, err := io.ReadAll(res.Body)
 	return res.StatusCode, string(text), err
+}
+
+// isTimeout reports whether an error is that of a deadline of a connection.
+func isTimeout(err error) bool {
+	timeout, isNet := errors.AsType[net.Error](err)
+	return isNet && timeout.Timeout()
 }
 
 // await waits until a condition is true.
@@ -199,7 +213,7 @@ func noGoroutineIsLeft(t *testing.T) {
 var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s", r.URL.Path) })
 
 // startLimited is start with a policy, and with a store timeout that suits busy machines.
-func startLimited(t *testing.T, upstream http.Handler, policy string, flags map[string]string) *running {
+func startLimited(t *testing.T, upstream http.Handler, policy string, flags map[string]string) *testService {
 	t.Helper()
 	flags = limitedBy(t, policy, flags)
 	return start(t, upstream, flags)
@@ -253,7 +267,7 @@ func send(method, url string, headers ...string) (*http.Response, error) {
 }
 
 // mustSend sends to the service's listener.
-func (r *running) mustSend(method, path string, headers ...string) *http.Response {
+func (r *testService) mustSend(method, path string, headers ...string) *http.Response {
 	r.Helper()
 	res, err := send(method, "http://"+r.Listen+path, headers...)
 	if err != nil {
@@ -263,7 +277,7 @@ func (r *running) mustSend(method, path string, headers ...string) *http.Respons
 }
 
 // metric returns the value of a series, or "" if it does not exist.
-func (r *running) metric(series string) string {
+func (r *testService) metric(series string) string {
 	r.Helper()
 	for line := range strings.Lines(r.mustGet("http://"+r.Admin+"/metrics", 200)) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {

@@ -3,7 +3,6 @@ package service
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -44,7 +43,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	const policy = "deny: [{header X-Denied: \"yes\"}]\nrules: [{name: none, match: {path: /none}, per: global, limits: [{rate: 1/s}]}]\n"
 	r := startLimited(t, hello, policy, map[string]string{"header-timeout": "400ms", "stall-timeout": "400ms", "idle-timeout": "400ms"})
 	var all, others sync.WaitGroup
-	for _, d := range slowClients {
+	for _, c := range slowClients {
 		for range each {
 			all.Go(func() {
 				conn, err := net.Dial("tcp", r.Listen)
@@ -54,39 +53,39 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 				}
 				defer conn.Close()
 				conn.SetDeadline(time.Now().Add(patience))
-				io.WriteString(conn, d.begin)
-				cut := make(chan struct{})
+				io.WriteString(conn, c.begin)
+				isCutOff := make(chan struct{})
 				go func() {
-					defer close(cut)
+					defer close(isCutOff)
 					if _, err := io.Copy(io.Discard, conn); err != nil {
-						if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-							t.Errorf("a client that %s is still connected", d.name)
+						if isTimeout(err) {
+							t.Errorf("a client that %s is still connected; want it cut off", c.name)
 						}
 					}
 				}()
 				for {
 					select {
-					case <-cut:
+					case <-isCutOff:
 						return
 					case <-time.After(20 * time.Millisecond):
-						io.WriteString(conn, d.drip)
+						io.WriteString(conn, c.drip)
 					}
 				}
 			})
 		}
 	}
 	var served atomic.Int64
-	gone := make(chan struct{})
+	slowEnded := make(chan struct{})
 	for range 4 {
 		others.Go(func() {
 			for {
 				select {
-				case <-gone:
+				case <-slowEnded:
 					return
 				default:
 				}
 				if status, body, err := get("http://" + r.Listen + "/x"); status != 200 || body != "hello /x" {
-					t.Errorf("another client got %d %s, %v", status, body, err)
+					t.Errorf("another client got %d %s, %v; want 200 hello /x", status, body, err)
 					return
 				}
 				served.Add(1)
@@ -94,7 +93,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 		})
 	}
 	all.Wait()
-	close(gone)
+	close(slowEnded)
 	others.Wait()
 	if served.Load() == 0 {
 		t.Error("no other client was served beside the slow ones; want some")
@@ -167,7 +166,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		}
 		text, err := io.ReadAll(res.Body)
 		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {
-			t.Errorf("HTTP/%d: %q, %v", res.ProtoMajor, text, err)
+			t.Errorf("the response by HTTP/%d is %q, %v; want the size 10000 five times by HTTP/%d", res.ProtoMajor, text, err, version)
 		}
 		transport.CloseIdleConnections()
 	}
@@ -195,7 +194,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	for i, conn := range inside { // connections within the limit are still served
 		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
-			t.Errorf("connection %d: %q, %v", i, body, err)
+			t.Errorf("connection %d got %q, %v; want hello /again", i, body, err)
 		}
 	}
 	outside[0].SetReadDeadline(time.Now().Add(50 * time.Millisecond))
@@ -206,25 +205,24 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		inside[i].Close()
 		conn.SetReadDeadline(time.Now().Add(patience))
 		if _, body, err := readResponse(conn); err != nil || body != "hello /out" {
-			t.Errorf("after another connection closed: %q, %v", body, err)
+			t.Errorf("after another connection closed, a waiting one got %q, %v; want hello /out", body, err)
 		}
 	}
 	r.mustGet("http://"+r.Admin+"/livez", 200)
 	if n := len(r.log.Lines("max_connections is reached")); n != 1 {
-		t.Errorf("logged %d times; want 1", n)
+		t.Errorf("max_connections is logged %d times; want once", n)
 	}
 }
 
 func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
-	var now, most atomic.Int64
+	var inFlight, most atomic.Int64
 	counting := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			for n := now.Add(1); ; {
-				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
-					break
-				}
+			now := inFlight.Add(1)
+			for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
+				before = most.Load()
 			}
-			defer now.Add(-1)
+			defer inFlight.Add(-1)
 			next.ServeHTTP(w, r)
 		})
 	}
@@ -241,15 +239,16 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 		connections++
 		n := resetStreams(r, min(5000, resets-sent))
 		if n == 0 {
-			t.Fatal("nothing was sent")
+			t.Fatalf("connection %d: no stream was opened", connections)
 		}
 		sent += n
 		if body := r.mustGet("http://"+r.Listen+"/quick", 200); body != "ok" {
-			t.Errorf("another client got %q", body)
+			t.Errorf("another client got %q; want ok", body)
 		}
 	}
-	await(t, "the reset requests to end", func() bool { return now.Load() == 0 })
-	if bound := int64(100*connections + 1); most.Load() > bound {
+	await(t, "the reset requests to end", func() bool { return inFlight.Load() == 0 })
+	const streams = 100 // that a connection may have open
+	if bound := int64(streams*connections + 1); most.Load() > bound {
 		t.Errorf("%d requests were in flight at once; want at most %d on %d connections", most.Load(), bound, connections)
 	}
 	t.Logf("counted: %d streams opened and reset (at most %d in flight at once)", sent, most.Load())
@@ -280,16 +279,16 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range [][2]string{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
-		if status := request(c[0]); status != c[1] {
-			t.Errorf("%s: %s; want %s", c[0], status, c[1])
+	for _, c := range []struct{ method, status string }{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
+		if status := request(c.method); status != c.status {
+			t.Errorf("method %s: status %s; want %s", c.method, status, c.status)
 		}
 	}
 }
 
 // resetStreams opens streams on one connection and resets each at once, until the server closes the
 // connection.
-func resetStreams(r *running, n int) (sent int) {
+func resetStreams(r *testService, n int) (sent int) {
 	conn := r.dial()
 	defer conn.Close()
 	io.WriteString(conn, http2.ClientPreface)
@@ -310,8 +309,6 @@ func resetStreams(r *running, n int) (sent int) {
 			return sent
 		}
 	}
-	if out.Flush() != nil {
-		return sent
-	}
+	out.Flush() // fails if the server has closed the connection
 	return sent
 }

@@ -52,7 +52,7 @@ rules:
 			try("eve", "right", 429)
 		}
 		if guesses.Load() != before {
-			t.Errorf("%d guesses passed after ten wrong ones", guesses.Load()-before)
+			t.Errorf("after ten wrong guesses, %d more reached the upstream; want none", guesses.Load()-before)
 		}
 		try("anna", "wrong", 401)
 		try("anna", "right", 200)
@@ -77,7 +77,7 @@ rules:
 		}), policy, flags)
 		for i, c := range []struct {
 			headers []string
-			left    int
+			left    int // after the true cost is charged
 		}{
 			{nil, 900},
 			{[]string{"X-Cost: 30"}, 970},
@@ -138,7 +138,7 @@ rules:
 		wantBusy := func(what string) {
 			t.Helper()
 			if res := r.mustSend("GET", "/", key); res.StatusCode != 429 {
-				t.Errorf("while %s is open its client gets another slot: %s", what, res.Status)
+				t.Errorf("while %s is open, another request of its client got %s; want 429", what, res.Status)
 			}
 		}
 		awaitFreeSlot := func(conn net.Conn, request string) *bufio.Reader { // sends the request when the slot is free
@@ -196,7 +196,7 @@ rules:
 		for i := range messages {
 			event := fmt.Sprintf("data: %d\n", i)
 			if got, err := reader.ReadString('\n'); got != event {
-				t.Fatalf("event %q came as %q, %v", event, got, err)
+				t.Fatalf("the client received %q, %v; want %q", got, err, event)
 			}
 			if i+1 < messages {
 				next <- fmt.Sprintf("data: %d\n", i+1) // only after the previous event has arrived
@@ -205,7 +205,7 @@ rules:
 		wantBusy("a stream")
 		close(next)
 		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
-			t.Errorf("the stream ends with %q, %v", rest, err)
+			t.Errorf("after the last event, the stream has %q, %v; want its end", rest, err)
 		}
 		t.Logf("counted: %d messages and events through the proxy", (sockets+1)*messages)
 	})

@@ -14,7 +14,7 @@ rules:
   - {name: closed, match: {path: /closed}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: {key: header X-API-Key}, limits: [{rate: 1/d}]}
 `
-	const outages, outage = 3, 3
+	const outages, rounds = 3, 3 // rounds is how often each path is tried in an outage
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startLimited(t, hello, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
@@ -29,53 +29,53 @@ rules:
 		}
 		return fmt.Sprint(first.StatusCode, " ", second.StatusCode)
 	}
-	down := func(what string) {
+	checkDown := func(when string) {
 		t.Helper()
-		for range outage {
+		for range rounds {
 			for path, want := range map[string]string{"/open": "200 200", "/closed": "503 503", "/local": "200 429", "/other": "200 200"} {
 				if got := twice(path); got != want {
-					t.Errorf("%s, %s gets %s; want %s", what, path, got, want)
+					t.Errorf("%s, two requests for %s got %s; want %s", when, path, got, want)
 				}
 			}
 		}
 		if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-			t.Errorf("%s, /readyz is %q", what, body)
+			t.Errorf("%s, /readyz is %q; want degraded: store", when, body)
 		}
 	}
-	up := func(what string) {
+	checkUp := func(when string) {
 		t.Helper()
 		const state, decisions = `rate_limiter_breaker_state{node="default"}`, `rate_limiter_decisions_total{source="store"}`
 		for _, path := range []string{"/open", "/closed", "/local"} {
-			await(t, what+", Redis to decide again", func() bool {
+			await(t, when+", Redis to decide again", func() bool {
 				before := r.metric(decisions)
 				return twice(path) == "200 429" && r.metric(decisions) != before && r.metric(state) == "0"
 			})
 		}
 	}
-	down("without a store from the start")
+	checkDown("without a store from the start")
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	up("after Redis came up")
+	checkUp("after Redis came up")
 	redis.Kill()
-	down("after Redis was killed")
+	checkDown("after Redis was killed")
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	up("after Redis restarted")
+	checkUp("after Redis restarted")
 	redis.Pause()
-	down("while Redis hangs")
+	checkDown("while Redis hangs")
 	redis.Resume()
-	up("after Redis resumed")
+	checkUp("after Redis resumed")
 	for series, least := range map[string]int{
-		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * outage,
-		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * outage,
-		`rate_limiter_decisions_total{source="open"}`:                                                             2 * outages * outage,
-		`rate_limiter_decisions_total{source="closed"}`:                                                           2 * outages * outage,
-		`rate_limiter_decisions_total{source="fallback"}`:                                                         2 * outages * outage,
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * rounds,
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * rounds,
+		`rate_limiter_decisions_total{source="open"}`:                                                             2 * outages * rounds,
+		`rate_limiter_decisions_total{source="closed"}`:                                                           2 * outages * rounds,
+		`rate_limiter_decisions_total{source="fallback"}`:                                                         2 * outages * rounds,
 		`rate_limiter_errors_total{reason="unreachable"}`:                                                         2,
 		`rate_limiter_errors_total{reason="timeout"}`:                                                             5,
-		`rate_limiter_errors_total{reason="breaker_open"}`:                                                        outages * outage,
+		`rate_limiter_errors_total{reason="breaker_open"}`:                                                        outages * rounds,
 		`rate_limiter_decisions_unknown_outcome_total`:                                                            5,
 		`rate_limiter_breaker_changes_total{to="open"}`:                                                           outages,
 		`rate_limiter_breaker_changes_total{to="closed"}`:                                                         outages,
@@ -91,5 +91,5 @@ rules:
 	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 || n > 4 {
 		t.Errorf("%d lines about unlimited requests were logged; want 1 to 4:\n%s", n, r.log)
 	}
-	t.Logf("counted: %d clients without a store (%d outages)", 4*outages*outage, outages)
+	t.Logf("counted: %d clients without a store (%d outages)", 4*outages*rounds, outages)
 }

@@ -50,16 +50,16 @@ rules:
 		{"/account/LEAKmalformed%2f..", ""},
 	}
 	sent := 1
-	all := func(headers ...string) {
-		for _, q := range requests {
+	sendAll := func(headers ...string) {
+		for _, request := range requests {
 			for range 2 {
-				r.mustSend("GET", q.path, append(headers, q.header)...)
+				r.mustSend("GET", request.path, append(headers, request.header)...)
 				sent++
 			}
 		}
 	}
 	r.mustSend("GET", "/query?token=LEAKother", "X-Break: yes", "X-API-Key: LEAKkey", "X-Forwarded-For: 203.0.113.78") // causes every log line about requests
-	all()
+	sendAll()
 	for _, key := range keysOf(t, redis) { // make every key corrupt
 		for _, command := range [][]string{{"DEL", key}, {"LPUSH", key, "LEAKpoison"}} {
 			if _, err := redis.Do(command...); err != nil {
@@ -67,17 +67,18 @@ rules:
 			}
 		}
 	}
-	until := func(series string) { // denials are cached for a second
+	// sendUntilCounted sends the requests again and again, because denials are cached for a second.
+	sendUntilCounted := func(series string) {
 		t.Helper()
 		await(t, series, func() bool {
-			all()
+			sendAll()
 			n := r.metric(series)
 			return n != "" && n != "0"
 		})
 	}
-	until(`rate_limiter_errors_total{reason="corrupt"}`)
+	sendUntilCounted(`rate_limiter_errors_total{reason="corrupt"}`)
 	redis.Kill()
-	until(`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="query"}`)
+	sendUntilCounted(`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="query"}`)
 	metrics, log := r.mustGet("http://"+r.Admin+"/metrics", 200), r.log.String()
 	for _, series := range []string{
 		`rate_limiter_requests_total{algorithm="fixed-window",limit="day",outcome="denied",rule="claim"}`,

@@ -14,15 +14,15 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// observing calls see with each charge and the store's decision.
-func observing(see func(penstock.Charge, penstock.Decision)) func(*Options) {
+// withObservedStore calls observe with each charge and the store's decision.
+func withObservedStore(observe func(penstock.Charge, penstock.Decision)) func(*Options) {
 	return func(o *Options) {
 		o.wrap.core = func(c *core.Core) {
 			store := c.Store
 			c.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				decision, err := store.Decide(ctx, charges)
 				if err == nil {
-					see(charges[0], decision)
+					observe(charges[0], decision)
 				}
 				return decision, err
 			})
@@ -44,12 +44,15 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	if res := r.mustSend("GET", "/queue"); res.StatusCode != 200 {
 		t.Fatalf("the first request got %s; want 200", res.Status)
 	}
-	for _, path := range []string{"/queue", "/slow"} {
+	for _, c := range []struct{ path, want string }{
+		{"/queue", "canceled before it was admitted"},
+		{"/slow", "the service is shutting down"},
+	} {
 		conn := r.dial()
-		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", path)
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", c.path)
 		defer func() {
-			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, map[bool]string{true: "the service is shutting down", false: "canceled before it was admitted"}[path == "/slow"]) {
-				t.Errorf("%s got %d %s, %v; want 503", path, status, body, err)
+			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, c.want) {
+				t.Errorf("%s got %d %s, %v; want 503 and %s", c.path, status, body, err, c.want)
 			}
 		}()
 	}
@@ -67,7 +70,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 		upstream := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) })
 		flags = limitedBy(t, policy, flags)
 		waits := make(chan time.Duration, 100) // of admitted requests
-		r := start(t, upstream, flags, observing(func(c penstock.Charge, d penstock.Decision) {
+		r := start(t, upstream, flags, withObservedStore(func(c penstock.Charge, d penstock.Decision) {
 			if c.Mode == penstock.Spend && d.Allowed {
 				waits <- d.Wait()
 			}
@@ -78,10 +81,10 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 		h2 := &http.Transport{Protocols: new(http.Protocols)}
 		h2.Protocols.SetUnencryptedHTTP2(true)
 		defer h2.CloseIdleConnections()
-		const leave = 20
-		for i := range leave {
-			ctx, goAway := context.WithCancel(t.Context())
-			gone := make(chan error)
+		const clients = 20
+		for i := range clients {
+			ctx, hangUp := context.WithCancel(t.Context())
+			ended := make(chan error)
 			go func() {
 				transport, body := http.DefaultTransport, io.Reader(nil)
 				if i%2 == 1 {
@@ -92,35 +95,35 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 				if err == nil {
 					res.Body.Close()
 				}
-				gone <- err
+				ended <- err
 			}()
 			select {
 			case wait := <-waits:
 				if wait <= 0 || wait > time.Hour {
-					t.Errorf("client %d would wait for %v, behind clients that left", i, wait)
+					t.Errorf("client %d would wait for %v, behind clients that left; want up to an hour", i, wait)
 				}
-			case err := <-gone:
+			case err := <-ended:
 				t.Fatalf("client %d was rejected, or did not have to wait: %v", i, err)
 			case <-time.After(patience):
-				t.Fatal("no decision")
+				t.Fatalf("client %d got no decision", i)
 			}
 			await(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
 				t.Errorf("while the queue is full, another client got %s; want 429", res.Status)
 			}
-			goAway()
-			if err := <-gone; err == nil {
+			hangUp()
+			if err := <-ended; err == nil {
 				t.Errorf("client %d got a response before its turn", i)
 			}
 			await(t, "the client to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 		}
-		if n := r.metric(`rate_limiter_requests_total{algorithm="leaky-bucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(leave) {
-			t.Errorf("%s requests are counted as abandoned; want %d", n, leave)
+		if n := r.metric(`rate_limiter_requests_total{algorithm="leaky-bucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(clients) {
+			t.Errorf("%s requests are counted as abandoned; want %d", n, clients)
 		}
 		if served.Load() != 1 {
 			t.Errorf("the upstream served %d requests; want only the first", served.Load())
 		}
-		t.Logf("counted: %d clients that left the queue", leave)
+		t.Logf("counted: %d clients that left the queue", clients)
 	})
 }
 
@@ -135,7 +138,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 		t.Fatalf("the first request got %d; want 200", status)
 	}
 	ctx, leave := context.WithCancel(t.Context())
-	gone := make(chan struct{}, 2)
+	ended := make(chan struct{}, 2)
 	wait := func(url string, header http.Header, want string) {
 		request, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 		if err != nil {
@@ -147,7 +150,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 				t.Errorf("%s returned %s to a request that must wait", url, res.Status)
 				res.Body.Close()
 			}
-			gone <- struct{}{}
+			ended <- struct{}{}
 		}()
 		await(t, want+" requests to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == want })
 	}
@@ -156,7 +159,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	}, "1")
 	wait("http://"+r.Listen+"/queue", http.Header{}, "2")
 	leave()
-	<-gone
-	<-gone
+	<-ended
+	<-ended
 	await(t, "both requests to leave the queue", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 }

@@ -18,10 +18,9 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	flags := limitedBy(t, warned, nil)
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
-	again := func(text string) {
+	reloadWith := func(text string) {
 		replaceFile(t, flags["config"], text)
-		reload <- nil
-		reload <- nil // returns when the first reload is done
+		reloadTwice(reload)
 	}
 	warnings := func() int { return len(r.log.Lines("level=WARN", "rules.yaml:1:")) }
 	if n := warnings(); n != 1 {
@@ -30,21 +29,21 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if len(r.log.Lines("listening", "digest="+digestOf(warned))) != 1 {
 		t.Errorf("the line of the start has no digest: %s", r.log)
 	}
-	again(warned)
-	again(warned + "# changed\n")
+	reloadWith(warned)
+	reloadWith(warned + "# changed\n")
 	if warnings() != 1 {
 		t.Errorf("an old warning was logged again: %s", r.log)
 	}
-	again(good)
+	reloadWith(good)
 	if r.log.Lines("policy reloaded", "digest="+digestOf(good)) == nil {
 		t.Errorf("the line of the reload has no digest: %s", r.log)
 	}
 	before := warnings() // the watcher may have reloaded too
-	again(good + "# changed\n")
+	reloadWith(good + "# changed\n")
 	if warnings() != before {
 		t.Errorf("a good policy caused a warning: %s", r.log)
 	}
-	again(warned)
+	reloadWith(warned)
 	if warnings() == before {
 		t.Errorf("the reload does not log the new warning of the policy: %s", r.log)
 	}
@@ -61,7 +60,7 @@ func TestWarningForRulesByHostThatClientsCanEvade(t *testing.T) {
 	const byHost = "rules: [{name: api, match: {host: api.example.com}, per: global, limits: [{rate: 10/s}]}]\n"
 	for _, row := range []struct {
 		policy, preserve string
-		warned           bool
+		isWarned         bool
 	}{
 		{byHost, "false", true},
 		{byHost, "true", false},
@@ -72,8 +71,8 @@ func TestWarningForRulesByHostThatClientsCanEvade(t *testing.T) {
 		t.Run(row.preserve, func(t *testing.T) {
 			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserve})
 			r := start(t, hello, flags)
-			if hasWarned := r.log.Lines("level=WARN", "rule api matches the host") != nil; hasWarned != row.warned {
-				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, hasWarned, row.warned)
+			if isWarned := r.log.Lines("level=WARN", "rule api matches the host") != nil; isWarned != row.isWarned {
+				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, isWarned, row.isWarned)
 			}
 		})
 	}
@@ -92,10 +91,9 @@ func TestChangedServerSectionNeedsARestart(t *testing.T) {
 		{rules + "server: {drain_timeout: 2s}\n", true},
 	} {
 		replaceFile(t, flags["config"], c.text)
-		reload <- nil
-		reload <- nil
+		reloadTwice(reload)
 		if isLogged := r.log.Lines("level=WARN", "server section has changed; restart to apply it") != nil; isLogged != c.isLogged {
-			t.Errorf("after %q logged: %v:\n%s", c.text, isLogged, r.log)
+			t.Errorf("after %q, the changed section was logged: %v; want %v:\n%s", c.text, isLogged, c.isLogged, r.log)
 		}
 	}
 }
@@ -107,10 +105,6 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	flags := limitedBy(t, one, nil)
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
-	again := func() {
-		reload <- nil
-		reload <- nil // returns when the first reload is done
-	}
 	allowed := func(key string) (n int) {
 		for r.mustSend("GET", "/", "X-API-Key: "+key).StatusCode == 200 {
 			n++
@@ -118,7 +112,7 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 		return n
 	}
 	if n := allowed("a"); n != 1 || r.metric(successful) != "1" {
-		t.Fatalf("%d allowed by the first policy; %s %s", n, successful, r.metric(successful))
+		t.Fatalf("the first policy allows %d requests, and %s is %s; want 1 and 1", n, successful, r.metric(successful))
 	}
 	first := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds")
 
@@ -127,25 +121,25 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	}
 	for i, text := range broken {
 		replaceFile(t, flags["config"], text)
-		again()
+		reloadTwice(reload)
 		if lines := r.log.Lines("level=ERROR", "policy reload failed; the old rules stay in force", "policy="+flags["config"]); len(lines) <= i {
-			t.Errorf("after %.40q: logged %s", text, r.log)
+			t.Errorf("after %.40q, %d failed reloads are logged; want %d: %s", text, len(lines), i+1, r.log)
 		}
 		if n := allowed(fmt.Sprint("broken", i)); n != 1 || r.metric(successful) != "0" || r.metric(failures) == "0" {
-			t.Errorf("after %.40q: %d allowed; %s %s; %s %s", text, n, successful, r.metric(successful), failures, r.metric(failures))
+			t.Errorf("after %.40q, %d requests are allowed, %s is %s and %s is %s; want 1, 0, and more than 0", text, n, successful, r.metric(successful), failures, r.metric(failures))
 		}
 	}
 	if now := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds"); now != first {
 		t.Errorf("the time of the last load is %s; want %s", first, now)
 	}
 	if n := allowed("a"); n != 0 {
-		t.Errorf("%d more allowed: broken policies have reset counters", n)
+		t.Errorf("after broken policies, %d more requests are allowed; want none, because the counters stay", n)
 	}
 
 	replaceFile(t, flags["config"], two)
-	again()
+	reloadTwice(reload)
 	if n := allowed("b"); n != 2 || r.metric(successful) != "1" || r.log.Lines("policy reloaded", "rules=1") == nil {
-		t.Errorf("%d allowed by the new policy; logged %s", n, r.log)
+		t.Errorf("the new policy allows %d requests, and %s is %s; want 2 and 1: %s", n, successful, r.metric(successful), r.log)
 	}
 	if page := r.mustGet("http://"+r.Admin+"/metrics", 200); strings.Contains(page, `rule="one"`) || !strings.Contains(page, `rule="two"`) {
 		t.Error("the metrics do not have the new rules")
@@ -170,9 +164,9 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 			text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: global, limits: [{rate: fast}]}\n", i, i)
 		}
 		replaceFile(t, flags["config"], text)
-		reload <- nil
-		reload <- nil
-		// The watcher may also load this file or one before it, at any time.
+		reloadTwice(reload)
+		// The watcher may also load this file or one before it, at any time. So the test counts how
+		// often each file was loaded, and expects that many times the lines of the file.
 		await(t, fmt.Sprintf("%d of %d mistakes in the log", c.logged, c.mistakes), func() bool {
 			times, logged, more := 0, 0, 0
 			for _, seen := range cases {
@@ -187,7 +181,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		})
 		for line := range strings.Lines(r.log.String()) {
 			if len(line) > 500 {
-				t.Errorf("a line of %d bytes: %.100s …", len(line), line)
+				t.Errorf("a line has %d bytes; want at most 500: %.100s …", len(line), line)
 			}
 		}
 		body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200)
@@ -196,8 +190,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		}
 	}
 	replaceFile(t, flags["config"], good)
-	reload <- nil
-	reload <- nil
+	reloadTwice(reload)
 	if body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.HasSuffix(body, "\npolicy ok\nok\n") {
 		t.Errorf("with a good policy /readyz is %q; want ok", body)
 	}
@@ -227,12 +220,14 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
 	lines := func() int { return len(r.log.Lines("level=ERROR", "has become empty", "list=blocked.txt")) }
-	for i, text := range []string{"192.0.2.1\n192.0.2.2\n", "# nobody\n", "# nobody at all\n", "192.0.2.1\n", ""} {
-		replaceFile(t, list, text)
-		reload <- nil
-		reload <- nil
-		if want := []int{0, 1, 1, 1, 2}[i]; lines() != want {
-			t.Errorf("after %q it was logged %d times; want %d: %s", text, lines(), want, r.log)
+	for _, c := range []struct {
+		text string
+		want int // errors logged so far
+	}{{"192.0.2.1\n192.0.2.2\n", 0}, {"# nobody\n", 1}, {"# nobody at all\n", 1}, {"192.0.2.1\n", 1}, {"", 2}} {
+		replaceFile(t, list, c.text)
+		reloadTwice(reload)
+		if lines() != c.want {
+			t.Errorf("after %q, %d errors are logged; want %d: %s", c.text, lines(), c.want, r.log)
 		}
 	}
 }
@@ -246,8 +241,7 @@ func TestNoPolicyFileEndsARunningService(t *testing.T) {
 	r := start(t, hello, flags, reloadOn(reload))
 	for _, identities := range []string{"{a: {key: &s {header X-API-Key: [k1]}}, b: {key: *s}}", "&i {a: *i}"} {
 		replaceFile(t, flags["config"], "identities: "+identities+"\n"+good)
-		reload <- nil
-		reload <- nil
+		reloadTwice(reload)
 		r.mustGet("http://"+r.Admin+"/livez", 200)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 const bucketPolicy = "rules: [{name: all, per: global, limits: [{rate: 1000/d}]}]\n"
 
-func (r *running) scripts(event string) string {
+func (r *testService) scripts(event string) string {
 	return r.metric(`rate_limiter_scripts_total{event="` + event + `"}`)
 }
 
@@ -23,7 +23,7 @@ func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
 	r := startLimited(t, hello, bucketPolicy, map[string]string{"store": redis.URL(), "store-timeout": "2s"})
 	r.mustSend("GET", "/")
 	if got := r.metric(`rate_limiter_decisions_total{source="fallback"}`); got != "1" {
-		t.Errorf("%s decisions by the fallback, want 1", got)
+		t.Errorf("the fallback made %s decisions; want 1", got)
 	}
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestReloadLoadsScriptsBeforeItTakesEffect(t *testing.T) {
 		r.mustSend("GET", "/")
 	}
 	if after := r.scripts("noscript"); after != before {
-		t.Errorf("%s scripts were missing after the reload, %s before", after, before)
+		t.Errorf("%s scripts were missing after the reload; want %s, as before", after, before)
 	}
 }
 
@@ -71,9 +71,9 @@ func TestMissingRightToLoadScriptsIsLoggedOnce(t *testing.T) {
 		t.Errorf("the missing right is logged %d times; want once: %s", len(lines), r.log)
 	}
 	if got := r.metric(`rate_limiter_decisions_total{source="store"}`); got != "2" {
-		t.Errorf("%s decisions by the store, want 2", got)
+		t.Errorf("the store made %s decisions; want 2", got)
 	}
 	if evals := r.scripts("eval"); evals == "0" {
-		t.Error("no script was sent with a decision")
+		t.Error("the metric has 0 scripts that were sent with a decision; want some")
 	}
 }

@@ -66,13 +66,13 @@ func TestAllowedRequestsAreNotLogged(t *testing.T) {
 
 func TestAdminAddressIsLocalByDefault(t *testing.T) {
 	if s, err := settings.Load(settings.Sources{Flags: map[string]string{"demo": "true"}}); err != nil || !strings.HasPrefix(s.AdminListen, "127.0.0.1:") {
-		t.Fatalf("the default admin address is %s, %v", s.AdminListen, err)
+		t.Fatalf("the default admin address is %s, %v; want one on 127.0.0.1", s.AdminListen, err)
 	}
 	r := start(t, hello, nil)
 	for _, path := range []string{"/livez", "/readyz", "/healthz", "/metrics"} {
 		r.mustGet("http://"+r.Admin+path, 200)
 		if body := r.mustGet("http://"+r.Listen+path, 200); body != "hello "+path {
-			t.Errorf("on the listener of clients, %s responds %.60q", path, body)
+			t.Errorf("on the listener of clients, %s responds %.60q; want the upstream's response", path, body)
 		}
 	}
 	_, port, _ := net.SplitHostPort(r.Admin)
@@ -98,7 +98,7 @@ func TestAdminAddressIsLocalByDefault(t *testing.T) {
 func TestAdminCanBeOff(t *testing.T) {
 	r := start(t, hello, map[string]string{"admin-listen": "off"})
 	if r.Admin != "" {
-		t.Errorf("the admin server listens on %s", r.Admin)
+		t.Errorf("the admin server listens on %s; want none", r.Admin)
 	}
 	r.mustGet("http://"+r.Listen, 200)
 }
@@ -118,11 +118,11 @@ func TestDeniedRequestsDoNotReachTheUpstream(t *testing.T) {
 }
 
 func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
-	came, goOn := make(chan struct{}), make(chan struct{})
+	arrived, release := make(chan struct{}), make(chan struct{})
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/slow" {
-			came <- struct{}{}
-			<-goOn
+			arrived <- struct{}{}
+			<-release
 		}
 		io.WriteString(w, "done")
 	}), map[string]string{"drain-delay": "300ms", "drain-timeout": "20s"})
@@ -133,7 +133,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 			status, body, err := get("http://" + r.Listen + "/slow")
 			answers <- fmt.Sprint(status, body, err)
 		}()
-		<-came
+		<-arrived
 	}
 	r.stop()
 	await(t, "readiness to fail", func() bool {
@@ -155,7 +155,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 		t.Fatalf("the service ended before its requests: %v", err)
 	default:
 	}
-	close(goOn)
+	close(release)
 	for range slow {
 		if answer := <-answers; answer != "200done<nil>" {
 			t.Errorf("a request in flight got %s; want its response", answer)
@@ -217,7 +217,7 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 	gone.Wait()
 	for name, conn := range map[string]net.Conn{"WebSocket": socket, "stream": stream} {
 		text, err := io.ReadAll(conn)
-		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || strings.Contains(string(text), "\r\n0\r\n") {
+		if isTimeout(err) || strings.Contains(string(text), "\r\n0\r\n") {
 			t.Errorf("the %s was not cut off: %q, %v", name, text, err)
 		}
 	}

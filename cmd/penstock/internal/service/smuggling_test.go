@@ -16,9 +16,9 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A strict upstream parses HTTP/1.1 exactly as RFC 9112 requires, with its own parser. It records a
+// A strictUpstream parses HTTP/1.1 exactly as RFC 9112 requires, with its own parser. It records a
 // complaint about each request that is ambiguous or badly framed.
-type strict struct {
+type strictUpstream struct {
 	net.Listener
 	conns sync.WaitGroup
 
@@ -27,12 +27,12 @@ type strict struct {
 	complaints []string
 }
 
-func startStrict(t *testing.T) *strict {
+func startStrictUpstream(t *testing.T) *strictUpstream {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &strict{Listener: listener}
+	s := &strictUpstream{Listener: listener}
 	s.conns.Go(func() {
 		for {
 			conn, err := listener.Accept()
@@ -49,7 +49,7 @@ func startStrict(t *testing.T) *strict {
 	return s
 }
 
-func (s *strict) serve(conn net.Conn) {
+func (s *strictUpstream) serve(conn net.Conn) {
 	defer conn.Close()
 	r := bufio.NewReader(conn)
 	for {
@@ -265,13 +265,13 @@ var attacks = []struct {
 	{"PRI * HTTP/2.0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 }
 
-// A watcher records each request that the limits check, and denies those for /denied.
-type watcher struct {
+// A limitRecorder records each request that the limits check, and denies those for /denied.
+type limitRecorder struct {
 	mu     sync.Mutex
 	passed []string
 }
 
-func (g *watcher) wrap(next http.Handler) http.Handler {
+func (g *limitRecorder) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/denied") {
 			w.WriteHeader(http.StatusTooManyRequests)
@@ -289,18 +289,18 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 	for i, attack := range attacks {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			upstream := startStrict(t)
-			gate := new(watcher)
+			upstream := startStrictUpstream(t)
+			limits := new(limitRecorder)
 			r := startBeside(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
-				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, func(o *Options) { o.wrap.limits = gate.wrap })
+				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, func(o *Options) { o.wrap.limits = limits.wrap })
 			conn := r.dial()
 			go io.WriteString(conn, attack.text)
 			answers := bufio.NewReader(conn)
-			good := 0
+			served := 0 // responses with status 200
 			for {
 				res, err := http.ReadResponse(answers, nil)
 				if err != nil {
-					if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+					if isTimeout(err) {
 						t.Errorf("%.200q: the connection hangs", attack.text)
 					}
 					break
@@ -310,14 +310,14 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 					continue
 				}
 				if res.StatusCode == 200 {
-					if good < len(attack.passes) && !strings.HasPrefix(string(body), attack.passes[good]+" ") {
-						t.Errorf("%.200q: response %d belongs to %.80q", attack.text, good+1, body)
+					if served < len(attack.passes) && !strings.HasPrefix(string(body), attack.passes[served]+" ") {
+						t.Errorf("%.200q: response %d belongs to %.80q; want that to %s", attack.text, served+1, body, attack.passes[served])
 					}
-					good++
+					served++
 				}
 			}
-			if good != len(attack.passes) {
-				t.Errorf("%.200q: %d responses; want %d", attack.text, good, len(attack.passes))
+			if served != len(attack.passes) {
+				t.Errorf("%.200q: %d responses with status 200; want %d", attack.text, served, len(attack.passes))
 			}
 			for n := range 5 { // connections to the upstream still work
 				path := fmt.Sprintf("/after/%d", n)
@@ -333,7 +333,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 				t.Errorf("%.200q: the upstream got %q and complains about %q; want %q", attack.text, upstream.got, upstream.complaints, attack.passes)
 			}
 			for _, message := range upstream.got {
-				if !slices.Contains(gate.passed, message) {
+				if !slices.Contains(limits.passed, message) {
 					t.Errorf("%.200q: %s reached the upstream without a check of the limits", attack.text, message)
 				}
 			}

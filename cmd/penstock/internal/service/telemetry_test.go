@@ -22,8 +22,8 @@ func trace(n int) (id, header string) {
 	return id, "00-" + id + "-00f067aa0ba902b7-01"
 }
 
-// exporting makes the service export to a collector.
-func exporting(t *testing.T, c *fakecollector.Collector) func(*Options) {
+// withCollector makes the service export to a collector.
+func withCollector(t *testing.T, c *fakecollector.Collector) func(*Options) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
 	return func(o *Options) { o.Telemetry = telemetry.Environment() }
 }
@@ -38,14 +38,14 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		upstream := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { received <- r.Header.Get("Traceparent") })
 		r := start(t, upstream, limitedBy(t, "rules: [{name: all, match: {path: /*}, per: global, limits: [{name: hour, rate: 1/h}]}]", map[string]string{
 			"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits),
-		}), exporting(t, c))
+		}), withCollector(t, c))
 		proxied, header := trace(1)
 		for range 2 { // the second request is denied
 			r.mustSend("GET", "/secret-4711", "traceparent: "+header)
 		}
 		forwarded := <-received
 		byAPI, header := trace(2)
-		request, err := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/v1/check", strings.NewReader(`{"rule": "all", "key": "user:secret-4711"}`))
+		request, err := http.NewRequestWithContext(callContext(t), "POST", "http://"+r.API+"/v1/check", strings.NewReader(`{"rule": "all", "key": "user:secret-4711"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,11 +58,11 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		response.Body.Close()
 		byGRPC, header := trace(3)
 		client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
-		if _, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "traceparent", header), envoyRequest("192.0.2.1")); err != nil {
+		if _, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(callContext(t), "traceparent", header), envoyRequest("192.0.2.1")); err != nil {
 			t.Fatal(err)
 		}
 
-		request, err = http.NewRequestWithContext(patient(t), "GET", "http://"+r.Admin+"/metrics", nil)
+		request, err = http.NewRequestWithContext(callContext(t), "GET", "http://"+r.Admin+"/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxied) })
 		r.wait() // the rest is exported at the end
 		spans := c.Spans()
-		of := func(trace, name string) (found []string) {
+		spansOf := func(trace, name string) (found []string) {
 			for _, s := range spans {
 				if strings.HasPrefix(s, name+" "+trace) {
 					found = append(found, s)
@@ -89,10 +89,10 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			}
 			return found
 		}
-		if n := len(of(proxied, "GET")); n != 2 {
-			t.Errorf("%d spans of the proxy; want 2", n)
+		if n := len(spansOf(proxied, "GET")); n != 2 {
+			t.Errorf("the proxy exported %d spans; want 2", n)
 		}
-		decided := of(proxied, "ratelimit.decide")
+		decided := spansOf(proxied, "ratelimit.decide")
 		if len(decided) != 2 || !strings.Contains(decided[0], "ratelimit.outcome=allowed ratelimit.rule=all ratelimit.limit=hour") || !strings.Contains(decided[1], "ratelimit.outcome=denied") {
 			t.Errorf("the decision spans of the proxy are %q; want one allowed, then one denied", decided)
 		}
@@ -100,16 +100,16 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			t.Errorf("the upstream got traceparent %q; want the caller's trace id, and a new span id", forwarded)
 		}
 		const method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-		for _, want := range [][2]string{{byAPI, "POST"}, {byAPI, "ratelimit.decide"}, {byGRPC, method}, {byGRPC, "ratelimit.decide"}} {
-			if n := len(of(want[0], want[1])); n != 1 {
-				t.Errorf("%d spans %s; want 1", n, want[1])
+		for _, want := range []struct{ trace, name string }{{byAPI, "POST"}, {byAPI, "ratelimit.decide"}, {byGRPC, method}, {byGRPC, "ratelimit.decide"}} {
+			if n := len(spansOf(want.trace, want.name)); n != 1 {
+				t.Errorf("trace %s has %d spans %s; want 1", want.trace, n, want.name)
 			}
 		}
 		if all := strings.Join(spans, "\n"); t.Failed() || strings.Contains(all, "4711") {
 			t.Errorf("the spans are\n%s", all)
 		}
 		if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
-			t.Errorf("the exported metrics lack the expected ones: %v", c.Metrics())
+			t.Errorf("the exported metrics lack rate_limiter_requests_total: %v", c.Metrics())
 		}
 	})
 }
@@ -125,7 +125,7 @@ func TestHangingCollectorDoesNotKeepTheServiceFromStopping(t *testing.T) {
 		<-release
 	})
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	r := startBeside(t, nil, nil, exporting(t, c))
+	r := startBeside(t, nil, nil, withCollector(t, c))
 	r.mustGet("http://"+r.Listen+"/", 200)
 	<-reached
 	for range 20 {

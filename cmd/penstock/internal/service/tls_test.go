@@ -116,14 +116,14 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	a.issue(2)
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
 	if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-		t.Fatalf("the server presents certificate %d, %v; want the old one", n, err)
+		t.Fatalf("the server presents certificate %d, %v; want certificate 2", n, err)
 	}
 	if err := os.WriteFile(a.path("cert.pem"), []byte("half a fi"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the broken file to be noticed", func() bool {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-			t.Fatalf("the server presents certificate %d, %v; want the old one", n, err)
+			t.Fatalf("the server presents certificate %d, %v; want certificate 2", n, err)
 		}
 		return r.log.Lines("level=ERROR", "certificate reload failed", "listener=listen ", "file="+a.path("cert.pem")) != nil
 	})
@@ -151,14 +151,14 @@ func TestClientCertificatesAreRequiredIfConfigured(t *testing.T) {
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")})
 	for name, c := range map[string]struct {
 		certificates []tls.Certificate
-		served       bool
+		isServed     bool
 	}{
 		"no client":  {nil, false},
 		"a stranger": {[]tls.Certificate{stranger.issue(2)}, false},
 		"a client":   {[]tls.Certificate{known}, true},
 	} {
-		if _, err := a.serial(r.Listen, &tls.Config{Certificates: c.certificates}); (err == nil) != c.served {
-			t.Errorf("%s: %v; want served: %v", name, err, c.served)
+		if _, err := a.serial(r.Listen, &tls.Config{Certificates: c.certificates}); (err == nil) != c.isServed {
+			t.Errorf("%s: %v; want served: %v", name, err, c.isServed)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// onEnd sends to ended when the handler that applies the limits has returned.
-func onEnd(ended chan<- struct{}) func(*Options) {
+// withEndSignal sends to ended when the handler that applies the limits has returned.
+func withEndSignal(ended chan<- struct{}) func(*Options) {
 	return func(o *Options) {
 		o.wrap.limits = func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -38,10 +38,10 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 		flags map[string]string
 		// try sends a request. If it is allowed, it reaches the upstream, and try prevents the response.
 		// If it is denied, it gets status 429.
-		try    func(r *running, i int, reached <-chan struct{}) (status int)
+		try    func(r *testService, i int, reached <-chan struct{}) (status int)
 		status int // of the proxy's own response; 0 if there is none
 	}{
-		{"hangs up", nil, func(r *running, _ int, reached <-chan struct{}) int {
+		{"hangs up", nil, func(r *testService, _ int, reached <-chan struct{}) int {
 			ctx, hangUp := context.WithCancel(t.Context())
 			defer hangUp()
 			go func() {
@@ -59,7 +59,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			res.Body.Close()
 			return res.StatusCode
 		}, 0},
-		{"sends a last chunk that is malformed", nil, func(r *running, i int, reached <-chan struct{}) int {
+		{"sends a last chunk that is malformed", nil, func(r *testService, i int, reached <-chan struct{}) int {
 			conn := r.dial()
 			defer conn.Close()
 			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -70,7 +70,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			status, _, _ := readResponse(conn)
 			return status
 		}, 400},
-		{"makes the upstream take too long", map[string]string{"upstream-header-timeout": "50ms"}, func(r *running, _ int, _ <-chan struct{}) int {
+		{"makes the upstream take too long", map[string]string{"upstream-header-timeout": "50ms"}, func(r *testService, _ int, _ <-chan struct{}) int {
 			return r.mustSend("GET", "/").StatusCode
 		}, 504},
 	} {
@@ -88,7 +88,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			})
 			flags := limitedBy(t, policy, c.flags)
 			ended := make(chan struct{}, tries)
-			r := start(t, upstream, flags, onEnd(ended))
+			r := start(t, upstream, flags, withEndSignal(ended))
 			t.Cleanup(func() { close(over) })
 			for i := range tries {
 				want := c.status
@@ -126,7 +126,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 	const tries = 10
 	for i := range tries {
 		if res := r.mustSend("GET", "/"); res.StatusCode != 502 {
-			t.Fatalf("try %d, without an upstream, got %s", i+1, res.Status)
+			t.Fatalf("try %d, without an upstream, got %s; want 502", i+1, res.Status)
 		}
 	}
 	back, err := net.Listen("tcp", address)
@@ -163,7 +163,7 @@ rules:
 	for range requests {
 		for path, want := range map[string]int{"/open": 200, "/closed": 503} {
 			if res := r.mustSend("GET", path); res.StatusCode != want {
-				t.Errorf("%s gets %s; want %d", path, res.Status, want)
+				t.Errorf("%s got %s; want %d", path, res.Status, want)
 			}
 		}
 	}
@@ -178,7 +178,7 @@ rules:
 		}
 	}
 	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 {
-		t.Errorf("unlimited requests are not logged:\n%s", r.log)
+		t.Errorf("no line reports unlimited requests of rule open; want at least one:\n%s", r.log)
 	}
 	t.Logf("counted: %d requests that could not be sent to the store", 2*requests)
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyxds"
 )
 
-// A plane is a control plane. It sends its configurations to each client, and keeps the client's
+// A controlPlane is a control plane for tests. It sends its configurations to each client, and keeps the client's
 // replies.
-type plane struct {
+type controlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	configs chan *configv3.RateLimitConfig
 	answers chan *discoveryv3.DiscoveryRequest
 }
 
-func (p *plane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
 	for {
 		r, err := stream.Recv()
 		if err != nil {
@@ -57,9 +57,9 @@ func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3
 	}}
 }
 
-// startPlane starts a control plane, and returns its address.
-func startPlane(t *testing.T, options ...grpc.ServerOption) (*plane, string) {
-	p := &plane{configs: make(chan *configv3.RateLimitConfig), answers: make(chan *discoveryv3.DiscoveryRequest, 10)}
+// startControlPlane starts a control plane, and returns its address.
+func startControlPlane(t *testing.T, options ...grpc.ServerOption) (*controlPlane, string) {
+	p := &controlPlane{configs: make(chan *configv3.RateLimitConfig), answers: make(chan *discoveryv3.DiscoveryRequest, 10)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -79,17 +79,17 @@ func startPlane(t *testing.T, options ...grpc.ServerOption) (*plane, string) {
 }
 
 func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
-	p, address := startPlane(t)
+	p, address := startControlPlane(t)
 	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
-	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
+	if _, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("before the first configuration, the error is %v; want FailedPrecondition", err)
 	}
 	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
 	if a := <-p.answers; a.VersionInfo != "1" || a.ErrorDetail != nil {
 		t.Errorf("the client's reply is %v; want an ACK", a)
 	}
-	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a"))
+	answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("a"))
 	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
 		t.Errorf("the decision is %v, %v; want 4 left", answer, err)
 	}
@@ -100,7 +100,7 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	await(t, "the refusal in the log", func() bool {
 		return strings.Contains(r.log.String(), "reload of Envoy's rate limits failed") && strings.Contains(r.log.String(), "invalid rate limit unit")
 	})
-	if answer, err = client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
+	if answer, err = client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
 		t.Errorf("the decision is %v, %v; want the old limits", answer, err)
 	}
 }
@@ -109,7 +109,7 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 func TestTheConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	a := newAuthority(t)
 	certificate := a.issue(1)
-	p, address := startPlane(t, grpc.Creds(credentials.NewTLS(&tls.Config{
+	p, address := startControlPlane(t, grpc.Creds(credentials.NewTLS(&tls.Config{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil },
 		ClientAuth:     tls.RequireAnyClientCert,
 		VerifyConnection: func(s tls.ConnectionState) error {

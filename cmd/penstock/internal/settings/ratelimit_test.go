@@ -9,14 +9,14 @@ import (
 )
 
 func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
-	standard := map[string]string{
+	withoutVariables := map[string]string{
 		"api": "0.0.0.0:8080", "grpc": "0.0.0.0:8081", "admin-listen": "0.0.0.0:6070", "allow-open-callers": "true",
 		"store": "unix:///var/run/nutcracker/ratelimit.sock", "envoy-config": "/srv/runtime_data/current/config", "envoy-merge-domains": "false",
 		"envoy-shadow-mode": "false", "envoy-quota-mode": "false", "envoy-metadata": "false", "log-level": "warn", "log-format": "text",
 	}
 	for _, row := range []struct {
-		environ string // separated by blanks
-		want    map[string]string
+		environ string            // separated by blanks
+		want    map[string]string // differences from withoutVariables
 	}{
 		{"", nil},
 		{"HOST=127.0.0.1 PORT=1 GRPC_HOST=::1 GRPC_PORT=2 DEBUG_HOST=127.0.0.1 DEBUG_PORT=3", map[string]string{"api": "127.0.0.1:1", "grpc": "[::1]:2", "admin-listen": "127.0.0.1:3"}},
@@ -33,7 +33,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		{"SHADOW_MODE=true QUOTA_MODE=1 RESPONSE_DYNAMIC_METADATA=true LIMIT_RESPONSE_HEADERS_ENABLED=true", map[string]string{"envoy-shadow-mode": "true", "envoy-quota-mode": "true", "envoy-metadata": "true", "envoy-headers": "plain"}},
 		{"CACHE_KEY_PREFIX=x LOG_LEVEL=WARNING LOG_FORMAT=json", map[string]string{"prefix": "x", "log-format": "json"}},
 	} {
-		want := maps.Clone(standard)
+		want := maps.Clone(withoutVariables)
 		maps.Copy(want, row.want)
 		flags, notes, err := FromRatelimit(strings.Fields(row.environ))
 		if err != nil || !maps.Equal(flags, want) || len(notes) > 0 {
@@ -46,11 +46,11 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 	gateway := strings.Fields("CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001 CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit CONFIG_GRPC_XDS_NODE_METADATA=a=b " +
 		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt CONFIG_GRPC_XDS_CLIENT_TLS_KEY=/certs/tls.key CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/certs/ca.crt " +
 		"FORCE_START_WITHOUT_INITIAL_CONFIG=true")
-	s, _, err := FromRatelimit(gateway)
-	if err != nil || s["envoy-xds"] != "envoy-gateway:18001" || s["envoy-xds-node"] != "envoy-ratelimit" || s["envoy-xds-ca"] != "/certs/ca.crt" || s["envoy-xds-key"] != "/certs/tls.key" || s["envoy-config"] != "" {
-		t.Errorf("the variables of Envoy Gateway make the settings %v, %v; want its control plane with certificates", s, err)
+	fromGateway, _, err := FromRatelimit(gateway)
+	if err != nil || fromGateway["envoy-xds"] != "envoy-gateway:18001" || fromGateway["envoy-xds-node"] != "envoy-ratelimit" || fromGateway["envoy-xds-ca"] != "/certs/ca.crt" || fromGateway["envoy-xds-key"] != "/certs/tls.key" || fromGateway["envoy-config"] != "" {
+		t.Errorf("the variables of Envoy Gateway make the settings %v, %v; want its control plane with certificates", fromGateway, err)
 	}
-	if _, err := Load(Sources{Flags: s}); err != nil {
+	if _, err := Load(Sources{Flags: fromGateway}); err != nil {
 		t.Errorf("what Envoy Gateway sets is refused: %v", err)
 	}
 	if _, _, err := FromRatelimit([]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"}); !errors.Is(err, ErrInvalid) {

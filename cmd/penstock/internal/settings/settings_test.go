@@ -95,11 +95,11 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 		if !ok {
 			t.Fatalf("setting %s has no sample values in this test", row.Name)
 		}
-		for given := range 8 {
-			hasFlag, hasEnv, hasFile := given&4 != 0, given&2 != 0, given&1 != 0 && !row.NotFile
+		for sources := range 8 { // a bit for each source
+			hasFlag, hasEnv, hasFile := sources&4 != 0, sources&2 != 0, sources&1 != 0 && !row.NotFile
 			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
 				if hasFile {
-					return server(t, row.Key(), values[2]), nil
+					return sectionWith(t, row.Key(), values[2]), nil
 				}
 				return new(Section), nil
 			}}
@@ -118,7 +118,7 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 				from.Flags[row.Name] = values[0]
 				text, source = values[0], "--"+row.Name
 			}
-			s, _ := Load(from) // values that do not fit together are not the point here
+			s, _ := Load(from) // its error is about values that do not fit together
 			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
 				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
 					row.Name, hasFlag, hasEnv, hasFile, got.text, got.source, text, source)
@@ -130,7 +130,7 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 				}
 			}
 			if text != row.Default && reflect.DeepEqual(want, Settings{}) && text != "off" && text != "0" {
-				t.Errorf("%s: the value %q sets nothing", row.Name, text)
+				t.Errorf("%s: the value %q changes no field of Settings", row.Name, text)
 			}
 			tried++
 		}
@@ -138,8 +138,8 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 	t.Logf("counted: %d combinations of sources of a setting", tried)
 }
 
-// server makes a section with one key.
-func server(t *testing.T, key, text string) (s *Section) {
+// sectionWith makes a section with one key.
+func sectionWith(t *testing.T, key, text string) (s *Section) {
 	s = new(Section)
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
@@ -232,6 +232,7 @@ func TestNoVariableIsSetByKubernetes(t *testing.T) {
 	}
 }
 
+// load loads settings for the demo, unless the flags have an upstream.
 func load(flags map[string]string, environ ...string) (Settings, error) {
 	if flags["upstream"] == "" && flags["demo"] == "" {
 		flags["demo"] = "true"
@@ -266,18 +267,19 @@ func TestSecretsComeFromFilesToo(t *testing.T) {
 	}
 	s, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
 	if err != nil || string(s.KeyHashSecret) != "pepper" || s.Source("key-hash-secret") != "PENSTOCK_KEY_HASH_SECRET_FILE" {
-		t.Errorf("the secret is %q from %s (%v)", s.KeyHashSecret, s.Source("key-hash-secret"), err)
+		t.Errorf("the secret is %q from %s (%v); want pepper, from the file", s.KeyHashSecret, s.Source("key-hash-secret"), err)
 	}
 	if _, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path+".gone"); !errors.Is(err, ErrInvalid) {
-		t.Errorf("a secret file that does not exist: %v", err)
+		t.Errorf("with a secret file that does not exist, the error is %v; want ErrInvalid", err)
 	}
 	if _, err := load(map[string]string{}, "PENSTOCK_PREFIX_FILE="+path); err != nil {
-		t.Errorf("a variable that is not a setting: %v", err)
+		t.Errorf("with PENSTOCK_PREFIX_FILE, which is no setting, the error is %v; want none", err)
 	}
 }
 
+// Each secret of this test contains ter2.
 func TestSecretsAreNeverShown(t *testing.T) {
-	shown := 0
+	texts := 0
 	for _, store := range []string{
 		"redis://user:hunter2@host:6379/0", "redis://:hunter2@host", "redis://user:hun@ter2@host", "redis://user:hunter2/x@host",
 		"redis+sentinel://h1,h2/main?sentinel_password=hunter2", "hunter2", "redis:hunter2",
@@ -288,15 +290,15 @@ func TestSecretsAreNeverShown(t *testing.T) {
 				if strings.Contains(text, "ter2") {
 					t.Errorf("with store %s a secret is shown: %s", store, text)
 				}
-				shown++
+				texts++
 			}
 		}
 	}
-	t.Logf("counted: %d texts without a secret in them", shown)
+	t.Logf("counted: %d texts without a secret in them", texts)
 }
 
 func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
-	shown := 0
+	checked := 0
 	values := []string{
 		"http://u:hunter2@host", "u:hunter2@host", "http://u:hunter2@host:x", "ftp://u:hunter2@host", "http://u:hunter2@", "http://u:hun@ter2@host",
 		"http://u:hun://ter2@host", "u:hun://ter2@host", "http://u:ter2%zz@host", "unix:u:hunter2@x", "http://host/?token=hunter2", "http://:hunter2@host?x@y",
@@ -311,16 +313,17 @@ func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
 				file.Apply(nil, func(_ any, format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) })
 			}
 			for _, text := range texts {
-				if shown++; strings.Contains(text, "ter2") {
+				checked++
+				if strings.Contains(text, "ter2") {
 					t.Errorf("with %s %s the user is shown: %s", row.Name, value, text)
 				}
 			}
 		}
 	}
 	if _, err := load(map[string]string{"upstream": "http://u:hunter2@host:99999"}); !strings.Contains(errorText(err), "http://(hidden)@host:99999") {
-		t.Errorf("a text without a secret is hidden: %v", err)
+		t.Errorf("the error for a wrong port is %v; want it to show all but the user", err)
 	}
-	t.Logf("counted: %d texts without the user of a URL", shown)
+	t.Logf("counted: %d texts without the user of a URL", checked)
 }
 
 func errorText(err error) string {
@@ -405,7 +408,7 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		}
 	}
 	if _, err := Load(Sources{}); err == nil || !strings.Contains(err.Error(), "upstream (not set): write --upstream") {
-		t.Errorf("without an upstream: %v", err)
+		t.Errorf("without an upstream, the error is %v; want how to set one", err)
 	}
 	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) has its own upstream") {
 		t.Errorf("with two upstreams: %v; want an error that the demo has its own", err)
@@ -416,7 +419,7 @@ func TestAllErrorsAreReportedTogether(t *testing.T) {
 	_, err := load(map[string]string{"listen": "x", "max-header": "y"}, "PENSTOCK_ADMIN_LISTEN=:1", "PENSTOCK_UPSTREAM=z")
 	for _, want := range []string{"listen", "max-header", "admin-listen", "upstream"} {
 		if err == nil || !strings.Contains(err.Error(), "\n"+want) && !strings.Contains(err.Error(), ": "+want) {
-			t.Errorf("no error about %s: %v", want, err)
+			t.Errorf("the error lacks %s: %v", want, err)
 		}
 	}
 }

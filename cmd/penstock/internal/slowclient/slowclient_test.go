@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// pipes is a listener with connections in memory. With them, synctest can advance time while a
-// connection waits. A write blocks until it is read.
-type pipes struct{ conns chan net.Conn }
+// A pipeListener is a listener with connections in memory. With them, synctest can advance time
+// while a connection waits. A write blocks until it is read.
+type pipeListener struct{ conns chan net.Conn }
 
-func (p pipes) Accept() (net.Conn, error) {
+func (p pipeListener) Accept() (net.Conn, error) {
 	conn, ok := <-p.conns
 	if !ok {
 		return nil, net.ErrClosed
@@ -27,9 +27,9 @@ func (p pipes) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-func (p pipes) Close() error   { close(p.conns); return nil }
-func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
-func (p pipes) dial() net.Conn { client, server := net.Pipe(); p.conns <- server; return client }
+func (p pipeListener) Close() error   { close(p.conns); return nil }
+func (p pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
+func (p pipeListener) dial() net.Conn { client, server := net.Pipe(); p.conns <- server; return client }
 
 // A site is a server in a synctest bubble. Its handler is wrapped by Handler.
 type site struct {
@@ -39,10 +39,11 @@ type site struct {
 	results chan result // of the handler
 }
 
+// serve runs a test with a site of its own.
 func serve(t *testing.T, o Options, test func(s *site)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		listener := pipes{make(chan net.Conn)}
+		listener := pipeListener{make(chan net.Conn)}
 		s := &site{T: t, dial: listener.dial, results: make(chan result, 1)}
 		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handle(w, r) })
 		protocols := new(http.Protocols)
@@ -65,9 +66,9 @@ func serve(t *testing.T, o Options, test func(s *site)) {
 
 // A result is what a handler has read.
 type result struct {
-	read int64
+	read int64 // bytes
 	err  error
-	at   time.Duration
+	took time.Duration
 }
 
 // readAll is a handler that reads the body and reports the result.
@@ -79,12 +80,12 @@ func (s *site) readAll(w http.ResponseWriter, r *http.Request) {
 
 func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		o     Options
-		piece int           // size in bytes
-		every time.Duration // between pieces
-		count int
-		cut   bool
+		name     string
+		options  Options
+		piece    int           // size in bytes
+		pause    time.Duration // before each piece
+		pieces   int
+		isCutOff bool
 	}{
 		{"arrives below the rate", Options{Stall: 10 * time.Second, Rate: 100}, 10, time.Second, 1000, true},
 		{"sends one byte before each stall ends", Options{Stall: 10 * time.Second, Rate: 100}, 1, 9 * time.Second, 1000, true},
@@ -96,21 +97,22 @@ func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
 		{"pauses for an hour without a stall", Options{}, 1, time.Hour, 3, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			serve(t, c.o, func(s *site) {
+			serve(t, c.options, func(s *site) {
 				s.handle = s.readAll
 				conn := s.dial()
 				defer conn.Close()
 				go io.Copy(io.Discard, conn)
-				fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n", c.piece*c.count)
-				for range c.count {
-					time.Sleep(c.every)
+				fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n", c.piece*c.pieces)
+				for range c.pieces {
+					time.Sleep(c.pause)
 					if _, err := io.WriteString(conn, strings.Repeat("x", c.piece)); err != nil {
 						break
 					}
 				}
 				got := <-s.results
-				if cut := errors.Is(got.err, os.ErrDeadlineExceeded); cut != c.cut || !cut && got.read != int64(c.piece*c.count) {
-					s.Errorf("after %v and %d bytes: %v; want cut off: %v", got.at, got.read, got.err, c.cut)
+				isCutOff := errors.Is(got.err, os.ErrDeadlineExceeded)
+				if isCutOff != c.isCutOff || !isCutOff && got.read != int64(c.piece*c.pieces) {
+					s.Errorf("after %v and %d bytes, the body ended with %v; want it cut off: %v", got.took, got.read, got.err, c.isCutOff)
 				}
 			})
 		})
@@ -121,14 +123,14 @@ func TestTimeOfTheHandlerDoesNotCount(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *site) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
-				var n int
+				var total int64
 				p := make([]byte, 10)
 				for {
 					time.Sleep(time.Minute) // the upstream is slow
-					m, err := r.Body.Read(p)
-					n += m
+					n, err := r.Body.Read(p)
+					total += int64(n)
 					if err != nil {
-						s.results <- result{read: int64(n), err: err}
+						s.results <- result{read: total, err: err}
 						return
 					}
 				}
@@ -181,9 +183,9 @@ func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
 					}
 				}()
 				feed.Write(make([]byte, 1000))
-				if got := <-s.results; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.read != 1000 || got.at != 10*time.Second {
+				if got := <-s.results; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.read != 1000 || got.took != 10*time.Second {
 					s.Errorf("HTTP/%d, read after %v: %d bytes, then %v after %v; want 1000, and a deadline after 10 s",
-						version, pause, got.read, got.err, got.at)
+						version, pause, got.read, got.err, got.took)
 				}
 			})
 		}
@@ -219,17 +221,17 @@ func TestClientThatDoesNotReadItsResponseIsCutOff(t *testing.T) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
 				start := time.Now()
 				_, err := io.WriteString(w, strings.Repeat("x", size))
-				s.results <- result{err: err, at: time.Since(start)}
+				s.results <- result{err: err, took: time.Since(start)}
 			}
 			conn := s.dial()
 			defer conn.Close()
 			io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-			if got := <-s.results; size > 5 && (!errors.Is(got.err, os.ErrDeadlineExceeded) || got.at != 10*time.Second) {
-				s.Errorf("%d bytes: %v after %v; want a deadline after 10 s", size, got.err, got.at)
+			if got := <-s.results; size > 5 && (!errors.Is(got.err, os.ErrDeadlineExceeded) || got.took != 10*time.Second) {
+				s.Errorf("a response of %d bytes ended with %v after %v; want a deadline after 10 s", size, got.err, got.took)
 			}
 			time.Sleep(11 * time.Second)
 			if _, err := io.WriteString(conn, "GET"); err == nil {
-				s.Errorf("%d bytes: the connection is still open", size)
+				s.Errorf("after a response of %d bytes that is not read, the connection is open; want it closed", size)
 			}
 		})
 	}
@@ -264,7 +266,7 @@ func TestSilentEventStreamLives(t *testing.T) {
 			}
 			text, err := io.ReadAll(res.Body)
 			if err != nil || string(text) != strings.Repeat("event\n", 5) || res.ProtoMajor != version {
-				s.Errorf("HTTP/%d: %q, %v", res.ProtoMajor, text, err)
+				s.Errorf("the stream by HTTP/%d has %q, %v; want five events by HTTP/%d", res.ProtoMajor, text, err, version)
 			}
 		})
 	}
@@ -281,10 +283,10 @@ func TestEachRequestOfAConnectionHasItsOwnTime(t *testing.T) {
 			time.Sleep(8 * time.Second)
 			fmt.Fprint(conn, "x")
 			if got := <-s.results; got.err != nil {
-				s.Fatalf("request %d: %v", i+1, got.err)
+				s.Fatalf("the body of request %d ended with %v; want no error", i+1, got.err)
 			}
 			if res, err := http.ReadResponse(reader, nil); err != nil || res.Close {
-				s.Fatalf("request %d: %v, %v", i+1, res, err)
+				s.Fatalf("request %d got %v, %v; want a response that keeps the connection", i+1, res, err)
 			}
 			time.Sleep(time.Minute) // no deadline is left over
 		}
@@ -305,7 +307,7 @@ func TestHTTP2StreamThatIsNotReadIsReset(t *testing.T) {
 		}
 		defer res.Body.Close()
 		if got := <-s.results; got.err == nil { // the client does not read, so the window stays full
-			s.Error("the handler could write everything")
+			s.Error("the handler wrote 16 MB to a client that does not read; want an error")
 		}
 	})
 }

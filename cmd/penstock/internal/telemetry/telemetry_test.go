@@ -109,13 +109,13 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 	if len(spans) != 3 || !strings.HasPrefix(spans[0], "ratelimit.decide "+traceID) ||
 		spans[1] != "HTTP "+traceID+" 00f067aa0ba902b7 STATUS_CODE_ERROR http.request.method=_OTHER url.scheme=http http.response.status_code=502" ||
 		spans[2] != "a.B/C "+traceID+" 00f067aa0ba902b7 STATUS_CODE_UNSET rpc.system.name=grpc rpc.method=a.B/C rpc.response.status_code=RESOURCE_EXHAUSTED" {
-		t.Errorf("the collector got the spans\n%s", strings.Join(spans, "\n"))
+		t.Errorf("the collector got the spans\n%s\nwant a decision in the caller's trace, an HTTP span with status 502, and a gRPC span with RESOURCE_EXHAUSTED", strings.Join(spans, "\n"))
 	}
 	if parent := upstream.Get("Traceparent"); !strings.HasPrefix(parent, "00-"+traceID) || strings.Contains(parent, "00f067aa0ba902b7") || upstream.Get("Tracestate") != "" {
 		t.Errorf("the upstream got %v; want the caller's trace with a new span", upstream)
 	}
 	if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
-		t.Errorf("the collector got the metrics %v", c.Metrics())
+		t.Errorf("the collector got the metrics %v; want rate_limiter_requests_total among them", c.Metrics())
 	}
 	for _, want := range []string{"shop-limits", "v1.2.3", "deployment.environment.name", "service.instance.id"} {
 		if !strings.Contains(c.Resource(), want) {
@@ -157,7 +157,7 @@ func TestAHangingCollectorDelaysNothing(t *testing.T) {
 	}
 	tel.Close()
 	if hanging.Load() == 0 || served != more+1 {
-		t.Errorf("%d requests were served while %d exports hung; want %d", served, hanging.Load(), more+1)
+		t.Errorf("%d requests were served while %d exports hung; want %d, and some", served, hanging.Load(), more+1)
 	}
 	t.Logf("counted: %d requests served beside a collector that hangs", served)
 }
