@@ -54,9 +54,9 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 				defer conn.Close()
 				conn.SetDeadline(time.Now().Add(patience))
 				io.WriteString(conn, c.begin)
-				isCutOff := make(chan struct{})
+				cutOff := make(chan struct{})
 				go func() {
-					defer close(isCutOff)
+					defer close(cutOff)
 					if _, err := io.Copy(io.Discard, conn); err != nil {
 						if isTimeout(err) {
 							t.Errorf("a client that %s is still connected; want it cut off", c.name)
