@@ -65,7 +65,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 				}()
 				for {
 					select {
-					case <-isCutOff:
+					case <-cutOff:
 						return
 					case <-time.After(20 * time.Millisecond):
 						io.WriteString(conn, c.drip)
