@@ -1,7 +1,7 @@
 // Package heap makes garbage collections rare while the heap is small.
 //
-// By default Go collects garbage when the heap has doubled. penstock serve keeps few MB, so it would
-// collect many times a second. That costs a tenth of its processor time.
+// By default Go collects garbage when the heap has doubled. penstock serve keeps few MB, so it
+// would collect many times a second. That costs a tenth of its processor time.
 package heap
 
 import (

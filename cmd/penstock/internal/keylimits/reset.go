@@ -35,8 +35,8 @@ func CheckReason(reason string) error {
 	return nil
 }
 
-// Resettable returns the limits of a name, or all if it is "". A limit of requests in flight must be
-// named, because its slots may still be in use.
+// Resettable returns the limits of a name, or all if it is "". A limit of requests in flight must
+// be named, because its slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
 		if l.Limit == name || name == "" && !l.needsHolder() {

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// A mortalUpstream is an upstream that responds to the first request of each connection. It closes the
-// connection when it has received a second request.
+// A mortalUpstream is an upstream that responds to the first request of each connection. It closes
+// the connection when it has received a second request.
 type mortalUpstream struct {
 	url      string
 	requests atomic.Int32   // received

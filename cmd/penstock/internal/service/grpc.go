@@ -343,8 +343,8 @@ func (s *openStream) RecvMsg(message any) error {
 	}
 }
 
-// finish counts a call that has ended, and returns its error. panicValue is the result of recover. A
-// panic is logged, and becomes an error.
+// finish counts a call that has ended, and returns its error. panicValue is the result of recover.
+// A panic is logged, and becomes an error.
 func (c *grpcCalls) finish(method string, panicValue any, err error) error {
 	if panicValue != nil {
 		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(panicValue)), "stack", string(debug.Stack()))

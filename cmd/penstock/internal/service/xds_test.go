@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyxds"
 )
 
-// A controlPlane is a control plane for tests. It sends its configurations to each client, and keeps the client's
-// replies.
+// A controlPlane is a control plane for tests. It sends its configurations to each client, and
+// keeps the client's replies.
 type controlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	configs chan *configv3.RateLimitConfig

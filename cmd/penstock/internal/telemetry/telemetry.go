@@ -229,8 +229,8 @@ func newMetricExporter(ctx context.Context, p Protocol) (sdkmetric.Exporter, err
 }
 
 // describe returns the resource, which describes this instance to the collector. OTEL_SERVICE_NAME
-// and OTEL_RESOURCE_ATTRIBUTES come last, so they take precedence. Each process has an id of its own: otherwise a collector would mix the metrics
-// of instances.
+// and OTEL_RESOURCE_ATTRIBUTES come last, so they take precedence. Each process has an id of its
+// own: otherwise a collector would mix the metrics of instances.
 func describe(ctx context.Context, o Options) *resource.Resource {
 	about, err := resource.New(ctx,
 		resource.WithTelemetrySDK(), resource.WithHost(),
