@@ -48,11 +48,11 @@ func TestClientsWithNegativeMaxWaitFailAtOnce(t *testing.T) {
 		t.Errorf("the third call: %#v; want a NotSentError", r.err)
 	}
 	if status.Code(r.err) != codes.ResourceExhausted || detail[*errdetails.RetryInfo](t, r.err).RetryDelay.AsDuration() != 30*time.Minute {
-		t.Errorf("its status: %v", status.Convert(r.err))
+		t.Errorf("the status of the third call: %v; want RESOURCE_EXHAUSTED, and RetryInfo of 30 minutes", status.Convert(r.err))
 	}
 	stream, err := conn.NewStream(patient(t), &grpc.StreamDesc{}, "/test.Shop/Chat")
 	if !errors.As(err, &notSent) {
-		t.Errorf("a stream: %v, %v", stream, err)
+		t.Errorf("a stream: %v, %v; want a NotSentError", stream, err)
 	}
 	if served.Load() != 2 {
 		t.Errorf("%d calls were sent, want 2", served.Load())
@@ -64,13 +64,13 @@ func TestClientsWaitUpToMaxWait(t *testing.T) {
 	conn := dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{Messages: true})...)
 	for range 20 {
 		if r := buy(t, conn, "Buy", "a"); r.err != nil {
-			t.Error(r.err)
+			t.Errorf("a call: %v; want that it waits and is sent", r.err)
 		}
 	}
 	stream := chat(t, conn)
 	for range 20 {
 		if answer, err := say(stream, "a"); answer != "a" {
-			t.Error(err)
+			t.Errorf("a message: %q, %v; want that it waits and is sent", answer, err)
 		}
 	}
 	slow := limiterOf(t, stopped(), penstock.PerHour(1))
@@ -122,7 +122,7 @@ func TestClientChargesItsKeysAndCosts(t *testing.T) {
 		}
 	}
 	if err := stream.SendMsg(wrapperspb.String("12345")); !errors.As(err, new(*grpclimit.NotSentError)) {
-		t.Errorf("a message over the limit: %v", err)
+		t.Errorf("a message over the limit: %v; want a NotSentError", err)
 	}
 	for key, want := range map[string]int64{"/test.Shop/Buy": 7, "/test.Shop/Chat": 3, "/test.Shop/Look": 10} {
 		if d, err := limiter.Peek(t.Context(), key); err != nil || d.Remaining() != want {
@@ -130,10 +130,10 @@ func TestClientChargesItsKeysAndCosts(t *testing.T) {
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
-		t.Error(err)
+		t.Errorf("CloseSend: %v; want no error", err)
 	}
 	if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
-		t.Errorf("the stream ends with %v", err)
+		t.Errorf("the stream ended with %v; want no error", err)
 	}
 }
 

@@ -63,14 +63,14 @@ type shop struct {
 	chat func(stream grpc.ServerStream) error                   // default: the same messages
 }
 
-func (s *shop) say(ctx context.Context, text string) (string, error) {
+func (s *shop) handleUnary(ctx context.Context, text string) (string, error) {
 	if s.buy == nil {
 		return text, nil
 	}
 	return s.buy(ctx, text)
 }
 
-func (s *shop) talk(stream grpc.ServerStream) error {
+func (s *shop) handleChat(stream grpc.ServerStream) error {
 	if s.chat != nil {
 		return s.chat(stream)
 	}
@@ -97,7 +97,7 @@ func (s *shop) register(r grpc.ServiceRegistrar) {
 				return nil, err
 			}
 			handle := func(ctx context.Context, request any) (any, error) {
-				text, err := s.say(ctx, request.(*wrapperspb.StringValue).Value)
+				text, err := s.handleUnary(ctx, request.(*wrapperspb.StringValue).Value)
 				return wrapperspb.String(text), err
 			}
 			if intercept == nil {
@@ -108,7 +108,7 @@ func (s *shop) register(r grpc.ServiceRegistrar) {
 	}
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "test.Shop", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{unary("Buy"), unary("Look")},
-		Streams: []grpc.StreamDesc{{StreamName: "Chat", ServerStreams: true, ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error { return s.talk(stream) }}},
+		Streams: []grpc.StreamDesc{{StreamName: "Chat", ServerStreams: true, ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error { return s.handleChat(stream) }}},
 	}, s)
 }
 
@@ -133,7 +133,7 @@ func serveOn(t testing.TB, listener net.Listener, s *shop, options ...grpc.Serve
 	t.Cleanup(func() {
 		server.Stop()
 		if err := <-ended; err != nil {
-			t.Error(err)
+			t.Errorf("Serve: %v; want no error after Stop", err)
 		}
 	})
 }
@@ -156,6 +156,7 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *grpc.Client
 	return conn
 }
 
+// patient returns a context that ends after the patience of a test.
 func patient(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -192,13 +193,13 @@ func chat(t testing.TB, conn *grpc.ClientConn, pairs ...string) grpc.ClientStrea
 
 // say sends a message on a stream and returns the response.
 func say(stream grpc.ClientStream, text string) (string, error) {
-	stream.SendMsg(wrapperspb.String(text)) // if it fails, RecvMsg says why
+	stream.SendMsg(wrapperspb.String(text)) // if it fails, RecvMsg returns the reason
 	answer := new(wrapperspb.StringValue)
 	err := stream.RecvMsg(answer)
 	return answer.Value, err
 }
 
-// detail returns the detail of a type, or fails.
+// detail returns the detail of a type. Without it, the test fails.
 func detail[T any](t testing.TB, err error) (found T) {
 	t.Helper()
 	for _, d := range status.Convert(err).Details() {

@@ -41,15 +41,15 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 		t.Fatalf("the third call: %v; want RESOURCE_EXHAUSTED", r.err)
 	}
 	if d := detail[*errdetails.RetryInfo](t, r.err); d.RetryDelay.AsDuration() != time.Hour {
-		t.Errorf("RetryInfo: %v", d)
+		t.Errorf("RetryInfo: %v; want an hour", d)
 	}
 	info := detail[*errdetails.ErrorInfo](t, r.err)
 	if info.Reason != "RATE_LIMIT_EXCEEDED" || info.Domain != "shop.example" || info.Metadata["rule"] != "shop" || info.Metadata["policies"] != "shop.hour" {
-		t.Errorf("ErrorInfo: %v", info)
+		t.Errorf("ErrorInfo: %v; want RATE_LIMIT_EXCEEDED of shop.example, with the rule and the policy", info)
 	}
 	quota := detail[*errdetails.QuotaFailure](t, r.err)
 	if len(quota.Violations) != 1 || quota.Violations[0].QuotaId != "shop.hour" || quota.Violations[0].QuotaValue != 2 || quota.Violations[0].Subject != "rule:shop" {
-		t.Errorf("QuotaFailure: %v", quota)
+		t.Errorf("QuotaFailure: %v; want one violation of shop.hour, with the value 2", quota)
 	}
 	for name, want := range map[string]string{"grpc-retry-pushback-ms": "3600000", "retry-after": "3600", "ratelimit": `"shop.hour";r=0;t=3600`} {
 		if got := r.trailer[name]; !slices.Equal(got, []string{want}) {
@@ -60,7 +60,7 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 		t.Errorf("the response contains the key: %s", text)
 	}
 	if r := buy(t, conn, "Look", "a", "x-key", "secret-of-a"); r.err != nil || r.header["ratelimit"] != nil {
-		t.Errorf("another method: %+v", r)
+		t.Errorf("another method: %+v; want no error and no metadata about limits", r)
 	}
 	if r := buy(t, conn, "Buy", "a", "x-key", "b"); r.err != nil {
 		t.Errorf("a call with another key: %v; want no error", r.err)
@@ -94,17 +94,17 @@ func TestRulesMatchCalls(t *testing.T) {
 		var matched []string
 		for _, method := range []string{"Buy", "Look"} {
 			if r := buy(t, conn, method, "a", "x-kind", "big", "x-data-bin", "text"); r.err != nil {
-				t.Errorf("%s: %v", c.match, r.err)
+				t.Errorf("%s: a call of %s: %v; want no error", c.match, method, r.err)
 			} else if r.header["ratelimit"] != nil {
 				matched = append(matched, method)
 			}
 		}
 		stream := chat(t, conn, "x-kind", "big", "x-data-bin", "text")
 		if answer, err := say(stream, "a"); answer != "a" {
-			t.Errorf("%s: %v", c.match, err)
+			t.Errorf("%s: a stream: %q, %v; want the message a", c.match, answer, err)
 		}
 		if header, err := stream.Header(); err != nil {
-			t.Errorf("%s: %v", c.match, err)
+			t.Errorf("%s: the header of a stream: %v; want no error", c.match, err)
 		} else if header["ratelimit"] != nil {
 			matched = append(matched, "Chat")
 		}
@@ -118,12 +118,11 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	const byAddress = `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`
 	trusting := grpclimit.Options{TrustedProxies: []string{"127.0.0.0/8", "unix"}}
 	for _, c := range []struct {
-		name    string
-		options grpclimit.Options
-		unix    bool
-		first   []string // metadata of the first call
-		second  []string
-		shared  bool // both have one address
+		name          string
+		options       grpclimit.Options
+		isUnix        bool     // the server listens on a unix socket
+		first, second []string // metadata of the two calls
+		isSame        bool     // both calls have the same address
 	}{
 		{"a forged header", grpclimit.Options{}, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
 		{"a proxy", trusting, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, false},
@@ -135,7 +134,7 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	} {
 		gate := gateOf(t, stopped(), byAddress, c.options)
 		var target string
-		if c.unix {
+		if c.isUnix {
 			path := filepath.Join(t.TempDir(), "s")
 			listener, err := net.Listen("unix", path)
 			if err != nil {
@@ -148,26 +147,26 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 		}
 		conn := dial(t, target, grpc.WithAuthority("shop"))
 		if r := buy(t, conn, "Buy", "a", c.first...); r.err != nil {
-			t.Errorf("%s: %v", c.name, r.err)
+			t.Errorf("%s: the first call: %v; want no error", c.name, r.err)
 		}
-		if r := buy(t, conn, "Buy", "a", c.second...); (status.Code(r.err) == codes.ResourceExhausted) != c.shared {
-			t.Errorf("%s: the second call: %v; want one address: %v", c.name, r.err, c.shared)
+		if r := buy(t, conn, "Buy", "a", c.second...); (status.Code(r.err) == codes.ResourceExhausted) != c.isSame {
+			t.Errorf("%s: the second call: %v; want a denial: %t", c.name, r.err, c.isSame)
 		}
 	}
 }
 
 func TestHealthChecksAreNotLimited(t *testing.T) {
-	const none = `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`
-	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), none, grpclimit.Options{}))...))
+	const oneCall = `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`
+	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), oneCall, grpclimit.Options{}))...))
 	for range 3 {
 		if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); err != nil {
-			t.Error(err)
+			t.Errorf("a health check: %v; want no error", err)
 		}
 	}
-	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), none, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
+	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), oneCall, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
 	for range 3 {
 		if r := buy(t, conn, "Look", "a"); r.err != nil {
-			t.Error(r.err)
+			t.Errorf("an exempt method: %v; want no error", r.err)
 		}
 	}
 	healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest))
@@ -176,7 +175,8 @@ func TestHealthChecksAreNotLimited(t *testing.T) {
 	}
 }
 
-// A policy for the client's retries: three attempts, the backoff far longer than any pushback.
+// retrying is a retry policy of the client: three attempts, and a short backoff. A pushback of the
+// server replaces the backoff.
 const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
@@ -184,14 +184,14 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 	const soon = `rules: [{name: r, per: global, limits: [{rate: 10/s, burst: 1}]}]`
 	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
 	for _, c := range []struct {
-		name   string
-		rules  string
-		shop   *shop
-		first  bool // a call uses the limit up before
-		nested bool
-		broken bool // the store gives no answer
-		want   string
-		code   codes.Code
+		name     string
+		rules    string
+		shop     *shop
+		isUsedUp bool       // a call before has used the limit up
+		isNested bool       // there are two gates, one inside the other
+		isBroken bool       // the store gives no answer
+		want     string     // the outcome of each attempt
+		code     codes.Code // of the call
 	}{
 		{"a denial is retried when it fits", soon, new(shop), true, false, false, "denied allowed", codes.OK},
 		{"a denial of two nested gates too", soon, new(shop), true, true, false, "denied allowed", codes.OK},
@@ -207,16 +207,16 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 				t.Parallel()
 				var seen events
 				store := penstock.Store(memstore.New(memstore.Options{}))
-				if c.broken {
+				if c.isBroken {
 					store = unavailable{}
 				}
 				gates := []*grpclimit.Gate{gateOf(t, store, c.rules, grpclimit.Options{Observe: seen.observe})}
-				if c.nested {
+				if c.isNested {
 					gates = append(gates, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: inner, per: global, limits: [{rate: 1000/s}]}]`, grpclimit.Options{}))
 					slices.Reverse(gates)
 				}
 				address := serve(t, c.shop, guarded(gates...)...)
-				if c.first {
+				if c.isUsedUp {
 					if r := buy(t, dial(t, address), "Look", "a"); r.err != nil {
 						t.Fatal(r.err)
 					}
@@ -255,10 +255,10 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		}
 		if mode == "closed" {
 			if info := detail[*errdetails.ErrorInfo](t, r.err); info.Reason != "RATE_LIMITS_UNAVAILABLE" {
-				t.Errorf("ErrorInfo: %v", info)
+				t.Errorf("ErrorInfo: %v; want RATE_LIMITS_UNAVAILABLE", info)
 			}
 			if r.trailer["grpc-retry-pushback-ms"] == nil {
-				t.Errorf("the trailer is %v", r.trailer)
+				t.Errorf("the trailer is %v; want one with the pushback", r.trailer)
 			}
 		}
 		if mode == "local" {
@@ -289,7 +289,7 @@ rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.
 // A limit with on_status counts only calls that end with such a code.
 func TestOnStatusCountsCodes(t *testing.T) {
 	code := codes.OK
-	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "as asked") }}
+	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "for the test") }}
 	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
 	conn := dial(t, serve(t, s, guarded(gate)...))
 	for _, free := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.PermissionDenied, codes.Canceled} {
@@ -302,7 +302,7 @@ func TestOnStatusCountsCodes(t *testing.T) {
 	}
 	code = codes.Unauthenticated
 	if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.Unauthenticated {
-		t.Fatal(r.err)
+		t.Fatalf("a call that is charged: %v; want UNAUTHENTICATED", r.err)
 	}
 	if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
 		t.Errorf("after a call that is charged: %v; want RESOURCE_EXHAUSTED", r.err)
@@ -349,7 +349,7 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 		}
 		leave <- struct{}{}
 		if err := <-first; err != nil {
-			t.Error(err)
+			t.Errorf("a call with the slot: %v; want no error", err)
 		}
 		if r := buy(t, conn, "Buy", "panic"); status.Code(r.err) != codes.Internal {
 			t.Errorf("a call whose handler panics: %v; want INTERNAL", r.err)
@@ -378,31 +378,35 @@ func TestMessagesOfStreams(t *testing.T) {
 		var seen events
 		gate := gateOf(t, stopped(), five, grpclimit.Options{Messages: mode, Observe: seen.observe})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
-		sent := 0
+		passed := 0
 		var err error
-		for ; sent < 20 && err == nil; sent++ {
-			_, err = say(stream, "a")
+		for range 20 {
+			if _, err = say(stream, "a"); err != nil {
+				break
+			}
+			passed++
 		}
-		if passed := sent - map[bool]int{true: 0, false: 1}[err == nil]; passed != want {
+		if passed != want {
 			t.Errorf("mode %d: %d messages passed, %v; want %d", mode, passed, err, want)
 		}
 		if mode == grpclimit.FailMessages {
 			if status.Code(err) != codes.ResourceExhausted || !slices.Equal(stream.Trailer()["grpc-retry-pushback-ms"], []string{"3600000"}) {
-				t.Errorf("the stream ended with %v, %v", err, stream.Trailer())
+				t.Errorf("the stream ended with %v, %v; want RESOURCE_EXHAUSTED and a pushback of an hour", err, stream.Trailer())
 			}
 			detail[*errdetails.RetryInfo](t, err)
 			continue
 		}
 		if err := stream.CloseSend(); err != nil {
-			t.Error(err)
+			t.Errorf("CloseSend: %v; want no error", err)
 		}
 		if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
-			t.Errorf("the stream ends with %v", err)
+			t.Errorf("the stream ended with %v; want no error", err)
 		}
 	}
 }
 
-// A handler that goes on after a denial gets more denials, and the client one pushback.
+// A handler that continues after a denial gets more denials. The client gets only one pushback,
+// because with two it would not retry.
 func TestOnePushbackForAStream(t *testing.T) {
 	s := &shop{chat: func(stream grpc.ServerStream) error {
 		for range 5 {
@@ -417,7 +421,7 @@ func TestOnePushbackForAStream(t *testing.T) {
 	}
 	stream.RecvMsg(new(wrapperspb.StringValue))
 	if got := stream.Trailer()["grpc-retry-pushback-ms"]; len(got) != 1 {
-		t.Errorf("the trailer has %d values of the pushback: %q", len(got), got)
+		t.Errorf("the trailer has the pushbacks %q; want one", got)
 	}
 }
 
@@ -430,7 +434,7 @@ func TestMessagesWait(t *testing.T) {
 			stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 			for i := range 60 {
 				if answer, err := say(stream, fmt.Sprint(i)); answer != fmt.Sprint(i) {
-					t.Fatalf("message %d: %q, %v", i, answer, err)
+					t.Fatalf("message %d: %q, %v; want the same message", i, answer, err)
 				}
 			}
 		})
@@ -446,7 +450,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := say(stream, "a"); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%s: %v", limit, err)
+			t.Errorf("%s: the second message: %v; want RESOURCE_EXHAUSTED", limit, err)
 		}
 	}
 	// The end of the stream ends the wait.
@@ -473,7 +477,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 	}
 	cancel()
 	if err := <-ended; status.Code(err) != codes.Canceled {
-		t.Errorf("a message that waited while its client left: %v", err)
+		t.Errorf("a message that waited while its client left: %v; want CANCELLED", err)
 	}
 }
 
@@ -493,10 +497,10 @@ func TestCostsComeFromAFunction(t *testing.T) {
 	}
 	stream := chat(t, conn)
 	if _, err := say(stream, "the first is charged with the stream"); err != nil {
-		t.Error(err)
+		t.Errorf("the first message: %v; want no error", err)
 	}
 	if _, err := say(stream, "1"); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one unit more: %v", err)
+		t.Errorf("one unit more: %v; want RESOURCE_EXHAUSTED", err)
 	}
 }
 
@@ -518,10 +522,10 @@ func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
 		}
 	}
 	if r := buy(t, conn, "Look", "settle"); r.err == nil {
-		t.Error("a call without limits was settled")
+		t.Error("Settle of a call without limits returns no error; want one")
 	}
 	if err := grpclimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("settled outside a call: %v", err)
+		t.Errorf("Settle outside a call: %v; want ErrInvalid", err)
 	}
 }
 
@@ -545,13 +549,13 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := grpclimit.New(nil, rules, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a store: %v", err)
+		t.Errorf("without a store: %v; want ErrInvalid", err)
 	}
 	if _, err := grpclimit.New(stopped(), func() *policy.Rules { return nil }, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without rules: %v", err)
+		t.Errorf("without rules: %v; want ErrInvalid", err)
 	}
 	gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
 	if r := buy(t, dial(t, serve(t, new(shop), guarded(gate)...)), "Buy", "a"); r.header["x-ratelimit-limit"] == nil || r.header["ratelimit-limit"] == nil || r.header["ratelimit"] != nil {
-		t.Errorf("the metadata is %v", r.header)
+		t.Errorf("the metadata is %v; want that of the dialects x-ratelimit and draft-06", r.header)
 	}
 }

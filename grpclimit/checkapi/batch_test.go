@@ -13,7 +13,7 @@ import (
 
 func TestRequestsOfABatchAreDecidedSeparately(t *testing.T) {
 	s := newService(t)
-	answer := s.ask("/v1/check-batch", `{"checks":[{"rule":"search","key":"user:1","cost":3},{"rule":"search","key":"user:2","cost":4},
+	answer := s.call("/v1/check-batch", `{"checks":[{"rule":"search","key":"user:1","cost":3},{"rule":"search","key":"user:2","cost":4},
 		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"rule":"jobs","key":"user:1"}]}`)
 	answers := answer.list("answers")
 	if answer["allowed"] != false || len(answers) != 5 {
@@ -24,10 +24,10 @@ func TestRequestsOfABatchAreDecidedSeparately(t *testing.T) {
 			t.Errorf("request %d: %v; want %s", i, answers[i], want)
 		}
 	}
-	for i, want := range map[int]string{3: "no rule of this name", 4: "limit jobs.in-flight"} {
+	for i, want := range map[int]struct{ code, text string }{3: {"not_found", "no rule of this name"}, 4: {"failed_precondition", "limit jobs.in-flight"}} {
 		e := answers[i].object("error")
-		if answers[i]["decision"] != nil || e["code"] != map[int]string{3: "not_found", 4: "failed_precondition"}[i] || !strings.Contains(e["message"].(string), want) {
-			t.Errorf("request %d: %v; want the error %q", i, answers[i], want)
+		if answers[i]["decision"] != nil || e["code"] != want.code || !strings.Contains(e["message"].(string), want.text) {
+			t.Errorf("request %d: %v; want the error %+v", i, answers[i], want)
 		}
 	}
 }
@@ -35,11 +35,11 @@ func TestRequestsOfABatchAreDecidedSeparately(t *testing.T) {
 func TestABatchIsAllOrNothing(t *testing.T) {
 	s := newService(t)
 	const body = `{"all_or_nothing":true,"checks":[{"rule":"search","key":"user:1","cost":2},{"rule":"search","key":"user:2"},{"key":"a","limits":[{"rate":"2/h"}]}]}`
-	first := s.ask("/v1/check-batch", body)
+	first := s.call("/v1/check-batch", body)
 	if first["allowed"] != true || first.list("answers")[2].object("decision").remaining(t, "hour") != 1 {
 		t.Errorf("%v; want it allowed, 1 left of the third", first)
 	}
-	second := s.ask("/v1/check-batch", body) // user:1 has 1 unit left
+	second := s.call("/v1/check-batch", body) // user:1 has 1 unit left
 	if second["allowed"] != false {
 		t.Fatalf("%v; want it denied", second)
 	}
@@ -54,7 +54,7 @@ func TestABatchIsAllOrNothing(t *testing.T) {
 	}
 	repeated := `{"all_or_nothing":true,"request_id":"a","checks":[{"rule":"search","key":"user:7"},{"rule":"search","key":"user:8"}]}`
 	for _, want := range []bool{false, true} {
-		d := s.ask("/v1/check-batch", repeated).list("answers")[1].object("decision")
+		d := s.call("/v1/check-batch", repeated).list("answers")[1].object("decision")
 		if d["is_repeat"] != want || d.remaining(t, "search.minute") != 2 {
 			t.Errorf("%v; want repeat %t, and 2 left", d, want)
 		}
@@ -83,7 +83,7 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
 		}
 	}
-	if answer := s.ask("/v1/peek", one); answer.remaining(t, "search.minute") != 3 {
+	if answer := s.call("/v1/peek", one); answer.remaining(t, "search.minute") != 3 {
 		t.Errorf("%v; want nothing charged", answer)
 	}
 }
@@ -116,7 +116,7 @@ func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 	for range 3 {
 		calls.Go(func() {
 			if w := s.send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
-				t.Errorf("%d %.300s", w.Code, w.Body)
+				t.Errorf("a batch: %d %.300s; want 200 and no error", w.Code, w.Body)
 			}
 		})
 	}

@@ -47,7 +47,7 @@ func bench(b *testing.B, h http.Handler) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		if w.Code != 200 {
-			b.Fatal(w.Code, w.Body)
+			b.Fatalf("%d %s; want 200", w.Code, w.Body)
 		}
 	}
 }

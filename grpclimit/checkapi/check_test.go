@@ -17,8 +17,8 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 	s := newService(t)
 	for i, c := range []struct {
 		body, outcome string
-		limit         string
-		remaining     int64
+		limit         string // "": not compared
+		remaining     int64  // of the limit
 	}{
 		{`{"attributes":{"path":"/search","headers":{"x-user":"42"}}}`, "allowed", "search.minute", 2},
 		{`{"attributes":{"method":"GET","host":"example.com:443","path":"/%73earch","query":"q=1","headers":{"X-User":" 42 "},"address":"192.0.2.7"}}`, "allowed", "search.minute", 1},
@@ -37,7 +37,7 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 		{`{"attributes":{"descriptors":{"plan":"free","tenant":"a b"}}}`, "unlimited", "", 0},
 		{`{"attributes":{"path":"/upload","address":"192.0.2.7","body_size":4097}}`, "allowed", "upload.bytes", 5},
 	} {
-		answer := s.ask("/v1/check", c.body)
+		answer := s.call("/v1/check", c.body)
 		isAllowed := c.outcome != "denied" && c.outcome != "refused"
 		if answer["outcome"] != c.outcome || answer["allowed"] != isAllowed {
 			t.Errorf("%d: %s: %v; want %s", i, c.body, answer, c.outcome)
@@ -53,23 +53,26 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 
 func TestDenialHasRetryAfter(t *testing.T) {
 	s := newService(t)
-	s.ask("/v1/check", `{"rule":"search","key":"user:42","cost":3}`)
+	s.call("/v1/check", `{"rule":"search","key":"user:42","cost":3}`)
 	s.clock.advance(time.Second)
-	denied := s.ask("/v1/check", `{"rule":"search","key":"user:42"}`)
+	denied := s.call("/v1/check", `{"rule":"search","key":"user:42"}`)
 	if denied["retry_after_ms"] != 19_000.0 || fmt.Sprint(denied["denied_by"]) != "[search.minute]" || denied["source"] != "store" {
 		t.Errorf("%v; want a retry after 19 s, because of search.minute", denied)
 	}
 	for _, l := range denied.list("limits") {
-		want := map[string][3]float64{"search.minute": {19_000, 59_000, 3}, "search.day": {0, 25_919_000, 10}}[l["limit"].(string)]
-		if l["retry_after_ms"] != want[0] || l["reset_after_ms"] != want[1] || l["capacity"] != want[2] {
-			t.Errorf("%v; want retry, reset and capacity %v", l, want)
+		want := map[string]struct{ retry, reset, capacity float64 }{
+			"search.minute": {19_000, 59_000, 3},
+			"search.day":    {0, 25_919_000, 10},
+		}[l["limit"].(string)]
+		if l["retry_after_ms"] != want.retry || l["reset_after_ms"] != want.reset || l["capacity"] != want.capacity {
+			t.Errorf("%v; want %+v", l, want)
 		}
 	}
 	s.clock.advance(19 * time.Second)
-	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42"}`); answer["allowed"] != true {
+	if answer := s.call("/v1/check", `{"rule":"search","key":"user:42"}`); answer["allowed"] != true {
 		t.Errorf("after retry_after_ms: %v; want allowed", answer)
 	}
-	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42","cost":4}`); answer["retry_after_ms"] != -1.0 {
+	if answer := s.call("/v1/check", `{"rule":"search","key":"user:42","cost":4}`); answer["retry_after_ms"] != -1.0 {
 		t.Errorf("a cost above the capacity: %v; want retry_after_ms -1", answer)
 	}
 }
@@ -100,7 +103,7 @@ func TestQueryStatus429SetsStatusAndHeaders(t *testing.T) {
 func TestRepeatChargesNothing(t *testing.T) {
 	s := newService(t)
 	for i, c := range []struct {
-		body, header string
+		body, header string // header is the Idempotency-Key
 		isRepeat     bool
 		remaining    int64
 	}{
@@ -114,13 +117,13 @@ func TestRepeatChargesNothing(t *testing.T) {
 		if c.header != "" {
 			headers = []string{"Idempotency-Key: " + c.header}
 		}
-		answer := s.ask("/v1/check", c.body, headers...)
+		answer := s.call("/v1/check", c.body, headers...)
 		if answer["is_repeat"] != c.isRepeat || answer["allowed"] != true || answer.remaining(t, "search.minute") != c.remaining {
 			t.Errorf("%d: %v; want repeat %t, %d left", i, answer, c.isRepeat, c.remaining)
 		}
 	}
 	s.clock.advance(admission.OnceFor + time.Second)
-	if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false {
+	if answer := s.call("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false {
 		t.Errorf("after the time in which repeats are free: %v; want a new charge", answer)
 	}
 }
@@ -202,7 +205,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"\udc00\ud800"}`:                                                "half of a surrogate pair",
 	} {
 		w := s.send(callerToken, "/v1/check", body)
-		if want == "" {
+		if want == "" { // only that it does not panic
 			continue
 		}
 		answer := objectOf(t, w.Body.String())
@@ -226,24 +229,24 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 		status int
 		want   string
 	}{
-		"another path":        {func(r *http.Request) { r.URL.Path = "/v1/other" }, 404, "there is no such path"},
-		"GET":                 {func(r *http.Request) { r.Method = "GET" }, 405, "send a POST"},
-		"a preflight":         {func(r *http.Request) { r.Method = "OPTIONS" }, 405, "send a POST"},
-		"a form":              {func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }, 415, "Content-Type: application/json"},
-		"no type":             {func(r *http.Request) { r.Header.Del("Content-Type") }, 415, "Content-Type: application/json"},
-		"two types":           {func(r *http.Request) { r.Header.Add("Content-Type", "application/json") }, 415, "Content-Type: application/json"},
-		"another charset":     {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=latin1") }, 415, "Content-Type"},
-		"a compressed body":   {func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }, 415, "Content-Encoding"},
-		"a large body":        {func(r *http.Request) { r.Body = http.MaxBytesReader(nil, http.NoBody, 1); *r = *large(r) }, 413, "larger than 1048576 bytes"},
-		"a query":             {func(r *http.Request) { r.URL.RawQuery = "status=200" }, 400, "it may only be status=429"},
-		"two ids":             {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{"a", "b"} }, 400, "write one value"},
-		"an id with a quote":  {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{`"a"b"`} }, 400, "write one value"},
-		"no token":            {func(r *http.Request) { r.Header.Del("Authorization") }, 401, "a token is missing"},
-		"a wrong token":       {func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+callerToken[1:]) }, 401, "the token is wrong"},
-		"two tokens":          {func(r *http.Request) { r.Header.Add("Authorization", "Bearer "+callerToken) }, 401, "several"},
-		"Basic":               {func(r *http.Request) { r.Header.Set("Authorization", "Basic "+callerToken) }, 401, "not of the form: Bearer TOKEN"},
-		"an operator's call":  {func(r *http.Request) { r.URL.Path = "/v1/peek" }, 403, "send the operator token"},
-		"an unknown encoding": {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=UTF-8") }, 200, ""},
+		"another path":       {func(r *http.Request) { r.URL.Path = "/v1/other" }, 404, "there is no such path"},
+		"GET":                {func(r *http.Request) { r.Method = "GET" }, 405, "send a POST"},
+		"a preflight":        {func(r *http.Request) { r.Method = "OPTIONS" }, 405, "send a POST"},
+		"a form":             {func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }, 415, "Content-Type: application/json"},
+		"no type":            {func(r *http.Request) { r.Header.Del("Content-Type") }, 415, "Content-Type: application/json"},
+		"two types":          {func(r *http.Request) { r.Header.Add("Content-Type", "application/json") }, 415, "Content-Type: application/json"},
+		"another charset":    {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=latin1") }, 415, "Content-Type"},
+		"a compressed body":  {func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }, 415, "Content-Encoding"},
+		"a large body":       {func(r *http.Request) { *r = *withLargeBody(r) }, 413, "larger than 1048576 bytes"},
+		"a query":            {func(r *http.Request) { r.URL.RawQuery = "status=200" }, 400, "it may only be status=429"},
+		"two ids":            {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{"a", "b"} }, 400, "write one value"},
+		"an id with a quote": {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{`"a"b"`} }, 400, "write one value"},
+		"no token":           {func(r *http.Request) { r.Header.Del("Authorization") }, 401, "a token is missing"},
+		"a wrong token":      {func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+callerToken[1:]) }, 401, "the token is wrong"},
+		"two tokens":         {func(r *http.Request) { r.Header.Add("Authorization", "Bearer "+callerToken) }, 401, "several"},
+		"Basic":              {func(r *http.Request) { r.Header.Set("Authorization", "Basic "+callerToken) }, 401, "not of the form: Bearer TOKEN"},
+		"an operator's call": {func(r *http.Request) { r.URL.Path = "/v1/peek" }, 403, "send the operator token"},
+		"the charset UTF-8":  {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=UTF-8") }, 200, ""},
 	} {
 		r := httptest.NewRequest("POST", "/v1/check", strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")
@@ -271,10 +274,11 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 	}
 }
 
-func large(r *http.Request) *http.Request {
-	n := httptest.NewRequest("POST", "/v1/check", strings.NewReader(`{"key":"`+strings.Repeat("a", MaxBody)+`"}`))
-	n.Header = r.Header
-	return n
+// withLargeBody returns the request with a body larger than MaxBody.
+func withLargeBody(r *http.Request) *http.Request {
+	changed := httptest.NewRequest("POST", "/v1/check", strings.NewReader(`{"key":"`+strings.Repeat("a", MaxBody)+`"}`))
+	changed.Header = r.Header
+	return changed
 }
 
 func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
@@ -310,16 +314,16 @@ func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
 
 func TestPeekChargesNothing(t *testing.T) {
 	s := newService(t)
-	s.ask("/v1/check", `{"rule":"search","key":"user:42"}`)
+	s.call("/v1/check", `{"rule":"search","key":"user:42"}`)
 	for _, body := range []string{`{"rule":"search","key":"user:42","cost":2}`, `{"attributes":{"path":"/search","headers":{"X-User":"42"}}}`, `{"rule":"search","key":"user:42","cost":0}`} {
-		if answer := s.ask("/v1/peek", body); answer["allowed"] != true || answer.remaining(t, "search.minute") != 2 {
+		if answer := s.call("/v1/peek", body); answer["allowed"] != true || answer.remaining(t, "search.minute") != 2 {
 			t.Errorf("%s: %v; want 2 left", body, answer)
 		}
 	}
-	if answer := s.ask("/v1/peek", `{"rule":"search","key":"user:42","cost":3}`); answer["allowed"] != false {
+	if answer := s.call("/v1/peek", `{"rule":"search","key":"user:42","cost":3}`); answer["allowed"] != false {
 		t.Errorf("3 of 2 units: %v; want a denial", answer)
 	}
-	s.ask("/v1/peek", `{"rule":"jobs","key":"user:42"}`)
+	s.call("/v1/peek", `{"rule":"jobs","key":"user:42"}`)
 	if len(s.events) != 1 {
 		t.Errorf("peeks have %d events; want none", len(s.events)-1)
 	}
@@ -337,22 +341,22 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		"closed": {"failed_closed", "closed", 1000, 503, 0},
 		"local":  {"allowed", "fallback", 0, 200, 1},
 	} {
-		s := newServiceOf(t, "rules: [{name: search, per: {user: header X-User}, limits: [{name: minute, rate: 3/min, on_failure: "+onFailure+"}]}]", away(penstock.ReasonTimeout))
+		s := newServiceOf(t, "rules: [{name: search, per: {user: header X-User}, limits: [{name: minute, rate: 3/min, on_failure: "+onFailure+"}]}]", failingStore(penstock.ReasonTimeout))
 		const body = `{"rule":"search","key":"user:42"}`
-		answer := s.ask("/v1/check", body)
+		answer := s.call("/v1/check", body)
 		if answer["outcome"] != want.outcome || answer["source"] != want.source || answer["retry_after_ms"] != want.retry || len(answer.list("limits")) != want.limits {
 			t.Errorf("%s: %v; want %+v", onFailure, answer, want)
 		}
 		if w := s.send(callerToken, "/v1/check?status=429", body); w.Code != want.status {
-			t.Errorf("%s: %d; want %d", onFailure, w.Code, want.status)
+			t.Errorf("%s: status %d; want %d", onFailure, w.Code, want.status)
 		}
-		if answer := s.ask("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false || answer["outcome"] != want.outcome {
-			t.Errorf("%s, with an id: %v", onFailure, answer)
+		if answer := s.call("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false || answer["outcome"] != want.outcome {
+			t.Errorf("%s, with an id: %v; want no repeat and outcome %s", onFailure, answer, want.outcome)
 		}
 	}
-	local := newServiceOf(t, rules, away(penstock.ReasonUnreachable))
+	local := newServiceOf(t, rules, failingStore(penstock.ReasonUnreachable))
 	for i, want := range []bool{true, true, true, false} {
-		if answer := local.ask("/v1/check", `{"key":"a","limits":[{"rate":"3/min"}]}`); answer["allowed"] != want || answer["source"] != "fallback" {
+		if answer := local.call("/v1/check", `{"key":"a","limits":[{"rate":"3/min"}]}`); answer["allowed"] != want || answer["source"] != "fallback" {
 			t.Errorf("call %d with a limit of its own: %v; want allowed %t by the fallback", i, answer, want)
 		}
 	}

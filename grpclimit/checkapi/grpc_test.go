@@ -39,7 +39,8 @@ func dial(t testing.TB, s *Service) penstockv1.LimitServiceClient {
 	return penstockv1.NewLimitServiceClient(conn)
 }
 
-func with(t testing.TB, token string) context.Context {
+// withToken returns a context that sends a token, and ends after 20 seconds.
+func withToken(t testing.TB, token string) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
@@ -47,7 +48,7 @@ func with(t testing.TB, token string) context.Context {
 
 func TestAllCallsWorkOverGRPC(t *testing.T) {
 	client := dial(t, newService(t).Service)
-	ctx := with(t, operatorToken)
+	ctx := withToken(t, operatorToken)
 	search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1"}
 	must := func(err error) {
 		t.Helper()
@@ -57,37 +58,37 @@ func TestAllCallsWorkOverGRPC(t *testing.T) {
 	}
 	decision, err := client.Check(ctx, search)
 	if must(err); !decision.Allowed || decision.Limits[0].Remaining != 2 {
-		t.Errorf("check: %v", decision)
+		t.Errorf("Check: %v; want allowed, and 2 left", decision)
 	}
 	batch, err := client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{search, {Rule: "nothing"}}})
 	if must(err); !batch.Answers[0].Decision.Allowed || batch.Answers[1].Error.Code != "not_found" {
-		t.Errorf("batch: %v", batch)
+		t.Errorf("CheckBatch: %v; want allowed, and not_found", batch)
 	}
 	reservation, err := client.Reserve(ctx, &penstockv1.ReserveRequest{Check: search})
 	must(err)
 	for _, want := range []bool{false, true} {
 		settled, err := client.Settle(ctx, &penstockv1.SettleRequest{Id: reservation.Id, Cancel: true})
 		if must(err); settled.IsRepeat != want {
-			t.Errorf("settle: %v; want repeat %t", settled, want)
+			t.Errorf("Settle: %v; want repeat %t", settled, want)
 		}
 	}
 	hold, err := client.Acquire(ctx, &penstockv1.AcquireRequest{Check: &penstockv1.CheckRequest{Rule: "jobs", Key: "user:1"}})
 	must(err)
 	renewed, err := client.Renew(ctx, &penstockv1.RenewRequest{Id: hold.Id})
 	if must(err); !renewed.IsHeld {
-		t.Errorf("renew: %v", renewed)
+		t.Errorf("Renew: %v; want that it is held", renewed)
 	}
 	_, err = client.Release(ctx, &penstockv1.ReleaseRequest{Id: hold.Id})
 	must(err)
 	peeked, err := client.Peek(ctx, search)
 	if must(err); peeked.Limits[0].Remaining != 1 {
-		t.Errorf("peek: %v; want 1 left", peeked)
+		t.Errorf("Peek: %v; want 1 left", peeked)
 	}
 	_, err = client.Reset(ctx, search)
 	must(err)
 	explained, err := client.Explain(ctx, search)
 	if must(err); len(explained.Charges) != 2 {
-		t.Errorf("explain: %v", explained)
+		t.Errorf("Explain: %v; want 2 charges", explained)
 	}
 }
 
@@ -98,7 +99,7 @@ func TestEachGRPCCallNeedsItsToken(t *testing.T) {
 		_, err := client.Check(ctx, &penstockv1.CheckRequest{Rule: "search", Key: "user:1"})
 		return err
 	}
-	operating := map[string]func(context.Context) error{
+	operatorCalls := map[string]func(context.Context) error{
 		"Peek": func(ctx context.Context) error { _, err := client.Peek(ctx, &penstockv1.CheckRequest{}); return err },
 		"Reset": func(ctx context.Context) error {
 			_, err := client.Reset(ctx, &penstockv1.CheckRequest{})
@@ -114,20 +115,20 @@ func TestEachGRPCCallNeedsItsToken(t *testing.T) {
 		want codes.Code
 	}{
 		"none":         {t.Context(), codes.Unauthenticated},
-		"wrong":        {with(t, "wrong"), codes.Unauthenticated},
-		"two":          {metadata.AppendToOutgoingContext(with(t, callerToken), "authorization", "Bearer "+callerToken), codes.Unauthenticated},
-		"the caller's": {with(t, callerToken), codes.OK},
+		"wrong":        {withToken(t, "wrong"), codes.Unauthenticated},
+		"two":          {metadata.AppendToOutgoingContext(withToken(t, callerToken), "authorization", "Bearer "+callerToken), codes.Unauthenticated},
+		"the caller's": {withToken(t, callerToken), codes.OK},
 	} {
 		if err := check(c.ctx); status.Code(err) != c.want {
 			t.Errorf("token %s: %v; want %v", name, err, c.want)
 		}
 	}
-	for name, call := range operating {
-		if err := call(with(t, callerToken)); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%s with the caller's token: %v", name, err)
+	for name, call := range operatorCalls {
+		if err := call(withToken(t, callerToken)); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s with the caller's token: %v; want PERMISSION_DENIED", name, err)
 		}
-		if err := call(with(t, operatorToken)); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s of nothing with the operator's token: %v", name, err)
+		if err := call(withToken(t, operatorToken)); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s of nothing with the operator's token: %v; want INVALID_ARGUMENT", name, err)
 		}
 	}
 	if len(s.events) != 1 {
@@ -136,20 +137,20 @@ func TestEachGRPCCallNeedsItsToken(t *testing.T) {
 }
 
 func TestGRPCCallWithoutDecisionIsUnavailable(t *testing.T) {
-	s := newServiceOf(t, rules, away(penstock.ReasonTimeout))
-	_, err := dial(t, s.Service).Reset(with(t, operatorToken), &penstockv1.CheckRequest{Rule: "search", Key: "user:1"})
+	s := newServiceOf(t, rules, failingStore(penstock.ReasonTimeout))
+	_, err := dial(t, s.Service).Reset(withToken(t, operatorToken), &penstockv1.CheckRequest{Rule: "search", Key: "user:1"})
 	if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) != 2 {
 		t.Errorf("%v with %v; want unavailable, with ErrorInfo and RetryInfo", err, st.Details())
 	}
 }
 
-// Each form of Check gives the same decisions as the bare store.
+// Check and CheckBatch, over gRPC and as JSON, give the same decisions as the bare store.
 func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 	s := newService(t)
 	client := dial(t, s.Service)
 	bare := memstore.New(memstore.Options{Now: s.clock.Now})
 	plans := s.controller.Rules().Plans()[:2] // of rule search
-	ctx := with(t, callerToken)
+	ctx := withToken(t, callerToken)
 	random := rand.New(rand.NewPCG(1, 2))
 	denied := 0
 	for i := range 3000 {
@@ -159,19 +160,19 @@ func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q := &penstockv1.CheckRequest{Rule: "search", Key: key, Cost: &cost}
+		request := &penstockv1.CheckRequest{Rule: "search", Key: key, Cost: &cost}
 		var got *penstockv1.CheckResponse
 		switch random.IntN(4) {
 		case 0:
-			got, err = client.Check(ctx, q)
+			got, err = client.Check(ctx, request)
 		case 1:
-			body, _ := json.Marshal(map[string]any{"rule": q.Rule, "key": key, "cost": cost})
+			body, _ := json.Marshal(map[string]any{"rule": request.Rule, "key": key, "cost": cost})
 			got = new(penstockv1.CheckResponse)
 			err = protojson.Unmarshal(s.send(callerToken, "/v1/check", string(body)).Body.Bytes(), got)
 		case 2:
-			got, err = batchOf(client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{q}}))
+			got, err = batchOf(client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{request}}))
 		case 3:
-			got, err = batchOf(client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{q}, AllOrNothing: true}))
+			got, err = batchOf(client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{request}, AllOrNothing: true}))
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -190,10 +191,11 @@ func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 		}
 	}
 	if denied < 300 || denied > 2700 {
-		t.Errorf("%d of 3000 calls were denied; the trace should have both", denied)
+		t.Errorf("%d of 3000 calls were denied; want between 300 and 2700", denied)
 	}
 }
 
+// batchOf returns the decision of a batch of one request.
 func batchOf(r *penstockv1.CheckBatchResponse, err error) (*penstockv1.CheckResponse, error) {
 	if err != nil {
 		return nil, err

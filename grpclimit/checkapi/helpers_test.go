@@ -70,8 +70,8 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// A tested is a service that a test calls over HTTP, with its events.
-type tested struct {
+// A testService is a service that a test calls over HTTP, with its events.
+type testService struct {
 	testing.TB
 	*Service
 	clock  *clock
@@ -80,16 +80,16 @@ type tested struct {
 }
 
 // newService makes a service with counters in memory.
-func newService(t testing.TB, change ...func(*Options)) *tested {
+func newService(t testing.TB, change ...func(*Options)) *testService {
 	t.Helper()
 	c := newClock()
 	return newServiceOn(t, memstore.New(memstore.Options{Now: c.Now}), c, change...)
 }
 
 // newServiceOn makes a service on a store without guards.
-func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*Options)) *tested {
+func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*Options)) *testService {
 	t.Helper()
-	s := &tested{TB: t, clock: c}
+	s := &testService{TB: t, clock: c}
 	compiled := rulesOf(t, rules)
 	controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{
 		HasFallback: true, Observe: func(e *admission.Event) {
@@ -111,15 +111,15 @@ func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*
 	return s
 }
 
-// away returns a store that gives no answer.
-func away(reason penstock.Reason) penstock.Store {
+// failingStore returns a store that gives no answer.
+func failingStore(reason penstock.Reason) penstock.Store {
 	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(reason, nil)
 	})
 }
 
 // newServiceOf makes a service for a policy on a store, with a fallback around it.
-func newServiceOf(t testing.TB, text string, store penstock.Store) *tested {
+func newServiceOf(t testing.TB, text string, store penstock.Store) *testService {
 	t.Helper()
 	rules := rulesOf(t, text)
 	store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: rules.Settings}))
@@ -131,11 +131,11 @@ func newServiceOf(t testing.TB, text string, store penstock.Store) *tested {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &tested{TB: t, Service: service}
+	return &testService{TB: t, Service: service}
 }
 
 // send sends a call with a token, and returns the answer.
-func (s *tested) send(token, path, body string, headers ...string) *httptest.ResponseRecorder {
+func (s *testService) send(token, path, body string, headers ...string) *httptest.ResponseRecorder {
 	s.Helper()
 	r := httptest.NewRequest("POST", path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
@@ -155,12 +155,12 @@ func (s *tested) send(token, path, body string, headers ...string) *httptest.Res
 // An object is a JSON object.
 type object map[string]any
 
-// ask sends a call with the operator token and returns the response, which must have status 200.
-func (s *tested) ask(path, body string, headers ...string) object {
+// call sends a call with the operator token and returns the response, which must have status 200.
+func (s *testService) call(path, body string, headers ...string) object {
 	s.Helper()
 	w := s.send(operatorToken, path, body, headers...)
 	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" {
-		s.Fatalf("%s %s: %d %s", path, body, w.Code, w.Body)
+		s.Fatalf("%s %s: %d %s; want 200 and JSON", path, body, w.Code, w.Body)
 	}
 	return objectOf(s, w.Body.String())
 }

@@ -24,7 +24,7 @@ func FuzzUnmarshal(f *testing.F) {
 		var read, same penstockv1.CheckRequest
 		if err := unmarshal(text, &read); err != nil {
 			if asFailure(err).code == 0 || err.Error() == "" {
-				t.Fatalf("an error without a text or a code: %v", err)
+				t.Fatalf("the error %v has no text or no code; want both", err)
 			}
 			return
 		}
@@ -68,11 +68,11 @@ func TestAnswersAreJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(ours, theirs) {
-		t.Errorf("%s; want %s", text, want)
+		t.Errorf("marshal writes %s; want %s", text, want)
 	}
 	var read penstockv1.CheckResponse
 	if err := protojson.Unmarshal(text, &read); err != nil || !proto.Equal(m, &read) {
-		t.Errorf("protojson reads %v, %v", &read, err)
+		t.Errorf("protojson reads %v, %v; want the message %v", &read, err, m)
 	}
 }
 
@@ -89,11 +89,11 @@ func FuzzCalls(f *testing.F) {
 	s := newService(f)
 	f.Fuzz(func(t *testing.T, n uint8, body []byte) {
 		m := methods[int(n)%len(methods)]
-		w := (&tested{TB: t, Service: s.Service}).send(operatorToken, m.path+"?status=429", string(body))
+		w := (&testService{TB: t, Service: s.Service}).send(operatorToken, m.path+"?status=429", string(body))
 		switch w.Code {
 		case 200, 400, 403, 404, 409, 429:
 		default:
-			t.Errorf("%s: %d %s", m.path, w.Code, w.Body)
+			t.Errorf("%s: %d %s; want no internal error", m.path, w.Code, w.Body)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -63,12 +63,12 @@ func commentsOf(t *testing.T) map[string]string {
 			lines = append(lines, strings.TrimSpace(comment))
 			continue
 		}
-		said := strings.Join(lines, " ")
+		comment := strings.Join(lines, " ")
 		if m := block.FindStringSubmatch(line); m != nil {
 			scope = m[1]
-			comments[scope] = said
+			comments[scope] = comment
 		} else if m := member.FindStringSubmatch(line); m != nil {
-			comments[scope+"."+m[1]+m[2]] = said
+			comments[scope+"."+m[1]+m[2]] = comment
 		}
 		lines = nil
 	}
@@ -140,15 +140,15 @@ func outcomes() (names []string) {
 	return names
 }
 
-// A writer makes the schemas.
-type writer struct {
+// A schemaWriter makes the schemas.
+type schemaWriter struct {
 	testing.TB
 	comments map[string]string
 	used     map[string]bool // of bounds
 	schemas  entry
 }
 
-func (w *writer) comment(name string) string {
+func (w *schemaWriter) comment(name string) string {
 	w.Helper()
 	if w.comments[name] == "" {
 		w.Errorf("%s: %s has no comment", protoFile, name)
@@ -159,7 +159,7 @@ func (w *writer) comment(name string) string {
 func ref(name string) entry { return entry{"$ref": "#/components/schemas/" + name} }
 
 // field is the schema of a field.
-func (w *writer) field(f protoreflect.FieldDescriptor) entry {
+func (w *schemaWriter) field(f protoreflect.FieldDescriptor) entry {
 	name := string(f.Parent().Name()) + "." + string(f.Name())
 	schema := w.kind(f)
 	switch {
@@ -175,12 +175,12 @@ func (w *writer) field(f protoreflect.FieldDescriptor) entry {
 	return schema
 }
 
-func (w *writer) bound(schema entry, name string) {
+func (w *schemaWriter) bound(schema entry, name string) {
 	maps.Copy(schema, bounds[name])
 	w.used[name] = true
 }
 
-func (w *writer) kind(f protoreflect.FieldDescriptor) entry {
+func (w *schemaWriter) kind(f protoreflect.FieldDescriptor) entry {
 	switch f.Kind() {
 	case protoreflect.BoolKind:
 		return entry{"type": "boolean"}
@@ -200,9 +200,9 @@ func (w *writer) kind(f protoreflect.FieldDescriptor) entry {
 	return nil
 }
 
-// object is the schema of a message with some of its fields. Those after "!" in a name are
+// object is the schema of a message with some of its fields. A field whose name begins with "!" is
 // required.
-func (w *writer) object(m protoreflect.MessageDescriptor, description string, names ...string) entry {
+func (w *schemaWriter) object(m protoreflect.MessageDescriptor, description string, names ...string) entry {
 	properties, required := entry{}, []string{}
 	for _, name := range names {
 		name, isRequired := strings.CutPrefix(name, "!")
@@ -220,7 +220,7 @@ func (w *writer) object(m protoreflect.MessageDescriptor, description string, na
 
 // whole is the schema of a message with all its fields. A response always contains the fields
 // without presence.
-func (w *writer) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
+func (w *schemaWriter) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
 	var names []string
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
@@ -234,26 +234,26 @@ func (w *writer) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
 }
 
 // requests makes the schemas of requests. A CheckRequest has one of three forms.
-func (w *writer) requests(file protoreflect.FileDescriptor) {
+func (w *schemaWriter) requests(file protoreflect.FileDescriptor) {
 	message := func(name string) protoreflect.MessageDescriptor {
 		return file.Messages().ByName(protoreflect.Name(name))
 	}
 	check := message("CheckRequest")
 	for _, form := range []struct{ suffix, id string }{{"", "request_id"}, {"WithoutId", ""}} {
-		of := func(name, description string, fields ...string) entry {
+		add := func(name, description string, fields ...string) entry {
 			if form.id != "" {
 				fields = append(fields, form.id)
 			}
 			w.schemas[name+form.suffix] = w.object(check, description, fields...)
 			return ref(name + form.suffix)
 		}
-		attributes := of("CheckByAttributes", "The policy decides by the attributes of the request.", "!attributes")
-		rule := of("CheckByRule", "A rule is asked by its name.", "!rule", "key", "cost")
-		limits := of("CheckByLimits", "The request states its limits.", "!key", "!limits", "cost")
+		attributes := add("CheckByAttributes", "The policy decides by the attributes of the request.", "!attributes")
+		rule := add("CheckByRule", "A rule decides, which the request names.", "!rule", "key", "cost")
+		limits := add("CheckByLimits", "The request states its limits.", "!key", "!limits", "cost")
 		w.schemas["CheckRequest"+form.suffix] = entry{"description": w.comment("CheckRequest"), "oneOf": []entry{attributes, rule, limits}}
 		w.schemas["CheckWithoutAttributes"+form.suffix] = entry{"description": "A request of a batch that is all or nothing.", "oneOf": []entry{rule, limits}}
 	}
-	delete(w.schemas, "CheckWithoutAttributes") // batches have ids of their own
+	delete(w.schemas, "CheckWithoutAttributes") // requests of a batch that is all or nothing have no ids
 
 	limit := message("Limit")
 	w.schemas["RateLimit"] = w.object(limit, "Units per time.", "name", "!rate", "burst", "algorithm")
@@ -263,7 +263,7 @@ func (w *writer) requests(file protoreflect.FileDescriptor) {
 	w.whole(message("Attributes"), false)
 
 	batch := message("CheckBatchRequest")
-	each := w.object(batch, "Requests that are decided each for itself.", "!checks", "all_or_nothing")
+	each := w.object(batch, "Requests that are decided separately.", "!checks", "all_or_nothing")
 	each["properties"].(entry)["all_or_nothing"].(entry)["const"] = false
 	together := w.object(batch, "Requests that are charged all or none.", "!checks", "!all_or_nothing", "request_id")
 	together["properties"].(entry)["all_or_nothing"].(entry)["const"] = true
@@ -299,7 +299,7 @@ func titles() (all []string) {
 
 // document is the description of the API.
 func document(t *testing.T) entry {
-	w := &writer{TB: t, comments: commentsOf(t), used: make(map[string]bool), schemas: entry{}}
+	w := &schemaWriter{TB: t, comments: commentsOf(t), used: make(map[string]bool), schemas: entry{}}
 	file := penstockv1.File_penstock_v1_limit_proto
 	w.requests(file)
 	for i := range file.Messages().Len() {
@@ -330,7 +330,7 @@ func document(t *testing.T) entry {
 		paths[m.path] = entry{"post": w.operation(m, rpc)}
 	}
 	if len(paths) != len(methods) {
-		t.Errorf("there are %d paths, and %d calls in the proto file", len(methods), len(paths))
+		t.Errorf("%d calls of the proto file have a path; want %d, as many as methods has", len(paths), len(methods))
 	}
 	for name := range bounds {
 		if !w.used[name] {
@@ -341,7 +341,7 @@ func document(t *testing.T) entry {
 		"openapi": "3.1.0",
 		"info": entry{
 			"title": "Penstock check API", "version": "1", "license": entry{"name": "Apache-2.0", "identifier": "Apache-2.0"},
-			"description": "Programs ask whether a request may go ahead. A decision has status 200, whether the request is allowed or not.",
+			"description": "Programs check whether a request may go ahead. A decision has status 200, whether the request is allowed or not.",
 		},
 		"servers": []entry{{"url": "/"}},
 		"paths":   paths,
@@ -368,7 +368,7 @@ func methodOf(name string) *method {
 }
 
 // operation describes a call.
-func (w *writer) operation(m *method, rpc protoreflect.MethodDescriptor) entry {
+func (w *schemaWriter) operation(m *method, rpc protoreflect.MethodDescriptor) entry {
 	request, response := string(rpc.Input().Name()), string(rpc.Output().Name())
 	security := "caller"
 	if m.needs == operator {

@@ -19,9 +19,9 @@ import (
 )
 
 // reserve makes a reservation, and returns its id.
-func (s *tested) reserve(body string) string {
+func (s *testService) reserve(body string) string {
 	s.Helper()
-	answer := s.ask("/v1/reserve", body)
+	answer := s.call("/v1/reserve", body)
 	id, _ := answer["id"].(string)
 	if id == "" || answer.object("decision")["allowed"] != true || answer["expires_in_ms"].(float64) <= 0 {
 		s.Fatalf("%s: %v; want a reservation", body, answer)
@@ -29,10 +29,10 @@ func (s *tested) reserve(body string) string {
 	return id
 }
 
-// left returns what is left of a limit.
-func (s *tested) left(question, limit string) int64 {
+// left returns what is left of a limit that applies to a check.
+func (s *testService) left(check, limit string) int64 {
 	s.Helper()
-	return s.ask("/v1/peek", question).remaining(s, limit)
+	return s.call("/v1/peek", check).remaining(s, limit)
 }
 
 func TestSettleCorrectsAReservationOnce(t *testing.T) {
@@ -43,12 +43,12 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 	for _, c := range []struct {
 		check, settle string
 		limit         string
-		reserved, end int64
+		reserved, end int64 // what is left of the limit after the reservation, and after the settlement
 	}{
 		{tokens, `"actual":10`, "tokens.tokens", 60, 90},
 		{tokens, `"actual":75`, "tokens.tokens", 60, 25},
-		{tokens, `"actual":150`, "tokens.tokens", 60, 0}, // even what does not fit
-		{tokens, `"actual":0`, "tokens.calls", 8, 8},     // its cost is known
+		{tokens, `"actual":150`, "tokens.tokens", 60, 0}, // charged even if it does not fit
+		{tokens, `"actual":0`, "tokens.calls", 8, 8},     // the actual cost is only for limits with cost.actual
 		{tokens, `"cancel":true`, "tokens.calls", 8, 9},
 		{tokens, `"status":200`, "tokens.tokens", 60, 60},
 		{login, `"status":401`, "login.hour", 4, 4},
@@ -65,7 +65,7 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 			t.Errorf("%s reserved: %d left of %s; want %d", c.check, n, c.limit, c.reserved)
 		}
 		for i, settle := range []string{c.settle, c.settle, `"actual":3`, `"cancel":true`} {
-			answer := s.ask("/v1/settle", `{"id":"`+id+`",`+settle+`}`)
+			answer := s.call("/v1/settle", `{"id":"`+id+`",`+settle+`}`)
 			if answer["is_repeat"] != (i > 0) {
 				t.Errorf("%s settled by %s: %v; want repeat %t", c.check, settle, answer, i > 0)
 			}
@@ -77,7 +77,7 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 }
 
 // twoInstances makes two services on one Redis.
-func twoInstances(t *testing.T) (all [2]*tested) {
+func twoInstances(t *testing.T) (all [2]*testService) {
 	t.Helper()
 	server := redistest.Start(t)
 	for i := range all {
@@ -101,7 +101,7 @@ func TestParallelSettlesCorrectOnce(t *testing.T) {
 		first := 0
 		for i := range 50 {
 			all.Go(func() {
-				answer := two[i%2].ask("/v1/settle", fmt.Sprintf(`{"id":"%s","actual":%d}`, id, 300))
+				answer := two[i%2].call("/v1/settle", fmt.Sprintf(`{"id":"%s","actual":%d}`, id, 300))
 				mu.Lock()
 				defer mu.Unlock()
 				if answer["is_repeat"] == false {
@@ -120,16 +120,16 @@ func TestParallelSettlesCorrectOnce(t *testing.T) {
 func TestAnotherProcessCanSettleAReservation(t *testing.T) {
 	two := twoInstances(t)
 	id := two[0].reserve(`{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
-	again := two[1].ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
+	again := two[1].call("/v1/reserve", `{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
 	if again.object("decision")["is_repeat"] != true || again["id"] == "" {
 		t.Fatalf("%v; want a repeat with an id", again)
 	}
 	third := newServiceOn(t, two[1].Service.store, nil)
-	if answer := third.ask("/v1/settle", `{"id":"`+id+`","actual":1}`); answer["is_repeat"] != false {
+	if answer := third.call("/v1/settle", `{"id":"`+id+`","actual":1}`); answer["is_repeat"] != false {
 		t.Errorf("settle in a process that started later: %v; want no repeat", answer)
 	}
-	if answer := two[0].ask("/v1/settle", `{"id":"`+again["id"].(string)+`","actual":0}`); answer["is_repeat"] != true {
-		t.Errorf("the id that the repeat got: %v; want a repeat", answer)
+	if answer := two[0].call("/v1/settle", `{"id":"`+again["id"].(string)+`","actual":0}`); answer["is_repeat"] != true {
+		t.Errorf("settled by the id of the repeat: %v; want a repeat", answer)
 	}
 	if n := third.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
 		t.Errorf("%d left; want 2", n)
@@ -141,7 +141,7 @@ func TestAnotherProcessCanSettleAReservation(t *testing.T) {
 func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {
 	s := newService(t)
 	reserve := func(ttl string) object {
-		return s.ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","request_id":"a"},"ttl_ms":`+ttl+`}`)
+		return s.call("/v1/reserve", `{"check":{"rule":"search","key":"user:1","request_id":"a"},"ttl_ms":`+ttl+`}`)
 	}
 	long := reserve("86400000")
 	for i, row := range []struct {
@@ -152,7 +152,7 @@ func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {
 			t.Errorf("reservation %d with ttl_ms %s: %v; want repeat %t", i, row.ttl, d, row.isRepeat)
 		}
 	}
-	if answer := s.ask("/v1/settle", `{"id":"`+long["id"].(string)+`","cancel":true}`); answer["is_repeat"] != false {
+	if answer := s.call("/v1/settle", `{"id":"`+long["id"].(string)+`","cancel":true}`); answer["is_repeat"] != false {
 		t.Errorf("the first settle: %v; want no repeat", answer)
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
@@ -166,7 +166,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 	if strings.Contains(id, "secret") || len(id) > 600 {
 		t.Errorf("the id %s contains the key or is too long", id)
 	}
-	hold := s.ask("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
+	hold := s.call("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
 	old, err := s.sealer.seal(reservationKind, &ticket{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})
 	if err != nil {
 		t.Fatal(err)
@@ -190,10 +190,10 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		}
 	}
 	if w := s.send(callerToken, "/v1/settle", `{"id":"`+old+`"}`); w.Code != 409 || !strings.Contains(w.Body.String(), "has expired") {
-		t.Errorf("an old reservation: %d %s", w.Code, w.Body)
+		t.Errorf("an old reservation: %d %s; want 409, and that it has expired", w.Code, w.Body)
 	}
 	if w := other.send(callerToken, "/v1/settle", `{"id":"`+id+`"}`); w.Code != 404 {
-		t.Errorf("a service with another secret: %d %s", w.Code, w.Body)
+		t.Errorf("a service with another secret: %d %s; want 404", w.Code, w.Body)
 	}
 	for body, want := range map[string]string{
 		`{}`: "check: it is missing",
@@ -206,7 +206,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 			t.Errorf("%s: %d %s; want %q", body, w.Code, w.Body, want)
 		}
 	}
-	if answer := s.ask("/v1/reserve", `{"check":{"rule":"search","key":"user:secret","cost":2}}`); answer["id"] != "" || answer.object("decision")["allowed"] != false {
+	if answer := s.call("/v1/reserve", `{"check":{"rule":"search","key":"user:secret","cost":2}}`); answer["id"] != "" || answer.object("decision")["allowed"] != false {
 		t.Errorf("a reservation that does not fit: %v; want a denial without an id", answer)
 	}
 }
@@ -214,13 +214,13 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 // A Settle that fails in an outage can be repeated. The correction then happens exactly once.
 func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 	inner := memstore.New(memstore.Options{})
-	var isAway, isLost bool
+	var isDown, isReplyLost bool
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		if isAway {
+		if isDown {
 			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, nil)
 		}
 		d, err := inner.Decide(ctx, charges)
-		if isLost && err == nil {
+		if isReplyLost && err == nil {
 			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, nil)
 		}
 		return d, err
@@ -232,15 +232,15 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 		t.Helper()
 		w := s.send(callerToken, "/v1/settle", `{"id":"`+id+`","actual":1}`)
 		if w.Code != want || want == 503 && (!strings.Contains(w.Body.String(), "send the call again") || w.Header().Get("Retry-After") != "1") {
-			t.Errorf("%d %s; want %d", w.Code, w.Body, want)
+			t.Errorf("a settle: %d %s; want %d", w.Code, w.Body, want)
 		}
 	}
-	isAway = true
+	isDown = true
 	settle(503)
 	settle(503)
-	isAway, isLost = false, true
-	settle(503) // it was made, and the answer was lost
-	isLost = false
+	isDown, isReplyLost = false, true
+	settle(503) // the correction was made, and the reply was lost
+	isReplyLost = false
 	settle(200)
 	if n := s.left(check, "search.minute"); n != 2 {
 		t.Errorf("%d left; want 2: corrected once", n)
@@ -250,7 +250,7 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 	s := newService(t)
 	const jobs = `{"check":{"rule":"jobs","key":"user:1"}`
-	acquire := func(more string) object { return s.ask("/v1/acquire", jobs+more+"}") }
+	acquire := func(more string) object { return s.call("/v1/acquire", jobs+more+"}") }
 	first, second := acquire(""), acquire(`,"holder":"job-2"`)
 	if first["id"] == "" || second["id"] == "" || first["expires_in_ms"] != 60_000.0 {
 		t.Fatalf("%v, %v; want two holds of a minute", first, second)
@@ -263,18 +263,18 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 	}
 	renew := func(hold object, want bool) {
 		t.Helper()
-		if answer := s.ask("/v1/renew", `{"id":"`+hold["id"].(string)+`"}`); answer["is_held"] != want {
-			t.Errorf("renewed: %v; want %t", answer, want)
+		if answer := s.call("/v1/renew", `{"id":"`+hold["id"].(string)+`"}`); answer["is_held"] != want {
+			t.Errorf("renewed: %v; want is_held %t", answer, want)
 		}
 	}
 	s.clock.advance(40 * time.Second)
 	renew(first, true)
-	s.clock.advance(40 * time.Second) // the second has ended
+	s.clock.advance(40 * time.Second) // the slot of the second has ended
 	third := acquire("")
 	renew(first, true)
 	renew(second, false)
 	for range 2 {
-		s.ask("/v1/release", `{"id":"`+third["id"].(string)+`"}`)
+		s.call("/v1/release", `{"id":"`+third["id"].(string)+`"}`)
 	}
 	renew(second, true)
 	if fourth := acquire(""); fourth["id"] != "" {
@@ -291,11 +291,11 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
 		}
 	}
-	stated := s.ask("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
+	stated := s.call("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
 	if stated["expires_in_ms"] != 5000.0 {
 		t.Errorf("stated slots: %v; want 5 s", stated)
 	}
-	s.ask("/v1/release", `{"id":"`+stated["id"].(string)+`"}`)
+	s.call("/v1/release", `{"id":"`+stated["id"].(string)+`"}`)
 	if n := s.left(`{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000}]}`, "in-flight"); n != 1 {
 		t.Errorf("%d slots are free after the release; want 1", n)
 	}
@@ -310,9 +310,9 @@ func TestSettleReturnsTheSlotsOfAReservation(t *testing.T) {
 	const check = `{"key":"b","limits":[{"in_flight":1},{"rate":"9/h"}]}`
 	id := s.reserve(`{"check":` + check + `}`)
 	if w := s.send(callerToken, "/v1/reserve", `{"check":`+check+`}`); !strings.Contains(w.Body.String(), `"denied_by":["in-flight"]`) {
-		t.Errorf("a second reservation: %s", w.Body)
+		t.Errorf("a second reservation: %s; want a denial by in-flight", w.Body)
 	}
-	s.ask("/v1/settle", `{"id":"`+id+`","actual":2}`)
+	s.call("/v1/settle", `{"id":"`+id+`","actual":2}`)
 	if slots, units := s.left(check, "in-flight"), s.left(check, "hour"); slots != 1 || units != 7 {
 		t.Errorf("%d slots and %d units are left; want 1 and 7", slots, units)
 	}
@@ -320,29 +320,29 @@ func TestSettleReturnsTheSlotsOfAReservation(t *testing.T) {
 
 func TestResetClearsUsage(t *testing.T) {
 	s := newService(t)
-	s.ask("/v1/check", `{"rule":"search","key":"user:1","cost":3}`)
-	s.ask("/v1/check", `{"rule":"search","key":"user:2","cost":3}`)
+	s.call("/v1/check", `{"rule":"search","key":"user:1","cost":3}`)
+	s.call("/v1/check", `{"rule":"search","key":"user:2","cost":3}`)
 	for _, token := range []string{"", callerToken} {
 		if w := s.send(token, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != http.StatusUnauthorized && w.Code != http.StatusForbidden {
-			t.Errorf("with token %q: %d %s", token, w.Code, w.Body)
+			t.Errorf("with token %q: %d %s; want 401 or 403", token, w.Code, w.Body)
 		}
 	}
-	s.ask("/v1/reset", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
+	s.call("/v1/reset", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
 	if one, two := s.left(`{"rule":"search","key":"user:1"}`, "search.day"), s.left(`{"rule":"search","key":"user:2"}`, "search.day"); one != 10 || two != 7 {
 		t.Errorf("%d and %d units are left; want 10 and 7", one, two)
 	}
 	if w := s.send(operatorToken, "/v1/reset", `{"attributes":{"path":"/free"}}`); w.Code != 409 || !strings.Contains(w.Body.String(), "no limit applies") {
-		t.Errorf("without a limit: %d %s", w.Code, w.Body)
+		t.Errorf("without a limit: %d %s; want 409", w.Code, w.Body)
 	}
-	outage := newServiceOf(t, rules, away(penstock.ReasonTimeout))
+	outage := newServiceOf(t, rules, failingStore(penstock.ReasonTimeout))
 	if w := outage.send(operatorToken, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != 503 {
-		t.Errorf("without the store: %d %s", w.Code, w.Body)
+		t.Errorf("without the store: %d %s; want 503", w.Code, w.Body)
 	}
 }
 
 func TestExplainListsChargesWithoutCharging(t *testing.T) {
 	s := newService(t)
-	answer := s.ask("/v1/explain", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
+	answer := s.call("/v1/explain", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
 	if rules := answer.list("rules"); len(rules) != 1 || rules[0]["name"] != "search" || rules[0]["applies"] != true {
 		t.Errorf("the rules are %v; want search, which applies", rules)
 	}
@@ -350,11 +350,11 @@ func TestExplainListsChargesWithoutCharging(t *testing.T) {
 	if len(charges) != 2 || charges[1]["limit"] != "search.day" || charges[1]["key"] != "user:1" || charges[1]["cost"] != 1.0 || charges[1]["on_failure"] != "local" {
 		t.Errorf("the charges are %v; want two, the second of search.day", charges)
 	}
-	if answer := s.ask("/v1/explain", `{"attributes":{"path":"/search","address":"192.0.2.66"}}`); answer["list"] != "deny" || len(answer.list("charges")) != 0 {
-		t.Errorf("on the deny list: %v", answer)
+	if answer := s.call("/v1/explain", `{"attributes":{"path":"/search","address":"192.0.2.66"}}`); answer["list"] != "deny" || len(answer.list("charges")) != 0 {
+		t.Errorf("on the deny list: %v; want list deny, and no charges", answer)
 	}
-	if answer := s.ask("/v1/explain", `{"rule":"jobs","key":"user:1"}`); len(answer.list("charges")) != 1 {
-		t.Errorf("a rule by its name: %v", answer)
+	if answer := s.call("/v1/explain", `{"rule":"jobs","key":"user:1"}`); len(answer.list("charges")) != 1 {
+		t.Errorf("a rule by its name: %v; want one charge", answer)
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.day"); n != 10 || len(s.events) != 0 {
 		t.Errorf("%d units are left, and %d events; want 10 and none", n, len(s.events))
@@ -375,7 +375,7 @@ rules:
 	}
 	for name, url := range stores {
 		t.Run(name, func(t *testing.T) {
-			var two [2]*tested
+			var two [2]*testService
 			for i := range two {
 				store, err := redisstore.Open(url, redisstore.Options{})
 				if err != nil {
@@ -390,7 +390,7 @@ rules:
 			two[0].reserve(reserve) // a repeat
 			var all sync.WaitGroup
 			for i := range 50 {
-				all.Go(func() { two[i%2].ask("/v1/settle", `{"id":"`+id+`","actual":300}`) })
+				all.Go(func() { two[i%2].call("/v1/settle", `{"id":"`+id+`","actual":300}`) })
 			}
 			all.Wait()
 			if mine, global := two[1].left(check, "tokens.mine"), two[1].left(check, "tokens.all"); mine != 700 || global != 8700 {
@@ -400,10 +400,10 @@ rules:
 	}
 }
 
-// Also with the guards of penstock serve, a settle corrects once: with leases, split counters and
-// the deny cache.
+// A settle corrects once, even with the guards of penstock serve: leases, split counters and the
+// deny cache.
 func TestSettleCorrectsOnceWithGuards(t *testing.T) {
-	for _, more := range []string{"", ", lease: 50", ", split_into: 4"} {
+	for _, more := range []string{"", ", lease: 50", ", split_into: 4"} { // more settings of the limit
 		compiled := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: hour, rate: 1000/h`+more+`}]}]`)
 		store, err := guard.Standard(memstore.New(memstore.Options{Now: newClock().Now}), guard.Options{Limits: compiled.Settings, Instances: 1})
 		if err != nil {
@@ -418,20 +418,20 @@ func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &tested{TB: t, Service: service}
+		s := &testService{TB: t, Service: service}
 		const check = `{"rule":"tokens","key":"user:1","cost":200}`
 		id := s.reserve(`{"check":` + check + `}`)
-		s.ask("/v1/check", `{"rule":"tokens","key":"user:1","cost":2000}`) // a denial that the deny cache remembers
+		s.call("/v1/check", `{"rule":"tokens","key":"user:1","cost":2000}`) // a denial that the deny cache remembers
 		var all sync.WaitGroup
 		for range 20 {
-			all.Go(func() { s.ask("/v1/settle", `{"id":"`+id+`","actual":150}`) })
+			all.Go(func() { s.call("/v1/settle", `{"id":"`+id+`","actual":150}`) })
 		}
 		all.Wait()
 		if n := s.left(check, "tokens.hour"); n != 850 {
 			t.Errorf("with %q, %d units are left; want 850", more, n)
 		}
 		for i, want := range []bool{false, true, true} {
-			if answer := s.ask("/v1/check", `{"rule":"tokens","key":"user:1","cost":50,"request_id":"a"}`); answer["is_repeat"] != want {
+			if answer := s.call("/v1/check", `{"rule":"tokens","key":"user:1","cost":50,"request_id":"a"}`); answer["is_repeat"] != want {
 				t.Errorf("with %q, call %d: %v; want repeat %t", more, i, answer, want)
 			}
 		}

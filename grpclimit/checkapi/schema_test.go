@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A described is the OpenAPI file. Responses are checked against it.
-var described = func() (d struct {
+// description is the OpenAPI file. Responses are checked against it.
+var description = func() (d struct {
 	Paths      map[string]map[string]struct{ Responses map[string]response }
 	Components struct{ Schemas map[string]map[string]any }
 }) {
@@ -28,16 +28,16 @@ type response struct {
 func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
 	t.Helper()
 	path, _, _ = strings.Cut(path, "?")
-	operation, ok := described.Paths[path]
+	operation, ok := description.Paths[path]
 	if !ok {
 		return
 	}
-	said, ok := operation["post"].Responses[fmt.Sprint(w.Code)]
+	response, ok := operation["post"].Responses[fmt.Sprint(w.Code)]
 	if !ok {
 		t.Errorf("%s: the OpenAPI file has no status %d", path, w.Code)
 		return
 	}
-	content, ok := said.Content[w.Header().Get("Content-Type")]
+	content, ok := response.Content[w.Header().Get("Content-Type")]
 	if !ok {
 		t.Errorf("%s: the OpenAPI file has no %s for status %d", path, w.Header().Get("Content-Type"), w.Code)
 		return
@@ -55,7 +55,7 @@ func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
 // fits checks a value against the parts of JSON Schema that answers have.
 func fits(schema map[string]any, value any, at string) error {
 	if name, ok := schema["$ref"].(string); ok {
-		return fits(described.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")], value, at)
+		return fits(description.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")], value, at)
 	}
 	if enum, ok := schema["enum"].([]any); ok && !slices.Contains(enum, value) {
 		return fmt.Errorf("%s is %v; it may be one of %v", at, value, enum)
@@ -63,23 +63,23 @@ func fits(schema map[string]any, value any, at string) error {
 	if least, ok := schema["minimum"].(float64); ok && value.(float64) < least {
 		return fmt.Errorf("%s is %v; the least is %v", at, value, least)
 	}
-	isKind := false
+	hasType := false
 	switch v := value.(type) {
 	case string:
-		isKind = schema["type"] == "string"
+		hasType = schema["type"] == "string"
 	case bool:
-		isKind = schema["type"] == "boolean"
+		hasType = schema["type"] == "boolean"
 	case float64:
-		isKind = schema["type"] == "integer" && v == float64(int64(v))
+		hasType = schema["type"] == "integer" && v == float64(int64(v))
 	case []any:
-		isKind = schema["type"] == "array"
+		hasType = schema["type"] == "array"
 		for i, one := range v {
 			if err := fits(schema["items"].(map[string]any), one, fmt.Sprintf("%s[%d]", at, i)); err != nil {
 				return err
 			}
 		}
 	case map[string]any:
-		isKind = schema["type"] == "object"
+		hasType = schema["type"] == "object"
 		properties, _ := schema["properties"].(map[string]any)
 		for name, one := range v {
 			property, ok := properties[name].(map[string]any)
@@ -97,7 +97,7 @@ func fits(schema map[string]any, value any, at string) error {
 			}
 		}
 	}
-	if !isKind {
+	if !hasType {
 		return fmt.Errorf("%s is %v; it must be of type %v", at, value, schema["type"])
 	}
 	return nil

@@ -28,8 +28,7 @@ func files(contents ...string) (files []envoyconfig.File) {
 	return files
 }
 
-// The error for each file begins with the text in want, which has the line, and contains the
-// remedy.
+// The error for each file begins with want, which names the line. It also contains the remedy.
 func TestErrorsHaveALineAndARemedy(t *testing.T) {
 	for _, row := range []struct{ name, file, want, remedy string }{
 		{"an empty file", "", "a.yaml: the file has no domain", "write domain: NAME"},
@@ -92,7 +91,7 @@ func TestDomainInTwoFilesNeedsMergeDomains(t *testing.T) {
 	}
 	two[1].Content = two[0].Content
 	if _, err = envoyconfig.Load(two, envoyconfig.Options{MergeDomains: true}); err == nil || !strings.Contains(err.Error(), "duplicate descriptor composite key 'a.k' (the other one is at a.yaml:2)") {
-		t.Errorf("merged with itself, it is %v; want a duplicate", err)
+		t.Errorf("for a file that is merged with itself the error is %v; want a duplicate", err)
 	}
 }
 
@@ -151,8 +150,9 @@ func TestSettingsWithoutEffectCauseWarnings(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			warnings := load(t, row.file).Warnings()
-			if len(warnings) != max(1, strings.Count(row.file, "value: ")) || !strings.HasPrefix(warnings[0].String(), row.want) {
-				t.Errorf("the warnings are %v; want %s", warnings, row.want)
+			wantCount := max(1, strings.Count(row.file, "value: ")) // each value of the collision causes one
+			if len(warnings) != wantCount || !strings.HasPrefix(warnings[0].String(), row.want) {
+				t.Errorf("the warnings are %v; want %d, the first of them %s", warnings, wantCount, row.want)
 			}
 		})
 	}

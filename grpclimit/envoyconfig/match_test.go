@@ -49,8 +49,8 @@ func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 	var m envoyconfig.Match
 	for _, row := range []struct {
 		entries string
-		want    uint32
-		shared  []string
+		want    uint32   // requests_per_unit of the limit
+		shared  []string // Match.Shared
 	}{
 		{"plain=two", 1, nil},
 		{"plain=", 1, nil},
@@ -62,7 +62,7 @@ func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 		{"wild=foo", 3, nil},
 		{"wild=fo", 6, nil},
 		{"nest=a k=x", 7, nil},
-		{"nest=a k=y", 0, nil}, // it does not go back to the other nest
+		{"nest=a k=y", 0, nil}, // nest=a has been chosen; the other nest is not tried
 		{"nest=b k=y", 8, nil},
 		{"nest=a", 0, nil},
 		{"both=1", 9, nil},

@@ -39,7 +39,7 @@ func await(t *testing.T, w *envoyconfig.Watcher, results <-chan error, limits in
 		select {
 		case <-results:
 		case <-timeout:
-			t.Fatalf("there are %d limits; want %d", len(w.Config().Limits()), limits)
+			t.Fatalf("after 30s there are %d limits; want %d", len(w.Config().Limits()), limits)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestChangesOfAFolderTakeEffect(t *testing.T) {
 		select {
 		case err = <-results:
 		case <-time.After(30 * time.Second):
-			t.Fatal("Notify was called without an error; want the error of the invalid file")
+			t.Fatal("Notify was not called with an error in 30s; want the error of the invalid file")
 		}
 	}
 	if n := len(w.Config().Limits()); n != 2 {
@@ -118,7 +118,7 @@ func TestSwappedLinksTakeEffect(t *testing.T) {
 func TestReloadReadsAgain(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := envoyconfig.Watch(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
-		t.Error("Watch of a missing folder returns no error")
+		t.Error("Watch of a missing folder returns no error; want one")
 	}
 	write(t, filepath.Join(dir, "a.yaml"), "domain: a\nfoo: bar")
 	if _, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'") {
@@ -138,6 +138,6 @@ func TestReloadReadsAgain(t *testing.T) {
 	}
 	w.Close()
 	if err := w.Reload(); err == nil {
-		t.Error("Reload after Close returns no error")
+		t.Error("Reload after Close returns no error; want one")
 	}
 }

@@ -77,7 +77,7 @@ func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 		conn.Close()
 		server.Stop()
 		if err := <-ended; err != nil {
-			t.Error(err)
+			t.Errorf("Serve: %v; want no error after Stop", err)
 		}
 	})
 	return authv3.NewAuthorizationClient(conn)
@@ -89,8 +89,8 @@ func authorize(t testing.TB, text string) authv3.AuthorizationClient {
 	return serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{}))
 }
 
-// question returns Envoy's CheckRequest for a request of the client 192.0.2.1.
-func question(method, path string, headers ...string) *authv3.CheckRequest {
+// checkRequest returns Envoy's CheckRequest for a request of the client 192.0.2.1.
+func checkRequest(method, path string, headers ...string) *authv3.CheckRequest {
 	r := &authv3.AttributeContext_HttpRequest{
 		Id: "1", Method: method, Path: path, Host: "shop.example:443", Scheme: "https", Size: -1, Protocol: "HTTP/1.1",
 		Headers: map[string]string{":method": method, ":path": path, ":authority": "shop.example:443", "x-forwarded-for": "192.0.2.1"},
@@ -107,6 +107,7 @@ func source(address string) *authv3.AttributeContext_Peer {
 	}}}}
 }
 
+// from sets the client of a CheckRequest.
 func from(address string, q *authv3.CheckRequest) *authv3.CheckRequest {
 	q.Attributes.Source = source(address)
 	return q
@@ -122,7 +123,7 @@ func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckReque
 		t.Fatal(err)
 	}
 	if err := answer.ValidateAll(); err != nil {
-		t.Errorf("Envoy refuses the answer: %v\n%v", err, answer)
+		t.Errorf("Envoy refuses the response: %v\n%v", err, answer)
 	}
 	if isOK := answer.GetStatus().GetCode() == int32(codes.OK); isOK != (answer.GetOkResponse() != nil) {
 		t.Errorf("the status contradicts the response: %v", answer)
@@ -162,19 +163,19 @@ rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{name: hour, rate:
 
 func TestResponsesFollowEnvoysProtocol(t *testing.T) {
 	client := authorize(t, hourly)
-	passed := check(t, client, question("GET", "/api/a"))
+	passed := check(t, client, checkRequest("GET", "/api/a"))
 	if status(passed) != 200 || header(passed, "RateLimit") != `"api.hour";r=0;t=3600` || header(passed, "RateLimit-Policy") != `"api.hour";q=1;w=3600` {
 		t.Errorf("the first request: %v; want that it passes", passed)
 	}
-	denied := check(t, client, question("GET", "/api/a"))
+	denied := check(t, client, checkRequest("GET", "/api/a"))
 	if status(denied) != 429 || denied.Status.Code != int32(codes.ResourceExhausted) || header(denied, "Retry-After") != "3600" ||
 		header(denied, "Content-Type") != "application/problem+json" || header(denied, "RateLimit") == "" || !strings.Contains(denied.GetDeniedResponse().Body, `"violated-policies":["api.hour"]`) {
 		t.Errorf("the second request: %v; want 429", denied)
 	}
-	if free := check(t, client, question("GET", "/other")); status(free) != 200 || header(free, "RateLimit") != "" {
+	if free := check(t, client, checkRequest("GET", "/other")); status(free) != 200 || header(free, "RateLimit") != "" {
 		t.Errorf("a request without limits: %v; want that it passes", free)
 	}
-	if other := check(t, client, from("192.0.2.2", question("GET", "/api/a"))); status(other) != 200 {
+	if other := check(t, client, from("192.0.2.2", checkRequest("GET", "/api/a"))); status(other) != 200 {
 		t.Errorf("another client: %v; want that it passes", other)
 	}
 }
@@ -188,7 +189,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 	rules := rulesOf(t, text)
 	n, counts := 0, make(map[int]int)
 	for _, target := range spellings.All() {
-		over, err := forwardauth.New(stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
+		overHTTP, err := forwardauth.New(stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,8 +199,8 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 			r := httptest.NewRequest("GET", "/auth/forward", nil)
 			r.RemoteAddr = "127.0.0.1:1"
 			r.Header = http.Header{"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {target}, "X-Forwarded-Host": {"shop.example"}, "X-Forwarded-For": {"192.0.2.1"}}
-			over.ServeHTTP(w, r)
-			if got := status(check(t, client, question("GET", target))); got != w.Code {
+			overHTTP.ServeHTTP(w, r)
+			if got := status(check(t, client, checkRequest("GET", target))); got != w.Code {
 				t.Errorf("%s: %d; want %d as from forward-auth", target, got, w.Code)
 			}
 			counts[w.Code]++
@@ -214,18 +215,18 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 
 func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 	client := authorize(t, hourly)
-	if got := status(check(t, client, question("GET", "/api/a"))); got != 200 {
-		t.Fatal(got)
+	if got := status(check(t, client, checkRequest("GET", "/api/a"))); got != 200 {
+		t.Fatalf("the first request: %d; want 200", got)
 	}
 	for name, q := range map[string]*authv3.CheckRequest{
-		"X-Forwarded-For":     question("GET", "/api/a", "x-forwarded-for", "198.51.100.9"),
-		"a forged list":       question("GET", "/api/a", "x-forwarded-for", "198.51.100.9, 192.0.2.1"),
-		"Forwarded":           question("GET", "/api/a", "forwarded", "for=198.51.100.9"),
-		"X-Real-IP":           question("GET", "/api/a", "x-real-ip", "198.51.100.9"),
-		"X-Forwarded-Uri":     question("GET", "/api/a", "x-forwarded-uri", "/other"),
-		"X-Original-Method":   question("GET", "/api/a", "x-original-method", "OPTIONS"),
-		"pseudo headers":      question("GET", "/api/a", ":path", "/other", ":method", "OPTIONS"),
-		"a context extension": question("GET", "/api/a", "x-context-plan", "gold"),
+		"X-Forwarded-For":     checkRequest("GET", "/api/a", "x-forwarded-for", "198.51.100.9"),
+		"a forged list":       checkRequest("GET", "/api/a", "x-forwarded-for", "198.51.100.9, 192.0.2.1"),
+		"Forwarded":           checkRequest("GET", "/api/a", "forwarded", "for=198.51.100.9"),
+		"X-Real-IP":           checkRequest("GET", "/api/a", "x-real-ip", "198.51.100.9"),
+		"X-Forwarded-Uri":     checkRequest("GET", "/api/a", "x-forwarded-uri", "/other"),
+		"X-Original-Method":   checkRequest("GET", "/api/a", "x-original-method", "OPTIONS"),
+		"pseudo headers":      checkRequest("GET", "/api/a", ":path", "/other", ":method", "OPTIONS"),
+		"a context extension": checkRequest("GET", "/api/a", "x-context-plan", "gold"),
 	} {
 		if got := status(check(t, client, q)); got != 429 {
 			t.Errorf("%s: %d; want 429", name, got)
@@ -237,13 +238,13 @@ func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 		list string
 		want int
 	}{{"192.0.2.7", 200}, {"198.51.100.9, 192.0.2.7, 10.0.0.2", 429}, {"203.0.113.1, 192.0.2.7", 429}, {"192.0.2.7, 192.0.2.8", 200}} {
-		if got := status(check(t, behind, from("10.0.0.1", question("GET", "/api/a", "x-forwarded-for", c.list)))); got != c.want {
+		if got := status(check(t, behind, from("10.0.0.1", checkRequest("GET", "/api/a", "x-forwarded-for", c.list)))); got != c.want {
 			t.Errorf("the list %s: %d; want %d", c.list, got, c.want)
 		}
 	}
-	removed := check(t, client, question("GET", "/other", "x-forwarded-uri", "/admin", "x-original-url", "http://a/b", "x-forwarded-proto", "https")).GetOkResponse().HeadersToRemove
+	removed := check(t, client, checkRequest("GET", "/other", "x-forwarded-uri", "/admin", "x-original-url", "http://a/b", "x-forwarded-proto", "https")).GetOkResponse().HeadersToRemove
 	if !slices.Equal(removed, []string{"X-Forwarded-Uri", "X-Original-Url"}) {
-		t.Errorf("Envoy removes the headers %q", removed)
+		t.Errorf("Envoy removes the headers %q; want X-Forwarded-Uri and X-Original-Url", removed)
 	}
 }
 
@@ -253,25 +254,25 @@ func TestMalformedCheckRequestsGetStatus400(t *testing.T) {
 		"nothing":            {},
 		"no request":         {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1")}},
 		"no HTTP request":    {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{}}},
-		"no source":          {Attributes: &authv3.AttributeContext{Request: question("GET", "/api/a").Attributes.Request}},
-		"no method":          question("", "/api/a"),
-		"no path":            question("GET", ""),
-		"an absolute URI":    question("GET", "http://shop.example/api/a"),
-		"an asterisk":        question("OPTIONS", "*"),
-		"a relative path":    question("GET", "api/a"),
-		"a space":            question("GET", "/api/a b"),
-		"an encoded slash":   question("GET", "/api%2fa"),
-		"a control":          question("GET", "/api/%00"),
-		"a lower method":     question("get", "/api/a"),
-		"a malformed method": question("G T", "/api/a"),
+		"no source":          {Attributes: &authv3.AttributeContext{Request: checkRequest("GET", "/api/a").Attributes.Request}},
+		"no method":          checkRequest("", "/api/a"),
+		"no path":            checkRequest("GET", ""),
+		"an absolute URI":    checkRequest("GET", "http://shop.example/api/a"),
+		"an asterisk":        checkRequest("OPTIONS", "*"),
+		"a relative path":    checkRequest("GET", "api/a"),
+		"a space":            checkRequest("GET", "/api/a b"),
+		"an encoded slash":   checkRequest("GET", "/api%2fa"),
+		"a control":          checkRequest("GET", "/api/%00"),
+		"a lower method":     checkRequest("get", "/api/a"),
+		"a malformed method": checkRequest("G T", "/api/a"),
 	} {
 		if answer := check(t, client, q); status(answer) != 400 {
 			t.Errorf("%s: %v; want 400", name, answer)
 		}
 	}
-	twice := question("GET", "/api/a")
-	twice.Attributes.Request.Http.Host = "shop.example/x"
-	if answer := check(t, client, twice); status(answer) != 400 {
+	badHost := checkRequest("GET", "/api/a")
+	badHost.Attributes.Request.Http.Host = "shop.example/x"
+	if answer := check(t, client, badHost); status(answer) != 400 {
 		t.Errorf("a malformed host: %v; want 400", answer)
 	}
 }
@@ -283,7 +284,7 @@ http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
 `)
 	raw := func(pairs ...string) *authv3.CheckRequest {
-		q := question("GET", "/api/a", "x-key", "of the map that is not used")
+		q := checkRequest("GET", "/api/a", "x-key", "of the map that is not used")
 		m := new(corev3.HeaderMap)
 		for i := 0; i+1 < len(pairs); i += 2 {
 			m.Headers = append(m.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
@@ -310,7 +311,7 @@ rules:
   - {name: gold, match: {header X-Context-Plan: gold}, per: ip, limits: [{rate: 10/h, cost: {header: X-Context-Cost, max: 5}}]}
   - {name: others, per: ip, limits: [{rate: 1/h}]}
 `)
-	q := question("GET", "/api/a", "x-context-cost", "1")
+	q := checkRequest("GET", "/api/a", "x-context-cost", "1")
 	q.Attributes.ContextExtensions = map[string]string{"plan": "gold", "cost": "4"}
 	for _, want := range []string{`"gold.hour";r=6`, `"gold.hour";r=2`} {
 		if answer := check(t, client, q); !strings.HasPrefix(header(answer, "RateLimit"), want) {
@@ -318,7 +319,7 @@ rules:
 		}
 	}
 	for _, name := range []string{"x-context-plan", "X-Context-Plan", "X-CONTEXT-PLAN"} {
-		forged := from("192.0.2.9", question("GET", "/api/a", name, "gold"))
+		forged := from("192.0.2.9", checkRequest("GET", "/api/a", name, "gold"))
 		if answer := check(t, client, forged); strings.Contains(header(answer, "RateLimit"), "gold") || header(answer, "RateLimit") == "" {
 			t.Errorf("a client that writes %s: %v; want the rule others", name, answer)
 		}
@@ -329,11 +330,11 @@ func TestUntrustedPeersAreRefused(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
 	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
-	if answer := check(t, client, question("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
+	if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
 		t.Errorf("an untrusted peer: %v; want that it is refused", answer)
 	}
 	if len(reasons) != 1 || !strings.Contains(reasons[0], "127.0.0.1") || !strings.Contains(reasons[0], "trusted_proxies") {
-		t.Errorf("the reasons are %q", reasons)
+		t.Errorf("Misused got the errors %q; want one about trusted_proxies", reasons)
 	}
 }
 
@@ -346,16 +347,16 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 `)
 	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	for range 3 {
-		if answer := check(t, client, question("GET", "/api/a")); status(answer) != 500 {
+		if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 500 {
 			t.Errorf("with slots: %v; want an error", answer)
 		}
 	}
 	if len(reasons) != 1 || !strings.Contains(reasons[0], "in_flight") {
-		t.Errorf("the reasons are %q", reasons)
+		t.Errorf("Misused got the errors %q; want one about in_flight", reasons)
 	}
 	rules = rulesOf(t, hourly)
 	for _, want := range []int{200, 429} {
-		if got := status(check(t, client, question("GET", "/api/a"))); got != want {
+		if got := status(check(t, client, checkRequest("GET", "/api/a"))); got != want {
 			t.Errorf("after a reload: %d; want %d", got, want)
 		}
 	}
@@ -364,10 +365,10 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 	}
 }
 
-// A failing store returns an error: at once, or, if it hangs, when the context ends.
-type failing struct{ hangs bool }
+// A failingStore returns an error. If it hangs, it does so when the context ends.
+type failingStore struct{ hangs bool }
 
-func (s failing) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+func (s failingStore) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	if s.hangs {
 		<-ctx.Done()
 		return penstock.Decision{}, ctx.Err()
@@ -378,25 +379,25 @@ func (s failing) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Deci
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]int{"open": 200, "closed": 503, "local": 200} {
 		rules := rulesOf(t, strings.Replace(hourly, "rate: 1/h", "rate: 1/h, on_failure: "+mode, 1))
-		client := serve(t, serverOf(t, failing{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
-		answer := check(t, client, question("GET", "/api/a"))
+		client := serve(t, serverOf(t, failingStore{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
+		answer := check(t, client, checkRequest("GET", "/api/a"))
 		if status(answer) != want || want == 503 && header(answer, "Retry-After") != "1" {
 			t.Errorf("%s: %v; want %d", mode, answer, want)
 		}
 	}
 	rules := rulesOf(t, hourly)
-	s := serverOf(t, failing{hangs: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
+	s := serverOf(t, failingStore{hangs: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
 	client := serve(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if answer, err := client.Check(ctx, question("GET", "/api/a")); err == nil && answer.GetErrorResponse() == nil {
-		t.Errorf("a store that hangs: %v", answer)
+	if answer, err := client.Check(ctx, checkRequest("GET", "/api/a")); err == nil && answer.GetErrorResponse() == nil {
+		t.Errorf("a store that hangs: %v; want an error", answer)
 	}
 }
 
 // Envoy accepts the response to any CheckRequest.
 func FuzzCheck(f *testing.F) {
-	for _, q := range []*authv3.CheckRequest{{}, question("GET", "/api/a?b=c"), question("", "")} {
+	for _, q := range []*authv3.CheckRequest{{}, checkRequest("GET", "/api/a?b=c"), checkRequest("", "")} {
 		text, err := proto.Marshal(q)
 		if err != nil {
 			f.Fatal(err)
@@ -418,10 +419,10 @@ func FuzzCheck(f *testing.F) {
 			t.Errorf("Envoy refuses the answer: %v", err)
 		}
 		if code := status(answer); !slices.Contains([]int{200, 400, 429}, code) {
-			t.Errorf("the status is %d", code)
+			t.Errorf("the status is %d; want 200, 400 or 429", code)
 		}
 		if strings.Contains(fmt.Sprint(answer), "\r") {
-			t.Error("the answer has a line break")
+			t.Errorf("the response %q has a carriage return; want none", fmt.Sprint(answer))
 		}
 	})
 }

@@ -3,8 +3,8 @@
 // 	protoc-gen-go v1.36.12
 // source: penstock/v1/limit.proto
 
-// Package penstock.v1 is the API by which programs ask Penstock for limits. It is spoken as gRPC,
-// and as JSON over HTTP: POST /v1/check, and so on. docs/check-api.md describes it.
+// Package penstock.v1 is the API by which programs check limits: over gRPC, and over HTTP as JSON,
+// at paths such as /v1/check. docs/check-api.md describes it.
 
 package penstockv1
 
@@ -23,24 +23,25 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// A CheckRequest is a question in one of three forms. The policy decides by attributes. A rule is
-// asked by its name with a key. Or the request states a key and limits of its own.
+// A CheckRequest has one of three forms. It has the attributes of a request, by which the policy
+// decides. Or it names a rule and a key. Or it states a key and limits of its own.
 type CheckRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The request, as the policy may know it.
+	// What the policy may know of the request.
 	Attributes *Attributes `protobuf:"bytes,1,opt,name=attributes,proto3" json:"attributes,omitempty"`
-	// The name of a rule of the policy. What the rule matches does not matter.
+	// The name of a rule of the policy. The conditions of its match are not compared.
 	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
-	// What is charged: with a rule as events write it, such as "user:42".
+	// The key that is charged. With a rule, it has the form that keys have in events, such as
+	// "user:42".
 	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// Limits that are not in the policy, 1 to 16. The operator must allow them. Limits of one name
 	// under one key share one counter, whatever their rates are.
 	Limits []*Limit `protobuf:"bytes,4,rep,name=limits,proto3" json:"limits,omitempty"`
 	// How many units it costs. 0 charges nothing and is always granted. With attributes, the policy
-	// says it. Default: 1.
+	// sets it. Default: 1.
 	Cost *int64 `protobuf:"varint,5,opt,name=cost,proto3,oneof" json:"cost,omitempty"`
-	// Makes repeats free, for ten minutes: a repeat of a call that was allowed is allowed and charges
-	// nothing. A repeat has the same request_id and the same charges.
+	// Identifies repeats, for ten minutes. A repeat has the same request_id and the same charges. If
+	// the first call was allowed, a repeat is allowed, and charges nothing.
 	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -118,7 +119,7 @@ func (x *CheckRequest) GetRequestId() string {
 	return ""
 }
 
-// Attributes describe a request. What is not stated, the request does not have.
+// Attributes describe a request. It does not have the attributes that are missing here.
 type Attributes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The method, such as GET.
@@ -234,13 +235,14 @@ type Limit struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The rate, as policies write it: "100/s", "10k/day", "3/s, burst 10".
 	Rate string `protobuf:"bytes,2,opt,name=rate,proto3" json:"rate,omitempty"`
-	// How many units may be spent at once. Default: what the rate says.
+	// How many units may be spent at once. Default: the burst of the rate.
 	Burst int64 `protobuf:"varint,3,opt,name=burst,proto3" json:"burst,omitempty"`
 	// token-bucket (the default), fixed-window, anchored-window, sliding-window or sliding-log.
 	Algorithm string `protobuf:"bytes,4,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
 	// In place of a rate: how many slots may be held at once. For Acquire.
 	InFlight int64 `protobuf:"varint,5,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	// How long a slot of in_flight is held if it is not renewed, 1 second to 1 day. Default: 1 minute.
+	// How long a slot of in_flight is held if it is not renewed, in milliseconds: 1 second to 1 day.
+	// Default: 1 minute.
 	TtlMs         int64 `protobuf:"varint,6,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -323,12 +325,13 @@ type CheckResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the request may go ahead.
 	Allowed bool `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
-	// What became of the request, as in the metrics: allowed, denied, failed_open, failed_closed,
+	// What happened to the request, as in the metrics: allowed, denied, failed_open, failed_closed,
 	// unlimited, exempt, refused or denied_new_identity.
 	Outcome string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
 	// Who decided: store, deny_cache, lease, fallback, open or closed. Empty if no limit applied.
 	Source string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	// When a repeat can be granted; 0 if it is allowed, -1 if it never can.
+	// How long it takes until a repeat can be granted, in milliseconds. It is 0 if the request
+	// is allowed, and -1 if a repeat is never granted.
 	RetryAfterMs int64 `protobuf:"varint,4,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
 	// The limits that apply.
 	Limits []*LimitStatus `protobuf:"bytes,5,rep,name=limits,proto3" json:"limits,omitempty"`
@@ -419,18 +422,20 @@ func (x *CheckResponse) GetIsRepeat() bool {
 	return false
 }
 
-// A LimitStatus is the state of one limit after the decision. Times count from the answer.
+// A LimitStatus is the state of one limit after the decision. Times are in milliseconds from the
+// response on.
 type LimitStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rule and the limit, such as "search.second". A limit that the request states has its name.
+	// The rule and the limit, such as "search.second". A limit that the request states
+	// has only its name.
 	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
-	// How many units it grants at once while nothing is used.
+	// How many units it grants at once if nothing is used.
 	Capacity int64 `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	// How many units are left.
 	Remaining int64 `protobuf:"varint,3,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// 0 if this limit did not deny; otherwise when it would grant the cost; -1: never.
+	// 0 if this limit did not deny. Otherwise, how long it takes until it grants the cost; -1: never.
 	RetryAfterMs int64 `protobuf:"varint,4,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
-	// When nothing is used any more, if no further request comes.
+	// How long it takes until nothing is used, if no other requests come.
 	ResetAfterMs  int64 `protobuf:"varint,5,opt,name=reset_after_ms,json=resetAfterMs,proto3" json:"reset_after_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -501,11 +506,11 @@ func (x *LimitStatus) GetResetAfterMs() int64 {
 	return 0
 }
 
-// A CheckBatchRequest asks several questions at once.
+// A CheckBatchRequest has several requests.
 type CheckBatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1 to 1,000 requests. With all_or_nothing, each states limits or names a rule, and they have at
-	// most 64 charges together, no two of them for one counter.
+	// 1 to 1,000 requests. With all_or_nothing, each states limits or names a rule. Together they
+	// have at most 64 charges, and each charge has a counter of its own.
 	Checks []*CheckRequest `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
 	// All are charged, or none.
 	AllOrNothing bool `protobuf:"varint,2,opt,name=all_or_nothing,json=allOrNothing,proto3" json:"all_or_nothing,omitempty"`
@@ -676,14 +681,14 @@ func (x *CheckBatchAnswer) GetError() *Error {
 	return nil
 }
 
-// An Error says why a request of a batch has no decision.
+// An Error is the reason why a request of a batch has no decision.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the gRPC code, such as invalid_argument or unavailable.
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// What is wrong, where, and how to fix it.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// Whether the charge may have been made nevertheless.
+	// Whether the charge may have been made although there is no decision.
 	MayBeCharged  bool `protobuf:"varint,3,opt,name=may_be_charged,json=mayBeCharged,proto3" json:"may_be_charged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -740,12 +745,12 @@ func (x *Error) GetMayBeCharged() bool {
 	return false
 }
 
-// A ReserveRequest asks for a reservation.
+// A ReserveRequest requests a reservation.
 type ReserveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is asked. The cost is an estimate.
+	// The request. Its cost is an estimate.
 	Check *CheckRequest `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
-	// How long it can be settled, 1 second to 1 day. Default: 10 minutes.
+	// How long it can be settled, in milliseconds: 1 second to 1 day. Default: 10 minutes.
 	TtlMs         int64 `protobuf:"varint,2,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -802,7 +807,7 @@ type ReserveResponse struct {
 	Decision *CheckResponse `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The id for Settle; empty if the request is not allowed. It holds the key in encrypted form.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// How long it can be settled. After that, the estimate stays charged.
+	// How long it can be settled, in milliseconds. After that, the estimate stays charged.
 	ExpiresInMs   int64 `protobuf:"varint,3,opt,name=expires_in_ms,json=expiresInMs,proto3" json:"expires_in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -859,17 +864,17 @@ func (x *ReserveResponse) GetExpiresInMs() int64 {
 	return 0
 }
 
-// A SettleRequest says how a request ended.
+// A SettleRequest describes how a request ended.
 type SettleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id of the reservation.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// What it cost. If the policy has limits with cost.actual, they get this cost, else all limits
-	// that can refund.
+	// What it cost. This is the cost for limits with cost.actual. If no limit has cost.actual, it is
+	// the cost for all limits that can refund.
 	Actual *int64 `protobuf:"varint,2,opt,name=actual,proto3,oneof" json:"actual,omitempty"`
 	// The status of the response. Limits with on_status that do not list it are refunded.
 	Status int32 `protobuf:"varint,3,opt,name=status,proto3" json:"status,omitempty"`
-	// The request was not served: all that still counts is refunded.
+	// The request was not served. All charges that can still be refunded are refunded.
 	Cancel        bool `protobuf:"varint,4,opt,name=cancel,proto3" json:"cancel,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -933,7 +938,7 @@ func (x *SettleRequest) GetCancel() bool {
 	return false
 }
 
-// A SettleResponse says what became of a reservation.
+// A SettleResponse is the result of Settle.
 type SettleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// An earlier call has settled it, and this one changed nothing.
@@ -979,10 +984,10 @@ func (x *SettleResponse) GetIsRepeat() bool {
 	return false
 }
 
-// An AcquireRequest asks for slots.
+// An AcquireRequest requests slots.
 type AcquireRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What is asked. The cost is the number of slots. A rule must have an in_flight limit.
+	// The request. Its cost is the number of slots. A rule must have an in_flight limit.
 	Check *CheckRequest `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
 	// Who holds the slots. A call with the same holder renews them instead of taking others. Default:
 	// a random one.
@@ -1042,7 +1047,7 @@ type AcquireResponse struct {
 	Decision *CheckResponse `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The id for Renew and Release; empty if the request is not allowed.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// When the slots end if they are not renewed.
+	// How long the slots are held if they are not renewed, in milliseconds.
 	ExpiresInMs   int64 `protobuf:"varint,3,opt,name=expires_in_ms,json=expiresInMs,proto3" json:"expires_in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1145,12 +1150,12 @@ func (x *RenewRequest) GetId() string {
 	return ""
 }
 
-// A RenewResponse says whether the slots are held.
+// A RenewResponse tells whether the slots are held.
 type RenewResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// False if the slots ended, and others have them.
+	// False if the time of the slots has ended, and others hold them.
 	IsHeld bool `protobuf:"varint,1,opt,name=is_held,json=isHeld,proto3" json:"is_held,omitempty"`
-	// When the slots end if they are not renewed again.
+	// How long the slots are held if they are not renewed again, in milliseconds.
 	ExpiresInMs   int64 `protobuf:"varint,2,opt,name=expires_in_ms,json=expiresInMs,proto3" json:"expires_in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1320,7 +1325,7 @@ func (*ResetResponse) Descriptor() ([]byte, []int) {
 	return file_penstock_v1_limit_proto_rawDescGZIP(), []int{19}
 }
 
-// An ExplainResponse says what the policy makes of a request.
+// An ExplainResponse lists what the policy applies to a request.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The tier of the client, if rules depend on it.
@@ -1453,7 +1458,7 @@ type ExplainedCharge struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The rule and the limit, such as "search.second".
 	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
-	// What is charged, such as "user:42".
+	// The key that is charged, such as "user:42".
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// The rate in words.
 	Rate string `protobuf:"bytes,3,opt,name=rate,proto3" json:"rate,omitempty"`
@@ -1461,7 +1466,7 @@ type ExplainedCharge struct {
 	Algorithm string `protobuf:"bytes,4,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
 	// How many units.
 	Cost int64 `protobuf:"varint,5,opt,name=cost,proto3" json:"cost,omitempty"`
-	// What happens while the store does not answer: open, closed or local.
+	// What decides while the store gives no answer: open, closed or local.
 	OnFailure string `protobuf:"bytes,6,opt,name=on_failure,json=onFailure,proto3" json:"on_failure,omitempty"`
 	// It is counted and never enforced.
 	IsShadow      bool `protobuf:"varint,7,opt,name=is_shadow,json=isShadow,proto3" json:"is_shadow,omitempty"`

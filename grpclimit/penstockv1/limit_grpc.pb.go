@@ -3,8 +3,8 @@
 // - protoc-gen-go-grpc v1.6.0
 // source: penstock/v1/limit.proto
 
-// Package penstock.v1 is the API by which programs ask Penstock for limits. It is spoken as gRPC,
-// and as JSON over HTTP: POST /v1/check, and so on. docs/check-api.md describes it.
+// Package penstock.v1 is the API by which programs check limits: over gRPC, and over HTTP as JSON,
+// at paths such as /v1/check. docs/check-api.md describes it.
 
 package penstockv1
 
@@ -41,9 +41,10 @@ const (
 type LimitServiceClient interface {
 	// Check decides a request, and charges it if all of its limits grant it.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
-	// CheckBatch decides several requests: each for itself, or all or none of them.
+	// CheckBatch decides several requests: each separately, or all together, all or none.
 	CheckBatch(ctx context.Context, in *CheckBatchRequest, opts ...grpc.CallOption) (*CheckBatchResponse, error)
-	// Reserve is Check for a request whose cost or status is known only afterwards. Settle states it.
+	// Reserve is Check for a request whose cost or status is known only afterwards. Settle states
+	// them.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
 	// Settle corrects the charges of a reservation. Only the first call has an effect, so it may be
 	// repeated.
@@ -55,12 +56,12 @@ type LimitServiceClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Release returns the slots of a hold. It may be repeated.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
-	// Peek says what Check would decide, and charges nothing. It needs the operator token.
+	// Peek returns what Check would decide, and charges nothing. It needs the operator token.
 	Peek(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
-	// Reset forgets what has been charged to the limits of a request. It needs the operator token. It
-	// may be repeated.
+	// Reset clears the usage of the limits of a request. It needs the operator token. It may be
+	// repeated.
 	Reset(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*ResetResponse, error)
-	// Explain says which rules match a request, and what they would charge. It needs the operator
+	// Explain lists the rules that match a request, and what they would charge. It needs the operator
 	// token.
 	Explain(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
@@ -181,9 +182,10 @@ func (c *limitServiceClient) Explain(ctx context.Context, in *CheckRequest, opts
 type LimitServiceServer interface {
 	// Check decides a request, and charges it if all of its limits grant it.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
-	// CheckBatch decides several requests: each for itself, or all or none of them.
+	// CheckBatch decides several requests: each separately, or all together, all or none.
 	CheckBatch(context.Context, *CheckBatchRequest) (*CheckBatchResponse, error)
-	// Reserve is Check for a request whose cost or status is known only afterwards. Settle states it.
+	// Reserve is Check for a request whose cost or status is known only afterwards. Settle states
+	// them.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
 	// Settle corrects the charges of a reservation. Only the first call has an effect, so it may be
 	// repeated.
@@ -195,12 +197,12 @@ type LimitServiceServer interface {
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Release returns the slots of a hold. It may be repeated.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
-	// Peek says what Check would decide, and charges nothing. It needs the operator token.
+	// Peek returns what Check would decide, and charges nothing. It needs the operator token.
 	Peek(context.Context, *CheckRequest) (*CheckResponse, error)
-	// Reset forgets what has been charged to the limits of a request. It needs the operator token. It
-	// may be repeated.
+	// Reset clears the usage of the limits of a request. It needs the operator token. It may be
+	// repeated.
 	Reset(context.Context, *CheckRequest) (*ResetResponse, error)
-	// Explain says which rules match a request, and what they would charge. It needs the operator
+	// Explain lists the rules that match a request, and what they would charge. It needs the operator
 	// token.
 	Explain(context.Context, *CheckRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedLimitServiceServer()
