@@ -168,7 +168,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 			dialects = append(dialects, Dialect(name))
 		}
 	}
-	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, ResetSeconds: h.Reset == "seconds", Jitter: h.RetryJitter})
+	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsResetInSeconds: h.Reset == "seconds", Jitter: h.RetryJitter})
 	c.cors = newCORS(h.CORS, dialects)
 	body := bodySettings{}
 	if h.Denied.isTemplate() {

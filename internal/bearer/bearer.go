@@ -10,14 +10,14 @@ import (
 // MaxToken is the length of the longest token that a header may have, in bytes.
 const MaxToken = 4096
 
-// A Secret is the hash of a token. Hashes have one length, so a comparison takes a time that
-// depends on neither token. The zero value matches no token.
+// A Secret is the hash of a token. All hashes have the same length, so the duration of a comparison
+// reveals nothing about the token. The zero value matches no token.
 type Secret struct {
 	isSet bool
 	hash  [sha256.Size]byte
 }
 
-// NewSecret returns the Secret of a token. An empty token is none.
+// NewSecret returns the Secret of a token, or the zero value if the token is empty.
 func NewSecret(token []byte) Secret {
 	if len(token) == 0 {
 		return Secret{}
@@ -25,10 +25,10 @@ func NewSecret(token []byte) Secret {
 	return Secret{isSet: true, hash: sha256.Sum256(token)}
 }
 
-// IsSet tells whether there is a token.
+// IsSet reports whether the Secret was made from a token.
 func (s Secret) IsSet() bool { return s.isSet }
 
-// Matches tells whether this is the token.
+// Matches reports whether the Secret was made from this token.
 func (s Secret) Matches(token string) bool {
 	hash := sha256.Sum256([]byte(token))
 	return subtle.ConstantTimeCompare(hash[:], s.hash[:]) == 1 && s.isSet

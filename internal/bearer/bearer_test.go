@@ -8,9 +8,9 @@ import (
 func TestTokensAreReadAndCompared(t *testing.T) {
 	secret := NewSecret([]byte("right"))
 	for _, c := range []struct {
-		values  []string
-		hasForm bool
-		isRight bool
+		values  []string // of the Authorization header
+		hasForm bool     // the header has the form "Bearer TOKEN"
+		isRight bool     // its token is that of secret
 	}{
 		{nil, false, false}, {[]string{""}, false, false}, {[]string{"Bearer"}, false, false}, {[]string{"Bearer "}, false, false},
 		{[]string{"Basic right"}, false, false}, {[]string{"right"}, false, false}, {[]string{"Bearer right", "Bearer right"}, false, false},
@@ -20,10 +20,10 @@ func TestTokensAreReadAndCompared(t *testing.T) {
 	} {
 		token, ok := Token(c.values)
 		if ok != c.hasForm || secret.Matches(token) != c.isRight {
-			t.Errorf("%.40q: form %v, right %v; want %v, %v", c.values, ok, secret.Matches(token), c.hasForm, c.isRight)
+			t.Errorf("%.40q: has the form %v, matches the secret %v; want %v, %v", c.values, ok, secret.Matches(token), c.hasForm, c.isRight)
 		}
 	}
 	if none := NewSecret(nil); none.IsSet() || none.Matches("") || (Secret{}).Matches("") || !secret.IsSet() {
-		t.Error("a secret that is not set matches a token")
+		t.Error("an unset secret is set or matches the empty token, or a set secret is not set")
 	}
 }

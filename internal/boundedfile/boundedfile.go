@@ -10,7 +10,8 @@ import (
 	"syscall"
 )
 
-// ErrTooLong is wrapped by the error for a file with more bytes than allowed.
+// ErrTooLong is wrapped by the error for a file with more bytes than allowed. Its text is the
+// predicate of "FILE is longer than 100 bytes".
 var ErrTooLong = errors.New("is longer")
 
 // Read reads a regular file of at most max bytes. It opens no other kind of file: opening a pipe,
@@ -26,7 +27,8 @@ func Read(path string, max int64) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, notRegular(path)
 	}
-	// The name may be that of a pipe by now. Without O_NONBLOCK, Open would wait for its writer.
+	// Since Stat, a pipe may have replaced the file. Without O_NONBLOCK, opening it would wait for
+	// a writer.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -11,25 +11,25 @@ import (
 	"strings"
 )
 
-// Proxies are those that are trusted to name their clients. The zero value trusts none.
+// Proxies is the set of proxies that are trusted to name their clients. The zero value trusts none.
 //
-// The client's address is that of the connection's peer, or, if the peer is a trusted proxy, the
-// one that the proxy names in a header.
+// If the peer of a connection is not a trusted proxy, the client is the peer. If it is, the client
+// is the address that the proxy names in a header.
 //
-// Each proxy appends to a list (X-Forwarded-For or Forwarded). The sender with the first untrusted
-// address from the right may have written everything left of it. So the list is read from the
-// right, past trusted proxies, to the first address that is not trusted: the client. If all are
-// trusted, the leftmost is the client. The peer is the client if an element on this way cannot be
-// read ("unknown" and names like _hidden included), or if the list goes on for more than maxHops
-// addresses or maxHopBytes.
+// X-Forwarded-For and Forwarded are lists. Each proxy appends the address of its own peer. So the
+// list is read from the right. The first address that is not trusted is the client: that client may
+// have forged everything to the left of its address. If all addresses are trusted, the leftmost is
+// the client. The peer is the client if an element cannot be read before the client is found (such
+// as "unknown", or a name like _hidden), or if more than maxHops addresses or maxHopBytes would
+// have to be read.
 //
-// Any other header must have one line with one address, or the peer is the client. Proxies must
-// overwrite such a header, as they must append to a list.
+// Any other header must have one line with one address; otherwise the peer is the client. Proxies
+// must overwrite such a header, because a client can send it too.
 type Proxies struct {
-	networks []netip.Prefix
-	unix     bool   // whether the peer of a unix socket is trusted
-	header   string // the key of the header
-	form     form
+	networks     []netip.Prefix
+	canTrustUnix bool   // peers on a unix socket are trusted
+	header       string // the key of the header
+	form         form
 }
 
 // A form is how a header names addresses.
@@ -41,15 +41,15 @@ const (
 	formForwarded                // a list, as in Forwarded
 )
 
-// The bounds of what is read of a list: addresses, and bytes including commas.
+// At most this much of a list is read.
 const (
-	maxHops     = 32
-	maxHopBytes = 8 << 10
+	maxHops     = 32      // addresses
+	maxHopBytes = 8 << 10 // including commas
 )
 
-// New trusts proxies in the networks ("10.0.0.0/8", "2001:db8::1", or "unix" for any peer on a unix
-// socket) to name the client in the header. It ignores texts that ParseNetwork refuses. The header
-// is written as in the keys of the maps that Client gets.
+// New returns Proxies that trust these networks to name the client in the header. A network is
+// written "10.0.0.0/8", "2001:db8::1", or "unix" for all peers on a unix socket. New ignores texts
+// that ParseNetwork rejects. The header is written like the keys of the maps that Client reads.
 func New(trusted []string, header string) *Proxies {
 	p := &Proxies{header: header}
 	switch strings.ToLower(header) {
@@ -60,7 +60,7 @@ func New(trusted []string, header string) *Proxies {
 	}
 	for _, text := range trusted {
 		if text == "unix" {
-			p.unix = true
+			p.canTrustUnix = true
 		} else if network, err := ParseNetwork(text); err == nil {
 			p.networks = append(p.networks, network)
 		}
@@ -74,9 +74,9 @@ type Peer struct {
 	IsSocket bool       // the connection is a unix socket
 }
 
-// PeerOf parses a peer as net/http writes it in Request.RemoteAddr. That of a unix socket is the
-// path of its socket, @ and a name, or nothing. Others normally have a port; a handler in front may
-// have replaced it by an address alone.
+// PeerOf parses a peer in the form of Request.RemoteAddr in net/http. A peer on a unix socket is
+// the path of the socket, "@" with a name, or the empty string. Any other peer is an address with a
+// port. The port is missing if another handler has replaced RemoteAddr by an address.
 func PeerOf(remote string) Peer {
 	if remote == "" || remote[0] == '@' || remote[0] == '/' {
 		return Peer{IsSocket: true}
@@ -101,7 +101,7 @@ func PeerAt(remote net.Addr) Peer {
 	return PeerOf(remote.String())
 }
 
-// plain is an address in the form that is compared.
+// plain returns an address in the form in which addresses are compared.
 func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 // Client returns the address of the client behind a peer that sent these headers. It has no zone,
@@ -126,9 +126,9 @@ func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 	return client
 }
 
-// Trusts tells whether a peer is a trusted proxy.
+// Trusts reports whether a peer is a trusted proxy.
 func (p *Proxies) Trusts(peer Peer) bool {
-	return peer.IsSocket && p.unix || p.trusts(peer.Address)
+	return peer.IsSocket && p.canTrustUnix || p.trusts(peer.Address)
 }
 
 func (p *Proxies) trusts(address netip.Addr) bool {
@@ -140,18 +140,20 @@ func (p *Proxies) trusts(address netip.Addr) bool {
 	return false
 }
 
-// walk reads a list from the right. It returns the first address that is not trusted; if all are
-// trusted, the leftmost; if an element before that is malformed, the zero Addr.
+// walk reads a list from the right, and returns the first address that is not trusted. If all are
+// trusted, it returns the leftmost. If it reads a malformed element or exceeds a bound, it returns
+// the zero Addr.
 func (p *Proxies) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
 		rest := line[max(0, len(line)-(maxHopBytes-bytes)):]
-		whole := len(rest) == len(line)
+		isWhole := len(rest) == len(line)
 		bytes += len(line)
-		for more := true; more; {
+		for hasMore := true; hasMore; {
 			comma := lastComma(rest)
-			more = comma >= 0
-			if hops++; hops > maxHops || !more && !whole {
+			hasMore = comma >= 0
+			isTruncated := !hasMore && !isWhole // the leftmost element of a line that is too long
+			if hops++; hops > maxHops || isTruncated {
 				return netip.Addr{}
 			}
 			hop = parse(rest[comma+1:])
@@ -207,7 +209,7 @@ func parseForwarded(element string) (address netip.Addr) {
 
 // cutValue cuts the value at the start of text. The rest is empty or begins with a semicolon.
 func cutValue(text string) (value, rest string, ok bool) {
-	if quoted, is := strings.CutPrefix(text, `"`); is {
+	if quoted, isQuoted := strings.CutPrefix(text, `"`); isQuoted {
 		value, rest, ok = cutQuoted(quoted)
 	} else {
 		end := strings.IndexAny(text, "\"; \t")
@@ -258,19 +260,19 @@ func parseNode(text string) netip.Addr {
 	return plain(address)
 }
 
-// isPort tells whether text is a colon and a port, or a colon and an obfuscated port of RFC 7239,
-// such as _name.
+// isPort reports whether text is a colon and a port. The port may be obfuscated as in RFC 7239,
+// such as :_name.
 func isPort(text string) bool {
 	port, ok := strings.CutPrefix(text, ":")
-	if hidden, is := strings.CutPrefix(port, "_"); is {
+	if hidden, isHidden := strings.CutPrefix(port, "_"); isHidden {
 		return ok && hidden != "" && isName(hidden)
 	}
 	_, err := strconv.ParseUint(port, 10, 16)
 	return ok && err == nil
 }
 
-// isName tells whether text has only characters that names of headers, parameters, zones and
-// obfuscated ports may have.
+// isName reports whether text has only characters that are allowed in names of parameters, zones
+// and obfuscated ports.
 func isName(text string) bool {
 	for i := range len(text) {
 		c := text[i]
@@ -281,8 +283,8 @@ func isName(text string) bool {
 	return true
 }
 
-// ParseNetwork parses a network, or an address as a network of one. The error is a predicate:
-// "is not a network", without the text before it.
+// ParseNetwork parses a network. It reads a single address as a network of one address. The error
+// has no subject, as in "is not a network": the caller writes the text before it.
 func ParseNetwork(text string) (netip.Prefix, error) {
 	network, err := netip.ParsePrefix(text)
 	if address, e := netip.ParseAddr(text); e == nil && address.Zone() == "" {
@@ -291,8 +293,9 @@ func ParseNetwork(text string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, errors.New("is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix")
 	}
-	if network.Addr().Is4In6() && network.Bits() >= 96 {
-		network = netip.PrefixFrom(network.Addr().Unmap(), network.Bits()-96)
+	const mappedBits = 96 // length of the prefix of IPv4-mapped addresses
+	if network.Addr().Is4In6() && network.Bits() >= mappedBits {
+		network = netip.PrefixFrom(network.Addr().Unmap(), network.Bits()-mappedBits)
 	}
 	if network.Bits() == 0 {
 		return netip.Prefix{}, errors.New("would let every client choose its address; write the networks of your proxies")

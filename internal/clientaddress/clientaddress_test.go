@@ -17,15 +17,16 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and
-// the victim is 198.51.100.9.
+// In these tests trusted proxies are in 10.0.0.0/8 or 2001:db8:10::/48. The attacker has the address
+// 203.0.113.7, and forges the address of the victim, 198.51.100.9.
 var proxies = []string{"10.0.0.0/8", "2001:db8:10::/48"}
 
+// mustTrust returns Proxies that trust these networks. The default header is X-Forwarded-For.
 func mustTrust(t testing.TB, header string, trusted ...string) *Proxies {
 	t.Helper()
 	for _, text := range trusted {
 		if _, err := ParseNetwork(text); err != nil && text != "unix" {
-			t.Fatalf("%q %v", text, err)
+			t.Fatalf("the network %q %v", text, err)
 		}
 	}
 	if header == "" {
@@ -34,15 +35,17 @@ func mustTrust(t testing.TB, header string, trusted ...string) *Proxies {
 	return New(trusted, http.CanonicalHeaderKey(header))
 }
 
-// of returns the client of a request.
-func of(p *Proxies, r *http.Request) netip.Addr { return p.Client(PeerOf(r.RemoteAddr), r.Header) }
+// clientOf returns the client of a request.
+func clientOf(p *Proxies, r *http.Request) netip.Addr {
+	return p.Client(PeerOf(r.RemoteAddr), r.Header)
+}
 
 func request(remote, header string, lines ...string) *http.Request {
 	return &http.Request{RemoteAddr: remote, Header: http.Header{header: lines}}
 }
 
-// forgeries are what an attacker may write into a header: the address of another client, no
-// address, or text that could break a parser.
+// forgeries are the lines that an attacker may write into a header: the address of another client,
+// no address, or text that could break a parser.
 var forgeries = [][]string{
 	{"198.51.100.9"}, {"198.51.100.9:80"}, {" 198.51.100.9 "}, {"\t198.51.100.9\t"}, {`"198.51.100.9"`}, {`"198.51.100.9:80"`},
 	{"[198.51.100.9]"}, {"::ffff:198.51.100.9"}, {"[::ffff:198.51.100.9]"}, {"[::ffff:c633:6409]:80"}, {"64:ff9b::198.51.100.9"},
@@ -64,10 +67,10 @@ var forgeries = [][]string{
 	slices.Repeat([]string{"198.51.100.9"}, 100),
 }
 
-// readers are one of each kind of header, with how a proxy appends an address to it.
-var readers = []struct {
+// lists are the headers that are lists. For each, there are forms in which proxies append an address.
+var lists = []struct {
 	header string
-	append string
+	append string // format
 }{
 	{"X-Forwarded-For", "%s"},
 	{"X-Forwarded-For", " %s:5555 "},
@@ -85,7 +88,7 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 				"[fe80::7%eth0]:1": "fe80::7",
 			} {
 				for _, lines := range forgeries {
-					if got := of(a, request(remote, header, lines...)); got.String() != want {
+					if got := clientOf(a, request(remote, header, lines...)); got.String() != want {
 						t.Errorf("%s from %s makes the client %s; want %s\n%.300q", header, remote, got, want, lines)
 					}
 					n++
@@ -97,8 +100,8 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 	a := mustTrust(t, "", proxies...)
 	for _, header := range []string{"Forwarded", "X-Real-Ip", "Cf-Connecting-Ip", "True-Client-Ip", "X-Forwarded", "Via", "x-forwarded-for"} {
 		for _, lines := range forgeries {
-			if got := of(a, request("10.0.0.1:80", header, lines...)); got.String() != "10.0.0.1" {
-				t.Errorf("%s from a proxy makes the client %s\n%.300q", header, got, lines)
+			if got := clientOf(a, request("10.0.0.1:80", header, lines...)); got.String() != "10.0.0.1" {
+				t.Errorf("%s, which is not the configured header, makes the client %s; want the proxy, 10.0.0.1\n%.300q", header, got, lines)
 			}
 			n++
 		}
@@ -106,11 +109,11 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 	t.Logf("counted: %d forged headers (%d forms)", n, len(forgeries))
 }
 
-// appended are the ways in which proxies pass a list on: the attacker's lines, and behind them what
-// was appended.
+// appended returns the ways in which proxies append hops to the attacker's lines: as further lines,
+// or to the last line.
 func appended(lines []string, hops ...string) (passed [][]string) {
 	last := max(0, len(lines)-1)
-	left := strings.Join(lines[last:], "")
+	left := strings.Join(lines[last:], "") // the last line, if there is any
 	return [][]string{
 		append(slices.Clone(lines), hops...),
 		append(slices.Clone(lines), strings.Join(hops, ", ")),
@@ -126,21 +129,21 @@ func TestForgedHeadersDoNotChangeAClientBehindAProxy(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	written := slices.Clone(forgeries)
-	for range 500 { // the left part rotates
+	for range 500 { // random addresses too, so that an attacker has a new one in each request
 		forged := netip.AddrFrom4([4]byte{byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}).String()
 		written = append(written, []string{forged}, []string{forged, forged + ", 10.0.0.1"})
 		written = append(written, []string{"for=" + forged}, []string{`for="` + forged})
 	}
 	n := 0
-	for _, reader := range readers {
-		a := mustTrust(t, reader.header, proxies...)
-		attacker := fmt.Sprintf(reader.append, "203.0.113.7")
-		proxy := fmt.Sprintf(reader.append, "10.0.0.2")
+	for _, list := range lists {
+		a := mustTrust(t, list.header, proxies...)
+		attacker := fmt.Sprintf(list.append, "203.0.113.7")
+		proxy := fmt.Sprintf(list.append, "10.0.0.2")
 		for _, lines := range written {
 			passings := slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy), appended(lines, attacker, proxy, proxy))
 			for _, passed := range passings {
-				if got := of(a, request("10.0.0.1:80", reader.header, passed...)); got.String() != "203.0.113.7" {
-					t.Errorf("%s makes the client %s (seed %d)\n%.300q", reader.header, got, seed, passed)
+				if got := clientOf(a, request("10.0.0.1:80", list.header, passed...)); got.String() != "203.0.113.7" {
+					t.Errorf("%s makes the client %s; want the attacker, 203.0.113.7 (seed %d)\n%.300q", list.header, got, seed, passed)
 				}
 				n++
 			}
@@ -155,7 +158,7 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 	n := 0
 	for _, row := range []struct {
 		header string
-		want   map[string]string // by lines, parted by |
+		want   map[string]string // the client, by the lines of the header, which are separated by |
 	}{
 		{"X-Forwarded-For", map[string]string{
 			"203.0.113.7":                         "203.0.113.7",
@@ -181,7 +184,7 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 			"10.1.1.1, 10.2.2.2|10.3.3.3":                                      "10.1.1.1",
 			"unknown, 203.0.113.7":                                             "203.0.113.7",
 			"|203.0.113.7":                                                     "203.0.113.7",
-			// What cannot be read where it must be.
+			// Malformed elements to the right of the client make the peer the client.
 			"":                            peer,
 			" ":                           peer,
 			"203.0.113.7,":                peer,
@@ -290,13 +293,13 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 	} {
 		a := mustTrust(t, row.header, proxies...)
 		for lines, want := range row.want {
-			if got := of(a, request("10.0.0.1:80", row.header, strings.Split(lines, "|")...)); got.String() != want {
+			if got := clientOf(a, request("10.0.0.1:80", row.header, strings.Split(lines, "|")...)); got.String() != want {
 				t.Errorf("%s: %s makes the client %s; want %s", row.header, lines, got, want)
 			}
 			n++
 		}
-		if got := of(a, &http.Request{RemoteAddr: "10.0.0.1:80"}); got.String() != peer {
-			t.Errorf("without %s, the client is %s", row.header, got)
+		if got := clientOf(a, &http.Request{RemoteAddr: "10.0.0.1:80"}); got.String() != peer {
+			t.Errorf("without %s, the client is %s; want the peer, %s", row.header, got, peer)
 		}
 	}
 	t.Logf("counted: %d headers of proxies", n)
@@ -320,24 +323,24 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 		}
 		spaces := strings.Repeat(" ", maxHopBytes+1-len(client+proxy))
 		for _, row := range []struct {
-			what  string
+			name  string
 			lines []string
 			want  string
 		}{
-			{"as many hops as may be, in a line", []string{strings.Join(hops(maxHops), ",")}, "203.0.113.7"},
-			{"as many hops as may be, a line each", hops(maxHops), "203.0.113.7"},
-			{"a hop more, in a line", []string{strings.Join(hops(maxHops+1), ",")}, "10.0.0.1"},
-			{"a hop more, a line each", hops(maxHops + 1), "10.0.0.1"},
-			{"as many bytes as may be", padded(maxHopBytes), "203.0.113.7"},
-			{"a byte more", padded(maxHopBytes + 1), "10.0.0.1"},
-			{"two bytes more, which cut the client's address", []string{client + "," + spaces + proxy}, "10.0.0.1"},
-			{"far more bytes", padded(100 * maxHopBytes), "10.0.0.1"},
-			{"far more bytes in one hop", []string{client + strings.Repeat(" ", 1_000_000)}, "10.0.0.1"},
-			{"far more of both, left of the client", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
-			{"many lines before the client's", append(slices.Repeat([]string{proxy}, 100_000), client), "203.0.113.7"},
+			{"maxHops in one line", []string{strings.Join(hops(maxHops), ",")}, "203.0.113.7"},
+			{"maxHops, each in its own line", hops(maxHops), "203.0.113.7"},
+			{"maxHops + 1 in one line", []string{strings.Join(hops(maxHops+1), ",")}, "10.0.0.1"},
+			{"maxHops + 1, each in its own line", hops(maxHops + 1), "10.0.0.1"},
+			{"maxHopBytes", padded(maxHopBytes), "203.0.113.7"},
+			{"maxHopBytes + 1", padded(maxHopBytes + 1), "10.0.0.1"},
+			{"maxHopBytes + 2: the client's address is cut", []string{client + "," + spaces + proxy}, "10.0.0.1"},
+			{"100 times maxHopBytes", padded(100 * maxHopBytes), "10.0.0.1"},
+			{"a million bytes in one hop", []string{client + strings.Repeat(" ", 1_000_000)}, "10.0.0.1"},
+			{"100,000 hops left of the client, which are not read", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
+			{"100,000 lines before the client's, which are not read", append(slices.Repeat([]string{proxy}, 100_000), client), "203.0.113.7"},
 		} {
-			if got := of(a, request("10.0.0.1:80", header, row.lines...)); got.String() != row.want {
-				t.Errorf("%s: %s: the client is %s; want %s", header, row.what, got, row.want)
+			if got := clientOf(a, request("10.0.0.1:80", header, row.lines...)); got.String() != row.want {
+				t.Errorf("%s: %s: the client is %s; want %s", header, row.name, got, row.want)
 			}
 		}
 	}
@@ -354,15 +357,17 @@ func TestPeersAreReadAsNetHTTPWritesThem(t *testing.T) {
 		":80":        "invalid IP", "203.0.113.7:": "invalid IP", "host:80": "invalid IP",
 	} {
 		r := request(remote, "X-Forwarded-For", "198.51.100.9")
-		if got := of(mustTrust(t, ""), r); got.String() != want {
+		if got := clientOf(mustTrust(t, ""), r); got.String() != want {
 			t.Errorf("the peer %q is read as %s; want %s", remote, got, want)
 		}
-		if got := of(mustTrust(t, "", proxies...), r); got.String() != want {
-			t.Errorf("the peer %q is taken for a proxy: the client is %s", remote, got)
+		if got := clientOf(mustTrust(t, "", proxies...), r); got.String() != want {
+			t.Errorf("the peer %q is taken for a proxy: the client is %s; want %s", remote, got, want)
 		}
-		// Only what is a unix socket is trusted as one.
-		want = map[bool]string{true: "198.51.100.9", false: want}[remote == "" || strings.Contains("@@name/run/x.sock", remote)]
-		if got := of(mustTrust(t, "", "unix"), r); got.String() != want {
+		// If unix sockets are trusted, no other peer is trusted.
+		if slices.Contains([]string{"", "@", "@name", "/run/x.sock"}, remote) {
+			want = "198.51.100.9"
+		}
+		if got := clientOf(mustTrust(t, "", "unix"), r); got.String() != want {
 			t.Errorf("the peer %q, if unix sockets are trusted, makes the client %s; want %s", remote, got, want)
 		}
 	}
@@ -377,7 +382,7 @@ func TestPeersOfAUnixSocketAreTrustedIfConfigured(t *testing.T) {
 	}
 	trusting, strict := mustTrust(t, "", "unix", "10.0.0.0/8"), mustTrust(t, "")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, of(strict, r), ", ", of(trusting, r))
+		fmt.Fprint(w, clientOf(strict, r), ", ", clientOf(trusting, r))
 	}))
 	server.Listener.Close()
 	server.Listener = listener
@@ -419,17 +424,17 @@ func TestProxiesAreNamedByNetworkOrAddress(t *testing.T) {
 		"10.0.0.0/9": "[::ffff:10.1.1.1]:80", "::1": "[::1]:1",
 	} {
 		a := mustTrust(t, "x-forwarded-for", text)
-		if got := of(a, request(inside, "X-Forwarded-For", "203.0.113.7")); got.String() != "203.0.113.7" {
-			t.Errorf("%s is not in %s: the client is %s", inside, text, got)
+		if got := clientOf(a, request(inside, "X-Forwarded-For", "203.0.113.7")); got.String() != "203.0.113.7" {
+			t.Errorf("the proxy %s, which is in %s: the client is %s; want 203.0.113.7", inside, text, got)
 		}
-		if got := of(a, request("192.0.2.1:80", "X-Forwarded-For", "203.0.113.7")); got.String() != "192.0.2.1" {
-			t.Errorf("192.0.2.1 is in %s: the client is %s", text, got)
+		if got := clientOf(a, request("192.0.2.1:80", "X-Forwarded-For", "203.0.113.7")); got.String() != "192.0.2.1" {
+			t.Errorf("the peer 192.0.2.1, which is not in %s: the client is %s; want the peer", text, got)
 		}
 	}
 }
 
-// named are all addresses that stand in a text, however they are wrapped.
-func named(text string) (addresses []netip.Addr) {
+// addressesIn returns all addresses in a text, with or without ports, brackets and quotes.
+func addressesIn(text string) (addresses []netip.Addr) {
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(",;=\"[] \t\n", r) }) {
 		word, _, _ = strings.Cut(word, "%")
 		if address, err := netip.ParseAddr(word); err == nil {
@@ -444,9 +449,10 @@ func named(text string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// Whatever stands in the header, the client is the peer, or an address in it, right of which all
-// are trusted. (In Forwarded, other parameters name addresses too, so the order is left out.) And
-// once a proxy has appended the attacker's address, it is that one.
+// For any header, the client is the peer, or an address in the header. All addresses to the right of
+// that address are trusted. (Forwarded may have addresses in other parameters too, so there the
+// fuzzer does not check the order.) When a proxy has appended the attacker's address, the client is
+// the attacker.
 func FuzzClientAddress(f *testing.F) {
 	for i, lines := range forgeries {
 		if text := strings.Join(lines, "\n"); len(text) < 5000 { // long ones are slow to mutate
@@ -458,30 +464,32 @@ func FuzzClientAddress(f *testing.F) {
 		f.Add("203.0.113.7, 10.1.1.1", remote, uint8(0))
 	}
 	f.Fuzz(func(t *testing.T, written, remote string, kind uint8) {
-		reader := readers[int(kind)%len(readers)]
-		a := mustTrust(t, reader.header, append([]string{"unix"}, proxies...)...)
-		peer := of(mustTrust(t, ""), request(remote, ""))
+		list := lists[int(kind)%len(lists)]
+		a := mustTrust(t, list.header, append([]string{"unix"}, proxies...)...)
+		peer := clientOf(mustTrust(t, ""), request(remote, ""))
 		lines := strings.Split(written, "\n")
-		client := of(a, request(remote, reader.header, lines...))
+		client := clientOf(a, request(remote, list.header, lines...))
 		if client.Is4In6() || client.Zone() != "" {
-			t.Errorf("%q from %q: the client is %s", lines, remote, client)
+			t.Errorf("%q from %q: the client is %s; want no zone, and no IPv4-mapped address", lines, remote, client)
 		}
+		isPeerTrusted := a.trusts(peer) || PeerOf(remote).IsSocket
 		if client != peer {
-			left := named(written)
-			for len(left) > 0 && left[len(left)-1] != client && (a.trusts(left[len(left)-1]) || reader.header == "Forwarded") {
+			left := addressesIn(written)
+			mayPass := func(address netip.Addr) bool { return a.trusts(address) || list.header == "Forwarded" }
+			for len(left) > 0 && left[len(left)-1] != client && mayPass(left[len(left)-1]) {
 				left = left[:len(left)-1]
 			}
-			if len(left) == 0 || left[len(left)-1] != client || !a.trusts(peer) && !PeerOf(remote).IsSocket {
-				t.Errorf("%q from %q: the client is %s", lines, remote, client)
+			if len(left) == 0 || left[len(left)-1] != client || !isPeerTrusted {
+				t.Errorf("%q from %q: the client is %s; want the peer, or an address right of which all are trusted", lines, remote, client)
 			}
 		}
-		attacker, proxy := fmt.Sprintf(reader.append, "203.0.113.7"), fmt.Sprintf(reader.append, "10.0.0.2")
+		attacker, proxy := fmt.Sprintf(list.append, "203.0.113.7"), fmt.Sprintf(list.append, "10.0.0.2")
 		for _, passed := range slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy)) {
 			want := peer
-			if a.trusts(peer) || PeerOf(remote).IsSocket {
+			if isPeerTrusted {
 				want = netip.MustParseAddr("203.0.113.7")
 			}
-			if got := of(a, request(remote, reader.header, passed...)); got != want {
+			if got := clientOf(a, request(remote, list.header, passed...)); got != want {
 				t.Errorf("%q from %q: the client is %s; want %s", passed, remote, got, want)
 			}
 		}
@@ -504,8 +512,8 @@ func TestClientAddressCostsNoAllocation(t *testing.T) {
 	for _, row := range benchmarks {
 		a := mustTrust(t, row.header, row.trusted...)
 		r := request("10.0.0.1:80", a.header, row.lines...)
-		if got := testing.AllocsPerRun(100, func() { of(a, r) }); got != 0 {
-			t.Errorf("%s: %v allocations", row.name, got)
+		if got := testing.AllocsPerRun(100, func() { clientOf(a, r) }); got != 0 {
+			t.Errorf("%s: %v allocations; want 0", row.name, got)
 		}
 	}
 }
@@ -517,7 +525,7 @@ func BenchmarkClientAddress(b *testing.B) {
 			r := request("10.0.0.1:80", a.header, row.lines...)
 			b.ReportAllocs()
 			for b.Loop() {
-				of(a, r)
+				clientOf(a, r)
 			}
 		})
 	}

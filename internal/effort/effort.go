@@ -8,21 +8,21 @@ import (
 	"sync"
 )
 
-// Soak is true if tests should run long enough to find rare failures: PENSTOCK_SOAK is set, as make
-// soak does.
-var Soak = os.Getenv("PENSTOCK_SOAK") != ""
+// IsSoak is true if tests run long enough to find rare failures. make soak sets PENSTOCK_SOAK for
+// this.
+var IsSoak = os.Getenv("PENSTOCK_SOAK") != ""
 
-// Of is how many cases a test tries: quick in make test, soak in make soak. quick may be small,
-// because each run starts at another seed.
+// Of returns how many cases a test tries: quick in make test, soak in make soak. quick may be
+// small, because each run starts at another seed.
 func Of(quick, soak int) int {
-	if Soak {
+	if IsSoak {
 		return soak
 	}
 	return quick
 }
 
-// Seed is the first seed of a random test: PENSTOCK_SEED, or a different number in each run. A
-// failing test prints the seed that replays it.
+// Seed returns the first seed of a random test: PENSTOCK_SEED, or a different number in each run. A
+// failing test prints the seed that repeats the failure.
 var Seed = sync.OnceValue(func() uint64 {
 	text := os.Getenv("PENSTOCK_SEED")
 	if text == "" {

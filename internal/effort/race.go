@@ -1,9 +1,11 @@
 package effort
 
-// WithoutRace skips a test under the race detector, and must be its first statement. It is for long
-// tests of one goroutine at a time, where the detector finds nothing and takes ten times as long,
-// and for tests that count allocations, of which the detector makes some. make test runs them
-// without it.
+// WithoutRace skips a test if the race detector is on. It must be the first statement of the test:
+// the Makefile searches for it there, and runs these tests without the detector.
+//
+// It is for long tests in which only one goroutine runs at a time. There the detector finds
+// nothing, and the test takes ten times as long. It is also for tests that count allocations, since
+// the detector allocates memory itself.
 func WithoutRace(t interface {
 	Helper()
 	Skip(args ...any)

@@ -22,19 +22,18 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// busyMain shares a core with busyLoops endless loops, and makes decisions for busyCallers callers.
 const (
-	busyLoops   = 8
-	busyCallers = 64
+	busyLoops   = 8  // endless loops on the core of busyMain
+	busyCallers = 64 // for which busyMain makes decisions at the same time
 
 	busyName = "busy" // value of PENSTOCK_FAULTS_LIMIT that makes TestMain run busyMain
 )
 
-// TestBusyMachineIsNoFailureOfTheStore runs a program on a core that it shares with busy loops,
-// while Redis has another core. The store must make at least 99.9 % of all decisions, and no
-// breaker may open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and
-// around a stop of the program. When Redis is stopped, the first callers wait for the deadline, and
-// later ones do not wait.
+// TestBusyMachineIsNoFailureOfTheStore runs busyMain on a core that it shares with endless loops.
+// Redis has another core. The store must make at least 99.9 % of all decisions, and no breaker may
+// open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and while busyMain is
+// stopped for a time. When Redis is stopped, the first callers wait for the deadline, and later
+// callers do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	decisions := repeats(2_000, 10_000)
 	group := redistest.StartSentinel(t)
@@ -59,7 +58,7 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	}
 	startOn(t, first, program)
 	reports := json.NewDecoder(out)
-	burst := func(when string, limits, n int) (r busyReport) {
+	runSeries := func(when string, limits, n int) (r busyReport) {
 		t.Helper()
 		if _, err := fmt.Fprintln(in, limits, n); err != nil {
 			t.Fatal(err)
@@ -68,44 +67,46 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 			t.Fatalf("%s: %v", when, err)
 		}
 		if n == decisions {
-			t.Logf("counted: %d of %d decisions by the store %s (%d calls, %d openings of a breaker, the slowest took %v; the program had %d %% of a core for %v %s)",
-				r.Store, n, when, r.Calls, r.Opened, r.Slowest.Round(time.Millisecond), 100*r.CPU/max(r.Took, 1), r.Took.Round(time.Millisecond), r.Err)
+			t.Logf("counted: %d of %d decisions by the store %s (%d calls, %d openings of a breaker, the slowest took %v; the program had %d %% of a core for %v; last error: %s)",
+				r.ByStore, n, when, r.StoreCalls, r.Openings, r.Slowest.Round(time.Millisecond), 100*r.CPU/max(r.Duration, 1), r.Duration.Round(time.Millisecond), r.LastError)
 		}
 		return r
 	}
-	checkBurst := func(when string, limits int) {
+	checkSeries := func(when string, limits int) {
 		t.Helper()
-		if r := burst(when, limits, decisions); r.Store*1000 < decisions*999 || r.Opened > 0 {
-			t.Errorf("%s: the store made %d of %d decisions, and breakers opened %d times", when, r.Store, decisions, r.Opened)
+		if r := runSeries(when, limits, decisions); r.ByStore*1000 < decisions*999 || r.Openings > 0 {
+			t.Errorf("%s: the store made %d of %d decisions, and breakers opened %d times; want 99.9 %% of the decisions, and no opening",
+				when, r.ByStore, decisions, r.Openings)
 		}
 	}
-	checkBurst("after the start", 1)
-	checkBurst("with new limits", 3)
+	checkSeries("after the start", 1)
+	checkSeries("with new limits", 3)
 	if _, err := group.Primary.Do("SCRIPT", "FLUSH"); err != nil {
 		t.Fatal(err)
 	}
-	checkBurst("after SCRIPT FLUSH", 3)
+	checkSeries("after SCRIPT FLUSH", 3)
 	if err := group.Failover(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return burst("to find the new primary", 1, busyCallers).Store == busyCallers }, "the store decides after the failover")
-	checkBurst("after a failover", 3)
-	stopInside(t, group.Primary, program.Process)
-	checkBurst("while the program is stopped for two seconds", 3)
+	eventually(t, func() bool { return runSeries("to find the new primary", 1, busyCallers).ByStore == busyCallers }, "the store decides after the failover")
+	checkSeries("after a failover", 3)
+	stopDuringCalls(t, group.Primary, program.Process)
+	checkSeries("while the program is stopped for two seconds", 3)
 
 	group.Primary.Pause()
-	if r := burst("with Redis stopped", 1, busyCallers); r.Store > 0 || r.Opened == 0 {
-		t.Errorf("the stopped store made %d decisions; breakers opened %d times", r.Store, r.Opened)
+	if r := runSeries("with Redis stopped", 1, busyCallers); r.ByStore > 0 || r.Openings == 0 {
+		t.Errorf("the stopped store made %d decisions, and breakers opened %d times; want no decision, and an open breaker", r.ByStore, r.Openings)
 	}
-	if r := burst("with the breaker open", 1, decisions); r.Store > 0 || r.Calls > decisions/10 {
-		t.Errorf("the stopped store made %d decisions; %d of %d were sent to it", r.Store, r.Calls, decisions)
+	if r := runSeries("with the breaker open", 1, decisions); r.ByStore > 0 || r.StoreCalls > decisions/10 {
+		t.Errorf("the stopped store made %d decisions, and received %d calls for %d decisions; want no decision, and calls for at most a tenth",
+			r.ByStore, r.StoreCalls, decisions)
 	}
 	group.Primary.Resume()
 }
 
-// stopInside stops a program when the server has received some more of its scripts, and continues
-// it two seconds later. Replies arrive in between.
-func stopInside(t *testing.T, server *redistest.Server, program *os.Process) {
+// stopDuringCalls stops a program after the server has run three more of its scripts. So the program
+// is stopped while it waits for replies. It continues two seconds later.
+func stopDuringCalls(t *testing.T, server *redistest.Server, program *os.Process) {
 	t.Helper()
 	had, _, err := server.CommandStats("evalsha")
 	if err != nil {
@@ -125,13 +126,17 @@ func stopInside(t *testing.T, server *redistest.Server, program *os.Process) {
 
 // A busyReport is the result of a series of decisions.
 type busyReport struct {
-	Store, Calls, Opened int
-	Slowest, Took, CPU   time.Duration
-	Err                  string
+	ByStore    int           // decisions that the store made
+	StoreCalls int           // calls that the guards made to the store
+	Openings   int           // of breakers
+	Slowest    time.Duration // the longest decision
+	Duration   time.Duration // of the series
+	CPU        time.Duration // CPU time that the program used in it
+	LastError  string        // of the store; "": none
 }
 
-// busyMain reads lines from standard input, each with a number of decisions and of limits. It makes
-// the decisions of each line and prints a report.
+// busyMain reads lines from standard input. Each line has a number of limits and a number of
+// decisions. busyMain makes this series of decisions, and prints a report.
 func busyMain(url, _ string) error {
 	var opened, calls atomic.Int64
 	store, err := redisstore.Open(url, redisstore.Options{})
@@ -157,10 +162,11 @@ func busyMain(url, _ string) error {
 		return err
 	}
 	defer g.Close()
+	const plenty = 1_000_000 // no decision is a denial
 	all := []penstock.Limit{
-		penstock.PerSecond(1_000_000).WithName("bucket"),
-		{Name: "window", Algorithm: penstock.SlidingWindow, Count: 1_000_000, Period: time.Minute},
-		{Name: "fixed", Algorithm: penstock.FixedWindow, Count: 1_000_000, Period: time.Minute},
+		penstock.PerSecond(plenty).WithName("bucket"),
+		{Name: "window", Algorithm: penstock.SlidingWindow, Count: plenty, Period: time.Minute},
+		{Name: "fixed", Algorithm: penstock.FixedWindow, Count: plenty, Period: time.Minute},
 	}
 	reports := json.NewEncoder(os.Stdout)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -170,39 +176,48 @@ func busyMain(url, _ string) error {
 		}
 		calls.Store(0)
 		opened.Store(0)
-		var byStore, slowest, turn atomic.Int64
-		var callers sync.WaitGroup
-		began, used := time.Now(), cpu()
-		for c := range busyCallers {
-			callers.Go(func() {
-				var charges []penstock.Charge
-				for _, l := range all[:limits] {
-					charges = append(charges, penstock.Charge{Key: strconv.Itoa(c), Plan: l.MustCompile(), Cost: 1})
-				}
-				for turn.Add(1) <= int64(n) {
-					began := time.Now()
-					if d, err := g.Decide(context.Background(), charges); err == nil && d.Source == penstock.FromStore {
-						byStore.Add(1)
-					}
-					for took := int64(time.Since(began)); ; {
-						if was := slowest.Load(); took <= was || slowest.CompareAndSwap(was, took) {
-							break
-						}
-					}
-				}
-			})
-		}
-		callers.Wait()
-		r := busyReport{Store: int(byStore.Load()), Calls: int(calls.Load()), Opened: int(opened.Load()), Slowest: time.Duration(slowest.Load()),
-			Took: time.Since(began), CPU: cpu() - used}
+		r := decideConcurrently(g, all[:limits], n)
+		r.StoreCalls, r.Openings = int(calls.Load()), int(opened.Load())
 		if text := last.Swap(nil); text != nil {
-			r.Err = *text
+			r.LastError = *text
 		}
 		if err := reports.Encode(r); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// decideConcurrently makes n decisions for busyCallers callers. Each caller charges all limits under
+// its own key.
+func decideConcurrently(store penstock.Store, limits []penstock.Limit, n int) busyReport {
+	var byStore, slowest, begun atomic.Int64
+	var callers sync.WaitGroup
+	start, used := time.Now(), cpu()
+	for c := range busyCallers {
+		callers.Go(func() {
+			var charges []penstock.Charge
+			for _, l := range limits {
+				charges = append(charges, penstock.Charge{Key: strconv.Itoa(c), Plan: l.MustCompile(), Cost: 1})
+			}
+			for begun.Add(1) <= int64(n) {
+				sent := time.Now()
+				if d, err := store.Decide(context.Background(), charges); err == nil && d.Source == penstock.FromStore {
+					byStore.Add(1)
+				}
+				raise(&slowest, int64(time.Since(sent)))
+			}
+		})
+	}
+	callers.Wait()
+	return busyReport{ByStore: int(byStore.Load()), Slowest: time.Duration(slowest.Load()), Duration: time.Since(start), CPU: cpu() - used}
+}
+
+// raise sets n to value if value is larger.
+func raise(n *atomic.Int64, value int64) {
+	for old := n.Load(); value > old && !n.CompareAndSwap(old, value); {
+		old = n.Load()
+	}
 }
 
 // cores returns the first and the last core that this process may use. They are the same if there
@@ -219,7 +234,7 @@ func cores(t *testing.T) (first, last string) {
 	return all[0], all[len(all)-1]
 }
 
-// cpu is the CPU time of this process.
+// cpu returns the CPU time of this process so far.
 func cpu() time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -228,8 +243,8 @@ func cpu() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// pin makes a server run on one core, with a high priority if the user may set it. The server must
-// be fast whatever else the machine does.
+// pin makes a server run on one core. It also gives the server a real-time priority if the user may
+// do that, because the server must be fast while other programs use the core.
 func pin(t *testing.T, core string, pid int) {
 	t.Helper()
 	if out, err := exec.Command("taskset", "-a", "-c", "-p", core, strconv.Itoa(pid)).CombinedOutput(); err != nil {

@@ -14,8 +14,8 @@ import (
 
 // check checks the results of the run.
 func (e *experiment) check() {
-	for _, w := range e.load.violations {
-		e.Error(w)
+	for _, violation := range e.load.violations {
+		e.Error(violation)
 	}
 	e.checkSources()
 	e.checkErrors()
@@ -39,60 +39,64 @@ func (e *experiment) check() {
 func (e *experiment) checkSources() {
 	stored := e.load.answers[during][penstock.FromStore]
 	if e.fault.decidedBy == byPolicies && !e.isPartial() && stored > 0 {
-		e.Errorf("the store made %d of %d decisions during the fault", stored, len(e.load.latencies[during]))
+		e.Errorf("the store made %d of %d decisions during the fault; want none", stored, len(e.load.latencies[during]))
 	}
 }
 
 // checkBounds compares the admitted units of each key with two bounds. The store may admit the
-// limit once, and once more for each time that it lost its data. An instance may admit the bound of
-// its fallback. If the store has kept its data, its state must agree with the decisions: a call
-// without a reply may have been charged once, and leased units may be charged in addition.
+// limit once, and once more after each loss of its data. An instance may admit the bound of its
+// fallback.
+//
+// If the store has kept its data, its state must also agree with the decisions: the used units are
+// the admitted units. There may be one more for each call without a reply, and unspent units of
+// leases.
 func (e *experiment) checkBounds() {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	if err != nil {
 		e.Fatal(err)
 	}
 	defer direct.Close()
-	unknown, most := e.unknown(), [len(policies)]int{}
-	accounts, lost := 0, 0
-	for a, g := range e.load.grants {
-		p := &policies[a.policy]
+	unknown, most := e.unknown(), [len(policies)]int{} // most: the largest use of a key, for each policy
+	keys, lost := 0, 0
+	for k, g := range e.load.grants {
+		p := &policies[k.policy]
 		stored, byFallback := 0, 0
 		for i := range instances {
 			stored += g.store[i]
 			byFallback += g.byFallback[i]
 			if bound := p.fallbackBound + p.leaseReturns()*(g.last-g.first); p.fallbackBound != unbounded && g.byFallback[i] > bound {
-				e.Errorf("policy %s: instance %d admitted %d units of %s without the store; its bound is %d", p.name, i, g.byFallback[i], a.key, bound)
+				e.Errorf("policy %s: instance %d admitted %d units of %s without the store; its bound is %d", p.name, i, g.byFallback[i], k.key, bound)
 			}
 		}
 		dataLosses := e.fault.dataLosses * (g.last - g.first)
 		if bound := p.units() * (1 + dataLosses); stored > bound {
-			e.Errorf("policy %s: the store admitted %d units of %s; its bound is %d", p.name, stored, a.key, bound)
+			e.Errorf("policy %s: the store admitted %d units of %s; its bound is %d", p.name, stored, k.key, bound)
 		}
-		most[a.policy] = max(most[a.policy], stored+byFallback)
-		used := e.used(direct, a)
-		if used > stored+unknown[a] && p.settings.Lease == 0 || used < stored && e.fault.dataLosses == 0 {
-			e.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d replies were lost", p.name, used, a.key, stored, unknown[a])
+		most[k.policy] = max(most[k.policy], stored+byFallback)
+		used := e.used(direct, k)
+		if used > stored+unknown[k] && p.settings.Lease == 0 || used < stored && e.fault.dataLosses == 0 {
+			e.Errorf("policy %s: the store has %d used units of %s; want the %d that it admitted, and at most %d more for lost replies",
+				p.name, used, k.key, stored, unknown[k])
 		}
-		accounts++
+		keys++
 		if p.settings.Lease == 0 {
 			e.charged += max(used-stored, 0)
 		}
-		lost += unknown[a]
+		lost += unknown[k]
 	}
 	e.Logf("counted: %d keys within their bounds (largest use of a key: %v; %d replies lost, %d of them charged)",
-		accounts, describeUse(most), lost, e.charged)
+		keys, describeUse(most), lost, e.charged)
 }
 
 // used returns how many units of a key are used, by the state of the store.
-func (e *experiment) used(direct *redisstore.Store, a limitKey) int {
+func (e *experiment) used(direct *redisstore.Store, k limitKey) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	d, err := direct.Decide(ctx, []penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit, Mode: penstock.Peek}})
+	d, err := direct.Decide(ctx, []penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Mode: penstock.Peek}})
 	if err != nil {
-		e.Fatalf("peek at %s: %v", a.key, err)
+		e.Fatalf("peek at %s: %v", k.key, err)
 	}
-	return policies[a.policy].units() - int(d.Status(0).Remaining)
+	return policies[k.policy].units() - int(d.Status(0).Remaining)
 }
 
 // unknown returns how many calls without a reply may have been charged, by key.
@@ -100,8 +104,8 @@ func (e *experiment) unknown() map[limitKey]int {
 	all := map[limitKey]int{}
 	for _, i := range e.load.instances {
 		i.spy.mu.Lock()
-		for a, n := range i.spy.unknown {
-			all[a] += n
+		for k, n := range i.spy.unknown {
+			all[k] += n
 		}
 		i.spy.mu.Unlock()
 	}
@@ -113,17 +117,18 @@ func (e *experiment) checkErrors() {
 	seen := e.reasons()
 	for _, c := range e.fault.wantErrors {
 		if seen[c.String()] == 0 {
-			e.Errorf("no instance saw an error with reason %v; they saw %v", c, seen)
+			e.Errorf("no instance saw an error with reason %v, which the fault must cause; they saw %v", c, seen)
 		}
 	}
 	expected := slices.Concat([]penstock.Reason{penstock.ReasonUnknown, penstock.ReasonUnreachable}, e.fault.wantErrors, e.fault.mayHaveErrors)
 	for reason := range seen {
 		if !slices.ContainsFunc(expected, func(c penstock.Reason) bool { return c.String() == reason }) {
-			e.Errorf("an instance saw errors with reason %s: %s", reason, e.texts(reason))
+			e.Errorf("an instance saw errors with reason %s, which the fault must not cause: %s", reason, e.texts(reason))
 		}
 	}
 }
 
+// reasons returns the number of errors that all instances saw, by reason.
 func (e *experiment) reasons() map[string]int {
 	all := map[string]int{}
 	for _, i := range e.load.instances {
@@ -147,6 +152,7 @@ func (e *experiment) texts(reason string) (all []string) {
 	return slices.Compact(all)
 }
 
+// errors describes the errors that all instances saw.
 func (e *experiment) errors() string {
 	text := ""
 	seen := e.reasons()
@@ -156,29 +162,29 @@ func (e *experiment) errors() string {
 	return text
 }
 
-// checkWaiting checks that every call had a deadline and has ended. It also checks that breakers
-// let few calls pass during the fault: those that open a breaker, and one probe in 50 ms.
+// checkWaiting checks that every call had a deadline and has ended. It also checks that few calls
+// reached the store during the fault: the calls that open the breaker, and then one probe in 50 ms.
 func (e *experiment) checkWaiting() {
 	var latest time.Duration
 	for i, in := range e.load.instances {
 		if n := in.spy.withoutDeadline.Load(); n > 0 {
-			e.Errorf("instance %d: %d calls without a deadline", i, n)
+			e.Errorf("instance %d made %d calls without a deadline; want none", i, n)
 		}
 		e.await(fmt.Sprintf("the end of the calls of instance %d", i), func() bool { return in.spy.inFlight.Load() == 0 }) // leases still call the store
 		latest = max(latest, time.Duration(in.spy.latest.Load()))
 	}
 	e.Logf("the latest call ended %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), e.deadline, e.reasons())
-	const failures, probeEvery = 5, 50 * time.Millisecond
-	pass := int64(e.cycles*(failures+e.callers) + e.cycles + int(e.faultTime/probeEvery))
-	if most := pass * instances * int64(e.target.shards); e.fault.decidedBy == byPolicies && !e.fault.isStoreCalled && !e.isPartial() && e.reached > most {
-		e.Errorf("%d calls reached the store in %v of its fault; breakers let %d pass", e.reached, e.faultTime, most)
+	const failures, probeEvery = 5, 50 * time.Millisecond // failures: that open a breaker
+	perBreaker := int64(e.cycles*(failures+e.callers) + e.cycles + int(e.faultTime/probeEvery))
+	if most := perBreaker * instances * int64(e.target.shards); e.fault.decidedBy == byPolicies && !e.fault.isStoreCalled && !e.isPartial() && e.reached > most {
+		e.Errorf("%d calls reached the store in %v of its fault; want at most %d, since breakers block the others", e.reached, e.faultTime, most)
 	}
 	if isSoak {
 		e.checkLatency()
 	}
 }
 
-// slack allows for a busy machine.
+// slack is how much later than its deadline a decision may end on a busy machine.
 const slack = 200 * time.Millisecond
 
 // recoverySlack is how long a group of servers may take after a fault until it decides for all
@@ -189,15 +195,17 @@ const recoverySlack = 10 * time.Second
 // checkLatency checks times. Only soaks call it: they have most of the machine for themselves.
 func (e *experiment) checkLatency() {
 	if took := slices.Max(e.recoveryTimes); e.target.kind != single && took > recoverySlack {
-		e.Errorf("the store decided for all instances only %v after the end of the fault", took)
+		e.Errorf("the store decided for all instances %v after the end of the fault; want at most %v", took, recoverySlack)
 	}
 	for p := range phases {
 		if took := p99(e.load.latencies[p]); took > e.deadline+slack {
-			e.Errorf("%s the fault, 1 %% of the decisions took longer than %v; the deadline is %v", phaseNames[p], took, e.deadline)
+			e.Errorf("%s the fault, 1 %% of the decisions took longer than %v; want at most the deadline of %v and %v more",
+				phaseNames[p], took, e.deadline, slack)
 		}
 	}
 }
 
+// describeUse describes the largest use of a key, for each policy.
 func describeUse(counts [len(policies)]int) string {
 	text := ""
 	for p, n := range counts {

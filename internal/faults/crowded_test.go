@@ -13,7 +13,7 @@ import (
 var crowded = []fault{
 	{
 		id: "F24", name: "all connections closed, again and again",
-		begin: noop, meanwhile: storm, end: noop,
+		begin: noop, meanwhile: closeConnections, end: noop,
 		decidedBy: byAnySource,
 		finally:   checkDialedOnce,
 	},
@@ -29,19 +29,20 @@ var crowded = []fault{
 		finally:    checkNothingOldRan,
 	},
 	{
-		id: "F26", name: "a route that is cut again and again",
+		id: "F26", name: "a route that is cut again and again", // the network between instances and server
 		route: toxic,
 		begin: noop, meanwhile: interruptRepeatedly, end: noop,
 		decidedBy: byAnySource,
 	},
 }
 
-// maxConnections is the number of connections from a client to one server. rueidis spreads its
-// pipeline over them.
+// maxConnections is the number of connections from one client to one server. rueidis distributes its
+// commands over them.
 const maxConnections = 4
 
-// storm closes all connections repeatedly, each time after the instances have reconnected.
-func storm(e *experiment) {
+// closeConnections closes all connections repeatedly, each time after the instances have
+// reconnected.
+func closeConnections(e *experiment) {
 	closings := 10
 	if isSoak {
 		closings = 100
@@ -51,7 +52,7 @@ func storm(e *experiment) {
 		e.do("CLIENT KILL TYPE normal")
 		e.awaitRequests(20)
 	}
-	e.dialed += e.received() - before - int64(closings) - 1 // without the connections of this function
+	e.dialed += e.received() - before - int64(closings) - 1 // without the connections of this function itself
 	e.kills += closings
 }
 
@@ -64,19 +65,20 @@ func (e *experiment) receivedBy(s *redistest.Server) int64 {
 	if err != nil {
 		e.Fatal(err)
 	}
-	m := regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(fmt.Sprint(reply))
-	n, err := strconv.ParseInt(m[1], 10, 64)
+	match := regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(fmt.Sprint(reply))
+	n, err := strconv.ParseInt(match[1], 10, 64)
 	if err != nil {
 		e.Fatal(err)
 	}
 	return n
 }
 
-// checkDialedOnce checks that a closed connection is dialed again only once, for all waiting
-// calls together.
+// checkDialedOnce checks that a closed connection is dialed again only once, although many calls
+// wait for it.
 func checkDialedOnce(e *experiment) {
 	if most := int64((e.kills + e.cycles) * instances * maxConnections); e.dialed > most {
-		e.Errorf("%d connections were dialed after all had been closed %d times; there are %d at one time", e.dialed, e.kills, instances*maxConnections)
+		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d, since there are %d at one time",
+			e.dialed, e.kills, most, instances*maxConnections)
 	}
 	e.Logf("counted: %d times all connections closed (%d dialed)", e.kills, e.dialed)
 }
@@ -88,7 +90,7 @@ func checkNothingOldRan(e *experiment) {
 		e.Fatal(err)
 	}
 	if calls := e.storeCalls() - e.oldCalls; ran > calls {
-		e.Errorf("%d scripts ran since the server restarted, for %d calls", ran, calls)
+		e.Errorf("%d scripts ran since the server restarted, for %d calls; want no more scripts than calls", ran, calls)
 	}
 	opened := int64(0)
 	for _, i := range e.load.instances {
@@ -99,11 +101,11 @@ func checkNothingOldRan(e *experiment) {
 
 // interruptRepeatedly cuts the route and restores it, again and again.
 func interruptRepeatedly(e *experiment) {
-	flaps := 4
+	interruptions := 4
 	if isSoak {
-		flaps = 12
+		interruptions = 12
 	}
-	for range flaps {
+	for range interruptions {
 		addToxic(`{"type": "reset_peer", "attributes": {"timeout": 0}}`)(e)
 		e.wait(300 * time.Millisecond)
 		removeToxics(e)

@@ -21,10 +21,11 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "the seed, as a failure prints it; default: a different one in each run")
 
 // isSoak is true in a soak, which also finds rare failures.
-var isSoak = effort.Soak
+var isSoak = effort.IsSoak
 
 // TestMain runs more faults at once than there are processors, since faults wait most of the time.
-// It is also the main function of the programs of process_test.go and busy_test.go.
+// The tests of process_test.go and busy_test.go start this test binary as a program. Then TestMain
+// runs childMain or busyMain.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PENSTOCK_FAULTS_CHILD"); url != "" {
 		main, limit := childMain, os.Getenv("PENSTOCK_FAULTS_LIMIT")
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
-	zerolog.SetGlobalLevel(zerolog.Disabled) // some of toxiproxy writes to standard output
+	zerolog.SetGlobalLevel(zerolog.Disabled) // toxiproxy would log to standard output
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", map[bool]string{false: "8", true: "4"}[isSoak])
 	}
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 
 // A fault is an entry of the catalog.
 type fault struct {
-	id, name     string        // F2, killed
+	id, name     string        // such as F2 and "killed"
 	on           []kind        // targets; default: a single server
 	onMore       []kind        // further targets in a soak
 	route        route         // between instances and a single server
@@ -58,23 +59,26 @@ type fault struct {
 	rounds       int           // in a soak, each with a new target; default: 1
 	canPartition bool          // the network between nodes of a Sentinel group or a Cluster can be cut
 
-	prepare         func(l *experiment) // prepares the target, before there are instances
-	hasClock        bool                // the single server has a clock that can be set: l.target.clock
-	isAbsentAtStart bool                // the store does not decide before the fault either
-	begin           func(l *experiment) // starts the fault; it has begun when this returns
-	meanwhile       func(l *experiment) // happens during the fault
-	end             func(l *experiment) // ends the fault
+	prepare         func(e *experiment) // prepares the target, before the instances start
+	hasClock        bool                // the single server has a clock that can be set: e.target.clock
+	isAbsentAtStart bool                // the store does not decide before the fault begins either
+	begin           func(e *experiment) // starts the fault; it has begun when this returns
+	meanwhile       func(e *experiment) // happens during the fault
+	end             func(e *experiment) // ends the fault
 
-	option  func(l *experiment, instance int) rueidis.ClientOption // how an instance connects to the target; default: by its URL
-	finally func(l *experiment)                                    // further checks in the end
+	option  func(e *experiment, instance int) rueidis.ClientOption // how an instance connects to the target; default: by its URL
+	finally func(e *experiment)                                    // further checks in the end
 
 	decidedBy      decider           // source of decisions during the fault
-	wantErrors     []penstock.Reason // errors that instances must see
-	mayHaveErrors  []penstock.Reason // further errors that instances may see; unknown and unreachable are always allowed, since a slow machine can cause them
-	isStoreCalled  bool              // breakers stay closed: the store rejects only some limits, at once
-	hasLateCharges bool              // some calls without a reply are charged
+	wantErrors     []penstock.Reason // reasons of errors that instances must see
+	isStoreCalled  bool              // breakers stay closed: the store rejects calls at once, but only for some limits
+	hasLateCharges bool              // the store charges some calls, although their replies are lost
 	isPartial      bool              // the store makes some decisions during the fault
-	dataLosses     int               // how often the store starts without its data
+	dataLosses     int               // how often the store starts without its data, in each cycle
+
+	// Reasons of further errors that instances may see. ReasonUnknown and ReasonUnreachable are always
+	// allowed, since a slow machine can cause them.
+	mayHaveErrors []penstock.Reason
 }
 
 // A decider is the source of the decisions during a fault.
@@ -83,7 +87,7 @@ type decider int
 const (
 	byPolicies  decider = iota // the fallback of each policy, on each instance
 	byStore                    // the store, as without a fault
-	byAnySource                // the fault is too short, or comes and goes
+	byAnySource                // any: the fault is too short to check this, or comes and goes
 )
 
 // An experiment runs a fault.
@@ -100,11 +104,11 @@ type experiment struct {
 	callers       int             // on each instance
 	cycles        int             // how often the fault happens
 	charged       int             // units that were charged without a reply
-	kills         int             // how often all connections were closed
-	dialed        int64           // connections that were dialed after that
+	kills         int             // by closeConnections: how often all connections were closed
+	dialed        int64           // by closeConnections: connections that were dialed after that
 	oldCalls      int64           // calls to the store before its restart
-	authorities   [2]*authority   // of secured faults
-	undo          func()          // set by begin: ends the fault
+	authorities   [2]*authority   // of the faults in secured_test.go
+	undo          func()          // set by fault.begin: ends the fault
 	recoveryTimes []time.Duration // time from the end of each fault until the store decided for all instances
 	group         group           // state of faults on several servers
 }
@@ -138,11 +142,11 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 }
 
 func newExperiment(t *testing.T, f *fault) *experiment {
-	e := &experiment{T: t, fault: f, seed: *seedFlag, deadline: 250 * time.Millisecond, cycles: 1}
+	e := &experiment{T: t, fault: f, seed: *seedFlag, cycles: 1}
 	if isSoak {
-		e.deadline, e.cycles = 250*time.Millisecond, cmp.Or(f.cycles, 20)
+		e.cycles = cmp.Or(f.cycles, 20)
 	}
-	e.deadline, e.callers = cmp.Or(f.deadline, e.deadline), cmp.Or(f.callers, 2)
+	e.deadline, e.callers = cmp.Or(f.deadline, 250*time.Millisecond), cmp.Or(f.callers, 2)
 	if e.seed == 0 {
 		e.seed = rand.Uint64N(1 << 32)
 	}
@@ -177,7 +181,7 @@ func (e *experiment) run(k kind) {
 	e.check()
 }
 
-// cycle starts the fault and ends it.
+// cycle starts the fault, waits for decisions by the sources that the fault names, and ends it.
 func (e *experiment) cycle() {
 	e.awaitRequests(e.rng.IntN(200)) // start the fault at a random time
 	e.load.faultBegan()
@@ -191,7 +195,8 @@ func (e *experiment) cycle() {
 	case byPolicies:
 		e.await("the fallback of every policy", func() bool {
 			return e.every(func(i, p int) bool {
-				return e.load.since(i, p, policies[p].fallback) >= enough || e.isPartial() && policies[p].keys == 1 // its keys may all be on other nodes
+				isElsewhere := e.isPartial() && policies[p].keys == 1 // the node with the fault may have no key of the policy
+				return e.load.since(i, p, policies[p].fallback) >= enough || isElsewhere
 			})
 		})
 	case byStore:
@@ -226,8 +231,7 @@ func (e *experiment) isPartial() bool {
 	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byPolicies
 }
 
-// enough is the number of decisions by a source that are awaited from each instance, for each
-// policy.
+// enough is how many decisions by a source the tests wait for, on each instance and for each policy.
 const enough = 10
 
 // awaitStore waits until the store decides for every policy on every instance.
@@ -240,6 +244,7 @@ func (e *experiment) awaitStore() {
 	})
 }
 
+// every returns true if ok is true for every instance and every policy.
 func (e *experiment) every(ok func(instance, policy int) bool) bool {
 	for i := range e.load.instances {
 		for p := range policies {
@@ -294,6 +299,7 @@ func (e *experiment) do(commands ...string) {
 
 func noop(*experiment) {}
 
+// undo is the end of faults whose begin sets experiment.undo.
 func undo(e *experiment) { e.undo() }
 
 // runCommands returns a step of a fault that runs commands.

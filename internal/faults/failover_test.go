@@ -2,11 +2,11 @@ package faults
 
 import "github.com/penstock/penstock"
 
-// duringTakeover are the errors of a server while another takes over: it is no primary, or lacks
-// replicas.
+// duringTakeover are the reasons of errors while a replica becomes the primary: a server is not a
+// primary, or lacks replicas.
 var duringTakeover = []penstock.Reason{penstock.ReasonNotReady}
 
-// Another server takes over.
+// A replica becomes the primary, or the primary moves.
 var failovers = []fault{
 	{
 		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
@@ -41,7 +41,7 @@ var failovers = []fault{
 		dataLosses: 1, finally: func(e *experiment) { e.noteUnreplicated(); checkOnlyUnreplicatedLost(e) },
 	},
 	{
-		id: "F13", name: "a failover that loses what was granted", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
+		id: "F13", name: "a failover that loses grants", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: func(e *experiment) {
 			pauseReplication(e)
 			e.awaitRequests(300)
@@ -60,8 +60,8 @@ var failovers = []fault{
 	},
 }
 
-// moveAddress makes the primary listen at another address instead of its own. It keeps its data, so
-// nothing may be lost.
+// moveAddress moves the primary to another address. The primary keeps its data, so no units may be
+// lost.
 func moveAddress(e *experiment) {
 	g := e.chooseVictim()
 	if e.target.sentinel != nil {

@@ -22,11 +22,11 @@ const inSoak = 8
 // A group is the state of faults on a Sentinel group or a Cluster.
 type group struct {
 	victim, successor *redistest.Server // the primary that has the fault, and the replica that replaces it
-	acked             map[limitKey]int  // units that the store had granted when replication stopped
+	replicated        map[limitKey]int  // units that the store had granted when replication stopped
 	mayBeLost         map[limitKey]int  // units that may be lost
 	lost              int               // units that were lost
-	openings          []string          // nodes whose breakers may open
-	route             *sentinelRoute    // of the first instance to Sentinels
+	openings          []string          // names of the nodes whose breakers may open
+	route             *sentinelRoute    // from the first instance to the Sentinels
 }
 
 // chooseVictim finds the primary that will have the fault. On a Cluster it is the primary of slot
@@ -54,7 +54,7 @@ func (e *experiment) must(err error) {
 	}
 }
 
-// awaitSuccessor waits until the replica is primary and, with Sentinel, all Sentinels name it.
+// awaitSuccessor waits until the replica is the primary, and all Sentinels or nodes know it.
 func awaitSuccessor(e *experiment) {
 	e.Helper()
 	began := time.Now()
@@ -78,20 +78,20 @@ func (e *experiment) granted() map[limitKey]int {
 	e.load.mu.Lock()
 	defer e.load.mu.Unlock()
 	all := map[limitKey]int{}
-	for a, g := range e.load.grants {
+	for k, g := range e.load.grants {
 		for _, n := range g.store {
-			all[a] += n
+			all[k] += n
 		}
 	}
 	return all
 }
 
-// startUnreplicated records the units that the replica knows. Units that the store grants later may
-// be lost.
+// startUnreplicated records the granted units that the replica has received. Units that the store
+// grants later may be lost.
 func (e *experiment) startUnreplicated() *group {
 	e.Helper()
 	g := e.chooseVictim()
-	g.acked = e.granted()
+	g.replicated = e.granted()
 	e.must(g.successor.CatchUp(g.victim))
 	return g
 }
@@ -117,14 +117,14 @@ func resumeReplication(e *experiment) {
 	e.target.proxies[slices.Index(e.target.cluster.Nodes, e.group.victim)].Block()
 }
 
-// noteUnreplicated records that all grants since the replication stopped may be lost.
+// noteUnreplicated records that all grants since startUnreplicated may be lost.
 func (e *experiment) noteUnreplicated() {
 	g := &e.group
 	if g.mayBeLost == nil {
 		g.mayBeLost = map[limitKey]int{}
 	}
-	for a, n := range e.granted() {
-		g.mayBeLost[a] += n - g.acked[a]
+	for k, n := range e.granted() {
+		g.mayBeLost[k] += n - g.replicated[k]
 	}
 }
 
@@ -136,11 +136,11 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	defer direct.Close()
 	g := &e.group
 	keys := 0
-	for a, n := range e.granted() {
-		lost, p := n-e.used(direct, a), &policies[a.policy]
-		// Units that were leased during that time may be granted later.
-		if most := g.mayBeLost[a] + e.cycles*instances*int(p.settings.Lease); lost > most {
-			e.Errorf("%d units of %s, policy %s, are lost; only %d of %d were granted without replication", lost, a.key, p.name, most, n)
+	for k, n := range e.granted() {
+		lost, p := n-e.used(direct, k), &policies[k.policy]
+		// Instances may grant units later that they leased without replication.
+		if most := g.mayBeLost[k] + e.cycles*instances*int(p.settings.Lease); lost > most {
+			e.Errorf("%d of %d units of %s, policy %s, are lost; want at most %d, which were granted without replication", lost, n, k.key, p.name, most)
 		}
 		g.lost += max(lost, 0)
 		keys++
@@ -148,7 +148,8 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	e.Logf("counted: %d keys have lost only grants without replication (%d units)", keys, g.lost)
 }
 
-// checkSomeLost also checks that some units were lost: otherwise the test proves nothing.
+// checkSomeLost is checkOnlyUnreplicatedLost, and also checks that some units were lost: otherwise the
+// test proves nothing.
 func checkSomeLost(e *experiment) {
 	checkOnlyUnreplicatedLost(e)
 	if e.group.lost == 0 {
@@ -156,20 +157,21 @@ func checkSomeLost(e *experiment) {
 	}
 }
 
-// checkOnlyInFlightLost checks that no more units are lost than were in flight. The primary may not
-// have replicated the decisions of the last turn of its event loop.
+// checkOnlyInFlightLost checks that no more units are lost than were in flight. The primary
+// replicates a decision in the same turn of its event loop in which it replies, so only the decisions
+// of the last turn may be lost.
 func checkOnlyInFlightLost(e *experiment) {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	e.must(err)
 	defer direct.Close()
 	lost := 0
-	for a, n := range e.granted() {
-		if policies[a.policy].settings.Lease == 0 {
-			lost += max(n-e.used(direct, a), 0)
+	for k, n := range e.granted() {
+		if policies[k.policy].settings.Lease == 0 {
+			lost += max(n-e.used(direct, k), 0)
 		}
 	}
 	if most := e.cycles * instances * e.callers; lost > most {
-		e.Errorf("%d units are lost; at most %d were in flight", lost, most)
+		e.Errorf("%d units are lost; want at most %d, which were in flight", lost, most)
 	}
 	e.Logf("counted: %d failovers (%d units lost, at most %d were in flight)", e.cycles, lost, e.cycles*instances*e.callers)
 }
@@ -181,11 +183,11 @@ func checkBreakersFollow(e *experiment) {
 		return
 	}
 	e.group.victim.Resume() // a stopped server would block the queries below
-	for a := range e.load.grants {
-		if e.target.cluster.Owner(e.slotOf(a)) != e.group.successor {
+	for k := range e.load.grants {
+		if e.target.cluster.Owner(e.slotOf(k)) != e.group.successor {
 			continue
 		}
-		charges := []penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit}}
+		charges := []penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit}}
 		e.await("every instance to use the new primary", func() bool {
 			for _, in := range e.load.instances {
 				if in.spy.Node(charges) != e.group.successor.Addr {
@@ -210,7 +212,7 @@ func awaitFallback(e *experiment) {
 // checkOpenedBreakers checks that only breakers of the nodes in group.openings have opened.
 func checkOpenedBreakers(e *experiment) {
 	for i, in := range e.load.instances {
-		in.shards.Range(func(name, _ any) bool {
+		in.nodes.Range(func(name, _ any) bool {
 			if !slices.Contains(e.group.openings, name.(string)) {
 				e.Errorf("instance %d: the breaker of node %q opened; only %q have a fault", i, name, e.group.openings)
 			}
@@ -220,16 +222,16 @@ func checkOpenedBreakers(e *experiment) {
 }
 
 // slotOf returns the slot of a key in the Cluster.
-func (e *experiment) slotOf(a limitKey) int {
+func (e *experiment) slotOf(k limitKey) int {
 	e.Helper()
-	key, err := redisstore.KeyOf(penstock.Charge{Key: a.key, Plan: policies[a.policy].limit, Cost: 1}, redisstore.Options{})
+	key, err := redisstore.KeyOf(penstock.Charge{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}, redisstore.Options{})
 	e.must(err)
 	slot, err := e.target.cluster.Slot(key)
 	e.must(err)
 	return slot
 }
 
-// current returns a key that is in use now.
+// current returns a random key that is in use now, as pickLocked picks it.
 func (e *experiment) current(rng *rand.Rand) limitKey {
 	e.load.mu.Lock()
 	defer e.load.mu.Unlock()

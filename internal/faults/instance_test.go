@@ -20,8 +20,8 @@ type instance struct {
 	store *guard.Guarded
 	spy   *spy
 
-	opened, closed atomic.Int64 // changes of breakers
-	shards         sync.Map     // nodes whose breakers opened: name to true
+	opened atomic.Int64 // how often breakers opened
+	nodes  sync.Map     // nodes whose breakers opened: name to true
 }
 
 func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Duration) *instance {
@@ -48,19 +48,16 @@ func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Durat
 	return i
 }
 
-func (i *instance) recordBreaker(shard string, _, to guard.State) {
-	switch to {
-	case guard.StateOpen:
+func (i *instance) recordBreaker(node string, _, to guard.State) {
+	if to == guard.StateOpen {
 		i.opened.Add(1)
-		i.shards.Store(shard, true)
-	case guard.StateClosed:
-		i.closed.Add(1)
+		i.nodes.Store(node, true)
 	}
 }
 
-// A limitKey is a key of a limit.
+// A limitKey identifies a counter: a key under the limit of a policy.
 type limitKey struct {
-	policy int
+	policy int // index in policies
 	key    string
 }
 
@@ -77,9 +74,11 @@ type spy struct {
 
 	mu      sync.Mutex
 	reasons map[string]int      // errors, by penstock.Reason
-	texts   map[string][]string // a few of each reason
+	texts   map[string][]string // of at most maxTexts errors, by reason
 	unknown map[limitKey]int    // calls without a reply that may have been charged
 }
+
+const maxTexts = 5
 
 func newSpy(store *redisstore.Store) *spy {
 	return &spy{Store: store, reasons: map[string]int{}, texts: map[string][]string{}, unknown: map[limitKey]int{}}
@@ -87,18 +86,17 @@ func newSpy(store *redisstore.Store) *spy {
 
 func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	s.calls.Add(1)
-	if times, ok := ctx.Value(callCount{}).(*atomic.Int64); ok && charges[0].Mode == penstock.Spend { // not the calls of leases
-		times.Add(1)
+	if count, ok := ctx.Value(callCount{}).(*atomic.Int64); ok && charges[0].Mode == penstock.Spend { // not the calls of leases
+		count.Add(1)
 	}
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		s.withoutDeadline.Add(1)
-	}
+	deadline, hasDeadline := ctx.Deadline()
 	d, err := s.Store.Decide(ctx, charges)
-	for late, most := int64(time.Since(deadline)), s.latest.Load(); ok && late > most && !s.latest.CompareAndSwap(most, late); {
-		most = s.latest.Load()
+	if hasDeadline {
+		raise(&s.latest, int64(time.Since(deadline)))
+	} else {
+		s.withoutDeadline.Add(1)
 	}
 	if err != nil && charges[0].Mode != penstock.Refund { // a lease that cannot return units in time keeps them
 		s.recordError(charges, err)
@@ -120,7 +118,7 @@ func (s *spy) recordError(charges []penstock.Charge, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reasons[reason]++
-	if text := err.Error(); len(s.texts[reason]) < 5 && !slices.Contains(s.texts[reason], text) {
+	if text := err.Error(); len(s.texts[reason]) < maxTexts && !slices.Contains(s.texts[reason], text) {
 		s.texts[reason] = append(s.texts[reason], text)
 	}
 	if mayBeCharged {

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A phase is a part of a run.
+// A phase is a part of an experiment, as seen from the fault.
 type phase int
 
 const (
@@ -25,20 +25,21 @@ const (
 
 var phaseNames = [phases]string{"before", "during", "after"}
 
-const sources = int(penstock.FromClosed) + 1
+const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Source
 
-// A load sends requests to all instances all the time, more for every key than its limit.
+// A load sends requests to all instances all the time. For every key it sends more requests than the
+// limit admits.
 //
-// The keys change: each policy has several current keys at any time, so that a fault meets unused,
+// The keys change. Each policy has several current keys at any time, so that a fault meets unused,
 // half used and exhausted keys. A quarter of the keys is used on the first instance before the
-// fault and on the others during it, which is the worst case for shares.
+// fault, and on the others during the fault. This is the worst case for shares.
 type load struct {
-	instances []*instance
-	stopping  atomic.Bool
-	ended     sync.WaitGroup
+	instances  []*instance
+	isStopping atomic.Bool
+	callers    sync.WaitGroup
 
 	mu         sync.Mutex
-	picked     [len(policies)]int64 // requests
+	picked     [len(policies)]int64 // requests so far, by policy
 	phase      phase
 	begun      int                  // faults that have begun
 	over       int                  // faults that have ended
@@ -46,7 +47,7 @@ type load struct {
 	grants     map[limitKey]*grants
 	answers    [phases][sources]int // decisions of requests that ended in their phase
 	latencies  [phases][]time.Duration
-	violations []string
+	violations []string // errors to report at the end
 }
 
 // An answerSource identifies the source of decisions of a policy on an instance.
@@ -57,13 +58,15 @@ type answerSource struct {
 
 // grants are the units of a key that were admitted.
 type grants struct {
-	store, byFallback [instances]int // by the store or a lease, and by the fallback
-	first, last       int            // faults that had ended before its first request, and begun before its last decision
+	store      [instances]int // by the store or a lease
+	byFallback [instances]int
+	first      int // faults that had ended before the first request for the key
+	last       int // faults that had begun before the last decision for the key
 }
 
 const (
-	pace     = 4 * time.Millisecond
-	overload = 3 // ratio of requests for a key to its units
+	pace     = 4 * time.Millisecond // average pause of a caller between two requests
+	overload = 3                    // ratio of requests for a key to its units
 )
 
 func startLoad(all []*instance, callers int, seed uint64) *load {
@@ -71,8 +74,8 @@ func startLoad(all []*instance, callers int, seed uint64) *load {
 	for i := range all {
 		for c := range callers {
 			rng := rand.New(rand.NewPCG(seed, uint64(i*callers+c)))
-			l.ended.Go(func() {
-				for !l.stopping.Load() {
+			l.callers.Go(func() {
+				for !l.isStopping.Load() {
 					l.send(i, rng)
 					time.Sleep(time.Duration(rng.Int64N(int64(2 * pace))))
 				}
@@ -84,8 +87,8 @@ func startLoad(all []*instance, callers int, seed uint64) *load {
 
 // stop returns when all callers have ended.
 func (l *load) stop() {
-	l.stopping.Store(true)
-	l.ended.Wait()
+	l.isStopping.Store(true)
+	l.callers.Wait()
 }
 
 // begin starts a phase.
@@ -107,7 +110,9 @@ func (l *load) since(instance, policy int, source penstock.Source) int {
 	return l.sincePhase[answerSource{instance, policy, source}]
 }
 
-// pickLocked picks the key of the next request on instance i.
+// pickLocked picks the key of the next request on instance i. A policy moves on to the next key when
+// it has sent overload times the units of a key. Every fourth key is for one side only: the first
+// instance before the fault, or the others during it.
 func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	policy := rng.IntN(len(policies))
 	l.picked[policy]++
@@ -124,36 +129,36 @@ func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 func (l *load) nextRequest(i int, rng *rand.Rand) (phase, grants, limitKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.pickLocked(i, rng)
-	if l.grants[a] == nil {
-		l.grants[a] = &grants{first: l.over}
+	k := l.pickLocked(i, rng)
+	if l.grants[k] == nil {
+		l.grants[k] = &grants{first: l.over}
 	}
-	return l.phase, *l.grants[a], a
+	return l.phase, *l.grants[k], k
 }
 
 func (l *load) send(i int, rng *rand.Rand) {
-	startPhase, known, a := l.nextRequest(i, rng)
-	charge := [1]penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit, Cost: 1}}
-	var times atomic.Int64
+	startPhase, known, k := l.nextRequest(i, rng)
+	charge := [1]penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}}
+	var storeCalls atomic.Int64
 	start := time.Now()
-	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), callCount{}, &times), charge[:])
+	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), callCount{}, &storeCalls), charge[:])
 	took := time.Since(start)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.latencies[startPhase] = append(l.latencies[startPhase], took)
-	if n := times.Load(); n > 1 {
-		l.violations = append(l.violations, fmt.Sprintf("instance %d called the store %d times for one unit of %s", i, n, a.key))
+	if n := storeCalls.Load(); n > 1 {
+		l.violations = append(l.violations, fmt.Sprintf("instance %d called the store %d times for one unit of %s; want at most one call", i, n, k.key))
 	}
 	if err != nil {
-		l.violations = append(l.violations, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
+		l.violations = append(l.violations, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[k.policy].name, err))
 		return
 	}
 	if startPhase == l.phase {
 		l.answers[startPhase][d.Source]++
-		l.sincePhase[answerSource{i, a.policy, d.Source}]++
+		l.sincePhase[answerSource{i, k.policy, d.Source}]++
 	}
-	g := l.grants[a]
+	g := l.grants[k]
 	g.last = l.begun
 	switch {
 	case !d.Allowed:
@@ -161,11 +166,11 @@ func (l *load) send(i int, rng *rand.Rand) {
 		g.store[i]++
 	default:
 		g.byFallback[i]++
-		// Units that the store has granted to this instance count in its share.
-		p := &policies[a.policy]
+		// Units that the store has granted to this instance count as used in its share.
+		p := &policies[k.policy]
 		if had := known.store[i] + known.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
 			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted one more without the store",
-				p.name, i, had, a.key, p.fallbackBound))
+				p.name, i, had, k.key, p.fallbackBound))
 		}
 	}
 }
@@ -197,6 +202,7 @@ func (l *load) String() string {
 	return text
 }
 
+// p99 returns the time that 99 % of the latencies do not exceed.
 func p99(all []time.Duration) time.Duration {
 	if len(all) == 0 {
 		return 0

@@ -37,7 +37,7 @@ var lost = []fault{
 	},
 }
 
-// patient is a deadline that even a slow machine meets.
+// patient is a deadline that even a busy machine meets.
 const patient = 10 * time.Second
 
 // forgetScripts flushes the server's scripts every few milliseconds.
@@ -74,6 +74,6 @@ func lose(how func(*redistest.Proxy, bool), isOn bool) func(*experiment) {
 
 func checkNoError(e *experiment) {
 	if seen := e.reasons(); len(seen) > 0 {
-		e.Errorf("instances saw errors:\n%s", e.errors())
+		e.Errorf("instances saw errors; want none:\n%s", e.errors())
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 const (
 	instances = 3
-	unbounded = -1
+	unbounded = -1 // a fallbackBound
 )
 
 // A policy is a limit with its own failure mode. Its units do not refill within a run, so that the
@@ -22,18 +22,34 @@ type policy struct {
 }
 
 var policies = [...]policy{
-	{"open", perDay(12, "open"), guard.Settings{OnFailure: guard.FailOpen}, penstock.FromOpen, unbounded, 4},
-	{"ceiling", perDay(12, "ceiling"), guard.Settings{OnFailure: guard.FailOpen, Ceiling: perDay(5, "day").Limit()}, penstock.FromFallback, 5, 4},
-	{"closed", perDay(12, "closed"), guard.Settings{OnFailure: guard.FailClosed}, penstock.FromClosed, 0, 4},
-	{"local", perDay(12, "local"), guard.Settings{OnFailure: guard.FailLocal}, penstock.FromFallback, 12 / instances, 4},
-	{"leased", perDay(120, "leased"), guard.Settings{OnFailure: guard.FailLocal, Lease: 10}, penstock.FromFallback, 120 / instances, 1}, // with a lease
+	{
+		name: "open", limit: perDay(12, "open"), settings: guard.Settings{OnFailure: guard.FailOpen},
+		fallback: penstock.FromOpen, fallbackBound: unbounded, keys: 4,
+	},
+	{
+		name: "ceiling", limit: perDay(12, "ceiling"), settings: guard.Settings{OnFailure: guard.FailOpen, Ceiling: perDay(5, "day").Limit()},
+		fallback: penstock.FromFallback, fallbackBound: 5, keys: 4,
+	},
+	{
+		name: "closed", limit: perDay(12, "closed"), settings: guard.Settings{OnFailure: guard.FailClosed},
+		fallback: penstock.FromClosed, fallbackBound: 0, keys: 4,
+	},
+	{
+		name: "local", limit: perDay(12, "local"), settings: guard.Settings{OnFailure: guard.FailLocal},
+		fallback: penstock.FromFallback, fallbackBound: 12 / instances, keys: 4,
+	},
+	{
+		name: "leased", limit: perDay(120, "leased"), settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 10},
+		fallback: penstock.FromFallback, fallbackBound: 120 / instances, keys: 1,
+	},
 }
 
 // units returns how many units of a key may be admitted.
 func (p *policy) units() int { return int(p.limit.Limit().Count) }
 
-// leaseReturns returns how many leased units of a key an instance may hold or be receiving. In a
-// fault the instance returns them to its share, which may then admit as many more.
+// leaseReturns returns how many leased units of a key an instance may have: one lease that it holds,
+// and one that it is drawing. In a fault the instance returns them to its share. So the share may
+// admit as many units more.
 func (p *policy) leaseReturns() int { return 2 * int(p.settings.Lease) }
 
 // perDay compiles a limit of n units per day.
@@ -53,6 +69,7 @@ func settingsOf(limit *penstock.Plan) guard.Settings {
 	return guard.Settings{}
 }
 
+// policyOf returns the index of the policy with this limit, or -1.
 func policyOf(limit *penstock.Plan) int {
 	for i := range policies {
 		if policies[i].name == limit.Name() {

@@ -21,8 +21,8 @@ import (
 // F21 and F22: the program itself is stopped, killed or terminated while it has a lease and a slot.
 
 const (
-	leased   = 50 // most units of a lease
-	children = 2  // most at one time
+	leased   = 50 // largest number of units in a lease
+	children = 2  // number of instances for which leases and shares are configured
 )
 
 var (
@@ -31,6 +31,7 @@ var (
 	slots    = penstock.InFlight(1, time.Second)
 )
 
+// leasing returns the guard settings of a limit: all limits but slots are leased.
 func leasing(limit *penstock.Plan) guard.Settings {
 	if limit.Name() == slots.Name {
 		return guard.Settings{OnFailure: guard.FailClosed}
@@ -96,10 +97,10 @@ func childMain(url, limitName string) error {
 	return nil
 }
 
-// A grant is a spent unit, between two times in µs.
+// A grant is a unit that was spent between two times.
 type grant struct {
 	source   penstock.Source
-	from, to int64
+	from, to int64 // µs since the epoch
 }
 
 // A child is a process that runs childMain, and the units that it has spent so far.
@@ -138,7 +139,7 @@ func startChild(t *testing.T, url string, limit *penstock.Plan) *child {
 	return c
 }
 
-// spent returns the units that the child has spent so far, and how many of them its lease had.
+// spent returns the units that the child has spent so far, and how many of them are from its lease.
 func (c *child) spent() (grants []grant, leased int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +165,7 @@ func eventually(t *testing.T, ok func() bool, what string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("not within 30 s: " + what)
+			t.Fatal("this did not happen within 30 s: " + what)
 		}
 	}
 }
@@ -217,7 +218,7 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
 		if used < len(grants)-1 || used > len(grants)+leased+1 { // one unit was not printed before the kill, and one has refilled
-			t.Errorf("%d units are used and %d were spent; a program may lose %d", used, len(grants), leased)
+			t.Errorf("%d units are used, and the killed program has spent %d; want at most %d units of difference", used, len(grants), leased)
 		}
 		lost += used - len(grants)
 		eventually(t, func() bool {
@@ -237,10 +238,10 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
-	ends, whole := repeats(2, 60), 0
-	for tries := 0; whole < ends; tries++ {
+	ends, complete := repeats(2, 60), 0 // complete: programs that returned their whole lease
+	for tries := 0; complete < ends; tries++ {
 		if tries == 3*ends {
-			t.Fatalf("only %d of %d programs returned everything", whole, tries)
+			t.Fatalf("only %d of %d programs returned their whole lease; want %d", complete, tries, ends)
 		}
 		before := usedDaily(t, store)
 		c := startChild(t, s.URL(), daily)
@@ -258,10 +259,10 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
 		if used < len(grants)-5 || used > len(grants)+leased { // one unit refills in 9 s
-			t.Errorf("%d units are used and %d were spent", used, len(grants))
+			t.Errorf("%d units are used, and the program has spent %d; want at most %d more", used, len(grants), leased)
 		}
 		if used <= len(grants) {
-			whole++
+			complete++
 		}
 		if usedDaily(t, store) > int(daily.Limit().Count)*3/4 {
 			reset(t, store)
@@ -278,7 +279,8 @@ func reset(t *testing.T, store *redisstore.Store) {
 }
 
 // F21: a program with a lease is stopped for longer than the lease lasts. Afterwards it spends
-// nothing of that lease: units of an old window would exceed a later window that is used up.
+// nothing of that lease. Such units would belong to an old window, and would exceed the limit of the
+// current window if other instances have used it up.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)
@@ -331,7 +333,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	for _, n := range windows {
 		most = max(most, n)
 		if n > windowed.Limit().Count {
-			t.Errorf("%d units were admitted in a window of %d", n, windowed.Limit().Count)
+			t.Errorf("%d units were admitted in one window; the limit is %d", n, windowed.Limit().Count)
 		}
 	}
 	t.Logf("counted: %d stops of a program with a lease (%d units leased there, %d at most in a window of %d)", stops, leasedUnits, most, windowed.Limit().Count)

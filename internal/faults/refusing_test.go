@@ -34,7 +34,7 @@ var refusing = []fault{
 	},
 	{
 		id: "F6", name: "read-only",
-		begin: runCommands("REPLICAOF 127.0.0.1 1"), end: runCommands("REPLICAOF NO ONE"),
+		begin:      runCommands("REPLICAOF 127.0.0.1 1"), // no server listens at port 1 end: runCommands("REPLICAOF NO ONE"),
 		wantErrors: unready,
 	},
 	{
@@ -100,12 +100,12 @@ func rights(t testing.TB) string {
 	line := regexp.MustCompile(`(?m)^ACL SETUSER limiter reset on .*$`).FindString(string(text))
 	found := regexp.MustCompile(`\+[a-z|]+`).FindAllString(line, -1)
 	if len(found) < 10 {
-		t.Fatalf("docs/operations.md lists %d rights: %v", len(found), found)
+		t.Fatalf("docs/operations.md lists %d rights, %v; want at least 10", len(found), found)
 	}
 	return strings.Join(found, " ")
 }
 
-// fill sets maxclients to 1 and takes that connection, until undo.
+// fill sets maxclients to 1 and holds the only connection, until undo.
 func fill(e *experiment) { e.undo = fillServer(e, e.target.primary()) }
 
 func fillServer(e *experiment, s *redistest.Server) (empty func()) {

@@ -49,7 +49,7 @@ var reshards = []fault{
 	},
 	{
 		id: "F24", name: "all connections to a Cluster closed, again and again", on: []kind{cluster}, cycles: inSoak,
-		begin: noop, meanwhile: stormOnAll, end: noop,
+		begin: noop, meanwhile: closeConnectionsToAll, end: noop,
 		decidedBy: byAnySource,
 	},
 	{
@@ -71,7 +71,7 @@ var reshards = []fault{
 
 // moveSlots moves the slots of keys in use, one after the other, and waits for requests during each
 // move.
-func moveSlots(to func(l *experiment, slot int) *redistest.Server) func(*experiment) {
+func moveSlots(to func(e *experiment, slot int) *redistest.Server) func(*experiment) {
 	return func(e *experiment) {
 		moves := 8
 		if isSoak {
@@ -81,7 +81,7 @@ func moveSlots(to func(l *experiment, slot int) *redistest.Server) func(*experim
 		for range moves {
 			slot := e.slotOf(e.current(e.rng))
 			target := to(e, slot)
-			e.must(e.target.cluster.Move(slot, slot, target, func(int) {
+			e.must(e.target.cluster.Move(slot, slot, target, func(int) { // while the slot has keys on two nodes
 				pauses++
 				e.awaitRequests(40)
 			}))
@@ -101,7 +101,7 @@ func otherPrimary(e *experiment, slot int) *redistest.Server {
 	}
 }
 
-// newPrimary returns a server that has joined the Cluster during the fault.
+// newPrimary returns a server that joins the Cluster during the fault.
 func newPrimary(e *experiment, _ int) *redistest.Server {
 	if e.group.successor == nil {
 		s, err := e.target.cluster.Grow()
@@ -120,7 +120,7 @@ func removeReplica(e *experiment) {
 
 func killVictim(e *experiment) {
 	for _, in := range e.load.instances {
-		in.shards.Clear() // nodes share a breaker until the instance knows them
+		in.nodes.Clear() // at the start, all nodes share one breaker, whose openings do not count
 	}
 	e.group.victim.Kill()
 }
@@ -138,7 +138,10 @@ func restartVictim(e *experiment) {
 // shard, and the store the others.
 func othersDecide(e *experiment) {
 	e.await("the breakers of the shard to open", func() bool {
-		return e.every(func(i, _ int) bool { _, open := e.load.instances[i].shards.Load(e.group.victim.Addr); return open })
+		return e.every(func(i, _ int) bool {
+			_, hasOpened := e.load.instances[i].nodes.Load(e.group.victim.Addr)
+			return hasOpened
+		})
 	})
 	right, dead := 0, 0
 	const calls = 300
@@ -155,8 +158,9 @@ func othersDecide(e *experiment) {
 			right++
 		}
 	}
-	if dead < calls/6 || dead > calls/2 || right < calls*9/10 {
-		e.Errorf("of %d keys (%d of the dead shard), %d had the right source", calls, dead, right)
+	if dead < calls/6 || dead > calls/2 || right < calls*9/10 { // a third of the keys is expected
+		e.Errorf("of %d keys, %d are on the dead shard, and %d had the right source; want %d to %d, and at least %d",
+			calls, dead, right, calls/6, calls/2, calls*9/10)
 	}
 	e.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
 }
@@ -164,9 +168,9 @@ func othersDecide(e *experiment) {
 // closedPolicy is the index of the policy that denies without the store.
 var closedPolicy = slices.IndexFunc(policies[:], func(p policy) bool { return p.name == "closed" })
 
-// stormOnAll closes all connections to all nodes repeatedly, each time after the instances have
-// reconnected.
-func stormOnAll(e *experiment) {
+// closeConnectionsToAll closes all connections to all nodes repeatedly, each time after the instances
+// have reconnected.
+func closeConnectionsToAll(e *experiment) {
 	kills := 5
 	if isSoak {
 		kills = 50
@@ -182,11 +186,12 @@ func stormOnAll(e *experiment) {
 		e.onAll("CLIENT KILL TYPE normal")
 		e.awaitRequests(60)
 	}
-	made := received() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function
-	if most := int64((kills + 1) * instances * len(e.target.servers) * 2); made > most {
-		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d", made, kills, most)
+	dialed := received() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function itself
+	const perNode = 2                                                      // connections from an instance to a node
+	if most := int64((kills + 1) * instances * len(e.target.servers) * perNode); dialed > most {
+		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d", dialed, kills, most)
 	}
-	e.Logf("counted: %d times all connections to a Cluster closed (%d dialed)", kills, made)
+	e.Logf("counted: %d times all connections to a Cluster closed (%d dialed)", kills, dialed)
 }
 
 // checkVictimRanNothingOld checks that the victim ran no script of calls from before its restart.
@@ -194,7 +199,7 @@ func checkVictimRanNothingOld(e *experiment) {
 	ran, _, err := e.group.victim.CommandStats("evalsha")
 	e.must(err)
 	if calls := e.storeCalls() - e.oldCalls; ran > calls {
-		e.Errorf("%d scripts ran since the server restarted, for %d calls", ran, calls)
+		e.Errorf("%d scripts ran since the server restarted, for %d calls; want no more scripts than calls", ran, calls)
 	}
 }
 
@@ -211,9 +216,9 @@ func fillAll(e *experiment) {
 	}
 }
 
-// A batch with two limits of one key has two keys in Redis. While only one of them has moved, no
-// server can decide the batch: it fails, and nothing is charged. In all other cases either both
-// limits are charged once, or none.
+// A batch with two limits of one key has two keys in Redis. While only one of these has moved, no
+// server can decide the batch. Then the batch fails, and nothing is charged. In all other cases, both
+// limits are charged once, or none is charged.
 func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
@@ -231,8 +236,8 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		return all
 	}
 	var admitted, unready, unknown [keys]atomic.Int64
-	var stopping atomic.Bool
-	var all sync.WaitGroup
+	var isStopping atomic.Bool
+	var callers sync.WaitGroup
 	decide := func(k int) {
 		ctx, cancel := context.WithTimeout(context.Background(), patient)
 		defer cancel()
@@ -246,12 +251,12 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		case failed && e.MayBeCharged:
 			unknown[k].Add(1)
 		default:
-			t.Errorf("key %d: %v, %v", k, d, err)
+			t.Errorf("key %d: %v, %v; want an admission, TRYAGAIN or an unknown outcome", k, d, err)
 		}
 	}
-	for who := range 8 {
-		all.Go(func() {
-			for n := who; !stopping.Load(); n++ {
+	for caller := range 8 {
+		callers.Go(func() {
+			for n := caller; !isStopping.Load(); n++ {
 				decide(n % keys)
 			}
 		})
@@ -278,9 +283,9 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	stopping.Store(true)
-	all.Wait()
-	var calls, again int64
+	isStopping.Store(true)
+	callers.Wait()
+	var calls, tryAgain int64 // tryAgain: replies TRYAGAIN
 	for k := range keys {
 		d, err := store.Decide(context.Background(), slices.Collect(func(yield func(penstock.Charge) bool) {
 			for _, c := range batch(k) {
@@ -292,14 +297,15 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		one, two := plenty-d.Status(0).Remaining, plenty-d.Status(1).Remaining
-		if sure := admitted[k].Load(); one != two || one < sure || one > sure+unknown[k].Load() {
-			t.Errorf("the limits of key %d are charged %d and %d times; %d calls were admitted, and %d have an unknown outcome", k, one, two, sure, unknown[k].Load())
+		if known := admitted[k].Load(); one != two || one < known || one > known+unknown[k].Load() {
+			t.Errorf("the limits of key %d are charged %d and %d times; want both alike, %d times for admitted calls, and up to %d more for calls with an unknown outcome",
+				k, one, two, known, unknown[k].Load())
 		}
 		calls += admitted[k].Load()
-		again += unready[k].Load()
+		tryAgain += unready[k].Load()
 	}
-	if again == 0 {
-		t.Error("no call arrived while its keys were on different nodes")
+	if tryAgain == 0 {
+		t.Error("no call arrived while its keys were on different nodes, so the test proves nothing")
 	}
-	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, again)
+	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, tryAgain)
 }

@@ -69,7 +69,7 @@ func secure(e *experiment) {
 	e.certify(e.authorities[0], time.Hour)
 	e.do("CONFIG SET tls-auth-clients no")
 	var port string
-	e.await("the port for TLS", func() bool {
+	e.await("a free port for TLS", func() bool {
 		free, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return false
@@ -82,7 +82,8 @@ func secure(e *experiment) {
 	e.target.url = "rediss://127.0.0.1:" + port + "?ca=" + filepath.Join(dir, "ca.pem")
 }
 
-// certify gives the server a certificate that is valid for a time from now.
+// certify gives the server a certificate that is valid for a time from now. If the time is negative,
+// the certificate has expired.
 func (e *experiment) certify(a *authority, valid time.Duration) {
 	e.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

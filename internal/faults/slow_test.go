@@ -36,7 +36,7 @@ var slow = []fault{
 	{
 		id: "F3", name: "a route with low bandwidth",
 		route: toxic,
-		begin: addToxic(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 1}}`), end: removeToxics, // KB/s
+		begin: addToxic(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 1}}`), end: removeToxics, // the rate is in KB/s
 		isPartial: true, wantErrors: unknown, cycles: 8,
 	},
 	{
@@ -90,11 +90,12 @@ var slow = []fault{
 	},
 }
 
+// ms formats a duration in whole milliseconds, without a unit.
 func ms(d time.Duration) string {
 	return strings.TrimSuffix(d.Truncate(time.Millisecond).String(), "ms")
 }
 
-// addToxic adds a toxic to the route.
+// addToxic adds a toxic to the route: a fault of toxiproxy, in its JSON format. Times are in ms.
 func addToxic(toxic string) func(*experiment) {
 	return func(e *experiment) {
 		e.Helper()
@@ -106,7 +107,7 @@ func addToxic(toxic string) func(*experiment) {
 
 func removeToxics(e *experiment) { e.target.toxics.Toxics.ResetToxics(context.Background()) }
 
-// isAnswering returns true if the server replies at once.
+// isAnswering returns true if the server replies within 50 ms.
 func (e *experiment) isAnswering() bool {
 	replied := make(chan bool, 1)
 	go func() {

@@ -20,9 +20,9 @@ import (
 const minority = "127.0.9.1"
 
 // A primary and the first instance are cut off from the others. There are two primaries until the
-// old primary notices. A Cluster's primary notices after its node timeout, since it sees no
-// majority. A Sentinel group's primary notices only if it requires replicas. Then the new primary
-// does not serve before the end of the split either, since it has no replica.
+// old primary stops to serve. In a Cluster it stops after the node timeout, since it sees no majority.
+// In a Sentinel group it stops only if it requires replicas. Then the new primary does not serve
+// before the end of the split either, since it has no replica.
 var splits = []fault{
 	{
 		id: "F14", name: "two primaries", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
@@ -52,46 +52,47 @@ func onBothSides(e *experiment, instance int) rueidis.ClientOption {
 	}
 	option.Dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(minority)}
 	if e.target.sentinel != nil {
-		e.group.route = &sentinelRoute{targets: option.InitAddress}
+		e.group.route = &sentinelRoute{sentinels: option.InitAddress}
 		option.DialCtxFn = e.group.route.dial
 	}
 	return option
 }
 
-// A sentinelRoute makes the connections of the first instance to Sentinels, which have no proxy.
+// A sentinelRoute makes the connections of the first instance to the Sentinels. It can block them,
+// since the Sentinels have no proxies that could.
 type sentinelRoute struct {
-	targets []string
+	sentinels []string // addresses
 
 	mu        sync.Mutex
 	isBlocked bool
 	conns     []net.Conn
 }
 
-func (w *sentinelRoute) dial(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-	if !slices.Contains(w.targets, address) {
+func (r *sentinelRoute) dial(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	if !slices.Contains(r.sentinels, address) {
 		return dialer.DialContext(ctx, "tcp", address)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.isBlocked {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isBlocked {
 		return nil, errors.New("the route to the Sentinel is cut")
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err == nil {
-		w.conns = append(w.conns, conn)
+		r.conns = append(r.conns, conn)
 	}
 	return conn, err
 }
 
-func (w *sentinelRoute) set(isBlocked bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.isBlocked = isBlocked
+func (r *sentinelRoute) set(isBlocked bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.isBlocked = isBlocked
 	if isBlocked {
-		for _, c := range w.conns {
+		for _, c := range r.conns {
 			_ = c.Close()
 		}
-		w.conns = nil
+		r.conns = nil
 	}
 }
 
@@ -115,12 +116,12 @@ func split(e *experiment) {
 func awaitBothSides(e *experiment) {
 	awaitSuccessor(e)
 	e.load.begin(during)
-	from := 1
+	firstInstance := 1 // instance 0 is on the side of the old primary
 	if e.target.sentinel != nil {
-		from = 0
+		firstInstance = 0
 	}
 	e.await("the store to decide on each side", func() bool {
-		return e.every(func(i, p int) bool { return i < from || e.load.since(i, p, penstock.FromStore) >= enough })
+		return e.every(func(i, p int) bool { return i < firstInstance || e.load.since(i, p, penstock.FromStore) >= enough })
 	})
 }
 

@@ -22,9 +22,9 @@ const (
 type route int
 
 const (
-	straight route = iota
-	toxic          // a toxiproxy, which delays, holds and cuts connections
-	lossy          // a redistest.Proxy, which forwards commands and loses the replies
+	direct route = iota
+	toxic        // a toxiproxy, which delays, holds and cuts connections
+	lossy        // a redistest.Proxy, which forwards commands and loses the replies
 )
 
 // A target is the servers that store the counters.
@@ -33,7 +33,7 @@ type target struct {
 	servers []*redistest.Server // with counters; primaries first, until a failover
 	url     string              // for the instances
 	direct  string              // for the checks, without a proxy
-	shards  int                 // number of nodes with their own breaker
+	shards  int                 // number of nodes that have a breaker each
 
 	toxics   *toxiproxy.Proxy         // of route toxic
 	lossy    *redistest.Proxy         // of route lossy

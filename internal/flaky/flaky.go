@@ -13,10 +13,10 @@ import (
 // ErrDown is the error of a Store that is down.
 var ErrDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
 
-// A Store wraps another one, and can be down: every call then fails with ErrDown.
+// A Store wraps another one. While it is down, every call fails with ErrDown.
 type Store struct {
 	IsDown       atomic.Bool
-	LosesAnswers atomic.Bool // while it is down, the other store decides nevertheless: only the answer is lost
+	LosesAnswers atomic.Bool // while it is down, the wrapped store still decides; only its answers are lost
 
 	store   penstock.Store
 	mu      sync.Mutex
@@ -40,8 +40,8 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return penstock.Decision{}, ErrDown
 }
 
-// Received returns the names of the limits of all charges of a mode that it has received, also
-// while it was down.
+// Received returns the limit's name of each charge with this mode since the last Forget. It includes
+// the charges that arrived while the Store was down.
 func (s *Store) Received(mode penstock.Mode) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

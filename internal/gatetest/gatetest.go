@@ -18,18 +18,19 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A Service makes a service with a gate. POST /api/rides/request responds with 200. POST /body
-// responds with its body. Its routes for GET do common things in the way of the framework:
+// A Service makes a web service behind a gate, and returns the function that serves it. POST
+// /api/rides/request responds with 200. POST /body responds with the body of the request. The
+// routes for GET do common things in the style of the framework:
 //
 //	/fails       responds with 502
 //	/panics      panics
 //	/waits       calls wait
 //	/costs       responds with the header X-Cost: 5
-//	/settles     settles the cost of 5 by its context
+//	/settles     settles a cost of 5 with httplimit.Settle or SettleContext
 //	/files/**    responds with 200, by one route for all paths with this prefix
 type Service func(gate *httplimit.Gate, wait func()) (serve func(net.Listener) error)
 
-// Run tests a Service.
+// Run tests that the gate limits the requests of a Service.
 func Run(t *testing.T, service Service) {
 	t.Run("20Of25RequestsPass", func(t *testing.T) {
 		s := start(t, service, rides(t))
@@ -54,7 +55,7 @@ func Run(t *testing.T, service Service) {
 		s := start(t, service, rides(t))
 		for range 50 {
 			if res := s.send(t, "GET", "/files/a", nil); res.StatusCode != http.StatusOK || res.Header["Ratelimit"] != nil {
-				t.Fatalf("%s with %v", res.Status, res.Header)
+				t.Fatalf("GET /files/a, which has no rule: %s with headers %v; want 200 without RateLimit", res.Status, res.Header)
 			}
 		}
 	})
@@ -72,12 +73,13 @@ rules:
 			if header == "Forwarded" {
 				value = "for=" + value
 			}
-			if res := s.send(t, "GET", "/files/a", []string{"one\r\n" + header + ": " + value}); res.StatusCode == http.StatusOK {
+			keyAndHeader := "one\r\n" + header + ": " + value // send writes this behind "X-API-Key: "
+			if res := s.send(t, "GET", "/files/a", []string{keyAndHeader}); res.StatusCode == http.StatusOK {
 				admitted++
 			}
 		}
 		if admitted != 3 {
-			t.Errorf("%d requests with forged addresses are admitted; want the 3 of their connection", admitted)
+			t.Errorf("%d requests with forged addresses are admitted; want 3, the limit of the one true address", admitted)
 		}
 	})
 
@@ -88,10 +90,10 @@ rules:
     per: global
     limits: [{rate: 3/h, on_status: 5xx}]
 `))
-		s.want(t, 10, "/files/a", http.StatusOK)
-		s.want(t, 3, "/fails", http.StatusBadGateway)
-		s.want(t, 1, "/fails", http.StatusTooManyRequests)
-		s.want(t, 1, "/files/a", http.StatusTooManyRequests)
+		s.wantStatus(t, 10, "/files/a", http.StatusOK)
+		s.wantStatus(t, 3, "/fails", http.StatusBadGateway)
+		s.wantStatus(t, 1, "/fails", http.StatusTooManyRequests)
+		s.wantStatus(t, 1, "/files/a", http.StatusTooManyRequests)
 	})
 
 	t.Run("MissingRoutesGet404", func(t *testing.T) {
@@ -101,15 +103,15 @@ rules:
     per: global
     limits: [{rate: 3/h, on_status: 404}]
 `))
-		s.want(t, 10, "/files/a", http.StatusOK)
-		s.want(t, 3, "/wp-admin", http.StatusNotFound)
-		s.want(t, 1, "/wp-admin", http.StatusTooManyRequests)
+		s.wantStatus(t, 10, "/files/a", http.StatusOK)
+		s.wantStatus(t, 3, "/wp-admin", http.StatusNotFound)
+		s.wantStatus(t, 1, "/wp-admin", http.StatusTooManyRequests)
 	})
 
 	t.Run("PanicReleasesItsSlot", func(t *testing.T) {
 		s := start(t, service, parse(t, oneAtATime))
-		s.want(t, 5, "/panics", http.StatusInternalServerError)
-		s.want(t, 5, "/files/a", http.StatusOK)
+		s.wantStatus(t, 5, "/panics", http.StatusInternalServerError)
+		s.wantStatus(t, 5, "/files/a", http.StatusOK)
 	})
 
 	t.Run("SlotIsHeldUntilTheHandlerEnds", func(t *testing.T) {
@@ -117,12 +119,12 @@ rules:
 		first := make(chan *http.Response)
 		go func() { first <- s.send(t, "GET", "/waits", nil) }()
 		<-s.waiting
-		s.want(t, 1, "/files/a", http.StatusTooManyRequests)
+		s.wantStatus(t, 1, "/files/a", http.StatusTooManyRequests)
 		close(s.release)
 		if res := <-first; res.StatusCode != http.StatusOK {
 			t.Errorf("the admitted request got %s", res.Status)
 		}
-		s.want(t, 1, "/files/a", http.StatusOK)
+		s.wantStatus(t, 1, "/files/a", http.StatusOK)
 	})
 
 	for _, path := range []string{"/costs", "/settles"} {
@@ -133,8 +135,8 @@ rules:
     per: global
     limits: [{rate: 10/h, cost: {actual: X-Cost}}]
 `))
-			s.want(t, 2, path, http.StatusOK)
-			s.want(t, 1, path, http.StatusTooManyRequests)
+			s.wantStatus(t, 2, path, http.StatusOK)
+			s.wantStatus(t, 1, path, http.StatusTooManyRequests)
 		})
 	}
 
@@ -155,12 +157,11 @@ rules:
 			}
 		}
 		if res := s.sendBody(t, "POST", "/body", nil, strings.Repeat("b", 9000)); res.StatusCode != http.StatusTooManyRequests {
-			t.Errorf("18,101 bytes got %s; the limit is 10,000", res.Status)
+			t.Errorf("9,000 bytes more than the 9,101 before got %s; want 429, because the limit is 10,000", res.Status)
 		}
 	})
 
 	t.Run("NoSpellingOfAPathEvadesItsRule", func(t *testing.T) {
-		spelled := 0
 		for _, spelling := range spellings {
 			s := start(t, service, rides(t))
 			passed := 0
@@ -172,9 +173,8 @@ rules:
 			if passed > 20 {
 				t.Errorf("POST %s: %d of 30 requests got 200; the limit is 20", spelling, passed)
 			}
-			spelled++
 		}
-		t.Logf("counted: %d spellings of a path", spelled)
+		t.Logf("counted: %d spellings of a path", len(spellings))
 	})
 
 	t.Run("WildcardRouteDoesNotEvadeRules", func(t *testing.T) {
@@ -231,13 +231,14 @@ var spellings = []string{
 	"/api/rides/%2e/request", "/files/../api/rides/request", "http://else/api/rides/request", "/api/rides/request#a",
 }
 
-// A running is a service that runs in a test.
-type running struct {
-	address          string
-	waiting, release chan struct{} // a handler waits; handlers may end
+// A runningService is a service that runs in a test.
+type runningService struct {
+	address string
+	waiting chan struct{} // receives when a handler begins to wait
+	release chan struct{} // closed when handlers may end
 }
 
-func start(t *testing.T, service Service, rules *policy.Rules) *running {
+func start(t *testing.T, service Service, rules *policy.Rules) *runningService {
 	t.Helper()
 	now := time.Now()
 	gate, err := httplimit.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), func() *policy.Rules { return rules }, httplimit.Options{})
@@ -249,19 +250,19 @@ func start(t *testing.T, service Service, rules *policy.Rules) *running {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
-	s := &running{address: listener.Addr().String(), waiting: make(chan struct{}), release: make(chan struct{})}
+	s := &runningService{address: listener.Addr().String(), waiting: make(chan struct{}), release: make(chan struct{})}
 	go service(gate, func() { s.waiting <- struct{}{}; <-s.release })(listener)
 	return s
 }
 
-// send sends the target unchanged, which net/http's client would not. Without keys it sends the key
-// "one".
-func (s *running) send(t *testing.T, method, target string, keys []string) *http.Response {
+// send sends a request whose target is exactly this. (The client of net/http would change it.) The
+// default for keys is "one".
+func (s *runningService) send(t *testing.T, method, target string, keys []string) *http.Response {
 	t.Helper()
 	return s.sendBody(t, method, target, keys, "")
 }
 
-func (s *running) sendBody(t *testing.T, method, target string, keys []string, body string) *http.Response {
+func (s *runningService) sendBody(t *testing.T, method, target string, keys []string, body string) *http.Response {
 	t.Helper()
 	connection, err := net.Dial("tcp", s.address)
 	if err != nil {
@@ -291,12 +292,12 @@ func (s *running) sendBody(t *testing.T, method, target string, keys []string, b
 	return res
 }
 
-// want sends requests, and fails unless all get the status.
-func (s *running) want(t *testing.T, times int, path string, status int) {
+// wantStatus sends requests one after the other. The test fails unless all get the status.
+func (s *runningService) wantStatus(t *testing.T, times int, path string, status int) {
 	t.Helper()
 	for i := range times {
 		if res := s.send(t, "GET", path, nil); res.StatusCode != status {
-			t.Errorf("GET %s, number %d: %s; want %d", path, i+1, res.Status, status)
+			t.Errorf("GET %s, request %d of %d: %s; want %d", path, i+1, times, res.Status, status)
 		}
 	}
 }
@@ -308,7 +309,8 @@ func wantHeader(t *testing.T, res *http.Response, name, value string) {
 	}
 }
 
-// rides are the rules of a service for rides.
+// rides returns rules that limit POST /api/rides/request: 20 at once, and 10 per second for each
+// API key.
 func rides(t *testing.T) *policy.Rules {
 	t.Helper()
 	return parse(t, `

@@ -6,8 +6,8 @@ import "bytes"
 // Slots is the number of hash slots of a Cluster.
 const Slots = 16384
 
-// Of returns the slot of a key: the CRC-16 (XMODEM) of the part between its first braces, or of the
-// whole key if there is none, modulo Slots, as the Cluster specification says.
+// Of returns the slot of a key as the Cluster specification defines it: a CRC-16 modulo Slots. The
+// CRC is of the part between the first braces, or of the whole key if there is no such part.
 func Of(key []byte) uint16 {
 	if begin := bytes.IndexByte(key, '{') + 1; begin > 0 {
 		if n := bytes.IndexByte(key[begin:], '}'); n > 0 {
@@ -21,13 +21,15 @@ func Of(key []byte) uint16 {
 	return crc % Slots
 }
 
+// crc16 is the table of the CRC-16 with the XMODEM polynomial, one entry for each value of a byte.
 var crc16 = func() (table [256]uint16) {
+	const polynomial = 0x1021
 	for i := range table {
 		crc := uint16(i) << 8
 		for range 8 {
 			carry := crc&0x8000 != 0
 			if crc <<= 1; carry {
-				crc ^= 0x1021
+				crc ^= polynomial
 			}
 		}
 		table[i] = crc

@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// A Context has a deadline, but makes a timer for it only when Done is called. A store that waits
-// in a cheaper way calls Lazy instead. If a decorator wraps the context, the store sees no Context
-// and calls Done; that only costs a timer.
+// A Context has a deadline, but makes a timer for it only when Done is called. A store that can
+// wait without this timer calls Lazy instead. If a decorator wraps the context, the store does not
+// recognize it and calls Done; this only costs a timer.
 type Context interface {
 	context.Context
 
-	// Lazy returns another channel that Done waits for, and the deadline without reading a clock. The
-	// deadline may be extended: when it is reached, call Deadline.
+	// Lazy returns the Done channel of the parent context, and the deadline as far as it is known
+	// without reading a clock. The deadline may be extended later. So call Deadline when it is
+	// reached.
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }

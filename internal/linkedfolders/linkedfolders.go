@@ -1,4 +1,5 @@
-// Package linkedfolders finds what to watch for a file that is reached through links.
+// Package linkedfolders finds the folders to watch for changes of a file that is reached through
+// symbolic links.
 package linkedfolders
 
 import (
@@ -7,16 +8,18 @@ import (
 	"strings"
 )
 
-// Of returns the folders in which a change can make a name mean another file: its own folder, and
-// those of all links on the way. If a part of the way is missing, the folder of that part is the
-// last. The folders contain no links. The name must be absolute.
-func Of(name string) (folders []string) {
+// Of returns the folders in which a change can make a path lead to another file: the folder of the
+// file, and the folders of all links in the path. If an element of the path does not exist, the
+// last folder is the one where it is missing. The returned paths contain no links. The given path
+// must be absolute.
+func Of(path string) (folders []string) {
 	const separator = string(filepath.Separator)
-	root := filepath.VolumeName(name) + separator
-	here, rest := root, name[len(root)-1:]
-	for links := 0; links < 40; { // as many links as the system follows
-		step, after, _ := strings.Cut(strings.TrimLeft(rest, separator), separator)
-		next := filepath.Join(here, step)
+	root := filepath.VolumeName(path) + separator
+	here, rest := root, path[len(root)-1:]
+	const maxLinks = 40 // Linux follows no more in one path
+	for links := 0; links < maxLinks; {
+		element, after, _ := strings.Cut(strings.TrimLeft(rest, separator), separator)
+		next := filepath.Join(here, element)
 		info, err := os.Lstat(next)
 		switch {
 		case err == nil && info.Mode().Type() == os.ModeSymlink:

@@ -1,5 +1,5 @@
-// Package many decides lists of independent batches. A transport that has many requests at hand
-// passes them on as one list: then the guards and the store share locks, timers and goroutines.
+// Package many decides lists of independent batches. A transport that has received many requests
+// passes them on as one list. Then the guards and the store share locks, timers and goroutines.
 package many
 
 import (
@@ -11,22 +11,23 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A Call is a batch of a list, and its result.
+// A Call is one batch of a list, and its result.
 type Call struct {
 	Charges  []penstock.Charge
 	Decision penstock.Decision // if Err is nil
 	Err      error
-	Cause    error // why the store gave no answer, although there is a decision
+	Cause    error // if a fallback made the decision: why the store gave no answer
 }
 
-// A Store decides lists. DecideMany sets Decision or Err of each call, as concurrent calls of
-// Decide would. No two calls of a list depend on each other.
+// A Store decides lists. DecideMany sets Decision or Err of each call, like concurrent calls of
+// Decide. No two calls of a list depend on each other.
 type Store interface {
 	penstock.Store
 	DecideMany(ctx context.Context, calls []*Call)
 }
 
-// Decide has a store decide a list. A store that is no Store gets the calls at the same time.
+// Decide decides a list with a store. If the store has no DecideMany, each call becomes a
+// concurrent call of Decide.
 func Decide(ctx context.Context, store penstock.Store, calls []*Call) {
 	if s, ok := store.(Store); ok && len(calls) > 1 {
 		s.DecideMany(ctx, calls)
@@ -35,7 +36,8 @@ func Decide(ctx context.Context, store penstock.Store, calls []*Call) {
 	Each(ctx, store, calls)
 }
 
-// Try is Decide. A panic becomes an error of all calls that wraps penstock.ErrUnavailable.
+// Try is like Decide, but recovers from a panic. All calls then get an error that wraps
+// penstock.ErrUnavailable.
 func Try(ctx context.Context, store penstock.Store, calls []*Call) {
 	isDone := false
 	defer func() {
@@ -50,8 +52,8 @@ func Try(ctx context.Context, store penstock.Store, calls []*Call) {
 
 var errPanic = fmt.Errorf("%w: panic", penstock.ErrUnavailable)
 
-// Each has a store decide the calls one by one, all at the same time. A panic becomes an error of
-// its call, as in Try.
+// Each calls store.Decide for each call of the list, concurrently. If one panics, its call gets an
+// error that wraps penstock.ErrUnavailable.
 func Each(ctx context.Context, store penstock.Store, calls []*Call) {
 	if len(calls) == 0 {
 		return
@@ -65,13 +67,13 @@ func Each(ctx context.Context, store penstock.Store, calls []*Call) {
 	others.Wait()
 }
 
-// Divided has a function decide some calls of a list together, while a store decides others one by
-// one.
-func Divided(ctx context.Context, alone penstock.Store, singles []*Call, together func(context.Context, []*Call), calls []*Call) {
+// Divided decides a list that was divided in two. The function together decides calls, in one list.
+// At the same time, the store decides each of the singles in a call of its own.
+func Divided(ctx context.Context, store penstock.Store, singles []*Call, together func(context.Context, []*Call), calls []*Call) {
 	if len(singles) > 0 {
 		var done sync.WaitGroup
 		defer done.Wait()
-		done.Go(func() { Each(ctx, alone, singles) })
+		done.Go(func() { Each(ctx, store, singles) })
 	}
 	if len(calls) > 0 {
 		together(ctx, calls)

@@ -22,7 +22,7 @@ func Recover(doing string) {
 	}
 }
 
-// Decide is store.Decide. It turns a panic into an error that wraps penstock.ErrUnavailable, and
+// Decide calls store.Decide. It turns a panic into an error that wraps penstock.ErrUnavailable, and
 // logs it like Recover.
 func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge) (d penstock.Decision, err error) {
 	defer func() {
@@ -43,7 +43,7 @@ func Report(doing string, value any) {
 // An Error is a panic while external data was read: a bug in this module or in one that it uses.
 type Error struct {
 	Doing string // the operation, such as "load rules.yaml"
-	Value any    // argument of panic
+	Value any    // the argument of panic
 	Stack []byte // of the goroutine that panicked, as runtime/debug.Stack writes it
 }
 

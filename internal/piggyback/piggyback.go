@@ -33,13 +33,14 @@ type Batch struct {
 // Take returns true for the first caller only.
 func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 
-// Key is the context key of *Batches. A context of this module that can hold batches handles the
-// key in its own Value method, so that the search does not go on to its parent.
+// Key is the context key of *Batches. The contexts of this module that can hold batches answer this
+// key in their own Value method, even without batches. Then a lookup never walks through their
+// parents.
 type Key struct{}
 
-// Offered returns the shadows that may be decided with charges. There are none if charges is not
-// the same slice as the enforced batch: a guard or decorator that changes the batch would have to
-// change the shadows too.
+// Offered returns the shadows that may be decided together with charges. There are none if charges
+// is not the same slice as the enforced batch: then a guard or decorator has changed the batch, but
+// not the shadows.
 func Offered(ctx context.Context, charges []penstock.Charge) []*Batch {
 	b, _ := ctx.Value(Key{}).(*Batches)
 	if b == nil || len(b.Enforced) != len(charges) || &b.Enforced[0] != &charges[0] {

@@ -27,7 +27,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					continue // a client reads numbers this large as Unix time
 				}
 				h := make(http.Header)
-				New(Settings{Dialects: []Dialect{dialect}, ResetSeconds: inSeconds, Now: func() time.Time { return now }}).
+				New(Settings{Dialects: []Dialect{dialect}, IsResetInSeconds: inSeconds, Now: func() time.Time { return now }}).
 					Write(h, []Quota{q}, false, 0)
 				h.Set("Date", now.UTC().Format(http.TimeFormat))
 				want := time.Duration(CeilSeconds(until)) * time.Second

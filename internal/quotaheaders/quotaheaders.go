@@ -1,4 +1,4 @@
-// Package quotaheaders writes the fields about limits that clients get: headers of HTTP, and
+// Package quotaheaders writes the fields that show clients their limits: headers of HTTP, or
 // metadata of gRPC.
 package quotaheaders
 
@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Dialect is a form of the fields about limits. All dialects of a response agree.
+// A Dialect is a set of fields and their format. All dialects of a response show the same values.
 type Dialect string
 
 // The dialects. Package httplimit documents them.
@@ -47,20 +47,20 @@ func (d Dialect) FieldNames() []string {
 // A Writer writes the fields about limits. Make one with New.
 type Writer struct {
 	settings         Settings
-	hasDraft07Policy bool // write RateLimit-Policy in the form of drafts 06 and 07
+	hasDraft07Policy bool // it writes RateLimit-Policy in the format of drafts 06 and 07
 	names            *[fieldCount]string
 }
 
-// Settings of a Writer. The zero value is useful.
+// Settings configures a Writer. The zero value is useful.
 type Settings struct {
-	Dialects     []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
-	ResetSeconds bool             // Reset of XRateLimit is in seconds from now; default: Unix time
-	Jitter       time.Duration    // Retry-After is longer than necessary by up to this
-	Now          func() time.Time // default: time.Now
-	LowerCase    bool             // the names of fields are in lower case, as in gRPC; default: as in http.Header
+	Dialects         []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
+	IsResetInSeconds bool             // X-RateLimit-Reset is in seconds from now; default: Unix time
+	Jitter           time.Duration    // a random time up to this is added to Retry-After
+	Now              func() time.Time // default: time.Now
+	IsLowerCase      bool             // the names of fields are in lower case, as in gRPC; default: as in http.Header
 }
 
-// New makes a Writer. Draft11 and Draft07 must not stand together.
+// New makes a Writer. Draft11 and Draft07 exclude each other, because they use the same fields.
 func New(settings Settings) *Writer {
 	if settings.Dialects == nil {
 		settings.Dialects = []Dialect{Draft11}
@@ -69,7 +69,7 @@ func New(settings Settings) *Writer {
 		settings.Now = time.Now
 	}
 	names := &canonicalNames
-	if settings.LowerCase {
+	if settings.IsLowerCase {
 		names = &lowerNames
 	}
 	has := func(d Dialect) bool { return slices.Contains(settings.Dialects, d) }
@@ -80,18 +80,19 @@ func New(settings Settings) *Writer {
 type Quota struct {
 	Policy  *Policy
 	Status  penstock.Status
-	IsShare bool // the status is about this process' share of the limit, or about its ceiling
+	IsShare bool // a fallback decided: Status is about this instance's share of the limit, or its ceiling
 }
 
-// A Policy is what every response shows about a limit. NewPolicy makes it once.
+// A Policy is the part of the fields that is the same in every response about a limit.
 type Policy struct {
-	name              string // public, such as "search.second"
-	limit             int64  // units at once: q
+	name              string // as clients see it, such as "search.second"
+	limit             int64  // most units at once: the parameter q
 	policyItem        string // of RateLimit-Policy
 	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
-	canRefill bool  // steadily: count units in period µs
-	count     int64 // units
+	// The limit refills steadily: count units in each period. Otherwise, canRefill is false.
+	canRefill bool
+	count     int64
 	period    int64 // µs
 }
 
@@ -103,9 +104,9 @@ type Policy struct {
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //
-// w is in whole seconds. For a bucket it is rounded up. It is left out for a bucket that fills in
-// less than a second, where rounding would show a fraction of the true rate, for windows that do
-// not last whole seconds, and for calendar months.
+// w is in whole seconds. For a bucket it is rounded up. There is no w for calendar months, for
+// windows that do not last whole seconds, and for a bucket that fills in less than a second:
+// rounded up to a second, it would show a fraction of the true rate.
 func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	limit := plan.Limit()
 	p := &Policy{name: name, limit: plan.Capacity()}
@@ -139,10 +140,10 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	return p
 }
 
-// Policies are those of all limits of rules. PoliciesOf makes them once.
+// Policies has the Policy of each limit of some rules.
 type Policies map[*penstock.Plan]*Policy
 
-// PoliciesOf prepares the limits of rules.
+// PoliciesOf makes the Policies of rules.
 func PoliciesOf(rules *policy.Rules) Policies {
 	all := make(Policies)
 	for _, rule := range rules.Rules() {
@@ -162,13 +163,14 @@ func (p Policies) Quota(s *admission.LimitStatus) Quota {
 		known = NewPolicy(s.Limit.Policy, s.Plan)
 	}
 	q := Quota{Policy: known, Status: s.Status, IsShare: s.IsLocal}
-	q.Status.Remaining = min(q.Status.Remaining, known.limit) // a ceiling may have more
+	q.Status.Remaining = min(q.Status.Remaining, known.limit) // a ceiling may be larger than its limit
 	return q
 }
 
-// calendarSeconds returns w of a calendar window, given its longest length; 0 for months.
-func calendarSeconds(period time.Duration) int64 {
-	switch period {
+// calendarSeconds returns w of a calendar window, or 0 for months. longest is the longest length of
+// the window, such as 25 hours for a day.
+func calendarSeconds(longest time.Duration) int64 {
+	switch longest {
 	case algorithm.Day.Period():
 		return 24 * 3600
 	case algorithm.Week.Period():
@@ -177,10 +179,10 @@ func calendarSeconds(period time.Duration) int64 {
 	return 0
 }
 
-// refill returns the time in which a bucket refills units, rounded down to a microsecond, and what
-// to add to round it up: 0 or 1 µs.
+// refill returns the time in which a bucket refills some units, rounded down to a microsecond. up
+// is the time to add to round it up instead: 0 or 1 µs.
 func (p *Policy) refill(units int64) (down, up time.Duration) {
-	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0)))
+	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0))) // the product may exceed 64 bits
 	count := uint64(max(p.count, 1))
 	if hi >= count {
 		return maxRefill, 0
@@ -195,16 +197,18 @@ func (p *Policy) refill(units int64) (down, up time.Duration) {
 	return time.Duration(micros) * time.Microsecond, up
 }
 
-// maxRefill is more than the 2^51 µs that a valid limit needs at most.
+// maxRefill is the result of refill for values that no valid limit has. A valid limit needs at most
+// 2^51 µs.
 const maxRefill time.Duration = 1 << 62
 
-// until returns t of the draft: the time in which no more than the remaining units can be used. The
-// bool is false if the request can never be granted.
+// until returns the parameter t of the draft: the time during which at most the remaining units can
+// be used. The bool is false if the request can never be granted.
 //
-// A limit that denied: RetryAfter. A bucket: the time of its next unit. Otherwise: ResetAfter, the
-// time when nothing is used any more. For windows that is exact. Sliding windows, logs and shares
-// of a bucket have more units before, at a time that is not known; the draft allows a longer t. An
-// empty share counts as an empty bucket, so that no client waits for a whole burst.
+// If the limit denied, t is RetryAfter. For a bucket it is the time until the next unit. For other
+// limits it is ResetAfter, the time until all units are free. This is exact for windows. Sliding
+// windows, logs and shares of a bucket get a unit earlier, but the time is not known; the draft
+// allows a longer t. An empty share counts as an empty bucket: otherwise its clients would wait for
+// a whole burst.
 func (q *Quota) until() (time.Duration, bool) {
 	switch {
 	case q.Status.RetryAfter == penstock.Never:
@@ -217,25 +221,25 @@ func (q *Quota) until() (time.Duration, bool) {
 	return q.Status.ResetAfter, true
 }
 
-// nextUnit returns when a bucket has one more unit. A full bucket begins to refill when a unit is
-// used.
+// nextUnit returns the time until a bucket has one more unit. A full bucket begins to refill only
+// when a unit is used.
 func (q *Quota) nextUnit() time.Duration {
 	missing := q.Policy.limit - max(q.Status.Remaining, 0)
 	if missing <= 0 {
 		down, up := q.Policy.refill(1)
 		return down + up
 	}
-	later, _ := q.Policy.refill(missing - 1)
-	return max(q.Status.ResetAfter-later, 0)
+	others, _ := q.Policy.refill(missing - 1)
+	return max(q.Status.ResetAfter-others, 0)
 }
 
-// isStricter tells whether older dialects show q rather than another quota: q denies for longer, or
-// has a smaller share left.
+// isStricter reports whether the older dialects, which show only one quota, show q and not the
+// other: q denies for longer, or a smaller part of q is left.
 func (q *Quota) isStricter(than *Quota) bool {
 	if q.Status.RetryAfter != than.Status.RetryAfter {
 		return q.Status.RetryAfter > than.Status.RetryAfter
 	}
-	// left/limit < than's left/limit
+	// Compare q.left()/limit < than.left()/limit without a division. Products have up to 128 bits.
 	hi, lo := bits.Mul64(q.left(), uint64(max(than.Policy.limit, 1)))
 	otherHi, otherLo := bits.Mul64(than.left(), uint64(max(q.Policy.limit, 1)))
 	return hi < otherHi || hi == otherHi && lo < otherLo
@@ -243,20 +247,20 @@ func (q *Quota) isStricter(than *Quota) bool {
 
 func (q *Quota) left() uint64 { return uint64(max(q.Status.Remaining, 0)) }
 
-// Write sets the fields about the quotas. If the request was denied, it sets Retry-After: in
-// whole seconds, rounded up, at least 1, and at least the RetryAfter of each limit that denied.
-// There is no Retry-After if the request can never be granted. It returns the seconds of
-// Retry-After, or 0.
-func (w *Writer) Write(to map[string][]string, quotas []Quota, denied bool, retryAfter time.Duration) (retrySeconds int64) {
-	var room [512]byte
+// Write sets the fields about the quotas. If the request was denied, it also sets Retry-After, and
+// returns its value, in whole seconds. This is at least 1, and at least retryAfter and the
+// RetryAfter of each quota. If the request can never be granted, there is no Retry-After, and Write
+// returns 0.
+func (w *Writer) Write(to map[string][]string, quotas []Quota, isDenied bool, retryAfter time.Duration) (retrySeconds int64) {
+	var buffer [512]byte // enough for the fields of most responses; a longer text is allocated
 	var f fields
-	text := room[:0]
+	text := buffer[:0]
 	if len(quotas) > 0 {
 		text = w.appendQuotas(text, &f, quotas)
 	}
-	if denied {
+	if isDenied {
 		if retrySeconds = w.retrySeconds(quotas, retryAfter); retrySeconds > 0 {
-			text = f.number(text, fieldRetryAfter, retrySeconds)
+			text = f.appendNumber(text, fieldRetryAfter, retrySeconds)
 		}
 	}
 	f.set(to, w.names, string(text))
@@ -271,7 +275,7 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 		}
 	}
 	limit, remaining := strictest.Policy.limit, strictest.Status.Remaining
-	reset, resets := strictest.until()
+	reset, hasReset := strictest.until()
 	seconds := CeilSeconds(reset)
 
 	for _, dialect := range w.settings.Dialects {
@@ -288,23 +292,23 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 		case Draft07:
 			text = appendInteger(append(text, "limit="...), limit)
 			text = appendInteger(append(text, ", remaining="...), remaining)
-			if resets {
+			if hasReset {
 				text = appendInteger(append(text, ", reset="...), seconds)
 			}
 			f.finish(text, fieldLimits)
 		case Draft06:
-			text = f.number(text, fieldLimit, limit)
-			text = f.number(text, fieldRemaining, remaining)
-			if resets {
-				text = f.number(text, fieldReset, seconds)
+			text = f.appendNumber(text, fieldLimit, limit)
+			text = f.appendNumber(text, fieldRemaining, remaining)
+			if hasReset {
+				text = f.appendNumber(text, fieldReset, seconds)
 			}
 		case XRateLimit:
-			text = f.number(text, fieldXLimit, limit)
-			text = f.number(text, fieldXRemaining, remaining)
-			if resets && w.settings.ResetSeconds {
-				text = f.number(text, fieldXReset, seconds)
-			} else if resets {
-				text = f.number(text, fieldXReset, ceilUnix(w.settings.Now())+seconds)
+			text = f.appendNumber(text, fieldXLimit, limit)
+			text = f.appendNumber(text, fieldXRemaining, remaining)
+			if hasReset && w.settings.IsResetInSeconds {
+				text = f.appendNumber(text, fieldXReset, seconds)
+			} else if hasReset {
+				text = f.appendNumber(text, fieldXReset, ceilUnix(w.settings.Now())+seconds)
 			}
 		}
 	}
@@ -341,12 +345,12 @@ func (w *Writer) retrySeconds(quotas []Quota, retryAfter time.Duration) int64 {
 	return max(CeilSeconds(retryAfter), 1)
 }
 
-// A field is one of those that a Writer writes.
+// A field is one of the fields that a Writer writes.
 type field uint8
 
 const (
 	fieldPolicy field = iota
-	fieldLimits
+	fieldLimits       // RateLimit
 	fieldLimit
 	fieldRemaining
 	fieldReset
@@ -357,7 +361,7 @@ const (
 	fieldCount
 )
 
-// The names of the fields as http.Header has them, and as gRPC has them.
+// The names of the fields in the form of http.Header, and in the form of gRPC.
 var (
 	canonicalNames = [fieldCount]string{
 		"Ratelimit-Policy", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", "X-Ratelimit-Limit", "X-Ratelimit-Remaining",
@@ -369,29 +373,30 @@ var (
 	}
 )
 
-// fields collects header fields. Their values are parts of one text, so that all of them take two
-// allocations.
+// fields collects the values of fields. All values are parts of one text, so that they take only
+// two allocations together.
 type fields struct {
-	n    int
-	keys [fieldCount]field // each is written at most once
-	ends [fieldCount]int
+	count int
+	keys  [fieldCount]field // each field occurs at most once
+	ends  [fieldCount]int   // where each value ends in the text
 }
 
-// finish makes the text appended since the last call the value of a field.
+// finish makes the text that was appended since the last call the value of a field.
 func (f *fields) finish(text []byte, key field) {
-	f.keys[f.n], f.ends[f.n] = key, len(text)
-	f.n++
+	f.keys[f.count], f.ends[f.count] = key, len(text)
+	f.count++
 }
 
-func (f *fields) number(text []byte, key field, n int64) []byte {
+// appendNumber appends the value of a field that is a number.
+func (f *fields) appendNumber(text []byte, key field, n int64) []byte {
 	text = appendInteger(text, n)
 	f.finish(text, key)
 	return text
 }
 
 func (f *fields) set(to map[string][]string, names *[fieldCount]string, text string) {
-	values, start := make([]string, f.n), 0
-	for i := range f.n {
+	values, start := make([]string, f.count), 0
+	for i := range f.count {
 		values[i] = text[start:f.ends[i]]
 		to[names[f.keys[i]]] = values[i : i+1 : i+1]
 		start = f.ends[i]
@@ -408,7 +413,7 @@ func appendComma(b []byte, i int) []byte {
 // maxInteger is the largest Integer of RFC 9651.
 const maxInteger = 999_999_999_999_999
 
-// appendInteger appends n as an Integer of RFC 9651, at least 0.
+// appendInteger appends n as an Integer of RFC 9651, between 0 and maxInteger.
 func appendInteger(b []byte, n int64) []byte {
 	return strconv.AppendInt(b, min(max(n, 0), maxInteger), 10)
 }

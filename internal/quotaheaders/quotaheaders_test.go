@@ -241,7 +241,7 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 		}
 		now := time.Unix(1_800_000_000, rapid.SampledFrom([]int64{0, 1, 999_999_999}).Draw(rt, "ns"))
 		settings := Settings{
-			Dialects: dialects, Now: func() time.Time { return now }, ResetSeconds: rapid.Bool().Draw(rt, "reset in seconds"),
+			Dialects: dialects, Now: func() time.Time { return now }, IsResetInSeconds: rapid.Bool().Draw(rt, "reset in seconds"),
 			Jitter: time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter")),
 		}
 		h := make(http.Header)
@@ -270,7 +270,7 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 		for _, dialect := range dialects {
 			if dialect != Draft11 {
 				shown := parseOld(t, h, dialect)
-				if dialect == XRateLimit && !settings.ResetSeconds && shown.reset >= 0 {
+				if dialect == XRateLimit && !settings.IsResetInSeconds && shown.reset >= 0 {
 					shown.reset -= int64(math.Ceil(float64(now.UnixNano()-1_800_000_000*1e9)/1e9)) + 1_800_000_000
 				}
 				agree(dialect, shown)
@@ -538,7 +538,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 		{[]Dialect{}, false, map[string]string{}},
 	} {
 		h := make(http.Header)
-		New(Settings{Dialects: c.dialects, ResetSeconds: c.seconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
+		New(Settings{Dialects: c.dialects, IsResetInSeconds: c.seconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
 		c.want["Retry-After"] = "1"
 		if len(h) != len(c.want) {
 			t.Errorf("%v: wrote %v; want %v", c.dialects, h, c.want)
@@ -729,10 +729,10 @@ func BenchmarkHeaders(b *testing.B) {
 func TestNamesCanBeInLowerCase(t *testing.T) {
 	quotas := []Quota{{Policy: policyOf("x", penstock.PerSecond(10)), Status: penstock.Status{RetryAfter: time.Second}}}
 	for _, chosen := range [][]Dialect{{Draft11, Draft06, XRateLimit}, {Draft07, Draft06, XRateLimit}} {
-		settings := Settings{Dialects: chosen, ResetSeconds: true}
+		settings := Settings{Dialects: chosen, IsResetInSeconds: true}
 		upper, lower, want := make(http.Header), make(map[string][]string), make(map[string][]string)
 		New(settings).Write(upper, quotas, true, time.Second)
-		settings.LowerCase = true
+		settings.IsLowerCase = true
 		New(settings).Write(lower, quotas, true, time.Second)
 		for name, values := range upper {
 			want[strings.ToLower(name)] = values

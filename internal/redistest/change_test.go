@@ -97,7 +97,7 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	}
 	want(t, old, "1", "GET", key)
 	restart(t, replica)
-	if err := replica.await("slave"); err != nil {
+	if err := replica.awaitRole("slave"); err != nil {
 		t.Error(err)
 	}
 }
@@ -147,7 +147,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 		t.Error(err)
 	}
 	c.Heal()
-	if err := old.await("slave"); err != nil {
+	if err := old.awaitRole("slave"); err != nil {
 		t.Error(err)
 	}
 	want(t, replica, "2", "GET", key)

@@ -52,13 +52,15 @@ func (c *Clock) Set(ahead time.Duration) error { return c.write(ahead.Microsecon
 // again.
 func (c *Clock) Freeze(at time.Time) error { return c.write(0, at.UnixMicro()) }
 
-func (c *Clock) write(ahead, frozen int64) error {
-	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600) // written in place, because the server has mapped it
+// write writes the file that clock/shim.c reads: two numbers in µs.
+func (c *Clock) write(ahead, frozenAt int64) error {
+	// The file is written in place, because the server has mapped it.
+	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	words := binary.NativeEndian.AppendUint64(nil, uint64(ahead))
-	_, err = f.Write(binary.NativeEndian.AppendUint64(words, uint64(frozen)))
+	_, err = f.Write(binary.NativeEndian.AppendUint64(words, uint64(frozenAt)))
 	return err
 }

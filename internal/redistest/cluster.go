@@ -9,12 +9,12 @@ import (
 
 const primaries = 3 // each with one replica
 
-// A Cluster is three primaries, each with a replica, that share the slots.
+// A Cluster is three primaries, each with a replica. The primaries share the slots.
 type Cluster struct {
 	Nodes []*Server // primaries first, until a failover
 
-	proxies []*Proxy // one for each node, or none
-	buses   []*Proxy // one for the cluster bus of each node, or none
+	proxies []*Proxy // one for each node; nil if the cluster is not proxied
+	buses   []*Proxy // one for the cluster bus of each node; nil if the cluster is not proxied
 }
 
 // LaunchCluster starts a Cluster. It returns when every node sees all slots served and every
@@ -34,8 +34,8 @@ func LaunchCluster() (*Cluster, error) {
 
 // LaunchProxiedCluster is LaunchCluster with a [Proxy] for each node, in the order of Nodes. Nodes
 // announce the port of their proxy, so clients that follow CLUSTER SLOTS or MOVED use the proxies.
-// Replication uses them too: without [Proxy.Only] a fault also affects it. Close closes the
-// proxies.
+// Replication uses the proxies too. So a fault of a proxy also affects replication, unless
+// [Proxy.Only] excludes it. Close closes the proxies.
 //
 // Each node connects to the others from its own source address, [Server.Source], so that
 // [Cluster.Partition] can cut it off.
@@ -106,8 +106,10 @@ func (c *Cluster) Close() {
 	}
 }
 
+// addProxied adds a node and its proxies. The proxies start first, since the node announces their
+// ports.
 func (c *Cluster) addProxied() error {
-	p, err := NewProxy("tcp", "") // the node needs its port to start
+	p, err := NewProxy("tcp", "")
 	if err != nil {
 		return err
 	}
@@ -152,9 +154,10 @@ func (c *Cluster) form() (*Cluster, error) {
 	return c, nil
 }
 
-// assignSlots assigns the slots. Different epochs avoid an election between the nodes.
+// assignSlots assigns the slots to the primaries. It also gives each node its own config epoch:
+// nodes with the same epoch would have to resolve that conflict first.
 func (c *Cluster) assignSlots() error {
-	const slots = 16384
+	const slots = 16384 // of every Cluster
 	for i, n := range c.Nodes {
 		if _, err := n.Do("CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1)); err != nil {
 			return err
@@ -170,7 +173,8 @@ func (c *Cluster) assignSlots() error {
 	return nil
 }
 
-// meet introduces every pair of nodes: gossip alone takes seconds.
+// meet introduces every pair of nodes. Without this, they would find each other by gossip, which
+// takes seconds.
 func (c *Cluster) meet() error {
 	addrs := c.Addrs()
 	for i, n := range c.Nodes {
@@ -184,7 +188,7 @@ func (c *Cluster) meet() error {
 	return nil
 }
 
-// follow gives each primary its replica, as soon as the replica knows the primary.
+// addReplicas gives each primary its replica, as soon as the replica knows the primary.
 func (c *Cluster) addReplicas() error {
 	for i, primary := range c.Nodes[:primaries] {
 		id, err := primary.Do("CLUSTER", "MYID")
@@ -220,20 +224,20 @@ func (s *Server) checkClusterReady(isReplica bool) error {
 		return err
 	}
 	if got := fieldsOf(state)["cluster_state"]; got != "ok" {
-		return fmt.Errorf("cluster_state:%s", got)
+		return fmt.Errorf("cluster_state is %q; want ok", got)
 	}
 	reply, err := s.Do("CLUSTER", "SLOTS")
 	if err != nil {
 		return err
 	}
 	ranges, _ := reply.([]any)
-	for _, r := range ranges {
+	for _, r := range ranges { // the first slot, the last slot, and the nodes
 		if nodes := len(r.([]any)) - 2; nodes != 2 {
-			return fmt.Errorf("CLUSTER SLOTS names %d nodes for a range", nodes)
+			return fmt.Errorf("CLUSTER SLOTS names %d nodes for a range; want a primary and a replica", nodes)
 		}
 	}
 	if len(ranges) != primaries {
-		return fmt.Errorf("CLUSTER SLOTS names %d ranges", len(ranges))
+		return fmt.Errorf("CLUSTER SLOTS names %d ranges; want %d", len(ranges), primaries)
 	}
 	if isReplica {
 		return s.checkInSync()
@@ -248,13 +252,13 @@ func (s *Server) checkInSync() error {
 		return err
 	}
 	if got := fields["master_link_status"]; got != "up" {
-		return fmt.Errorf("master_link_status:%s", got)
+		return fmt.Errorf("master_link_status is %q; want up", got)
 	}
 	return nil
 }
 
 func clusterNode(dir string, port int) ([]string, error) {
-	bus, err := freePort() // the default, port+10000, may be above 65535
+	bus, err := freePort() // the default, port+10000, may be taken
 	if err != nil {
 		return nil, err
 	}

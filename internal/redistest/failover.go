@@ -23,23 +23,23 @@ func (c *Cluster) Promote(replica *Server) error {
 		if n.id() != me.primaryID {
 			continue
 		}
-		if err := replica.await("master"); err != nil {
+		if err := replica.awaitRole("master"); err != nil {
 			return err
 		}
-		return n.await("slave")
+		return n.awaitRole("slave")
 	}
 	return fmt.Errorf("redistest: no node is the primary of %s", replica.Addr)
 }
 
 // AwaitPromotion returns when the node has become a primary.
-func (s *Server) AwaitPromotion() error { return s.await("master") }
+func (s *Server) AwaitPromotion() error { return s.awaitRole("master") }
 
-// await returns when the server has this role.
-func (s *Server) await(role string) error {
+// awaitRole returns when the server has this role: "master" or "slave".
+func (s *Server) awaitRole(role string) error {
 	err := await(readyLimit, func() error {
 		reply, err := s.Do("ROLE")
 		if list, ok := reply.([]any); ok && list[0] != role {
-			err = fmt.Errorf("the role is %v", list[0])
+			err = fmt.Errorf("the role is %v; want %s", list[0], role)
 		}
 		return err
 	})
@@ -49,7 +49,7 @@ func (s *Server) await(role string) error {
 	return nil
 }
 
-// CatchUp returns when the replica has received all writes of the primary so far.
+// CatchUp returns when this replica has received all writes that the primary has made so far.
 func (s *Server) CatchUp(primary *Server) error {
 	now, err := primary.offset("master_repl_offset")
 	if err != nil {
@@ -68,6 +68,7 @@ func (s *Server) CatchUp(primary *Server) error {
 	return nil
 }
 
+// offset returns a field of INFO replication that is a number.
 func (s *Server) offset(name string) (int64, error) {
 	fields, err := s.info("replication")
 	if err != nil {
@@ -81,7 +82,7 @@ func (s *Server) offset(name string) (int64, error) {
 func (s *SentinelGroup) Failover() error {
 	err := await(readyLimit, func() error {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", MasterName)
-		if err != nil && strings.HasPrefix(err.Error(), "NOGOODSLAVE") || err == nil {
+		if err == nil || strings.HasPrefix(err.Error(), "NOGOODSLAVE") { // the Sentinel does not know the replica yet
 			return err
 		}
 		return permanentError{err}
@@ -108,29 +109,30 @@ func (s *SentinelGroup) AwaitFailover() error {
 	return nil
 }
 
-// checkNamed returns nil if this Sentinel reports addr as the primary's address.
+// checkNamed returns nil if this Sentinel reports addr as the primary's address. It compares only
+// the ports.
 func (s *Server) checkNamed(addr string) error {
 	reply, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MasterName)
 	if err != nil {
 		return err
 	}
-	if list, ok := reply.([]any); !ok || fmt.Sprint(list[1]) != portOf(addr) {
+	if list, ok := reply.([]any); !ok || fmt.Sprint(list[1]) != portOf(addr) { // host, port
 		return fmt.Errorf("the Sentinel reports %v, not %s", reply, addr)
 	}
 	return nil
 }
 
-// Announce makes all Sentinels watch the primary at another address, as if its endpoint had moved.
-// They announce no failover.
+// Announce makes all Sentinels watch the primary at another address, as if the primary had moved.
+// The Sentinels publish no failover event for this.
 func (s *SentinelGroup) Announce(addr string) error {
 	for _, sentinel := range s.Sentinels {
-		_, err1 := sentinel.Do("SENTINEL", "REMOVE", MasterName)
-		_, err2 := sentinel.Do("SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), "2")
-		if err := errors.Join(err1, err2); err != nil {
-			return err
-		}
-		for _, set := range [][2]string{{"down-after-milliseconds", downAfter}, {"failover-timeout", failoverTimeout}} {
-			if _, err := sentinel.Do("SENTINEL", "SET", MasterName, set[0], set[1]); err != nil {
+		for _, command := range [][]string{
+			{"SENTINEL", "REMOVE", MasterName},
+			{"SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), quorum},
+			{"SENTINEL", "SET", MasterName, "down-after-milliseconds", downAfter},
+			{"SENTINEL", "SET", MasterName, "failover-timeout", failoverTimeout},
+		} {
+			if _, err := sentinel.Do(command...); err != nil {
 				return err
 			}
 		}
@@ -138,9 +140,9 @@ func (s *SentinelGroup) Announce(addr string) error {
 	return nil
 }
 
-// Tolerate sets down-after-milliseconds in all Sentinels. Use it before CLIENT PAUSE WRITE: that
-// delays the PUBLISH of the Sentinels and the PINGs behind it, so they would report the primary as
-// down.
+// Tolerate sets down-after-milliseconds in all Sentinels. Use it before CLIENT PAUSE WRITE. That
+// command delays the PUBLISH of the Sentinels and the PINGs that follow it, so the Sentinels would
+// report the primary as down.
 func (s *SentinelGroup) Tolerate(silence time.Duration) error {
 	for _, sentinel := range s.Sentinels {
 		if _, err := sentinel.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
@@ -170,8 +172,8 @@ func (s *SentinelGroup) Rejoin() error {
 	return nil
 }
 
-// Demote swaps Primary and Replica without a Sentinel failover. Then it sets the new address in the
-// Sentinels. Clients of the old primary stay connected.
+// Demote swaps Primary and Replica without a failover by the Sentinels. Then it sets the address of
+// the new primary in the Sentinels. Clients of the old primary stay connected.
 func (s *SentinelGroup) Demote() error {
 	if _, err := s.Replica.Do("REPLICAOF", "NO", "ONE"); err != nil {
 		return err
@@ -208,32 +210,32 @@ func (s *Server) revive() error {
 	return s.Restart()
 }
 
-// Readdress makes the primary listen at another address instead of its own, and sets that
-// address in the Sentinels. They announce no failover. The group must be proxied.
+// Readdress moves the primary to another address, and sets that address in the Sentinels. They
+// publish no failover event for this. The group must be proxied: the primary gets a new proxy.
 func (s *SentinelGroup) Readdress() error {
 	p, err := NewProxy("tcp", s.Primary.Addr)
 	if err != nil {
 		return err
 	}
-	before := s.proxies[s.Primary]
+	old := s.proxies[s.Primary]
 	s.proxies[s.Primary] = p
 	if err := s.Announce(p.Addr()); err != nil {
 		return err
 	}
-	before.Close()
+	old.Close()
 	_, err = s.Replica.Do("REPLICAOF", "127.0.0.1", portOf(p.Addr()))
 	return err
 }
 
-// Readdress makes a node listen at another address instead of its own. It returns when all other
-// nodes know the new address. The cluster must be proxied.
+// Readdress moves a node to another address. It returns when all other nodes know the new address.
+// The cluster must be proxied: the node gets a new proxy.
 func (c *Cluster) Readdress(n *Server) error {
 	p, err := NewProxy("tcp", n.Addr)
 	if err != nil {
 		return err
 	}
 	i := slices.Index(c.Nodes, n)
-	before := c.proxies[i]
+	old := c.proxies[i]
 	c.proxies[i] = p
 	if _, err := n.Do("CONFIG", "SET", "cluster-announce-port", portOf(p.Addr())); err != nil {
 		return err
@@ -250,6 +252,6 @@ func (c *Cluster) Readdress(n *Server) error {
 			return other.explain(err)
 		}
 	}
-	before.Close()
+	old.Close()
 	return nil
 }

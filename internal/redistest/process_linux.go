@@ -43,6 +43,7 @@ func sysProcAttr() *syscall.SysProcAttr {
 
 // isStopped returns true if a stop signal has taken effect, or if the process has ended.
 func isStopped(pid int) bool {
+	// The state is behind the name in parentheses. T: stopped. Z: ended, but not waited for.
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || bytes.Contains(stat, []byte(") T ")) || bytes.Contains(stat, []byte(") Z "))
 }

@@ -25,16 +25,16 @@ type Proxy struct {
 	network, upstream   string
 	isLosing, isCutting bool
 	firstLost           chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
-	only                []byte        // in lower case
-	delay               time.Duration
+	only                []byte        // the argument of Only, in lower case
+	delay               time.Duration // of the first reply of a connection
 	blocked             []string      // IP addresses of clients
 	blockedChanged      chan struct{} // closed when blocked changes
 	conns               map[net.Conn]struct{}
 	isClosed            bool
 }
 
-// NewProxy listens on a free loopback port and forwards everything to the server at upstream, until
-// a method changes that.
+// NewProxy listens on a free loopback port, and forwards everything to the server at upstream. The
+// methods of the Proxy change that.
 func NewProxy(network, upstream string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,8 +52,8 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 // deadline.
 func (p *Proxy) Lose(isOn bool) { p.set(func() { p.isLosing = isOn }) }
 
-// Cut closes the client's connection when a reply for it arrives: the connection ends after its
-// command ran. Cut has priority over Lose.
+// Cut closes a client's connection when the server replies to it. So the connection ends after the
+// server has run the command. Cut has priority over Lose.
 func (p *Proxy) Cut(isOn bool) { p.set(func() { p.isCutting = isOn }) }
 
 // CutOnce cuts one connection at its next reply, as Cut does. It begins at a random time within
@@ -74,15 +74,17 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	p.set(func() { p.isCutting, p.firstLost = false, nil })
 }
 
-// Only limits Lose and Cut to connections that have sent match, in upper or lower case, so that
-// handshakes work. "" removes the limit. Replies in flight when match is sent may be lost too.
+// Only limits Lose and Cut to connections that have sent match, in upper or lower case. So
+// handshakes still work. "" removes the limit. Replies that are in flight when a connection sends
+// match may be lost too.
 func (p *Proxy) Only(match string) {
 	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
 }
 
 // Block blocks all traffic between the server and clients with these IP addresses, in both
-// directions, like a network that loses every packet. Nothing arrives, and no connection ends. The
-// next call replaces the list. Blocked data of addresses that are no longer listed then arrives.
+// directions. Nothing arrives, and no connection ends, as in a network that loses every packet. The
+// next call replaces the list. The proxy then delivers the blocked data of addresses that are no
+// longer in the list.
 func (p *Proxy) Block(clients ...string) {
 	p.set(func() {
 		if p.isClosed {
@@ -191,7 +193,10 @@ type link struct {
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	hasMatched   bool // a request has matched Only; a reply clears this while Lose and Cut are both false; guarded by proxy.mu
+	// hasMatched is true if a request has matched Only. A reply clears it while neither Lose nor Cut
+	// is on. It is guarded by proxy.mu.
+	hasMatched bool
+
 	hasLostReply bool // a reply was discarded; used only by forwardReplies
 }
 
@@ -264,16 +269,16 @@ func (l *link) decideFate() fate {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	hit := len(p.only) == 0 || l.hasMatched
+	isAffected := len(p.only) == 0 || l.hasMatched
 	switch {
 	case p.isCutting && l.hasLostReply:
 		return disconnected
 	case l.hasLostReply:
 		return discarded
-	case p.isCutting && hit:
+	case p.isCutting && isAffected:
 		p.recordLossLocked()
 		return disconnected
-	case p.isLosing && hit:
+	case p.isLosing && isAffected:
 		p.recordLossLocked()
 		l.hasLostReply = true
 		return discarded

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	answerLimit = 5 * time.Second  // one command
-	readyLimit  = 60 * time.Second // one server, cluster or sentinel group
+	answerLimit = 5 * time.Second  // longest wait for the reply to a command
+	readyLimit  = 60 * time.Second // longest wait for a server, Cluster or Sentinel group to be ready
 	pollEvery   = 5 * time.Millisecond
 )
 
@@ -32,7 +32,7 @@ const (
 type Server struct {
 	Socket string // path of the unix socket
 	Addr   string // host:port, "" when the server listens on the socket only
-	Source string // the source address of its connections to other servers, "" for any
+	Source string // the source address of its connections to other servers; "": not set
 
 	dir  string
 	args []string
@@ -78,7 +78,7 @@ func (s *Server) Do(args ...string) (any, error) {
 // Kill ends the process with SIGKILL, and returns when it has ended.
 func (s *Server) Kill() {
 	cmd, done := s.process()
-	_ = cmd.Process.Kill() // fails only when it has ended already
+	_ = cmd.Process.Kill() // fails only if the process has already ended
 	select {
 	case <-done:
 	case <-time.After(answerLimit):
@@ -186,9 +186,10 @@ func launch(r recipe) (*Server, error) {
 type envRecipe func(dir string, port int) (args, env []string, err error)
 
 func launchEnv(r envRecipe) (*Server, error) {
+	const maxTries = 5 // with a new port each
 	var s *Server
 	err := errPortTaken
-	for tries := 0; tries < 5 && errors.Is(err, errPortTaken); tries++ {
+	for tries := 0; tries < maxTries && errors.Is(err, errPortTaken); tries++ {
 		s, err = launchOnce(r)
 	}
 	return s, err
@@ -222,13 +223,14 @@ func launchOnce(r envRecipe) (*Server, error) {
 // start returns when the server executes commands. After an error no process is left.
 func (s *Server) start() error { return s.startUntil(s.checkReady) }
 
+// startUntil starts the process, and returns when the check ready succeeds.
 func (s *Server) startUntil(ready func() error) error {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	before := len(s.Log())
+	oldLog := len(s.Log()) // bytes
 
 	cmd, done := exec.Command(Program(), s.args...), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = log, log
@@ -254,14 +256,14 @@ func (s *Server) startUntil(ready func() error) error {
 		return nil
 	}
 	s.Kill()
-	if strings.Contains(s.Log()[before:], "Address already in use") {
+	if strings.Contains(s.Log()[oldLog:], "Address already in use") {
 		return errPortTaken
 	}
 	return s.explain(err)
 }
 
-// checkReady returns nil when the server executes commands. An error reply such as NOAUTH also
-// shows that.
+// checkReady returns nil when the server executes commands. An error reply other than LOADING, such
+// as NOAUTH, also proves this.
 func (s *Server) checkReady() error {
 	_, err := s.Do("PING")
 	if reply, ok := errors.AsType[replyError](err); ok && !strings.HasPrefix(string(reply), "LOADING") {
@@ -297,8 +299,9 @@ func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }
 
 // explain adds the end of the server's log to err.
 func (s *Server) explain(err error) error {
+	const shown = 15
 	lines := strings.Split(strings.TrimSpace(s.Log()), "\n")
-	return fmt.Errorf("%w\nlog of the server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	return fmt.Errorf("%w\nlog of the server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-shown):], "\n"))
 }
 
 func defaults(dir string, port int) []string {
@@ -320,8 +323,8 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
-// freePort returns a port that is free now. Linux assigns ports above 32767 by itself. This one is
-// lower, so no other program gets it while its server is down.
+// freePort returns a port that is free now. It is below 32768, where Linux assigns no ports to
+// clients. So no other program gets the port while its server is down.
 func freePort() (int, error) {
 	const first, end = 16384, 32768
 	var err error
@@ -335,8 +338,9 @@ func freePort() (int, error) {
 	return 0, err
 }
 
-// starter runs every start on one thread that lives as long as the program. The kernel sends the
-// death signal when the thread that forked ends, not the process.
+// starter runs every start on one thread that lives as long as the program. For the kernel, the
+// parent of a server is the thread that started it: the server gets its death signal when that
+// thread ends.
 var starter = sync.OnceValue(func() chan<- func() {
 	starts := make(chan func())
 	go func() {
@@ -358,7 +362,7 @@ func startTied(cmd *exec.Cmd) error {
 
 type closer interface{ Close() }
 
-// mustStart ends the test if err is not nil. It closes c with the test.
+// mustStart ends the test if err is not nil. It closes c at the end of the test.
 func mustStart[T closer](t testing.TB, c T, err error) T {
 	t.Helper()
 	if err != nil {
@@ -373,7 +377,8 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// await polls until check returns nil. The error of check names what is missing.
+// await polls until check returns nil. If that takes longer than limit, it returns the last error of
+// check, which names what is missing.
 func await(limit time.Duration, check func() error) error {
 	for end := time.Now().Add(limit); ; time.Sleep(pollEvery) {
 		err := check()

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Slot returns the slot of a key.
+// Slot returns the slot of a key, as the first node that is up computes it.
 func (c *Cluster) Slot(key string) (int, error) {
 	err := errors.New("redistest: no node answers")
 	for _, n := range c.Nodes {
@@ -41,7 +41,8 @@ func (c *Cluster) Replica(of *Server) *Server {
 	return nil
 }
 
-// Grow adds a primary without slots, replicas and scripts. It returns when all nodes know it.
+// Grow adds a primary that has no slots, no replica and no scripts. It returns when all nodes know
+// the new primary, and it sees all slots served.
 func (c *Cluster) Grow() (*Server, error) {
 	if c.proxies != nil {
 		if err := c.addProxied(); err != nil {
@@ -67,7 +68,8 @@ func (c *Cluster) Grow() (*Server, error) {
 	for _, n := range c.Nodes {
 		err := await(readyLimit, func() error {
 			known, err := n.Do("CLUSTER", "NODES")
-			if err == nil && (!strings.Contains(fmt.Sprint(known), added.id()) || strings.Contains(fmt.Sprint(known), "handshake")) {
+			text := fmt.Sprint(known)
+			if err == nil && (!strings.Contains(text, added.id()) || strings.Contains(text, "handshake")) {
 				err = errors.New("a node does not know the new node yet")
 			}
 			return err
@@ -85,8 +87,8 @@ func (c *Cluster) Grow() (*Server, error) {
 	})
 }
 
-// Move moves the slots from first to last to another primary, with their keys, while clients
-// continue. Unless duringMove is nil, Move calls it with each slot during its move: once before the
+// Move moves the slots from first to last, with their keys, to another primary. Clients may continue
+// meanwhile. If duringMove is not nil, Move calls it during the move of each slot: once before the
 // first key moves, and once after each key.
 func (c *Cluster) Move(first, last int, to *Server, duringMove func(slot int)) error {
 	if duringMove == nil {
@@ -127,8 +129,8 @@ func (c *Cluster) move(slot int, from, to *Server, duringMove func(int)) error {
 		}
 		duringMove(slot)
 	}
-	nodes := slices.DeleteFunc(c.Primaries(), func(n *Server) bool { return n == to || n == from })
-	for _, n := range append([]*Server{to, from}, nodes...) { // the new owner first, so that the slot always has an owner
+	others := slices.DeleteFunc(c.Primaries(), func(n *Server) bool { return n == to || n == from })
+	for _, n := range append([]*Server{to, from}, others...) { // the new owner first, so that the slot always has an owner
 		if _, err := n.Do("CLUSTER", "SETSLOT", number, "NODE", to.id()); err != nil {
 			return err
 		}
@@ -136,7 +138,8 @@ func (c *Cluster) move(slot int, from, to *Server, duringMove func(int)) error {
 	return nil
 }
 
-// id returns the node's name in its cluster. It is cached, so it is known while the node is down.
+// id returns the node's ID in its cluster. It is cached, because a node that is down cannot report
+// it.
 func (s *Server) id() string {
 	s.mu.Lock()
 	known := s.clusterID
@@ -154,10 +157,12 @@ func (s *Server) id() string {
 
 // A membership is the place of a node in its cluster, as the node reports it.
 type membership struct {
-	primaryID string // the id of its primary
-	ranges    [][2]int
+	primaryID string   // of a replica: the ID of its primary; "" for a primary
+	ranges    [][2]int // the slots of a primary: first and last of each range
 }
 
+// readMembership reads the node's own line of CLUSTER NODES. Its words are: ID, address, flags,
+// primary's ID or "-", four more, and then the ranges of slots.
 func (s *Server) readMembership() (membership, error) {
 	reply, err := s.Do("CLUSTER", "NODES")
 	if err != nil {

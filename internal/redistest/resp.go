@@ -47,8 +47,8 @@ func request(args []string) []byte {
 	return b
 }
 
-// readReply reads one RESP2 reply. It returns an error of Redis as a replyError, also inside an
-// array.
+// readReply reads one RESP2 reply. It returns an error of Redis as a value of type replyError, even
+// if the error is an item of an array.
 func readReply(r *bufio.Reader) (any, error) {
 	line, err := r.ReadString('\n')
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 const MasterName = "gate"
 
 const (
+	sentinels       = 3
+	quorum          = "2"    // Sentinels that must agree that the primary is down
 	downAfter       = "500"  // ms without a reply
 	failoverTimeout = "3000" // ms
 )
@@ -23,8 +25,8 @@ type SentinelGroup struct {
 	Primary, Replica *Server
 	Sentinels        []*Server
 
-	proxies map[*Server]*Proxy // for the primary and the replica, or none
-	secured *TLS               // nil: they do not use TLS
+	proxies map[*Server]*Proxy // of the primary and the replica; nil if the group is not proxied
+	tls     *TLS               // nil if the group does not use TLS
 }
 
 // LaunchSentinel starts a group. It returns when a failover is possible: all Sentinels know each
@@ -39,9 +41,8 @@ func LaunchSentinel() (*SentinelGroup, error) {
 }
 
 // LaunchProxiedSentinel is LaunchSentinel with a [Proxy] for the primary and one for the replica.
-// Sentinels name only the addresses of the proxies. All servers and Sentinels connect to each other
-// through them, each from its own source address, [Server.Source], so that [Proxy.Block] can cut
-// them off.
+// Sentinels report only the addresses of the proxies, so servers and Sentinels connect through
+// them too. Each has its own source address, [Server.Source], so that [Proxy.Block] can cut it off.
 func LaunchProxiedSentinel() (*SentinelGroup, error) {
 	s := &SentinelGroup{proxies: make(map[*Server]*Proxy)}
 	if err := s.launch(); err != nil {
@@ -68,8 +69,8 @@ func StartSentinel(t testing.TB) *SentinelGroup {
 // Addrs returns the addresses of the Sentinels.
 func (s *SentinelGroup) Addrs() []string {
 	var addrs []string
-	for _, w := range s.Sentinels {
-		addrs = append(addrs, w.Addr)
+	for _, sentinel := range s.Sentinels {
+		addrs = append(addrs, sentinel.Addr)
 	}
 	return addrs
 }
@@ -94,17 +95,18 @@ func (s *SentinelGroup) launch() (err error) {
 		return err
 	}
 	host, port, _ := net.SplitHostPort(s.addrOf(s.Primary))
-	if s.secured != nil {
-		host = s.secured.name(0)
+	if s.tls != nil {
+		host = s.tls.name(0)
 	}
 	if s.Replica, err = s.launchServer(1, "--replicaof", host, port); err != nil {
 		return err
 	}
-	// Sentinels query the primary for its replicas at the start, then only every 10 s.
+	// Sentinels start last: at their start they query the primary for its replicas, and then only
+	// every 10 s.
 	if err := await(readyLimit, s.Replica.checkInSync); err != nil {
 		return s.Replica.explain(err)
 	}
-	for i := range 3 {
+	for i := range sentinels {
 		sentinel, err := s.launchSentinel(2+i, host, port)
 		if err != nil {
 			return err
@@ -121,9 +123,10 @@ func (s *SentinelGroup) launch() (err error) {
 
 // launchServer starts the primary or the replica, with a proxy if the group has proxies.
 func (s *SentinelGroup) launchServer(number int, args ...string) (*Server, error) {
-	if a := s.secured; a != nil {
-		args = append(args, "--replica-announce-ip", a.name(number))
-		return launch(a.secure(plain, a.host(number), []string{a.name(number)}, args...))
+	if s.tls != nil {
+		name := s.tls.name(number)
+		args = append(args, "--replica-announce-ip", name)
+		return launch(s.tls.secure(plain, s.tls.host(number), []string{name}, args...))
 	}
 	if s.proxies == nil {
 		return Launch(args...)
@@ -159,10 +162,11 @@ func (s *Server) checkSentinelReady() error {
 	if err != nil {
 		return err
 	}
-	m := pairsOf(reply)
-	if m["num-other-sentinels"] != "2" || m["num-slaves"] != "1" || m["flags"] != "master" {
-		return fmt.Errorf("the Sentinel knows %s other Sentinels and %s replicas of a %s",
-			m["num-other-sentinels"], m["num-slaves"], m["flags"])
+	primary := pairsOf(reply)
+	others, replicas, flags := primary["num-other-sentinels"], primary["num-slaves"], primary["flags"]
+	if others != strconv.Itoa(sentinels-1) || replicas != "1" || flags != "master" {
+		return fmt.Errorf("the Sentinel knows %s other Sentinels and %s replicas, and the primary has the flags %s; want %d, 1 and master",
+			others, replicas, flags, sentinels-1)
 	}
 	reply, err = s.Do("SENTINEL", "REPLICAS", MasterName)
 	if err != nil {
@@ -170,7 +174,7 @@ func (s *Server) checkSentinelReady() error {
 	}
 	for _, replica := range reply.([]any) {
 		if r := pairsOf(replica); r["flags"] != "slave" || r["master-link-status"] != "ok" {
-			return fmt.Errorf("the Sentinel reports a replica with flags %s and link status %s", r["flags"], r["master-link-status"])
+			return fmt.Errorf("the Sentinel reports a replica with flags %s and link status %s; want slave and ok", r["flags"], r["master-link-status"])
 		}
 	}
 	return nil
@@ -178,11 +182,11 @@ func (s *Server) checkSentinelReady() error {
 
 // launchSentinel starts a sentinel that watches the primary at host and port.
 func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, error) {
-	if s.secured != nil {
-		// Clients start with the addresses of the Sentinels, even if the Sentinels name the servers
-		// by host names.
-		own := s.secured.host(number)
-		return launch(s.secured.secure(sentinelRecipe(host, port, own, ""), own, []string{own}))
+	if s.tls != nil {
+		// Clients connect to the address of a Sentinel, even if the Sentinel reports the servers by
+		// host names. So the certificate has the address.
+		own := s.tls.host(number)
+		return launch(s.tls.secure(sentinelRecipe(host, port, own, ""), own, []string{own}))
 	}
 	source := ""
 	if s.proxies != nil {
@@ -196,7 +200,7 @@ func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, 
 }
 
 // sentinelRecipe returns the recipe of a Sentinel with the address own. It watches the primary at
-// host and primaryPort.
+// host and primaryPort. If source is not empty, the Sentinel connects from that address.
 func sentinelRecipe(host, primaryPort, own, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		conf := filepath.Join(dir, "sentinel.conf") // a Sentinel also writes its state to it
@@ -204,10 +208,10 @@ func sentinelRecipe(host, primaryPort, own, source string) recipe {
 		if net.ParseIP(host) == nil {
 			text = "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
 		}
-		text += fmt.Sprintf("sentinel monitor %[1]s %[5]s %[2]s 2\n"+
-			"sentinel down-after-milliseconds %[1]s %[3]s\n"+
-			"sentinel failover-timeout %[1]s %[4]s\n"+
-			"sentinel announce-ip %[6]s\n", MasterName, primaryPort, downAfter, failoverTimeout, host, own)
+		text += fmt.Sprintf("sentinel monitor %s %s %s %s\n", MasterName, host, primaryPort, quorum) +
+			fmt.Sprintf("sentinel down-after-milliseconds %s %s\n", MasterName, downAfter) +
+			fmt.Sprintf("sentinel failover-timeout %s %s\n", MasterName, failoverTimeout) +
+			fmt.Sprintf("sentinel announce-ip %s\n", own)
 		args := []string{conf, "--sentinel", "--dir", dir, "--bind", own,
 			"--port", strconv.Itoa(port), "--unixsocket", filepath.Join(dir, "redis.sock"),
 		}

@@ -4,5 +4,5 @@ package redistest
 
 import "os"
 
-// Systems without these signals have no servers to pause, but their tools read this package.
+// Tests cannot run on systems without these signals, but the package must compile there.
 var stopSignal, continueSignal = os.Kill, os.Kill

@@ -22,7 +22,7 @@ import (
 // certificate.
 type TLS struct {
 	RequireClientCert bool     // clients need a certificate
-	ServerName        string   // the name that servers use for each other; "": their addresses
+	ServerName        string   // the name by which servers connect to each other; "": by their addresses
 	ExtraNames        []string // further names in every certificate
 
 	// Lifetime is how long the certificates of servers and clients are valid. Default: an hour.
@@ -63,7 +63,7 @@ func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 			names := []string{a.name(i)}
 			if a.ServerName != "" {
 				announce = append(announce, "--cluster-announce-hostname", a.ServerName, "--cluster-preferred-endpoint-type", "hostname")
-				if i == 0 { // clients connect to it first, by its address
+				if i == 0 { // clients connect to the first node by its address, and learn the names from it
 					names = append(names, host)
 				}
 			}
@@ -84,7 +84,7 @@ func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 func StartTLSSentinel(t testing.TB, a *TLS) *SentinelGroup {
 	t.Helper()
 	a.createAuthority(t)
-	s := &SentinelGroup{secured: a}
+	s := &SentinelGroup{tls: a}
 	if err := s.launch(); err != nil {
 		s.Close()
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func (a *TLS) host(number int) string {
 	return fmt.Sprintf("127.0.2.%d", number+1)
 }
 
-// name returns the name that others use for the server with this number.
+// name returns the name or address by which others connect to the server with this number.
 func (a *TLS) name(number int) string {
 	if a.ServerName != "" {
 		return a.ServerName
@@ -109,7 +109,8 @@ func (a *TLS) name(number int) string {
 	return a.host(number)
 }
 
-// secure returns a recipe whose server listens at host with TLS. Its certificate has these names.
+// secure extends a recipe: the server listens at host, with TLS only, and has a certificate with
+// these names. more has further arguments of the server.
 func (a *TLS) secure(r recipe, host string, names []string, more ...string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		args, err := r(dir, port)

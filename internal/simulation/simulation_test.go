@@ -106,7 +106,7 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint
 				t.Parallel()
 				for !t.Failed() {
 					seed := next.Add(1) - 1
-					if effort.Soak && time.Now().After(end) || !effort.Soak && seed >= n {
+					if effort.IsSoak && time.Now().After(end) || !effort.IsSoak && seed >= n {
 						return
 					}
 					run(t, *firstSeed+seed)

@@ -147,7 +147,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	each := 5
 	if testing.Short() {
 		each = 2
-	} else if effort.Soak {
+	} else if effort.IsSoak {
 		each = 100
 	}
 	for _, a := range leasable {

@@ -1,17 +1,17 @@
-// Package spellings has many ways to write one path, for tests of whatever reads paths.
+// Package spellings has many ways to write one path, for tests of code that reads paths.
 package spellings
 
-// Path is what they write.
+// Path is the path that all spellings mean.
 const Path = "/api/rides/request"
 
-// All returns targets of requests, which all mean Path, or are refused by servers that are strict.
+// All returns request targets. A server must read each of them as Path, or reject it.
 func All() (targets []string) {
 	segments := [][]string{{"api", "%61pi", "a%70i", "ap%69", "%61%70%69"}, {"rides", "r%69des", "%72ides", "ride%73"}, {"request", "%72equest", "req%75est", "reques%74"}}
 	joints := []string{"/", "//", "/./", "/x/../", "/%2e/", "/x/%2e%2e/", "/x/.%2E/"}
 	for i, joint := range joints {
 		for _, a := range segments[0] {
 			for j, b := range segments[1] {
-				targets = append(targets, joint+a+joints[(i+j)%len(joints)]+b+joint+segments[2][(i+j)%4])
+				targets = append(targets, joint+a+joints[(i+j)%len(joints)]+b+joint+segments[2][(i+j)%len(segments[2])])
 			}
 		}
 	}

@@ -5,14 +5,15 @@ import (
 	"strings"
 )
 
-// Suggest returns which of the known names was probably meant by another one, as "did you mean
-// rate?", or what is known, as "there are a and b".
+// Suggest returns a hint for an unknown name: the known name that was probably meant ("did you mean
+// rate?"), or else the known names ("there are a and b").
 func Suggest(name string, known []string) string {
-	best, least := "", min(max(1, len(name)/3), 3)+1
-	var longer []string
+	maxEdits := min(max(1, len(name)/3), 3) // of a name that is similar enough to suggest
+	best, fewest := "", maxEdits+1
+	var longer []string // known names that begin with name
 	for _, k := range known {
-		if d := Distance(name, k); d < least && d < len(k) {
-			best, least = k, d
+		if d := Distance(name, k); d < fewest && d < len(k) {
+			best, fewest = k, d
 		}
 		if len(name) >= 3 && strings.HasPrefix(k, name) {
 			longer = append(longer, k)
@@ -27,20 +28,21 @@ func Suggest(name string, known []string) string {
 		return "there are none"
 	case len(known) == 1:
 		return "there is " + known[0]
-	case len(known) > 20:
+	case len(known) > maxListed:
 		return fmt.Sprintf("there are %d, such as %s", len(known), strings.Join(known[:3], ", "))
 	}
 	return "there are " + List(known, "and")
 }
 
-// Distance returns the edit distance of a and b, up to about 3. A swap of two neighbors is one
-// edit.
+// Distance returns the edit distance of a and b without regard to case. A swap of two neighbors is
+// one edit. To save time, the result is 4 if the lengths differ by more than 3, or if a is longer
+// than 64 bytes.
 func Distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
 		return 4
 	}
 	a, b = strings.ToLower(a), strings.ToLower(b)
-	rows := make([][]int, len(a)+1)
+	rows := make([][]int, len(a)+1) // rows[i][j] is the distance of a[:i] and b[:j]
 	for i := range rows {
 		rows[i] = make([]int, len(b)+1)
 		rows[i][0] = i

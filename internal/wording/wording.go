@@ -19,10 +19,10 @@ func List(names []string, and string) string {
 	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
 }
 
-// maxListed is how many names ShortList writes out.
+// maxListed is the largest number of names that a message lists.
 const maxListed = 20
 
-// ShortList is List, but shortens a long list to its beginning and the number of the others.
+// ShortList is like List, but shortens a long list to its beginning and the number of the others.
 func ShortList(names []string, and string) string {
 	if len(names) > maxListed {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxListed], ", "), len(names)-maxListed)
@@ -42,7 +42,7 @@ func Period(d time.Duration) string {
 	return text
 }
 
-// Size formats a number of bytes in the largest unit that fits: 64KB, 100 bytes.
+// Size formats a number of bytes in the largest unit that needs no fraction: 64KB, 100 bytes.
 func Size(n int64) string {
 	for i, unit := range []string{"GB", "MB", "KB"} {
 		if by := int64(1) << (30 - 10*i); n%by == 0 {
@@ -61,16 +61,17 @@ func Plain(text string) string {
 	return strconv.Quote(text)
 }
 
-// Clip shortens a text for a message.
+// Clip shortens a text to at most 60 bytes and "...", for a message.
 func Clip(s string) string { return ClipAt(s, 60) }
 
-// ClipAt shortens a text to at most so many bytes, and the three dots.
-func ClipAt(s string, most int) string {
-	if len(s) <= most {
+// ClipAt shortens a text to at most maxBytes and "...". It cuts no character in two.
+func ClipAt(s string, maxBytes int) string {
+	if len(s) <= maxBytes {
 		return s
 	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
+	end := maxBytes
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
 	}
-	return s[:most] + "..."
+	return s[:end] + "..."
 }

@@ -1,5 +1,5 @@
-// Package workers keeps goroutines for further tasks. Their stacks have grown already: in a new
-// goroutine, growing the stack takes longer than a decision.
+// Package workers keeps goroutines for further tasks, because their stacks have already grown. In a
+// new goroutine, growing the stack takes longer than a decision.
 package workers
 
 import "sync"
@@ -11,25 +11,25 @@ type Pool[T any] struct {
 	all   sync.WaitGroup
 
 	mu        sync.Mutex
-	idle      []chan task[T] // of each idle goroutine; the one that worked last is used first
+	idle      []chan task[T] // of each idle goroutine; the last of them worked most recently, and is used first
 	running   int
 	isStopped bool
 }
 
 type task[T any] struct {
-	of    T
-	isEnd bool // the goroutine ends instead
+	argument T
+	isEnd    bool // there is no task: the goroutine must end
 }
 
-// maxIdle is how many goroutines are kept.
+// maxIdle is the largest number of idle goroutines that are kept.
 const maxIdle = 1024
 
 // New returns a Pool that does at most limit tasks at once.
 func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, limit: limit} }
 
-// Start begins a task in a goroutine of the pool. It returns false if as many are running as may,
-// or the pool was stopped.
-func (p *Pool[T]) Start(of T) bool {
+// Start begins a task in a goroutine of the pool. It returns false if the limit of running tasks is
+// reached, or if the pool was stopped.
+func (p *Pool[T]) Start(argument T) bool {
 	p.mu.Lock()
 	if p.isStopped || p.running >= p.limit {
 		p.mu.Unlock()
@@ -40,32 +40,32 @@ func (p *Pool[T]) Start(of T) bool {
 		next := p.idle[last]
 		p.idle = p.idle[:last]
 		p.mu.Unlock()
-		next <- task[T]{of: of}
+		next <- task[T]{argument: argument}
 		return true
 	}
 	p.all.Add(1) // with mu held, so that Stop waits for it
 	p.mu.Unlock()
-	go p.work(make(chan task[T], 1), of)
+	go p.work(make(chan task[T], 1), argument)
 	return true
 }
 
-func (p *Pool[T]) work(next chan task[T], of T) {
+func (p *Pool[T]) work(next chan task[T], argument T) {
 	defer p.all.Done()
 	for {
-		p.do(of)
-		if !p.rest(next) {
+		p.do(argument)
+		if !p.becomeIdle(next) {
 			return
 		}
 		t := <-next
 		if t.isEnd {
 			return
 		}
-		of = t.of
+		argument = t.argument
 	}
 }
 
-// rest makes a goroutine idle. It returns false if the goroutine must end.
-func (p *Pool[T]) rest(next chan task[T]) bool {
+// becomeIdle makes a goroutine idle. It returns false if the goroutine must end.
+func (p *Pool[T]) becomeIdle(next chan task[T]) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running--
@@ -83,7 +83,7 @@ func (p *Pool[T]) Running() int {
 	return p.running
 }
 
-// Stop ends the goroutines after their tasks, and waits for them. Nothing is started afterwards.
+// Stop waits until the running tasks and all goroutines have ended. No task starts afterwards.
 func (p *Pool[T]) Stop() {
 	p.mu.Lock()
 	p.isStopped = true

@@ -61,7 +61,7 @@ func parse(list string) (w words, err error) {
 	return w, err
 }
 
-// isOwn tells whether a file must name the words.
+// isOwn reports whether a file must name the words.
 func isOwn(path string) bool { return strings.HasPrefix(path, "scripts/words/") }
 
 // check writes each place to out. It fails if there are any.

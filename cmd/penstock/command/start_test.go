@@ -29,7 +29,7 @@ rules:
       - {rate: 100000/m, algorithm: sliding-window}
 `)
 	args := []string{"--config=" + config, "--admin-listen=127.0.0.1:0"}
-	if !effort.Soak {
+	if !effort.IsSoak {
 		args = append(args, "--store-timeout=20s")
 	}
 	for range 2 {

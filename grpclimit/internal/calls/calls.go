@@ -99,7 +99,7 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 	header := strings.ToLower(o.AddressHeader)
 	g := &Gate{
 		rules: rules, options: o, proxies: clientaddress.New(o.TrustedProxies, header), addressHeader: header,
-		writer: quotaheaders.New(quotaheaders.Settings{Dialects: dialects, LowerCase: true}),
+		writer: quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsLowerCase: true}),
 	}
 	g.controller, err = admission.New(store, rules, admission.Options{HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected})
 	if err != nil {

@@ -1,6 +1,7 @@
-/* Replaces the wall clock: adds the first 8 bytes in CLOCK_FILE, in µs, or stands still at the next 8 bytes, in µs since
- * the epoch, if they are not 0. The file is mapped, so a write takes effect at once.
- * The monotonic clock does not change. Nothing here may allocate: jemalloc reads the time while it starts. */
+/* Replaces the wall clock of a server. CLOCK_FILE has two integers of 8 bytes. The first is added to the time, in µs.
+ * If the second is not 0, it is the time at which the clock stops instead, in µs since the epoch. The file is mapped,
+ * so a write takes effect at once. The monotonic clock does not change.
+ * This code must not allocate memory: jemalloc reads the time while it starts. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,21 +12,22 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t none[2], *step;
+static const volatile int64_t none[2], *settings; /* the content of CLOCK_FILE, or none if it cannot be mapped */
 
+/* Returns the time to show instead of the true time t, in ns since the epoch. */
 static int64_t wall(const struct timespec *t)
 {
-	if (!step) {
+	if (!settings) {
 		const char *name = getenv("CLOCK_FILE");
 		int fd = name ? open(name, O_RDONLY) : -1;
 		void *map = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, fd, 0);
-		step = map == MAP_FAILED ? none : map;
+		settings = map == MAP_FAILED ? none : map;
 		if (fd >= 0)
 			close(fd);
 	}
-	if (step[1])
-		return step[1] * 1000;
-	return t->tv_sec * INT64_C(1000000000) + t->tv_nsec + step[0] * 1000;
+	if (settings[1])
+		return settings[1] * 1000;
+	return t->tv_sec * INT64_C(1000000000) + t->tv_nsec + settings[0] * 1000;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *t)

@@ -11,8 +11,8 @@ import (
 // catalog has all faults, by family. Their numbers are F1 to F30.
 var catalog = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
-// elsewhere lists faults that have no entry in the catalog, or that have further tests. Each
-// string is the place of a test, as "file: test", or the reason why there is none.
+// elsewhere lists tests of faults outside the catalog. Each string is "FILE: TEST", or "why not:
+// REASON" for a fault that no test can cover.
 var elsewhere = map[string][]string{
 	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
 	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
@@ -31,11 +31,11 @@ var elsewhere = map[string][]string{
 	"F27": {"why not: units that an instance admits in an outage are never charged to the store later"},
 }
 
-func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {
+func TestEveryFaultOfTheCatalogIsTested(t *testing.T) {
 	for n := 1; n <= 30; n++ {
 		id := fmt.Sprint("F", n)
 		if len(elsewhere[id]) == 0 && !slices.ContainsFunc(catalog, func(f fault) bool { return f.id == id }) {
-			t.Errorf("%s has no entry, and is not listed as tested elsewhere", id)
+			t.Errorf("%s has no entry in the catalog, and none in elsewhere; want one of them", id)
 		}
 		for _, where := range elsewhere[id] {
 			file, test, _ := strings.Cut(where, ": ")
@@ -44,7 +44,7 @@ func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {
 			}
 			text, err := os.ReadFile("../../" + file)
 			if err != nil || !strings.Contains(string(text), "\nfunc "+test+"(t *testing.T") {
-				t.Errorf("%s: there is no %s in %s (%v)", id, test, file, err)
+				t.Errorf("%s: elsewhere names %s in %s, which does not exist (%v)", id, test, file, err)
 			}
 		}
 	}
