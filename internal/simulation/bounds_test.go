@@ -11,14 +11,14 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// check checks what was admitted against the bounds of the algorithms and of the guards.
+// check checks the admitted units against the bounds of the algorithms and of the guards.
 func (h *history) check(p *plan) {
-	most := p.maxInstances()
+	maxInstances := p.maxInstances()
 	for _, g := range h.groups(p) {
 		limit, slack, credits := g.policy.limit, int64(0), h.creditsOf(g)
 		switch {
-		case g.inst == storeUnits:
-			slack = p.leaseExcess(g.policy, most, len(credits) > 0)
+		case g.instanceID == storeUnits:
+			slack = p.leaseExcess(g.policy, maxInstances, len(credits) > 0)
 		case g.policy.settings.OnFailure == guard.FailLocal && g.hasChanged && limit.Algorithm().Name() == penstock.LeakyBucket.Name():
 			continue // a waiter that was admitted by the old share may exceed the new one
 		case g.policy.settings.OnFailure == guard.FailLocal:
@@ -26,22 +26,23 @@ func (h *history) check(p *plan) {
 		default:
 			limit = g.policy.settings.Ceiling.MustCompile()
 		}
-		var v excess
+		var worst worstCase
 		if limit.Algorithm().NeedsHolder() {
-			v = h.checkHolds(g, limit.Limit(), credits)
+			worst = h.checkHolds(g, limit.Limit(), credits)
 		} else {
-			v = checkBound(limit.Limit(), g.admitted, credits, slack)
+			worst = checkBound(limit.Limit(), g.admitted, credits, slack)
 		}
 		kind := limit.Algorithm().Name()
-		if g.inst != storeUnits {
+		if g.instanceID != storeUnits {
 			kind += " in an outage"
 		} else if slack > 0 {
 			kind += " with leases"
 		}
-		h.utilization[kind] = max(h.utilization[kind], v.reached/v.bound)
-		if v.reached > v.bound {
-			h.problems = append(h.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", v.at, v.reached,
-				&g.policy.limit, g.key, g.where(), v.bound, h.trace(g.policy, g.key, v.at, 40)))
+		h.utilization[kind] = max(h.utilization[kind], worst.reached/worst.bound)
+		if worst.reached > worst.bound {
+			const traced = 40 // admissions
+			h.problems = append(h.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", worst.at, worst.reached,
+				&g.policy.limit, g.key, g.where(), worst.bound, h.trace(g.policy, g.key, worst.at, traced)))
 		}
 	}
 }
@@ -49,39 +50,40 @@ func (h *history) check(p *plan) {
 // storeUnits is the instance number for units that any instance admitted from the store.
 const storeUnits = -1
 
-// A group is the admissions that share one bound: those of all instances from the store, or those
-// of one instance without the store.
+// A group has the admissions that share one bound: the admissions of all instances from the store,
+// or those of one instance without the store.
 type group struct {
 	policy         *policy
 	key            string
-	inst           int
+	instanceID     int
 	knownInstances int  // smallest number of instances that this instance counted
-	hasChanged     bool // true if that number changed
+	hasChanged     bool // whether that number changed
 	admitted       []admission
 }
 
 func (g *group) where() string {
-	if g.inst == storeUnits {
+	if g.instanceID == storeUnits {
 		return "all instances"
 	}
-	return fmt.Sprintf("instance %d, of %d", g.inst, g.knownInstances)
+	return fmt.Sprintf("instance %d, of %d", g.instanceID, g.knownInstances)
 }
 
+// groups divides the admissions into groups. It reports admissions that no source may make.
 func (h *history) groups(p *plan) (groups []*group) {
 	type name struct {
-		policy *policy
-		key    string
-		inst   int
+		policy     *policy
+		key        string
+		instanceID int
 	}
 	known := make(map[name]*group)
 	for _, a := range h.admitted {
 		if a.key == wildKey {
 			continue
 		}
-		n := name{a.policy, a.key, a.inst}
+		n := name{a.policy, a.key, a.instanceID}
 		switch s := a.policy.settings; {
 		case a.source == penstock.FromStore || a.source == penstock.FromLease:
-			n.inst = storeUnits
+			n.instanceID = storeUnits
 		case s.OnFailure == guard.FailClosed:
 			h.problems = append(h.problems, "bound: a closed limit admitted "+a.String())
 			continue
@@ -92,7 +94,7 @@ func (h *history) groups(p *plan) (groups []*group) {
 		}
 		g := known[n]
 		if g == nil {
-			g = &group{policy: a.policy, key: a.key, inst: n.inst, knownInstances: a.knownInstances}
+			g = &group{policy: a.policy, key: a.key, instanceID: n.instanceID, knownInstances: a.knownInstances}
 			known[n] = g
 			groups = append(groups, g)
 		}
@@ -106,10 +108,12 @@ func (h *history) groups(p *plan) (groups []*group) {
 	return groups
 }
 
+// creditsOf returns the credits that apply to a group. The units of a split limit are under other
+// keys, so each credit of its limit applies.
 func (h *history) creditsOf(g *group) (of []credit) {
 	for _, c := range h.credits {
 		switch {
-		case c.inst != g.inst:
+		case c.instanceID != g.instanceID:
 		case c.limit != "" && c.limit != g.policy.limit.Name():
 		case c.keys != nil && !c.keys(g.key) && g.policy.settings.SplitInto < 2:
 		default:
@@ -140,36 +144,36 @@ func (p *plan) leaseExcess(policy *policy, instances int, hasLostData bool) int6
 		size = l.Limit().Burst
 		hasLostData = true
 	}
-	b := min(policy.settings.Lease, size/4/int64(max(p.floor, 1)))
-	isLeased := l.Algorithm().Decay() != algorithm.DecayUnknown
-	if b < 2 || !isLeased || !hasLostData {
+	lease := min(policy.settings.Lease, size/4/int64(max(p.configured, 1))) // guard.Lease lends at most a quarter
+	canLease := l.Algorithm().Decay() != algorithm.DecayUnknown
+	if lease < 2 || !canLease || !hasLostData {
 		return 0
 	}
-	return int64(instances) * b
+	return int64(instances) * lease
 }
 
 // share returns the n-th part of a limit, rounded up as in guard.Fallback.
 func share(l penstock.Limit, n int) penstock.Limit {
 	parts := int64(n)
-	up := func(a int64) int64 { return (a + parts - 1) / parts }
+	part := func(units int64) int64 { return (units + parts - 1) / parts }
 	switch {
 	case l.Algorithm.RefillsSteadily():
-		l.Burst = up(l.Burst)
+		l.Burst = part(l.Burst)
 		l.Period *= time.Duration(n)
 	default:
-		l.Count, l.Burst = up(l.Count), up(l.Burst)
+		l.Count, l.Burst = part(l.Count), part(l.Burst)
 	}
 	return l
 }
 
-// An excess has the number of units that were admitted in the worst interval, and its bound.
-type excess struct {
-	reached, bound float64
+// A worstCase is the interval in which the admitted units were closest to their bound.
+type worstCase struct {
+	reached, bound float64 // units
 	at             time.Duration
 }
 
-// maxExcess returns the excess that is closer to its bound.
-func maxExcess(a, b excess) excess {
+// worseOf returns the case that is closer to its bound, or further beyond it.
+func worseOf(a, b worstCase) worstCase {
 	if b.reached*a.bound > a.reached*b.bound {
 		return b
 	}
@@ -179,7 +183,7 @@ func maxExcess(a, b excess) excess {
 // checkBound checks admissions, sorted by time, against the bound of a limit's algorithm plus slack
 // units. It checks all intervals in one pass. Credits are subtracted from the intervals that
 // contain them.
-func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) excess {
+func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) worstCase {
 	n, extra := l.Count, float64(slack)
 	windowOf := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
 	within := func(d time.Duration) func(first, a *admission) bool {
@@ -196,19 +200,19 @@ func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack 
 	case l.Algorithm == penstock.FixedWindow, l.Algorithm.Name() == penstock.SlidingWindow.Name():
 		return checkWindows(admitted, credits, float64(n)+extra, func(first, a *admission) bool { return windowOf(first) == windowOf(a) })
 	case l.Algorithm == penstock.AnchoredWindow:
-		return maxExcess(checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)),
+		return worseOf(checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)),
 			checkWindows(admitted, credits, 3*float64(n)+extra, within(2*l.Period)))
 	default: // a log or sub-windows
 		return checkWindows(admitted, credits, float64(n)+extra, within(l.Period))
 	}
 }
 
-// checkBucket adds the admissions to a bucket that leaks at the limit's rate. The highest level is
-// the largest number of units that any interval had beyond the rate.
-func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) excess {
+// checkBucket adds the admissions to a bucket that leaks at the limit's rate. The highest level of
+// the bucket is the largest number of units that any interval had beyond the rate.
+func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) worstCase {
 	rate := float64(l.Count) / float64(l.Period)
-	tolerance := 1e-6 + 3*rate*float64(time.Microsecond)
-	v, level, last := excess{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
+	tolerance := 1e-6 + 3*rate*float64(time.Microsecond) // of floats, and of times that are rounded to microseconds
+	worst, level, last := worstCase{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
 	var creditedBefore time.Duration // charges before this time are credited
 	for i := range admitted {
 		a := &admitted[i]
@@ -228,18 +232,19 @@ func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits 
 			}
 		}
 		if a.charged < creditedBefore && a.at > a.charged {
-			continue
+			continue // a booking whose charge was credited before its turn came
 		}
 		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
-		v = maxExcess(v, excess{level - pendingCredit(credits, a.at), v.bound, a.at})
+		worst = worseOf(worst, worstCase{level - pendingCredit(credits, a.at), worst.bound, a.at})
 	}
-	return v
+	return worst
 }
 
 // creditedFrom returns the time from which the credit is subtracted.
 func (c *credit) creditedFrom() time.Duration { return max(c.at, c.until) }
 
-// pendingCredit returns how many units may be admitted now by credits that are not subtracted yet.
+// pendingCredit returns how many units may be admitted now because of credits that are not
+// subtracted yet.
 func pendingCredit(credits []credit, now time.Duration) (units float64) {
 	for _, c := range credits {
 		if c.until > 0 && c.at <= now {
@@ -251,22 +256,23 @@ func pendingCredit(credits []credit, now time.Duration) (units float64) {
 
 // checkWindows sums up the admissions of each window. isTogether returns true if two admissions are
 // in one window.
-func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) excess {
-	v := excess{bound: bound}
-	sum, first := int64(0), 0
-	left := make([]int64, len(admitted))
+func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) worstCase {
+	worst := worstCase{bound: bound}
+	sum, first := int64(0), 0            // of the window of admission i
+	left := make([]int64, len(admitted)) // the units of each admission that are not credited
 	for i := range admitted {
 		a := &admitted[i]
 		for len(credits) > 0 && credits[0].creditedFrom() <= a.at {
-			p := credits[0]
+			c := credits[0]
 			credits = credits[1:]
-			units := p.units
-			for j := i - 1; j >= first && (units > 0 || p.units == 0); j-- { // the newest first
-				off := left[j]
-				if p.units > 0 {
-					off = min(off, units)
+			isAll := c.units == 0
+			units := c.units
+			for j := i - 1; j >= first && (units > 0 || isAll); j-- { // the newest first
+				credited := left[j]
+				if !isAll {
+					credited = min(credited, units)
 				}
-				left[j], units, sum = left[j]-off, units-off, sum-off
+				left[j], units, sum = left[j]-credited, units-credited, sum-credited
 			}
 		}
 		left[i] = a.units
@@ -275,36 +281,36 @@ func checkWindows(admitted []admission, credits []credit, bound float64, isToget
 			sum -= left[first]
 			first++
 		}
-		v = maxExcess(v, excess{float64(sum) - pendingCredit(credits, a.at), bound, a.at})
+		worst = worseOf(worst, worstCase{float64(sum) - pendingCredit(credits, a.at), bound, a.at})
 	}
-	return v
+	return worst
 }
 
 // checkHolds sums up the holds that last at the same time.
-func (h *history) checkHolds(g *group, l penstock.Limit, credits []credit) excess {
+func (h *history) checkHolds(g *group, l penstock.Limit, credits []credit) worstCase {
 	released := make(map[string]time.Duration)
 	for _, r := range h.released {
 		if at, known := released[r.holder]; !known || r.at < at {
 			released[r.holder] = r.at
 		}
 	}
-	v := excess{bound: float64(l.Burst)}
+	worst := worstCase{bound: float64(l.Burst)}
 	for i := range g.admitted {
 		a, sum := &g.admitted[i], int64(0)
 		for j := range i + 1 {
 			held := &g.admitted[j]
-			ended := held.at+l.Period <= a.at
-			if at, known := released[held.holder]; known && at <= a.at {
-				ended = true
+			hasEnded := held.at+l.Period <= a.at
+			if at, isReleased := released[held.holder]; isReleased && at <= a.at {
+				hasEnded = true
 			}
 			for _, c := range credits {
-				ended = ended || held.at <= c.at && c.at <= a.at
+				hasEnded = hasEnded || held.at <= c.at && c.at <= a.at
 			}
-			if !ended {
+			if !hasEnded {
 				sum += held.units
 			}
 		}
-		v = maxExcess(v, excess{float64(sum), v.bound, a.at})
+		worst = worseOf(worst, worstCase{float64(sum), worst.bound, a.at})
 	}
-	return v
+	return worst
 }

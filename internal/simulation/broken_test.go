@@ -10,14 +10,14 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A breakage lists the guards that are broken on purpose in a run.
+// A breakage describes how the guards are broken on purpose in a run. The zero value breaks nothing.
 type breakage struct {
-	shouldReplay   bool          // a client repeats requests without a reply
-	isUndivided    bool          // each instance counts only itself
-	isBreakerStuck bool          // an open breaker pauses for an hour
-	timeout        time.Duration // of a decision
-	denyFor        time.Duration // of the deny cache
-	falsify        func([]penstock.Charge, *penstock.Status)
+	shouldReplay   bool                                      // a client repeats requests without a reply
+	isUndivided    bool                                      // each instance counts only itself, so its share is the whole limit
+	isBreakerStuck bool                                      // an open breaker pauses for an hour
+	timeout        time.Duration                             // of a decision
+	denyFor        time.Duration                             // of the deny cache
+	falsify        func([]penstock.Charge, *penstock.Status) // changes each status that the store returns
 }
 
 // falsifyDecision changes a decision of the store before a guard gets it.
@@ -49,9 +49,10 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 	t.Parallel()
 	const maxSeeds = 200
 	for _, row := range []struct {
-		name, check string
-		broken      breakage
-		planOf      func(seed uint64) *plan // default: newPlan
+		name   string
+		check  string // that must find a problem
+		broken breakage
+		planOf func(seed uint64) *plan // default: newPlan
 	}{
 		{"a client that repeats lost requests", "once", breakage{shouldReplay: true}, nil},
 		{"a fallback without shares", "bound", breakage{isUndivided: true}, nil},
@@ -94,15 +95,15 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 }
 
 // leasedWindowPlan makes a plan without faults, with one leased limit by fixed windows. The load is
-// close to the limit, so that about half of the windows are used up. A lease that outlives its
-// window is found only if units are left in one window and the next window is used up.
+// close to the limit, so that about half of the windows are used up. The check finds a lease that
+// outlives its window only if the lease has units left and the next window is used up.
 func leasedWindowPlan(seed uint64) *plan {
 	p := newPlan(seed)
 	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Compile()
 	if err != nil {
 		panic(err)
 	}
-	p.instances, p.floor, p.nodes, p.keys, p.faults, p.startsEarly = 2, 2, 1, 1, nil, false
+	p.instances, p.configured, p.nodes, p.keys, p.faults, p.startsEarly = 2, 2, 1, 1, nil, false
 	p.policies = []policy{{limit: limit, settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 50}}}
 	p.phases = []phase{{after: time.Second, requests: 3000, gap: limit.Limit().Period / time.Duration(limit.Limit().Count), pattern: steady}}
 	return p

@@ -10,12 +10,12 @@
 // These are checked for every seed:
 //
 //   - bound: in every interval, the store and the leases admit for a key at most the algorithm's
-//     bound, and what the leases of a bucket may add. Without the store, an instance admits at most
-//     the bound of its share of the limit, or of the Ceiling. A closed limit then admits nothing.
-//     After a fault that returns spent units (lost data, a jump of the clock), that many more may
-//     be admitted.
+//     bound. For a bucket, its leases may add the size of a lease for each instance. Without the
+//     store, an instance admits at most the bound of its share of the limit, or of the Ceiling. A
+//     closed limit then admits nothing. After a fault that frees spent units (lost data, a jump of
+//     the clock), that many more may be admitted.
 //   - once: no call is charged more than its cost.
-//   - deadline: no decision ends later than its deadline, not even by a nanosecond.
+//   - deadline: no decision ends after its deadline. Time is virtual, so no tolerance is needed.
 //   - denial: if a deny cache denies a request, the store would deny it too.
 //   - recovery: a second after the last fault, every server decides for every instance again.
 //   - leases: all drawn units are spent, returned, expired, lost or still leased, and nothing else
@@ -24,8 +24,8 @@
 //   - the end: after the run, no goroutine is left.
 //
 // In a second test, the store fails for all instances at once, and each instance knows how many
-// there are. What all of them admit together, also when an outage begins or ends, must stay within
-// guard.Options.Bounds.
+// instances there are. The units that all of them admit together must stay within
+// guard.Options.Bounds, even when an outage begins or ends.
 //
 // A third test has no faults, and traffic below a leased limit. The fleet must admit at least
 // guard.LeaseUtilization of the units that the store alone admits.
@@ -33,7 +33,7 @@
 // The checks are tested too: they must find guards that are broken on purpose.
 //
 // A failing seed prints a command that replays its plan, and the trace of the key that failed.
-// Guards make some random choices of their own (how long a breaker pauses, which shard is called
-// first). So a replay has the same faults at the same times, but may fail differently, or not at
-// all.
+// Guards make some random choices that no seed determines (how long a breaker pauses, which shard is
+// called first). So a replay has the same faults at the same times, but may fail differently, or not
+// at all.
 package simulation

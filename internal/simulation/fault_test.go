@@ -11,7 +11,7 @@ type fault struct {
 	kind     faultKind
 	at       time.Duration
 	duration time.Duration
-	inst     int // modulo the number of instances
+	instance int // modulo the number of instances
 	node     int
 	size     float64 // strength of the fault, from 0 to 1
 }
@@ -19,19 +19,19 @@ type fault struct {
 type faultKind uint8
 
 const (
-	nodeRefuses     faultKind = iota // a node refuses connections
-	nodeHangs                        // a node sends no replies
-	nodeLosesData                    // a node restarts without its data
-	nodeKilled                       // a node refuses connections, then restarts without its data
-	nodeFailsOver                    // a node returns to the state of a replica that lags
-	clockJumps                       // of the store
-	networkSlow                      // for all instances
-	networkLossy                     // for all instances
-	requestsCut                      // the requests of an instance are lost
-	repliesCut                       // the replies to an instance are lost
-	instanceCut                      // requests and replies of an instance are lost
-	allCut                           // requests and replies of all instances are lost
-	instanceCrashes                  // another instance joins
+	nodeRefuses   faultKind = iota // a node refuses connections
+	nodeHangs                      // a node sends no replies
+	nodeLosesData                  // a node restarts without its data
+	nodeKilled                     // a node refuses connections, then restarts without its data
+	nodeFailsOver                  // a node returns to the state of a replica that lags
+	clockJumps                     // of the store
+	networkSlow                    // for all instances, as is networkLossy
+	networkLossy
+	requestsCut     // the requests of an instance are lost
+	repliesCut      // the replies to an instance are lost
+	instanceCut     // requests and replies of an instance are lost
+	allCut          // requests and replies of all instances are lost
+	instanceCrashes // another instance joins
 	instanceFreezes
 	instanceJoins
 	instanceLeaves
@@ -47,7 +47,7 @@ var faultNames = [...]string{
 func randomFault(rng *rand.Rand, p *plan, length time.Duration) fault {
 	f := fault{kind: faultKind(rng.IntN(faultKinds)), at: time.Duration(rng.Int64N(int64(length)))}
 	f.duration = logTime(rng, 30*time.Millisecond, max(min(length, time.Minute), time.Second))
-	f.inst, f.node, f.size = rng.IntN(100), rng.IntN(p.nodes), rng.Float64()
+	f.instance, f.node, f.size = rng.IntN(100), rng.IntN(p.nodes), rng.Float64()
 	return f
 }
 
@@ -76,8 +76,8 @@ func (sim *simulation) startFault(f *fault) (end func()) {
 
 func (sim *simulation) applyFault(f *fault) (end func()) {
 	kind := faultNames[f.kind]
-	one := func(change, back func(*link)) func() {
-		i := sim.instanceAt(f.inst)
+	changeLink := func(change, back func(*link)) func() {
+		i := sim.instanceAt(f.instance)
 		if i == nil {
 			return nil
 		}
@@ -85,7 +85,7 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		i.link.update(change)
 		return func() { i.link.update(back) }
 	}
-	all := func(change, back func(*link)) func() {
+	changeAllLinks := func(change, back func(*link)) func() {
 		sim.history.addIncident("%s, for %v (%.2f)", kind, f.duration, f.size)
 		for _, i := range sim.fleet {
 			i.link.update(change)
@@ -96,18 +96,18 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 			}
 		}
 	}
-	node := func(h health) func() {
+	changeNode := func(h health) func() {
 		sim.history.addIncident("%s: %d, for %v", kind, f.node, f.duration)
 		sim.server.setHealth(f.node, h)
 		return func() { sim.server.setHealth(f.node, healthy) }
 	}
 	switch f.kind {
 	case nodeRefuses:
-		return node(refusing)
+		return changeNode(refusing)
 	case nodeHangs:
-		return node(hanging)
+		return changeNode(hanging)
 	case nodeKilled:
-		end := node(refusing)
+		end := changeNode(refusing)
 		return func() {
 			sim.server.loseData(f.node)
 			end()
@@ -116,28 +116,31 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		sim.history.addIncident("%s: %d", kind, f.node)
 		sim.server.loseData(f.node)
 	case nodeFailsOver:
-		lag := time.Duration(f.size * f.size * float64(2*time.Second))
+		const maxLag = 2 * time.Second
+		lag := time.Duration(f.size * f.size * float64(maxLag)) // more often short than long
 		sim.history.addIncident("%s: %d, to its state %v ago", kind, f.node, lag)
 		sim.server.failOver(f.node, lag)
 	case clockJumps:
-		by := time.Duration((f.size - 0.5) * 2 * float64(20*time.Second))
+		const maxJump = 20 * time.Second
+		by := time.Duration((f.size - 0.5) * 2 * float64(maxJump)) // forward or back
 		sim.history.addIncident("%s by %v", kind, by)
 		sim.server.stepClock(by)
 	case networkSlow:
 		factor := 2 + 60*f.size
-		return all(func(l *link) { l.oneWay = time.Duration(float64(sim.plan.oneWay) * factor) }, func(l *link) { l.oneWay = sim.plan.oneWay })
+		return changeAllLinks(func(l *link) { l.oneWay = time.Duration(float64(sim.plan.oneWay) * factor) }, func(l *link) { l.oneWay = sim.plan.oneWay })
 	case networkLossy:
-		return all(func(l *link) { l.requestLoss, l.replyLoss = 0.3*f.size, 0.3*f.size }, func(l *link) { l.requestLoss, l.replyLoss = 0, 0 })
+		loss := 0.3 * f.size
+		return changeAllLinks(func(l *link) { l.loss = [ways]float64{loss, loss} }, func(l *link) { l.loss = [ways]float64{} })
 	case requestsCut:
-		return one(func(l *link) { l.cut[0] = true }, func(l *link) { l.cut[0] = false })
+		return changeLink(func(l *link) { l.isCut[toStore] = true }, func(l *link) { l.isCut[toStore] = false })
 	case repliesCut:
-		return one(func(l *link) { l.cut[1] = true }, func(l *link) { l.cut[1] = false })
+		return changeLink(func(l *link) { l.isCut[fromStore] = true }, func(l *link) { l.isCut[fromStore] = false })
 	case instanceCut:
-		return one(func(l *link) { l.cut = [2]bool{true, true} }, func(l *link) { l.cut = [2]bool{} })
+		return changeLink(func(l *link) { l.isCut = [ways]bool{true, true} }, func(l *link) { l.isCut = [ways]bool{} })
 	case allCut:
-		return all(func(l *link) { l.cut = [2]bool{true, true} }, func(l *link) { l.cut = [2]bool{} })
+		return changeAllLinks(func(l *link) { l.isCut = [ways]bool{true, true} }, func(l *link) { l.isCut = [ways]bool{} })
 	case instanceCrashes:
-		if i := sim.instanceAt(f.inst); i != nil {
+		if i := sim.instanceAt(f.instance); i != nil {
 			sim.history.addIncident("%s: %d", kind, i.id)
 			sim.crash(i)
 			sim.join()
@@ -145,12 +148,12 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 	case instanceFreezes:
 		duration := min(f.duration, 5*time.Second)
 		until := time.Now().Add(duration)
-		return one(func(l *link) { l.frozen = until }, func(*link) {})
+		return changeLink(func(l *link) { l.frozenUntil = until }, func(*link) {})
 	case instanceJoins:
 		sim.history.addIncident("%s", kind)
 		sim.join()
 	case instanceLeaves:
-		if i := sim.instanceAt(f.inst); i != nil && len(sim.fleet) > 1 {
+		if i := sim.instanceAt(f.instance); i != nil && len(sim.fleet) > 1 {
 			sim.history.addIncident("%s: %d", kind, i.id)
 			sim.leave(i)
 		}

@@ -24,20 +24,20 @@ type simulation struct {
 	server       *server
 	rng          *rand.Rand // of the goroutine that runs the plan
 	fleet        []*instance
-	started      int
+	started      int            // instances so far
 	calls        sync.WaitGroup // calls in flight, and instances that are closing
-	policiesUsed map[string]int // key to a bit for each policy that was used with it
-	probe        *penstock.Plan
+	policiesUsed map[string]int // by key: a bit for each policy that was used with it
+	probe        *penstock.Plan // a limit without denials, for checkRecovery
 }
 
 // An instance is a process with all guards.
 type instance struct {
 	id     int
 	link   *link
-	g      *guard.Guarded
+	store  *guard.Guarded
 	isDead atomic.Bool
 
-	spent atomic.Int64 // units spent from leases
+	spent atomic.Int64 // units that decisions have spent from leases
 }
 
 // timeout is the default of guard.Timeout.
@@ -60,17 +60,18 @@ func simulate(t *testing.T, p *plan, broken breakage) *history {
 		time.Sleep(time.Duration(sim.rng.Int64N(int64(time.Second))))
 	}
 	if !p.startsEarly {
-		time.Sleep(6 * time.Second)
+		time.Sleep(6 * time.Second) // until each instance has counted the others by their heartbeats
 	}
 	sim.run()
 	sim.checkRecovery()
 	sim.calls.Wait()
-	time.Sleep(3 * time.Second) // leased units return
+	time.Sleep(3 * time.Second) // until instances have returned their idle leases
 	sim.checkLiveness()
 	h.check(p)
 	return h
 }
 
+// join starts another instance.
 func (sim *simulation) join() *instance {
 	i := &instance{id: sim.started}
 	sim.started++
@@ -86,9 +87,9 @@ func (sim *simulation) join() *instance {
 		denyFor = sim.broken.denyFor
 	}
 	var err error
-	i.g, err = guard.Standard(i.link, guard.Options{
+	i.store, err = guard.Standard(i.link, guard.Options{
 		Server: i.link,
-		Limits: sim.plan.settingsOf, Instances: sim.plan.floor, DenyFor: denyFor, Breaker: breaker,
+		Limits: sim.plan.settingsOf, Instances: sim.plan.configured, DenyFor: denyFor, Breaker: breaker,
 		Timeout: guard.TimeoutOptions{After: sim.broken.timeout},
 	})
 	if err != nil {
@@ -98,7 +99,7 @@ func (sim *simulation) join() *instance {
 	return i
 }
 
-// instanceAt returns one of the instances, or nil if there is none.
+// instanceAt returns instance n, modulo the number of instances, or nil if there is none.
 func (sim *simulation) instanceAt(n int) *instance {
 	if len(sim.fleet) == 0 {
 		return nil
@@ -106,16 +107,18 @@ func (sim *simulation) instanceAt(n int) *instance {
 	return sim.fleet[n%len(sim.fleet)]
 }
 
+// crash ends an instance, which can no longer reach the store.
 func (sim *simulation) crash(i *instance) {
 	i.isDead.Store(true)
 	i.link.update(func(l *link) { l.isDead = true })
 	sim.leave(i)
 }
 
+// leave ends an instance, which may still return its leases.
 func (sim *simulation) leave(i *instance) {
 	sim.fleet = slices.DeleteFunc(sim.fleet, func(other *instance) bool { return other == i })
 	sim.calls.Go(func() {
-		i.g.Close()
+		i.store.Close()
 		sim.checkLeases(i)
 	})
 }
@@ -126,7 +129,7 @@ func (sim *simulation) run() {
 		at time.Duration
 		do func()
 	}
-	var due []event
+	var due []event // sorted by time
 	schedule := func(at time.Duration, do func()) {
 		due = append(due, event{at, do})
 		slices.SortStableFunc(due, func(a, b event) int { return int(a.at - b.at) })
@@ -174,7 +177,7 @@ func (sim *simulation) run() {
 	}
 }
 
-// sendRequest sends one request of a phase. The phase says which instance and limit are likely.
+// sendRequest sends one random request. The phase determines which instance and limit are likely.
 func (sim *simulation) sendRequest(ph *phase) {
 	i := sim.instanceAt(sim.rng.IntN(100))
 	if ph.pattern == single || ph.pattern == skewed && sim.rng.IntN(5) > 0 {
@@ -226,12 +229,13 @@ func (sim *simulation) sendRequest(ph *phase) {
 				time.Sleep(hold)
 				sim.history.recordRelease(c.Holder)
 				c.Mode = penstock.Refund
-				_, _ = i.g.Decide(context.Background(), []penstock.Charge{c})
+				_, _ = i.store.Decide(context.Background(), []penstock.Charge{c})
 			}
 		}
 	})
 }
 
+// charge returns a random charge under policy n.
 func (sim *simulation) charge(n int, key string) penstock.Charge {
 	policy := &sim.plan.policies[n]
 	sim.policiesUsed[key] |= 1 << n
@@ -242,18 +246,19 @@ func (sim *simulation) charge(n int, key string) penstock.Charge {
 	if policy.limit.Algorithm().NeedsHolder() {
 		c.Holder = fmt.Sprint("holder", sim.rng.Int64())
 	}
-	// The bookings of several shards begin when the last of them has room, so they are not checked.
+	// A booking of several units in a split limit takes them from several shards. Its turn is when the
+	// last shard has room, and checkBucket does not know the turns of the others.
 	if policy.limit.Algorithm().CanBook() && (c.Cost == 1 || policy.settings.SplitInto < 2) && sim.rng.IntN(3) == 0 {
 		c.Patience = min(time.Duration(sim.rng.Int64N(int64(time.Second))), policy.limit.MaxPatience())
 	}
 	return c
 }
 
-// decide makes an instance decide, and checks the decision as far as that is possible at once.
+// decide makes an instance decide. It runs the checks that need no later events.
 func (sim *simulation) decide(ctx context.Context, i *instance, charges []penstock.Charge) (penstock.Decision, error) {
-	c := &call{inst: i, charges: charges, began: sim.history.now()}
-	i.link.update(func(l *link) { c.knownInstances = max(l.knownInstances, sim.plan.floor, 1) })
-	d, err := i.g.Decide(context.WithValue(ctx, callKey{}, c), slices.Clone(charges))
+	c := &call{instance: i, charges: charges, began: sim.history.now()}
+	i.link.update(func(l *link) { c.knownInstances = max(l.knownInstances, sim.plan.configured, 1) })
+	d, err := i.store.Decide(context.WithValue(ctx, callKey{}, c), slices.Clone(charges))
 	if i.isDead.Load() {
 		return d, errRefused
 	}
@@ -274,7 +279,7 @@ func (sim *simulation) decide(ctx context.Context, i *instance, charges []pensto
 		}
 		sim.history.recordAdmission(c, &d, sim.plan)
 		if d.Source == penstock.FromClosed || d.Source == penstock.FromDenyCache {
-			sim.history.addProblem("bound", "%v was granted by a source that only denies", c)
+			sim.history.addProblem("bound", "%v was granted by the %s, which may only deny", c, sourceNames[d.Source])
 		}
 	}
 	if d.Source == penstock.FromDenyCache {
@@ -284,7 +289,7 @@ func (sim *simulation) decide(ctx context.Context, i *instance, charges []pensto
 }
 
 // canFail returns true if a batch may end with an error. A batch with Force, Refund or Reset cannot
-// be denied, so it may fail if one of its limits is closed or leased.
+// be denied. So it may fail if the store gives no answer and a limit is closed or leased.
 func (p *plan) canFail(charges []penstock.Charge) bool {
 	for i := range charges {
 		switch charges[i].Mode {
@@ -302,12 +307,12 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 	for i := range c.charges {
 		s := sim.plan.settingsOf(c.charges[i].Plan)
 		if s.SplitInto > 1 {
-			calls += s.SplitInto + 3
+			calls += s.SplitInto + 3 // one for each shard, and up to three more
 		}
 		isLeased = isLeased || s.Lease > 1
 	}
 	if isLeased {
-		calls *= 5 // a draw, two returns, and its own call; or a wait for calls in flight
+		calls *= 5 // a draw, two returns, and the caller's own call; or a wait for calls in flight
 	}
 	if sim.plan.denyFor >= 0 {
 		calls *= 2 // a waiter may make its own call afterwards
@@ -324,9 +329,9 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 // checkDenial compares a denial of the deny cache with the store. It skips denials that may be
 // older than the latest credit, since the store may have room again.
 func (sim *simulation) checkDenial(c *call) {
-	life := sim.plan.denyFor
+	life := sim.plan.denyFor // of a cached denial
 	if life <= 0 {
-		life = time.Second
+		life = time.Second // the default of guard.Deny
 	}
 	if sim.history.now()-sim.history.lastCredit() <= life+time.Second || c.charges[0].Key == wildKey {
 		return
@@ -342,14 +347,15 @@ func (sim *simulation) checkDenial(c *call) {
 	}
 }
 
-// checkRecovery ends all faults, and checks that every node decides for every instance soon after.
+// checkRecovery ends all faults. A second later, every node must decide for every instance: enough
+// probes in succession must be decided by the store.
 func (sim *simulation) checkRecovery() {
 	for n := range sim.server.nodes {
 		sim.server.setHealth(n, healthy)
 	}
 	for _, i := range sim.fleet {
 		i.link.update(func(l *link) {
-			l.oneWay, l.requestLoss, l.replyLoss, l.cut, l.frozen = sim.plan.oneWay, 0, 0, [2]bool{}, time.Time{}
+			l.oneWay, l.loss, l.isCut, l.frozenUntil = sim.plan.oneWay, [ways]float64{}, [ways]bool{}, time.Time{}
 		})
 	}
 	sim.history.addIncident("all faults have ended")
@@ -360,19 +366,22 @@ func (sim *simulation) checkRecovery() {
 		for n := range sim.server.nodes {
 			key := sim.server.keyOf(n)
 			probes.Go(func() {
-				from := penstock.FromStore
-				for inRow := 0; inRow < enough && sim.history.now() < end; time.Sleep(every) {
+				sendProbe := func() (penstock.Source, error) {
 					d, err := sim.decide(context.Background(), i, []penstock.Charge{{Key: key, Plan: sim.probe, Cost: 1}})
-					if inRow++; err != nil || d.Source != penstock.FromStore {
-						inRow = 0
+					return d.Source, err
+				}
+				// Requests during the recovery close the breakers.
+				for inSuccession := 0; inSuccession < enough && sim.history.now() < end; time.Sleep(every) {
+					source, err := sendProbe()
+					if inSuccession++; err != nil || source != penstock.FromStore {
+						inSuccession = 0
 					}
 				}
 				time.Sleep(end - sim.history.now())
 				for range enough {
-					d, err := sim.decide(context.Background(), i, []penstock.Charge{{Key: key, Plan: sim.probe, Cost: 1}})
-					if from = d.Source; err != nil || from != penstock.FromStore {
+					if source, err := sendProbe(); err != nil || source != penstock.FromStore {
 						sim.history.addProblem("recovery", "%v after the faults, the decisions of instance %d for node %d come from the %s: %v", patience, i.id,
-							n, sourceNames[from], err)
+							n, sourceNames[source], err)
 						return
 					}
 				}
@@ -389,7 +398,7 @@ func (sim *simulation) checkLiveness() {
 		sim.leave(i)
 	}
 	sim.calls.Wait()
-	quiet := time.Minute
+	quiet := time.Minute // time without requests, in which every limit refills
 	for i := range sim.plan.policies {
 		l := sim.plan.policies[i].limit.Limit()
 		refill := 2 * l.Period
@@ -415,18 +424,18 @@ func (sim *simulation) checkLiveness() {
 			}
 		}
 	}
-	keep.g.Close()
+	keep.store.Close()
 	sim.checkLeases(keep)
 }
 
 // checkLeases checks that a closed instance has accounted for all units that it drew.
 func (sim *simulation) checkLeases(i *instance) {
-	s := i.g.Stats().Lease
+	s := i.store.Stats().Lease
 	i.link.mu.Lock()
 	drawn := i.link.drawn
 	i.link.mu.Unlock()
 	if s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Live != 0 {
-		sim.history.addProblem("leases", "instance %d: the drawn units are not the sum of the others, or some are still leased: %+v", i.id, s)
+		sim.history.addProblem("leases", "instance %d: Drawn is not the sum of the other units, or Live is not 0: %+v", i.id, s)
 	}
 	if spent := i.spent.Load(); spent != s.Spent && !i.isDead.Load() || s.Spent+s.Returned > drawn {
 		sim.history.addProblem("leases", "instance %d: decisions spent %d leased units, and replies granted %d; the lease reports %+v", i.id, spent, drawn, s)

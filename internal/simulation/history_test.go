@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A history records what happened in a run. All times count from its start, by a clock that never
+// A history records the events of a run. All times count from its start, by a clock that never
 // jumps.
 type history struct {
 	start time.Time
@@ -25,36 +25,36 @@ type history struct {
 	problems    []string
 	decisions   int
 	faults      int
-	sources     [6]int             // decisions, by penstock.Source
-	utilization map[string]float64 // by kind of bound: the largest part of it that was reached
+	sources     [sources]int       // decisions, by penstock.Source
+	utilization map[string]float64 // by kind of limit: the largest part of a bound that was reached
 }
 
 // A call is one decision of an instance.
 type call struct {
-	inst           *instance
+	instance       *instance
 	knownInstances int // number of instances that this instance counted when the call began
 	charges        []penstock.Charge
 	began          time.Duration
 
 	// Guarded by the history's mutex.
 	spent map[string]int64 // by limit: units that the server has charged
-	draws int
-	at    time.Duration // time of the last charge
-	clock int64         // that time by the server's clock, in µs
+	draws int              // of leases, for this call
+	at    time.Duration    // time of the last charge
+	clock int64            // that time by the server's clock, in µs
 }
 
 type callKey struct{}
 
 // An admission is a charge that was granted.
 type admission struct {
-	at             time.Duration // end of the wait
-	charged        time.Duration // before the wait
-	clock          int64         // by the clock of the store or instance that decided, in µs
+	at             time.Duration // of the turn of a booking, or of the charge if there is no wait
+	charged        time.Duration // of the charge
+	clock          int64         // at by the clock of the store or instance that decided, in µs
 	policy         *policy
 	key            string
 	units          int64
 	holder         string
-	inst           int
+	instanceID     int
 	source         penstock.Source
 	knownInstances int
 }
@@ -65,15 +65,15 @@ type release struct {
 	holder string
 }
 
-// A credit is units that no longer count as charged, because of a fault or a refund.
+// A credit is a number of units that no longer count as charged, because of a fault or a refund.
 type credit struct {
-	at    time.Duration
-	inst  int               // an instance, or storeUnits
-	keys  func(string) bool // nil: all keys
-	limit string            // "": all limits
-	units int64             // 0: all units
-	step  time.Duration     // jump of the clock, instead of units
-	until time.Duration     // the units may be admitted from at to until, and are then subtracted; 0: at once
+	at         time.Duration
+	instanceID int               // an instance, or storeUnits
+	keys       func(string) bool // nil: all keys
+	limit      string            // "": all limits
+	units      int64             // 0: all units
+	step       time.Duration     // jump of the clock, instead of units
+	until      time.Duration     // the units may be admitted at any time from at to until; 0: they are free at once
 }
 
 func newHistory(clockAhead time.Duration) *history {
@@ -89,7 +89,7 @@ func (h *history) addIncident(format string, args ...any) {
 	h.incidents = append(h.incidents, fmt.Sprintf("%12v  ", h.now())+fmt.Sprintf(format, args...))
 }
 
-// addProblem records what a check has found.
+// addProblem records a problem that a check has found.
 func (h *history) addProblem(check, format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -97,12 +97,14 @@ func (h *history) addProblem(check, format string, args ...any) {
 }
 
 func (h *history) addProblemLocked(check, format string, args ...any) {
-	if len(h.problems) < 20 {
+	const maxProblems = 20
+	if len(h.problems) < maxProblems {
 		h.problems = append(h.problems, fmt.Sprintf("%s, at %v: ", check, h.now())+fmt.Sprintf(format, args...))
 	}
 }
 
-// recordCharge records what the server has granted.
+// recordCharge records the charges that the server has granted, and checks that it grants no charge
+// of a call twice.
 func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.Decision, clock time.Time) {
 	if c == nil || !d.Allowed {
 		return
@@ -133,10 +135,10 @@ func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.D
 	}
 }
 
-// recordAdmission records the charges of a call that was granted. A call that waited for the draw
-// of a lease counts from the decision of the store on that draw.
+// recordAdmission records the charges of a call that was granted. If the call waited for the draw of
+// a lease, its time is that of the store's decision on the draw.
 func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
-	drew := c.inst.link.lastDraw(&c.charges[0])
+	draw := c.instance.link.lastDraw(&c.charges[0])
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range c.charges {
@@ -147,7 +149,7 @@ func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
 		}
 		now := time.Now()
 		a := admission{at: h.now(), clock: now.UnixMicro(), policy: policy, key: charge.Key, units: charge.Cost, holder: charge.Holder,
-			inst: c.inst.id, source: d.Source, knownInstances: c.knownInstances}
+			instanceID: c.instance.id, source: d.Source, knownInstances: c.knownInstances}
 		switch d.Source {
 		case penstock.FromStore:
 			if c.spent[charge.Plan.Name()] == 0 {
@@ -156,8 +158,8 @@ func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
 			a.at, a.clock = c.at, c.clock
 		case penstock.FromLease:
 			a.clock += h.clockAhead.Microseconds()
-			if drew.at > c.began {
-				a.at, a.clock = drew.at, drew.clock
+			if draw.at > c.began {
+				a.at, a.clock = draw.at, draw.clock
 			}
 		}
 		a.charged = a.at
@@ -173,20 +175,22 @@ func (h *history) recordRelease(holder string) {
 	h.released = append(h.released, release{h.now(), holder})
 }
 
+// addCredit records a credit of the store.
 func (h *history) addCredit(c credit) { h.addCreditOf(storeUnits, c) }
 
-func (h *history) addCreditOf(inst int, c credit) {
+// addCreditOf records a credit of an instance.
+func (h *history) addCreditOf(instanceID int, c credit) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	c.at, c.inst = h.now(), inst
+	c.at, c.instanceID = h.now(), instanceID
 	h.credits = append(h.credits, c)
 }
 
 // creditRefunds records refunds that an instance has made. Its share may admit these units again.
-func (h *history) creditRefunds(inst int, charges []penstock.Charge) {
+func (h *history) creditRefunds(instanceID int, charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund && c.Cost > 0 {
-			h.addCreditOf(inst, credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCreditOf(instanceID, credit{keys: func(key string) bool { return key == baseKey(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
@@ -206,7 +210,7 @@ func (h *history) creditUndone(charges []penstock.Charge) {
 	for _, c := range charges {
 		switch c.Mode {
 		case penstock.Spend, penstock.Draw, penstock.Force:
-			h.addCredit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCredit(credit{keys: func(key string) bool { return key == baseKey(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
@@ -215,7 +219,7 @@ func (h *history) creditUndone(charges []penstock.Charge) {
 func (h *history) creditLateRefunds(charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund {
-			h.addCredit(credit{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
+			h.addCredit(credit{keys: func(key string) bool { return key == baseKey(c.Key) }, limit: c.Plan.Name(), units: c.Cost})
 		}
 	}
 }
@@ -225,7 +229,7 @@ func (h *history) lastCredit() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range slices.Backward(h.credits) {
-		if c.inst == storeUnits {
+		if c.instanceID == storeUnits {
 			return c.at
 		}
 	}
@@ -234,7 +238,7 @@ func (h *history) lastCredit() time.Duration {
 
 func (c *call) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "call to instance %d at %v:", c.inst.id, c.began)
+	fmt.Fprintf(&s, "call to instance %d at %v:", c.instance.id, c.began)
 	for _, charge := range c.charges {
 		fmt.Fprintf(&s, " %v %d of %s under %q", charge.Mode, charge.Cost, charge.Plan.Name(), charge.Key)
 	}
@@ -242,13 +246,15 @@ func (c *call) String() string {
 }
 
 func (a *admission) String() string {
-	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (it counted %d instances)", a.at, a.units, a.policy.limit.Name(), a.key, a.inst,
+	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (it counted %d instances)", a.at, a.units, a.policy.limit.Name(), a.key, a.instanceID,
 		sourceNames[a.source], a.knownInstances)
 }
 
-var sourceNames = [...]string{"store", "deny cache", "lease", "fallback", "open", "closed"}
+const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Source
 
-// trace lists the admissions of a key and a limit until a time.
+var sourceNames = [sources]string{"store", "deny cache", "lease", "fallback", "open fallback", "closed fallback"}
+
+// trace lists the last admissions of a key and a limit until a time.
 func (h *history) trace(policy *policy, key string, until time.Duration, maxLines int) string {
 	type line struct {
 		at   time.Duration

@@ -19,21 +19,29 @@ type link struct {
 
 	mu             sync.Mutex
 	rng            *rand.Rand
-	oneWay         time.Duration // average latency
-	requestLoss    float64       // probability that a request is lost
-	replyLoss      float64       // probability that a reply is lost
-	cut            [2]bool       // requests, replies
-	frozen         time.Time     // the instance is frozen until then
+	oneWay         time.Duration // average latency of a request, and of a reply
+	loss           [ways]float64 // probability that a request or reply is lost
+	isCut          [ways]bool    // all requests or replies are lost
+	frozenUntil    time.Time     // the instance does nothing before this time
 	isDead         bool
-	knownInstances int   // of the last heartbeat
-	drawn          int64 // units that the instance has drawn
-	draws          map[drawName]moment
+	knownInstances int                 // result of the last heartbeat
+	drawn          int64               // units that the instance has drawn for leases
+	draws          map[drawName]moment // the last draw of each name
 }
 
-// A drawName identifies draws by the first of their limits.
+// A way is a direction of a link.
+type way int
+
+const (
+	toStore way = iota
+	fromStore
+	ways
+)
+
+// A drawName identifies draws by their key and the first of their limits.
 type drawName struct{ key, limit string }
 
-func nameOf(c *penstock.Charge) drawName { return drawName{base(c.Key), c.Plan.Name()} }
+func nameOf(c *penstock.Charge) drawName { return drawName{baseKey(c.Key), c.Plan.Name()} }
 
 // A moment is the time of a decision of the store.
 type moment struct {
@@ -53,7 +61,7 @@ var (
 	errBroken  = fmt.Errorf("%w: connection reset", penstock.ErrUnavailable)
 )
 
-// contextError is the error of a request whose context has ended.
+// contextError returns the error of a request whose context has ended.
 func contextError(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
@@ -130,7 +138,7 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	if !l.awaitThaw(ctx) {
 		return contextError(ctx)
 	}
-	delay, isLost, isDead := l.travel(0)
+	delay, isLost, isDead := l.travel(toStore)
 	if isDead {
 		return errRefused
 	}
@@ -143,39 +151,40 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	}) {
 		return contextError(ctx)
 	}
-	delay2, isLost, isDead := l.travel(1)
+	replyDelay, isLost, isDead := l.travel(fromStore)
 	switch {
 	case isDead:
 		return errRefused
-	case hasReply && isLost && l.chance(0.5):
+	case hasReply && isLost && l.chance(0.5): // half of the lost replies break the connection, others time out
 		err = errBroken
 	case !hasReply || isLost:
 		<-ctx.Done()
 		return contextError(ctx)
 	}
-	if !l.runAfter(ctx, delay2, func() {}) || !l.awaitThaw(ctx) {
+	if !l.runAfter(ctx, replyDelay, func() {}) || !l.awaitThaw(ctx) {
 		return contextError(ctx)
 	}
 	return err
 }
 
-// travel returns the latency of a request (0) or a reply (1). isLost is true if it does not arrive,
-// and isDead if the instance has crashed.
-func (l *link) travel(way int) (latency time.Duration, isLost, isDead bool) {
+// travel returns the latency of a request or a reply: 0.4 to 2.8 times the average. isLost is true if
+// it does not arrive, and isDead if the instance has crashed.
+func (l *link) travel(w way) (latency time.Duration, isLost, isDead bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	chance := []float64{l.requestLoss, l.replyLoss}[way]
-	isLost = l.cut[way] || chance > 0 && l.rng.Float64() < chance
+	isLost = l.isCut[w] || l.loss[w] > 0 && l.rng.Float64() < l.loss[w]
 	return time.Duration(float64(l.oneWay) * (0.4 + 0.6*min(l.rng.ExpFloat64(), 4))), isLost, l.isDead
 }
 
+// chance returns true with a probability.
 func (l *link) chance(p float64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.rng.Float64() < p
 }
 
-// runAfter runs do after a delay, even if the context ends before. It returns false in that case.
+// runAfter runs do after a delay. If the context ends first, it returns false at once, and do runs
+// later.
 func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) bool {
 	due := time.Now().Add(delay)
 	timer := time.NewTimer(delay)
@@ -194,7 +203,7 @@ func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) boo
 func (l *link) awaitThaw(ctx context.Context) bool {
 	for {
 		l.mu.Lock()
-		left := time.Until(l.frozen)
+		left := time.Until(l.frozenUntil)
 		l.mu.Unlock()
 		if left <= 0 {
 			return true

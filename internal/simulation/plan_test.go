@@ -16,15 +16,15 @@ import (
 type plan struct {
 	seed              uint64
 	instances         int
-	floor             int // number of instances in the configuration
+	configured        int // guard.Options.Instances: the configured number of instances; 0: not set
 	nodes             int
-	oneWay            time.Duration
+	oneWay            time.Duration // average latency between an instance and the store
 	clockAhead        time.Duration // how far the server's clock is ahead
 	keys              int
 	policies          []policy
-	denyFor           time.Duration
-	startsEarly       bool // the load starts before the instances know each other
-	hasPatientCallers bool // no caller has its own deadline
+	denyFor           time.Duration // guard.Options.DenyFor
+	startsEarly       bool          // the load starts before the instances know each other
+	hasPatientCallers bool          // no caller has its own deadline
 	phases            []phase
 	faults            []fault
 }
@@ -39,8 +39,8 @@ type policy struct {
 type phase struct {
 	after    time.Duration // pause before it
 	requests int
-	gap      time.Duration
-	policy   int
+	gap      time.Duration // average time between two requests
+	policy   int           // index of the policy that most requests use
 	pattern  pattern
 }
 
@@ -74,8 +74,8 @@ func (p *plan) settingsOf(l *penstock.Plan) guard.Settings {
 
 func (p *plan) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%d instances (floor %d), %d nodes, %v one way, clock %v ahead, %d keys, DenyFor %v\n",
-		p.instances, p.floor, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyFor)
+	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, %v one way, clock %v ahead, %d keys, DenyFor %v\n",
+		p.instances, p.configured, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyFor)
 	for i := range p.policies {
 		fmt.Fprintf(&s, "  %v\n", &p.policies[i])
 	}
@@ -100,20 +100,23 @@ func (p *policy) String() string {
 	return s
 }
 
-// logUniform returns a number between two others. Its logarithm is distributed uniformly.
+// logUniform returns a random number between two others. The logarithms of such numbers are
+// distributed uniformly.
 func logUniform(rng *rand.Rand, from, to float64) float64 {
 	return from * math.Pow(to/from, rng.Float64())
 }
 
+// logTime is logUniform for durations.
 func logTime(rng *rand.Rand, from, to time.Duration) time.Duration {
 	return time.Duration(logUniform(rng, float64(from), float64(to)))
 }
 
+// newPlan makes the plan of a seed.
 func newPlan(seed uint64) *plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := &plan{seed: seed, instances: 1 + rng.IntN(8), nodes: 1, oneWay: logTime(rng, 100*time.Microsecond, 4*time.Millisecond)}
 	if rng.IntN(2) == 0 {
-		p.floor = p.instances
+		p.configured = p.instances
 	}
 	if rng.IntN(5) < 2 {
 		p.nodes = 2 + rng.IntN(2)
@@ -137,6 +140,8 @@ func newPlan(seed uint64) *plan {
 	return p
 }
 
+// algorithms are the algorithms of random limits. Some occur several times, so that they are more
+// likely.
 var algorithms = []*algorithm.Algorithm{
 	penstock.TokenBucket, penstock.TokenBucket, penstock.TokenBucket, penstock.TokenBucket,
 	penstock.FixedWindow, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SubWindow(4), penstock.SlidingLog,
@@ -184,19 +189,20 @@ func randomPolicy(rng *rand.Rand, i, instances int) policy {
 	return p
 }
 
-// longestPhase limits the virtual time of slow limits.
+// longestPhase bounds the virtual time of a phase with a low limit.
 const longestPhase = 10 * time.Minute
 
 func randomPhase(rng *rand.Rand, p *plan) phase {
 	ph := phase{requests: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
 	limit := p.policies[ph.policy].limit
-	ph.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / logUniform(rng, 0.3, 6))
+	overload := logUniform(rng, 0.3, 6) // ratio of the load to the limit
+	ph.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / overload)
 	ph.gap = min(max(ph.gap, 50*time.Microsecond), longestPhase/time.Duration(ph.requests))
 	if p.policies[ph.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
 		ph.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
 	}
 	if ph.gap < 4*time.Millisecond {
-		ph.requests *= 4 // more requests where they are dense enough for leases
+		ph.requests *= 4 // requests that are dense enough for leases must last for several leases
 	}
 	ph.after = logTime(rng, time.Millisecond, 10*time.Second)
 	return ph

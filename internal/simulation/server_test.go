@@ -23,15 +23,15 @@ const (
 )
 
 // A server is the store: nodes that share the keys, and one clock that may be set. It decides a
-// batch with keys of several nodes at one moment; the tests of redisstore cover how a Cluster does
-// that.
+// batch atomically, even if its keys are on several nodes. (A real Cluster does not; the tests of
+// redisstore cover that.)
 type server struct {
 	history *history
 
 	mu         sync.Mutex
 	clockAhead time.Duration // how far the clock is ahead of true time
 	nodes      []*node
-	live       map[string]time.Time
+	live       map[string]time.Time // by instance: when its heartbeat expires
 
 	waiting []func() // requests that arrived while a node was hanging
 }
@@ -39,13 +39,14 @@ type server struct {
 type node struct {
 	health health
 	store  *memstore.Store
-	now    time.Time // clock of the store
-	log    []entry   // decided batches, for a replica that lags
+	now    time.Time // the present by the clock of the store
+	log    []entry   // decided batches, for a failover to a replica that lags
 }
 
+// An entry is a decided batch in the log of a node.
 type entry struct {
-	at        time.Time // true
-	clock     time.Time // the server's
+	at        time.Time // by the true clock
+	clock     time.Time // by the server's clock
 	charges   []penstock.Charge
 	isGranted bool // denied batches are logged too: they may repair a state
 }
@@ -102,7 +103,8 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
 		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
-		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) { // a replay would grant charges that another node denied
+		// If another node denied the batch, a replay of this node's charges alone would grant them.
+		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) {
 			n.log = append(n.log, entry{at, clock, mine, d.Allowed})
 		}
 	}
@@ -117,6 +119,8 @@ func (s *server) clock() time.Time {
 
 func (s *server) clockLocked() time.Time { return time.Now().Add(s.clockAhead) }
 
+// decideLocked decides a batch. If its keys are on several nodes, it first peeks whether all nodes
+// would grant their charges.
 func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, error) {
 	first := s.nodeOf(charges[0].Key)
 	isSingleNode := !slices.ContainsFunc(charges, func(c penstock.Charge) bool { return s.nodeOf(c.Key) != first })
@@ -195,8 +199,8 @@ func (s *server) heartbeat(instance string, life time.Duration) int {
 	return len(s.live)
 }
 
-// setHealth changes a node's health. Then it handles the requests that waited for a hanging node.
-// They are lost if that node was killed.
+// setHealth changes a node's health. Then it handles the requests that waited for a hanging node. If
+// the hanging node was killed, these requests are lost.
 func (s *server) setHealth(n int, h health) {
 	s.mu.Lock()
 	wasKilled := s.nodes[n].health == hanging && h == refusing
@@ -232,7 +236,7 @@ func (s *server) loseData(n int) {
 	s.history.creditAll(func(key string) bool { return s.nodeOf(key) == n })
 }
 
-// failOver makes a node return to its state before lag.
+// failOver makes a node return to its state of some time ago, like a replica with this lag.
 func (s *server) failOver(n int, lag time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,8 +258,8 @@ func (s *server) failOver(n int, lag time.Duration) {
 	s.nodes[n] = fresh
 }
 
-// base returns the key that a shard's key was made from.
-func base(key string) string {
+// baseKey returns the key from which guard.Split has made the key of a shard.
+func baseKey(key string) string {
 	key, _, _ = strings.Cut(key, "~")
 	return key
 }

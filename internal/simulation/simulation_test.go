@@ -21,11 +21,10 @@ var (
 	firstSeed = flag.Uint64("simulation.first", effort.Seed(), "the first seed; default: a different one in each run")
 )
 
-// make test runs these numbers of seeds; the soak runs seeds for soakFor.
 const (
-	seeds       = 80
-	statedSeeds = 45
-	soakFor     = 3 * time.Minute
+	seeds       = 80              // of TestFleetStaysWithinItsBounds in make test
+	statedSeeds = 45              // of TestFleetStaysWithinTheStatedBounds in make test
+	soakFor     = 3 * time.Minute // how long each of them runs seeds in make soak
 )
 
 // A tally sums up several runs.
@@ -34,10 +33,10 @@ type tally struct {
 	seeds       int
 	decisions   int
 	faults      int
-	hours       float64
-	sources     [6]int
-	kinds       [faultKinds]int
-	utilization map[string]float64
+	hours       float64            // of virtual time
+	sources     [sources]int       // decisions, by penstock.Source
+	kinds       [faultKinds]int    // faults, by kind
+	utilization map[string]float64 // the largest of history.utilization
 }
 
 func (s *tally) add(p *plan, h *history) {
@@ -60,14 +59,14 @@ func (s *tally) add(p *plan, h *history) {
 
 func TestFleetStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	known := []uint64{
+	known := []uint64{ // seeds that once failed
 		2511089425, // a breaker closed 1.01 s after the last fault
 	}
 	simulateSeeds(t, seeds, known, newPlan, nil)
 }
 
-// simulateSeeds runs the plans of n seeds, and of the seeds in known. more, if not nil, is a
-// further check.
+// simulateSeeds runs the plans of n seeds, and of the seeds in known. extraCheck is a further check,
+// or nil.
 func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, extraCheck func(*history, *plan)) {
 	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()
@@ -96,7 +95,7 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint
 		run(t, seed)
 	}
 	if testing.Short() {
-		n /= 5
+		n /= 5 // to save time
 	}
 	var next atomic.Uint64
 	end := time.Now().Add(soakFor)
@@ -117,6 +116,7 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint
 	sum.log(t)
 }
 
+// tail returns the last n lines.
 func tail(lines []string, n int) []string { return lines[max(0, len(lines)-n):] }
 
 func (s *tally) log(t *testing.T) {

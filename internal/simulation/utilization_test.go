@@ -17,15 +17,15 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A steadyLoad is random traffic with one key of a leased limit, below what the limit admits,
-// without faults.
+// A steadyLoad is random traffic with one key of a leased limit. Its rate is below the limit, and
+// there are no faults.
 type steadyLoad struct {
 	limit     *penstock.Plan
-	lease     int64
-	shards    int
+	lease     int64 // guard.Settings.Lease
+	shards    int   // guard.Settings.SplitInto
 	instances int
 	isSkewed  bool    // four of five requests go to one instance
-	share     float64 // of what the limit admits in the long run
+	share     float64 // ratio of the traffic to the rate that the limit admits in the long run
 	maxCost   int64   // largest cost of a request
 	requests  int
 }
@@ -39,15 +39,19 @@ func (s *steadyLoad) String() string {
 func (s *steadyLoad) gap() float64 {
 	gap := float64(s.limit.Limit().Period) / float64(s.limit.Limit().Count) / s.share
 	if a := s.limit.Algorithm(); a.Name() == penstock.SubWindow(1).Name() {
-		parts := float64(s.limit.Params(0)[2])
-		gap *= (parts + 1) / parts // units become free one sub-window later
+		parts := float64(s.limit.Params(0)[2]) // number of sub-windows
+		gap *= (parts + 1) / parts             // units become free one sub-window later
 	}
 	return gap
 }
 
-// A yield has the number of requested units, and how many of them the store alone, the fleet and
-// leases admitted.
-type yield struct{ requested, alone, admitted, leased int64 }
+// A yield has numbers of units.
+type yield struct {
+	requested int64
+	alone     int64 // that a store without guards admits
+	admitted  int64 // by the fleet
+	leased    int64 // of the admitted units: from leases
+}
 
 func (y *yield) add(other yield) {
 	y.requested += other.requested
@@ -59,13 +63,13 @@ func (y *yield) add(other yield) {
 // run sends the load in virtual time. Each instance has all guards and its own network latency.
 func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	p := &plan{seed: seed, instances: s.instances, floor: s.instances, nodes: 1,
+	p := &plan{seed: seed, instances: s.instances, configured: s.instances, nodes: 1,
 		oneWay:   logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
 		policies: []policy{{limit: s.limit, settings: guard.Settings{Lease: s.lease, SplitInto: s.shards}}}}
 	h := newHistory(time.Duration(rng.Int64N(int64(time.Hour))))
 	sim := &simulation{t: t, plan: p, history: h, server: newServer(1, h.clockAhead, h), rng: rng, policiesUsed: make(map[string]int)}
 	for range s.instances {
-		defer sim.join().g.Close()
+		defer sim.join().store.Close()
 	}
 	alone := memstore.New(memstore.Options{})
 	var mu sync.Mutex
@@ -87,7 +91,7 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 			y.alone += cost
 		}
 		requests.Go(func() {
-			d, err := sim.fleet[i].g.Decide(context.Background(), charges)
+			d, err := sim.fleet[i].store.Decide(context.Background(), charges)
 			if err != nil {
 				t.Errorf("seed %d: %v", seed, err)
 			}
@@ -122,8 +126,8 @@ func randomLoad(seed uint64, a *algorithm.Algorithm) *steadyLoad {
 	s.lease = int64(logUniform(rng, 2, 300))
 	if rng.IntN(3) == 0 {
 		s.shards = 2 + rng.IntN(7)
-		if limit.Burst > 0 && int64(s.shards) > limit.Burst/(4*s.maxCost) { // Split itself denies more then
-			s.shards = 0
+		if limit.Burst > 0 && int64(s.shards) > limit.Burst/(4*s.maxCost) {
+			s.shards = 0 // with fewer than 4 requests in the burst of a shard, Split itself denies more
 		}
 	}
 	return s
@@ -140,11 +144,12 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	var loads []*steadyLoad
 	for _, instances := range []int{1, 2, 4} {
 		for _, perSecond := range []float64{150, 180, 210, 240} {
-			loads = append(loads, &steadyLoad{instances: instances, share: perSecond / (300 * 10.0 / 11), maxCost: 1, requests: 3000, lease: 50,
+			const longRun = 300 * 10.0 / 11 // the rate that the limit below admits: units are free after 11 of its 10 sub-windows
+			loads = append(loads, &steadyLoad{instances: instances, share: perSecond / longRun, maxCost: 1, requests: 3000, lease: 50,
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
 	}
-	each := 5
+	each := 5 // random loads of each algorithm
 	if testing.Short() {
 		each = 2
 	} else if effort.IsSoak {
@@ -160,7 +165,8 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 		var y yield
 		synctest.Test(t, func(t *testing.T) { y = s.run(t, *firstSeed+uint64(seed)) })
 		if float64(y.admitted) < guard.LeaseUtilization*float64(y.alone) {
-			t.Errorf("seed %d, %v: %d of %d units admitted; the store alone admits %d", seed, s, y.admitted, y.requested, y.alone)
+			t.Errorf("seed %d, %v: %d of %d units admitted; want at least %.0f %% of the %d that the store alone admits",
+				*firstSeed+uint64(seed), s, y.admitted, y.requested, 100*guard.LeaseUtilization, y.alone)
 		}
 		i := slices.Index(leasable, s.limit.Algorithm())
 		if i < 0 {
@@ -178,7 +184,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 			100*float64(y.admitted)/float64(y.alone), 100*(1-worst[i]), 100*float64(y.leased)/float64(y.admitted))
 	}
 	if all.leased*4 < all.admitted {
-		t.Errorf("only %d of %d units were leased", all.leased, all.admitted)
+		t.Errorf("%d of %d units were leased; want at least a quarter", all.leased, all.admitted)
 	}
 	t.Logf("counted: %d loads of leased limits below their rate", len(loads))
 }
