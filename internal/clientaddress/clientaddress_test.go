@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// In these tests trusted proxies are in 10.0.0.0/8 or 2001:db8:10::/48. The attacker has the address
-// 203.0.113.7, and forges the address of the victim, 198.51.100.9.
+// In these tests trusted proxies are in 10.0.0.0/8 or 2001:db8:10::/48. The attacker has the
+// address 203.0.113.7, and forges the address of the victim, 198.51.100.9.
 var proxies = []string{"10.0.0.0/8", "2001:db8:10::/48"}
 
 // mustTrust returns Proxies that trust these networks. The default header is X-Forwarded-For.
@@ -67,7 +67,8 @@ var forgeries = [][]string{
 	slices.Repeat([]string{"198.51.100.9"}, 100),
 }
 
-// lists are the headers that are lists. For each, there are forms in which proxies append an address.
+// lists are the headers that are lists. For each, there are forms in which proxies append an
+// address.
 var lists = []struct {
 	header string
 	append string // format
@@ -449,8 +450,8 @@ func addressesIn(text string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// For any header, the client is the peer, or an address in the header. All addresses to the right of
-// that address are trusted. (Forwarded may have addresses in other parameters too, so there the
+// For any header, the client is the peer, or an address in the header. All addresses to the right
+// of that address are trusted. (Forwarded may have addresses in other parameters too, so there the
 // fuzzer does not check the order.) When a proxy has appended the attacker's address, the client is
 // the attacker.
 func FuzzClientAddress(f *testing.F) {

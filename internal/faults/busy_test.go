@@ -31,8 +31,8 @@ const (
 
 // TestBusyMachineIsNoFailureOfTheStore runs busyMain on a core that it shares with endless loops.
 // Redis has another core. The store must make at least 99.9 % of all decisions, and no breaker may
-// open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and while busyMain is
-// stopped for a time. When Redis is stopped, the first callers wait for the deadline, and later
+// open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and while busyMain
+// is stopped for a time. When Redis is stopped, the first callers wait for the deadline, and later
 // callers do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	decisions := repeats(2_000, 10_000)
@@ -104,8 +104,8 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	group.Primary.Resume()
 }
 
-// stopDuringCalls stops a program after the server has run three more of its scripts. So the program
-// is stopped while it waits for replies. It continues two seconds later.
+// stopDuringCalls stops a program after the server has run three more of its scripts. So the
+// program is stopped while it waits for replies. It continues two seconds later.
 func stopDuringCalls(t *testing.T, server *redistest.Server, program *os.Process) {
 	t.Helper()
 	had, _, err := server.CommandStats("evalsha")
@@ -188,8 +188,8 @@ func busyMain(url, _ string) error {
 	return nil
 }
 
-// decideConcurrently makes n decisions for busyCallers callers. Each caller charges all limits under
-// its own key.
+// decideConcurrently makes n decisions for busyCallers callers. Each caller charges all limits
+// under its own key.
 func decideConcurrently(store penstock.Store, limits []penstock.Limit, n int) busyReport {
 	var byStore, slowest, begun atomic.Int64
 	var callers sync.WaitGroup

@@ -36,8 +36,8 @@ var crowded = []fault{
 	},
 }
 
-// maxConnections is the number of connections from one client to one server. rueidis distributes its
-// commands over them.
+// maxConnections is the number of connections from one client to one server. rueidis distributes
+// its commands over them.
 const maxConnections = 4
 
 // closeConnections closes all connections repeatedly, each time after the instances have

@@ -231,7 +231,8 @@ func (e *experiment) isPartial() bool {
 	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byPolicies
 }
 
-// enough is how many decisions by a source the tests wait for, on each instance and for each policy.
+// enough is how many decisions by a source the tests wait for, on each instance and for each
+// policy.
 const enough = 10
 
 // awaitStore waits until the store decides for every policy on every instance.

@@ -148,8 +148,8 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	e.Logf("counted: %d keys have lost only grants without replication (%d units)", keys, g.lost)
 }
 
-// checkSomeLost is checkOnlyUnreplicatedLost, and also checks that some units were lost: otherwise the
-// test proves nothing.
+// checkSomeLost is checkOnlyUnreplicatedLost, and also checks that some units were lost: otherwise
+// the test proves nothing.
 func checkSomeLost(e *experiment) {
 	checkOnlyUnreplicatedLost(e)
 	if e.group.lost == 0 {
@@ -158,8 +158,8 @@ func checkSomeLost(e *experiment) {
 }
 
 // checkOnlyInFlightLost checks that no more units are lost than were in flight. The primary
-// replicates a decision in the same turn of its event loop in which it replies, so only the decisions
-// of the last turn may be lost.
+// replicates a decision in the same turn of its event loop in which it replies, so only the
+// decisions of the last turn may be lost.
 func checkOnlyInFlightLost(e *experiment) {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	e.must(err)

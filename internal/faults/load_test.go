@@ -27,8 +27,8 @@ var phaseNames = [phases]string{"before", "during", "after"}
 
 const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Source
 
-// A load sends requests to all instances all the time. For every key it sends more requests than the
-// limit admits.
+// A load sends requests to all instances all the time. For every key it sends more requests than
+// the limit admits.
 //
 // The keys change. Each policy has several current keys at any time, so that a fault meets unused,
 // half used and exhausted keys. A quarter of the keys is used on the first instance before the
@@ -110,9 +110,9 @@ func (l *load) since(instance, policy int, source penstock.Source) int {
 	return l.sincePhase[answerSource{instance, policy, source}]
 }
 
-// pickLocked picks the key of the next request on instance i. A policy moves on to the next key when
-// it has sent overload times the units of a key. Every fourth key is for one side only: the first
-// instance before the fault, or the others during it.
+// pickLocked picks the key of the next request on instance i. A policy moves on to the next key
+// when it has sent overload times the units of a key. Every fourth key is for one side only: the
+// first instance before the fault, or the others during it.
 func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	policy := rng.IntN(len(policies))
 	l.picked[policy]++

@@ -47,9 +47,9 @@ var policies = [...]policy{
 // units returns how many units of a key may be admitted.
 func (p *policy) units() int { return int(p.limit.Limit().Count) }
 
-// leaseReturns returns how many leased units of a key an instance may have: one lease that it holds,
-// and one that it is drawing. In a fault the instance returns them to its share. So the share may
-// admit as many units more.
+// leaseReturns returns how many leased units of a key an instance may have: one lease that it
+// holds, and one that it is drawing. In a fault the instance returns them to its share. So the
+// share may admit as many units more.
 func (p *policy) leaseReturns() int { return 2 * int(p.settings.Lease) }
 
 // perDay compiles a limit of n units per day.

@@ -279,8 +279,8 @@ func reset(t *testing.T, store *redisstore.Store) {
 }
 
 // F21: a program with a lease is stopped for longer than the lease lasts. Afterwards it spends
-// nothing of that lease. Such units would belong to an old window, and would exceed the limit of the
-// current window if other instances have used it up.
+// nothing of that lease. Such units would belong to an old window, and would exceed the limit of
+// the current window if other instances have used it up.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)

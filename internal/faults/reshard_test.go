@@ -168,8 +168,8 @@ func othersDecide(e *experiment) {
 // closedPolicy is the index of the policy that denies without the store.
 var closedPolicy = slices.IndexFunc(policies[:], func(p policy) bool { return p.name == "closed" })
 
-// closeConnectionsToAll closes all connections to all nodes repeatedly, each time after the instances
-// have reconnected.
+// closeConnectionsToAll closes all connections to all nodes repeatedly, each time after the
+// instances have reconnected.
 func closeConnectionsToAll(e *experiment) {
 	kills := 5
 	if isSoak {
@@ -217,8 +217,8 @@ func fillAll(e *experiment) {
 }
 
 // A batch with two limits of one key has two keys in Redis. While only one of these has moved, no
-// server can decide the batch. Then the batch fails, and nothing is charged. In all other cases, both
-// limits are charged once, or none is charged.
+// server can decide the batch. Then the batch fails, and nothing is charged. In all other cases,
+// both limits are charged once, or none is charged.
 func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)

@@ -82,8 +82,8 @@ func secure(e *experiment) {
 	e.target.url = "rediss://127.0.0.1:" + port + "?ca=" + filepath.Join(dir, "ca.pem")
 }
 
-// certify gives the server a certificate that is valid for a time from now. If the time is negative,
-// the certificate has expired.
+// certify gives the server a certificate that is valid for a time from now. If the time is
+// negative, the certificate has expired.
 func (e *experiment) certify(a *authority, valid time.Duration) {
 	e.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

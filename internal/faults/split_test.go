@@ -20,9 +20,9 @@ import (
 const minority = "127.0.9.1"
 
 // A primary and the first instance are cut off from the others. There are two primaries until the
-// old primary stops to serve. In a Cluster it stops after the node timeout, since it sees no majority.
-// In a Sentinel group it stops only if it requires replicas. Then the new primary does not serve
-// before the end of the split either, since it has no replica.
+// old primary stops to serve. In a Cluster it stops after the node timeout, since it sees no
+// majority. In a Sentinel group it stops only if it requires replicas. Then the new primary does
+// not serve before the end of the split either, since it has no replica.
 var splits = []fault{
 	{
 		id: "F14", name: "two primaries", on: groups, canPartition: true, cycles: 1, rounds: inSoak,

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server's clock jumps. A jump by minutes is longer than the time for which counters pause after
-// a jump back (5 s), and too short to refill a unit of the policies.
+// The server's clock jumps. A jump by minutes is longer than the time for which counters pause
+// after a jump back (5 s), and too short to refill a unit of the policies.
 var timed = []fault{
 	{
 		id: "F19", name: "clock back a little",

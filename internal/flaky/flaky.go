@@ -40,8 +40,8 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return penstock.Decision{}, ErrDown
 }
 
-// Received returns the limit's name of each charge with this mode since the last Forget. It includes
-// the charges that arrived while the Store was down.
+// Received returns the limit's name of each charge with this mode since the last Forget. It
+// includes the charges that arrived while the Store was down.
 func (s *Store) Received(mode penstock.Mode) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

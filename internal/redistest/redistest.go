@@ -377,8 +377,8 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// await polls until check returns nil. If that takes longer than limit, it returns the last error of
-// check, which names what is missing.
+// await polls until check returns nil. If that takes longer than limit, it returns the last error
+// of check, which names what is missing.
 func await(limit time.Duration, check func() error) error {
 	for end := time.Now().Add(limit); ; time.Sleep(pollEvery) {
 		err := check()

@@ -45,9 +45,9 @@ func SharedCluster(t testing.TB) *Cluster {
 	return c
 }
 
-// Main runs the tests of a package, up to 8 in parallel, because most of them wait for servers. Then
-// it closes the shared servers. It fails if a goroutine still runs code of the package with this
-// import path, or of a package below it.
+// Main runs the tests of a package, up to 8 in parallel, because most of them wait for servers.
+// Then it closes the shared servers. It fails if a goroutine still runs code of the package with
+// this import path, or of a package below it.
 func Main(m *testing.M, path string) {
 	flag.Parse()
 	isParallelSet := false
@@ -74,8 +74,8 @@ func Main(m *testing.M, path string) {
 }
 
 // goroutinesOf returns the stacks of the goroutines that run code of a package, except this one. It
-// waits up to 5 s for them to end. The idle goroutines of a store that was not closed live for 10 s,
-// so they are reported.
+// waits up to 5 s for them to end. The idle goroutines of a store that was not closed live for 10
+// s, so they are reported.
 func goroutinesOf(path string) (left string) {
 	buf := make([]byte, 16<<20) // stacks beyond this are not examined
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {

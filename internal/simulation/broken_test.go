@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A breakage describes how the guards are broken on purpose in a run. The zero value breaks nothing.
+// A breakage describes how the guards are broken on purpose in a run. The zero value breaks
+// nothing.
 type breakage struct {
 	shouldReplay   bool                                      // a client repeats requests without a reply
 	isUndivided    bool                                      // each instance counts only itself, so its share is the whole limit

@@ -33,7 +33,7 @@
 // The checks are tested too: they must find guards that are broken on purpose.
 //
 // A failing seed prints a command that replays its plan, and the trace of the key that failed.
-// Guards make some random choices that no seed determines (how long a breaker pauses, which shard is
-// called first). So a replay has the same faults at the same times, but may fail differently, or not
-// at all.
+// Guards make some random choices that no seed determines (how long a breaker pauses, which shard
+// is called first). So a replay has the same faults at the same times, but may fail differently, or
+// not at all.
 package simulation

@@ -135,8 +135,8 @@ func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.D
 	}
 }
 
-// recordAdmission records the charges of a call that was granted. If the call waited for the draw of
-// a lease, its time is that of the store's decision on the draw.
+// recordAdmission records the charges of a call that was granted. If the call waited for the draw
+// of a lease, its time is that of the store's decision on the draw.
 func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
 	draw := c.instance.link.lastDraw(&c.charges[0])
 	h.mu.Lock()

@@ -167,8 +167,8 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	return err
 }
 
-// travel returns the latency of a request or a reply: 0.4 to 2.8 times the average. isLost is true if
-// it does not arrive, and isDead if the instance has crashed.
+// travel returns the latency of a request or a reply: 0.4 to 2.8 times the average. isLost is true
+// if it does not arrive, and isDead if the instance has crashed.
 func (l *link) travel(w way) (latency time.Duration, isLost, isDead bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -199,8 +199,8 @@ func (s *server) heartbeat(instance string, life time.Duration) int {
 	return len(s.live)
 }
 
-// setHealth changes a node's health. Then it handles the requests that waited for a hanging node. If
-// the hanging node was killed, these requests are lost.
+// setHealth changes a node's health. Then it handles the requests that waited for a hanging node.
+// If the hanging node was killed, these requests are lost.
 func (s *server) setHealth(n int, h health) {
 	s.mu.Lock()
 	wasKilled := s.nodes[n].health == hanging && h == refusing

@@ -65,8 +65,8 @@ func TestFleetStaysWithinItsBounds(t *testing.T) {
 	simulateSeeds(t, seeds, known, newPlan, nil)
 }
 
-// simulateSeeds runs the plans of n seeds, and of the seeds in known. extraCheck is a further check,
-// or nil.
+// simulateSeeds runs the plans of n seeds, and of the seeds in known. extraCheck is a further
+// check, or nil.
 func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, extraCheck func(*history, *plan)) {
 	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()

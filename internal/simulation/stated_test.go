@@ -88,8 +88,8 @@ func (h *history) checkStatedBounds(p *plan) {
 }
 
 // situationCredits returns a credit for each situation of the run. over has the extra units of each
-// case of guard.Options.Bounds. An instance may go on with its fallback after the store returns, until
-// its next request; the units that it admits then count for the situation "store returns".
+// case of guard.Options.Bounds. An instance may go on with its fallback after the store returns,
+// until its next request; the units that it admits then count for the situation "store returns".
 func (h *history) situationCredits(admitted []admission, over map[string]int64) (credits []credit) {
 	for i, s := range h.situations {
 		booked := int64(0) // units of bookings by instances that did not use the store again yet
