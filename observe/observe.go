@@ -39,8 +39,8 @@ type Counts struct {
 	rules   atomic.Pointer[map[Rule]*series]
 
 	mu    sync.Mutex        // held while rules change, and while a rule gets its histogram
-	kept  []Rule            // those that are never removed
-	owned map[string][]Rule // by their owner
+	kept  []Rule            // the rules that are never removed
+	owned map[string][]Rule // the other rules, by their owner
 
 	waiting atomic.Pointer[[]func() int]
 	guards  atomic.Pointer[Guards]
@@ -58,8 +58,9 @@ type series struct {
 	latency  atomic.Pointer[Histogram]  // nil until the first latency
 }
 
-// numOutcomes is at least the number of outcomes.
-const numOutcomes = 16 // a fixed number, so that a series is one block of memory
+// numOutcomes is the number of outcomes or more. It is a constant, so that a series is one block of
+// memory.
+const numOutcomes = 16
 
 // outcomes, sources, reasons, tokenReasons and states are the possible values of their labels.
 var (
@@ -191,14 +192,14 @@ func (c *Counts) BreakerChanged(_ string, _, to guard.State) {
 
 // AddWaiting adds a function that counts waiting requests, such as (*admission.Controller).Waiting.
 // Each reading calls all of them.
-func (c *Counts) AddWaiting(now func() int) {
+func (c *Counts) AddWaiting(count func() int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []func() int
 	if old := c.waiting.Load(); old != nil {
 		all = slices.Clone(*old)
 	}
-	all = append(all, now)
+	all = append(all, count)
 	c.waiting.Store(&all)
 }
 

@@ -15,8 +15,8 @@ import (
 
 var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
 
-// of returns the number of requests of a rule and an outcome, and how many rules there are.
-func (c *Counts) of(rule Rule, o admission.Outcome) (n uint64, rules int) {
+// countOf returns the number of requests of a rule and an outcome, and how many rules there are.
+func (c *Counts) countOf(rule Rule, o admission.Outcome) (n uint64, rules int) {
 	c.Requests(func(r Rule, byOutcome []uint64) {
 		if rules++; r == rule {
 			n = byOutcome[o]
@@ -54,34 +54,34 @@ func TestSetRulesKeepsAddedRules(t *testing.T) {
 		c.request(call, admission.Denied)
 		c.SetRules(rules)
 	}
-	if n, rules := c.of(call, admission.Denied); n != 5 || rules != 3 {
+	if n, rules := c.countOf(call, admission.Denied); n != 5 || rules != 3 {
 		t.Errorf("%d calls and %d rules are counted; want 5 and 3", n, rules)
 	}
-	if n, _ := c.of(search, admission.Allowed); n != 0 {
+	if n, _ := c.countOf(search, admission.Allowed); n != 0 {
 		t.Errorf("a rule that was removed and added has %d requests; want 0", n)
 	}
 	c.SetRules([]Rule{search})
 	c.request(search, admission.Allowed)
 	c.AddRule(login)
-	if n, _ := c.of(search, admission.Allowed); n != 1 {
+	if n, _ := c.countOf(search, admission.Allowed); n != 1 {
 		t.Errorf("a rule of the policy has %d requests after another was added; want 1", n)
 	}
 }
 
-// recorded are the latencies of one rule.
-type recorded struct {
+// A recordingHistogram writes down the latencies of one rule.
+type recordingHistogram struct {
 	name string
 	all  *[]string
 }
 
-func (r recorded) Observe(ctx context.Context, latency time.Duration) {
+func (r recordingHistogram) Observe(ctx context.Context, latency time.Duration) {
 	*r.all = append(*r.all, fmt.Sprint(r.name, " ", latency, " ", ctx != nil))
 }
 
 func TestHistogramsEndWithTheirRules(t *testing.T) {
 	var log []string
 	c := New(Options{
-		Histogram: func(r Rule) Histogram { log = append(log, "new "+r.Name); return recorded{r.Name, &log} },
+		Histogram: func(r Rule) Histogram { log = append(log, "new "+r.Name); return recordingHistogram{r.Name, &log} },
 		Removed:   func(r Rule) { log = append(log, "removed "+r.Name) },
 	})
 	c.SetRules([]Rule{search, login})
@@ -167,7 +167,7 @@ func TestDecisionsHaveTheOutcomesOfRequests(t *testing.T) {
 		c.SetRules(RulesOfPlans(plan))
 		row.event.Plan = plan
 		c.ObserveDecision(row.event)
-		if n, _ := c.of(ruleOf(plan), row.want); n != 1 {
+		if n, _ := c.countOf(ruleOf(plan), row.want); n != 1 {
 			t.Errorf("%+v is not counted; want 1 with the outcome %s", row.event, row.want)
 		}
 	}
@@ -181,14 +181,14 @@ func TestSeriesOfNodesHaveABound(t *testing.T) {
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := Breakers(breakers)
 	if len(all) != MaxNodes+1 || all["other"] != 2 || all["default"] != 0 {
-		t.Errorf("%d nodes have %d series; the label other is %v", len(breakers), len(all), all["other"])
+		t.Errorf("%d nodes have %d series, default is %d and other is %d; want %d series, 0 and 2", len(breakers), len(all), all["default"], all["other"], MaxNodes+1)
 	}
 }
 
 func TestWaitingIsTheSumOfAllFunctions(t *testing.T) {
 	c := New(Options{})
 	if c.Waiting() != 0 {
-		t.Error("without functions Waiting is not 0")
+		t.Errorf("without functions %d wait; want 0", c.Waiting())
 	}
 	c.AddWaiting(func() int { return 2 })
 	c.AddWaiting(func() int { return 3 })

@@ -86,8 +86,8 @@ func (c *Counts) BreakerChanges(f func(to guard.State, n uint64)) {
 // Waiting returns how many requests wait for their turn.
 func (c *Counts) Waiting() (sum int) {
 	if all := c.waiting.Load(); all != nil {
-		for _, now := range *all {
-			sum += now()
+		for _, count := range *all {
+			sum += count()
 		}
 	}
 	return sum

@@ -7,8 +7,8 @@ import (
 
 // A Credential authenticates clients that send it by AUTH or HELLO.
 type Credential struct {
-	// User is the name that AUTH must state. Without a User, the Password is a token: it counts
-	// under every name, and under none. AUTH with a password alone is for the user "default".
+	// User is the name that AUTH must state. Without a User, the Password is a token: AUTH may state
+	// any name with it, or none. AUTH with a password alone is for the user "default".
 	User string
 
 	// Password must not be empty.
@@ -62,17 +62,18 @@ func hashCredentials(list []Credential) (all credentials) {
 	return all
 }
 
-// admit tells whether a credential has this user and password. It compares all of them.
-func (all credentials) admit(user, password []byte) bool {
-	u, p := sha256.Sum256(user), sha256.Sum256(password)
+// hasMatch tells whether a credential has this user and password. It compares all of them, so its
+// time does not depend on which one matches.
+func (all credentials) hasMatch(user, password []byte) bool {
+	userHash, passwordHash := sha256.Sum256(user), sha256.Sum256(password)
 	found := 0
 	for i := range all {
 		c := &all[i]
-		isUser := subtle.ConstantTimeCompare(c.user[:], u[:])
+		isUser := subtle.ConstantTimeCompare(c.user[:], userHash[:])
 		if c.isToken {
 			isUser = 1
 		}
-		found |= isUser & subtle.ConstantTimeCompare(c.password[:], p[:])
+		found |= isUser & subtle.ConstantTimeCompare(c.password[:], passwordHash[:])
 	}
 	return found == 1
 }

@@ -17,8 +17,8 @@ import (
 type batch struct {
 	reply
 	jobs  []job
-	last  map[string]int // the last job of each key
-	heads []int          // the first job of each key
+	last  map[string]int // the last job of each key so far, while linkJobs runs
+	heads []int          // the first job of each key; decideLists appends the later ones
 
 	calls []many.Call // of jobs that are decided as a list
 	list  []*many.Call
@@ -28,9 +28,9 @@ type batch struct {
 type job struct {
 	kind    kind
 	key     string
-	charges []penstock.Charge // those of one, or of several keys of a DEL
-	one     [1]penstock.Charge
-	limit   int64 // as the reply has it
+	charges []penstock.Charge // of several keys of a DEL; else single, once it is decided
+	single  [1]penstock.Charge
+	limit   int64 // in the reply; of a DEL, the number of keys
 
 	decision penstock.Decision
 	err      error
@@ -45,10 +45,10 @@ type job struct {
 type kind uint8
 
 const (
-	cell   kind = iota // CL.THROTTLE of redis-cell
-	crab               // THROTTLE of throttlecrab
-	forget             // DEL
-	named              // PENSTOCK.CHECK
+	cellThrottle kind = iota // CL.THROTTLE of redis-cell
+	crabThrottle             // THROTTLE of throttlecrab
+	deletion                 // DEL
+	namedCheck               // PENSTOCK.CHECK
 )
 
 // maxKept is how many bytes of replies a batch keeps for its next user.
@@ -98,7 +98,7 @@ func (c *client) decide(b *batch) {
 // hasNamed tells whether there is a job that the policy decides.
 func (b *batch) hasNamed() bool {
 	for i := range b.jobs {
-		if b.jobs[i].kind == named {
+		if b.jobs[i].kind == namedCheck {
 			return true
 		}
 	}
@@ -107,7 +107,7 @@ func (b *batch) hasNamed() bool {
 
 // decideLists decides the jobs in lists, and those of one key one after another.
 func (s *Server) decideLists(b *batch) {
-	b.link()
+	b.linkJobs()
 	for begun := 0; begun < len(b.heads); {
 		n := s.reserve(min(len(b.heads)-begun, s.options.Parallel))
 		s.decideList(b, b.heads[begun:begun+n])
@@ -138,7 +138,7 @@ func (s *Server) decideList(b *batch, jobs []int) {
 	for i, at := range jobs {
 		j := &b.jobs[at]
 		if j.charges == nil {
-			j.charges = j.one[:]
+			j.charges = j.single[:]
 		}
 		b.calls[i] = many.Call{Charges: j.charges}
 		b.list = append(b.list, &b.calls[i])
@@ -160,7 +160,7 @@ func (s *Server) decideList(b *batch, jobs []int) {
 // decideInParallel decides the jobs in parallel, and those of one key one after another. The store
 // sees them at the same time and can decide them together.
 func (s *Server) decideInParallel(b *batch) {
-	b.link()
+	b.linkJobs()
 	var (
 		begun   atomic.Int64
 		helpers sync.WaitGroup
@@ -195,8 +195,8 @@ func (s *Server) decideInParallel(b *batch) {
 	helpers.Wait()
 }
 
-// link links the jobs of each key in their order.
-func (b *batch) link() {
+// linkJobs links the jobs of each key in their order.
+func (b *batch) linkJobs() {
 	clear(b.last)
 	b.heads = b.heads[:0]
 	for i := range b.jobs {
@@ -213,14 +213,14 @@ func (b *batch) link() {
 
 // decide has the store or the policy decide a job. A panic there becomes an error.
 func (s *Server) decide(j *job) {
-	if j.kind == named {
+	if j.kind == namedCheck {
 		j.err = errPanic
 		defer panicked.Recover("a rule is called by its name")
 		s.check(j)
 		return
 	}
 	if j.charges == nil {
-		j.charges = j.one[:]
+		j.charges = j.single[:]
 	}
 	if !s.isObserved(j) {
 		j.decision, j.err = panicked.Decide(s.ctx, s.store, j.charges)

@@ -28,7 +28,7 @@ func throttles() (list [][]byte) {
 }
 
 // roundTrip sends a pipeline and reads its replies, which have so many lines each.
-func (w *wire) roundTrip(pipeline []byte, lines int, memory []byte) {
+func (w *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
 	w.Write(pipeline)
 	for missing := pipelineLength * lines; missing > 0; {
 		n, err := w.Read(memory)
@@ -45,10 +45,10 @@ func BenchmarkPipeline(b *testing.B) {
 	ping := [][]byte{[]byte(strings.Repeat(encode("PING"), pipelineLength))}
 	for _, c := range []struct {
 		name      string
-		parallel  int
+		parallel  int // 0: the default
 		observe   func(*admission.Event)
 		pipelines [][]byte
-		lines     int
+		lines     int // of each reply
 	}{
 		{"PING", 1, nil, ping, 1}, {"CL.THROTTLE", 1, nil, throttles(), 6}, {"CL.THROTTLE,observed", 1, func(*admission.Event) {}, throttles(), 6},
 		{"CL.THROTTLE,parallel", 0, nil, throttles(), 6},
@@ -70,7 +70,7 @@ func BenchmarkPipeline(b *testing.B) {
 func TestAThrottleAllocatesItsKey(t *testing.T) {
 	effort.WithoutRace(t)
 	pipelines := throttles()
-	for parallel, want := range map[int]float64{1: 1.25, 64: 3.5} {
+	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // as measured, and some reserve
 		var observed atomic.Int64
 		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel, Observe: func(*admission.Event) { observed.Add(1) }})
 		w, memory, i := connect(t, addr), make([]byte, 64<<10), 0
@@ -83,11 +83,11 @@ func TestAThrottleAllocatesItsKey(t *testing.T) {
 			i++
 		}) / pipelineLength
 		t.Logf("%d in parallel: %.2f allocations for a command", parallel, n)
-		if n > want {
-			t.Errorf("%d in parallel: %.2f allocations for a command; want %v at most", parallel, n, want)
+		if n > most {
+			t.Errorf("%d in parallel: %.2f allocations for a command; want %v at most", parallel, n, most)
 		}
 		if sent := int64(i * pipelineLength); observed.Load() != sent {
-			t.Errorf("%d in parallel: %d commands have %d events", parallel, sent, observed.Load())
+			t.Errorf("%d in parallel: %d commands have %d events; want one each", parallel, sent, observed.Load())
 		}
 	}
 }

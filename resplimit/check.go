@@ -27,27 +27,27 @@ func (c *client) addNamedJob(b *batch, args [][]byte) {
 		}
 		cost = n
 	}
-	j := b.add(named, string(args[2]))
+	j := b.add(namedCheck, string(args[2]))
 	j.named = policy.NamedCall{Rule: string(args[1]), Key: j.key, Cost: cost}
 }
 
-// A checkAnswer is what PENSTOCK.CHECK replies: the numbers of CL.THROTTLE for the limit that
-// mattered most, the outcome, and the name of that limit.
+// A checkAnswer is what PENSTOCK.CHECK replies: the numbers of CL.THROTTLE for the strictest limit,
+// the outcome, and the name of that limit.
 type checkAnswer struct {
-	throttled
+	throttleReply
 	outcome admission.Outcome
 	limit   string
 }
 
 func (a checkAnswer) answer(r *reply) {
 	r.array(7)
-	a.throttled.answer(r)
+	a.throttleReply.answer(r)
 	r.bulk(a.outcome.String())
 	r.bulk(a.limit)
 }
 
 // unlimited are the numbers of a rule without limits.
-var unlimited = throttled{limit: -1, remaining: -1, retryAfter: -1}
+var unlimited = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
 
 // check has the policy decide.
 func (s *Server) check(j *job) {
@@ -57,7 +57,7 @@ func (s *Server) check(j *job) {
 	if outcome == admission.Abandoned {
 		j.err = context.Canceled
 	}
-	j.check = checkAnswer{throttled: unlimited, outcome: outcome}
+	j.check = checkAnswer{throttleReply: unlimited, outcome: outcome}
 	l := a.Strictest()
 	if l == nil {
 		return
@@ -70,5 +70,5 @@ func (s *Server) check(j *job) {
 		source = penstock.FromOpen
 	}
 	j.check.limit = l.Policy
-	j.check.throttled = throttledBy(outcome.IsAdmitted(), source, status, l.LastVariant().Capacity())
+	j.check.throttleReply = newThrottleReply(outcome.IsAdmitted(), source, status, l.LastVariant().Capacity())
 }

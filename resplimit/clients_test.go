@@ -76,7 +76,7 @@ func TestRueidisWorks(t *testing.T) {
 		for _, result := range client.DoMulti(ctx, batch...) {
 			reply, err := result.AsIntSlice()
 			if err != nil || len(reply) != 5 || reply[1] != 7 {
-				t.Fatalf("the reply is %v, %v", reply, err)
+				t.Fatalf("the reply is %v, %v; want five integers, the second 7", reply, err)
 			}
 			allowed += 1 - int(reply[0])
 		}
@@ -167,7 +167,7 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 		if first == nil {
 			first = replies
 		} else if !slices.Equal(replies, first) {
-			t.Errorf("%s has other replies than the first store:\n%v\n%v", name, replies, first)
+			t.Errorf("%s replies\n%v\nwant those of the first store\n%v", name, replies, first)
 		}
 	}
 }

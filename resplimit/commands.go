@@ -25,10 +25,10 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	}
 	switch string(name) {
 	case "CL.THROTTLE":
-		c.throttle(b, cell, args)
+		c.throttle(b, cellThrottle, args)
 		return true
 	case "THROTTLE":
-		c.throttle(b, crab, args)
+		c.throttle(b, crabThrottle, args)
 		return true
 	case "PENSTOCK.CHECK":
 		c.addNamedJob(b, args)
@@ -55,7 +55,7 @@ func needsUser(name []byte) bool {
 func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	switch name {
 	case "POST", "HOST:":
-		return false // like Redis, because a web page may make a browser send commands in the body of a request
+		return false // as Redis does: a web page may make a browser send commands in the body of a request
 	case "QUIT":
 		b.simple("OK")
 		return false
@@ -87,7 +87,7 @@ func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	case "CLIENT":
 		c.clientCommand(b, args)
 	case "COMMAND":
-		command(b, args)
+		describeCommands(b, args)
 	case "CONFIG":
 		if sub := subcommand(args); sub == "GET" {
 			b.pairs(0)
@@ -154,7 +154,7 @@ func unknownCommand(args [][]byte) string {
 	return fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", cString(args[0], most), list.String())
 }
 
-// cString is the text up to its first NUL, and at most n bytes of it.
+// cString returns at most n bytes of a text, up to its first NUL.
 func cString(text []byte, n int) []byte {
 	for i := range min(len(text), n) {
 		if text[i] == 0 {
@@ -197,7 +197,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 }
 
 func (c *client) authenticate(user, password []byte) bool {
-	if !c.server.credentials.admit(user, password) {
+	if !c.server.credentials.hasMatch(user, password) {
 		c.wrongPasswords++
 		c.authFailed(WrongPassword)
 		return false
@@ -269,8 +269,8 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 	return true
 }
 
-// selectDB executes SELECT. There is one database: clients that use several would share their
-// counters without noticing it.
+// selectDB executes SELECT. There is only database 0. Others are errors, because clients that use
+// several would otherwise share their counters without noticing it.
 func (c *client) selectDB(b *batch, args [][]byte) {
 	if len(args) != 2 {
 		b.fail(wrongNumber(args[0]))
@@ -298,8 +298,8 @@ func isClientName(name []byte) bool {
 	return true
 }
 
-// clientCommand executes CLIENT. The features that clients switch on by it do not exist here:
-// nothing is tracked or evicted. OK is still a correct reply.
+// clientCommand executes CLIENT. It replies OK to features that do not exist here. That is correct,
+// because nothing is tracked or evicted.
 func (c *client) clientCommand(b *batch, args [][]byte) {
 	switch sub := subcommand(args); {
 	case sub == "SETNAME" && len(args) == 3:
@@ -326,8 +326,8 @@ func (c *client) clientCommand(b *batch, args [][]byte) {
 	}
 }
 
-// command executes COMMAND: its list is empty, so clients assume an old server.
-func command(b *batch, args [][]byte) {
+// describeCommands executes COMMAND: its list is empty, so clients assume an old server.
+func describeCommands(b *batch, args [][]byte) {
 	switch sub := subcommand(args); {
 	case len(args) == 1, sub == "INFO", sub == "LIST":
 		b.array(0)

@@ -13,11 +13,11 @@ import (
 // events are used by one decision after another.
 var events = sync.Pool{New: func() any { return new(admission.Event) }}
 
-// isObserved tells whether a job has an event of its own. A quantity of 0 has none, because it
-// spends nothing, and the controller emits that of a PENSTOCK.CHECK.
+// isObserved tells whether this package emits an event for a job. A quantity of 0 has no event,
+// because it spends nothing. The controller emits the event of a PENSTOCK.CHECK.
 func (s *Server) isObserved(j *job) bool {
-	isThrottle := j.kind == cell || j.kind == crab
-	return isThrottle && j.one[0].Mode != penstock.Peek && s.options.Observe != nil
+	isThrottle := j.kind == cellThrottle || j.kind == crabThrottle
+	return isThrottle && j.single[0].Mode != penstock.Peek && s.options.Observe != nil
 }
 
 // observe emits the event of a job that has been decided.
@@ -26,7 +26,7 @@ func (s *Server) observe(j *job, latency time.Duration) {
 	e := events.Get().(*admission.Event)
 	*e = admission.Event{
 		Context: s.ctx,
-		Rule:    s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.one[0].Plan.Algorithm().Title(), Key: j.key,
+		Rule:    s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.single[0].Plan.Algorithm().Title(), Key: j.key,
 		Outcome: s.outcome(j), Latency: latency, Err: j.err,
 	}
 	if j.err == nil {
@@ -37,7 +37,7 @@ func (s *Server) observe(j *job, latency time.Duration) {
 	events.Put(e)
 }
 
-// outcome is what became of a command. A client that gets an error is not admitted.
+// outcome returns what became of a command. A client that gets an error is not admitted.
 func (s *Server) outcome(j *job) admission.Outcome {
 	switch {
 	case j.err != nil && s.ctx.Err() != nil && errors.Is(j.err, s.ctx.Err()):

@@ -167,11 +167,11 @@ func TestAuthFailuresHaveNames(t *testing.T) {
 	seen := map[string]bool{AuthFailure(255).String(): true}
 	for _, f := range AuthFailures() {
 		if name := f.String(); name == "" || seen[name] {
-			t.Errorf("%d has the name %q of another one", f, name)
+			t.Errorf("failure %d has the name %q; want a name of its own", f, name)
 		}
 		seen[f.String()] = true
 	}
 	if len(seen) != int(authFailures)+1 {
-		t.Errorf("AuthFailures returns %d of %d", len(seen)-1, authFailures)
+		t.Errorf("AuthFailures returns %d failures; want all %d", len(seen)-1, authFailures)
 	}
 }

@@ -22,7 +22,7 @@ func exchange(t *testing.T, addr, input string) string {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(testLimit))
-	io.WriteString(conn, input+encode("QUIT")) // it may have been closed
+	io.WriteString(conn, input+encode("QUIT")) // an error is no failure: the server may have closed it
 	output, err := io.ReadAll(conn)
 	if e, ok := err.(net.Error); ok && e.Timeout() {
 		t.Fatalf("%.60q: the connection stays open", input)
@@ -57,7 +57,7 @@ func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	} {
 		want, got := exchange(t, redis.Addr, input), exchange(t, addr, input)
 		if got != want {
-			t.Errorf("%.80q:\nthe reply is %.300q\nof Redis it is %.300q", input, got, want)
+			t.Errorf("%.80q:\nthe reply is %.300q\nwant that of Redis: %.300q", input, got, want)
 		}
 	}
 }

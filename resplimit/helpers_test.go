@@ -64,14 +64,14 @@ func listen(t testing.TB, s *Server) (addr string) {
 	t.Cleanup(func() {
 		s.Close()
 		if err := <-ended; !errors.Is(err, ErrServerClosed) {
-			t.Errorf("Serve returned %v", err)
+			t.Errorf("Serve returned %v; want ErrServerClosed", err)
 		}
 	})
 	return l.Addr().String()
 }
 
-// A wire is a connection of a test. Its replies are strings as readReply writes them.
-type wire struct {
+// A testClient is a connection to the server. Its replies are strings as readReply writes them.
+type testClient struct {
 	net.Conn
 	t       testing.TB
 	replies *bufio.Reader
@@ -80,7 +80,7 @@ type wire struct {
 // testLimit ends a test that hangs.
 const testLimit = 20 * time.Second
 
-func connect(t testing.TB, addr string) *wire {
+func connect(t testing.TB, addr string) *testClient {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -88,10 +88,10 @@ func connect(t testing.TB, addr string) *wire {
 	}
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(testLimit))
-	return &wire{conn, t, bufio.NewReader(conn)}
+	return &testClient{conn, t, bufio.NewReader(conn)}
 }
 
-// command encodes a command as an array of bulk strings.
+// encode encodes a command as an array of bulk strings.
 func encode(args ...string) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "*%d\r\n", len(args))
@@ -101,14 +101,14 @@ func encode(args ...string) string {
 	return s.String()
 }
 
-func (w *wire) send(text string) {
+func (w *testClient) send(text string) {
 	w.t.Helper()
 	if _, err := io.WriteString(w, text); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *wire) reply() string {
+func (w *testClient) reply() string {
 	w.t.Helper()
 	w.SetDeadline(time.Now().Add(testLimit))
 	text, err := readReply(w.replies)
@@ -119,14 +119,14 @@ func (w *wire) reply() string {
 }
 
 // do sends the words of a line as a command, and returns the reply.
-func (w *wire) do(line string) string {
+func (w *testClient) do(line string) string {
 	w.t.Helper()
 	w.send(encode(strings.Fields(line)...))
 	return w.reply()
 }
 
 // expect fails the test unless a command has this reply.
-func (w *wire) expect(line, want string) {
+func (w *testClient) expect(line, want string) {
 	w.t.Helper()
 	if got := w.do(line); got != want {
 		w.t.Errorf("%s: the reply is %q; want %q", line, got, want)
@@ -134,7 +134,7 @@ func (w *wire) expect(line, want string) {
 }
 
 // expectEnd fails the test unless the server closes the connection, without a further reply.
-func (w *wire) expectEnd() {
+func (w *testClient) expectEnd() {
 	w.t.Helper()
 	if text, err := readReply(w.replies); err == nil {
 		w.t.Errorf("a further reply %q; want the end of the connection", text)
@@ -181,7 +181,7 @@ func readReply(r *bufio.Reader) (string, error) {
 		}
 		return "{" + strings.Join(pairs, " ") + "}", nil
 	}
-	return "", fmt.Errorf("a reply begins with %q", kind)
+	return "", fmt.Errorf("a reply begins with %q; want one of the RESP types", kind)
 }
 
 // failing is a store that gives no answer.

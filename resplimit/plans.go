@@ -36,8 +36,8 @@ func limitOf(name string, n numbers) penstock.Limit {
 	return penstock.Limit{Name: name, Count: n.count, Period: time.Duration(n.period) * time.Second, Burst: n.burst}
 }
 
-// of returns the plan of a limit, whose period must not exceed maxSeconds.
-func (p *plans) of(n numbers) (*penstock.Plan, error) {
+// get returns the plan of a limit, whose period must not exceed maxSeconds.
+func (p *plans) get(n numbers) (*penstock.Plan, error) {
 	p.mu.RLock()
 	plan := p.byNumbers[n]
 	p.mu.RUnlock()

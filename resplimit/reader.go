@@ -13,7 +13,7 @@ const (
 	maxArgs   = 16       // of a command, with its name
 	maxBulk   = 4 << 10  // bytes of an argument
 	maxInline = 64 << 10 // bytes of a line that is an inline command
-	maxHeader = 32       // bytes of a line with a length
+	maxHeader = 32       // bytes of a line that declares a length
 
 	// maxBuffer holds the longest command: 16 arguments with their headers, or an inline command.
 	maxBuffer = maxArgs*(maxBulk+maxHeader+2) + maxHeader
@@ -45,7 +45,7 @@ type reader struct {
 	from       io.Reader
 	buffer     []byte
 	start, end int // what was received and not parsed: buffer[start:end]
-	scanned    int // leading bytes of it that have no newline
+	scanned    int // how many of these bytes, from the first, were searched for a newline
 	args       [maxArgs][]byte
 }
 
@@ -99,9 +99,9 @@ func (r *reader) next() (args [][]byte, err error) {
 		data := r.buffer[r.start:r.end]
 		n, size := 0, 0
 		if data[0] == '*' {
-			n, size, err = r.array(data)
+			n, size, err = r.parseArray(data)
 		} else {
-			n, size, err = r.inline(data)
+			n, size, err = r.parseInline(data)
 		}
 		if err != nil || size == 0 {
 			return nil, err
@@ -114,10 +114,10 @@ func (r *reader) next() (args [][]byte, err error) {
 	return nil, nil
 }
 
-// array parses a command that is an array. It returns the number of arguments, and the size in
+// parseArray parses a command that is an array. It returns the number of arguments, and the size in
 // bytes. The size is 0 if the command is not complete.
-func (r *reader) array(data []byte) (n, size int, err error) {
-	count, at, err := header(data, 1, errArrayLength, errArrayHeader)
+func (r *reader) parseArray(data []byte) (n, size int, err error) {
+	count, at, err := parseHeader(data, 1, errArrayLength, errArrayHeader)
 	switch {
 	case err != nil || at == 0:
 		return 0, 0, err
@@ -133,7 +133,7 @@ func (r *reader) array(data []byte) (n, size int, err error) {
 		if data[at] != '$' {
 			return 0, 0, protocolError("expected '$', got '" + string(data[at:at+1]) + "'")
 		}
-		length, begin, err := header(data, at+1, errBulkLength, errBulkHeader)
+		length, begin, err := parseHeader(data, at+1, errBulkLength, errBulkHeader)
 		switch {
 		case err != nil || begin == 0:
 			return 0, 0, err
@@ -153,9 +153,9 @@ func (r *reader) array(data []byte) (n, size int, err error) {
 	return int(count), at, nil
 }
 
-// header parses the number at data[from:] and returns where its line ends; 0 if the line is
-// incomplete.
-func header(data []byte, from int, invalid, tooLong protocolError) (n int64, end int, err error) {
+// parseHeader parses the number at data[from:], and returns where its line ends. The end is 0 if
+// the line is not complete.
+func parseHeader(data []byte, from int, invalid, tooLong protocolError) (n int64, end int, err error) {
 	line := data[from:]
 	length := bytes.IndexByte(line[:min(len(line), maxHeader)], '\r')
 	switch {
@@ -196,8 +196,8 @@ func parseInt(text []byte) (int64, bool) {
 	return 0, false
 }
 
-// inline parses a line of words. n and size are those of array.
-func (r *reader) inline(data []byte) (n, size int, err error) {
+// parseInline parses a line of words. It returns what parseArray returns.
+func (r *reader) parseInline(data []byte) (n, size int, err error) {
 	found := bytes.IndexByte(data[r.scanned:], '\n')
 	if found < 0 {
 		r.scanned = len(data)
@@ -210,13 +210,13 @@ func (r *reader) inline(data []byte) (n, size int, err error) {
 	if end > maxInline {
 		return 0, 0, errInline
 	}
-	n, err = r.words(bytes.TrimSuffix(data[:end], []byte("\r")))
+	n, err = r.splitWords(bytes.TrimSuffix(data[:end], []byte("\r")))
 	return n, end + 1, err
 }
 
-// words splits a line at spaces. A word may be quoted: "…" with the escapes of C, or '…' with \'
-// only. It is unquoted in place, because it never gets longer.
-func (r *reader) words(line []byte) (n int, err error) {
+// splitWords splits a line at spaces. A word may be quoted: "…" with the escapes of C, or '…' with
+// \' only. It is unquoted in place, because it never gets longer.
+func (r *reader) splitWords(line []byte) (n int, err error) {
 	for at := 0; ; {
 		for at < len(line) && isSpace(line[at]) {
 			at++
@@ -241,7 +241,7 @@ func (r *reader) words(line []byte) (n int, err error) {
 // unquote returns the word that begins at line[at], and where it ends. A closing quote must be
 // followed by a space or by the end of the line.
 func unquote(line []byte, at int) (word []byte, next int, ok bool) {
-	begin, to, quote := at, at, byte(0)
+	begin, to, quote := at, at, byte(0) // to: where the next unquoted byte is written; quote: the open one
 	for ; at < len(line); at++ {
 		c := line[at]
 		switch {
@@ -256,7 +256,7 @@ func unquote(line []byte, at int) (word []byte, next int, ok bool) {
 			}
 			return line[begin:to:to], at + 1, true
 		case quote == '"' && c == '\\' && at+1 < len(line):
-			c, at = escaped(line, at+1)
+			c, at = unescape(line, at+1)
 		case quote == '\'' && c == '\\' && at+1 < len(line) && line[at+1] == '\'':
 			c, at = '\'', at+1
 		}
@@ -266,9 +266,9 @@ func unquote(line []byte, at int) (word []byte, next int, ok bool) {
 	return line[begin:to:to], at, quote == 0
 }
 
-// escaped returns the byte of the escape at line[at], after the backslash, and where
-// the escape ends.
-func escaped(line []byte, at int) (c byte, last int) {
+// unescape returns the byte of the escape at line[at], after the backslash, and the index of the
+// last byte of the escape.
+func unescape(line []byte, at int) (c byte, last int) {
 	switch c = line[at]; c {
 	case 'n':
 		c = '\n'

@@ -52,7 +52,7 @@ func TestCommandsAreReadHoweverTheyArrive(t *testing.T) {
 	} {
 		got, err := readAll(from, func(*reader) {})
 		if err != nil || !slices.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("%s: %d commands, %v; want %d", name, len(got), err, len(want))
+			t.Errorf("%s: the commands are %.200q, %v; want %.200q", name, got, err, want)
 		}
 	}
 }
@@ -107,18 +107,18 @@ func FuzzReader(f *testing.F) {
 		check := func(r *reader) {
 			received += r.end - r.start
 			if len(r.buffer) > maxBuffer || len(r.buffer) > max(minBuffer, 2*received) {
-				t.Fatalf("the buffer has %d bytes after %d bytes were received", len(r.buffer), received)
+				t.Fatalf("the buffer has %d bytes after %d bytes were received; want at most %d, and at most twice those received", len(r.buffer), received, maxBuffer)
 			}
 		}
 		whole, wholeErr := readAll(bytes.NewReader(data), check)
 		received = 0
 		parts, partsErr := readAll(&chunks{data, 1 + int(chunk)}, check)
 		if !slices.EqualFunc(whole, parts, slices.Equal) || (wholeErr == nil) != (partsErr == nil) {
-			t.Fatalf("at once: %q, %v; in parts of %d: %q, %v", whole, wholeErr, 1+int(chunk), parts, partsErr)
+			t.Fatalf("at once: %q, %v; in parts of %d: %q, %v; want the same", whole, wholeErr, 1+int(chunk), parts, partsErr)
 		}
 		for _, args := range whole {
 			if len(args) > maxArgs || slices.ContainsFunc(args, func(arg string) bool { return len(arg) > maxBulk }) {
-				t.Fatalf("a command has %d arguments, or one that is too long", len(args))
+				t.Fatalf("a command has %d arguments: %.100q; want at most %d, of at most %d bytes", len(args), args, maxArgs, maxBulk)
 			}
 		}
 	})

@@ -2,10 +2,11 @@ package resplimit
 
 import "strconv"
 
-// A reply is built in memory, in version 2 or 3 of the protocol.
+// A reply is built in memory, in version 2 or 3 of the protocol. Each method appends a value of a
+// RESP type.
 type reply struct {
 	bytes []byte
-	proto int
+	proto int // 2 or 3
 }
 
 func (r *reply) simple(text string) {

@@ -39,9 +39,8 @@ type Options struct {
 	MaxParallel int
 
 	// MaxConnections is how many clients may be connected. Others get an error and are
-	// disconnected. An idle connection takes about 12 KB, one that sends or receives as much as it
-	// may at most 250 KB: 66 KB each of input and of keys, 96 KB of decisions, 20 KB of replies.
-	// Default: 10,000.
+	// disconnected. An idle connection takes about 12 KB. A connection takes at most 250 KB: 66 KB of
+	// input, 66 KB of keys, 96 KB of decisions and 20 KB of replies. Default: 10,000.
 	MaxConnections int
 
 	// IdleTimeout is how long a client may be silent between commands. Default: 5 minutes.
@@ -97,7 +96,7 @@ func (o *Options) setDefaults() {
 // A Server serves Redis clients. Make one with New. Many goroutines may use it at once.
 type Server struct {
 	store       penstock.Store
-	lists       many.Store // the store; nil if it decides no lists
+	lists       many.Store // the store, if it decides lists; else nil
 	controller  *admission.Controller
 	options     Options
 	credentials credentials
@@ -156,16 +155,16 @@ var ErrServerClosed = errors.New("resplimit: the server is closed")
 // It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
 	defer l.Close()
-	if !s.add(l) {
+	if !s.addListener(l) {
 		return ErrServerClosed
 	}
-	defer s.remove(l)
+	defer s.removeListener(l)
 	for pause := time.Duration(0); ; {
 		conn, err := l.Accept()
 		switch {
 		case err == nil:
 			pause = 0
-			s.begin(conn)
+			s.serveConn(conn)
 		case s.isClosing.Load():
 			return ErrServerClosed
 		case !isTemporary(err):
@@ -196,7 +195,7 @@ func isTemporary(err error) bool {
 	return ok && t.Temporary()
 }
 
-func (s *Server) add(l net.Listener) bool {
+func (s *Server) addListener(l net.Listener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosing.Load() {
@@ -206,14 +205,14 @@ func (s *Server) add(l net.Listener) bool {
 	return true
 }
 
-func (s *Server) remove(l net.Listener) {
+func (s *Server) removeListener(l net.Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.listeners, l)
 }
 
-// begin serves a connection in a goroutine of its own, unless there are too many.
-func (s *Server) begin(conn net.Conn) {
+// serveConn serves a connection in a goroutine of its own, unless there are too many.
+func (s *Server) serveConn(conn net.Conn) {
 	c := newClient(s, conn)
 	s.mu.Lock()
 	isFull := len(s.connected) >= s.options.MaxConnections
@@ -227,12 +226,12 @@ func (s *Server) begin(conn net.Conn) {
 	s.mu.Unlock()
 	go func() {
 		defer s.goroutines.Done()
-		defer s.end(c)
+		defer s.disconnect(c)
 		c.serve()
 	}()
 }
 
-func (s *Server) end(c *client) {
+func (s *Server) disconnect(c *client) {
 	c.conn.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,8 +288,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// stop closes the listeners, and does something with each connection.
-func (s *Server) stop(do func(*client)) {
+// stop closes the listeners, and calls end with each connection.
+func (s *Server) stop(end func(*client)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.isClosing.Load() {
@@ -301,6 +300,6 @@ func (s *Server) stop(do func(*client)) {
 		l.Close()
 	}
 	for c := range s.connected {
-		do(c)
+		end(c)
 	}
 }

@@ -25,7 +25,7 @@ const (
 // throttle adds the job of CL.THROTTLE or THROTTLE: key max_burst count period [quantity].
 func (c *client) throttle(b *batch, k kind, args [][]byte) {
 	name := "CL.THROTTLE"
-	if k == crab {
+	if k == crabThrottle {
 		name = "THROTTLE"
 	}
 	if c.server.store == nil {
@@ -45,30 +45,30 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 		}
 		values[i] = n
 	}
-	n, quantity, text := limitNumbers(k, values)
+	n, quantity, text := checkNumbers(k, values)
 	if text != "" {
 		c.fail(b, text)
 		return
 	}
-	plan, err := c.server.plans.of(n)
+	plan, err := c.server.plans.get(n)
 	if err != nil {
 		c.fail(b, errorText(err))
 		return
 	}
 	j := b.add(k, string(args[1]))
 	j.limit = n.burst
-	j.one[0] = penstock.Charge{Key: j.key, Plan: plan, Cost: quantity}
+	j.single[0] = penstock.Charge{Key: j.key, Plan: plan, Cost: quantity}
 	if quantity == 0 {
-		j.one[0].Mode = penstock.Peek
+		j.single[0].Mode = penstock.Peek
 	}
 }
 
-// limitNumbers checks max_burst, count, period and quantity. The text says what is wrong with them.
-func limitNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
+// checkNumbers checks max_burst, count, period and quantity. The text says what is wrong with them.
+func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
 	switch {
-	case burst < 0 || k == crab && burst == 0:
-		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, btoi(k == crab))
+	case burst < 0 || k == crabThrottle && burst == 0:
+		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, boolToInt(k == crabThrottle))
 	case burst >= penstock.MaxCost:
 		text = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
 	case count == 0 || period == 0:
@@ -82,8 +82,8 @@ func limitNumbers(k kind, values [4]int64) (n numbers, quantity int64, text stri
 	case quantity > penstock.MaxCost:
 		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	}
-	if k == cell {
-		burst++ // max_burst is what may come in addition to one
+	if k == cellThrottle {
+		burst++ // max_burst of redis-cell is how many more than one may come at once
 	}
 	return numbers{burst, count, period}, quantity, text
 }
@@ -101,10 +101,10 @@ func (c *client) del(b *batch, args [][]byte) {
 	if len(args) > 2 {
 		c.decide(b) // earlier commands first, so that those for one key keep their order
 	}
-	j := b.add(forget, string(args[1]))
-	j.limit = int64(len(args) - 1)
-	j.one[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.reset, Mode: penstock.Reset}
+	j := b.add(deletion, string(args[1]))
+	j.single[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.reset, Mode: penstock.Reset}
 	if len(args) == 2 {
+		j.limit = 1
 		return
 	}
 	seen := make(map[string]bool, maxArgs)
@@ -114,7 +114,7 @@ func (c *client) del(b *batch, args [][]byte) {
 			j.charges = append(j.charges, penstock.Charge{Key: key, Plan: c.server.plans.reset, Mode: penstock.Reset})
 		}
 	}
-	j.limit = int64(len(j.charges))
+	j.limit = int64(len(j.charges)) // before decide, which writes the reply
 	c.decide(b)
 }
 
@@ -123,14 +123,14 @@ func (j *job) answer(r *reply) {
 	switch {
 	case j.err != nil:
 		r.fail(errorText(j.err))
-	case j.kind == forget && !j.decision.Allowed: // no store denies a Reset
+	case j.kind == deletion && !j.decision.Allowed: // no store denies a Reset
 		r.fail(errorText(penstock.ErrUnavailable))
-	case j.kind == forget:
+	case j.kind == deletion:
 		r.integer(j.limit)
-	case j.kind == named:
+	case j.kind == namedCheck:
 		j.check.answer(r)
-	case j.kind == crab:
-		a := j.throttled()
+	case j.kind == crabThrottle:
+		a := j.throttleReply()
 		r.array(5)
 		r.integer(1 - a.limited)
 		r.integer(a.limit)
@@ -139,14 +139,15 @@ func (j *job) answer(r *reply) {
 		r.integer(max(a.retryAfter, -a.limited)) // 0 if allowed, -1 if it never fits
 	default:
 		r.array(5)
-		j.throttled().answer(r)
+		j.throttleReply().answer(r)
 	}
 }
 
-// throttled are the five numbers of redis-cell, in their order. Times are in seconds.
-type throttled struct{ limited, limit, remaining, retryAfter, resetAfter int64 }
+// throttleReply are the five numbers of redis-cell, in their order. limited is 1 for a denial, else
+// 0. Times are in seconds.
+type throttleReply struct{ limited, limit, remaining, retryAfter, resetAfter int64 }
 
-func (a throttled) answer(r *reply) {
+func (a throttleReply) answer(r *reply) {
 	r.integer(a.limited)
 	r.integer(a.limit)
 	r.integer(a.remaining)
@@ -154,15 +155,15 @@ func (a throttled) answer(r *reply) {
 	r.integer(a.resetAfter)
 }
 
-func (j *job) throttled() throttled {
+func (j *job) throttleReply() throttleReply {
 	d := &j.decision
-	return throttledBy(d.Allowed, d.Source, d.Status(0), j.limit)
+	return newThrottleReply(d.Allowed, d.Source, d.Status(0), j.limit)
 }
 
-// throttledBy makes the numbers of a status. If no counter was charged (FromOpen), all of the limit
-// remains.
-func throttledBy(isAllowed bool, source penstock.Source, s penstock.Status, limit int64) throttled {
-	a := throttled{limit: limit, remaining: min(s.Remaining, limit), retryAfter: -1, resetAfter: seconds(s.ResetAfter)}
+// newThrottleReply makes the numbers of a status. If no counter was charged (FromOpen), all of the
+// limit remains.
+func newThrottleReply(isAllowed bool, source penstock.Source, s penstock.Status, limit int64) throttleReply {
+	a := throttleReply{limit: limit, remaining: min(s.Remaining, limit), retryAfter: -1, resetAfter: seconds(s.ResetAfter)}
 	if source == penstock.FromOpen {
 		a.remaining = limit
 	}
@@ -177,17 +178,17 @@ func seconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1
 	}
-	return int64(d/time.Second) + btoi(d%time.Second > 0)
+	return int64(d/time.Second) + boolToInt(d%time.Second > 0)
 }
 
-func btoi(is bool) int64 {
-	if is {
+func boolToInt(isOne bool) int64 {
+	if isOne {
 		return 1
 	}
 	return 0
 }
 
-// errorText is the error reply for what a store or a plan reports. It has no text of the store,
+// errorText returns the error reply for an error of a store or a plan. It has no text of the store,
 // which may name addresses. The first word is for programs:
 //
 //   - UNAVAILABLE: there is no decision. No client repeats such a command by itself, as some do

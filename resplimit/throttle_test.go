@@ -21,7 +21,7 @@ import (
 // theoretical arrival time (TAT) per key. Unlike its documentation, the module forgets a key up to
 // 1 ms early, because it truncates the time to live.
 type redisCell struct {
-	tats    map[string]int64
+	tats    map[string]int64 // TAT by key, in ns
 	expires map[string]int64 // in ms; nil: no key is forgotten early
 }
 
@@ -62,7 +62,8 @@ func cellSeconds(ns int64) (s int64, isRounded bool) {
 	return s, rest > 0
 }
 
-// The intervals of these limits are whole microseconds, so redis-cell does not truncate them.
+// cellLimits are limits as max_burst, count and period. Their intervals are whole microseconds, so
+// redis-cell does not truncate them.
 var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 100, 60}, {0, 1, 3600}, {9, 1000, 1}, {3, 8, 7}, {63, 64, 1}, {999, 100000, 1}}
 
 // The test makes 100,000 calls and compares every integer with those of redis-cell. The only
@@ -91,18 +92,18 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	calls, rounded, denied, never, early := effort.Of(100_000, 2_000_000), 0, 0, 0, 0
 	for i := range calls {
 		which := random.IntN(len(cellLimits))
-		l := cellLimits[which]
+		maxBurst, count, period := cellLimits[which][0], cellLimits[which][1], cellLimits[which][2]
 		key := fmt.Sprintf("key:%d:%d", which, random.IntN(3))
-		quantity := []int64{1, 1, 1, 0, 2, random.Int64N(l[0] + 3)}[random.IntN(6)]
-		interval := l[2] * 1_000_000 / l[1] // µs
+		quantity := []int64{1, 1, 1, 0, 2, random.Int64N(maxBurst + 3)}[random.IntN(6)]
+		interval := period * 1_000_000 / count // µs
 		now.advance(time.Duration([]int64{0, 0, 1, random.Int64N(interval + 1), interval, 400, random.Int64N(3_000_000)}[random.IntN(7)]) * time.Microsecond)
-		line := fmt.Sprintf("CL.THROTTLE %s %d %d %d %d", key, l[0], l[1], l[2], quantity)
+		line := fmt.Sprintf("CL.THROTTLE %s %d %d %d %d", key, maxBurst, count, period, quantity)
 		if quantity == 1 && random.IntN(2) == 0 {
 			line = strings.TrimSuffix(line, " 1")
 		}
-		want, isRounded := model.throttle(key, l[0], l[1], l[2], quantity, now.Now().UnixNano())
+		want, isRounded := model.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 		if module := callModule(line, now.Now()); module != "" {
-			forgetful, _ := forgetting.throttle(key, l[0], l[1], l[2], quantity, now.Now().UnixNano())
+			forgetful, _ := forgetting.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 			if module != fmt.Sprint(forgetful) {
 				t.Fatalf("PENSTOCK_SEED=%d, call %d: %s: the module replies %s; its model %v", seed, i, line, module, forgetful)
 			}
@@ -129,7 +130,7 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	t.Logf("%d calls: %d denied, %d of these never fit; %d times below 1 ms were rounded up; the module had forgotten %d times too early",
 		calls, denied, never, rounded, early)
 	if denied < calls/20 || never < calls/500 || rounded < calls/1000 {
-		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; the test needs more of each", calls, denied, never, rounded)
+		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; want at least %d, %d and %d", calls, denied, never, rounded, calls/20, calls/500, calls/1000)
 	}
 }
 
@@ -241,14 +242,14 @@ func TestInvalidArguments(t *testing.T) {
 	w.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
 }
 
-// Clients choose the numbers, so they could fill the memory with them.
+// Clients choose the numbers, so they could otherwise fill the memory with plans.
 func TestPlansAreBounded(t *testing.T) {
 	p, err := newPlans("a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range int64(3 * maxPlans) {
-		if _, err := p.of(numbers{1, i + 1, 60}); err != nil {
+		if _, err := p.get(numbers{1, i + 1, 60}); err != nil {
 			t.Fatal(err)
 		}
 	}

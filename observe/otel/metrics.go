@@ -38,16 +38,16 @@ type MetricsOptions struct {
 	Provider metric.MeterProvider
 }
 
-// Metrics export observe.Counts, whose methods receive the reports, when their provider reads them.
-// Many goroutines may use them at once. Requests never create a series. Penstock counts all numbers
-// itself, except the latencies, which the provider records for each request.
+// Metrics export observe.Counts when their provider reads them. The methods of the Counts receive
+// the reports. Many goroutines may use Metrics at once. Requests never create a series. Penstock
+// counts all numbers itself, except the latencies, which the provider records for each request.
 type Metrics struct {
 	*observe.Counts
 	instruments  instruments
 	registration metric.Registration
 }
 
-// instruments are the instruments whose values callback reports.
+// instruments are the instruments of all numbers that Metrics reports.
 type instruments struct {
 	requests, shadows, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
 	waiting                                                               metric.Int64ObservableUpDownCounter
@@ -64,8 +64,8 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 		o.Provider = otel.GetMeterProvider()
 	}
 	meter := o.Provider.Meter(scope)
-	// The buckets reach from a decision in memory to 250 ms, ten times the timeout of a decision in
-	// Redis.
+	// The buckets reach from a decision in memory to ten times 250 ms, the default timeout of a
+	// decision.
 	latency, err := meter.Float64Histogram("ratelimit.decision.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time until a request was decided, or until its decision failed."),
 		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5))
@@ -79,7 +79,7 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.registration, err = meter.RegisterCallback(m.callback, all...)
+	m.registration, err = meter.RegisterCallback(m.reportAll, all...)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func attributesOf(rule observe.Rule) []attribute.KeyValue {
 
 // open makes and returns all instruments.
 func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err error) {
-	note := func(instrument metric.Observable, failure error) {
+	add := func(instrument metric.Observable, failure error) {
 		all = append(all, instrument)
 		if err == nil {
 			err = failure
@@ -115,12 +115,12 @@ func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err err
 	counter := func(to *metric.Int64ObservableCounter, name, unit, description string) {
 		made, err := meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		*to = made
-		note(made, err)
+		add(made, err)
 	}
 	upDown := func(to *metric.Int64ObservableUpDownCounter, name, unit, description string) {
 		made, err := meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		*to = made
-		note(made, err)
+		add(made, err)
 	}
 	counter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
 	counter(&i.shadows, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
@@ -137,12 +137,12 @@ func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err err
 	upDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
 	made, failure := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
 	i.breakerState = made
-	note(made, failure)
+	add(made, failure)
 	return all, err
 }
 
-// callback reports all numbers. It omits numbers with attributes that are 0.
-func (m *Metrics) callback(_ context.Context, to metric.Observer) error {
+// reportAll reports all numbers. It omits a number that has attributes and is 0.
+func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 	i := &m.instruments
 	report := func(counter metric.Int64Observable, n uint64, attributes ...attribute.KeyValue) {
 		if n > 0 || len(attributes) == 0 {

@@ -27,13 +27,13 @@ import (
 
 var search = observe.Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}
 
-// A read has Metrics and the reader that reads them.
-type read struct {
+// readMetrics are Metrics with the reader that reads them.
+type readMetrics struct {
 	*Metrics
 	reader *sdkmetric.ManualReader
 }
 
-func newRead(t *testing.T) read {
+func newRead(t *testing.T) readMetrics {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
 	m, err := NewMetrics(MetricsOptions{Provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
@@ -41,11 +41,11 @@ func newRead(t *testing.T) read {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	return read{m, reader}
+	return readMetrics{m, reader}
 }
 
 // series returns all numbers that the reader gets, as "name{attribute=value,…} number".
-func (r read) series(t *testing.T) (all []string) {
+func (r readMetrics) series(t *testing.T) (all []string) {
 	t.Helper()
 	var data metricdata.ResourceMetrics
 	if err := r.reader.Collect(context.Background(), &data); err != nil {
@@ -85,12 +85,12 @@ func (r read) series(t *testing.T) (all []string) {
 	return all
 }
 
-func (r read) count(ctx context.Context, outcome admission.Outcome) {
+func (r readMetrics) count(ctx context.Context, outcome admission.Outcome) {
 	r.ObserveRequest(&admission.Event{Context: ctx, Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: outcome, Latency: time.Millisecond})
 }
 
-// sampled returns a context within a sampled trace.
-func sampled(t testing.TB) context.Context {
+// sampledContext returns a context within a sampled trace.
+func sampledContext(t testing.TB) context.Context {
 	t.Helper()
 	id, err := trace.TraceIDFromHex("4bf92f3577b34da6a3ce929d0e0e4736")
 	if err != nil {
@@ -107,7 +107,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 	for range 3 {
 		r.count(t.Context(), admission.Allowed)
 	}
-	r.count(sampled(t), admission.Denied)
+	r.count(sampledContext(t), admission.Denied)
 	r.count(t.Context(), admission.ShadowDenied)
 	r.ObserveRequest(&admission.Event{Outcome: admission.Unlimited})
 	r.AddWaiting(func() int { return 7 })
@@ -222,7 +222,7 @@ func TestRequestsHaveSpans(t *testing.T) {
 	}
 	event := func(o admission.Outcome, d *penstock.Decision, err error) *admission.Event {
 		e := &admission.Event{
-			Context: sampled(t), Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Key: secret,
+			Context: sampledContext(t), Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Key: secret,
 			Outcome: o, Charges: charges, Decision: d, Latency: 5 * time.Millisecond, Err: err,
 		}
 		if d != nil {
@@ -248,7 +248,7 @@ func TestRequestsHaveSpans(t *testing.T) {
 		{event(admission.FailedClosed, nil, lost),
 			"5ms Unset outcome=failed_closed rule=search limit=second algorithm=token-bucket source=store event:ratelimit.store_failed:error.type=timeout"},
 		{event(admission.Abandoned, nil, context.Canceled), "5ms Unset outcome=abandoned rule=search limit=second algorithm=token-bucket source=store"},
-		{&admission.Event{Context: sampled(t), Outcome: admission.Unlimited}, "0s Unset outcome=unlimited"},
+		{&admission.Event{Context: sampledContext(t), Outcome: admission.Unlimited}, "0s Unset outcome=unlimited"},
 	}
 	for _, row := range rows {
 		got := spansOf(t, func(s *Spans) { s.ObserveRequest(row.event) })
@@ -271,10 +271,10 @@ func TestDecisionsHaveSpans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		limiter.Allow(sampled(t), secret)
-		limiter.Allow(sampled(t), secret)
+		limiter.Allow(sampledContext(t), secret)
+		limiter.Allow(sampledContext(t), secret)
 		limiter.Allow(context.Background(), secret)
-		s.ObserveDecision(guard.Event{Context: sampled(t), Err: penstock.ErrUnavailable, Reason: "unknown"})
+		s.ObserveDecision(guard.Event{Context: sampledContext(t), Err: penstock.ErrUnavailable, Reason: "unknown"})
 	})
 	want := []string{
 		"ratelimit.decide internal 1ms Unset allowed=true charges=1 rule=mail limit=hour algorithm=token-bucket source=store",
@@ -287,7 +287,7 @@ func TestDecisionsHaveSpans(t *testing.T) {
 }
 
 func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
-	unsampled := trace.ContextWithSpanContext(context.Background(), trace.SpanContextFromContext(sampled(t)).WithTraceFlags(0))
+	unsampled := trace.ContextWithSpanContext(context.Background(), trace.SpanContextFromContext(sampledContext(t)).WithTraceFlags(0))
 	got := spansOf(t, func(s *Spans) {
 		for _, ctx := range []context.Context{nil, context.Background(), unsampled} {
 			s.ObserveRequest(&admission.Event{Context: ctx})
@@ -301,7 +301,7 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 	for _, row := range []struct {
 		ctx                context.Context
 		traceID, sampledID string
-	}{{nil, "", ""}, {context.Background(), "", ""}, {unsampled, id, ""}, {sampled(t), id, id}} {
+	}{{nil, "", ""}, {context.Background(), "", ""}, {unsampled, id, ""}, {sampledContext(t), id, id}} {
 		if all, some := TraceID(row.ctx), SampledTraceID(row.ctx); all != row.traceID || some != row.sampledID {
 			t.Errorf("the trace ids are %q and %q; want %q and %q", all, some, row.traceID, row.sampledID)
 		}

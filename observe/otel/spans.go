@@ -35,9 +35,9 @@ func NewSpans(o SpansOptions) *Spans {
 // spanName is the name of each span. Its kind is internal.
 const spanName = "ratelimit.decide"
 
-// ObserveRequest makes the span of a request's decision, with the time that the request waited for
-// its turn. It is for the Observe of admission.Options and of all transports. A denial does not
-// make the span an error. If the store gave no answer, the span has an event.
+// ObserveRequest makes the span of a request's decision. The span includes the time that the
+// request waits for its turn. It is for the Observe of admission.Options and of all transports. A
+// denial does not make the span an error. If the store gave no answer, the span has an event.
 func (s *Spans) ObserveRequest(e *admission.Event) {
 	if !isSampled(e.Context) {
 		return

@@ -90,7 +90,10 @@ func (m *Metrics) collectRequests(s samples) {
 			if sum := observe.SumOf(o); sum != observe.Passed && sum != observe.Rejected {
 				continue
 			}
-			if rule == observe.Other || n > 0 || !isWithoutRule(o) && (o == admission.DeniedNewIdentity) == (rule.Limit == policy.NewIdentities) {
+			// A rule has a zero only for the outcomes that its requests can have.
+			isOfNewIdentities := o == admission.DeniedNewIdentity
+			canOccur := !isWithoutRule(o) && isOfNewIdentities == (rule.Limit == policy.NewIdentities)
+			if rule == observe.Other || n > 0 || canOccur {
 				s.counter(requests, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
 			}
 		}
@@ -136,7 +139,7 @@ func collectGuards(s samples, g *observe.Guards) {
 	}
 }
 
-// samples sends numbers to the registry.
+// samples is the channel to the registry. Its methods send one number each.
 type samples chan<- prometheus.Metric
 
 func (s samples) counter(desc *prometheus.Desc, n uint64, labels ...string) {

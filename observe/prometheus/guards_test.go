@@ -25,7 +25,7 @@ var someGuards = observe.Guards{
 }
 
 // page returns a scrape as text.
-func (s scraped) page(t *testing.T) string {
+func (s scrapedMetrics) page(t *testing.T) string {
 	t.Helper()
 	var page strings.Builder
 	for _, family := range s.gather(t) {

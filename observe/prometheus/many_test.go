@@ -25,13 +25,13 @@ func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
 	}
 	_, three := s.sums(t)
 	if idle != without || three-idle > 3*100 || three == idle {
-		t.Errorf("without rules there are %d series, with 8,000 idle ones %d, with traffic of 3 rules %d", without, idle, three)
+		t.Errorf("without rules there are %d series, with 8,000 idle ones %d, with traffic of 3 rules %d; want more only for the 3, and at most 100 for each", without, idle, three)
 	}
 	s.SetRules(rules[:2])
 	s.count(rules[2], admission.Allowed, time.Millisecond) // the rule is gone, and must not get a histogram again
 	s.SetRules(rules)
 	if _, two := s.sums(t); two > three {
-		t.Errorf("%d series became %d; want fewer", three, two)
+		t.Errorf("with traffic of 3 rules there were %d series, and after two rules were set again %d; want no more", three, two)
 	}
 }
 
@@ -43,6 +43,6 @@ func TestAFewRulesHaveZerosAndNoHistogram(t *testing.T) {
 	s.count(search, admission.Allowed, time.Millisecond)
 	_, after := s.sums(t)
 	if one-none < 5 || one-none > 20 || after-one < 1 {
-		t.Errorf("without rules there are %d series, with one %d, with its traffic %d", none, one, after)
+		t.Errorf("without rules there are %d series, with one %d, with its traffic %d; want 5 to 20 more, then a histogram", none, one, after)
 	}
 }

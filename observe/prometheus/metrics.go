@@ -33,10 +33,11 @@ func New(o Options) *Metrics {
 	m := &Metrics{latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "rate_limiter_latency_seconds",
 		Help: "Time until a request was decided, or until its decision failed.",
-		// The buckets reach from a decision in memory to 250 ms, ten times the timeout of a
-		// decision in Redis.
+		// From a decision in memory to ten times 250 ms, the default timeout of a decision.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
+		// Each bucket is 10 % wider than the one before. A histogram with more than 160 buckets is
+		// reset, but at most once an hour.
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,
@@ -45,7 +46,7 @@ func New(o Options) *Metrics {
 		Histogram: func(rule observe.Rule) observe.Histogram {
 			observer, err := m.latency.GetMetricWithLabelValues(rule.Name, rule.Limit, rule.Algorithm)
 			if err != nil { // a label is not UTF-8
-				return discard{}
+				return discardingHistogram{}
 			}
 			return histogram{observer, o.TraceID}
 		},
@@ -54,10 +55,10 @@ func New(o Options) *Metrics {
 	return m
 }
 
-// discard is the histogram of a rule without series.
-type discard struct{}
+// A discardingHistogram is the histogram of a rule without series.
+type discardingHistogram struct{}
 
-func (discard) Observe(context.Context, time.Duration) {}
+func (discardingHistogram) Observe(context.Context, time.Duration) {}
 
 // A histogram has the latencies of one rule.
 type histogram struct {
@@ -68,7 +69,7 @@ type histogram struct {
 // Observe implements observe.Histogram.
 func (h histogram) Observe(ctx context.Context, latency time.Duration) {
 	if h.traceID != nil {
-		if id := h.traceID(ctx); isExemplar(id) {
+		if id := h.traceID(ctx); canBeExemplar(id) {
 			h.Observer.(prometheus.ExemplarObserver).ObserveWithExemplar(latency.Seconds(), prometheus.Labels{"trace_id": id})
 			return
 		}
@@ -76,7 +77,7 @@ func (h histogram) Observe(ctx context.Context, latency time.Duration) {
 	h.Observer.Observe(latency.Seconds())
 }
 
-// isExemplar tells whether client_golang accepts an id. client_golang panics for other ids.
-func isExemplar(id string) bool {
+// canBeExemplar tells whether client_golang accepts an id. It panics for other ids.
+func canBeExemplar(id string) bool {
 	return id != "" && utf8.ValidString(id) && utf8.RuneCountInString("trace_id")+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
 }

@@ -26,24 +26,24 @@ var (
 	login  = observe.Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
 )
 
-// A scraped has Metrics and the registry that scrapes them.
-type scraped struct {
+// scrapedMetrics are Metrics with the registry that scrapes them.
+type scrapedMetrics struct {
 	*Metrics
 	registry *prometheus.Registry
 }
 
-func newScraped(o Options) scraped {
-	s := scraped{New(o), prometheus.NewPedanticRegistry()}
+func newScraped(o Options) scrapedMetrics {
+	s := scrapedMetrics{New(o), prometheus.NewPedanticRegistry()}
 	s.registry.MustRegister(s.Metrics)
 	return s
 }
 
 // count counts a request.
-func (s scraped) count(rule observe.Rule, outcome admission.Outcome, latency time.Duration) {
+func (s scrapedMetrics) count(rule observe.Rule, outcome admission.Outcome, latency time.Duration) {
 	s.ObserveRequest(&admission.Event{Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm, Outcome: outcome, Latency: latency})
 }
 
-func (s scraped) gather(t *testing.T) []*dto.MetricFamily {
+func (s scrapedMetrics) gather(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	families, err := s.registry.Gather()
 	if err != nil {
@@ -53,7 +53,7 @@ func (s scraped) gather(t *testing.T) []*dto.MetricFamily {
 }
 
 // sums returns the metrics of a scrape, summed over their series, and the number of series.
-func (s scraped) sums(t *testing.T) (found map[string]float64, series int) {
+func (s scrapedMetrics) sums(t *testing.T) (found map[string]float64, series int) {
 	t.Helper()
 	found = make(map[string]float64)
 	for _, family := range s.gather(t) {
@@ -72,7 +72,7 @@ func TestNamesAndHelpPassThePrometheusLinter(t *testing.T) {
 	s.SetGuards(someGuards)
 	problems, err := testutil.GatherAndLint(s.registry)
 	if err != nil || len(problems) > 0 {
-		t.Errorf("%v, %v", problems, err)
+		t.Errorf("the linter reports %v, %v; want no problem", problems, err)
 	}
 	t.Logf("counted: %d metrics without a complaint of the linter", len(s.gather(t)))
 }
@@ -108,7 +108,7 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 		}
 		got, _ := s.sums(t)
 		if got["rate_limiter_requests_total"] != got["rate_limiter_allowed_total"]+got["rate_limiter_rejected_total"] {
-			t.Fatalf("scrape %d: %v requests, %v allowed, %v rejected", scrapes, got["rate_limiter_requests_total"], got["rate_limiter_allowed_total"],
+			t.Fatalf("scrape %d: %v requests, %v allowed, %v rejected; want the first to be the sum of the others", scrapes, got["rate_limiter_requests_total"], got["rate_limiter_allowed_total"],
 				got["rate_limiter_rejected_total"])
 		}
 	}
@@ -116,7 +116,7 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 	all := float64(workers * each)
 	if got["rate_limiter_requests_total"]+got["rate_limiter_shadow_allowed_total"]+got["rate_limiter_shadow_rejected_total"] != all ||
 		got["rate_limiter_latency_seconds"] != all || got["rate_limiter_shadow_rejected_total"] == 0 {
-		t.Errorf("counted %v", got)
+		t.Errorf("counted %v; want %v requests with shadows, as many latencies, and some rejected by shadows", got, all)
 	}
 	t.Logf("counted: %d scrapes in which the sums agreed (%v checks)", scrapes, all)
 }
@@ -136,7 +136,7 @@ func TestEachOutcomeBelongsToASum(t *testing.T) {
 		}
 		for _, name := range []string{"allowed", "rejected", "shadow_allowed", "shadow_rejected"} {
 			if name = "rate_limiter_" + name + "_total"; (got[name] == 1) != (name == want) {
-				t.Errorf("%s: %s is %v", o, name, got[name])
+				t.Errorf("%s: %s is %v; want only %s to be 1", o, name, got[name], want)
 			}
 		}
 	}
@@ -196,10 +196,10 @@ func TestSeriesFollowTheRules(t *testing.T) {
 	s.count(search, admission.Allowed, time.Millisecond)
 	s.count(login, admission.Allowed, time.Millisecond)
 	if again := series(search); two-one != one-none || again != one+1 { // its histogram
-		t.Errorf("with 0, 1, 2 and 1 rules there are %d, %d, %d and %d series", none, one, two, again)
+		t.Errorf("with 0, 1, 2 and 1 rules there are %d, %d, %d and %d series; want as many more for each rule, and a histogram at the end", none, one, two, again)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_allowed_total"] != 1 {
-		t.Errorf("the rule that stayed lost its count: %v", got["rate_limiter_allowed_total"])
+		t.Errorf("the rule that stayed has the count %v; want 1", got["rate_limiter_allowed_total"])
 	}
 }
 
@@ -235,7 +235,7 @@ func TestDecisionsAreCountedAsRequests(t *testing.T) {
 		t.Error(err)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_decisions_total"] != 3 || got["rate_limiter_latency_seconds"] != 3 {
-		t.Errorf("counted %v", got)
+		t.Errorf("counted %v; want 3 decisions and 3 latencies", got)
 	}
 }
 
@@ -271,7 +271,7 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 	}
 	observe(context.WithValue(t.Context(), traceKey{}, "4bf92f3577b34da6a3ce929d0e0e4736"))
 	if ids := exemplars(); len(ids) != 1 || ids[0] != "trace_id=4bf92f3577b34da6a3ce929d0e0e4736" {
-		t.Errorf("the exemplars are %v", ids)
+		t.Errorf("the exemplars are %v; want the one sampled trace", ids)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_latency_seconds"] != 5 {
 		t.Errorf("%v latencies are counted; want 5", got["rate_limiter_latency_seconds"])
@@ -286,7 +286,7 @@ func TestRuleNamesThatAreNotUTF8HaveNoSeries(t *testing.T) {
 	s.count(bad, admission.Denied, time.Millisecond)
 	s.count(search, admission.Denied, time.Millisecond)
 	if got, _ := s.sums(t); got["rate_limiter_rejected_total"] != 1 || got["rate_limiter_latency_seconds"] != 1 {
-		t.Errorf("counted %v", got)
+		t.Errorf("counted %v; want one rejected request and one latency", got)
 	}
 }
 
