@@ -110,16 +110,17 @@ func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decisio
 	ctx, cancel := detach(ctx)
 	defer cancel()
 	refunded, err := l.store.Decide(ctx, refunds)
-	next := 0
+	refund := 0 // the index of the next refund
 	for i := range statuses {
 		if statuses[i].Granted == granted {
 			continue
 		}
 		statuses[i].Granted = granted
 		if err == nil {
-			statuses[i].Remaining, statuses[i].ResetAfter = refunded.Status(next).Remaining, refunded.Status(next).ResetAfter
+			s := refunded.Status(refund)
+			statuses[i].Remaining, statuses[i].ResetAfter = s.Remaining, s.ResetAfter
 		}
-		next++
+		refund++
 	}
 	composed := NewDecision(statuses)
 	composed.Source = d.Source

@@ -91,34 +91,35 @@ var mayRequire = []string{
 	"pgregory.net/rapid",
 }
 
-type listed struct {
+// A listedPackage is what go list prints of a package.
+type listedPackage struct {
 	Dir, ImportPath, Doc string
 	GoFiles              []string
 	Imports, Deps        []string
 }
 
-// inModule is a package's path in this module: "." for the root, and the whole path for packages of
+// pathInModule is a package's path in this module: "." for the root, and the whole path for packages of
 // others.
-func inModule(path string) string {
+func pathInModule(path string) string {
 	if path == module {
 		return "."
 	}
 	return strings.TrimPrefix(path, module+"/")
 }
 
-func packages(t *testing.T) map[string]listed {
+func packages(t *testing.T) map[string]listedPackage {
 	t.Helper()
 	out := output(t, "go", "list", "-json=Dir,ImportPath,Doc,GoFiles,Imports,Deps", "./...")
-	found := make(map[string]listed)
+	found := make(map[string]listedPackage)
 	for decoder := json.NewDecoder(strings.NewReader(out)); ; {
-		var p listed
+		var p listedPackage
 		if err := decoder.Decode(&p); err == io.EOF {
 			return found
 		} else if err != nil {
 			t.Fatal(err)
 		}
 		if len(p.GoFiles) > 0 {
-			found[inModule(p.ImportPath)] = p
+			found[pathInModule(p.ImportPath)] = p
 		}
 	}
 }
@@ -139,7 +140,8 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	var lower []string
 	for _, row := range mayImport {
 		for _, path := range row.imports {
-			if !strings.Contains(path, ".") || path == "." {
+			isOurs := !strings.Contains(path, ".") || path == "."
+			if isOurs {
 				if !slices.Contains(lower, path) {
 					t.Errorf("mayImport lets %s import %s, which has no earlier row; move its row up", row.pkg, path)
 				}
@@ -154,8 +156,8 @@ func TestImportsOnlyPointDown(t *testing.T) {
 			continue
 		}
 		for _, path := range p.Imports {
-			standard := !strings.Contains(strings.SplitN(path, "/", 2)[0], ".")
-			if !standard && !slices.Contains(mayImport[i].imports, inModule(path)) {
+			isStandard := !strings.Contains(strings.SplitN(path, "/", 2)[0], ".")
+			if !isStandard && !slices.Contains(mayImport[i].imports, pathInModule(path)) {
 				t.Errorf("package %s imports %s; it may import the standard library and %v", name, path, mayImport[i].imports)
 			}
 		}
@@ -166,30 +168,30 @@ func TestImportsOnlyPointDown(t *testing.T) {
 // that several transports share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
-		t.Error("package admission imports net/http")
+		t.Error("package admission imports net/http; it must not, because transports of other protocols use it too")
 	}
 	for _, name := range []string{"internal/clientaddress", "internal/quotaheaders"} {
 		if slices.Contains(packages(t)[name].Imports, "net/http") {
-			t.Errorf("package %s imports net/http; transports of other protocols use it too", name)
+			t.Errorf("package %s imports net/http; it must not, because transports of other protocols use it too", name)
 		}
 	}
 }
 
-// ofFiles are modules that only policy files need. Programs that make their rules in Go do not
-// compile them.
-var ofFiles = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset", "github.com/fsnotify/fsnotify"}
+// fileFormatModules are modules that only policy files need. Programs that make their rules in Go do
+// not compile them.
+var fileFormatModules = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset", "github.com/fsnotify/fsnotify"}
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {
 	all := packages(t)
 	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit", "httplimit/forwardauth", "resplimit"} {
 		for _, path := range all[name].Deps {
-			if slices.Contains(ofFiles, path) {
+			if slices.Contains(fileFormatModules, path) {
 				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and policy/jwt may", name, path)
 			}
 		}
 	}
 	if slices.Contains(all["policy"].Deps, "net/http") {
-		t.Error("package policy imports net/http, directly or not; transports know HTTP")
+		t.Error("package policy imports net/http, directly or not; it must not, because only transports know HTTP")
 	}
 }
 
@@ -221,8 +223,8 @@ func TestRequirementsStayFew(t *testing.T) {
 // neverTagged are the modules of the workspace that are neither installed nor imported by users.
 var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "conformance", "examples", "internal/faults", "scripts"}
 
-// "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the
-// version of the root that is required.
+// "go install PACKAGE@VERSION" rejects a module that replaces anything. It downloads the version of
+// the root that the module requires from the module proxy.
 func TestTaggedModulesCanBeInstalled(t *testing.T) {
 	here := strings.TrimSpace(output(t, "go", "list", "-f", "{{.Dir}}", "."))
 	for dir := range strings.Lines(output(t, "go", "list", "-m", "-f", "{{.Dir}}")) {
@@ -241,10 +243,10 @@ func TestTaggedModulesCanBeInstalled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(mod.Replace) > 0 {
-			t.Errorf("%s/go.mod replaces %v; go.work ties the modules of this tree", name, mod.Replace)
+			t.Errorf("%s/go.mod replaces %v; remove that, because go.work joins the modules of this tree", name, mod.Replace)
 		}
 		for _, r := range mod.Require {
-			if inModule(r.Path) != r.Path && strings.HasPrefix(r.Version, "v0.0.0") {
+			if pathInModule(r.Path) != r.Path && strings.HasPrefix(r.Version, "v0.0.0") {
 				t.Errorf("%s/go.mod requires %s %s; require the version that both will be tagged with", name, r.Path, r.Version)
 			}
 		}
@@ -318,7 +320,8 @@ func undocumented(p *doc.Package) (names []string) {
 // documentedElsewhere are methods that the standard library documents.
 var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 
-// make test finds the tests without the race detector by their first line, effort.WithoutRace(t).
+// make test runs some tests without the race detector. It finds them by their first line,
+// effort.WithoutRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
 	begins := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
@@ -330,7 +333,7 @@ func TestTestsWithoutRaceAreFound(t *testing.T) {
 			return err
 		}
 		if used, found := strings.Count(string(text), "effort.WithoutRace("), len(begins.FindAll(text, -1)); used != found {
-			t.Errorf("%s uses effort.WithoutRace(t) %d times, and %d times as the first statement of a test", path, used, found)
+			t.Errorf("%s calls effort.WithoutRace %d times, but only %d of them are the first statement of a test; want all", path, used, found)
 		}
 		return nil
 	})

@@ -30,7 +30,7 @@ const (
 
 // A Charge requests Cost units of a limit under a Key.
 type Charge struct {
-	// Key names whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The
+	// Key says whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The
 	// empty key is allowed. Charges with the same Key are always decided atomically.
 	Key string
 
@@ -62,13 +62,13 @@ func (c *Charge) MinCost() int64 {
 	return c.Cost
 }
 
-// Request copies the charge into *a, the form in which the algorithm of its limit decides it. It is
+// Request copies the charge into *r, the form in which the algorithm of its limit decides it. It is
 // for authors of a Store.
-func (c *Charge) Request(a *algorithm.Request) {
-	a.Mode = c.Mode
-	a.Cost = c.Cost
-	a.Patience = c.Patience.Microseconds()
-	a.Holder = c.Holder
+func (c *Charge) Request(r *algorithm.Request) {
+	r.Mode = c.Mode
+	r.Cost = c.Cost
+	r.Patience = c.Patience.Microseconds()
+	r.Holder = c.Holder
 }
 
 // Check returns an error if the batch is invalid. The error wraps ErrInvalid and names the charge.
@@ -112,7 +112,7 @@ func checkPair(charges []Charge, i, j int) error {
 }
 
 // isPlainSpend recognizes the most frequent kind of charge with few comparisons. Such a charge is
-// valid.
+// valid. A negative cost is a huge one as uint64, so one comparison checks both bounds.
 func (c *Charge) isPlainSpend() bool {
 	return c.Plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&
 		c.Holder == "" && !c.Plan.limit.Algorithm.NeedsHolder()

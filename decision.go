@@ -86,9 +86,9 @@ const (
 	FromStore     Source = iota // the store itself: exact
 	FromDenyCache               // a cached denial: exact
 	FromLease                   // quota that was drawn from the store in advance
-	FromFallback                // a local limiter, because the store is unavailable
-	FromOpen                    // the failure mode: admitted because the store is unavailable
-	FromClosed                  // the failure mode: denied because the store is unavailable
+	FromFallback                // the fallback local: a limiter in this process
+	FromOpen                    // the fallback open: admitted without a limit
+	FromClosed                  // the fallback closed: denied
 )
 
 var sourceNames = [...]string{"store", "deny_cache", "lease", "fallback", "open", "closed"}

@@ -52,10 +52,15 @@ func TestDocsLinkToWhatExists(t *testing.T) {
 }
 
 var (
-	anchor  = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`)
-	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
+	anchor      = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`)
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInAnchor = regexp.MustCompile(`[^a-z0-9 _-]`)
 )
+
+// anchorOf is the anchor of a heading, as GitHub makes it.
+func anchorOf(heading string) string {
+	return strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+}
 
 func TestDocsLinkToHeadingsThatExist(t *testing.T) {
 	all := pages(t)
@@ -67,11 +72,11 @@ func TestDocsLinkToHeadingsThatExist(t *testing.T) {
 			if m[1] != "" {
 				target = filepath.Join(filepath.Dir(page), m[1])
 			}
-			there := false
+			isThere := false
 			for _, h := range heading.FindAllStringSubmatch(all[target], -1) {
-				there = there || strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == m[2]
+				isThere = isThere || anchorOf(h[1]) == m[2]
 			}
-			if !there {
+			if !isThere {
 				t.Errorf("%s links to #%s of %s, which has no such heading", page, m[2], target)
 			}
 		}
@@ -143,7 +148,7 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 
 var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
-// Targets that write files, that need hours, or that another target includes.
+// targetsByHand are targets that write files, need hours, or are included in another target.
 var targetsByHand = strings.Fields("run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
 
 func TestCIRunsEachOtherTarget(t *testing.T) {
@@ -173,7 +178,7 @@ func TestCIRunsEachOtherTarget(t *testing.T) {
 	}
 	for _, target := range targets {
 		if slices.Contains(run, target) == slices.Contains(targetsByHand, target) {
-			t.Errorf("make %s is in one of these: .ci/run and the nightly list of ci.yml, or targetsByHand", target)
+			t.Errorf("make %s must be either in targetsByHand, or in .ci/run or the nightly list of ci.yml; it is in both or in neither", target)
 		}
 	}
 	for _, target := range append(run, targetsByHand...) {
@@ -269,7 +274,8 @@ func TestWalksOpenFewFiles(t *testing.T) {
 	}
 }
 
-// The contents of docs/configuration.md name each section of the pages, except the settings.
+// The table of contents of docs/configuration.md names each section of the pages, except the
+// settings.
 func TestConfigurationListsAllItsSections(t *testing.T) {
 	all := pages(t)
 	contents, _, ok := strings.Cut(all[filepath.Join("docs", "configuration.md")], "\n## ")
@@ -296,14 +302,14 @@ func TestConfigurationListsAllItsSections(t *testing.T) {
 		}
 	}
 	if sections < 20 {
-		t.Errorf("only %d sections were found", sections)
+		t.Errorf("only %d sections were found; want at least 20, so the pattern may be wrong", sections)
 	}
 }
 
 // Text that does not fit into a short cell stands under a heading, so that other pages can link to
 // it.
 func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
-	const most = 100
+	const maxCharacters = 100
 	cells := 0
 	for page, text := range pages(t) {
 		if !strings.HasPrefix(page, filepath.Join("docs", "configuration")) {
@@ -317,8 +323,8 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 				cells++
 				cell = strings.Trim(cell, "| \n")
 				cell = regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(cell, "$1")
-				if n := utf8.RuneCountInString(cell); n > most {
-					t.Errorf("%s has a cell of %d characters; it should have %d at most: %s", page, n, most, cell)
+				if n := utf8.RuneCountInString(cell); n > maxCharacters {
+					t.Errorf("%s has a cell of %d characters; it should have %d at most: %s", page, n, maxCharacters, cell)
 				}
 			}
 		}
@@ -342,7 +348,7 @@ func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
 	all := pages(t)
 	index := all[filepath.Join("docs", "README.md")]
 	for _, word := range searchedFor {
-		quoted := `(?i)\b` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", "[\\s`]+")
+		wordPattern := `(?i)\b` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", "[\\s`]+")
 		row := regexp.MustCompile(`(?im)^\| [^|\n]*\b` + regexp.QuoteMeta(word) + `\b[^|\n]*\| ([^|\n]*\]\([^|\n]*)\|$`)
 		rows := row.FindAllStringSubmatch(index, -1)
 		if len(rows) == 0 {
@@ -352,7 +358,7 @@ func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
 		// The site's search shows the text of the page, so the page has the word too.
 		isThere := slices.ContainsFunc(rows, func(row []string) bool {
 			return strings.Contains(row[1], "](#") || slices.ContainsFunc(link.FindAllStringSubmatch(row[1], -1), func(m []string) bool {
-				return regexp.MustCompile(quoted).MatchString(all[filepath.Join("docs", m[1])])
+				return regexp.MustCompile(wordPattern).MatchString(all[filepath.Join("docs", m[1])])
 			})
 		})
 		if !isThere {
@@ -408,7 +414,8 @@ func TestDocsSetValuesOfTheChart(t *testing.T) {
 					break
 				}
 			}
-			if !isThere && !strings.HasPrefix(m[1], "settings.") { // any setting may be there
+			// The chart's defaults have only some of the settings.
+			if !isThere && !strings.HasPrefix(m[1], "settings.") {
 				t.Errorf("%s sets %s, which %s does not have", page, m[1], file)
 			}
 		}

@@ -121,13 +121,13 @@ const (
 	ReasonBreakerOpen
 )
 
-// usualOf has the name of a reason and the usual fields of its StoreErrors.
-type usualOf struct {
+// usualFields has the name of a reason and the usual fields of its StoreErrors.
+type usualFields struct {
 	name                                    string
 	mayBeCharged, isStoreFault, isPermanent bool
 }
 
-var usuals = [...]usualOf{
+var usuals = [...]usualFields{
 	ReasonUnknown:          {"unknown", true, true, false},
 	ReasonTimeout:          {"timeout", true, true, false},
 	ReasonRejected:         {"rejected", true, true, false},
@@ -143,7 +143,7 @@ var usuals = [...]usualOf{
 }
 
 // usual returns the usual fields of the reason. An unknown reason is like ReasonUnknown.
-func (r Reason) usual() usualOf {
+func (r Reason) usual() usualFields {
 	if int(r) < len(usuals) {
 		return usuals[r]
 	}

@@ -18,12 +18,12 @@ func TestStoreErrorWrapsItsCause(t *testing.T) {
 	} {
 		e := penstock.AsStoreError(err)
 		if e == nil || e.Reason != penstock.ReasonUnreachable || !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
-			t.Errorf("%v is %+v", err, e)
+			t.Errorf("AsStoreError(%v) = %+v; want the reason unreachable, and an error that wraps ErrUnavailable and the cause", err, e)
 		}
 	}
 	bare := penstock.NewStoreError(penstock.ReasonShed, nil)
 	if got, want := bare.Error(), "penstock: store unavailable: shed"; got != want || !errors.Is(bare, penstock.ErrUnavailable) {
-		t.Errorf("%q; want %q", got, want)
+		t.Errorf("an error without a cause is %q, and wraps ErrUnavailable: %v; want %q, true", got, errors.Is(bare, penstock.ErrUnavailable), want)
 	}
 }
 
@@ -41,12 +41,12 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	} {
 		e := penstock.AsStoreError(row.err)
 		if e == nil || e.Reason != row.want || !e.MayBeCharged || !e.IsStoreFault || e.IsPermanent {
-			t.Errorf("%v is %+v; want %v", row.err, e, row.want)
+			t.Errorf("AsStoreError(%v) = %+v; want %v with MayBeCharged and IsStoreFault, and not IsPermanent", row.err, e, row.want)
 		}
 	}
 	for _, err := range []error{nil, penstock.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("other")} {
 		if e := penstock.AsStoreError(err); e != nil {
-			t.Errorf("%v is %v; want nil, because it is not an error of a store", err, e)
+			t.Errorf("AsStoreError(%v) = %v; want nil, because it is not an error of a store", err, e)
 		}
 	}
 }
@@ -62,6 +62,6 @@ func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
 		names[r.String()] = r
 	}
 	if e := penstock.NewStoreError(255, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
-		t.Errorf("%v: %+v; want the reason unknown, and that charges may have been made", e, e)
+		t.Errorf("an unknown reason gives %+v; want the reason unknown, and MayBeCharged", e)
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// fixed is a store whose clock does not run, so that examples print the same every time.
-func fixed() penstock.Store {
+// fixedStore is a store whose clock does not run, so that examples print the same every time.
+func fixedStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }})
 }
 
 func Example() {
-	store := fixed() // memstore.New(memstore.Options{}), or redisstore.Open("redis://localhost:6379", redisstore.Options{})
+	store := fixedStore() // memstore.New(memstore.Options{}), or redisstore.Open("redis://localhost:6379", redisstore.Options{})
 	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(2), penstock.PerDay(10_000))
 	if err != nil {
 		log.Fatal(err)
@@ -57,7 +57,7 @@ func ExampleLimit() {
 	}
 	// Output:
 	// second: 10 per 1s, burst 50 (token-bucket)
-	// quota: 10000 per 24h (fixed-window)
+	// quota: 10000 per 24h (fixedStore-window)
 	// login: 5 per 1m (sliding-log)
 	// every-100ms: 1 per 100ms, burst 20 (leaky-bucket)
 	// in-flight: 5 per 30s, burst 5 (in_flight)
@@ -84,7 +84,7 @@ func ExampleParseRate() {
 
 // A limit can be given with each call. Here each user has the rate of a subscription.
 func ExampleLimiter_AllowWith() {
-	limiter, err := penstock.NewLimiter(fixed(), "api", penstock.PerMinute(1))
+	limiter, err := penstock.NewLimiter(fixedStore(), "api", penstock.PerMinute(1))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func ExampleLimiter_AllowWith() {
 
 // A batch job takes as many units as it can get, and retries for the rest.
 func ExampleLimiter_AllowAtMost() {
-	limiter, err := penstock.NewLimiter(fixed(), "mails", penstock.PerMinute(10))
+	limiter, err := penstock.NewLimiter(fixedStore(), "mails", penstock.PerMinute(10))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func ExampleLimiter_AllowAtMost() {
 
 // A decision on several limits has a status for each, in their order.
 func ExampleDecision() {
-	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
+	limiter, err := penstock.NewLimiter(fixedStore(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func ExampleDecision() {
 // A status has the time until the denied request would be granted, and the time until nothing is
 // used any more.
 func ExampleStatus() {
-	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerMinute(6))
+	limiter, err := penstock.NewLimiter(fixedStore(), "search", penstock.PerMinute(6))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func ExampleStatus() {
 
 // A batch may charge several keys at once, here a user and all users together.
 func ExampleCharge() {
-	store := fixed()
+	store := fixedStore()
 	perUser := penstock.PerMinute(2).WithName("per-user").MustCompile() // compiled once, charged often
 	total := penstock.PerMinute(3).WithName("total").MustCompile()
 	for _, user := range []string{"alice", "alice", "alice", "bob", "carol"} {
@@ -192,7 +192,7 @@ func ExampleCharge() {
 
 // Draw takes what is left, Force charges even beyond the limit, Refund returns units.
 func ExampleMode() {
-	store, limit := fixed(), penstock.PerMinute(10).MustCompile()
+	store, limit := fixedStore(), penstock.PerMinute(10).MustCompile()
 	call := func(mode penstock.Mode, cost int64) {
 		charges := []penstock.Charge{{Key: "user:42", Plan: limit, Mode: mode, Cost: cost}}
 		decision, err := store.Decide(context.Background(), charges)
@@ -218,7 +218,7 @@ func ExampleMode() {
 }
 
 func ExampleLimiter() {
-	limiter, err := penstock.NewLimiter(fixed(), "export", penstock.PerHour(100))
+	limiter, err := penstock.NewLimiter(fixedStore(), "export", penstock.PerHour(100))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -262,7 +262,7 @@ func ExampleLimiter_Wait() {
 
 // Reserve books a cost that is known only roughly; Settle corrects it.
 func ExampleReservation() {
-	limiter, err := penstock.NewLimiter(fixed(), "tokens", penstock.PerMinute(1000))
+	limiter, err := penstock.NewLimiter(fixedStore(), "tokens", penstock.PerMinute(1000))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func ExampleReservation() {
 
 // A hold occupies a slot while a job runs.
 func ExampleHold() {
-	limiter, err := penstock.NewLimiter(fixed(), "report", penstock.InFlight(1, time.Minute))
+	limiter, err := penstock.NewLimiter(fixedStore(), "report", penstock.InFlight(1, time.Minute))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func ExampleHold() {
 }
 
 func ExampleDeniedError() {
-	limiter, err := penstock.NewLimiter(fixed(), "report", penstock.PerHour(1))
+	limiter, err := penstock.NewLimiter(fixedStore(), "report", penstock.PerHour(1))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func ExampleWrap() {
 			return decision, err
 		})
 	}
-	limiter, err := penstock.NewLimiter(penstock.Wrap(fixed(), watched), "search", penstock.PerSecond(1))
+	limiter, err := penstock.NewLimiter(penstock.Wrap(fixedStore(), watched), "search", penstock.PerSecond(1))
 	if err != nil {
 		log.Fatal(err)
 	}

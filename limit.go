@@ -15,7 +15,7 @@ var (
 	LeakyBucket    = algorithm.LeakyBucket    // a queue that lets units leave one by one
 	FixedWindow    = algorithm.FixedWindow    // windows aligned to the Unix epoch
 	AnchoredWindow = algorithm.AnchoredWindow // windows that begin at a key's first charge
-	SlidingWindow  = algorithm.SlidingWindow  // two windows, weighted; cheap; in the worst case below twice the count
+	SlidingWindow  = algorithm.SlidingWindow  // estimates from two windows; small state; admits less than twice the count at worst
 	SlidingLog     = algorithm.SlidingLog     // stores every grant; exact; the largest state
 	Concurrency    = algorithm.Concurrency    // slots that are held, renewed and released
 )
@@ -114,7 +114,7 @@ func (l Limit) Validate() error {
 	return err
 }
 
-const maxName = 64
+const maxName = 64 // characters of a name
 
 func checkName(what, name string) error {
 	if name == "" || len(name) > maxName {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
-	for _, c := range []struct {
+	for _, row := range []struct {
 		limit penstock.Limit
 		want  int64
 	}{
@@ -26,18 +26,18 @@ func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
 		{penstock.PerDay(7).With(penstock.SlidingLog), 7},
 		{penstock.InFlight(9, time.Minute), 9},
 	} {
-		plan, err := c.limit.Compile()
+		plan, err := row.limit.Compile()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := plan.Capacity(); got != c.want {
-			t.Errorf("%v: the capacity is %d, want %d", c.limit, got, c.want)
+		if got := plan.Capacity(); got != row.want {
+			t.Errorf("%v: the capacity is %d; want %d", row.limit, got, row.want)
 		}
 		store := memstore.New(memstore.Options{})
-		for cost, never := range map[int64]bool{c.want: false, c.want + 1: true} {
-			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: c.limit.MustCompile(), Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
-			if err != nil || (d.RetryAfter() == penstock.Never) != never {
-				t.Errorf("%v: a cost of %d is granted after %v, %v; want 0 up to the capacity, and Never above it", c.limit, cost, d.RetryAfter(), err)
+		for cost, isNever := range map[int64]bool{row.want: false, row.want + 1: true} {
+			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
+			if err != nil || (d.RetryAfter() == penstock.Never) != isNever {
+				t.Errorf("%v: a cost of %d has RetryAfter %v, error %v; want RetryAfter Never: %v", row.limit, cost, d.RetryAfter(), err, isNever)
 			}
 		}
 	}

@@ -20,12 +20,12 @@ type Limiter struct {
 	plans    []*Plan
 	hasHolds bool // at least one limit needs a Holder
 	pool     sync.Pool
-	adHoc    planCache // of the limits that AllowWith is called with
+	adHoc    planCache // plans of the limits that are passed to AllowWith
 }
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
-// becomes the Group of limits without one. So Limiters with different names share no counters.
-// Limiters with the same name on one store do, for limits with the same Name.
+// becomes the Group of limits without one. So Limiters with different names share no counters. On
+// one store, Limiters with the same name share the counters of limits with the same Name.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)
@@ -60,7 +60,7 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 		}
 		return b
 	}
-	b := l.charges("", "", Peek, 1)
+	b := l.charges("", "", Peek, 1) // Check finds limits with the same name
 	defer l.release(b)
 	if err := Check(b.charges); err != nil {
 		return nil, fmt.Errorf("limiter %q: %w", name, err)

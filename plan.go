@@ -40,15 +40,15 @@ func (l Limit) Compile() (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.Name, err)
 	}
-	state := sha256.Sum256([]byte(l.Name + "\n" + l.Algorithm.Name()))
-	whole := sha256.Sum256([]byte(l.Group + "\n" + l.Name + "\n" + l.Algorithm.Name()))
+	tagHash := sha256.Sum256([]byte(l.Name + "\n" + l.Algorithm.Name()))
+	idHash := sha256.Sum256([]byte(l.Group + "\n" + l.Name + "\n" + l.Algorithm.Name()))
 	plan := &Plan{
 		limit:  l,
 		params: params,
-		tag:    binary.LittleEndian.Uint32(state[:]) &^ 127,
-		id:     [2]uint64{binary.LittleEndian.Uint64(whole[:]), binary.LittleEndian.Uint64(whole[8:])},
+		tag:    binary.LittleEndian.Uint32(tagHash[:]) &^ (1<<7 - 1), // see Tag
+		id:     [2]uint64{binary.LittleEndian.Uint64(idHash[:]), binary.LittleEndian.Uint64(idHash[8:])},
 	}
-	plan.capacity = plan.remainingWhenFresh()
+	plan.capacity = plan.remainingWhenNew()
 	return plan, nil
 }
 
@@ -62,12 +62,12 @@ func (l Limit) MustCompile() *Plan {
 	return plan
 }
 
-// remainingWhenFresh returns how much remains of the limit while nothing is used.
-func (p *Plan) remainingWhenFresh() int64 {
+// remainingWhenNew returns how much remains of the limit while nothing is used.
+func (p *Plan) remainingWhenNew() int64 {
 	var out algorithm.Outcome
 	now := time.Now().UnixMicro() // parameters may depend on the time, but what remains does not
-	cells := p.limit.Algorithm.NewStates()
-	cells.Step(cells.Add(), p.Params(now), &algorithm.Request{Mode: Peek}, now, false, &out)
+	states := p.limit.Algorithm.NewStates()
+	states.Step(states.Add(), p.Params(now), &algorithm.Request{Mode: Peek}, now, false, &out)
 	return out.Remaining
 }
 
@@ -96,7 +96,8 @@ func (p *Plan) MaxPatience() time.Duration {
 	if !p.limit.Algorithm.CanBook() {
 		return 24 * time.Hour // the algorithm ignores it
 	}
-	return min(time.Duration(algorithm.Max/2/p.params[0])*time.Microsecond, 24*time.Hour)
+	refill := p.params[0] // per µs, in the level's unit. A level is at most Max, and half of it may be booked
+	return min(time.Duration(algorithm.Max/2/refill)*time.Microsecond, 24*time.Hour)
 }
 
 // Bound says in words how much the limit admits.
@@ -108,15 +109,15 @@ func (p *Plan) Share(n int) *Plan {
 	if n == 1 {
 		return p
 	}
-	return p.changed(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
+	return p.compiledWith(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
 }
 
 // Part returns part i of the limit split into n parts, or nil if that is not possible.
 func (p *Plan) Part(n, i int) *Plan {
-	return p.changed(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
+	return p.compiledWith(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
 }
 
-func (p *Plan) changed(numbers algorithm.Limit, ok bool) *Plan {
+func (p *Plan) compiledWith(numbers algorithm.Limit, ok bool) *Plan {
 	if !ok {
 		return nil
 	}
@@ -134,7 +135,8 @@ func (p *Plan) Window() time.Duration {
 }
 
 // Tag identifies the limit's state among those of its Group. It depends on the limit's name and its
-// algorithm. It has 25 bits, shifted left by 7. It is for authors of a Store.
+// algorithm. It has 25 bits of a hash; the low 7 bits are 0, and a store may use them. It is for
+// authors of a Store.
 func (p *Plan) Tag() uint32 { return p.tag }
 
 // ID identifies the limit's state among those of all limits. It is for authors of a Store.

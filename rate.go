@@ -57,7 +57,7 @@ func parseRate(text string) (Limit, error) {
 	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
 }
 
-// maxRate is the longest text of a rate, in bytes. It bounds the work.
+// maxRate is the longest text of a rate, in bytes. It bounds the time that parsing takes.
 const maxRate = 128
 
 // A word after a number multiplies it, is a unit of time, or names what is counted.
@@ -88,11 +88,13 @@ var (
 		"kbit": bytesHint, "mbit": bytesHint, "gbit": bytesHint, "kbps": bytesHint, "mbps": bytesHint, "gbps": bytesHint,
 	}
 
-	// abbreviations are the periods of words that name both what is counted and a period.
+	// abbreviations are words such as "rpm", which name both what is counted and a period. The values
+	// are the periods.
 	abbreviations = map[string]string{
 		"rps": "s", "qps": "s", "tps": "s", "rpm": "min", "qpm": "min", "tpm": "min", "rph": "h", "qph": "h", "rpd": "d", "qpd": "d", "tpd": "d",
 	}
 
+	// uneven has the words for periods whose length differs. The values are what to write instead.
 	uneven = map[string]string{
 		"mo": monthHint, "mon": monthHint, "month": monthHint, "months": monthHint,
 		"y": yearHint, "yr": yearHint, "year": yearHint, "years": yearHint,
@@ -116,136 +118,145 @@ type reader struct {
 // count reads everything up to the period: the number, its multiplier and the word for what is
 // counted.
 func (r *reader) count() (int64, error) {
-	r.space()
+	r.skipSpace()
 	start := r.at
-	n, plain, err := r.number()
+	n, isInteger, err := r.number()
 	if err != nil {
 		return 0, err
 	}
-	glued := r.at
-	r.space()
+	numberEnd := r.at
+	r.skipSpace()
 	wordAt := r.at
 	word := r.word()
-	by, multiplied := multipliers[strings.ToLower(word)]
-	if multiplied && word == "m" {
-		return 0, r.wrong(wordAt, "%q is not clear; write M for a million, or /min for a minute", word)
+	factor, isMultiplier := multipliers[strings.ToLower(word)]
+	if isMultiplier && word == "m" {
+		return 0, r.errorAt(wordAt, "%q is not clear; write M for a million, or /min for a minute", word)
 	}
-	if multiplied {
-		n.Mul(n, new(big.Rat).SetInt64(by))
-		r.space()
+	if isMultiplier {
+		n.Mul(n, new(big.Rat).SetInt64(factor))
+		r.skipSpace()
 		wordAt = r.at
 		word = r.word()
-	} else if !plain {
-		return 0, r.wrong(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
-			r.text[start:glued])
-	} else if word != "" && wordAt == glued && abbreviations[strings.ToLower(word)] == "" && !strings.EqualFold(word, "per") {
-		return 0, r.wrong(wordAt, "%q follows the count directly; k and M do, other words follow a space", word)
+	} else if !isInteger {
+		return 0, r.errorAt(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
+			r.text[start:numberEnd])
+	} else if word != "" && wordAt == numberEnd && abbreviations[strings.ToLower(word)] == "" && !strings.EqualFold(word, "per") {
+		return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
 	}
 	if !n.IsInt() || !n.Num().IsInt64() {
-		return 0, r.wrong(start, "the count is not a whole number below 2^63")
+		return 0, r.errorAt(start, "the count is not a whole number below 2^63")
 	}
-	if err := r.counted(wordAt, word); err != nil {
+	if err := r.checkCounted(wordAt, word); err != nil {
 		return 0, err
 	}
 	return n.Num().Int64(), nil
 }
 
-// counted reads the word that names what is counted. It does not consume "per".
-func (r *reader) counted(at int, word string) error {
+// checkCounted checks the word between the count and the period. It names what is counted, such as
+// "requests". If the word is "per", checkCounted sets the reader back before it.
+func (r *reader) checkCounted(at int, word string) error {
 	lower := strings.ToLower(word)
-	_, unit := units[lower]
-	_, number := multipliers[lower]
+	_, isUnit := units[lower]
+	_, isMultiplier := multipliers[lower]
 	rest := strings.TrimSpace(r.text[r.at:])
 	switch {
 	case abbreviations[lower] != "" && (rest == "" || rest[0] == ','):
-		return r.wrong(at, "%q is not a period; write %s/%s", word, strings.TrimSpace(r.text[:at]), abbreviations[lower])
+		return r.errorAt(at, "%q is not a period; write %s/%s", word, strings.TrimSpace(r.text[:at]), abbreviations[lower])
 	case lower == "per":
 		r.at = at
 	case unclear[lower] != "":
-		return r.wrong(at, "%q is not a word for what is counted; %s", word, unclear[lower])
-	case unit || number || uneven[lower] != "":
-		return r.wrong(at, "%q is in the place of / or per; %s", word, example)
+		return r.errorAt(at, "%q is not a word for what is counted; %s", word, unclear[lower])
+	case isUnit || isMultiplier || uneven[lower] != "":
+		return r.errorAt(at, "%q is in the place of / or per; %s", word, example)
 	}
 	return nil
 }
 
 // period reads '/' or "per" and the duration after it, or '-' and a letter.
 func (r *reader) period() (time.Duration, error) {
-	r.space()
+	r.skipSpace()
 	start := r.at
 	switch {
 	case r.take("/"):
 	case r.take("-"):
-		return r.letter()
+		return r.periodLetter()
 	case strings.EqualFold(r.word(), "per"):
 	default:
 		if start < len(r.text) {
-			return 0, r.wrong(start, "%q is in the place of / or per; %s", r.text[start:], example)
+			return 0, r.errorAt(start, "%q is in the place of / or per; %s", r.text[start:], example)
 		}
-		return 0, r.wrong(start, "the period is missing; %s", example)
+		return 0, r.errorAt(start, "the period is missing; %s", example)
 	}
-	r.space()
+	r.skipSpace()
 	start = r.at
-	total := new(big.Rat)
-	for first := true; ; first = false {
-		numberAt := r.at
-		n := big.NewRat(1, 1)
-		if digit(r.peek()) {
-			var err error
-			if n, _, err = r.number(); err != nil {
-				return 0, err
-			}
-			r.space()
-		} else if !first {
-			break
-		}
-		unit, err := r.unit(numberAt)
-		if err != nil {
-			return 0, err
-		}
-		total.Add(total, n.Mul(n, new(big.Rat).SetInt64(int64(unit))))
-		r.space()
-		if !digit(r.peek()) {
-			break
-		}
+	total, err := r.duration()
+	if err != nil {
+		return 0, err
 	}
 	micros := new(big.Rat).Quo(total, new(big.Rat).SetInt64(int64(time.Microsecond)))
 	switch {
 	case total.Sign() == 0:
-		return 0, r.wrong(start, "the period is 0; %s", example)
+		return 0, r.errorAt(start, "the period is 0; %s", example)
 	case total.Cmp(new(big.Rat).SetInt64(1<<63-1)) > 0:
-		return 0, r.wrong(start, "the period is too long; the longest is 8 years")
+		return 0, r.errorAt(start, "the period is too long; the longest is 8 years")
 	case !micros.IsInt():
-		return 0, r.wrong(start, "the period is not a whole number of microseconds")
+		return 0, r.errorAt(start, "the period is not a whole number of microseconds")
 	}
 	return time.Duration(total.Num().Int64()), nil
 }
 
-// unit reads a unit of time. The error explains why the text is not a unit.
+// duration reads one or more numbers with units, such as 1h30m, and returns their sum in
+// nanoseconds. The first number may be missing, as in 100/s; then it is 1.
+func (r *reader) duration() (*big.Rat, error) {
+	total := new(big.Rat)
+	for {
+		start := r.at
+		n := big.NewRat(1, 1)
+		if isDigit(r.peek()) {
+			var err error
+			if n, _, err = r.number(); err != nil {
+				return nil, err
+			}
+			r.skipSpace()
+		}
+		unit, err := r.unit(start)
+		if err != nil {
+			return nil, err
+		}
+		total.Add(total, n.Mul(n, new(big.Rat).SetInt64(int64(unit))))
+		r.skipSpace()
+		if !isDigit(r.peek()) {
+			return total, nil
+		}
+	}
+}
+
+// unit reads a unit of time. Its number, if it has one, begins at start. The error explains why the
+// text is not a unit.
 func (r *reader) unit(start int) (time.Duration, error) {
 	at := r.at
 	word := r.word()
 	lower := strings.ToLower(word)
 	switch {
 	case word == "M":
-		return 0, r.wrong(at, "M could be a minute or a month; write min")
+		return 0, r.errorAt(at, "M could be a minute or a month; write min")
 	case uneven[lower] != "":
-		return 0, r.wrong(at, "%q is not a fixed time; %s", word, uneven[lower])
+		return 0, r.errorAt(at, "%q is not a fixed time; %s", word, uneven[lower])
 	case units[lower] != 0:
 		return units[lower], nil
 	case word == "" && at > start:
-		return 0, r.wrong(at, "the number needs a unit: us, ms, s, min, h, d or w")
+		return 0, r.errorAt(at, "the number needs a unit: us, ms, s, min, h, d or w")
 	case word == "":
-		return 0, r.wrong(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
+		return 0, r.errorAt(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
 	}
 	if unit := abbreviations[lower]; unit != "" {
-		return 0, r.wrong(at, "%q is not a unit of time; write %s", word, unit)
+		return 0, r.errorAt(at, "%q is not a unit of time; write %s", word, unit)
 	}
-	return 0, r.wrong(at, "%q is not a unit of time; there are us, ms, s, min, h, d and w, and the words for them", word)
+	return 0, r.errorAt(at, "%q is not a unit of time; there are us, ms, s, min, h, d and w, and the words for them", word)
 }
 
-// letter reads the period of the form 10-M.
-func (r *reader) letter() (time.Duration, error) {
+// periodLetter reads the period of the form 10-M.
+func (r *reader) periodLetter() (time.Duration, error) {
 	at := r.at
 	switch strings.ToUpper(r.word()) {
 	case "S":
@@ -257,77 +268,77 @@ func (r *reader) letter() (time.Duration, error) {
 	case "D":
 		return day, nil
 	}
-	return 0, r.wrong(at, "'-' must be followed by S, M, H or D; for other periods write 5/30s")
+	return 0, r.errorAt(at, "'-' must be followed by S, M, H or D; for other periods write 5/30s")
 }
 
 // burst reads what may follow the period, up to the end.
 func (r *reader) burst() (int64, error) {
-	r.space()
+	r.skipSpace()
 	start := r.at
 	comma := r.take(",")
-	r.space()
+	r.skipSpace()
 	word := r.word()
 	if word == "" && !comma && r.at == len(r.text) {
 		return 0, nil
 	}
 	if !strings.EqualFold(word, "burst") {
-		return 0, r.wrong(start, "the rate ended before %q; only \", burst N\" may follow it", r.text[start:])
+		return 0, r.errorAt(start, "the rate ended before %q; only \", burst N\" may follow it", r.text[start:])
 	}
-	r.space()
+	r.skipSpace()
 	at := r.at
-	n, whole, err := r.number()
+	n, isInteger, err := r.number()
 	if err != nil {
 		return 0, err
 	}
 	numberEnd := r.at
-	r.space()
+	r.skipSpace()
 	wordAt := r.at
 	word = r.word()
-	if by, ok := multipliers[strings.ToLower(word)]; ok && word != "m" {
-		n.Mul(n, new(big.Rat).SetInt64(by))
-		whole, numberEnd = true, r.at
-		r.space()
+	if factor, isMultiplier := multipliers[strings.ToLower(word)]; isMultiplier && word != "m" {
+		n.Mul(n, new(big.Rat).SetInt64(factor))
+		isInteger, numberEnd = true, r.at
+		r.skipSpace()
 	} else {
 		r.at = wordAt
 	}
 	switch {
-	case !whole || !n.IsInt() || !n.Num().IsInt64():
-		return 0, r.wrong(at, "the burst %q is not a whole number below 2^63", r.text[at:numberEnd])
+	case !isInteger || !n.IsInt() || !n.Num().IsInt64():
+		return 0, r.errorAt(at, "the burst %q is not a whole number below 2^63", r.text[at:numberEnd])
 	case n.Sign() == 0:
-		return 0, r.wrong(at, "the burst is 0; leave it out to have the count, or write 1 for one at a time")
+		return 0, r.errorAt(at, "the burst is 0; leave it out to have the count, or write 1 for one at a time")
 	case r.at < len(r.text):
-		return 0, r.wrong(r.at, "the rate ended before %q", r.text[r.at:])
+		return 0, r.errorAt(r.at, "the rate ended before %q", r.text[r.at:])
 	}
 	return n.Num().Int64(), nil
 }
 
-// number reads digits with commas, underscores and a decimal point. whole tells whether the number
-// has no decimal point.
-func (r *reader) number() (n *big.Rat, whole bool, err error) {
+// number reads digits with commas, underscores and a decimal point. isInteger is false if there is a
+// decimal point.
+func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
-	for digit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.digitAfter() {
+	for isDigit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.isDigitNext() {
 		r.at++
 	}
 	text := r.text[start:r.at]
 	if text == "" {
-		return nil, false, r.wrong(start, "a number is missing here; %s", example)
+		return nil, false, r.errorAt(start, "a number is missing here; %s", example)
 	}
-	integer, fraction, decimal := strings.Cut(text, ".")
+	integer, fraction, hasPoint := strings.Cut(text, ".")
 	if groups := strings.Split(integer, ","); len(groups) > 1 {
 		for i, g := range groups {
 			if i > 0 && len(g) != 3 || len(g) > 3 || strings.Contains(g, "_") {
-				return nil, false, r.wrong(start, "%q has commas elsewhere than between groups of three digits; write 10,000 or 10000", text)
+				return nil, false, r.errorAt(start, "%q has commas elsewhere than between groups of three digits; write 10,000 or 10000", text)
 			}
 		}
 	}
 	if strings.ContainsAny(fraction, "_,.") {
-		return nil, false, r.wrong(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
+		return nil, false, r.errorAt(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
 	}
 	n, ok := new(big.Rat).SetString(strings.NewReplacer(",", "", "_", "").Replace(text))
 	if !ok {
-		return nil, false, r.wrong(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
+		return nil, false, r.errorAt(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
 	}
-	return n, !decimal, nil
+	return n, !hasPoint, nil
 }
 
 // word reads letters.
@@ -343,12 +354,13 @@ func (r *reader) word() string {
 	return r.text[start:r.at]
 }
 
-func (r *reader) space() {
+func (r *reader) skipSpace() {
 	for r.peek() == ' ' || r.peek() == '\t' {
 		r.at++
 	}
 }
 
+// take reads the text what, if it comes next.
 func (r *reader) take(what string) bool {
 	if !strings.HasPrefix(r.text[r.at:], what) {
 		return false
@@ -357,7 +369,7 @@ func (r *reader) take(what string) bool {
 	return true
 }
 
-// peek is the next byte, or 0 at the end.
+// peek returns the next byte without reading it, or 0 at the end.
 func (r *reader) peek() byte {
 	if r.at < len(r.text) {
 		return r.text[r.at]
@@ -365,11 +377,12 @@ func (r *reader) peek() byte {
 	return 0
 }
 
-func (r *reader) digitAfter() bool { return r.at+1 < len(r.text) && digit(r.text[r.at+1]) }
+func (r *reader) isDigitNext() bool { return r.at+1 < len(r.text) && isDigit(r.text[r.at+1]) }
 
-func digit(c byte) bool { return '0' <= c && c <= '9' }
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-func (r *reader) wrong(at int, format string, args ...any) error {
+// errorAt names the character at the byte offset at. The first character is 1.
+func (r *reader) errorAt(at int, format string, args ...any) error {
 	return fmt.Errorf("character %d: "+format, append([]any{utf8.RuneCountInString(r.text[:at]) + 1}, args...)...)
 }
 

@@ -104,7 +104,7 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 	}
 }
 
-// Each row's error must hold every one of the words: where, what, and what to write instead.
+// Each row's error must contain all of the words: where, what, and what to write instead.
 func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 	rows := []struct {
 		text  string
@@ -228,11 +228,11 @@ func FuzzParseRate(f *testing.F) {
 			return
 		}
 		if err := limit.With(penstock.FixedWindow).Validate(); err != nil {
-			t.Fatalf("%q: %v", text, err)
+			t.Fatalf("ParseRate(%q) = %v, which is invalid: %v; want a valid limit or an error", text, limit, err)
 		}
 		again, err := penstock.ParseRate(rateOf(limit))
 		if err != nil || again != limit {
-			t.Fatalf("%q was read as %v, which is written %q and read as %v, %v", text, limit, rateOf(limit), again, err)
+			t.Fatalf("ParseRate(%q) = %v; its text %q is read as %v, %v; want the same limit", text, limit, rateOf(limit), again, err)
 		}
 	})
 }

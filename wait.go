@@ -20,7 +20,7 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 // TokenBucket and LeakyBucket can book the future: the store assigns a turn to the caller at once,
 // and WaitN sleeps until then. A caller whose call begins after another has its turn gets a later
 // turn, on any instance. Calls that overlap in the store get their turns in any order, and so do
-// all calls to a TokenBucket that is split into shards.
+// all calls to a TokenBucket whose counter is split.
 //
 // Windows cannot book. There WaitN tries again after RetryAfter and a little jitter, in no order
 // between callers.
@@ -32,7 +32,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
 		reservation, err := l.ReserveN(ctx, key, n)
 		var denied *DeniedError
-		if errors.As(err, &denied) && l.worthWaiting(ctx, denied.Decision) {
+		if errors.As(err, &denied) && l.canRetrySucceed(ctx, denied.Decision) {
 			err = sleep(ctx, jitter(denied.Decision.RetryAfter()))
 			if err != nil {
 				return err
@@ -49,9 +49,9 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	}
 }
 
-// worthWaiting tells whether a retry before the deadline can succeed. If a limit that can book the
-// future denied, it cannot: the limit has already considered all turns up to the deadline.
-func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
+// canRetrySucceed looks at the time until ctx's deadline. If a limit that can book the
+// future denied, a retry fails too: the limit has considered all turns up to the deadline.
+func (l *Limiter) canRetrySucceed(ctx context.Context, d Decision) bool {
 	for i, plan := range l.plans {
 		if d.Status(i).RetryAfter != 0 && plan.Algorithm().CanBook() {
 			return false
