@@ -71,14 +71,14 @@ type Request struct {
 }
 
 // need is the least cost that must fit for the request to be granted.
-func (a Request) need() int64 {
-	if a.Mode == Draw {
-		return min(a.Cost, 1)
+func (r Request) need() int64 {
+	if r.Mode == Draw {
+		return min(r.Cost, 1)
 	}
-	return a.Cost
+	return r.Cost
 }
 
-// An Outcome answers a Request. All times are µs from now.
+// An Outcome answers r Request. All times are µs from now.
 type Outcome struct {
 	Granted    int64 // units taken. For a Refund: whole units returned; it may return a fraction more
 	Remaining  int64 // units that a Spend could take now
@@ -109,29 +109,29 @@ type Params [4]int64
 // repaired. This happens when the clock has stepped back by more than MaxStall, or when the limit
 // has changed in a way that the old state cannot express. Then the step sets Keep, and the store
 // saves the repaired state although nothing was granted.
-type Step[S any] func(s S, p Params, a Request, now int64) (Outcome, S)
+type Step[S any] func(s S, p Params, r Request, now int64) (Outcome, S)
 
 // A stepper is a Step that takes pointers and writes its outcome to one. Passing large values would
 // cost more than the computation.
-type stepper[S any] func(s S, p *Params, a *Request, now int64, out *Outcome) S
+type stepper[S any] func(s S, p *Params, r *Request, now int64, out *Outcome) S
 
 // States is a dense array of states of one algorithm. Small numbers address them.
 type States interface {
 	Add() uint32
 	Remove(i uint32) // clears state i; Add may return i again
-	// Step decides request a on state i and writes the outcome to out. It saves the new state if
+	// Step decides request r on state i and writes the outcome to out. It saves the new state if
 	// commit is set, or if a denial repaired the state. It does not keep the pointers; they are
 	// pointers because large values are slow to pass.
-	Step(i uint32, p *Params, a *Request, now int64, commit bool, out *Outcome)
+	Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome)
 }
 
-type cells[S any] struct {
+type stateArray[S any] struct {
 	step   stepper[S]
 	states []S
 	free   []uint32
 }
 
-func (c *cells[S]) Add() uint32 {
+func (c *stateArray[S]) Add() uint32 {
 	if n := len(c.free); n > 0 {
 		i := c.free[n-1]
 		c.free = c.free[:n-1]
@@ -142,14 +142,14 @@ func (c *cells[S]) Add() uint32 {
 	return uint32(len(c.states) - 1)
 }
 
-func (c *cells[S]) Remove(i uint32) {
+func (c *stateArray[S]) Remove(i uint32) {
 	var fresh S
 	c.states[i] = fresh
 	c.free = append(c.free, i)
 }
 
-func (c *cells[S]) Step(i uint32, p *Params, a *Request, now int64, commit bool, out *Outcome) {
-	next := c.step(c.states[i], p, a, now, out)
+func (c *stateArray[S]) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
+	next := c.step(c.states[i], p, r, now, out)
 	if out.Keep != Unchanged && (commit || !out.OK()) {
 		c.states[i] = next
 	}
@@ -181,23 +181,23 @@ func HolderID(holder string) int64 {
 
 // take decides a request to a counter of which used units of count are in use. It returns the units
 // granted, the units in use afterwards, and whether the request fits.
-func take(a Request, used, count int64) (granted, after int64, fits bool) {
-	switch a.Mode {
+func take(r Request, used, count int64) (granted, after int64, fits bool) {
+	switch r.Mode {
 	case Spend:
-		if a.Cost == 0 || a.Cost <= count-used {
-			return a.Cost, used + a.Cost, true
+		if r.Cost == 0 || r.Cost <= count-used {
+			return r.Cost, used + r.Cost, true
 		}
 		return 0, used, false
 	case Draw:
-		granted = min(a.Cost, max(count-used, 0))
-		return granted, used + granted, granted > 0 || a.Cost == 0
+		granted = min(r.Cost, max(count-used, 0))
+		return granted, used + granted, granted > 0 || r.Cost == 0
 	case Peek:
-		return 0, used, a.Cost == 0 || a.Cost <= count-used
+		return 0, used, r.Cost == 0 || r.Cost <= count-used
 	case Force:
-		granted = min(a.Cost, max(Max-used, 0))
+		granted = min(r.Cost, max(Max-used, 0))
 		return granted, used + granted, true
 	case Refund:
-		granted = min(a.Cost, used)
+		granted = min(r.Cost, used)
 		return granted, used - granted, true
 	default: // Reset
 		return 0, 0, true
@@ -205,8 +205,8 @@ func take(a Request, used, count int64) (granted, after int64, fits bool) {
 }
 
 // never tells whether the cost is too large even for a fresh state of count units.
-func never(a Request, count int64) bool {
-	return (a.Mode == Spend || a.Mode == Peek) && a.Cost > count
+func never(r Request, count int64) bool {
+	return (r.Mode == Spend || r.Mode == Peek) && r.Cost > count
 }
 
 // cdiv is a/b rounded up, for a and b up to Max. Most rates reduce to one unit per microsecond, and

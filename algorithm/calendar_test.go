@@ -64,10 +64,10 @@ func daysAround(t *testing.T, zone *time.Location, change time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	startRun := change.Add(-50 * time.Hour).Truncate(time.Hour)
-	latest := day(startRun)
+	from := change.Add(-50 * time.Hour).Truncate(time.Hour)
+	latest := day(from)
 	var begins []int64 // of days, by the oracle, in µs
-	for at := startRun; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
+	for at := from; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
 		if day(at) <= latest {
 			continue
 		}
@@ -156,7 +156,7 @@ func TestStepBackAdmitsNoThirdCount(t *testing.T) {
 	for _, a := range []subject{windowSubject(), anchoredSubject(), calendarSubject(Day, "Asia/Kolkata")} {
 		r := startRunWith(a, seeded(1, 1), Limit{Count: 100, Period: width})
 		length := int64(width)
-		if a.at != nil {
+		if a.calendarAt != nil {
 			length = day
 			r.now = epoch
 			edge = r.edge()

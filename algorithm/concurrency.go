@@ -65,10 +65,10 @@ func (h hold) less(other hold) bool {
 	return h.expires < other.expires || h.expires == other.expires && h.holder < other.holder
 }
 
-func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
+func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
 	var live []hold // without this holder's own
-	used, last, own := int64(0), int64(0), hold{holder: a.Holder}
+	used, last, own := int64(0), int64(0), hold{holder: r.Holder}
 	longest := max(s.longest, period)
 	// repaired: the clock has stepped back so far that no hold may last longer than longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
@@ -78,7 +78,7 @@ func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 		}
 		switch {
 		case h.expires <= now:
-		case h.holder == a.Holder:
+		case h.holder == r.Holder:
 			own = h
 		default:
 			live = append(live, h)
@@ -89,28 +89,28 @@ func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 
 	var out Outcome
 	before := own
-	switch a.Mode {
+	switch r.Mode {
 	case Spend, Peek, Draw, Force:
-		wanted := a.Cost
-		if a.Mode == Draw {
-			wanted = min(a.Cost, max(count-used, own.cost))
-		} else if a.Mode == Force {
-			wanted = min(a.Cost, max(Max/2-used, 0))
+		wanted := r.Cost
+		if r.Mode == Draw {
+			wanted = min(r.Cost, max(count-used, own.cost))
+		} else if r.Mode == Force {
+			wanted = min(r.Cost, max(Max/2-used, 0))
 		}
 		switch {
-		case a.Cost == 0:
-		case a.Cost > count && a.Mode != Draw && a.Mode != Force:
+		case r.Cost == 0:
+		case r.Cost > count && r.Mode != Draw && r.Mode != Force:
 			out.RetryAfter = Never
-		case wanted == 0 && a.Mode == Draw:
+		case wanted == 0 && r.Mode == Draw:
 			out.RetryAfter = expiry(live, used+1-count) - now
-		case a.Mode != Force && wanted > max(count-used, own.cost):
+		case r.Mode != Force && wanted > max(count-used, own.cost):
 			out.RetryAfter = expiry(live, used+wanted-count) - now
-		case a.Mode != Peek && wanted > 0:
+		case r.Mode != Peek && wanted > 0:
 			out.Granted = max(wanted-own.cost, 0)
-			own = hold{a.Holder, now + period, wanted}
+			own = hold{r.Holder, now + period, wanted}
 		}
 	case Refund:
-		out.Granted = min(a.Cost, own.cost)
+		out.Granted = min(r.Cost, own.cost)
 		own.cost -= out.Granted
 	default: // Reset
 		live, used, last, own, repaired = nil, 0, 0, hold{}, false
@@ -124,7 +124,7 @@ func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
-	if own == before && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if own == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

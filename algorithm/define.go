@@ -26,9 +26,9 @@ type Algorithm struct {
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Of the limit.
-	burst    BurstUse
-	windows  string
-	paramsAt func(p Params, now int64) Params
+	burst      BurstUse
+	windowName string
+	paramsAt   func(p Params, now int64) Params
 
 	// Of what it admits.
 	hasSteadyRefill, hasDifferentWindows bool
@@ -50,8 +50,8 @@ type Option func(*Algorithm)
 // function with that name; see docs/adding-an-algorithm.md. prepare checks a limit and computes its
 // parameters. Its errors use the words that the author of a limit knows.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
-	return define(name, lua, func(s S, p *Params, a *Request, now int64, out *Outcome) (next S) {
-		*out, next = step(s, *p, *a, now)
+	return define(name, lua, func(s S, p *Params, r *Request, now int64, out *Outcome) (next S) {
+		*out, next = step(s, *p, *r, now)
 		return next
 	}, prepare, options...)
 }
@@ -59,7 +59,7 @@ func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, 
 func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	a := &Algorithm{
 		name: name, title: name, lua: lua, prepare: prepare, numbers: 6,
-		newStates: func() States { return &cells[S]{step: step} },
+		newStates: func() States { return &stateArray[S]{step: step} },
 	}
 	for _, option := range options {
 		option(a)
@@ -163,10 +163,10 @@ func Shared(f func(l Limit, n int64) []Limit) Option { return func(a *Algorithm)
 // Default: a limit cannot be split.
 func Divisible(f func(l Limit, n, i int64) []Limit) Option { return func(a *Algorithm) { a.part = f } }
 
-// calendar says that windows have no fixed length. windows is their name. paramsAt adapts
+// calendar says that windows have no fixed length. windowName is their name. paramsAt adapts
 // parameters to a time.
-func calendar(windows string, paramsAt func(p Params, now int64) Params) Option {
-	return func(a *Algorithm) { a.windows, a.paramsAt = windows, paramsAt }
+func calendar(windowName string, paramsAt func(p Params, now int64) Params) Option {
+	return func(a *Algorithm) { a.windowName, a.paramsAt = windowName, paramsAt }
 }
 
 // Name is the name in the key of stored state and of the Lua function. Algorithms with the same
@@ -196,7 +196,7 @@ func (a *Algorithm) IsCalendar() bool { return a.paramsAt != nil }
 
 // Windows names windows that have no fixed length, such as "calendar month". It is empty for all
 // others.
-func (a *Algorithm) Windows() string { return a.windows }
+func (a *Algorithm) Windows() string { return a.windowName }
 
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
@@ -257,7 +257,7 @@ func (a *Algorithm) Window(l Limit) int64 {
 
 // Rate is the limit's rate in words: "10 per 1s", "1000 per calendar month".
 func (a *Algorithm) Rate(l Limit) string {
-	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windows, PeriodText(time.Duration(l.Period)*time.Microsecond)))
+	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windowName, PeriodText(time.Duration(l.Period)*time.Microsecond)))
 }
 
 // PeriodText is a duration without the zeros that its String ends with: 24h, not 24h0m0s.

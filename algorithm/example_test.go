@@ -16,11 +16,11 @@ func ExampleAlgorithm() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cells := bucket.NewStates()
-	state := cells.Add() // fresh
+	states := bucket.NewStates()
+	state := states.Add() // fresh
 	var out algorithm.Outcome
 	for ms := int64(0); ms <= 800; ms += 200 {
-		cells.Step(state, &params, &algorithm.Request{Cost: 1}, ms*1000, true, &out)
+		states.Step(state, &params, &algorithm.Request{Cost: 1}, ms*1000, true, &out)
 		fmt.Printf("%3d ms: %v, %d left, retry after %d ms\n", ms, out.OK(), out.Remaining, out.RetryAfter/1000)
 	}
 	// Output:
@@ -39,12 +39,12 @@ func ExampleSubWindow() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		cells := a.NewStates()
-		state := cells.Add()
+		states := a.NewStates()
+		state := states.Add()
 		var out algorithm.Outcome
 		admitted := int64(0)
 		for _, now := range []int64{59 * second, 60 * second} {
-			cells.Step(state, &params, &algorithm.Request{Mode: algorithm.Draw, Cost: 100}, now, true, &out)
+			states.Step(state, &params, &algorithm.Request{Mode: algorithm.Draw, Cost: 100}, now, true, &out)
 			admitted += out.Granted
 		}
 		fmt.Printf("%-13s admits %d within a second\n", a.Name(), admitted)
@@ -59,11 +59,11 @@ func ExampleSubWindow() {
 // twin and a test that compares the two, is examples/backoff.
 func ExampleDefine() {
 	type gate struct{ Opens, Uses int64 }
-	step := func(s gate, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, gate) {
+	step := func(s gate, p algorithm.Params, r algorithm.Request, now int64) (algorithm.Outcome, gate) {
 		switch {
-		case a.Mode == algorithm.Reset:
+		case r.Mode == algorithm.Reset:
 			return algorithm.Outcome{Remaining: 1}, gate{}
-		case a.Mode != algorithm.Spend || a.Cost != 1:
+		case r.Mode != algorithm.Spend || r.Cost != 1:
 			return algorithm.Outcome{RetryAfter: algorithm.Never, Keep: algorithm.Unchanged}, s
 		case now < s.Opens:
 			return algorithm.Outcome{RetryAfter: s.Opens - now, ResetAfter: s.Opens - now, Keep: algorithm.Unchanged}, s
@@ -81,11 +81,11 @@ func ExampleDefine() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cells := a.NewStates()
-	state := cells.Add()
+	states := a.NewStates()
+	state := states.Add()
 	var out algorithm.Outcome
 	for now := int64(0); now <= 600; now += 200 {
-		cells.Step(state, &params, &algorithm.Request{Cost: 1}, now, true, &out)
+		states.Step(state, &params, &algorithm.Request{Cost: 1}, now, true, &out)
 		fmt.Println(now, out.RetryAfter)
 	}
 	// Output:

@@ -191,14 +191,14 @@ type window struct {
 	Kind int64 // of window: its length in µs, or 1, 2, 3 for calendar days, weeks, months
 }
 
-func fixedWindow(s window, p Params, a Request, now int64) (Outcome, window) {
+func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
 	ends, next, length, kind := windowEnd(first, second, align, now)
 	end, used, repaired := s.End, s.Used, false
 	if end <= now {
 		end, used = ends, 0
 	}
-	granted, after, fits := take(a, used, count)
+	granted, after, fits := take(r, used, count)
 	if end > next || s.Kind != kind {
 		latest, windows := end, max(cdiv(min(used, after), count), 1) // enough windows for the used units
 		if end > ends && windows-1 < cdiv(end-ends, length) {
@@ -217,7 +217,7 @@ func fixedWindow(s window, p Params, a Request, now int64) (Outcome, window) {
 	var out Outcome
 	if !fits {
 		out.RetryAfter = end - now
-		if never(a, count) {
+		if never(r, count) {
 			out.RetryAfter = Never
 		}
 	}
@@ -229,7 +229,7 @@ func fixedWindow(s window, p Params, a Request, now int64) (Outcome, window) {
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
-	if after == used && !(repaired && (a.Mode != Peek || !fits)) && a.Mode != Reset {
+	if after == used && !(repaired && (r.Mode != Peek || !fits)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

@@ -47,9 +47,9 @@ func fuzz(f *testing.F, subjects ...subject) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d := byteDice(data)
-		l, a := pick(d, universal...), pick(d, subjects...)
-		if err := l.holds(a, d); err != nil {
+		roll := byteDice(data)
+		l, a := pick(roll, universal...), pick(roll, subjects...)
+		if err := l.check(a, roll); err != nil {
 			t.Fatalf("%s: %s: %v", a.name, l.name, err)
 		}
 	})
@@ -91,12 +91,12 @@ func FuzzPrepare(f *testing.F) {
 		for _, a := range append(allSubjects(), parts) {
 			p, err := a.prepare(l)
 			if err != nil {
-				if err.Error() == "" || p != (Params{}) && l.check() == nil && a.at == nil {
+				if err.Error() == "" || p != (Params{}) && l.check() == nil && a.calendarAt == nil {
 					t.Fatalf("%s rejects %+v with %q and the parameters %v; want a reason and no parameters", a.name, l, err, p)
 				}
 				continue
 			}
-			if l.check() != nil && a.at == nil {
+			if l.check() != nil && a.calendarAt == nil {
 				t.Fatalf("%s accepts %+v; want an error", a.name, l)
 			}
 			for i, n := range p {
@@ -115,12 +115,12 @@ func FuzzPrepare(f *testing.F) {
 func largest(a subject, l Limit) error {
 	r := &run{subject: a, now: epoch}
 	r.change(l)
-	if a.name != "concurrency" && r.peek(r.now).Remaining != a.room(l) {
+	if a.name != "concurrency" && r.peek(r.now).Remaining != a.capacity(l) {
 		return errors.New("a fresh state does not have all units")
 	}
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
 		request := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}
-		if a.bookable {
+		if a.canBook {
 			request.Patience = Max / 2 / r.params[0]
 		}
 		out := r.decide(request)

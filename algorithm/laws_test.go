@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 // A law is a claim that holds for a subject in every case that the dice can make.
 type law struct {
 	name  string
-	holds func(a subject, d dice) error
+	check func(a subject, roll dice) error
 }
 
 // prove tries to break the law for every subject. A failure prints how to replay it.
@@ -54,7 +54,7 @@ func prove(t *testing.T, l law, subjects []subject) {
 		t.Run(a.name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				cases.Add(1)
-				if err := l.holds(a, rapidDice(rt)); err != nil {
+				if err := l.check(a, rapidDice(rt)); err != nil {
 					rt.Fatalf("%s: %s: %v", a.name, l.name, err)
 				}
 			})
@@ -115,47 +115,47 @@ func seeded(seed, stream uint64) dice {
 	}
 }
 
-func (d dice) oneIn(n int64) bool { return d(1, n) == n }
+func (roll dice) oneIn(n int64) bool { return roll(1, n) == n }
 
-func pick[T any](d dice, from ...T) T { return from[d(0, int64(len(from)-1))] }
+func pick[T any](roll dice, from ...T) T { return from[roll(0, int64(len(from)-1))] }
 
 // A subject is an algorithm, or a broken one, with the properties that the laws need.
 type subject struct {
-	name    string
-	prepare func(Limit) (Params, error)
-	at      func(Params, int64) Params // nil unless it has a calendar
-	step    func(s any, p Params, a Request, now int64) (Outcome, any)
+	name       string
+	prepare    func(Limit) (Params, error)
+	calendarAt func(Params, int64) Params // adapts parameters to a time; nil unless it has a calendar
+	step       func(s any, p Params, r Request, now int64) (Outcome, any)
 
-	room   func(Limit) int64                     // units that a fresh state has
-	heal   func(Limit) int64                     // µs after which a state without debt equals a fresh one
-	bound  func(l Limit, apart int64) int64      // most cost that an interval of this length in µs can admit; nil: another law checks it
-	inTurn func(turns []turn, apart int64) int64 // the same for limits that are used in turn
-	window int64                                 // the shortest window of a calendar, in µs
-	grain  func(Limit) int64                     // shifting a trace by this much changes nothing; 0: by nothing
+	capacity       func(Limit) int64                     // units that a fresh state has
+	refillTime     func(Limit) int64                     // µs after which a state without debt equals a fresh one
+	bound          func(l Limit, apart int64) int64      // most cost that an interval of this length in µs can admit; nil: another law checks it
+	boundInTurn    func(turns []turn, apart int64) int64 // the same for limits that are used in turn
+	shortestWindow int64                                 // the shortest window of a calendar, in µs
+	grain          func(Limit) int64                     // shifting a trace by this much changes nothing; 0: by nothing
 
 	limits []Limit // limits that it is tested with; nil: any
 
-	bookable, holds, queues, additive bool
-	again                             func(p *Params, cost, remaining, reset int64) int64 // nil: it is unknown
-	kin                               []*Algorithm                                        // algorithms that share its stored states
+	canBook, needsHolder, isQueue, isAdditive bool
+	retryAfterGrant                           func(p *Params, cost, remaining, reset int64) int64 // nil if the algorithm has none
+	kin                                       []*Algorithm                                        // algorithms that share its stored states
 }
 
 // values converts a stepper to a Step.
 func values[S any](step stepper[S]) Step[S] {
-	return func(s S, p Params, a Request, now int64) (out Outcome, next S) {
-		next = step(s, &p, &a, now, &out)
+	return func(s S, p Params, r Request, now int64) (out Outcome, next S) {
+		next = step(s, &p, &r, now, &out)
 		return out, next
 	}
 }
 
 // of hides the type of a step's state. A nil state means a fresh one.
 func of[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
-	return func(s any, p Params, a Request, now int64) (Outcome, any) {
+	return func(s any, p Params, r Request, now int64) (Outcome, any) {
 		var state S
 		if s != nil {
 			state = s.(S)
 		}
-		return step(state, p, a, now)
+		return step(state, p, r, now)
 	}
 }
 
@@ -183,31 +183,31 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 
 func bucketSubject() subject {
 	a := subject{
-		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
-		additive: TokenBucket.isAdditive, again: TokenBucket.retryAfterGrant,
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
+		isAdditive: TokenBucket.isAdditive, retryAfterGrant: TokenBucket.retryAfterGrant,
 	}
-	a.room = func(l Limit) int64 {
+	a.capacity = func(l Limit) int64 {
 		if l.Burst == 0 {
 			return l.Count
 		}
 		return l.Burst
 	}
-	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
+	a.refillTime = func(l Limit) int64 { return muldiv(a.capacity(l), l.Period, l.Count) + 1 }
 	a.bound = func(l Limit, apart int64) int64 {
-		return a.room(l) + min(muldiv(apart, l.Count, l.Period), math.MaxInt64/2)
+		return a.capacity(l) + min(muldiv(apart, l.Count, l.Period), math.MaxInt64/2)
 	}
-	a.inTurn = ratesInTurn(a.room)
+	a.boundInTurn = ratesInTurn(a.capacity)
 	return a
 }
 
 func queueSubject() subject {
 	a := subject{
-		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), bookable: true, queues: true,
-		room: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
-		additive: LeakyBucket.isAdditive,
+		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), canBook: true, isQueue: true,
+		capacity: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
+		isAdditive: LeakyBucket.isAdditive,
 	}
-	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
-	a.inTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
+	a.refillTime = func(l Limit) int64 { return muldiv(a.capacity(l), l.Period, l.Count) + 1 }
+	a.boundInTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
 		return ratesInTurn(func(Limit) int64 { return 1 })(turns, apart+1)
 	}
 	return a
@@ -215,15 +215,15 @@ func queueSubject() subject {
 
 func windowSubject() subject {
 	return subject{
-		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
-		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.isAdditive,
+		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), capacity: count, refillTime: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
+		boundInTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive,
 	}
 }
 
 func anchoredSubject() subject {
 	a := windowSubject()
 	a.name, a.prepare, a.grain = "fixedwindow/anchored", AnchoredWindow.Prepare, func(Limit) int64 { return 1 }
-	a.heal, a.additive = period, AnchoredWindow.isAdditive
+	a.refillTime, a.isAdditive = period, AnchoredWindow.isAdditive
 	return a
 }
 
@@ -238,20 +238,20 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 	shortest := [...]int64{23, 7*24 - 1, 28*24 - 1}[unit] * hour
 	calendar := CalendarWindow(unit, where)
 	a := windowSubject()
-	a.name, a.prepare, a.at = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.paramsAt
-	a.heal = func(Limit) int64 { return 2 * unit.Period().Microseconds() }
+	a.name, a.prepare, a.calendarAt = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.paramsAt
+	a.refillTime = func(Limit) int64 { return 2 * unit.Period().Microseconds() }
 	a.bound = windowBound(func(Limit) int64 { return shortest })
-	a.window = shortest
+	a.shortestWindow = shortest
 	a.grain = func(Limit) int64 { return 0 }
-	a.additive = calendar.isAdditive
+	a.isAdditive = calendar.isAdditive
 	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
 	return a
 }
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.isAdditive,
-		heal: func(l Limit) int64 { return 2 * l.Period }, inTurn: ratesInTurn(count),
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive,
+		refillTime: func(l Limit) int64 { return 2 * l.Period }, boundInTurn: ratesInTurn(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
 				return 2*l.Count - 1
@@ -264,8 +264,8 @@ func slidingSubject() subject {
 func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
-		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
-		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).isAdditive,
+		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), capacity: count, grain: width,
+		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundInTurn: windowsInTurn(true), isAdditive: SubWindow(n).isAdditive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -275,14 +275,14 @@ func subSubject(n int) subject {
 
 func logSubject() subject {
 	return subject{
-		name: "slidinglog", prepare: SlidingLog.Prepare, step: of(slidingLog), room: count, heal: period, bound: strictBound,
-		inTurn: windowsInTurn(true), grain: func(Limit) int64 { return 1 },
+		name: "slidinglog", prepare: SlidingLog.Prepare, step: of(slidingLog), capacity: count, refillTime: period, bound: strictBound,
+		boundInTurn: windowsInTurn(true), grain: func(Limit) int64 { return 1 },
 	}
 }
 
 func slotSubject() subject {
 	return subject{
-		name: "concurrency", prepare: Concurrency.Prepare, step: of(concurrency), room: bucketSubject().room, heal: period, holds: true,
+		name: "concurrency", prepare: Concurrency.Prepare, step: of(concurrency), capacity: bucketSubject().capacity, refillTime: period, needsHolder: true,
 		grain: func(Limit) int64 { return 1 },
 	}
 }
@@ -317,9 +317,9 @@ func subjectsWhere(where func(subject) bool) []subject {
 }
 
 // counters are the subjects whose used units have no holder.
-func counters(a subject) bool { return !a.holds && !a.queues }
+func counters(a subject) bool { return !a.needsHolder && !a.isQueue }
 
-func additives(a subject) bool { return a.additive }
+func additives(a subject) bool { return a.isAdditive }
 
 func bounded(a subject) bool { return a.bound != nil }
 
@@ -336,23 +336,23 @@ var corners = []Limit{
 }
 
 // anyLimit is a limit that the subject accepts, often a hostile one.
-func (a subject) anyLimit(d dice) Limit {
+func (a subject) anyLimit(roll dice) Limit {
 	if len(a.limits) > 0 {
-		return pick(d, a.limits...)
+		return pick(roll, a.limits...)
 	}
 	var l Limit
-	switch d(0, 5) {
+	switch roll(0, 5) {
 	case 0, 1:
-		l = Limit{Count: d(1, 12), Period: d(1, 5000), Burst: d(0, 20)}
+		l = Limit{Count: roll(1, 12), Period: roll(1, 5000), Burst: roll(0, 20)}
 	case 2:
-		l = Limit{Count: d(1, 1000), Period: pick(d, int64(1000), 1_000_000, 60_000_000, hour), Burst: d(0, 100)}
+		l = Limit{Count: roll(1, 1000), Period: pick(roll, int64(1000), 1_000_000, 60_000_000, hour), Burst: roll(0, 100)}
 	case 3: // the largest burst that can be counted exactly
-		l = Limit{Count: d(1, 1_000_000), Period: d(1, hour)}
+		l = Limit{Count: roll(1, 1_000_000), Period: roll(1, hour)}
 		l.Burst = min(Max/2/(l.Period/gcd(l.Count, l.Period)), Max/2-1) - 1
 	case 4:
-		l = Limit{Count: d(1, Max/2), Period: d(1, MaxPeriod), Burst: d(0, Max/2)}
+		l = Limit{Count: roll(1, Max/2), Period: roll(1, MaxPeriod), Burst: roll(0, Max/2)}
 	default:
-		l = corners[d(0, int64(len(corners)-1))]
+		l = corners[roll(0, int64(len(corners)-1))]
 	}
 	if _, err := a.prepare(l); err != nil {
 		l = Limit{Count: l.Count%1000 + 1, Period: l.Period%hour + 1000, Burst: l.Burst % 100}
@@ -363,7 +363,7 @@ func (a subject) anyLimit(d dice) Limit {
 // A run is the life of one state, with the history of its requests.
 type run struct {
 	subject
-	d       dice
+	roll    dice
 	limit   Limit
 	params  Params
 	state   any
@@ -382,11 +382,11 @@ type historyEntry struct {
 // epoch is when runs begin: a time of this century, in µs.
 const epoch int64 = 1_700_000_000_000_000
 
-// begin starts a run with a limit and a fresh state.
-func startRun(a subject, d dice) *run { return startRunWith(a, d, a.anyLimit(d)) }
+// startRun starts a run with a limit and a fresh state.
+func startRun(a subject, roll dice) *run { return startRunWith(a, roll, a.anyLimit(roll)) }
 
-func startRunWith(a subject, d dice, l Limit) *run {
-	r := &run{subject: a, d: d, now: epoch + d(0, 100*day)}
+func startRunWith(a subject, roll dice, l Limit) *run {
+	r := &run{subject: a, roll: roll, now: epoch + roll(0, 100*day)}
 	r.change(l)
 	return r
 }
@@ -394,27 +394,27 @@ func startRunWith(a subject, d dice, l Limit) *run {
 func (r *run) change(l Limit) {
 	params, err := r.prepare(l)
 	if err != nil {
-		panic(fmt.Sprintf("%s refuses %+v: %v", r.name, l, err))
+		panic(fmt.Sprintf("%s rejects %+v: %v", r.name, l, err))
 	}
 	r.limit, r.params = l, params
 }
 
 func (r *run) paramsAt(now int64) Params {
-	if r.at != nil {
-		return r.at(r.params, now)
+	if r.calendarAt != nil {
+		return r.calendarAt(r.params, now)
 	}
 	return r.params
 }
 
 // decideAt decides a request at a time, and does not change the state.
-func (r *run) decideAt(a Request, now int64) Outcome {
-	out, _ := r.step(r.state, r.paramsAt(now), a, now)
+func (r *run) decideAt(request Request, now int64) Outcome {
+	out, _ := r.step(r.state, r.paramsAt(now), request, now)
 	return out
 }
 
 // decide decides a request now, and saves the state as a store does.
-func (r *run) decide(a Request) Outcome {
-	out, next := r.step(r.state, r.paramsAt(r.now), a, r.now)
+func (r *run) decide(request Request) Outcome {
+	out, next := r.step(r.state, r.paramsAt(r.now), request, r.now)
 	switch {
 	case out.Keep == 0:
 		r.state = nil
@@ -422,7 +422,7 @@ func (r *run) decide(a Request) Outcome {
 		r.state = next
 	}
 	r.last = out
-	r.history = append(r.history, historyEntry{r.now, a, out})
+	r.history = append(r.history, historyEntry{r.now, request, out})
 	return out
 }
 
@@ -460,14 +460,14 @@ func (r *run) lawError(format string, args ...any) error {
 
 // anyCost is a random cost, often one at a boundary.
 func (r *run) anyCost() int64 {
-	room := r.room(r.limit)
-	switch r.d(0, 8) {
+	room := r.capacity(r.limit)
+	switch r.roll(0, 8) {
 	case 0, 1, 2:
 		return 1
 	case 3:
-		return r.d(0, 3)
+		return r.roll(0, 3)
 	case 4, 5:
-		return r.d(1, room)
+		return r.roll(1, room)
 	case 6:
 		return room
 	case 7:
@@ -478,7 +478,7 @@ func (r *run) anyCost() int64 {
 }
 
 // fitting is a cost that fits a fresh state.
-func (r *run) fitting() int64 { return max(min(r.anyCost(), r.room(r.limit)), 1) }
+func (r *run) fitting() int64 { return max(min(r.anyCost(), r.capacity(r.limit)), 1) }
 
 // newHolder is a holder without an earlier request.
 func (r *run) newHolder() string {
@@ -487,10 +487,10 @@ func (r *run) newHolder() string {
 }
 
 func (r *run) anyHolder() string {
-	if r.queues || r.d.oneIn(4) {
+	if r.isQueue || r.roll.oneIn(4) {
 		return r.newHolder()
 	}
-	return pick(r.d, "ann", "bob", "cyd")
+	return pick(r.roll, "ann", "bob", "cyd")
 }
 
 // longest is the longest patience that stores accept.
@@ -498,11 +498,11 @@ func (r *run) longest() int64 { return min(Max/2/r.params[0], day) }
 
 // anyRequest is a random request of one of the modes, with patience if the algorithm uses it.
 func (r *run) anyRequest(modes ...Mode) Request {
-	a := Request{Mode: pick(r.d, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
-	if r.bookable && r.d.oneIn(3) {
-		a.Patience = min(r.d(0, 3*r.heal(r.limit)), r.longest())
+	request := Request{Mode: pick(r.roll, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
+	if r.canBook && r.roll.oneIn(3) {
+		request.Patience = min(r.roll(0, 3*r.refillTime(r.limit)), r.longest())
 	}
-	return a
+	return request
 }
 
 // late is the time from which pauses are short, so that times stay in their range.
@@ -511,36 +511,36 @@ const late = Max - Max/4
 // pass lets time pass, often up to a moment at which something changes.
 func (r *run) pass() {
 	by := int64(0)
-	switch r.d(0, 11) {
+	switch r.roll(0, 11) {
 	case 0, 1, 2:
 	case 3:
-		by = r.d(0, 3)
+		by = r.roll(0, 3)
 	case 4:
-		by = r.d(0, r.limit.Period/r.limit.Count+1)
+		by = r.roll(0, r.limit.Period/r.limit.Count+1)
 	case 5:
-		by = r.d(0, r.heal(r.limit))
+		by = r.roll(0, r.refillTime(r.limit))
 	case 6:
-		by = r.limit.Period - r.d(0, 1)
+		by = r.limit.Period - r.roll(0, 1)
 	case 7:
-		by = r.last.RetryAfter - r.d(0, 1)
+		by = r.last.RetryAfter - r.roll(0, 1)
 	case 8:
-		by = r.last.ResetAfter - r.d(0, 1)
+		by = r.last.ResetAfter - r.roll(0, 1)
 	case 9:
-		by = r.edge() - r.now - r.d(0, 1)
+		by = r.edge() - r.now - r.roll(0, 1)
 	case 10:
-		by = muldiv(r.limit.Period, r.d(1, 60), 60)
+		by = muldiv(r.limit.Period, r.roll(1, 60), 60)
 	default:
-		by = 2*r.heal(r.limit) + r.d(0, 1)
+		by = 2*r.refillTime(r.limit) + r.roll(0, 1)
 	}
 	if by = max(by, 0); by > late-r.now {
-		by = r.d(0, 1000)
+		by = r.roll(0, 1000)
 	}
 	r.now += by
 }
 
 // edge is the end of the window that contains now, for subjects with aligned windows.
 func (r *run) edge() int64 {
-	if r.at != nil {
+	if r.calendarAt != nil {
 		p := r.paramsAt(r.now)
 		end, _, _, _ := windowEnd(p[1], p[2], p[3], r.now)
 		return end
@@ -549,11 +549,11 @@ func (r *run) edge() int64 {
 }
 
 // stepBack moves the clock back by at most MaxStall.
-func (r *run) stepBack() { r.now -= pick(r.d, r.d(1, 3), r.d(1, MaxStall), MaxStall) }
+func (r *run) stepBack() { r.now -= pick(r.roll, r.roll(1, 3), r.roll(1, MaxStall), MaxStall) }
 
 // use makes requests for a while. Clocks only go forward, unless a parameter allows steps back.
 func (r *run) use(modes ...Mode) {
-	for range r.d(0, 12) {
+	for range r.roll(0, 12) {
 		r.pass()
 		r.decide(r.anyRequest(modes...))
 	}
@@ -561,9 +561,9 @@ func (r *run) use(modes ...Mode) {
 
 // useWithSteps is use with clocks that step back by up to MaxStall.
 func (r *run) useWithSteps(modes ...Mode) {
-	for range r.d(0, 12) {
+	for range r.roll(0, 12) {
 		r.pass()
-		if r.d.oneIn(4) {
+		if r.roll.oneIn(4) {
 			r.stepBack()
 		}
 		r.decide(r.anyRequest(modes...))
@@ -571,23 +571,23 @@ func (r *run) useWithSteps(modes ...Mode) {
 }
 
 // useWithChanges is use with clocks that step by any amount and limits that change to any other.
-func (r *run) useWithChanges(each func(a Request, out Outcome) error) error {
-	for range r.d(1, 25) {
+func (r *run) useWithChanges(each func(request Request, out Outcome) error) error {
+	for range r.roll(1, 25) {
 		r.pass()
-		switch r.d(0, 9) {
+		switch r.roll(0, 9) {
 		case 0:
 			r.stepBack()
 		case 1:
-			r.now = max(r.now-r.d(1, 1000*day), epoch)
+			r.now = max(r.now-r.roll(1, 1000*day), epoch)
 		case 2:
 			if len(r.kin) > 0 {
-				kin := r.kin[r.d(0, int64(len(r.kin)-1))]
-				r.prepare, r.at = kin.Prepare, kin.paramsAt
+				kin := r.kin[r.roll(0, int64(len(r.kin)-1))]
+				r.prepare, r.calendarAt = kin.Prepare, kin.paramsAt
 			}
-			r.change(r.anyLimit(r.d))
+			r.change(r.anyLimit(r.roll))
 		}
-		a := r.anyRequest(Spend, Spend, Draw, Peek, Force, Refund, Reset)
-		if err := each(a, r.decide(a)); err != nil {
+		request := r.anyRequest(Spend, Spend, Draw, Peek, Force, Refund, Reset)
+		if err := each(request, r.decide(request)); err != nil {
 			return err
 		}
 	}
@@ -600,10 +600,10 @@ func haveSameAnswers(r, other *run, from int64) error {
 	r, other = r.clone(), other.clone()
 	r.now = from
 	for range 3 {
-		a := r.anyRequest(Spend, Draw, Peek, Refund)
+		request := r.anyRequest(Spend, Draw, Peek, Refund)
 		other.now = r.now
-		if got, want := r.decide(a), other.decide(a); answer(got) != answer(want) {
-			return r.lawError("%v %d has the outcome %+v, and in the other run %+v", a.Mode, a.Cost, got, want)
+		if got, want := r.decide(request), other.decide(request); answer(got) != answer(want) {
+			return r.lawError("%v %d has the outcome %+v, and in the other run %+v", request.Mode, request.Cost, got, want)
 		}
 		r.pass()
 	}
@@ -616,10 +616,10 @@ func answer(o Outcome) Outcome {
 	return o
 }
 
-var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice) error {
-	r := startRun(a, d)
+var denialChangesNothing = law{"denial changes nothing", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	without := r.clone() // gets only the granted requests
-	for range d(1, 20) {
+	for range roll(1, 20) {
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Draw, Refund)
 		before := r.state
@@ -640,8 +640,8 @@ var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice)
 
 func TestDenialChangesNothing(t *testing.T) { prove(t, denialChangesNothing, allSubjects()) }
 
-var peekChangesNothing = law{"peek changes nothing", func(a subject, d dice) error {
-	r := startRun(a, d)
+var peekChangesNothing = law{"peek changes nothing", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		before := r.state
 		out, after := r.step(r.state, r.paramsAt(r.now), r.anyRequest(Peek), r.now)
@@ -665,8 +665,8 @@ func orNil(state, before any) any {
 
 func TestPeekChangesNothing(t *testing.T) { prove(t, peekChangesNothing, allSubjects()) }
 
-var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subject, d dice) error {
-	r := startRun(a, d)
+var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		request := r.anyRequest(Peek)
 		peek := r.decideAt(request, r.now)
@@ -680,8 +680,8 @@ var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subj
 
 func TestPeekAnswersWhatSpendWould(t *testing.T) { prove(t, peekAnswersWhatSpendWould, allSubjects()) }
 
-var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subject, d dice) error {
-	r := startRun(a, d)
+var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
 	before := r.clone()
@@ -695,20 +695,20 @@ var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subjec
 	if back.Granted != out.Granted {
 		return r.lawError("%d was granted and %d taken back", out.Granted, back.Granted)
 	}
-	return haveSameAnswers(r, before, r.now+d(0, 2*r.heal(r.limit)))
+	return haveSameAnswers(r, before, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
 func TestSpendThenRefundIsNothing(t *testing.T) { prove(t, spendThenRefundIsNothing, allSubjects()) }
 
-var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) error {
-	r := startRun(a, d)
+var retryAfterIsTight = law{"retry after is tight", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	for range 4 {
-		switch r.d(0, 9) {
+		switch r.roll(0, 9) {
 		case 0:
 			r.stepBack()
 		case 1: // the denial repairs the state
-			r.now = max(r.now-d(MaxStall, 1000*day), epoch)
+			r.now = max(r.now-roll(MaxStall, 1000*day), epoch)
 		default:
 			r.pass()
 		}
@@ -718,7 +718,7 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 			continue
 		}
 		if out.RetryAfter == Never {
-			if later := r.decideAt(request, r.now+d(0, 4*r.heal(r.limit))); later.RetryAfter != Never {
+			if later := r.decideAt(request, r.now+roll(0, 4*r.refillTime(r.limit))); later.RetryAfter != Never {
 				return r.lawError("RetryAfter was Never, and later the outcome is %+v", later)
 			}
 			continue
@@ -726,7 +726,7 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 		if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
 			return r.lawError("at its RetryAfter, the request is denied: %+v", at)
 		}
-		for _, early := range []int64{1, d(1, out.RetryAfter)} {
+		for _, early := range []int64{1, roll(1, out.RetryAfter)} {
 			if before := r.decideAt(request, r.now+out.RetryAfter-early); before.RetryAfter != early {
 				return r.lawError("%d µs before its RetryAfter, the outcome is %+v", early, before)
 			}
@@ -737,13 +737,13 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 
 func TestRetryAfterIsTight(t *testing.T) { prove(t, retryAfterIsTight, allSubjects()) }
 
-var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, d dice) error {
-	r := startRun(a, d)
+var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		request := r.anyRequest(Spend, Peek)
 		out := r.decideAt(request, r.now)
-		if (out.RetryAfter == Never) != (request.Cost > r.room(r.limit)) {
-			return r.lawError("%v %d, with room for %d in a fresh state, has the outcome %+v", request.Mode, request.Cost, r.room(r.limit), out)
+		if (out.RetryAfter == Never) != (request.Cost > r.capacity(r.limit)) {
+			return r.lawError("%v %d, with room for %d in a fresh state, has the outcome %+v", request.Mode, request.Cost, r.capacity(r.limit), out)
 		}
 		return nil
 	})
@@ -753,13 +753,13 @@ func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
 	prove(t, whatCannotFitIsDeniedForEver, allSubjects())
 }
 
-var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(a subject, d dice) error {
-	r := startRun(a, d)
+var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		request := r.anyRequest(Spend, Peek)
 		out := r.decideAt(request, r.now)
 		cheaper := request
-		cheaper.Cost = d(0, request.Cost)
+		cheaper.Cost = roll(0, request.Cost)
 		less := r.decideAt(cheaper, r.now)
 		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
 			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v", request.Cost, out, cheaper.Cost, less)
@@ -775,11 +775,11 @@ func TestCheaperRequestsAreGrantedToo(t *testing.T) {
 	prove(t, cheaperRequestsAreGrantedToo, allSubjects())
 }
 
-var availabilityNeverFallsByItself = law{"availability never falls by itself", func(a subject, d dice) error {
-	r := startRun(a, d)
+var availabilityNeverFallsByItself = law{"availability never falls by itself", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
-	if d.oneIn(3) {
-		r.change(r.anyLimit(d)) // not seen by the state yet
+	if roll.oneIn(3) {
+		r.change(r.anyLimit(roll)) // not seen by the state yet
 	}
 	request := r.anyRequest(Spend, Draw)
 	request.Holder = r.newHolder()
@@ -799,11 +799,11 @@ func TestAvailabilityNeverFallsByItself(t *testing.T) {
 	prove(t, availabilityNeverFallsByItself, allSubjects())
 }
 
-var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, d dice) error {
-	r := startRun(a, d)
+var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
-		if out.Remaining < 0 || out.Remaining > r.room(r.limit) {
-			return r.lawError("%d remain of %d", out.Remaining, r.room(r.limit))
+		if out.Remaining < 0 || out.Remaining > r.capacity(r.limit) {
+			return r.lawError("%d remain of %d", out.Remaining, r.capacity(r.limit))
 		}
 		return nil
 	})
@@ -813,8 +813,8 @@ func TestRemainingStaysWithinTheLimit(t *testing.T) {
 	prove(t, remainingStaysWithinTheLimit, allSubjects())
 }
 
-var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) error {
-	r := startRun(a, d)
+var numbersStayInRange = law{"numbers stay in range", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(request Request, out Outcome) error {
 		if err := inRange(request, out, r.state); err != nil {
 			return r.lawError("%v", err)
@@ -825,25 +825,25 @@ var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) er
 
 // inRange checks an outcome and the new state against the contract of Outcome and of the
 // package.
-func inRange(a Request, out Outcome, state any) error {
+func inRange(r Request, out Outcome, state any) error {
 	const top = 1 << 53
 	switch {
-	case out.Granted < 0 || out.Granted > a.Cost:
-		return fmt.Errorf("Granted is %d of a cost of %d", out.Granted, a.Cost)
+	case out.Granted < 0 || out.Granted > r.Cost:
+		return fmt.Errorf("Granted is %d of a cost of %d", out.Granted, r.Cost)
 	case out.Remaining < 0 || out.Remaining >= top:
 		return fmt.Errorf("remaining is %d", out.Remaining)
 	case out.RetryAfter < Never || out.RetryAfter >= top:
 		return fmt.Errorf("retry after is %d", out.RetryAfter)
 	case out.ResetAfter < 0 || out.ResetAfter >= top:
 		return fmt.Errorf("reset after is %d", out.ResetAfter)
-	case out.Wait < 0 || out.Wait > a.Patience:
-		return fmt.Errorf("wait is %d with patience %d", out.Wait, a.Patience)
+	case out.Wait < 0 || out.Wait > r.Patience:
+		return fmt.Errorf("wait is %d with patience %d", out.Wait, r.Patience)
 	case !out.OK() && (out.Granted != 0 || out.Wait != 0):
 		return fmt.Errorf("a denial has Granted %d and Wait %d", out.Granted, out.Wait)
 	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
 		return fmt.Errorf("keep is %d, reset after %d", out.Keep, out.ResetAfter)
-	case a.Mode >= Force && !out.OK():
-		return fmt.Errorf("%v was denied", a.Mode)
+	case r.Mode >= Force && !out.OK():
+		return fmt.Errorf("%v was denied", r.Mode)
 	}
 	if state == nil {
 		return nil
@@ -877,15 +877,15 @@ func numbersIn(v reflect.Value, top int64) error {
 
 func TestNumbersStayInRange(t *testing.T) { prove(t, numbersStayInRange, allSubjects()) }
 
-var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, d dice) error {
-	r := startRun(a, d)
+var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
-	if r.pass(); d.oneIn(4) {
+	if r.pass(); roll.oneIn(4) {
 		r.stepBack()
 	}
 	left := r.peek(r.now).Remaining
 	request := Request{Mode: Spend, Cost: left, Holder: r.newHolder()}
-	if r.queues {
+	if r.isQueue {
 		request.Patience = Max
 	}
 	if out := r.decideAt(request, r.now); !out.OK() {
@@ -900,8 +900,8 @@ var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subj
 
 func TestRemainingIsWhatSpendFinds(t *testing.T) { prove(t, remainingIsWhatSpendFinds, allSubjects()) }
 
-var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
-	r := startRun(a, d)
+var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
 	left := r.peek(r.now)
@@ -916,13 +916,13 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
 
 func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()) }
 
-var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d dice) error {
-	r := startRun(a, d)
-	if out := r.decide(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
+var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	if out := r.decide(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
 		return r.lawError("nothing was used, and the refund is %+v", out)
 	}
 	granted, refunded := int64(0), int64(0)
-	for range d(1, 20) {
+	for range roll(1, 20) {
 		r.pass()
 		request := r.anyRequest(Spend, Draw, Refund, Refund)
 		before := r.peek(r.now)
@@ -932,7 +932,7 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 			continue
 		}
 		refunded += out.Granted
-		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.room(r.limit) {
+		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.capacity(r.limit) {
 			return r.lawError("a refund of %d made Remaining %d; before it was %d", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
@@ -943,16 +943,16 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 		return nil
 	}
 	r.decide(Request{Mode: Refund, Cost: Max / 2})
-	if out := r.decide(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
-		return r.lawError("all refunded, and %d remain of %d", out.Remaining, r.room(r.limit))
+	if out := r.decide(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.capacity(r.limit) {
+		return r.lawError("all refunded, and %d remain of %d", out.Remaining, r.capacity(r.limit))
 	}
 	return nil
 }}
 
 func TestRefundNeverExceedsUse(t *testing.T) { prove(t, refundNeverExceedsUse, allSubjects()) }
 
-var outcomeIsKept = law{"an outcome is kept", func(a subject, d dice) error {
-	r := startRun(a, d)
+var outcomeIsKept = law{"an outcome is kept", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
 			return r.lawError("the outcome was %+v, and a peek has %+v", out, kept)
@@ -963,15 +963,15 @@ var outcomeIsKept = law{"an outcome is kept", func(a subject, d dice) error {
 
 func TestOutcomeIsKept(t *testing.T) { prove(t, outcomeIsKept, allSubjects()) }
 
-var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subject, d dice) error {
-	r := startRun(a, d)
-	for range d(1, 12) {
+var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	for range roll(1, 12) {
 		r.pass()
-		switch d(0, 8) {
+		switch roll(0, 8) {
 		case 0:
 			r.stepBack()
 		case 1:
-			r.now -= d(MaxStall, day)
+			r.now -= roll(MaxStall, day)
 		}
 		out, next := r.step(r.state, r.paramsAt(r.now), r.anyRequest(Spend, Draw, Force, Refund, Reset), r.now)
 		if out.Keep == Unchanged {
@@ -988,7 +988,7 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v", kept, other)
 			}
 			r.state = nil
-		} else if from := r.now + out.Keep + d(0, 3); from <= late {
+		} else if from := r.now + out.Keep + roll(0, 3); from <= late {
 			if err := haveSameAnswers(r, fresh, from); err != nil {
 				return fmt.Errorf("after %d µs: %w", out.Keep, err)
 			}
@@ -999,19 +999,19 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 
 func TestStateEqualsFreshAfterKeep(t *testing.T) { prove(t, stateEqualsFreshAfterKeep, allSubjects()) }
 
-var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) error {
-	r := startRun(a, d)
+var resetAfterIsTight = law{"reset after is tight", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
 	reset := r.peek(r.now).ResetAfter
-	if at := r.peek(r.now + reset); at.Remaining != r.room(r.limit) || at.ResetAfter != 0 {
+	if at := r.peek(r.now + reset); at.Remaining != r.capacity(r.limit) || at.ResetAfter != 0 {
 		return r.lawError("after %d µs the state should be fresh; a peek has %+v", reset, at)
 	}
 	if reset == 0 {
 		return nil
 	}
-	early := d(1, reset)
-	if before := r.peek(r.now + reset - early); before.Remaining >= r.room(r.limit) || before.ResetAfter != early {
+	early := roll(1, reset)
+	if before := r.peek(r.now + reset - early); before.Remaining >= r.capacity(r.limit) || before.ResetAfter != early {
 		return r.lawError("%d µs before the state should be fresh, it is %+v", early, before)
 	}
 	return nil
@@ -1019,11 +1019,11 @@ var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) erro
 
 func TestResetAfterIsTight(t *testing.T) { prove(t, resetAfterIsTight, allSubjects()) }
 
-var resetForgetsEverything = law{"reset forgets everything", func(a subject, d dice) error {
-	r := startRun(a, d)
+var resetForgetsEverything = law{"reset forgets everything", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		out := r.decideAt(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
-		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.room(r.limit) {
+		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
 			return r.lawError("a reset has the outcome %+v", out)
 		}
 		return nil
@@ -1032,8 +1032,8 @@ var resetForgetsEverything = law{"reset forgets everything", func(a subject, d d
 
 func TestResetForgetsEverything(t *testing.T) { prove(t, resetForgetsEverything, allSubjects()) }
 
-var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
-	r := startRun(a, d)
+var stepsArePure = law{"steps are pure", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		before := fmt.Sprint(r.state)
 		request, other := r.anyRequest(Spend, Draw, Force, Refund, Reset), r.anyRequest(Spend, Draw, Force, Refund, Reset)
@@ -1052,18 +1052,18 @@ var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
 
 func TestStepsArePure(t *testing.T) { prove(t, stepsArePure, allSubjects()) }
 
-var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a subject, d dice) error {
-	r := startRun(a, d)
+var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	grain := r.grain(r.limit)
 	if grain == 0 {
 		return nil
 	}
-	shift := grain * d(0, 100*day/grain)
+	shift := grain * roll(0, 100*day/grain)
 	shifted := r.clone()
-	for range d(1, 15) {
+	for range roll(1, 15) {
 		r.pass()
-		if d.oneIn(6) {
-			r.now -= d(1, day)
+		if roll.oneIn(6) {
+			r.now -= roll(1, day)
 		}
 		shifted.now = r.now + shift
 		request := r.anyRequest(Spend, Draw, Peek, Force, Refund)
@@ -1078,8 +1078,8 @@ func TestOnlyDifferencesOfTimeMatter(t *testing.T) {
 	prove(t, onlyDifferencesOfTimeMatter, allSubjects())
 }
 
-var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
-	r := startRun(a, d)
+var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.use(Spend, Draw, Force, Refund)
 	r.pass()
 	cost := min(r.fitting(), 30)
@@ -1098,17 +1098,17 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
 	if admitted < cost {
 		return nil
 	}
-	return haveSameAnswers(parts, whole, r.now+d(0, 2*r.heal(r.limit)))
+	return haveSameAnswers(parts, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
 // The contract of the option Additive, in any state.
-var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
-	r := startRun(a, d)
+var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	if err := r.useWithChanges(func(Request, Outcome) error { return nil }); err != nil {
 		return err
 	}
-	request, times := Request{Mode: Spend, Cost: r.fitting()}, d(2, 30)
-	if d.oneIn(2) {
+	request, times := Request{Mode: Spend, Cost: r.fitting()}, roll(2, 30)
+	if roll.oneIn(2) {
 		request.Cost = max(min(request.Cost, r.peek(r.now).Remaining/times), 1)
 	}
 	one, sum := r.clone(), r.clone()
@@ -1142,14 +1142,14 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 }}
 
 // The contract of the option RetryAfterGrant, in any state.
-var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a subject, d dice) error {
-	r := startRun(a, d)
+var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if !out.OK() {
 			return nil
 		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
-		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		again, truth := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
 		if truth == Never {
 			truth = 0 // unknown
 		}
@@ -1161,7 +1161,7 @@ var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a sub
 }}
 
 func TestRetryAfterGrant(t *testing.T) {
-	prove(t, grantPredictsNextDenial, subjectsWhere(func(a subject) bool { return a.again != nil }))
+	prove(t, grantPredictsNextDenial, subjectsWhere(func(a subject) bool { return a.retryAfterGrant != nil }))
 }
 
 func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(additives)) }
@@ -1193,7 +1193,7 @@ func within(events []event, bound func(apart int64) int64) error {
 // traffic makes greedy requests: it takes all units, often at the moment at which more are free.
 func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
-	for range r.d(1, 40) {
+	for range r.roll(1, 40) {
 		r.pass()
 		if r.now >= expires { // stores drop the state then
 			r.state = nil
@@ -1202,7 +1202,7 @@ func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 		if !patient {
 			request.Patience = 0
 		}
-		if refunds && r.d.oneIn(5) {
+		if refunds && r.roll.oneIn(5) {
 			request.Mode = Refund
 		}
 		out := r.decide(request)
@@ -1213,10 +1213,10 @@ func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	}
 }
 
-var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, d dice) error {
-	r := startRun(a, d)
-	refunds := d.oneIn(3)
-	patient := r.bookable && !refunds && d.oneIn(2)
+var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	refunds := roll.oneIn(3)
+	patient := r.canBook && !refunds && roll.oneIn(2)
 	rounded := boolean(patient) // waits end at the next whole µs
 	var events []event
 	r.traffic(refunds, patient, func(request Request, out Outcome) {
@@ -1238,10 +1238,10 @@ func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
 
 // At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period
 // before.
-var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, d dice) error {
-	r := startRun(a, d)
+var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	var events []event
-	for range d(1, 40) {
+	for range roll(1, 40) {
 		r.pass()
 		if out := r.decide(r.anyRequest(Draw, Draw, Spend)); out.Granted > 0 {
 			events = append(events, event{at: r.now, admitted: out.Granted})
@@ -1316,17 +1316,17 @@ func TestBoundsAreReached(t *testing.T) {
 
 // Departures are Period/Count apart, to the µs, whatever is refunded, and if the clock
 // steps back by up to MaxStall. A wait is no longer than the queue.
-var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) error {
+var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice) error {
 	type departure struct {
 		holder   string
 		at, cost int64
 	}
-	r := startRun(a, d)
+	r := startRun(a, roll)
 	var line []departure
 	latest := r.now
-	for range d(1, 30) {
+	for range roll(1, 30) {
 		r.pass()
-		if d.oneIn(5) {
+		if roll.oneIn(5) {
 			r.stepBack()
 			r.now = max(r.now, latest-MaxStall)
 		}
@@ -1334,11 +1334,11 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 		if r.state == nil && r.now < latest { // all have left, before a step back
 			line = nil
 		}
-		if len(line) > 0 && d.oneIn(4) {
+		if len(line) > 0 && roll.oneIn(4) {
 			tail := &line[len(line)-1]
-			back := pick(d, tail.cost, d(1, tail.cost), tail.cost+1)
-			if len(line) > 1 && d.oneIn(2) {
-				tail = &line[d(0, int64(len(line)-2))]
+			back := pick(roll, tail.cost, roll(1, tail.cost), tail.cost+1)
+			if len(line) > 1 && roll.oneIn(2) {
+				tail = &line[roll(0, int64(len(line)-2))]
 			}
 			out := r.decide(Request{Mode: Refund, Cost: back, Holder: tail.holder})
 			switch {
@@ -1384,21 +1384,21 @@ func atLeast(a, b, c, d int64) bool {
 func TestDeparturesAreSpaced(t *testing.T) { prove(t, departuresAreSpaced, []subject{queueSubject()}) }
 
 // A raised limit frees exactly the difference.
-var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, d dice) error {
-	r := startRun(a, d)
+var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.use(Spend, Draw, Refund)
 	r.pass()
-	if r.bookable { // bookings may use more units than the limit has
+	if r.canBook { // bookings may use more units than the limit has
 		r.decide(Request{Mode: Refund, Cost: Max / 2})
 		r.use(Peek)
 	}
 	raised := r.limit
-	by := d(0, 10)
+	by := roll(0, 10)
 	raised.Count += by
-	if a.holds || a.bookable {
+	if a.needsHolder || a.canBook {
 		raised = r.limit
-		raised.Burst = r.room(r.limit) + by
-		if a.queues {
+		raised.Burst = r.capacity(r.limit) + by
+		if a.isQueue {
 			raised.Burst--
 		}
 	}
@@ -1422,13 +1422,13 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 
 // Whatever the new limit is, used units stay used, and no caller waits longer for them than they
 // take to refill at the new rate.
-var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, d dice) error {
-	r := startRun(a, d)
+var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	var events []event
-	for range d(1, 15) {
+	for range roll(1, 15) {
 		r.pass()
 		request := r.anyRequest(Spend, Draw)
-		if !r.queues {
+		if !r.isQueue {
 			request.Patience = 0
 		}
 		if out := r.decide(request); out.Granted > 0 {
@@ -1438,21 +1438,21 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if r.state != nil && r.history[len(r.history)-1].out.Keep == Unchanged {
 		return nil // the time since the state was written counts at the new rate
 	}
-	old, used, before := r.limit, r.room(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
-	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].name == "subwindow" {
-		n := int(d(1, MaxParts))
+	old, used, before := r.limit, r.capacity(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
+	if len(r.kin) > 0 && r.calendarAt == nil && roll.oneIn(2) && r.kin[0].name == "subwindow" {
+		n := int(roll(1, MaxParts))
 		kin := subSubject(n)
-		r.prepare, r.heal = kin.prepare, kin.heal
+		r.prepare, r.refillTime = kin.prepare, kin.refillTime
 	}
-	limit := r.anyLimit(d)
-	switch d(0, 3) {
+	limit := r.anyLimit(roll)
+	switch roll(0, 3) {
 	case 0:
 		limit.Period = old.Period
 	case 1:
 		limit.Count = old.Count
 	case 2:
 		limit = old
-		limit.Period = old.Period + d(1, 10)
+		limit.Period = old.Period + roll(1, 10)
 	}
 	if _, err := r.prepare(limit); err != nil {
 		return nil
@@ -1461,7 +1461,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		return nil
 	}
 	r.change(limit)
-	room := r.room(limit)
+	room := r.capacity(limit)
 	after := r.peek(r.now)
 	usedNow := room - after.Remaining
 	least, most := min(used, room), min(used, room)
@@ -1491,12 +1491,12 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		return r.lawError("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
 	}
 	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
-	longest := min(times(max(used, usedNow)/room+2, r.heal(limit)), math.MaxInt64/2) + MaxStall
-	if a.queues || a.holds {
-		longest = before.ResetAfter + r.heal(limit) + 2
+	longest := min(times(max(used, usedNow)/room+2, r.refillTime(limit)), math.MaxInt64/2) + MaxStall
+	if a.isQueue || a.needsHolder {
+		longest = before.ResetAfter + r.refillTime(limit) + 2
 	}
 	if out := r.decide(request); out.RetryAfter == Never || out.RetryAfter > longest {
-		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, room, out.RetryAfter, used, r.heal(limit))
+		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, room, out.RetryAfter, used, r.refillTime(limit))
 	}
 	return nil
 }}
@@ -1515,15 +1515,15 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 // After a step back of up to 5 s, no more units are left than before it. A denied request is
 // granted when it would have been without the step, because no time passes for the length of the
 // step.
-var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, d dice) error {
-	r := startRun(a, d)
+var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.use(Spend, Draw, Force, Refund)
 	for range 4 {
 		r.pass()
 		r.decide(r.anyRequest(Draw))
 		request := r.anyRequest(Spend, Draw, Peek)
 		request.Holder = r.newHolder()
-		then, now := r.now, r.now-pick(d, d(1, 10), d(1, MaxStall), MaxStall)
+		then, now := r.now, r.now-pick(roll, roll(1, 10), roll(1, MaxStall), MaxStall)
 		before, after := r.decideAt(request, then), r.decideAt(request, now)
 		if after.Granted > before.Granted || r.peek(now).Remaining > r.peek(then).Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
 			return r.lawError("%v %d: %d µs back, the outcome changed from %+v to %+v", request.Mode, request.Cost, then-now, before, after)
@@ -1542,26 +1542,26 @@ func TestStepBackStallsTheState(t *testing.T) {
 
 // After a step back by more than 5 s, no more units are left than before it, no caller waits longer
 // than one refill, and retries do not make a denied client wait longer.
-var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, d dice) error {
-	r := startRun(a, d)
+var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.use(Spend, Draw)
-	if r.bookable && r.room(r.limit)-r.peek(r.now).Remaining == r.room(r.limit) {
+	if r.canBook && r.capacity(r.limit)-r.peek(r.now).Remaining == r.capacity(r.limit) {
 		r.decide(Request{Mode: Refund, Cost: Max / 2}) // without it, booked units would refill later
 	}
 	r.decide(Request{Mode: Draw, Cost: r.fitting(), Holder: r.newHolder()})
 	before := r.peek(r.now)
-	r.now -= MaxStall + pick(d, d(1, 10), d(1, day), d(1, 1000*day))
+	r.now -= MaxStall + pick(roll, roll(1, 10), roll(1, day), roll(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
 		return r.lawError("the step back changed Remaining to %d; before it was %d", after.Remaining, before.Remaining)
 	}
 	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
 	out := r.decide(request)
-	if out.RetryAfter == Never || out.RetryAfter > r.heal(r.limit)+MaxStall {
-		return r.lawError("%d units must wait %d; one refill takes %d", request.Cost, out.RetryAfter, r.heal(r.limit))
+	if out.RetryAfter == Never || out.RetryAfter > r.refillTime(r.limit)+MaxStall {
+		return r.lawError("%d units must wait %d; one refill takes %d", request.Cost, out.RetryAfter, r.refillTime(r.limit))
 	}
 	granted := r.now + out.RetryAfter
 	for !out.OK() {
-		r.now += max(d(1, out.RetryAfter), out.RetryAfter/8)
+		r.now += max(roll(1, out.RetryAfter), out.RetryAfter/8)
 		if out = r.decide(request); r.now+out.RetryAfter != granted {
 			return r.lawError("a cost of %d was to be granted at %d, and now at %d", request.Cost, granted, r.now+out.RetryAfter)
 		}
@@ -1573,14 +1573,14 @@ func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackIsRepaired, a
 
 // Two clocks, one up to 5 s behind the other, together admit no more than one would in
 // a time that is longer by this difference.
-var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, d dice) error {
-	r := startRun(a, d)
-	behind := pick(d, d(1, 10), d(1, MaxStall), MaxStall)
+var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	behind := pick(roll, roll(1, 10), roll(1, MaxStall), MaxStall)
 	var events []event
-	for range d(2, 40) {
+	for range roll(2, 40) {
 		r.pass()
 		now := r.now
-		if d.oneIn(2) {
+		if roll.oneIn(2) {
 			r.now -= behind
 		}
 		request := r.anyRequest(Draw, Draw, Spend)
@@ -1598,19 +1598,19 @@ var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, d dice) 
 
 func TestTwoClocksAddNothing(t *testing.T) { prove(t, twoClocksAddNothing, subjectsWhere(bounded)) }
 
-var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice) error {
-	r := startRun(a, d)
+var forceIsAlwaysGranted = law{"force is always granted", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
 	booked := int64(0) // units booked beyond the room; a queue has them within
 	for _, s := range r.history {
-		if s.out.Wait > 0 && !r.queues {
+		if s.out.Wait > 0 && !r.isQueue {
 			booked += s.out.Granted
 		}
 	}
 	// A state counts at most this many units as used: twice the capacity, and at most Max/2.
-	cost := max(min(r.fitting()-booked, Max/2-(r.room(r.limit)-left)), 0)
+	cost := max(min(r.fitting()-booked, Max/2-(r.capacity(r.limit)-left)), 0)
 	out := r.decide(Request{Mode: Force, Cost: cost, Holder: r.newHolder()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
 		return r.lawError("%d units remained, and force %d has the outcome %+v", left, cost, out)
@@ -1620,13 +1620,13 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice
 
 func TestForceIsAlwaysGranted(t *testing.T) { prove(t, forceIsAlwaysGranted, allSubjects()) }
 
-var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) error {
-	r := startRun(a, d)
-	for range d(1, 15) {
+var drawTakesWhatFits = law{"draw takes what fits", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	for range roll(1, 15) {
 		r.pass()
 		left := r.peek(r.now).Remaining
 		request := Request{Mode: Draw, Cost: r.anyCost(), Holder: r.newHolder()}
-		if r.queues {
+		if r.isQueue {
 			request.Patience = Max / 2
 		}
 		out := r.decide(request)
@@ -1640,23 +1640,23 @@ var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) erro
 func TestDrawTakesWhatFits(t *testing.T) { prove(t, drawTakesWhatFits, allSubjects()) }
 
 // At every moment the live holds take at most the slots, and exactly what does not fit is denied.
-var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d dice) error {
+var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll dice) error {
 	type held struct{ cost, expires int64 }
-	r := startRun(a, d)
+	r := startRun(a, roll)
 	holds := map[string]held{}
 	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
-	steps := d.oneIn(2)
+	steps := roll.oneIn(2)
 	if steps { // after a step back, a hold that has ended may live again
 		modes = modes[:3]
 	}
-	for range d(1, 40) {
+	for range roll(1, 40) {
 		r.pass()
-		if steps && d.oneIn(5) {
+		if steps && roll.oneIn(5) {
 			r.stepBack()
 			r.now = max(r.now, latest-MaxStall)
 		}
 		latest = max(latest, r.now)
-		others, slots := int64(0), r.room(r.limit)
+		others, slots := int64(0), r.capacity(r.limit)
 		request := r.anyRequest(modes...)
 		for holder, h := range holds {
 			if h.expires <= latest {
@@ -1697,8 +1697,8 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 
 // A hold that is renewed in time lives, whatever other holders do. One that is not renewed ends
 // after Period, to the µs.
-var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
-	r := startRun(a, d)
+var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	cost := r.fitting()
 	mine := Request{Mode: Spend, Cost: cost, Holder: "mine"}
 	if out := r.decide(mine); out.Granted != cost {
@@ -1706,8 +1706,8 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 	}
 	greedy := func() int64 { return r.decide(Request{Mode: Draw, Cost: Max / 2, Holder: r.newHolder()}).Granted }
 	greedy()
-	for range d(1, 10) {
-		r.now += d(0, r.limit.Period-1)
+	for range roll(1, 10) {
+		r.now += roll(0, r.limit.Period-1)
 		greedy()
 		if out := r.decide(mine); !out.OK() || out.Granted != 0 {
 			return r.lawError("the renewal has the outcome %+v", out)
@@ -1723,8 +1723,8 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 		return r.lawError("%d slots are free before the hold has ended", left)
 	}
 	r.now = ends
-	if got := greedy(); got != r.room(r.limit) {
-		return r.lawError("%d slots of %d are free when the holds have ended", got, r.room(r.limit))
+	if got := greedy(); got != r.capacity(r.limit) {
+		return r.lawError("%d slots of %d are free when the holds have ended", got, r.capacity(r.limit))
 	}
 	return nil
 }}
@@ -1732,20 +1732,20 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 func TestRenewedHoldsLive(t *testing.T) { prove(t, renewedHoldsLive, []subject{slotSubject()}) }
 
 // Only its holder can refund a hold, and only once.
-var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject, d dice) error {
-	r := startRun(a, d)
+var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	r.use(Spend, Draw)
 	left := r.peek(r.now).Remaining
 	if left == 0 {
 		return nil
 	}
-	cost := d(1, left)
+	cost := roll(1, left)
 	r.decide(Request{Mode: Spend, Cost: cost, Holder: "mine"})
 	held := r.decide(Request{Mode: Peek}).Remaining
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: r.newHolder()}); out.Granted != 0 || out.Remaining != held {
 		return r.lawError("another holder refunded %d slots; want 0", out.Granted)
 	}
-	part := d(0, cost)
+	part := roll(0, cost)
 	if out := r.decide(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
 		return r.lawError("a refund of %d of %d slots has the outcome %+v", part, cost, out)
 	}
@@ -1763,7 +1763,7 @@ func TestOnlyTheHolderCanRefundItsHold(t *testing.T) {
 }
 
 // A calendar window is a day or a month of its zone, whatever its length.
-var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject, d dice) error {
+var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject, roll dice) error {
 	parts := strings.SplitN(a.name, "/", 3)
 	zone, err := time.LoadLocation(parts[2])
 	if err != nil {
@@ -1781,9 +1781,9 @@ var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject
 			return local.Format("2006-01")
 		}
 	}
-	r := startRun(a, d)
+	r := startRun(a, roll)
 	used := map[string]int64{}
-	for range d(1, 30) {
+	for range roll(1, 30) {
 		r.pass()
 		request := r.anyRequest(Spend, Draw)
 		date := dated(r.now)
@@ -1808,8 +1808,8 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 
 // The caller computes the calendar. While its clock agrees with the store's within half a window,
 // the answer is the same.
-var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, d dice) error {
-	r := startRun(a, d)
+var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	skewed := r.clone()
 	half := 11 * hour
 	switch {
@@ -1818,11 +1818,11 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 	case strings.Contains(a.name, "month"):
 		half = (14*24 - 1) * hour
 	}
-	for range d(1, 20) {
+	for range roll(1, 20) {
 		r.pass()
-		skew := pick(d, 0, d(-half, half), half, -half)
+		skew := pick(roll, 0, roll(-half, half), half, -half)
 		skewed.now = r.now
-		skewed.at = func(p Params, now int64) Params { return r.at(p, now+skew) }
+		skewed.calendarAt = func(p Params, now int64) Params { return r.calendarAt(p, now+skew) }
 		request := r.anyRequest(Spend, Draw, Refund)
 		if out, other := r.decide(request), skewed.decide(request); answer(out) != answer(other) {
 			return r.lawError("for a caller %d µs ahead, the outcome is %+v", skew, other)
@@ -1837,15 +1837,15 @@ func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 
 // However far behind a caller's clock is, its parameters select a window of a unit's length
 // that has not ended.
-var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subject, d dice) error {
-	r := startRun(a, d)
-	calendar := r.at
-	for range d(1, 10) {
+var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subject, roll dice) error {
+	r := startRun(a, roll)
+	calendar := r.calendarAt
+	for range roll(1, 10) {
 		r.pass()
-		behind := d(0, 1000*day)
-		r.at = func(p Params, now int64) Params { return calendar(p, now-behind) }
+		behind := roll(0, 1000*day)
+		r.calendarAt = func(p Params, now int64) Params { return calendar(p, now-behind) }
 		out := r.decide(Request{Mode: Force, Cost: 1})
-		if out.ResetAfter <= 0 || out.ResetAfter > r.heal(r.limit)+MaxStall {
+		if out.ResetAfter <= 0 || out.ResetAfter > r.refillTime(r.limit)+MaxStall {
 			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs", behind, out.ResetAfter)
 		}
 		right := calendar(r.params, r.now)
@@ -1864,11 +1864,11 @@ func TestClocksBehindSelectAWindow(t *testing.T) {
 // by less than one if doubles are exact.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
-	d := seeded(seed, 0)
+	roll := seeded(seed, 0)
 	for i := range 50_000 {
-		large := pick[int64](d, 1, MaxPeriod/2) // where doubles are coarse, and anywhere
-		old, parts := d(large, MaxPeriod), d(1, MaxPeriod)
-		level := d(0, Max)
+		large := pick[int64](roll, 1, MaxPeriod/2) // where doubles are coarse, and anywhere
+		old, parts := roll(large, MaxPeriod), roll(1, MaxPeriod)
+		level := roll(0, Max)
 		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(parts))
 		got := whole(convert(level, old, parts))
 		slack := whole(1)

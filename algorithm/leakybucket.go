@@ -9,7 +9,7 @@ import (
 var leakyBucketLua string
 
 // LeakyBucket is a queue with a constant outflow. Units leave Period/Count apart, and at most Burst
-// of them wait (default 0: no unit waits). An outcome has the Wait until the caller's turn. A
+// of them wait (default 0: no parts waits). An outcome has the Wait until the caller's turn. A
 // request is denied if the queue is full, or if the wait is longer than its patience. The queue has
 // the order in which the store decides: a request that begins after another has its outcome is
 // behind it. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket
@@ -59,9 +59,9 @@ type queue struct {
 	Taken int64 // units that it took
 }
 
-func leakyBucket(s queue, p Params, a Request, now int64) (Outcome, queue) {
-	rate, unit, places, who := p[0], p[1], p[2], HolderID(a.Holder)
-	capacity := places * unit
+func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {
+	rate, parts, places, who := p[0], p[1], p[2], HolderID(r.Holder)
+	capacity := places * parts
 	level, old, tail, taken := s.Level, s.Rate, s.Tail, s.Taken
 	if old != 0 && old != rate {
 		level = convert(level, old, rate)
@@ -73,50 +73,50 @@ func leakyBucket(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	before := level
 
 	var out Outcome
-	switch a.Mode {
+	switch r.Mode {
 	case Spend, Peek, Draw:
-		need := a.need()
+		need := r.need()
 		if need > places {
 			out.RetryAfter = Never
 		} else if need > 0 {
 			if level > 0 {
 				out.Wait = cdiv(level, rate) + ahead
 			}
-			if need*unit > room {
-				out.RetryAfter = cdiv(need*unit-room, rate) + ahead
+			if need*parts > room {
+				out.RetryAfter = cdiv(need*parts-room, rate) + ahead
 			}
-			out.RetryAfter = max(out.RetryAfter, out.Wait-a.Patience)
+			out.RetryAfter = max(out.RetryAfter, out.Wait-r.Patience)
 			if out.RetryAfter > 0 {
 				out.Wait = 0
-			} else if a.Mode != Peek {
-				out.Granted = min(a.Cost, room/unit)
-				level += out.Granted * unit
-				tail, taken = who, out.Granted*unit
+			} else if r.Mode != Peek {
+				out.Granted = min(r.Cost, room/parts)
+				level += out.Granted * parts
+				tail, taken = who, out.Granted*parts
 			}
 		}
 	case Force:
-		out.Granted = min(a.Cost, (Max-level)/unit)
-		level += out.Granted * unit
+		out.Granted = min(r.Cost, (Max-level)/parts)
+		level += out.Granted * parts
 		if out.Granted > 0 {
-			tail, taken = who, out.Granted*unit
+			tail, taken = who, out.Granted*parts
 		}
 	case Refund:
 		if who != 0 && who == tail {
-			out.Granted = min(a.Cost, taken/unit, cdiv(level, unit))
-			level = max(level-out.Granted*unit, 0)
-			taken -= out.Granted * unit
+			out.Granted = min(r.Cost, taken/parts, cdiv(level, parts))
+			level = max(level-out.Granted*parts, 0)
+			taken -= out.Granted * parts
 		}
 	default: // Reset
 		level = 0
 	}
 
 	if level < capacity {
-		out.Remaining = (capacity - level) / unit
+		out.Remaining = (capacity - level) / parts
 	}
 	if level > 0 {
 		out.ResetAfter = cdiv(level, rate) + ahead
 	}
-	if level == before && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if level == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

@@ -1,5 +1,5 @@
-local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, tail, taken)
-  local capacity = places * unit
+local function leakybucket(rate, parts, places, _, mode, cost, patience, now, who, level, at, old, tail, taken)
+  local capacity = places * parts
   tail, taken = tail or 0, taken or 0
   if old and old ~= rate then
     level = convert(level, old, rate)
@@ -20,36 +20,36 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
       if level > 0 then
         wait = cdiv(level, rate) + ahead
       end
-      if need * unit > room then
-        retry = cdiv(need * unit - room, rate) + ahead
+      if need * parts > room then
+        retry = cdiv(need * parts - room, rate) + ahead
       end
       retry = math.max(retry, wait - patience)
       if retry > 0 then
         wait = 0
       elseif mode ~= PEEK then
-        granted = math.min(cost, div(room, unit))
-        level = level + granted * unit
-        tail, taken = who, granted * unit
+        granted = math.min(cost, div(room, parts))
+        level = level + granted * parts
+        tail, taken = who, granted * parts
       end
     end
   elseif mode == FORCE then
-    granted = math.min(cost, div(MAX - level, unit))
-    level = level + granted * unit
+    granted = math.min(cost, div(MAX - level, parts))
+    level = level + granted * parts
     if granted > 0 then
-      tail, taken = who, granted * unit
+      tail, taken = who, granted * parts
     end
   elseif mode == REFUND then
     if who ~= 0 and who == tail then
-      granted = math.min(cost, div(taken, unit), cdiv(level, unit))
-      level = math.max(level - granted * unit, 0)
-      taken = taken - granted * unit
+      granted = math.min(cost, div(taken, parts), cdiv(level, parts))
+      level = math.max(level - granted * parts, 0)
+      taken = taken - granted * parts
     end
   else
     level = 0
   end
 
   if level < capacity then
-    remaining = div(capacity - level, unit)
+    remaining = div(capacity - level, parts)
   end
   if level > 0 then
     reset = cdiv(level, rate) + ahead

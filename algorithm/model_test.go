@@ -16,47 +16,47 @@ import (
 type model interface {
 	// fits returns what would be granted at a time, and whether that is enough, if no other request
 	// comes before.
-	fits(a Request, now int64) (granted int64, enough bool)
+	fits(r Request, now int64) (granted int64, enough bool)
 	remaining(now int64) int64
-	// use is the number of units that could be refunded.
-	use(now int64) int64
+	// refundable is the number of units that could be refunded.
+	refundable(now int64) int64
 	// empty tells whether nothing is used.
 	empty(now int64) bool
 	// wait is how long a caller whose request is granted must wait.
-	wait(a Request, now int64) int64
-	spend(cost int64, a Request, now int64)
-	refund(a Request, now int64) int64
+	wait(r Request, now int64) int64
+	spend(cost int64, r Request, now int64)
+	refund(r Request, now int64) int64
 	reset()
-	// room is what a fresh state has.
-	room() int64
+	// capacity is what a fresh state has.
+	capacity() int64
 }
 
 // decide returns the outcome that the step must have.
-func decide(m model, a Request, now int64) Outcome {
+func decide(m model, r Request, now int64) Outcome {
 	var out Outcome
-	switch a.Mode {
+	switch r.Mode {
 	case Spend, Draw, Peek:
-		granted, enough := m.fits(a, now)
+		granted, enough := m.fits(r, now)
 		switch {
-		case a.Mode != Draw && a.Cost > m.room():
+		case r.Mode != Draw && r.Cost > m.capacity():
 			out.RetryAfter = Never
 		case !enough:
 			out.RetryAfter = first(func(after int64) bool {
-				_, enough := m.fits(a, now+after)
+				_, enough := m.fits(r, now+after)
 				return enough
 			})
 		default:
-			out.Wait = m.wait(a, now)
-			if a.Mode != Peek {
+			out.Wait = m.wait(r, now)
+			if r.Mode != Peek {
 				out.Granted = granted
-				m.spend(granted, a, now)
+				m.spend(granted, r, now)
 			}
 		}
 	case Force:
-		out.Granted = a.Cost
-		m.spend(a.Cost, a, now)
+		out.Granted = r.Cost
+		m.spend(r.Cost, r, now)
 	case Refund:
-		out.Granted = m.refund(a, now)
+		out.Granted = m.refund(r, now)
 	case Reset:
 		m.reset()
 	}
@@ -98,13 +98,13 @@ func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 // A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue,
 // a caller waits until it has leaked dry.
 type bucketModel struct {
-	capacity int64
-	rate     *big.Rat // tokens per µs
-	used     *big.Rat
-	at       int64
-	queue    bool
-	tail     string
-	places   int64
+	size    int64    // tokens
+	rate    *big.Rat // tokens per µs
+	used    *big.Rat
+	at      int64
+	isQueue bool
+	tail    string
+	places  int64
 }
 
 func (m *bucketModel) usedAt(now int64) *big.Rat {
@@ -124,60 +124,60 @@ func (m *bucketModel) until(leaked *big.Rat) int64 {
 	return ceiling(new(big.Rat).Quo(leaked, m.rate))
 }
 
-func (m *bucketModel) fits(a Request, now int64) (int64, bool) {
-	free := floor(new(big.Rat).Sub(whole(m.capacity), m.usedAt(now)))
-	granted, need := a.Cost, a.Cost
-	if a.Mode == Draw {
-		granted, need = min(a.Cost, max(free, 0)), min(a.Cost, 1)
+func (m *bucketModel) fits(r Request, now int64) (int64, bool) {
+	free := floor(new(big.Rat).Sub(whole(m.size), m.usedAt(now)))
+	granted, need := r.Cost, r.Cost
+	if r.Mode == Draw {
+		granted, need = min(r.Cost, max(free, 0)), min(r.Cost, 1)
 	}
 	switch {
 	case need == 0:
 		return granted, true
-	case m.queue:
-		return granted, need <= free && m.wait(a, now) <= a.Patience
-	case a.Mode == Draw:
+	case m.isQueue:
+		return granted, need <= free && m.wait(r, now) <= r.Patience
+	case r.Mode == Draw:
 		return granted, need <= free
 	}
-	return granted, need <= m.capacity && m.wait(a, now) <= a.Patience
+	return granted, need <= m.size && m.wait(r, now) <= r.Patience
 }
 
-func (m *bucketModel) wait(a Request, now int64) int64 {
-	if a.Cost == 0 {
+func (m *bucketModel) wait(r Request, now int64) int64 {
+	if r.Cost == 0 {
 		return 0
 	}
-	if m.queue {
+	if m.isQueue {
 		return m.until(m.usedAt(now))
 	}
-	if a.Mode == Draw {
+	if r.Mode == Draw {
 		return 0
 	}
-	used := new(big.Rat).Add(m.usedAt(now), whole(a.Cost))
-	return m.until(used.Sub(used, whole(m.capacity)))
+	used := new(big.Rat).Add(m.usedAt(now), whole(r.Cost))
+	return m.until(used.Sub(used, whole(m.size)))
 }
 
 func (m *bucketModel) remaining(now int64) int64 {
-	return max(floor(new(big.Rat).Sub(whole(m.capacity), m.usedAt(now))), 0)
+	return max(floor(new(big.Rat).Sub(whole(m.size), m.usedAt(now))), 0)
 }
 
-func (m *bucketModel) use(now int64) int64 { return ceiling(m.usedAt(now)) }
+func (m *bucketModel) refundable(now int64) int64 { return ceiling(m.usedAt(now)) }
 
 func (m *bucketModel) empty(now int64) bool { return m.usedAt(now).Sign() == 0 }
 
-func (m *bucketModel) spend(cost int64, a Request, now int64) {
+func (m *bucketModel) spend(cost int64, r Request, now int64) {
 	if cost > 0 {
 		m.used, m.at = new(big.Rat).Add(m.usedAt(now), whole(cost)), now
-		m.tail, m.places = a.Holder, cost
+		m.tail, m.places = r.Holder, cost
 	}
 }
 
-func (m *bucketModel) refund(a Request, now int64) int64 {
+func (m *bucketModel) refund(r Request, now int64) int64 {
 	used := m.usedAt(now)
-	back := min(a.Cost, floor(used))
-	if m.queue {
-		if a.Holder == "" || a.Holder != m.tail {
+	back := min(r.Cost, floor(used))
+	if m.isQueue {
+		if r.Holder == "" || r.Holder != m.tail {
 			return 0
 		}
-		back = min(a.Cost, m.places, ceiling(used))
+		back = min(r.Cost, m.places, ceiling(used))
 		m.places -= back
 		if used.Sub(used, whole(back)).Sign() < 0 {
 			used = new(big.Rat)
@@ -185,7 +185,7 @@ func (m *bucketModel) refund(a Request, now int64) int64 {
 		m.used, m.at = used, now
 		return back
 	}
-	if used.Sub(used, whole(a.Cost)).Sign() < 0 {
+	if used.Sub(used, whole(r.Cost)).Sign() < 0 {
 		used = new(big.Rat)
 	}
 	m.used, m.at = used, now
@@ -194,7 +194,7 @@ func (m *bucketModel) refund(a Request, now int64) int64 {
 
 func (m *bucketModel) reset() { m.used = new(big.Rat) }
 
-func (m *bucketModel) room() int64 { return m.capacity }
+func (m *bucketModel) capacity() int64 { return m.size }
 
 // A ledger stores every grant. Which of them count at a time makes it a window, a log, or
 // sub-windows.
@@ -207,20 +207,20 @@ type ledger struct {
 	starts func(now int64)
 }
 
-func (m *ledger) fits(a Request, now int64) (int64, bool) {
+func (m *ledger) fits(r Request, now int64) (int64, bool) {
 	free := m.count - m.used(m.grants, now)
-	if a.Mode == Draw {
-		granted := min(a.Cost, max(free, 0))
-		return granted, granted > 0 || a.Cost == 0
+	if r.Mode == Draw {
+		granted := min(r.Cost, max(free, 0))
+		return granted, granted > 0 || r.Cost == 0
 	}
-	return a.Cost, a.Cost == 0 || a.Cost <= free
+	return r.Cost, r.Cost == 0 || r.Cost <= free
 }
 
 func (m *ledger) wait(Request, int64) int64 { return 0 }
 
 func (m *ledger) remaining(now int64) int64 { return max(m.count-m.used(m.grants, now), 0) }
 
-func (m *ledger) use(now int64) int64 { return m.sum(m.grants, now) }
+func (m *ledger) refundable(now int64) int64 { return m.sum(m.grants, now) }
 
 func (m *ledger) empty(now int64) bool {
 	for _, g := range m.grants {
@@ -242,14 +242,14 @@ func (m *ledger) spend(cost int64, _ Request, now int64) {
 }
 
 // refund removes the newest cost.
-func (m *ledger) refund(a Request, now int64) int64 {
+func (m *ledger) refund(r Request, now int64) int64 {
 	back := int64(0)
-	for len(m.grants) > 0 && back < a.Cost {
+	for len(m.grants) > 0 && back < r.Cost {
 		newest := &m.grants[len(m.grants)-1]
 		if !m.counts(newest.at, now) {
 			break
 		}
-		taken := min(newest.admitted, a.Cost-back)
+		taken := min(newest.admitted, r.Cost-back)
 		back += taken
 		if newest.admitted -= taken; newest.admitted == 0 {
 			m.grants = m.grants[:len(m.grants)-1]
@@ -260,7 +260,7 @@ func (m *ledger) refund(a Request, now int64) int64 {
 
 func (m *ledger) reset() { m.grants = nil }
 
-func (m *ledger) room() int64 { return m.count }
+func (m *ledger) capacity() int64 { return m.count }
 
 // sum adds up all grants that count.
 func (m *ledger) sum(grants []event, now int64) int64 {
@@ -282,7 +282,7 @@ func modelFor(a subject, l Limit) model {
 	index := func(at int64) int64 { return at / l.Period }
 	switch a.name {
 	case "tokenbucket", "leakybucket":
-		return &bucketModel{capacity: a.room(l), rate: fraction(l.Count, l.Period), used: new(big.Rat), queue: a.queues}
+		return &bucketModel{size: a.capacity(l), rate: fraction(l.Count, l.Period), used: new(big.Rat), isQueue: a.isQueue}
 	case "fixedwindow":
 		return newLedger(l, func(at, now int64) bool { return index(at) == index(now) })
 	case "fixedwindow/anchored":
@@ -330,16 +330,16 @@ func TestStepsEqualTheirModels(t *testing.T) {
 	}
 	total := 0
 	for _, a := range allSubjects() {
-		if a.at != nil || a.holds {
+		if a.calendarAt != nil || a.needsHolder {
 			continue // their laws are their models
 		}
 		t.Run(a.name, func(t *testing.T) {
-			for historyEntry, trace := 0, uint64(0); historyEntry < requests; trace++ {
+			for compared, trace := 0, uint64(0); compared < requests; trace++ {
 				n, err := compare(a, seeded(seed, trace))
 				if err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d, trace %d: %v", seed, trace, err)
 				}
-				historyEntry, total = historyEntry+n, total+n
+				compared, total = compared+n, total+n
 			}
 		})
 	}
@@ -347,26 +347,26 @@ func TestStepsEqualTheirModels(t *testing.T) {
 }
 
 // compare runs a trace against the model. It returns how many requests agreed.
-func compare(a subject, d dice) (int, error) {
-	l := a.anyLimit(d)
+func compare(a subject, roll dice) (int, error) {
+	l := a.anyLimit(roll)
 	for a.name == "slidingwindow" && tickOf(l.Count, l.Period) > 1 {
-		l = a.anyLimit(d) // with coarser ticks, the step admits less than the model
+		l = a.anyLimit(roll) // with coarser ticks, the step admits less than the model
 	}
-	r, m := startRunWith(a, d, l), modelFor(a, l)
-	for historyEntry := range 100 {
+	r, m := startRunWith(a, roll, l), modelFor(a, l)
+	for i := range 100 {
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Spend, Draw, Draw, Peek, Refund, Force)
 		switch {
 		case request.Mode == Force:
-			request.Cost = min(request.Cost, max(min(2*r.room(l), Max/2)-m.use(r.now), 0)) // the steps drop units beyond this
-		case request.Mode == Refund && r.queues && d.oneIn(2) && m.(*bucketModel).tail != "":
+			request.Cost = min(request.Cost, max(min(2*r.capacity(l), Max/2)-m.refundable(r.now), 0)) // the steps drop units beyond this
+		case request.Mode == Refund && r.isQueue && roll.oneIn(2) && m.(*bucketModel).tail != "":
 			request.Holder = m.(*bucketModel).tail
-		case d.oneIn(50):
+		case roll.oneIn(50):
 			request.Mode = Reset
 		}
 		want := decide(m, request, r.now)
 		if got := answer(r.decide(request)); got != want {
-			return historyEntry, r.lawError("%v %d: the model has the outcome %+v", request.Mode, request.Cost, want)
+			return i, r.lawError("%v %d: the model has the outcome %+v", request.Mode, request.Cost, want)
 		}
 	}
 	return 100, nil

@@ -45,7 +45,7 @@ type grant struct {
 	keep int64 // how long it is kept after at, in µs; it is never dropped before an earlier grant
 }
 
-func slidingLog(s record, p Params, a Request, now int64) (Outcome, record) {
+func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	count, period := p[0], p[1]
 	last, base := grant{at: now}, int64(0)
 	if n := len(s.grants); n > 0 {
@@ -59,11 +59,11 @@ func slidingLog(s record, p Params, a Request, now int64) (Outcome, record) {
 	used := last.sum - base
 
 	var out Outcome
-	granted, after, fits := take(a, used, count)
-	if never(a, count) {
+	granted, after, fits := take(r, used, count)
+	if never(r, count) {
 		out.RetryAfter = Never
 	} else if !fits {
-		enough := last.sum + a.need() - count
+		enough := last.sum + r.need() - count
 		i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= enough })
 		at := s.grants[i].at
 		if repaired {
@@ -71,14 +71,14 @@ func slidingLog(s record, p Params, a Request, now int64) (Outcome, record) {
 		}
 		out.RetryAfter = at + period - now
 	}
-	if a.Mode == Force {
+	if r.Mode == Force {
 		granted = min(granted, Max/2-min(used, Max/2))
 		after = used + granted
 	}
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
-	if after == used && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
 		out.Keep = Unchanged
 		return out, s

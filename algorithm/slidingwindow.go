@@ -62,17 +62,17 @@ type windowPair struct {
 	Owner    int64 // Period of the limit that decided last, if the windows have another width; else 0
 }
 
-func slidingWindow(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
+func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, width, previous, repaired := slide(s, period, now)
 	before := current + previous
 
 	var out Outcome
-	if a.Mode == Refund {
-		out.Granted = min(a.Cost, before)
+	if r.Mode == Refund {
+		out.Granted = min(r.Cost, before)
 		previous -= max(out.Granted-current, 0)
 		current = max(current-out.Granted, 0)
-	} else if a.Mode == Reset {
+	} else if r.Mode == Reset {
 		current, previous = 0, 0
 	}
 	if width != period && s.Owner != period {
@@ -84,18 +84,18 @@ func slidingWindow(s windowPair, p Params, a Request, now int64) (Outcome, windo
 		ticks = cdiv(width, tick)
 	}
 	fading := cdiv(previous*(ticks-max(now-start, 0)/tick), ticks)
-	if a.Mode == Force {
-		out.Granted = min(a.Cost, Max/2-current)
+	if r.Mode == Force {
+		out.Granted = min(r.Cost, Max/2-current)
 		current += out.Granted
-	} else if a.Mode < Force {
-		granted, _, fits := take(a, current+fading, count)
-		if never(a, count) {
+	} else if r.Mode < Force {
+		granted, _, fits := take(r, current+fading, count)
+		if never(r, count) {
 			out.RetryAfter = Never
 		} else if !fits {
 			// The units of one window must fade until there is room: those of the previous window or,
 			// if the current ones alone leave no room, those of the current window after its end. use
 			// is their number.
-			room, windows, use := count-a.need(), int64(0), previous
+			room, windows, use := count-r.need(), int64(0), previous
 			if room < current {
 				windows, room, use = 1, room+current, current
 				if width != period || use > count {
@@ -124,7 +124,7 @@ func slidingWindow(s windowPair, p Params, a Request, now int64) (Outcome, windo
 	} else if previous > 0 {
 		out.ResetAfter = start + width - now
 	}
-	if out.Granted == 0 && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if out.Granted == 0 && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

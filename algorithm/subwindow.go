@@ -61,10 +61,10 @@ type parts struct {
 	Used  [MaxParts + 1]int64 // the current part first
 }
 
-func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
+func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	count, width, n := p[0], p[1], p[2]
-	next, used, repaired := roll(s, width, n, now)
-	granted, after, fits := take(a, used, count)
+	next, used, repaired := advanceParts(s, width, n, now)
+	granted, after, fits := take(r, used, count)
 	for i, back := 0, used-after; back > 0; i++ {
 		taken := min(back, next.Used[i])
 		next.Used[i] -= taken
@@ -75,7 +75,7 @@ func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
 		next = next.gather(min(used, after), count, width, n, now)
 		own, repaired = next.Width == width && next.Count == n, true
 	}
-	if after > used && !own && a.Mode != Force {
+	if after > used && !own && r.Mode != Force {
 		next, own = parts{Width: width, Count: n, Start: now - now%width}, true
 		next.Used[0] = used
 	}
@@ -84,10 +84,10 @@ func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	}
 
 	var out Outcome
-	if never(a, count) {
+	if never(r, count) {
 		out.RetryAfter = Never
 	} else if !fits {
-		left := used + a.need() - count
+		left := used + r.need() - count
 		k := next.Count + 1
 		for left -= next.Used[k-1]; left > 0; left -= next.Used[k-1] {
 			k--
@@ -99,7 +99,7 @@ func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	if after > 0 {
 		out.ResetAfter = next.gone() - now
 	}
-	if after == used && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -111,9 +111,9 @@ func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	return out, next
 }
 
-// roll advances the parts to now. It returns the used units, and whether the state was too far in
+// advanceParts advances the parts to now. It returns the used units, and whether the state was too far in
 // the future and was repaired.
-func roll(s parts, width, n, now int64) (next parts, used int64, repaired bool) {
+func advanceParts(s parts, width, n, now int64) (next parts, used int64, repaired bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {
 		passed = (now - s.Start) / s.Width

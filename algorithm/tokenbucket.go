@@ -17,21 +17,21 @@ var tokenBucketLua string
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
 //	        refunded in w; booked cost counts at the end of its Wait
-//	State   3 numbers: level (used units), at, unit; absent while the bucket is full
+//	State   3 numbers: level (used units), at, parts; absent while the bucket is full
 //	Cost    O(1)
 //	Choose  for almost everything: smooth, allows bursts, smallest state, exact retry times
 //	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
 //
-// A token is Unit units, and a microsecond refills Rate units. Rate/Unit is Count/Period, reduced.
-// So no interval between tokens is ever rounded. Burst·Unit must not exceed 2^51.
+// A token is Parts units, and a microsecond refills Rate units. Rate/Parts is Count/Period, reduced.
+// So no interval between tokens is ever rounded. Burst·Parts must not exceed 2^51.
 //
 // When the limit changes, or several limits use one counter, used tokens stay used. For the time
 // since the last grant, the bucket refills at the rate of the requested limit. A limit with a
 // smaller Burst denies until the level has fallen below it. So limits that share one counter admit
 // at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
 //
-// The level is converted to the unit of the requested limit and rounded against the caller. So if
-// two grants in a row are of different limits, the second costs less than one unit too much, or
+// The level is converted to the parts of the requested limit and rounded against the caller. So if
+// two grants in a row are of different limits, the second costs less than one parts too much, or
 // less than two if the product of the two units exceeds 2^52. A level is at most 2^52 units, and
 // the rest is dropped. 2^52 units are at least twice the largest Burst that the present rate
 // allows.
@@ -53,7 +53,7 @@ var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 		return parts
 	}))
 
-// prepareBucket returns rate, unit and capacity in tokens; extra is the capacity beyond Burst.
+// prepareBucket returns rate, parts and capacity in tokens; extra is the capacity beyond Burst.
 func prepareBucket(l Limit, extra int64) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
@@ -63,88 +63,88 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 		burst = l.Count
 	}
 	g := gcd(l.Count, l.Period)
-	rate, unit := l.Count/g, l.Period/g
-	if _, ok := product(burst+extra, unit, Max/2); !ok {
-		return Params{}, fmt.Errorf("burst %d is too large to count exactly at this rate; the largest is %d", burst, Max/2/unit-extra)
+	rate, parts := l.Count/g, l.Period/g
+	if _, ok := product(burst+extra, parts, Max/2); !ok {
+		return Params{}, fmt.Errorf("burst %d is too large to count exactly at this rate; the largest is %d", burst, Max/2/parts-extra)
 	}
-	return Params{rate, unit, burst + extra}, nil
+	return Params{rate, parts, burst + extra}, nil
 }
 
 // bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
 	Level int64 // units used; above capacity if booked, forced, or used under a larger limit
 	At    int64 // the time at which Level holds
-	Unit  int64 // units per token when it was written
+	Parts int64 // units per token when it was written
 }
 
-func tokenBucket(s bucket, p *Params, a *Request, now int64, out *Outcome) bucket {
-	rate, unit, burst := p[0], p[1], p[2]
-	capacity := burst * unit
-	level, old := s.Level, s.Unit
-	if old != 0 && old != unit {
-		level = convert(level, old, unit)
+func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
+	rate, parts, burst := p[0], p[1], p[2]
+	capacity := burst * parts
+	level, old := s.Level, s.Parts
+	if old != 0 && old != parts {
+		level = convert(level, old, parts)
 	}
 	level, at, ahead, repaired := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
 
 	var granted, remaining, retry, reset, wait int64
-	switch a.Mode {
+	switch r.Mode {
 	case Spend, Peek:
-		if a.Cost > burst {
+		if r.Cost > burst {
 			retry = Never
-		} else if a.Cost > 0 {
-			short := a.Cost*unit - room
+		} else if r.Cost > 0 {
+			short := r.Cost*parts - room
 			if short > 0 {
 				wait = cdiv(short, rate) + ahead
 			}
-			if wait > a.Patience {
-				retry, wait = wait-a.Patience, 0
-			} else if a.Mode == Spend {
-				granted = a.Cost
-				level += a.Cost * unit
+			if wait > r.Patience {
+				retry, wait = wait-r.Patience, 0
+			} else if r.Mode == Spend {
+				granted = r.Cost
+				level += r.Cost * parts
 			}
 		}
 	case Draw:
-		if room >= unit {
-			granted = min(a.Cost, room/unit)
-			level += granted * unit
-		} else if a.Cost > 0 {
-			retry = cdiv(unit-room, rate) + ahead
+		if room >= parts {
+			granted = min(r.Cost, room/parts)
+			level += granted * parts
+		} else if r.Cost > 0 {
+			retry = cdiv(parts-room, rate) + ahead
 		}
 	case Force:
-		granted = min(a.Cost, (Max-level)/unit)
-		level += granted * unit
+		granted = min(r.Cost, (Max-level)/parts)
+		level += granted * parts
 	case Refund:
-		granted = min(a.Cost, level/unit)
-		level = shrink(level, a.Cost, unit)
+		granted = min(r.Cost, level/parts)
+		level = shrink(level, r.Cost, parts)
 	default: // Reset
 		level = 0
 	}
 
 	if level < capacity {
-		remaining = (capacity - level) / unit
+		remaining = (capacity - level) / parts
 	}
 	if level > 0 {
 		reset = cdiv(level, rate) + ahead
 	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
-	if level == before && !(repaired && (a.Mode != Peek || retry != 0)) && a.Mode != Reset {
+	if level == before && !(repaired && (r.Mode != Peek || retry != 0)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return s
 	}
-	return bucket{level, at, unit}
+	return bucket{level, at, parts}
 }
 
 // tokensAfterGrant counts back from the time at which the bucket is full, to the time at which it
 // has cost tokens.
 func tokensAfterGrant(p *Params, cost, remaining, reset int64) int64 {
-	rate, unit, burst := p[0], p[1], p[2]
+	rate, parts, burst := p[0], p[1], p[2]
 	if cost <= remaining || cost > burst {
 		return 0
 	}
-	return max(reset-cdiv((burst-cost)*unit, rate), 0)
+	return max(reset-cdiv((burst-cost)*parts, rate), 0)
 }
 
 // drain advances a level to now. It returns the level, the time of that level, how far this time is
@@ -166,7 +166,7 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 	return level - (now-at)*rate, now, 0, repaired
 }
 
-// convert changes the unit of a level from 1/old of a token to 1/parts of a token. It rounds up, to
+// convert changes the parts of a level from 1/old of a token to 1/parts of a token. It rounds up, to
 // at most Max. If the product is too large to be exact, it computes in doubles, as the twin must,
 // with an error of less than two of the new units.
 func convert(level, old, parts int64) int64 {
@@ -184,9 +184,9 @@ func convert(level, old, parts int64) int64 {
 }
 
 // shrink removes tokens from a level, but not below zero.
-func shrink(level, tokens, unit int64) int64 {
-	if tokens >= cdiv(level, unit) {
+func shrink(level, tokens, parts int64) int64 {
+	if tokens >= cdiv(level, parts) {
 		return 0
 	}
-	return level - tokens*unit
+	return level - tokens*parts
 }

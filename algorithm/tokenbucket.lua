@@ -1,7 +1,7 @@
-local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, level, at, old)
-  local capacity = burst * unit
-  if old and old ~= unit then
-    level = convert(level, old, unit)
+local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, level, at, old)
+  local capacity = burst * parts
+  if old and old ~= parts then
+    level = convert(level, old, parts)
   end
   local ahead, repaired
   level, at, ahead, repaired = drain(rate, now, level, at)
@@ -13,7 +13,7 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
     if cost > burst then
       retry = NEVER
     elseif cost > 0 then
-      local short = cost * unit - room
+      local short = cost * parts - room
       if short > 0 then
         wait = cdiv(short, rate) + ahead
       end
@@ -21,28 +21,28 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
         retry, wait = wait - patience, 0
       elseif mode == SPEND then
         granted = cost
-        level = level + cost * unit
+        level = level + cost * parts
       end
     end
   elseif mode == DRAW then
-    if room >= unit then
-      granted = math.min(cost, div(room, unit))
-      level = level + granted * unit
+    if room >= parts then
+      granted = math.min(cost, div(room, parts))
+      level = level + granted * parts
     elseif cost > 0 then
-      retry = cdiv(unit - room, rate) + ahead
+      retry = cdiv(parts - room, rate) + ahead
     end
   elseif mode == FORCE then
-    granted = math.min(cost, div(MAX - level, unit))
-    level = level + granted * unit
+    granted = math.min(cost, div(MAX - level, parts))
+    level = level + granted * parts
   elseif mode == REFUND then
-    granted = math.min(cost, div(level, unit))
-    level = math.max(level - cost * unit, 0)
+    granted = math.min(cost, div(level, parts))
+    level = math.max(level - cost * parts, 0)
   else
     level = 0
   end
 
   if level < capacity then
-    remaining = div(capacity - level, unit)
+    remaining = div(capacity - level, parts)
   end
   if level > 0 then
     reset = cdiv(level, rate) + ahead
@@ -51,5 +51,5 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, wait, keep, level, at, unit
+  return granted, remaining, retry, reset, wait, keep, level, at, parts
 end

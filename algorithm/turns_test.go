@@ -16,28 +16,28 @@ type turn struct {
 
 // turnsOf are two or three limits, which often differ in only one number.
 func (r *run) turnsOf() []turn {
-	own := turn{limit: r.limit, prepare: r.prepare, at: r.at, kind: -1, shorter: r.shortest(r.limit)}
+	own := turn{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shorter: r.shortest(r.limit)}
 	turns := []turn{own}
 	for range 6 {
-		if len(turns) == 3 || len(turns) == 2 && r.d.oneIn(2) {
+		if len(turns) == 3 || len(turns) == 2 && r.roll.oneIn(2) {
 			break
 		}
 		t := own
-		switch r.d(0, 5) {
+		switch r.roll(0, 5) {
 		case 0:
-			t.limit.Count = max(t.limit.Count/r.d(2, 100), 1)
+			t.limit.Count = max(t.limit.Count/r.roll(2, 100), 1)
 		case 1:
-			t.limit.Period = max(t.limit.Period/r.d(2, 1000), 1000)
+			t.limit.Period = max(t.limit.Period/r.roll(2, 1000), 1000)
 		case 2:
-			t.limit.Burst = r.d(1, r.room(r.limit))
+			t.limit.Burst = r.roll(1, r.capacity(r.limit))
 		case 3:
-			t.limit.Burst = r.d(1, 10)
-			t.limit.Count = r.d(1, 10)
+			t.limit.Burst = r.roll(1, 10)
+			t.limit.Count = r.roll(1, 10)
 		default:
-			t.limit = r.anyLimit(r.d)
+			t.limit = r.anyLimit(r.roll)
 		}
-		if len(r.kin) > 0 && r.at == nil && r.d.oneIn(4) {
-			t.kind = int(r.d(0, int64(len(r.kin)-1)))
+		if len(r.kin) > 0 && r.calendarAt == nil && r.roll.oneIn(4) {
+			t.kind = int(r.roll(0, int64(len(r.kin)-1)))
 			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].paramsAt
 		}
 		if _, err := t.prepare(t.limit); err == nil && r.countable(append(turns, t)) {
@@ -50,10 +50,10 @@ func (r *run) turnsOf() []turn {
 
 // countable tells whether each rate can count what the largest limit may use.
 func (a subject) countable(turns []turn) bool {
-	room, heal := most(turns, a.room), most(turns, a.heal)
+	room, heal := most(turns, a.capacity), most(turns, a.refillTime)
 	for _, t := range turns {
 		p, err := t.prepare(t.limit)
-		if err != nil || a.bookable && !a.queues && times(room, p[1]) > Max/2 || a.queues && times(heal+1, p[0]) > Max/2 {
+		if err != nil || a.canBook && !a.isQueue && times(room, p[1]) > Max/2 || a.isQueue && times(heal+1, p[0]) > Max/2 {
 			return false
 		}
 	}
@@ -62,14 +62,14 @@ func (a subject) countable(turns []turn) bool {
 
 // shortest is the shortest window of a limit.
 func (a subject) shortest(l Limit) int64 {
-	if a.at != nil {
-		return a.window
+	if a.calendarAt != nil {
+		return a.shortestWindow
 	}
 	return l.Period
 }
 
 func (r *run) take(t turn) {
-	r.prepare, r.at = t.prepare, t.at
+	r.prepare, r.calendarAt = t.prepare, t.at
 	r.change(t.limit)
 }
 
@@ -115,31 +115,31 @@ func windowsInTurn(strict bool) func([]turn, int64) int64 {
 // If several limits use one state in turn, what one has used counts for the others: together they
 // admit what the largest admits. A denied request is granted at its RetryAfter and not before. It
 // waits no longer than the slowest limit needs to refill all used units.
-var limitsInTurn = law{"limits in turn keep used units", func(a subject, d dice) error {
-	r := startRun(a, d)
+var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
+	r := startRun(a, roll)
 	turns := r.turnsOf()
 	heal := int64(0)
 	for _, t := range turns {
 		r.take(t)
-		heal = max(heal, min(a.heal(t.limit), MaxPeriod))
+		heal = max(heal, min(a.refillTime(t.limit), MaxPeriod))
 	}
 	var events []event
 	var tail string
 	live := map[string]hold{}
-	for range d(1, 40) {
-		t := pick(d, turns...)
+	for range roll(1, 40) {
+		t := pick(roll, turns...)
 		r.take(t)
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Draw)
 		request.Patience = 0
-		if a.queues {
+		if a.isQueue {
 			request.Cost = 1
-			request.Patience = min(pick(d, 0, heal, d(0, heal)), r.longest())
-			if tail != "" && d.oneIn(5) {
+			request.Patience = min(pick(roll, 0, heal, roll(0, heal)), r.longest())
+			if tail != "" && roll.oneIn(5) {
 				request.Mode, request.Holder = Refund, tail
 			}
 		}
-		if a.holds {
+		if a.needsHolder {
 			request.Holder = r.newHolder()
 		}
 		out := r.decide(request)
@@ -154,20 +154,20 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, d dice)
 			if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
 				return r.lawError("after its RetryAfter, the request is denied: %+v; the limits are %+v", at, turns)
 			}
-			if early := d(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
+			if early := roll(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
 				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; the limits are %+v", early,
 					r.decideAt(request, r.now+out.RetryAfter-early), turns)
 			}
-			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.room)/a.room(l)+2, a.heal(l)) })
-			if out.RetryAfter > longest && !a.queues && !a.holds ||
-				out.RetryAfter > a.heal(r.limit)+heal && (a.queues || a.holds) {
+			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.capacity)/a.capacity(l)+2, a.refillTime(l)) })
+			if out.RetryAfter > longest && !a.isQueue && !a.needsHolder ||
+				out.RetryAfter > a.refillTime(r.limit)+heal && (a.isQueue || a.needsHolder) {
 				return r.lawError("RetryAfter is %d, longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
 			}
 		}
 		if out.Granted == 0 {
 			continue
 		}
-		if a.holds {
+		if a.needsHolder {
 			used := int64(0)
 			live[request.Holder] = hold{expires: r.now + t.limit.Period, cost: out.Granted}
 			for _, h := range live {
@@ -175,7 +175,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, d dice)
 					used += h.cost
 				}
 			}
-			if most := most(turns, a.room); used > most {
+			if most := most(turns, a.capacity); used > most {
 				return r.lawError("%d slots are held of %d; the limits are %+v", used, most, turns)
 			}
 			continue
@@ -183,10 +183,10 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, d dice)
 		tail = request.Holder
 		events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
 	}
-	if a.holds {
+	if a.needsHolder {
 		return nil
 	}
-	if err := within(events, func(apart int64) int64 { return a.inTurn(turns, apart) }); err != nil {
+	if err := within(events, func(apart int64) int64 { return a.boundInTurn(turns, apart) }); err != nil {
 		return r.lawError("%v; the limits are %+v", err, turns)
 	}
 	return nil

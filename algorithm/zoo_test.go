@@ -33,13 +33,13 @@ func TestBrokenLimitersAreDetected(t *testing.T) {
 			var err error
 			at := uint64(0)
 			for ; at < cases && err == nil; at++ {
-				err = b.law.holds(broken, seeded(seed, at))
+				err = b.law.check(broken, seeded(seed, at))
 			}
 			if err == nil {
 				t.Fatalf("%q does not detect the broken limiter in %d cases of seed %d", b.law.name, cases, seed)
 			}
 			for i := range max(2*at, 200) {
-				if err := b.law.holds(sound, seeded(seed, i)); err != nil {
+				if err := b.law.check(sound, seeded(seed, i)); err != nil {
 					t.Fatalf("%q also rejects the sound limiter in case %d of seed %d: %v", b.law.name, i, seed, err)
 				}
 			}
@@ -128,24 +128,24 @@ func brokenLimiters() []brokenLimiter {
 
 // A published bucket that sets elapsed to at least 0, and then stores now as the time of its last
 // refill.
-func timeWrittenBackwards(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
+func timeWrittenBackwards(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
-	return values(tokenBucket)(s, p, a, now)
+	return values(tokenBucket)(s, p, r, now)
 }
 
 // A published bucket that adds elapsed times rate, even if the clock went back.
-func elapsedNotClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	if back := s.At - now; back > 0 && s.Unit > 0 {
+func elapsedNotClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	if back := s.At - now; back > 0 && s.Parts > 0 {
 		s.Level += min(muldiv(back, p[0], 1), Max/4)
 		s.At = now
 	}
-	return values(tokenBucket)(s, p, a, now)
+	return values(tokenBucket)(s, p, r, now)
 }
 
 // GCRA that accepts any arrival time, however far ahead of the clock it is.
-func futureAccepted(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
+func futureAccepted(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
-	out, next := values(tokenBucket)(s, p, a, now+ahead)
+	out, next := values(tokenBucket)(s, p, r, now+ahead)
 	if out.RetryAfter > 0 {
 		out.RetryAfter += ahead
 	}
@@ -159,22 +159,22 @@ func futureAccepted(s bucket, p Params, a Request, now int64) (Outcome, bucket) 
 }
 
 // A denial that writes nothing, although it had to repair the time.
-func neverRepaired(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func neverRepaired(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	if !out.OK() {
 		out.Keep, next = Unchanged, s
 	}
 	return out, next
 }
 
-func keptForAnHour(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func keptForAnHour(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	out.Keep = min(out.Keep, hour)
 	return out, next
 }
 
-func keptForWholeSeconds(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func keptForWholeSeconds(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	if out.Keep > 0 {
 		out.Keep = out.Keep / 1_000_000 * 1_000_000
 	}
@@ -182,28 +182,28 @@ func keptForWholeSeconds(s bucket, p Params, a Request, now int64) (Outcome, buc
 }
 
 // INCR, and an EXPIRE that never runs.
-func keptForEver(s window, p Params, a Request, now int64) (Outcome, window) {
-	out, next := fixedWindow(s, p, a, now)
+func keptForEver(s window, p Params, r Request, now int64) (Outcome, window) {
+	out, next := fixedWindow(s, p, r, now)
 	if out.Keep > 0 {
 		out.Keep = Max
 	}
 	return out, next
 }
 
-func denialCharged(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if a.Mode == Spend && out.RetryAfter > 0 {
-		a.Mode = Force
-		_, next = values(tokenBucket)(s, p, a, now)
+func denialCharged(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if r.Mode == Spend && out.RetryAfter > 0 {
+		r.Mode = Force
+		_, next = values(tokenBucket)(s, p, r, now)
 		out.Keep = out.ResetAfter
 	}
 	return out, next
 }
 
 // INCR first, and the comparison afterwards.
-func denialCounted(s window, p Params, a Request, now int64) (Outcome, window) {
-	out, next := fixedWindow(s, p, a, now)
-	if a.Mode == Spend && out.RetryAfter > 0 {
+func denialCounted(s window, p Params, r Request, now int64) (Outcome, window) {
+	out, next := fixedWindow(s, p, r, now)
+	if r.Mode == Spend && out.RetryAfter > 0 {
 		_, next = fixedWindow(s, p, Request{Mode: Force, Cost: 1}, now)
 		out.Keep = next.End - now
 	}
@@ -211,8 +211,8 @@ func denialCounted(s window, p Params, a Request, now int64) (Outcome, window) {
 }
 
 // GCRA whose RetryAfter is when the arrival time would allow the cost, which it never does.
-func oversizeHasRetryAfter(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func oversizeHasRetryAfter(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	if out.RetryAfter == Never {
 		out.RetryAfter = max(out.ResetAfter, 1)
 	}
@@ -220,9 +220,9 @@ func oversizeHasRetryAfter(s bucket, p Params, a Request, now int64) (Outcome, b
 }
 
 // GCRA that compares with >= instead of >.
-func wholeBurstRefused(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if (a.Mode == Spend || a.Mode == Peek) && a.Cost == p[2] {
+func wholeBurstRefused(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if (r.Mode == Spend || r.Mode == Peek) && r.Cost == p[2] {
 		left, _ := values(tokenBucket)(s, p, Request{Mode: Peek}, now)
 		return Outcome{RetryAfter: Never, Remaining: left.Remaining, ResetAfter: left.ResetAfter, Keep: Unchanged}, s
 	}
@@ -230,31 +230,31 @@ func wholeBurstRefused(s bucket, p Params, a Request, now int64) (Outcome, bucke
 }
 
 // A refund as a negative cost, without a bound.
-func refundAboveCapacity(s window, p Params, a Request, now int64) (Outcome, window) {
-	if a.Mode != Refund {
-		return fixedWindow(s, p, a, now)
+func refundAboveCapacity(s window, p Params, r Request, now int64) (Outcome, window) {
+	if r.Mode != Refund {
+		return fixedWindow(s, p, r, now)
 	}
 	ends, _, _, _ := windowEnd(p[1], p[2], p[3], now)
 	if s.End <= now {
 		s = window{End: ends, Kind: p[1]}
 	}
-	s.Used -= a.Cost
-	return Outcome{Granted: a.Cost, Remaining: p[0] - s.Used, ResetAfter: s.End - now, Keep: s.End - now}, s
+	s.Used -= r.Cost
+	return Outcome{Granted: r.Cost, Remaining: p[0] - s.Used, ResetAfter: s.End - now, Keep: s.End - now}, s
 }
 
 // GCRA that stores an arrival time only while it lies in the future.
-func fillingRefundLost(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if a.Mode == Refund && out.Keep == 0 {
+func fillingRefundLost(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if r.Mode == Refund && out.Keep == 0 {
 		out.Keep, next = Unchanged, s
 	}
 	return out, next
 }
 
 // A Draw that takes everything, and reports only the whole units.
-func drawChargesFraction(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if a.Mode == Draw && out.Granted > 0 && out.Granted < a.Cost {
+func drawChargesFraction(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if r.Mode == Draw && out.Granted > 0 && out.Granted < r.Cost {
 		next.Level = p[1] * p[2]
 		out.Remaining, out.ResetAfter = 0, cdiv(next.Level, p[0])
 		out.Keep = out.ResetAfter
@@ -265,7 +265,7 @@ func drawChargesFraction(s bucket, p Params, a Request, now int64) (Outcome, buc
 // stamps are the members of a sorted set whose names are their times.
 type stamps map[int64]int64
 
-func membersCollapse(s stamps, p Params, a Request, now int64) (Outcome, stamps) {
+func membersCollapse(s stamps, p Params, r Request, now int64) (Outcome, stamps) {
 	count, period := p[0], p[1]
 	next, used, newest := stamps{}, int64(0), now
 	for at, cost := range s {
@@ -275,14 +275,14 @@ func membersCollapse(s stamps, p Params, a Request, now int64) (Outcome, stamps)
 			newest = max(newest, at)
 		}
 	}
-	granted, after, fits := take(a, used, count)
+	granted, after, fits := take(r, used, count)
 	out := Outcome{Granted: granted, Remaining: max(count-after, 0), ResetAfter: newest + period - now, Keep: Unchanged}
 	switch {
-	case never(a, count):
+	case never(r, count):
 		out.RetryAfter = Never
 	case !fits:
 		out.RetryAfter = out.ResetAfter
-	case granted > 0 && a.Mode != Refund:
+	case granted > 0 && r.Mode != Refund:
 		next[now] = granted // ZADD of a member that may be there
 		out.Keep = out.ResetAfter
 		return out, next
@@ -292,12 +292,12 @@ func membersCollapse(s stamps, p Params, a Request, now int64) (Outcome, stamps)
 
 // A log that keeps the time of its last expired entry, so that the entry counts again when the
 // period grows.
-func baseLost(s record, p Params, a Request, now int64) (Outcome, record) {
+func baseLost(s record, p Params, r Request, now int64) (Outcome, record) {
 	kept := make(map[int64]int64, len(s.grants))
 	for _, g := range s.grants {
 		kept[g.sum] = g.at
 	}
-	out, next := slidingLog(s, p, a, now)
+	out, next := slidingLog(s, p, r, now)
 	if len(next.grants) > 0 && next.grants[0].at < 0 {
 		next.grants = append([]grant(nil), next.grants...)
 		next.grants[0].at = kept[next.grants[0].sum]
@@ -306,11 +306,11 @@ func baseLost(s record, p Params, a Request, now int64) (Outcome, record) {
 }
 
 // estimated is a sliding window by another estimate of what is used.
-func estimated(s windowPair, p Params, a Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, windowPair) {
+func estimated(s windowPair, p Params, r Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, _, previous, _ := slide(s, period, now)
 	used := estimate(current, previous, ticks-max(now-start, 0)/tick, ticks)
-	granted, _, fits := take(a, used, count)
+	granted, _, fits := take(r, used, count)
 	out := Outcome{Granted: granted, Remaining: max(count-used-granted, 0), Keep: Unchanged}
 	if !fits {
 		out.RetryAfter = start + period - now
@@ -324,16 +324,16 @@ func estimated(s windowPair, p Params, a Request, now int64, estimate func(curre
 	return out, windowPair{Start: start, Current: current + granted, Width: period, Previous: previous}
 }
 
-func weightRoundedDown(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
-	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
+func weightRoundedDown(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
+	return estimated(s, p, r, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
 }
 
 // A check of "used < limit" that ignores the cost.
-func costIgnored(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
-	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 {
+func costIgnored(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
+	return estimated(s, p, r, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
-		if a.Mode == Spend && used < p[0] && a.Cost <= p[0] {
-			return p[0] - a.Cost
+		if r.Mode == Spend && used < p[0] && r.Cost <= p[0] {
+			return p[0] - r.Cost
 		}
 		return used
 	})
@@ -341,26 +341,26 @@ func costIgnored(s windowPair, p Params, a Request, now int64) (Outcome, windowP
 
 // Repaired windows that are aligned to the epoch instead of beginning now: the weight of the
 // previous one jumps.
-func realigned(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
+func realigned(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
 		s.Start = now - now%p[1]
 	}
-	return slidingWindow(s, p, a, now)
+	return slidingWindow(s, p, r, now)
 }
 
 // A sub-window that counts the current part and only n-1 before it.
-func oneShort(s parts, p Params, a Request, now int64) (Outcome, parts) {
+func oneShort(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	p[2]--
-	return subWindow(s, p, a, now)
+	return subWindow(s, p, r, now)
 }
 
 // floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in
 // tokens per µs.
-func floatQuotients(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if out.RetryAfter > 0 && a.Patience == 0 {
+func floatQuotients(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if out.RetryAfter > 0 && r.Patience == 0 {
 		level, _, ahead, _ := drain(p[0], now, s.Level, s.At)
-		short := float64(a.need()) - float64(p[2]*p[1]-level)/float64(p[1])
+		short := float64(r.need()) - float64(p[2]*p[1]-level)/float64(p[1])
 		out.RetryAfter = int64(math.Ceil(short/(float64(p[0])/float64(p[1])))) + ahead
 	}
 	return out, next
@@ -370,20 +370,20 @@ func floatQuotients(s bucket, p Params, a Request, now int64) (Outcome, bucket) 
 type arrival struct{ at int64 }
 
 // GCRA whose interval between two units is a whole number of µs.
-func intervalRounded(s arrival, p Params, a Request, now int64) (Outcome, arrival) {
-	rate, unit, burst := p[0], p[1], p[2]
-	interval := unit / rate
+func intervalRounded(s arrival, p Params, r Request, now int64) (Outcome, arrival) {
+	rate, parts, burst := p[0], p[1], p[2]
+	interval := parts / rate
 	at := max(s.at, now)
-	cost := a.Cost
+	cost := r.Cost
 	free := burst
 	if interval > 0 {
 		free = max((now+burst*interval-at)/interval, 0)
 	}
-	if a.Mode == Draw {
+	if r.Mode == Draw {
 		cost = min(cost, free)
 	}
 	out := Outcome{Remaining: min(free, burst), ResetAfter: at - now, Keep: Unchanged}
-	if (a.Mode != Spend && a.Mode != Draw) || a.Cost == 0 {
+	if (r.Mode != Spend && r.Mode != Draw) || r.Cost == 0 {
 		return out, s
 	}
 	if cost == 0 || cost > free {
@@ -397,19 +397,19 @@ func intervalRounded(s arrival, p Params, a Request, now int64) (Outcome, arriva
 }
 
 // A reset of now + capacity/rate, however much is used.
-func resetAlwaysFull(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func resetAlwaysFull(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	out.ResetAfter = cdiv(p[1]*p[2], p[0])
 	return out, next
 }
 
 // A window whose length is stored in whole seconds. One of less than a second never ends.
-func wholeSeconds(s window, p Params, a Request, now int64) (Outcome, window) {
+func wholeSeconds(s window, p Params, r Request, now int64) (Outcome, window) {
 	named := p[1]
 	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {
 		p[1] = MaxPeriod
 	}
-	out, next := fixedWindow(s, p, a, now)
+	out, next := fixedWindow(s, p, r, now)
 	if out.ResetAfter > 0 {
 		out.ResetAfter = min(out.ResetAfter+named-p[1], named)
 	}
@@ -417,39 +417,39 @@ func wholeSeconds(s window, p Params, a Request, now int64) (Outcome, window) {
 }
 
 // A level that is cut to the present burst, as if the rest had never been used.
-func levelClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	if s.Unit != 0 {
-		s.Level = min(convert(s.Level, s.Unit, p[1]), p[1]*p[2])
-		s.Unit = p[1]
+func levelClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	if s.Parts != 0 {
+		s.Level = min(convert(s.Level, s.Parts, p[1]), p[1]*p[2])
+		s.Parts = p[1]
 	}
-	return values(tokenBucket)(s, p, a, now)
+	return values(tokenBucket)(s, p, r, now)
 }
 
 // Used units are always moved to the window of the present limit.
-func shorterForgets(s window, p Params, a Request, now int64) (Outcome, window) {
+func shorterForgets(s window, p Params, r Request, now int64) (Outcome, window) {
 	if ends, _, _, kind := windowEnd(p[1], p[2], p[3], now); s.End > now && s.Kind != kind {
 		s.End, s.Kind = ends, kind
 	}
-	return fixedWindow(s, p, a, now)
+	return fixedWindow(s, p, r, now)
 }
 
-func sharesCarried(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
+func sharesCarried(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	if start, current, width, previous, _ := slide(s, p[1], now); s.Width > 0 && width != p[1] {
 		s = windowPair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
 	}
-	return slidingWindow(s, p, a, now)
+	return slidingWindow(s, p, r, now)
 }
 
-func gatheredAtOnce(s parts, p Params, a Request, now int64) (Outcome, parts) {
+func gatheredAtOnce(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if s.Width > 0 && s.Width != p[1] {
-		_, used, _ := roll(s, p[1], p[2], now)
+		_, used, _ := advanceParts(s, p[1], p[2], now)
 		s = parts{Width: p[1], Count: p[2], Start: now - now%p[1]}
 		s.Used[0] = used
 	}
-	return subWindow(s, p, a, now)
+	return subWindow(s, p, r, now)
 }
 
-func droppedEarly(s record, p Params, a Request, now int64) (Outcome, record) {
+func droppedEarly(s record, p Params, r Request, now int64) (Outcome, record) {
 	var kept []grant
 	for _, g := range s.grants {
 		if g.keep > p[1] {
@@ -457,47 +457,47 @@ func droppedEarly(s record, p Params, a Request, now int64) (Outcome, record) {
 		}
 		kept = append(kept, g)
 	}
-	return slidingLog(record{kept}, p, a, now)
+	return slidingLog(record{kept}, p, r, now)
 }
 
-func holdsCut(s slots, p Params, a Request, now int64) (Outcome, slots) {
+func holdsCut(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	s.longest = p[1]
-	return concurrency(s, p, a, now)
+	return concurrency(s, p, r, now)
 }
 
 // A queue that counts places, and ignores the interval at which their holders
 // leave.
-func turnsMoved(s queue, p Params, a Request, now int64) (Outcome, queue) {
+func turnsMoved(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
 		s.Rate = p[0]
 	}
-	return leakyBucket(s, p, a, now)
+	return leakyBucket(s, p, r, now)
 }
 
 // A stored window that differs from the present one is treated as one of the future.
-func repairedTooSoon(s window, p Params, a Request, now int64) (Outcome, window) {
+func repairedTooSoon(s window, p Params, r Request, now int64) (Outcome, window) {
 	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends
 	}
-	return fixedWindow(s, p, a, now)
+	return fixedWindow(s, p, r, now)
 }
 
 // A refund that checks the holder, but not how much it took.
-func tailGivesAll(s queue, p Params, a Request, now int64) (Outcome, queue) {
+func tailGivesAll(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	s.Taken = Max / 2
-	return leakyBucket(s, p, a, now)
+	return leakyBucket(s, p, r, now)
 }
 
 // A refund that lowers the queue's level, even if another holder has the place.
-func anyHolderRefunds(s queue, p Params, a Request, now int64) (Outcome, queue) {
-	s.Tail, s.Taken = HolderID(a.Holder), Max/2
-	return leakyBucket(s, p, a, now)
+func anyHolderRefunds(s queue, p Params, r Request, now int64) (Outcome, queue) {
+	s.Tail, s.Taken = HolderID(r.Holder), Max/2
+	return leakyBucket(s, p, r, now)
 }
 
 // A set with one expiry, which any holder extends that takes or renews a slot: dead holds live as
 // long as there is traffic.
-func oneExpiryForAll(s slots, p Params, a Request, now int64) (Outcome, slots) {
-	out, next := concurrency(s, p, a, now)
+func oneExpiryForAll(s slots, p Params, r Request, now int64) (Outcome, slots) {
+	out, next := concurrency(s, p, r, now)
 	last := int64(0)
 	for _, h := range next.holds {
 		last = max(last, h.expires)
@@ -511,33 +511,33 @@ func oneExpiryForAll(s slots, p Params, a Request, now int64) (Outcome, slots) {
 }
 
 // Slots as a counter: a renewal takes another slot.
-func renewalTakesAnother(s slots, p Params, a Request, now int64) (Outcome, slots) {
-	if a.Mode == Spend {
-		a.Holder = fmt.Sprint(a.Holder, len(s.holds))
+func renewalTakesAnother(s slots, p Params, r Request, now int64) (Outcome, slots) {
+	if r.Mode == Spend {
+		r.Holder = fmt.Sprint(r.Holder, len(s.holds))
 	}
-	return concurrency(s, p, a, now)
+	return concurrency(s, p, r, now)
 }
 
 // A release that frees a slot of any holder.
-func anyHolderReleases(s slots, p Params, a Request, now int64) (Outcome, slots) {
-	if a.Mode == Refund && len(s.holds) > 0 {
-		a.Holder = s.holds[0].holder
+func anyHolderReleases(s slots, p Params, r Request, now int64) (Outcome, slots) {
+	if r.Mode == Refund && len(s.holds) > 0 {
+		r.Holder = s.holds[0].holder
 	}
-	return concurrency(s, p, a, now)
+	return concurrency(s, p, r, now)
 }
 
 // A bucket that charges an extra unit for each spend.
-func feePerSpend(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
-	if a.Mode == Spend && out.Granted > 0 {
+func feePerSpend(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
+	if r.Mode == Spend && out.Granted > 0 {
 		next.Level++
 	}
 	return out, next
 }
 
 // A bucket that returns its reset in whole milliseconds.
-func resetRounded(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
-	out, next := values(tokenBucket)(s, p, a, now)
+func resetRounded(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, r, now)
 	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000
 	return out, next
 }
