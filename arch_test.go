@@ -98,8 +98,8 @@ type listedPackage struct {
 	Imports, Deps        []string
 }
 
-// pathInModule is a package's path in this module: "." for the root, and the whole path for packages of
-// others.
+// pathInModule is a package's path in this module: "." for the root, and the whole path for
+// packages of others.
 func pathInModule(path string) string {
 	if path == module {
 		return "."
@@ -177,8 +177,8 @@ func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	}
 }
 
-// fileFormatModules are modules that only policy files need. Programs that make their rules in Go do
-// not compile them.
+// fileFormatModules are modules that only policy files need. Programs that make their rules in Go
+// do not compile them.
 var fileFormatModules = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset", "github.com/fsnotify/fsnotify"}
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {

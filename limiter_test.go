@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A clock stands still until a test calls pass.
+// The time of a clock changes only when a test calls pass.
 type clock struct{ now time.Time }
 
 func newClock() *clock { return &clock{time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)} }

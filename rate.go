@@ -312,8 +312,8 @@ func (r *reader) burst() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// number reads digits with commas, underscores and a decimal point. isInteger is false if there is a
-// decimal point.
+// number reads digits with commas, underscores and a decimal point. isInteger is false if there is
+// a decimal point.
 func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
 	for isDigit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.isDigitNext() {

@@ -111,47 +111,48 @@ type Params [4]int64
 // saves the repaired state although nothing was granted.
 type Step[S any] func(s S, p Params, r Request, now int64) (Outcome, S)
 
-// A stepper is a Step that takes pointers and writes its outcome to one. Passing large values would
-// cost more than the computation.
+// A stepper is a Step that takes pointers, and writes its outcome to out. Passing large values
+// would cost more than the computation.
 type stepper[S any] func(s S, p *Params, r *Request, now int64, out *Outcome) S
 
-// States is a dense array of states of one algorithm. Small numbers address them.
+// States is an array of states of one algorithm. Its methods take the index of a state.
 type States interface {
 	Add() uint32
 	Remove(i uint32) // clears state i; Add may return i again
-	// Step decides request r on state i and writes the outcome to out. It saves the new state if
-	// commit is set, or if a denial repaired the state. It does not keep the pointers; they are
+	// Step decides request r on state i, and writes the outcome to out. It saves the new state if
+	// commit is true, or if a denial repaired the state. It does not keep the pointers. They are
 	// pointers because large values are slow to pass.
 	Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome)
 }
 
+// A stateArray is the States of an algorithm.
 type stateArray[S any] struct {
 	step   stepper[S]
 	states []S
-	free   []uint32
+	free   []uint32 // the indexes of removed states
 }
 
-func (c *stateArray[S]) Add() uint32 {
-	if n := len(c.free); n > 0 {
-		i := c.free[n-1]
-		c.free = c.free[:n-1]
+func (a *stateArray[S]) Add() uint32 {
+	if n := len(a.free); n > 0 {
+		i := a.free[n-1]
+		a.free = a.free[:n-1]
 		return i
 	}
 	var fresh S
-	c.states = append(c.states, fresh)
-	return uint32(len(c.states) - 1)
+	a.states = append(a.states, fresh)
+	return uint32(len(a.states) - 1)
 }
 
-func (c *stateArray[S]) Remove(i uint32) {
+func (a *stateArray[S]) Remove(i uint32) {
 	var fresh S
-	c.states[i] = fresh
-	c.free = append(c.free, i)
+	a.states[i] = fresh
+	a.free = append(a.free, i)
 }
 
-func (c *stateArray[S]) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
-	next := c.step(c.states[i], p, r, now, out)
+func (a *stateArray[S]) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
+	next := a.step(a.states[i], p, r, now, out)
 	if out.Keep != Unchanged && (commit || !out.OK()) {
-		c.states[i] = next
+		a.states[i] = next
 	}
 }
 
@@ -172,7 +173,7 @@ func HolderID(holder string) int64 {
 	if holder == "" {
 		return 0
 	}
-	h := uint64(14695981039346656037)
+	h := uint64(14695981039346656037) // the offset basis and the prime of FNV-1a with 64 bits
 	for i := 0; i < len(holder); i++ {
 		h = (h ^ uint64(holder[i])) * 1099511628211
 	}
@@ -209,8 +210,8 @@ func never(r Request, count int64) bool {
 	return (r.Mode == Spend || r.Mode == Peek) && r.Cost > count
 }
 
-// cdiv is a/b rounded up, for a and b up to Max. Most rates reduce to one unit per microsecond, and
-// a division is slow.
+// cdiv is a/b rounded up, for a and b up to Max. b is often 1, because most rates reduce to one
+// part of a token per µs. It avoids the division then, which is slow.
 func cdiv(a, b int64) int64 {
 	if b == 1 {
 		return a
@@ -225,7 +226,7 @@ func gcd(a, b int64) int64 {
 	return a
 }
 
-// product is a·b, or false if it is above limit.
+// product is a·b and true, or false if a·b is above limit.
 func product(a, b, limit int64) (int64, bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi != 0 || lo > uint64(limit) {

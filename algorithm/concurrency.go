@@ -49,10 +49,10 @@ var Concurrency = Define("concurrency", concurrencyLua, concurrency,
 		return []Limit{{Count: max(l.Count/n, 1), Period: l.Period, Burst: piece(l.Burst, n, i)}}
 	}))
 
-// slots is the state of Concurrency: the holds, sorted by expiry and then by holder.
+// slots is the state of Concurrency.
 type slots struct {
-	holds   []hold
-	longest int64 // Period of the limits under which they were taken
+	holds   []hold // sorted by expiry, and then by holder
+	longest int64  // the longest Period of the limits under which they were taken
 }
 
 type hold struct {
@@ -67,10 +67,10 @@ func (h hold) less(other hold) bool {
 
 func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
-	var live []hold // without this holder's own
-	used, last, own := int64(0), int64(0), hold{holder: r.Holder}
+	var live []hold                                               // the live holds of other holders
+	used, last, own := int64(0), int64(0), hold{holder: r.Holder} // last: when the last hold expires
 	longest := max(s.longest, period)
-	// repaired: the clock has stepped back so far that no hold may last longer than longest.
+	// If repaired is true, the clock has stepped back so far that each hold ends within longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
 		if repaired {

@@ -13,6 +13,7 @@ end
 local function expiry(key, needed, now, me)
   local skip = 0
   while true do
+    -- Reads 16 holds per call, because the first few are usually enough.
     local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', skip, 16)
     for i = 1, #holds, 2 do
       if holds[i] ~= me then
@@ -41,7 +42,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if latest - now > period + MAXSTALL then
     longest = math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0))
   end
-  -- repaired: the clock has stepped back so far that no hold may last beyond bound.
+  -- If repaired is true, the clock has stepped back so far that no hold may last beyond bound.
   local repaired = latest - now > longest + MAXSTALL
   local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0

@@ -10,27 +10,27 @@ import (
 // An Algorithm is a step and the properties that other packages need. It never changes. Make one
 // with Define.
 //
-// Other packages do not compare algorithms. They call the methods for the properties.
+// Other packages do not compare algorithms with the ones they know. They call the methods below.
 type Algorithm struct {
 	name, title, lua string
 	prepare          func(Limit) (Params, error)
 	newStates        func() States
 
-	// Of the state.
+	// Properties of the state.
 	isCollection bool
 	numbers      int
 	isAdditive   bool
 
-	// Of the requests.
+	// Properties of requests.
 	needsHolder, ownsRefunds, canBook, canRefund bool
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
-	// Of the limit.
+	// Properties of a limit.
 	burst      BurstUse
 	windowName string
 	paramsAt   func(p Params, now int64) Params
 
-	// Of what it admits.
+	// Properties of what a limit admits.
 	hasSteadyRefill, hasDifferentWindows bool
 	bound                                func(l Limit, rate string) string
 	decay                                Decay
@@ -98,10 +98,11 @@ func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 // CanBook says that a request with patience can book the future.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
-// Additive says that Spends add up. If Step grants one of k times a cost, without patience, then
-// it grants k of the cost one after another at the same moment, and the state and the last outcome
-// are the same. Remaining falls by the cost with each. The reset grows with each by a k-th of the
-// whole, rounded down or up. Stores then may decide many callers at once.
+// Additive says that Spends add up. If Step grants a Spend of k times a cost, without patience,
+// then it also grants k Spends of the cost, one after another at the same moment. The state and the
+// last outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
+// ResetAfter grows by a k-th of the total growth, rounded down or up. So stores may decide the
+// Spends of many callers at once.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
 // RetryAfterGrant computes from a grant whether the next request would be denied. That request is a
@@ -119,14 +120,14 @@ const (
 	BurstUnused     BurstUse = iota // nothing
 	BurstIsCapacity                 // units or slots that may be used at once; default: the Count
 	BurstIsQueue                    // units that may wait; default: none
-	BurstIsSpecial                  // something special to the algorithm
+	BurstIsSpecial                  // something that only this algorithm has
 )
 
 // Burst says what the algorithm uses a limit's Burst for. Default: BurstUnused.
 func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burst = use } }
 
-// RefillsSteadily says that units come back one by one at the limit's rate, rather than at the end
-// of a window.
+// RefillsSteadily says that used units become free one by one at the limit's rate, rather than at
+// the end of a window.
 func RefillsSteadily() Option { return func(a *Algorithm) { a.hasSteadyRefill = true } }
 
 // WindowsDiffer says that two stores may begin their windows at different moments.
@@ -320,9 +321,9 @@ func (a *Algorithm) firstValid(limits []Limit) (Limit, bool) {
 	return Limit{}, false
 }
 
-// slower returns a limit with an n-th of its rate. The first result is exact. The next is rounded
-// up, for when the exact one is too fine to compute with. Limits with lower bursts follow, for when
-// the burst is too large for the new rate.
+// slower returns limits with an n-th of the rate of l. The first is exact. The next is rounded up,
+// and is used if the exact one is too fine to compute with. Limits with lower bursts follow. They
+// are used if the burst is too large for the new rate.
 func slower(l Limit, n int64) []Limit {
 	var limits []Limit
 	if l.Period <= MaxPeriod/n {
@@ -347,7 +348,7 @@ func piece(whole, n, i int64) int64 {
 	return p
 }
 
-// pieces splits the Count of a limit, as windows do.
+// pieces splits the Count of a limit. Algorithms with windows are divided so.
 func pieces(l Limit, n, i int64) []Limit {
 	return []Limit{{Count: piece(l.Count, n, i), Period: l.Period, Burst: piece(l.Burst, n, i)}}
 }

@@ -14,10 +14,10 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 			t.Fatalf("%s: %+v: %v", a.Title(), l, err)
 		}
 		var out Outcome
-		cells := a.NewStates()
-		now := int64(1_700_000_000_000_000)
+		states := a.NewStates()
+		now := epoch
 		p = a.ParamsAt(p, now)
-		cells.Step(cells.Add(), &p, &Request{Mode: Peek}, now, false, &out)
+		states.Step(states.Add(), &p, &Request{Mode: Peek}, now, false, &out)
 		return out.Remaining
 	}
 	for _, a := range append(All(), SubWindow(5)) {
@@ -25,13 +25,13 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 			for n := int64(1); n <= 7; n++ {
 				want := capacity(a, whole)
 				if share, ok := a.Share(whole, n); !ok || capacity(a, share)*n < want || capacity(a, share)*n > want+n {
-					t.Errorf("%s: %d shares of %+v are %+v, %v", a.Title(), n, whole, share, ok)
+					t.Errorf("%s: each of %d shares of %+v is %+v, %v; want that together they admit %d to %d", a.Title(), n, whole, share, ok, want, want+n)
 				}
 				sum := int64(0)
 				for i := range n {
 					part, ok := a.Part(whole, n, i)
 					if ok != a.CanSplit() {
-						t.Errorf("%s: part %d of %d of %+v: %v; want that it exists exactly if limits can be split", a.Title(), i, n, whole, ok)
+						t.Errorf("%s: part %d of %d of %+v exists: %v; want %v, as CanSplit returns", a.Title(), i, n, whole, ok, a.CanSplit())
 					}
 					if ok {
 						sum += capacity(a, part)
@@ -52,10 +52,10 @@ func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 		func(Limit) (Params, error) { return Params{}, nil })
 	if a.CanRefund() || a.CanBook() || a.CanSplit() || a.NeedsHolder() || a.OwnsRefunds() || a.IsAdditive() || a.IsCalendar() || a.IsCollection() ||
 		a.RefillsSteadily() || a.WindowsDiffer() || a.Decay() != DecayUnknown || a.BurstUse() != BurstUnused {
-		t.Errorf("an algorithm without options has some: %+v", a)
+		t.Errorf("an algorithm without options has the properties %+v; want none", a)
 	}
 	if a.Title() != "mine" || a.Numbers() != 6 || a.Window(Limit{}) != 0 || a.RetryAfterGrant(&Params{}, 1, 1, 1) != 0 {
-		t.Errorf("the defaults are %+v", a)
+		t.Errorf("the default Title is %q, Numbers %d, Window %d; want mine, 6, 0", a.Title(), a.Numbers(), a.Window(Limit{}))
 	}
 	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and the bound of its algorithm "mine"` {
 		t.Errorf("the default bound is %q; want the capacity and the name", text)
@@ -67,7 +67,7 @@ func TestTitlesDiffer(t *testing.T) {
 	known := make(map[string]bool)
 	for _, a := range All() {
 		if known[a.Title()] {
-			t.Errorf("two algorithms have the title %s", a.Title())
+			t.Errorf("two algorithms have the title %q; want different titles", a.Title())
 		}
 		known[a.Title()] = true
 	}

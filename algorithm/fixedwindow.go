@@ -21,9 +21,9 @@ var fixedWindowLua string
 //	        used
 //	Cost    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
-//	Clock   after a step back, used units count until their window ends. That is at the latest the
-//	        end of the window after the present one, or 5 s and a window from now. So a step back
-//	        never grants a third Count
+//	Clock   after a step back, used units count until their window ends. It ends at the latest with
+//	        the window after the present one, or 5 s and a window from now. So after a step back,
+//	        a third Count is never granted
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
@@ -93,7 +93,7 @@ func (u CalendarUnit) String() string {
 // later, for example at 01:00. If midnight comes twice, the unit begins at the first one, and the
 // repeated end of the day before belongs to the new day. A day that a zone skipped has no window.
 //
-// The time comes from the store and the calendar from the caller: the caller sends the ends of the
+// The store has the time, and the caller has the calendar. The caller sends the ends of the
 // windows nearest to its own clock. If both clocks agree within half a window, the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	var last atomic.Pointer[calendarEnds]
@@ -138,34 +138,34 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 		}
 	}
 	step := 0
-	after := func(begin int64) int64 { // the beginning of the next window
+	next := func(begin int64) int64 { // the beginning of the next window
 		for {
 			step++
-			if next := start(step); next > begin {
-				return next
+			if end := start(step); end > begin {
+				return end
 			}
 		}
 	}
 	first := start(0)
-	second := after(first)
+	second := next(first)
 	for second <= now { // now is in a repeated hour of yesterday
-		first, second = second, after(second)
+		first, second = second, next(second)
 	}
-	third, half := after(second), first+(second-first+1)/2
+	third, half := next(second), first+(second-first+1)/2
 	if now < half {
 		return &calendarEnds{first, second, third, first, half}
 	}
-	return &calendarEnds{second, third, after(third), half, second}
+	return &calendarEnds{second, third, next(third), half, second}
 }
 
 // startOfDay is the first moment that has the given date, or a later one, in a zone.
 func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 {
-	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // read as the local time
-	at := midnight.AddDate(0, 0, -2).In(zone)                     // no zone is so far from UTC
+	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // its clock time is meant as local time
+	at := midnight.AddDate(0, 0, -2).In(zone)                     // before the day begins, since no zone is two days from UTC
 	for {
 		_, offset := at.Zone()
 		begin, end := at.ZoneBounds()
-		if !end.IsZero() && !end.After(at) { // Go 1.26 returns this on the last day of future leap years
+		if !end.IsZero() && !end.After(at) { // a bug of Go 1.26 on the last day of future leap years
 			end = at.Add(time.Hour)
 		}
 		moment := midnight.Add(-time.Duration(offset) * time.Second)
@@ -179,16 +179,18 @@ func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 
 	}
 }
 
+// The fourth parameter says how windows are aligned.
 const (
-	alignEpoch int64 = iota
-	alignFirst
+	alignEpoch int64 = iota // to the Unix epoch
+	alignFirst              // they begin at a key's first spend
 	// Any other value is the third end of a calendar window's parameters.
 )
 
+// window is the state of FixedWindow.
 type window struct {
-	End  int64
-	Used int64
-	Kind int64 // of window: its length in µs, or 1, 2, 3 for calendar days, weeks, months
+	End  int64 // µs since the epoch
+	Used int64 // units
+	Kind int64 // the length of the window in µs, or 1, 2, 3 for calendar days, weeks, months
 }
 
 func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
@@ -200,7 +202,7 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	}
 	granted, after, fits := take(r, used, count)
 	if end > next || s.Kind != kind {
-		latest, windows := end, max(cdiv(min(used, after), count), 1) // enough windows for the used units
+		latest, windows := end, max(cdiv(min(used, after), count), 1) // so many windows have room for the used units
 		if end > ends && windows-1 < cdiv(end-ends, length) {
 			latest = ends + (windows-1)*length
 		}
@@ -260,13 +262,14 @@ func windowEnd(first, second, align, now int64) (end, next, length, kind int64) 
 	return end, end + length, length, kind
 }
 
-// calendarKind returns whether windows are days, weeks or months, given the length of two of them
-// in µs.
+// calendarKind returns the Kind of calendar windows, given the length of two of them in µs. Two
+// days are less than 4 days, and two weeks are less than 20.
 func calendarKind(two int64) int64 {
-	if two < 4*86_400_000_000 {
+	const day = 86_400_000_000 // µs
+	if two < 4*day {
 		return 1
 	}
-	if two < 20*86_400_000_000 {
+	if two < 20*day {
 		return 2
 	}
 	return 3

@@ -1,16 +1,16 @@
 local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, was)
-  local ends, following, length, kind = 0, 0, first, first -- the ends of the current window and of the next
+  local ends, following, length, kind = 0, 0, first, first -- ends and following: the ends of the current window and of the next
   if align == 1 then
     ends = now + first
     following = ends
   elseif align == 0 then
     ends = now - fmod(now, first) + first
     following = ends + first
-  else -- the third end that a calendar names
+  else -- align is the third end of a calendar's windows
     kind, length = 3, align - second
-    if align - first < 345600000000 then
+    if align - first < 345600000000 then -- two windows are less than 4 days
       kind = 1
-    elseif align - first < 1728000000000 then
+    elseif align - first < 1728000000000 then -- less than 20 days
       kind = 2
     end
     if now < first then
@@ -30,7 +30,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   end
   local granted, after, fits = take(mode, cost, used, count)
   if ending > following or was ~= kind then
-    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- enough windows for the used units
+    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- so many windows have room for the used units
     if ending > ends and windows - 1 < cdiv(ending - ends, length) then
       latest = ends + (windows - 1) * length
     end

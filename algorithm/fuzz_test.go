@@ -2,7 +2,7 @@ package algorithm
 
 import (
 	"encoding/binary"
-	"errors"
+	"fmt"
 	"testing"
 )
 
@@ -17,8 +17,8 @@ var universal = []law{
 	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackIsRepaired,
 }
 
-// byteDice are dice that read bytes, as few as the range needs. After the last byte, they return
-// the lowest number.
+// byteDice are dice that read bytes of data, as few as the range needs. After the last byte, they
+// return the lowest number.
 func byteDice(data []byte) dice {
 	return func(low, high int64) int64 {
 		span, size := uint64(high-low), 1
@@ -101,22 +101,23 @@ func FuzzPrepare(f *testing.F) {
 			}
 			for i, n := range p {
 				if n < 0 || n > Max {
-					t.Fatalf("%s of %+v: parameter %d is %d", a.name, l, i, n)
+					t.Fatalf("%s of %+v: parameter %d is %d; want 0 to %d", a.name, l, i, n, int64(Max))
 				}
 			}
-			if err := largest(a, l); err != nil {
+			if err := tryLargestCost(a, l); err != nil {
 				t.Fatalf("%s of %+v: %v", a.name, l, err)
 			}
 		}
 	})
 }
 
-// largest repeats requests of the largest cost.
-func largest(a subject, l Limit) error {
+// tryLargestCost makes requests of the largest cost, and returns an error if an outcome is out of
+// range.
+func tryLargestCost(a subject, l Limit) error {
 	r := &run{subject: a, now: epoch}
 	r.change(l)
 	if a.name != "concurrency" && r.peek(r.now).Remaining != a.capacity(l) {
-		return errors.New("a fresh state does not have all units")
+		return fmt.Errorf("a fresh state has %d units; want %d", r.peek(r.now).Remaining, a.capacity(l))
 	}
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
 		request := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}

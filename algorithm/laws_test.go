@@ -26,13 +26,13 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := effort.Of(150, 8000)
+	checks := effort.Of(150, 8000) // cases per law and subject
 	if testing.Short() {
 		checks = 50
 	}
-	chosen := false
-	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "rapid.checks" })
-	if !chosen {
+	isChosen := false // by the flag of the command line
+	flag.Visit(func(f *flag.Flag) { isChosen = isChosen || f.Name == "rapid.checks" })
+	if !isChosen {
 		if err := flag.Set("rapid.checks", strconv.Itoa(checks)); err != nil {
 			panic(err)
 		}
@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A law is a claim that holds for a subject in every case that the dice can make.
+// A law is a claim about every subject. check makes a random case with the dice, and returns an
+// error if the claim is false in it.
 type law struct {
 	name  string
 	check func(a subject, roll dice) error
@@ -66,8 +67,9 @@ func prove(t *testing.T, l law, subjects []subject) {
 // dice return random whole numbers from low to high.
 type dice func(low, high int64) int64
 
-// rapidDice are dice of rapid, which shrinks failures. Rapid prefers small numbers. In a small
-// range all must be equally likely, or runs would stay short and simple.
+// rapidDice are dice of rapid, which looks for the shortest failing case. Rapid prefers small
+// numbers. In a small range, all numbers must be equally likely, or runs would stay short and
+// simple.
 func rapidDice(t *rapid.T) dice {
 	return func(low, high int64) int64 {
 		if high == low {
@@ -80,7 +82,7 @@ func rapidDice(t *rapid.T) dice {
 	}
 }
 
-// fair are the generators of equally likely numbers from 0 to their index.
+// fair are generators of equally likely numbers. The generator at index most returns 0 to most.
 var fair = func() (gens [64]*rapid.Generator[int64]) {
 	bit := rapid.Bool()
 	for most := range gens {
@@ -115,6 +117,7 @@ func seeded(seed, stream uint64) dice {
 	}
 }
 
+// oneIn is true in one of n cases.
 func (roll dice) oneIn(n int64) bool { return roll(1, n) == n }
 
 func pick[T any](roll dice, from ...T) T { return from[roll(0, int64(len(from)-1))] }
@@ -127,20 +130,20 @@ type subject struct {
 	step       func(s any, p Params, r Request, now int64) (Outcome, any)
 
 	capacity       func(Limit) int64                     // units that a fresh state has
-	refillTime     func(Limit) int64                     // µs after which a state without debt equals a fresh one
+	refillTime     func(Limit) int64                     // µs after which a state that is not used beyond its capacity equals a fresh one
 	bound          func(l Limit, apart int64) int64      // most cost that an interval of this length in µs can admit; nil: another law checks it
 	boundInTurn    func(turns []turn, apart int64) int64 // the same for limits that are used in turn
 	shortestWindow int64                                 // the shortest window of a calendar, in µs
-	grain          func(Limit) int64                     // shifting a trace by this much changes nothing; 0: by nothing
+	grain          func(Limit) int64                     // times that differ by this much, in µs, are equivalent; 0: none are
 
-	limits []Limit // limits that it is tested with; nil: any
+	limits []Limit // limits that the laws use; nil: any
 
 	canBook, needsHolder, isQueue, isAdditive bool
 	retryAfterGrant                           func(p *Params, cost, remaining, reset int64) int64 // nil if the algorithm has none
 	kin                                       []*Algorithm                                        // algorithms that share its stored states
 }
 
-// values converts a stepper to a Step.
+// values makes a Step, which takes values, of a stepper, which takes pointers.
 func values[S any](step stepper[S]) Step[S] {
 	return func(s S, p Params, r Request, now int64) (out Outcome, next S) {
 		next = step(s, &p, &r, now, &out)
@@ -148,8 +151,8 @@ func values[S any](step stepper[S]) Step[S] {
 	}
 }
 
-// of hides the type of a step's state. A nil state means a fresh one.
-func of[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
+// hideState hides the type of a step's state. A nil state means a fresh one.
+func hideState[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
 	return func(s any, p Params, r Request, now int64) (Outcome, any) {
 		var state S
 		if s != nil {
@@ -175,15 +178,17 @@ func muldiv(a, b, c int64) int64 {
 // times is n·count, at most MaxInt64.
 func times(n, count int64) int64 { return muldiv(n, count, 1) }
 
+// windowBound is the bound of windows: a Count in each window that an interval can touch.
 func windowBound(shortest func(Limit) int64) func(Limit, int64) int64 {
 	return func(l Limit, apart int64) int64 { return times(cdiv(apart+1, shortest(l))+1, l.Count) }
 }
 
+// strictBound is the bound of exact sliding windows.
 func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Period), l.Count) }
 
 func bucketSubject() subject {
 	a := subject{
-		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(values(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
 		isAdditive: TokenBucket.isAdditive, retryAfterGrant: TokenBucket.retryAfterGrant,
 	}
 	a.capacity = func(l Limit) int64 {
@@ -202,7 +207,7 @@ func bucketSubject() subject {
 
 func queueSubject() subject {
 	a := subject{
-		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), canBook: true, isQueue: true,
+		name: "leakybucket", prepare: LeakyBucket.Prepare, step: hideState(leakyBucket), canBook: true, isQueue: true,
 		capacity: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
 		isAdditive: LeakyBucket.isAdditive,
 	}
@@ -215,7 +220,7 @@ func queueSubject() subject {
 
 func windowSubject() subject {
 	return subject{
-		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), capacity: count, refillTime: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
+		name: "fixedwindow", prepare: FixedWindow.Prepare, step: hideState(fixedWindow), capacity: count, refillTime: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
 		boundInTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive,
 	}
 }
@@ -250,7 +255,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive,
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: hideState(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive,
 		refillTime: func(l Limit) int64 { return 2 * l.Period }, boundInTurn: ratesInTurn(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
@@ -264,7 +269,7 @@ func slidingSubject() subject {
 func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
-		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), capacity: count, grain: width,
+		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: hideState(subWindow), capacity: count, grain: width,
 		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundInTurn: windowsInTurn(true), isAdditive: SubWindow(n).isAdditive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
@@ -275,14 +280,14 @@ func subSubject(n int) subject {
 
 func logSubject() subject {
 	return subject{
-		name: "slidinglog", prepare: SlidingLog.Prepare, step: of(slidingLog), capacity: count, refillTime: period, bound: strictBound,
+		name: "slidinglog", prepare: SlidingLog.Prepare, step: hideState(slidingLog), capacity: count, refillTime: period, bound: strictBound,
 		boundInTurn: windowsInTurn(true), grain: func(Limit) int64 { return 1 },
 	}
 }
 
 func slotSubject() subject {
 	return subject{
-		name: "concurrency", prepare: Concurrency.Prepare, step: of(concurrency), capacity: bucketSubject().capacity, refillTime: period, needsHolder: true,
+		name: "concurrency", prepare: Concurrency.Prepare, step: hideState(concurrency), capacity: bucketSubject().capacity, refillTime: period, needsHolder: true,
 		grain: func(Limit) int64 { return 1 },
 	}
 }
@@ -316,12 +321,12 @@ func subjectsWhere(where func(subject) bool) []subject {
 	return some
 }
 
-// counters are the subjects whose used units have no holder.
-func counters(a subject) bool { return !a.needsHolder && !a.isQueue }
+// isCounter tells whether the used units of a subject have no holder.
+func isCounter(a subject) bool { return !a.needsHolder && !a.isQueue }
 
-func additives(a subject) bool { return a.isAdditive }
+func isAdditive(a subject) bool { return a.isAdditive }
 
-func bounded(a subject) bool { return a.bound != nil }
+func isBounded(a subject) bool { return a.bound != nil }
 
 const day = 24 * hour
 
@@ -335,7 +340,7 @@ var corners = []Limit{
 	{Count: 2, Period: 3}, {Count: 10, Period: 60_000_000}, {Count: 60, Period: 60}, {Count: 1, Period: 100_000, Burst: 1000},
 }
 
-// anyLimit is a limit that the subject accepts, often a hostile one.
+// anyLimit is a limit that the subject accepts, often one that makes arithmetic hard.
 func (a subject) anyLimit(roll dice) Limit {
 	if len(a.limits) > 0 {
 		return pick(roll, a.limits...)
@@ -368,8 +373,8 @@ type run struct {
 	params  Params
 	state   any
 	now     int64
-	last    Outcome
-	holder  int
+	last    Outcome // of the latest request
+	holder  int     // number of the latest new holder
 	history []historyEntry
 }
 
@@ -406,7 +411,7 @@ func (r *run) paramsAt(now int64) Params {
 	return r.params
 }
 
-// decideAt decides a request at a time, and does not change the state.
+// decideAt decides a request at a time, but does not change the state.
 func (r *run) decideAt(request Request, now int64) Outcome {
 	out, _ := r.step(r.state, r.paramsAt(now), request, now)
 	return out
@@ -477,8 +482,8 @@ func (r *run) anyCost() int64 {
 	}
 }
 
-// fitting is a cost that fits a fresh state.
-func (r *run) fitting() int64 { return max(min(r.anyCost(), r.capacity(r.limit)), 1) }
+// fittingCost is a cost that fits a fresh state.
+func (r *run) fittingCost() int64 { return max(min(r.anyCost(), r.capacity(r.limit)), 1) }
 
 // newHolder is a holder without an earlier request.
 func (r *run) newHolder() string {
@@ -493,19 +498,19 @@ func (r *run) anyHolder() string {
 	return pick(r.roll, "ann", "bob", "cyd")
 }
 
-// longest is the longest patience that stores accept.
-func (r *run) longest() int64 { return min(Max/2/r.params[0], day) }
+// longestPatience is the longest patience that stores accept.
+func (r *run) longestPatience() int64 { return min(Max/2/r.params[0], day) }
 
 // anyRequest is a random request of one of the modes, with patience if the algorithm uses it.
 func (r *run) anyRequest(modes ...Mode) Request {
 	request := Request{Mode: pick(r.roll, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
 	if r.canBook && r.roll.oneIn(3) {
-		request.Patience = min(r.roll(0, 3*r.refillTime(r.limit)), r.longest())
+		request.Patience = min(r.roll(0, 3*r.refillTime(r.limit)), r.longestPatience())
 	}
 	return request
 }
 
-// late is the time from which pauses are short, so that times stay in their range.
+// late is the time from which pauses are short, so that times stay below Max.
 const late = Max - Max/4
 
 // pass lets time pass, often up to a moment at which something changes.
@@ -526,7 +531,7 @@ func (r *run) pass() {
 	case 8:
 		by = r.last.ResetAfter - r.roll(0, 1)
 	case 9:
-		by = r.edge() - r.now - r.roll(0, 1)
+		by = r.currentWindowEnd() - r.now - r.roll(0, 1)
 	case 10:
 		by = muldiv(r.limit.Period, r.roll(1, 60), 60)
 	default:
@@ -538,8 +543,8 @@ func (r *run) pass() {
 	r.now += by
 }
 
-// edge is the end of the window that contains now, for subjects with aligned windows.
-func (r *run) edge() int64 {
+// currentWindowEnd is the end of the window that contains now, for subjects with aligned windows.
+func (r *run) currentWindowEnd() int64 {
 	if r.calendarAt != nil {
 		p := r.paramsAt(r.now)
 		end, _, _, _ := windowEnd(p[1], p[2], p[3], r.now)
@@ -551,7 +556,7 @@ func (r *run) edge() int64 {
 // stepBack moves the clock back by at most MaxStall.
 func (r *run) stepBack() { r.now -= pick(r.roll, r.roll(1, 3), r.roll(1, MaxStall), MaxStall) }
 
-// use makes requests for a while. Clocks only go forward, unless a parameter allows steps back.
+// use makes up to 12 requests of random modes. The clock only goes forward.
 func (r *run) use(modes ...Mode) {
 	for range r.roll(0, 12) {
 		r.pass()
@@ -559,7 +564,7 @@ func (r *run) use(modes ...Mode) {
 	}
 }
 
-// useWithSteps is use with clocks that step back by up to MaxStall.
+// useWithSteps is use with a clock that sometimes steps back by up to MaxStall.
 func (r *run) useWithSteps(modes ...Mode) {
 	for range r.roll(0, 12) {
 		r.pass()
@@ -570,7 +575,8 @@ func (r *run) useWithSteps(modes ...Mode) {
 	}
 }
 
-// useWithChanges is use with clocks that step by any amount and limits that change to any other.
+// useWithChanges is use with a clock that sometimes steps back by any amount, and a limit that
+// sometimes changes to any other. It calls each after each request.
 func (r *run) useWithChanges(each func(request Request, out Outcome) error) error {
 	for range r.roll(1, 25) {
 		r.pass()
@@ -603,7 +609,7 @@ func haveSameAnswers(r, other *run, from int64) error {
 		request := r.anyRequest(Spend, Draw, Peek, Refund)
 		other.now = r.now
 		if got, want := r.decide(request), other.decide(request); answer(got) != answer(want) {
-			return r.lawError("%v %d has the outcome %+v, and in the other run %+v", request.Mode, request.Cost, got, want)
+			return r.lawError("%v %d has the outcome %+v, and in the other run %+v; want the same", request.Mode, request.Cost, got, want)
 		}
 		r.pass()
 	}
@@ -655,7 +661,7 @@ var peekChangesNothing = law{"peek changes nothing", func(a subject, roll dice) 
 	})
 }}
 
-// orNil is the state, or nil if it is the zero value and the one before was nil.
+// orNil is the state, or nil if it is the zero value and the state before was nil.
 func orNil(state, before any) any {
 	if before == nil && reflect.ValueOf(state).IsZero() {
 		return nil
@@ -672,7 +678,7 @@ var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subj
 		peek := r.decideAt(request, r.now)
 		request.Mode = Spend
 		if spend := r.decideAt(request, r.now); peek.RetryAfter != spend.RetryAfter || peek.Wait != spend.Wait {
-			return r.lawError("peek %+v, spend %+v of %d", peek, spend, request.Cost)
+			return r.lawError("a peek of %d has the outcome %+v, and a spend %+v; want the same RetryAfter and Wait", request.Cost, peek, spend)
 		}
 		return nil
 	})
@@ -693,7 +699,7 @@ var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subjec
 	}
 	back := r.decide(Request{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
 	if back.Granted != out.Granted {
-		return r.lawError("%d was granted and %d taken back", out.Granted, back.Granted)
+		return r.lawError("%d units were granted, and %d were refunded; want all", out.Granted, back.Granted)
 	}
 	return haveSameAnswers(r, before, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
@@ -799,7 +805,7 @@ func TestAvailabilityNeverFallsByItself(t *testing.T) {
 	prove(t, availabilityNeverFallsByItself, allSubjects())
 }
 
-var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, roll dice) error {
+var remainingStaysWithinTheLimit = law{"remaining stays checkBound the limit", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if out.Remaining < 0 || out.Remaining > r.capacity(r.limit) {
@@ -826,48 +832,48 @@ var numbersStayInRange = law{"numbers stay in range", func(a subject, roll dice)
 // inRange checks an outcome and the new state against the contract of Outcome and of the
 // package.
 func inRange(r Request, out Outcome, state any) error {
-	const top = 1 << 53
+	const top = 1 << 53 // doubles count exactly up to here
 	switch {
 	case out.Granted < 0 || out.Granted > r.Cost:
-		return fmt.Errorf("Granted is %d of a cost of %d", out.Granted, r.Cost)
+		return fmt.Errorf("Granted is %d; want 0 to the cost, %d", out.Granted, r.Cost)
 	case out.Remaining < 0 || out.Remaining >= top:
-		return fmt.Errorf("remaining is %d", out.Remaining)
+		return fmt.Errorf("Remaining is %d; want at least 0, and less than 2^53", out.Remaining)
 	case out.RetryAfter < Never || out.RetryAfter >= top:
-		return fmt.Errorf("retry after is %d", out.RetryAfter)
+		return fmt.Errorf("RetryAfter is %d; want Never or at least 0, and less than 2^53", out.RetryAfter)
 	case out.ResetAfter < 0 || out.ResetAfter >= top:
-		return fmt.Errorf("reset after is %d", out.ResetAfter)
+		return fmt.Errorf("ResetAfter is %d; want at least 0, and less than 2^53", out.ResetAfter)
 	case out.Wait < 0 || out.Wait > r.Patience:
-		return fmt.Errorf("wait is %d with patience %d", out.Wait, r.Patience)
+		return fmt.Errorf("Wait is %d; want 0 to the patience, %d", out.Wait, r.Patience)
 	case !out.OK() && (out.Granted != 0 || out.Wait != 0):
-		return fmt.Errorf("a denial has Granted %d and Wait %d", out.Granted, out.Wait)
+		return fmt.Errorf("a denial has Granted %d and Wait %d; want 0 and 0", out.Granted, out.Wait)
 	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
-		return fmt.Errorf("keep is %d, reset after %d", out.Keep, out.ResetAfter)
+		return fmt.Errorf("Keep is %d; want at least the ResetAfter, %d, and less than 2^53", out.Keep, out.ResetAfter)
 	case r.Mode >= Force && !out.OK():
-		return fmt.Errorf("%v was denied", r.Mode)
+		return fmt.Errorf("%v was denied; want that it never is", r.Mode)
 	}
 	if state == nil {
 		return nil
 	}
-	return numbersIn(reflect.ValueOf(state), top)
+	return checkNumbers(reflect.ValueOf(state), top)
 }
 
-// numbersIn checks that all numbers of a state are from 0 to top. An exception is the entry for the
-// grants before a log's first, which has the earliest time.
-func numbersIn(v reflect.Value, top int64) error {
+// checkNumbers checks that all numbers of a state are from 0 to top. An exception is the entry for
+// the expired grants of a log, whose time is -MaxPeriod.
+func checkNumbers(v reflect.Value, top int64) error {
 	switch v.Kind() {
 	case reflect.Int64:
 		if n := v.Int(); (n < 0 || n >= top) && n != -MaxPeriod {
-			return fmt.Errorf("the state has the number %d", n)
+			return fmt.Errorf("the state has the number %d; want 0 to %d", n, top)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
-			if err := numbersIn(v.Field(i), top); err != nil {
+			if err := checkNumbers(v.Field(i), top); err != nil {
 				return err
 			}
 		}
 	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
-			if err := numbersIn(v.Index(i), top); err != nil {
+			if err := checkNumbers(v.Index(i), top); err != nil {
 				return err
 			}
 		}
@@ -918,7 +924,7 @@ func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()
 
 var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll dice) error {
 	r := startRun(a, roll)
-	if out := r.decide(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
+	if out := r.decide(Request{Mode: Refund, Cost: r.fittingCost(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
 		return r.lawError("nothing was used, and the refund is %+v", out)
 	}
 	granted, refunded := int64(0), int64(0)
@@ -936,15 +942,15 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll
 			return r.lawError("a refund of %d made Remaining %d; before it was %d", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
-			return r.lawError("%d granted, %d refunded", granted, refunded)
+			return r.lawError("%d units were granted, but %d were refunded", granted, refunded)
 		}
 	}
-	if !counters(a) {
+	if !isCounter(a) {
 		return nil
 	}
 	r.decide(Request{Mode: Refund, Cost: Max / 2})
 	if out := r.decide(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.capacity(r.limit) {
-		return r.lawError("all refunded, and %d remain of %d", out.Remaining, r.capacity(r.limit))
+		return r.lawError("after a refund of all units, %d remain of %d", out.Remaining, r.capacity(r.limit))
 	}
 	return nil
 }}
@@ -1082,15 +1088,15 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 	r := startRun(a, roll)
 	r.use(Spend, Draw, Force, Refund)
 	r.pass()
-	cost := min(r.fitting(), 30)
-	whole, parts := r.clone(), r.clone()
+	cost := min(r.fittingCost(), 30)
+	whole, single := r.clone(), r.clone()
 	left := r.peek(r.now).Remaining
 	admitted := int64(0)
 	for range cost {
-		admitted += parts.decide(Request{Mode: Spend, Cost: 1}).Granted
+		admitted += single.decide(Request{Mode: Spend, Cost: 1}).Granted
 	}
 	if admitted != min(left, cost) {
-		return parts.lawError("%d units remained, and %d of %d single units were admitted", left, admitted, cost)
+		return single.lawError("%d units remained, and %d of %d single units were admitted", left, admitted, cost)
 	}
 	if out := whole.decide(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
 		return whole.lawError("%d units alone are admitted, but their sum has the outcome %+v", admitted, out)
@@ -1098,7 +1104,7 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 	if admitted < cost {
 		return nil
 	}
-	return haveSameAnswers(parts, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
+	return haveSameAnswers(single, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
 // The contract of the option Additive, in any state.
@@ -1107,7 +1113,7 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	if err := r.useWithChanges(func(Request, Outcome) error { return nil }); err != nil {
 		return err
 	}
-	request, times := Request{Mode: Spend, Cost: r.fitting()}, roll(2, 30)
+	request, times := Request{Mode: Spend, Cost: r.fittingCost()}, roll(2, 30)
 	if roll.oneIn(2) {
 		request.Cost = max(min(request.Cost, r.peek(r.now).Remaining/times), 1)
 	}
@@ -1132,7 +1138,7 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 		last = out
 	}
 	if most-least > 1 {
-		return one.lawError("the steps of its reset differ by %d", most-least)
+		return one.lawError("ResetAfter grows by %d to %d per spend; want a difference of 1 at most", least, most)
 	}
 	total.Granted = last.Granted
 	if total != last || !reflect.DeepEqual(one.state, sum.state) {
@@ -1149,12 +1155,12 @@ var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a sub
 			return nil
 		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
-		again, truth := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
-		if truth == Never {
-			truth = 0 // unknown
+		predicted, actual := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		if actual == Never {
+			actual = 0 // RetryAfterGrant then returns 0
 		}
-		if again > truth || again < truth-1 {
-			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; they are granted after %d", cost, again, truth)
+		if predicted > actual || predicted < actual-1 {
+			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; they are granted after %d", cost, predicted, actual)
 		}
 		return nil
 	})
@@ -1164,9 +1170,9 @@ func TestRetryAfterGrant(t *testing.T) {
 	prove(t, grantPredictsNextDenial, subjectsWhere(func(a subject) bool { return a.retryAfterGrant != nil }))
 }
 
-func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(additives)) }
+func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(isAdditive)) }
 
-func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, subjectsWhere(counters)) }
+func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, subjectsWhere(isCounter)) }
 
 // An event is a cost that was admitted or refunded at a time.
 type event struct {
@@ -1175,23 +1181,23 @@ type event struct {
 	refunded int64
 }
 
-// within checks all intervals that begin and end with an event.
-func within(events []event, bound func(apart int64) int64) error {
+// checkBound checks all intervals that begin and end with an event.
+func checkBound(events []event, bound func(apart int64) int64) error {
 	for i := range events {
 		sum := int64(0)
 		for j := i; j < len(events); j++ {
 			sum += events[j].admitted - events[j].refunded
 			apart := events[j].at - events[i].at
 			if most := bound(apart); sum > most {
-				return fmt.Errorf("%d admitted within %d µs; the bound is %d", sum, apart, most)
+				return fmt.Errorf("%d admitted checkBound %d µs; the bound is %d", sum, apart, most)
 			}
 		}
 	}
 	return nil
 }
 
-// traffic makes greedy requests: it takes all units, often at the moment at which more are free.
-func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
+// takeAll makes requests that take all units, often at the moment at which more are free.
+func (r *run) takeAll(hasRefunds, isPatient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
 	for range r.roll(1, 40) {
 		r.pass()
@@ -1199,10 +1205,10 @@ func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 			r.state = nil
 		}
 		request := r.anyRequest(Draw, Draw, Spend, Peek)
-		if !patient {
+		if !isPatient {
 			request.Patience = 0
 		}
-		if refunds && r.roll.oneIn(5) {
+		if hasRefunds && r.roll.oneIn(5) {
 			request.Mode = Refund
 		}
 		out := r.decide(request)
@@ -1213,27 +1219,30 @@ func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	}
 }
 
-var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, roll dice) error {
+var admittedCostStaysWithinTheBound = law{"admitted cost stays checkBound the bound", func(a subject, roll dice) error {
 	r := startRun(a, roll)
-	refunds := roll.oneIn(3)
-	patient := r.canBook && !refunds && roll.oneIn(2)
-	rounded := boolean(patient) // waits end at the next whole µs
+	hasRefunds := roll.oneIn(3)
+	isPatient := r.canBook && !hasRefunds && roll.oneIn(2)
+	rounding := int64(0) // µs
+	if isPatient {
+		rounding = 1 // waits end at the next whole µs
+	}
 	var events []event
-	r.traffic(refunds, patient, func(request Request, out Outcome) {
+	r.takeAll(hasRefunds, isPatient, func(request Request, out Outcome) {
 		if request.Mode == Refund {
-			events = append(events, event{at: r.now, refunded: min(request.Cost, out.Granted+1)}) // the last may be part of a unit
+			events = append(events, event{at: r.now, refunded: min(request.Cost, out.Granted+1)}) // a refund may return part of a unit beyond Granted
 		} else if out.Granted > 0 {
 			events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
 		}
 	})
-	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+rounded) }); err != nil {
+	if err := checkBound(events, func(apart int64) int64 { return r.bound(r.limit, apart+rounding) }); err != nil {
 		return r.lawError("%v", err)
 	}
 	return nil
 }}
 
 func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
-	prove(t, admittedCostStaysWithinTheBound, subjectsWhere(bounded))
+	prove(t, admittedCostStaysWithinTheBound, subjectsWhere(isBounded))
 }
 
 // At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period
@@ -1267,23 +1276,24 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 	prove(t, slidingWindowAdmitsOnePlusF, []subject{slidingSubject()})
 }
 
-// Each bound is reached, so it could not be smaller.
+// Each bound is reached, so it could not be smaller. In the names, N is the Count, B the Burst, r
+// the rate, and w the length of an interval. f is how much of a window has passed, as a fraction.
 func TestBoundsAreReached(t *testing.T) {
 	const width = 60_000_000
-	edge := epoch - epoch%width + width
+	edge := epoch - epoch%width + width // the end of a window
 	limit := Limit{Count: 60, Period: width}
 	take := func(r *run, at int64) int64 {
 		r.now = at
 		return r.decide(Request{Mode: Draw, Cost: Max / 2}).Granted
 	}
-	all := func(a subject, at ...int64) int64 {
+	takeAllAt := func(a subject, times ...int64) int64 {
 		r, sum := startRunWith(a, seeded(1, 1), limit), int64(0)
-		for _, at := range at {
+		for _, at := range times {
 			sum += take(r, at)
 		}
 		return sum
 	}
-	every := func(from, to, step int64) []int64 {
+	timesFrom := func(from, to, step int64) []int64 {
 		at := []int64{from}
 		for from += step; from < to; from += step {
 			at = append(at, from)
@@ -1294,28 +1304,28 @@ func TestBoundsAreReached(t *testing.T) {
 		name      string
 		got, want int64
 	}{
-		{"a fixed window admits 2N across its edge", all(windowSubject(), edge-1, edge), 120},
-		{"a fixed window admits N(k+1) in k periods", all(windowSubject(), edge-1, edge, edge+width, edge+2*width-2), 180},
-		{"an anchored window admits 2N across its edge", all(anchoredSubject(), edge, edge+width-1, edge+width), 120},
-		{"a calendar window admits 2N across midnight", all(calendarSubject(Day, "Asia/Kolkata"),
+		{"a fixed window admits 2N across its edge", takeAllAt(windowSubject(), edge-1, edge), 120},
+		{"a fixed window admits N(k+1) in k periods", takeAllAt(windowSubject(), edge-1, edge, edge+width, edge+2*width-2), 180},
+		{"an anchored window admits 2N across its edge", takeAllAt(anchoredSubject(), edge, edge+width-1, edge+width), 120},
+		{"a calendar window admits 2N across midnight", takeAllAt(calendarSubject(Day, "Asia/Kolkata"),
 			time.Date(2026, 2, 28, 18, 29, 59, 0, time.UTC).UnixMicro(), time.Date(2026, 2, 28, 18, 30, 0, 0, time.UTC).UnixMicro()), 120},
-		{"a sliding window admits N(1+f) by offset f", all(slidingSubject(), every(edge-1, edge+width/2, width/120)...), 90},
-		{"a sliding window admits 2N-1 in a period", all(slidingSubject(), every(edge-1, edge+width-2, width/6000)...), 119},
-		{"one sub-window admits N", all(subSubject(1), every(edge-1, edge+width-2, width/60)...), 60},
-		{"sub-windows admit N in a period, and no more", all(subSubject(10), every(edge-1, edge+width-2, width/60)...), 60},
-		{"sub-windows are free again after n+1 parts", all(subSubject(10), edge-1, edge+width-1, edge+width), 120},
-		{"a log admits N in a period, and no more", all(logSubject(), every(edge-1, edge+width-2, width/60)...), 60},
-		{"a log is free again after a period", all(logSubject(), edge, edge+width-1, edge+width), 120},
-		{"a bucket admits B+rw", all(bucketSubject(), every(edge, edge+width/2, width/600)...), 90},
+		{"a sliding window admits N(1+f) by offset f", takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width/2, width/120)...), 90},
+		{"a sliding window admits 2N-1 in a period", takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width-2, width/6000)...), 119},
+		{"one sub-window admits N", takeAllAt(subSubject(1), timesFrom(edge-1, edge+width-2, width/60)...), 60},
+		{"sub-windows admit N in a period, and no more", takeAllAt(subSubject(10), timesFrom(edge-1, edge+width-2, width/60)...), 60},
+		{"sub-windows are free again after n+1 parts", takeAllAt(subSubject(10), edge-1, edge+width-1, edge+width), 120},
+		{"a log admits N in a period, and no more", takeAllAt(logSubject(), timesFrom(edge-1, edge+width-2, width/60)...), 60},
+		{"a log is free again after a period", takeAllAt(logSubject(), edge, edge+width-1, edge+width), 120},
+		{"a bucket admits B+rw", takeAllAt(bucketSubject(), timesFrom(edge, edge+width/2, width/600)...), 90},
 	} {
 		if c.got != c.want {
-			t.Errorf("%s: admitted %d, want %d", c.name, c.got, c.want)
+			t.Errorf("%s: %d units were admitted; want %d", c.name, c.got, c.want)
 		}
 	}
 }
 
-// Departures are Period/Count apart, to the µs, whatever is refunded, and if the clock
-// steps back by up to MaxStall. A wait is no longer than the queue.
+// Units leave a queue Period/Count apart, to the µs, whatever is refunded. This also holds if the
+// clock steps back by up to MaxStall. A wait is no longer than the queue.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice) error {
 	type departure struct {
 		holder   string
@@ -1361,12 +1371,12 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 		}
 		line = append(line, departure{request.Holder, r.now + out.Wait, out.Granted})
 		if queue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > queue+MaxStall {
-			return r.lawError("wait is %d; the queue is %d long", out.Wait, queue)
+			return r.lawError("Wait is %d µs; the queue is %d µs long", out.Wait, queue)
 		}
 		if n := len(line); n > 1 {
 			first, second := line[n-2], line[n-1]
 			if gap := second.at - first.at; gap < 0 || gap+1 <= muldiv(first.cost, r.limit.Period, r.limit.Count)-1 ||
-				!atLeast(gap+1, r.limit.Count, first.cost, r.limit.Period) {
+				!isProductAbove(gap+1, r.limit.Count, first.cost, r.limit.Period) {
 				return r.lawError("after %d units at %d, the next leave at %d", first.cost, first.at, second.at)
 			}
 		}
@@ -1374,8 +1384,8 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 	return nil
 }}
 
-// atLeast tells whether a·b > c·d.
-func atLeast(a, b, c, d int64) bool {
+// isProductAbove tells whether a·b > c·d, without overflow.
+func isProductAbove(a, b, c, d int64) bool {
 	h1, l1 := bits.Mul64(uint64(a), uint64(b))
 	h2, l2 := bits.Mul64(uint64(c), uint64(d))
 	return h1 > h2 || h1 == h2 && l1 > l2
@@ -1393,11 +1403,11 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		r.use(Peek)
 	}
 	raised := r.limit
-	by := roll(0, 10)
-	raised.Count += by
+	raise := roll(0, 10)
+	raised.Count += raise
 	if a.needsHolder || a.canBook {
 		raised = r.limit
-		raised.Burst = r.capacity(r.limit) + by
+		raised.Burst = r.capacity(r.limit) + raise
 		if a.isQueue {
 			raised.Burst--
 		}
@@ -1407,11 +1417,11 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		return nil
 	}
 	r.change(raised)
-	if a.name == "slidingwindow" && old[3] != r.params[3] {
+	if ticks := 3; a.name == "slidingwindow" && old[ticks] != r.params[ticks] {
 		return nil // the new limit counts time in other ticks
 	}
-	if after := r.peek(r.now); after.Remaining != before.Remaining+by {
-		return r.lawError("after raising the limit by %d, Remaining changed from %d to %d", by, before.Remaining, after.Remaining)
+	if after := r.peek(r.now); after.Remaining != before.Remaining+raise {
+		return r.lawError("after raising the limit by %d, Remaining changed from %d to %d", raise, before.Remaining, after.Remaining)
 	}
 	return nil
 }}
@@ -1420,8 +1430,8 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 	prove(t, raisedLimitFreesTheDifference, allSubjects())
 }
 
-// Whatever the new limit is, used units stay used, and no caller waits longer for them than they
-// take to refill at the new rate.
+// Whatever the new limit is, used units stay used. No caller waits longer for them than they take
+// to refill at the new rate.
 var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	var events []event
@@ -1457,24 +1467,24 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if _, err := r.prepare(limit); err != nil {
 		return nil
 	}
-	if !r.countable([]turn{{limit: old, prepare: r.prepare}, {limit: limit, prepare: r.prepare}}) {
+	if !r.canCount([]turn{{limit: old, prepare: r.prepare}, {limit: limit, prepare: r.prepare}}) {
 		return nil
 	}
 	r.change(limit)
-	room := r.capacity(limit)
+	capacity := r.capacity(limit)
 	after := r.peek(r.now)
-	usedNow := room - after.Remaining
-	least, most := min(used, room), min(used, room)
+	usedNow := capacity - after.Remaining
+	least, most := min(used, capacity), min(used, capacity)
 	switch a.name {
 	case "leakybucket": // callers that wait keep their turns, so the time until all have left stays
-		least, most = 0, room
+		least, most = 0, capacity
 		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
 			return r.lawError("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
 		}
-	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
+	case "slidingwindow": // the weights of both windows are rounded against the caller: by 3 µs, and by a tick at each end
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
-		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // the units of a window are capped, and at less with finer ticks
-		most = min(room, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
+		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // the finer the ticks, the fewer units of a window can be counted
+		most = min(capacity, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
 	case "slidinglog": // each grant counts if it is younger than the new period
 		least, most = 0, 0
 		for _, e := range events {
@@ -1485,28 +1495,21 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 				most += e.admitted
 			}
 		}
-		least, most = min(least, room), min(most, room)
+		least, most = min(least, capacity), min(most, capacity)
 	}
 	if usedNow < least || usedNow > most {
-		return r.lawError("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
+		return r.lawError("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, capacity, least, most)
 	}
-	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
-	longest := min(times(max(used, usedNow)/room+2, r.refillTime(limit)), math.MaxInt64/2) + MaxStall
+	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
+	longest := min(times(max(used, usedNow)/capacity+2, r.refillTime(limit)), math.MaxInt64/2) + MaxStall
 	if a.isQueue || a.needsHolder {
 		longest = before.ResetAfter + r.refillTime(limit) + 2
 	}
 	if out := r.decide(request); out.RetryAfter == Never || out.RetryAfter > longest {
-		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, room, out.RetryAfter, used, r.refillTime(limit))
+		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, capacity, out.RetryAfter, used, r.refillTime(limit))
 	}
 	return nil
 }}
-
-func boolean(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
-}
 
 func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 	prove(t, limitChangeKeepsWhatWasUsed, allSubjects())
@@ -1526,11 +1529,11 @@ var stepBackStallsTheState = law{"a step back stalls the state", func(a subject,
 		then, now := r.now, r.now-pick(roll, roll(1, 10), roll(1, MaxStall), MaxStall)
 		before, after := r.decideAt(request, then), r.decideAt(request, now)
 		if after.Granted > before.Granted || r.peek(now).Remaining > r.peek(then).Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
-			return r.lawError("%v %d: %d µs back, the outcome changed from %+v to %+v", request.Mode, request.Cost, then-now, before, after)
+			return r.lawError("%v %d: a step back of %d µs changed the outcome from %+v to %+v; want no more units", request.Mode, request.Cost, then-now, before, after)
 		}
 		later := now + after.RetryAfter - then - before.RetryAfter
 		if after.RetryAfter != Never && (later > 0 || later < 0 && !before.OK()) {
-			return r.lawError("%v %d: %d µs back, the outcome changed from %+v to %+v: granted %d µs later", request.Mode, request.Cost, then-now, before, after, later)
+			return r.lawError("%v %d: a step back of %d µs changed the outcome from %+v to %+v: it is granted %d µs later; want the same time", request.Mode, request.Cost, then-now, before, after, later)
 		}
 	}
 	return nil
@@ -1546,15 +1549,15 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 	r := startRun(a, roll)
 	r.use(Spend, Draw)
 	if r.canBook && r.capacity(r.limit)-r.peek(r.now).Remaining == r.capacity(r.limit) {
-		r.decide(Request{Mode: Refund, Cost: Max / 2}) // without it, booked units would refill later
+		r.decide(Request{Mode: Refund, Cost: Max / 2}) // otherwise booked units would take longer to refill
 	}
-	r.decide(Request{Mode: Draw, Cost: r.fitting(), Holder: r.newHolder()})
+	r.decide(Request{Mode: Draw, Cost: r.fittingCost(), Holder: r.newHolder()})
 	before := r.peek(r.now)
 	r.now -= MaxStall + pick(roll, roll(1, 10), roll(1, day), roll(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
 		return r.lawError("the step back changed Remaining to %d; before it was %d", after.Remaining, before.Remaining)
 	}
-	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
+	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
 	out := r.decide(request)
 	if out.RetryAfter == Never || out.RetryAfter > r.refillTime(r.limit)+MaxStall {
 		return r.lawError("%d units must wait %d; one refill takes %d", request.Cost, out.RetryAfter, r.refillTime(r.limit))
@@ -1563,7 +1566,7 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 	for !out.OK() {
 		r.now += max(roll(1, out.RetryAfter), out.RetryAfter/8)
 		if out = r.decide(request); r.now+out.RetryAfter != granted {
-			return r.lawError("a cost of %d was to be granted at %d, and now at %d", request.Cost, granted, r.now+out.RetryAfter)
+			return r.lawError("a cost of %d would be granted at %d by the first RetryAfter, and at %d by a later one", request.Cost, granted, r.now+out.RetryAfter)
 		}
 	}
 	return nil
@@ -1571,8 +1574,8 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 
 func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackIsRepaired, allSubjects()) }
 
-// Two clocks, one up to 5 s behind the other, together admit no more than one would in
-// a time that is longer by this difference.
+// With two clocks, one up to 5 s behind the other, a state admits no more than with one clock in a
+// time that is longer by this difference.
 var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	behind := pick(roll, roll(1, 10), roll(1, MaxStall), MaxStall)
@@ -1590,27 +1593,27 @@ var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, roll dic
 		}
 		r.now = now
 	}
-	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+behind) }); err != nil {
+	if err := checkBound(events, func(apart int64) int64 { return r.bound(r.limit, apart+behind) }); err != nil {
 		return r.lawError("two clocks, %d µs apart: %v", behind, err)
 	}
 	return nil
 }}
 
-func TestTwoClocksAddNothing(t *testing.T) { prove(t, twoClocksAddNothing, subjectsWhere(bounded)) }
+func TestTwoClocksAddNothing(t *testing.T) { prove(t, twoClocksAddNothing, subjectsWhere(isBounded)) }
 
 var forceIsAlwaysGranted = law{"force is always granted", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
-	booked := int64(0) // units booked beyond the room; a queue has them within
+	booked := int64(0) // units booked beyond the capacity; a queue books within it
 	for _, s := range r.history {
 		if s.out.Wait > 0 && !r.isQueue {
 			booked += s.out.Granted
 		}
 	}
 	// A state counts at most this many units as used: twice the capacity, and at most Max/2.
-	cost := max(min(r.fitting()-booked, Max/2-(r.capacity(r.limit)-left)), 0)
+	cost := max(min(r.fittingCost()-booked, Max/2-(r.capacity(r.limit)-left)), 0)
 	out := r.decide(Request{Mode: Force, Cost: cost, Holder: r.newHolder()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
 		return r.lawError("%d units remained, and force %d has the outcome %+v", left, cost, out)
@@ -1645,13 +1648,13 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll
 	r := startRun(a, roll)
 	holds := map[string]held{}
 	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
-	steps := roll.oneIn(2)
-	if steps { // after a step back, a hold that has ended may live again
+	hasSteps := roll.oneIn(2) // steps back of the clock
+	if hasSteps {             // without Draw, because after a step back a hold that has ended may live again
 		modes = modes[:3]
 	}
 	for range roll(1, 40) {
 		r.pass()
-		if steps && roll.oneIn(5) {
+		if hasSteps && roll.oneIn(5) {
 			r.stepBack()
 			r.now = max(r.now, latest-MaxStall)
 		}
@@ -1684,7 +1687,7 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll
 				return r.lawError("%d slots are held by others, %d by %s; the limit has %d", others, cost, request.Holder, slots)
 			}
 		}
-		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !steps && out.OK() != fits {
+		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !hasSteps && out.OK() != fits {
 			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v", others, slots, request.Mode, request.Cost, out)
 		}
 	}
@@ -1699,23 +1702,23 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 // after Period, to the µs.
 var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) error {
 	r := startRun(a, roll)
-	cost := r.fitting()
+	cost := r.fittingCost()
 	mine := Request{Mode: Spend, Cost: cost, Holder: "mine"}
 	if out := r.decide(mine); out.Granted != cost {
 		return r.lawError("a fresh state has no room for %d", cost)
 	}
-	greedy := func() int64 { return r.decide(Request{Mode: Draw, Cost: Max / 2, Holder: r.newHolder()}).Granted }
-	greedy()
+	takeFree := func() int64 { return r.decide(Request{Mode: Draw, Cost: Max / 2, Holder: r.newHolder()}).Granted }
+	takeFree()
 	for range roll(1, 10) {
 		r.now += roll(0, r.limit.Period-1)
-		greedy()
+		takeFree()
 		if out := r.decide(mine); !out.OK() || out.Granted != 0 {
 			return r.lawError("the renewal has the outcome %+v", out)
 		}
 	}
 	r.decide(Request{Mode: Reset})
 	r.decide(mine)
-	greedy()
+	takeFree()
 	ends := r.now + r.limit.Period
 	r.now = ends - 1
 	r.decide(Request{Mode: Spend, Cost: 1, Holder: "late"})
@@ -1723,7 +1726,7 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) erro
 		return r.lawError("%d slots are free before the hold has ended", left)
 	}
 	r.now = ends
-	if got := greedy(); got != r.capacity(r.limit) {
+	if got := takeFree(); got != r.capacity(r.limit) {
 		return r.lawError("%d slots of %d are free when the holds have ended", got, r.capacity(r.limit))
 	}
 	return nil
@@ -1806,8 +1809,8 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 	prove(t, windowsFollowTheCalendar, calendarSubjects())
 }
 
-// The caller computes the calendar. While its clock agrees with the store's within half a window,
-// the answer is the same.
+// The caller computes the calendar. While its clock agrees with the store's checkBound half a
+// window, the answer is the same.
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	skewed := r.clone()
@@ -1871,9 +1874,9 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 		level := roll(0, Max)
 		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(parts))
 		got := whole(convert(level, old, parts))
-		slack := whole(1)
+		slack := whole(1) // parts that the conversion may add
 		if _, ok := product(old, parts, Max); !ok {
-			slack = big.NewRat(33, 16)
+			slack = big.NewRat(33, 16) // slightly more than 2: doubles are not exact
 		}
 		if exact.Cmp(whole(Max)) >= 0 {
 			exact = whole(Max)
@@ -1925,41 +1928,41 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	} {
 		_, err := c.algorithm.Prepare(c.limit)
 		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {
-			t.Errorf("%s with %+v: %v; want %q", c.algorithm.Name(), c.limit, err, c.reason)
+			t.Errorf("%s with %+v has the error %v; want %q", c.algorithm.Name(), c.limit, err, c.reason)
 		}
 	}
 }
 
 // States decide as their step does. They keep nothing that is not committed, and a new state has
 // nothing left from a removed one.
-func TestCellsKeepWhatIsCommitted(t *testing.T) {
+func TestStatesKeepOnlyWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
 		t.Run(a.name, func(t *testing.T) {
 			p, err := a.Prepare(Limit{Count: 3, Period: 1_000_000, Burst: 3})
 			if err != nil {
 				t.Fatal(err)
 			}
-			cells := a.NewStates()
-			request := func(cell uint32, mode Mode, commit bool) int64 {
+			states := a.NewStates()
+			remainingAfter := func(state uint32, mode Mode, commit bool) int64 {
 				var out Outcome
-				cells.Step(cell, &p, &Request{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)
+				states.Step(state, &p, &Request{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)
 				return out.Remaining
 			}
-			first, second := cells.Add(), cells.Add()
-			fresh := request(first, Peek, true)
+			first, second := states.Add(), states.Add()
+			fresh := remainingAfter(first, Peek, true)
 			for _, c := range []struct {
-				cell   uint32
+				state  uint32
 				commit bool
 				left   int64
 			}{{first, false, fresh}, {first, true, fresh - 1}, {second, false, fresh}} {
-				request(c.cell, Spend, c.commit)
-				if left := request(c.cell, Peek, true); left != c.left {
-					t.Errorf("committed %v: %d remain, want %d", c.commit, left, c.left)
+				remainingAfter(c.state, Spend, c.commit)
+				if left := remainingAfter(c.state, Peek, true); left != c.left {
+					t.Errorf("after a spend on state %d with commit %v, %d units remain; want %d", c.state, c.commit, left, c.left)
 				}
 			}
-			cells.Remove(first)
-			if again := cells.Add(); again != first || request(again, Peek, true) != fresh {
-				t.Errorf("cell %d was removed, and %d added with its state", first, again)
+			states.Remove(first)
+			if again := states.Add(); again != first || remainingAfter(again, Peek, true) != fresh {
+				t.Errorf("after Remove(%d), Add returned %d; want the same index, with a fresh state", first, again)
 			}
 		})
 	}

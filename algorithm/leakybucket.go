@@ -17,7 +17,7 @@ var leakyBucketLua string
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them
 //	        are at least Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   5 numbers: level (falls by rate units per µs until all have left), at, rate, tail and
+//	State   5 numbers: level (falls by rate per µs until all have left), at, rate, tail and
 //	        taken: the last holder in the queue and the units that it took; absent while idle
 //	Cost    O(1)
 //	Choose  in front of something that must never receive two requests at once: shaping, outbound
@@ -47,16 +47,18 @@ var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
 		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
 	}),
 	Shared(func(l Limit, n int64) []Limit {
-		l.Burst = cdiv(l.Burst+1, n) - 1 // one leaves while Burst wait
+		l.Burst = cdiv(l.Burst+1, n) - 1 // Burst places wait, and one more leaves at once
 		return slower(l, n)
 	}))
 
+// queue is the state of LeakyBucket. A place in it is divided into parts, as a token of
+// TokenBucket.
 type queue struct {
-	Level int64 // Level/Rate is how many µs it takes until all have left
-	At    int64 // when Level was right
-	Rate  int64 // units per µs when it was written
-	Tail  int64 // HolderID of the last in the queue; 0 if unknown
-	Taken int64 // units that it took
+	Level int64 // parts of all places in use; after Level/Rate µs all have left
+	At    int64 // the time at which Level holds
+	Rate  int64 // parts per µs when the state was written
+	Tail  int64 // HolderID of the last holder in the queue; 0 if unknown
+	Taken int64 // parts that this holder took
 }
 
 func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {

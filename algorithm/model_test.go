@@ -16,7 +16,7 @@ import (
 type model interface {
 	// fits returns what would be granted at a time, and whether that is enough, if no other request
 	// comes before.
-	fits(r Request, now int64) (granted int64, enough bool)
+	fits(r Request, now int64) (granted int64, isEnough bool)
 	remaining(now int64) int64
 	// refundable is the number of units that could be refunded.
 	refundable(now int64) int64
@@ -65,18 +65,18 @@ func decide(m model, r Request, now int64) Outcome {
 	return out
 }
 
-// first is the least number for which yes holds. If yes holds for a number, it must hold for all
-// larger ones.
-func first(yes func(int64) bool) int64 {
-	if yes(0) {
+// first is the least number for which isTrue returns true. isTrue must also return true for all
+// larger numbers.
+func first(isTrue func(int64) bool) int64 {
+	if isTrue(0) {
 		return 0
 	}
 	low, high := int64(0), int64(1)
-	for !yes(high) {
+	for !isTrue(high) {
 		low, high = high, high*2
 	}
 	for high-low > 1 {
-		if mid := low + (high-low)/2; yes(mid) {
+		if mid := low + (high-low)/2; isTrue(mid) {
 			high = mid
 		} else {
 			low = mid
@@ -95,16 +95,16 @@ func floor(x *big.Rat) int64 { return new(big.Int).Div(x.Num(), x.Denom()).Int64
 // ceiling is x rounded up.
 func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 
-// A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue,
-// a caller waits until it has leaked dry.
+// A bucketModel is a bucket that holds used tokens and leaks at a constant rate. If it is a queue,
+// a caller waits until the bucket is empty.
 type bucketModel struct {
 	size    int64    // tokens
 	rate    *big.Rat // tokens per µs
 	used    *big.Rat
 	at      int64
 	isQueue bool
-	tail    string
-	places  int64
+	tail    string // the last holder in the queue
+	places  int64  // places that this holder took
 }
 
 func (m *bucketModel) usedAt(now int64) *big.Rat {
@@ -116,7 +116,7 @@ func (m *bucketModel) usedAt(now int64) *big.Rat {
 	return used
 }
 
-// until is how long it takes to leak an amount.
+// until is how long it takes until the amount has leaked.
 func (m *bucketModel) until(leaked *big.Rat) int64 {
 	if leaked.Sign() <= 0 {
 		return 0
@@ -196,13 +196,13 @@ func (m *bucketModel) reset() { m.used = new(big.Rat) }
 
 func (m *bucketModel) capacity() int64 { return m.size }
 
-// A ledger stores every grant. Which of them count at a time makes it a window, a log, or
-// sub-windows.
+// A ledger stores every grant. It is the model of windows, logs and sub-windows. They differ in
+// which grants count at a time.
 type ledger struct {
 	count  int64
 	grants []event
-	used   func(grants []event, now int64) int64
-	counts func(at, now int64) bool // whether a grant can still be refunded
+	used   func(grants []event, now int64) int64 // units in use
+	counts func(at, now int64) bool              // whether a grant can still be refunded
 	// starts, if set, begins a window when a grant comes and none runs.
 	starts func(now int64)
 }
@@ -331,7 +331,7 @@ func TestStepsEqualTheirModels(t *testing.T) {
 	total := 0
 	for _, a := range allSubjects() {
 		if a.calendarAt != nil || a.needsHolder {
-			continue // their laws are their models
+			continue // their laws describe them completely
 		}
 		t.Run(a.name, func(t *testing.T) {
 			for compared, trace := 0, uint64(0); compared < requests; trace++ {
@@ -350,7 +350,7 @@ func TestStepsEqualTheirModels(t *testing.T) {
 func compare(a subject, roll dice) (int, error) {
 	l := a.anyLimit(roll)
 	for a.name == "slidingwindow" && tickOf(l.Count, l.Period) > 1 {
-		l = a.anyLimit(roll) // with coarser ticks, the step admits less than the model
+		l = a.anyLimit(roll) // with ticks of several µs, the step admits less than the model
 	}
 	r, m := startRunWith(a, roll, l), modelFor(a, l)
 	for i := range 100 {
@@ -366,7 +366,7 @@ func compare(a subject, roll dice) (int, error) {
 		}
 		want := decide(m, request, r.now)
 		if got := answer(r.decide(request)); got != want {
-			return i, r.lawError("%v %d: the model has the outcome %+v", request.Mode, request.Cost, want)
+			return i, r.lawError("%v %d has the outcome %+v; the model has %+v", request.Mode, request.Cost, got, want)
 		}
 	}
 	return 100, nil

@@ -22,8 +22,8 @@ var slidingLogLua string
 //	Clock   a step back of δ dates grants at most min(δ, 5 s) ahead; after a larger step, the used
 //	        units count from now
 //
-// The running sum makes every entry unique: two grants in one microsecond are two entries. With it,
-// few entries are enough to compute how much is used and when enough is free. A Refund returns the
+// The running sum makes every entry unique: two grants in one microsecond are two entries. From the
+// sums of a few entries follows how much is used and when enough is free. A Refund returns the
 // newest cost first.
 //
 // Each limit counts the grants of its own Period. When Period changes, or several limits use one
@@ -34,20 +34,20 @@ var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	Title("sliding-log"), Collection(), CanRefund(), Divisible(pieces), Bounded(slidingExactly))
 
 // record is the state of a sliding log: the grants, ordered by time and then by sum. Some of them
-// may have expired. The last expired one is kept, because the used units count from its sum.
+// may have expired. The last expired one is kept, because used units are counted from its sum on.
 type record struct {
 	grants []grant
 }
 
 type grant struct {
-	at   int64
+	at   int64 // µs since the epoch
 	sum  int64 // of all costs up to this one
 	keep int64 // how long it is kept after at, in µs; it is never dropped before an earlier grant
 }
 
 func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	count, period := p[0], p[1]
-	last, base := grant{at: now}, int64(0)
+	last, base := grant{at: now}, int64(0) // the newest grant, and the sum of the last expired one
 	if n := len(s.grants); n > 0 {
 		last = s.grants[n-1]
 	}
@@ -112,6 +112,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	return out, next
 }
 
+// resetOfLog is the ResetAfter of a log that stays as it is. last is the time of the newest grant.
 func resetOfLog(last, period, now int64, repaired bool, used int64) int64 {
 	if used == 0 {
 		return 0
@@ -122,9 +123,9 @@ func resetOfLog(last, period, now int64, repaired bool, used int64) int64 {
 	return last + period - now
 }
 
-// trim drops the expired grants that no other limit needs. It keeps the last of them, because its
-// sum is the base, and sets its time to long ago, so that it stays expired even if the period
-// grows.
+// trim drops the expired grants that no other limit needs, except the last of them. Its sum is the
+// base from which used units are counted. Its time becomes -MaxPeriod, so that it stays expired
+// even if the period grows.
 func trim(s record, expired int, now int64) record {
 	dropped := sort.Search(expired, func(i int) bool { return s.grants[i].at+s.grants[i].keep > now })
 	if dropped <= 1 {
@@ -162,7 +163,7 @@ func rebase(s record, base int64) record {
 	return record{live}
 }
 
-// cut removes the newest cost until the running sum is top.
+// cut removes the newest grants, or parts of them, until the running sum is top.
 func cut(s record, top int64) record {
 	i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= top })
 	return record{append(s.grants[:i:i], grant{s.grants[i].at, top, s.grants[i].keep})}

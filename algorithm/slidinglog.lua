@@ -114,7 +114,7 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
     return
   end
   local dropped, floor = expired, base
-  if expired > 1 and kept > now then -- the last is kept for other limits; entries end in their order
+  if expired > 1 and kept > now then -- another limit needs some expired grants: find the first of them
     local high = expired - 1
     dropped = 0
     while dropped < high do

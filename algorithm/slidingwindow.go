@@ -55,10 +55,10 @@ func tickOf(count, period int64) int64 {
 
 // windowPair is the state of SlidingWindow: the current and the previous window.
 type windowPair struct {
-	Start    int64 // of the current window
-	Current  int64
-	Width    int64 // of the windows
-	Previous int64
+	Start    int64 // of the current window, in µs since the epoch
+	Current  int64 // units used in the current window
+	Width    int64 // of each window, in µs
+	Previous int64 // units used in the previous window
 	Owner    int64 // Period of the limit that decided last, if the windows have another width; else 0
 }
 
@@ -92,9 +92,9 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 		if never(r, count) {
 			out.RetryAfter = Never
 		} else if !fits {
-			// The units of one window must fade until there is room: those of the previous window or,
-			// if the current ones alone leave no room, those of the current window after its end. use
-			// is their number.
+			// The units of one window must fade until there is room. These are the units of the
+			// previous window or, if the current ones alone leave no room, those of the current window
+			// after its end. use is the number of these units.
 			room, windows, use := count-r.need(), int64(0), previous
 			if room < current {
 				windows, room, use = 1, room+current, current
@@ -153,12 +153,12 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 }
 
 // gather moves the used units into windows that begin now and last k Periods, where k·count covers
-// them. If they fade sooner where they are, it moves nothing.
+// the used units. If they fade sooner in their present windows, it moves nothing.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	step := cdiv(width, Max/max(count, previous))
 	steps := cdiv(width, step)
 	used := min(current+cdiv(previous*(steps-max(now-start, 0)/step), steps), Max/2)
-	gone := start + width
+	gone := start + width // when the used units have faded
 	if current > 0 {
 		gone += width
 	}

@@ -26,11 +26,11 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     local step = cdiv(width, div(MAX, math.max(count, previous)))
     local steps = cdiv(width, step)
     local used = math.min(current + cdiv(previous * (steps - div(math.max(now - start, 0), step)), steps), MAX / 2)
-    local gone = start + width
+    local gone = start + width -- when the used units have faded
     if current > 0 then
       gone = gone + width
     end
-    local windows = math.max(cdiv(used, count), 1) -- enough windows for the used units
+    local windows = math.max(cdiv(used, count), 1) -- so many windows have room for the used units
     if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < gone then
       start, current, width, previous = now, used, windows * period, 0
     end
@@ -52,9 +52,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
-      -- The units of one window must fade until there is room: those of the previous window or,
-      -- if the current ones alone leave no room, those of the current window after its end. use
-      -- is their number.
+      -- The units of one window must fade until there is room. These are the units of the
+      -- previous window or, if the current ones alone leave no room, those of the current window
+      -- after its end. use is the number of these units.
       local room, windows, use = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
       if room < current then
         windows, room, use = 1, room + current, current

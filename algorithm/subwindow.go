@@ -53,12 +53,13 @@ func SubWindow(n int) *Algorithm {
 // slidingExactly is the bound of algorithms that admit Count in any Period.
 func slidingExactly(_ Limit, rate string) string { return rate + ", wherever that begins" }
 
+// parts is the state of SubWindow.
 type parts struct {
-	Start int64               // of the current part
-	Count int64               // of parts before the current one
-	Width int64               // of a part
+	Start int64               // of the current part, in µs since the epoch
+	Count int64               // how many parts before the current one count
+	Width int64               // of a part, in µs
 	Owner int64               // width·n of the limit that decided last, if the parts have another limit's width; else 0
-	Used  [MaxParts + 1]int64 // the current part first
+	Used  [MaxParts + 1]int64 // units used in each part, the current part first
 }
 
 func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
@@ -70,7 +71,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 		next.Used[i] -= taken
 		back -= taken
 	}
-	own := next.Width == width && next.Count == n
+	own := next.Width == width && next.Count == n // the parts are those of this limit
 	if !own && s.Owner != width*n {
 		next = next.gather(min(used, after), count, width, n, now)
 		own, repaired = next.Width == width && next.Count == n, true
@@ -87,7 +88,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if never(r, count) {
 		out.RetryAfter = Never
 	} else if !fits {
-		left := used + r.need() - count
+		left := used + r.need() - count // units that must become free, from the oldest part on
 		k := next.Count + 1
 		for left -= next.Used[k-1]; left > 0; left -= next.Used[k-1] {
 			k--
@@ -111,8 +112,8 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	return out, next
 }
 
-// advanceParts advances the parts to now. It returns the used units, and whether the state was too far in
-// the future and was repaired.
+// advanceParts advances the parts to now. It returns the used units, and whether the state was too
+// far in the future and was repaired.
 func advanceParts(s parts, width, n, now int64) (next parts, used int64, repaired bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {
@@ -143,13 +144,13 @@ func (s parts) gone() int64 {
 }
 
 // gather moves the used units into one part, as wide as k parts of the present limit, where k·count
-// covers them. If they expire sooner where they are, it moves nothing.
+// covers the used units. If they expire sooner in their present parts, it moves nothing.
 func (s parts) gather(used, count, width, n, now int64) parts {
-	parted := max(cdiv(used, count), 1)
-	if parted > MaxPeriod/width {
+	k := max(cdiv(used, count), 1)
+	if k > MaxPeriod/width {
 		return s
 	}
-	wide := parted * width
+	wide := k * width
 	start := now - now%wide
 	if start+(n+1)*wide >= s.gone() {
 		return s

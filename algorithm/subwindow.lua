@@ -1,3 +1,4 @@
+-- Returns the time at which the newest part in use stops counting.
 local function goneof(start, n, width, parts)
   local newest = 0
   while newest < n and parts[newest + 1] == 0 do
@@ -37,11 +38,11 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     back = back - taken
     part = part + 1
   end
-  local own = old == width and oldn == n
+  local own = old == width and oldn == n -- the parts are those of this limit
   if not own and owner ~= width * n then
-    local parted = math.max(cdiv(math.min(used, after), count), 1)
-    local wide = parted * width
-    if parted <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, old, next) then
+    local k = math.max(cdiv(math.min(used, after), count), 1) -- k parts have room for the used units
+    local wide = k * width
+    if k <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, old, next) then
       next, start, oldn, old = { math.min(used, after) }, now - fmod(now, wide), n, wide
     end
     own, repaired = old == width and oldn == n, true
@@ -60,7 +61,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
-    local left = used + (mode == DRAW and math.min(cost, 1) or cost) - count
+    local left = used + (mode == DRAW and math.min(cost, 1) or cost) - count -- units that must become free
     local k = oldn + 1
     left = left - next[k]
     while left > 0 do

@@ -12,18 +12,19 @@ var tokenBucketLua string
 // TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A
 // Spend takes its cost in tokens. With patience it may book future tokens, and the Wait of its
 // outcome says when they are there. GCRA (the generic cell rate algorithm of ATM, ITU-T I.371)
-// describes the same limiter by the time at which the bucket is full again. So it is a synonym
-// here. Source: J. Turner, "New directions in communications", 1986.
+// describes the same limiter by the time at which the bucket is full again, so it needs no
+// algorithm of its own. Source: J. Turner, "New directions in communications", 1986.
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
 //	        refunded in w; booked cost counts at the end of its Wait
-//	State   3 numbers: level (used units), at, parts; absent while the bucket is full
+//	State   3 numbers: level (used), at, parts; absent while the bucket is full
 //	Cost    O(1)
 //	Choose  for almost everything: smooth, allows bursts, smallest state, exact retry times
 //	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
 //
-// A token is Parts units, and a microsecond refills Rate units. Rate/Parts is Count/Period, reduced.
-// So no interval between tokens is ever rounded. Burst·Parts must not exceed 2^51.
+// A token is divided into Parts, and each microsecond refills Rate parts. Rate/Parts is
+// Count/Period, reduced. So no interval between tokens is ever rounded. Burst·Parts must not exceed
+// 2^51.
 //
 // When the limit changes, or several limits use one counter, used tokens stay used. For the time
 // since the last grant, the bucket refills at the rate of the requested limit. A limit with a
@@ -31,9 +32,9 @@ var tokenBucketLua string
 // at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
 //
 // The level is converted to the parts of the requested limit and rounded against the caller. So if
-// two grants in a row are of different limits, the second costs less than one parts too much, or
-// less than two if the product of the two units exceeds 2^52. A level is at most 2^52 units, and
-// the rest is dropped. 2^52 units are at least twice the largest Burst that the present rate
+// two grants in a row are of different limits, the second costs less than one part too much, or
+// less than two if the product of the two numbers of parts exceeds 2^52. A level is at most 2^52
+// parts, and more is dropped. 2^52 parts are at least twice the largest Burst that the present rate
 // allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
@@ -53,7 +54,8 @@ var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 		return parts
 	}))
 
-// prepareBucket returns rate, parts and capacity in tokens; extra is the capacity beyond Burst.
+// prepareBucket returns the rate, the parts of a token, and the capacity in tokens. extra is the
+// capacity beyond Burst.
 func prepareBucket(l Limit, extra int64) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
@@ -72,9 +74,9 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 
 // bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
-	Level int64 // units used; above capacity if booked, forced, or used under a larger limit
+	Level int64 // parts used; above the capacity if tokens were booked, forced, or used under a larger limit
 	At    int64 // the time at which Level holds
-	Parts int64 // units per token when it was written
+	Parts int64 // parts per token when the state was written
 }
 
 func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
@@ -147,8 +149,9 @@ func tokensAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	return max(reset-cdiv((burst-cost)*parts, rate), 0)
 }
 
-// drain advances a level to now. It returns the level, the time of that level, how far this time is
-// ahead of now, and whether the state was too far in the future and was repaired.
+// drain lets a level leak until now. It returns the new level, the time since which that level
+// holds, how far this time is ahead of now, and whether the state was too far in the future and was
+// repaired.
 func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bool) {
 	if level == 0 {
 		return 0, now, 0, false
@@ -166,9 +169,9 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 	return level - (now-at)*rate, now, 0, repaired
 }
 
-// convert changes the parts of a level from 1/old of a token to 1/parts of a token. It rounds up, to
+// convert changes a level from parts of 1/old token to parts of 1/parts token. It rounds up, to
 // at most Max. If the product is too large to be exact, it computes in doubles, as the twin must,
-// with an error of less than two of the new units.
+// with an error of less than two of the new parts.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {

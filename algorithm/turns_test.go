@@ -10,12 +10,12 @@ type turn struct {
 	limit   Limit
 	prepare func(Limit) (Params, error)
 	at      func(Params, int64) Params
-	kind    int   // of kin: how its windows are aligned, or how many parts they have
+	kind    int   // index in kin: how its windows are aligned, or how many parts they have; -1: as the subject's
 	shorter int64 // the shortest window
 }
 
-// turnsOf are two or three limits, which often differ in only one number.
-func (r *run) turnsOf() []turn {
+// turns are up to three limits that use one state in turn. They often differ in only one number.
+func (r *run) turns() []turn {
 	own := turn{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shorter: r.shortest(r.limit)}
 	turns := []turn{own}
 	for range 6 {
@@ -40,7 +40,7 @@ func (r *run) turnsOf() []turn {
 			t.kind = int(r.roll(0, int64(len(r.kin)-1)))
 			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].paramsAt
 		}
-		if _, err := t.prepare(t.limit); err == nil && r.countable(append(turns, t)) {
+		if _, err := t.prepare(t.limit); err == nil && r.canCount(append(turns, t)) {
 			t.shorter = r.shortest(t.limit)
 			turns = append(turns, t)
 		}
@@ -48,12 +48,13 @@ func (r *run) turnsOf() []turn {
 	return turns
 }
 
-// countable tells whether each rate can count what the largest limit may use.
-func (a subject) countable(turns []turn) bool {
-	room, heal := most(turns, a.capacity), most(turns, a.refillTime)
+// canCount tells whether the state under each of the limits can express what the largest limit may
+// use.
+func (a subject) canCount(turns []turn) bool {
+	capacity, refillTime := most(turns, a.capacity), most(turns, a.refillTime)
 	for _, t := range turns {
 		p, err := t.prepare(t.limit)
-		if err != nil || a.canBook && !a.isQueue && times(room, p[1]) > Max/2 || a.isQueue && times(heal+1, p[0]) > Max/2 {
+		if err != nil || a.canBook && !a.isQueue && times(capacity, p[1]) > Max/2 || a.isQueue && times(refillTime+1, p[0]) > Max/2 {
 			return false
 		}
 	}
@@ -68,12 +69,13 @@ func (a subject) shortest(l Limit) int64 {
 	return l.Period
 }
 
-func (r *run) take(t turn) {
+// switchTo makes the run continue with another limit.
+func (r *run) switchTo(t turn) {
 	r.prepare, r.calendarAt = t.prepare, t.at
 	r.change(t.limit)
 }
 
-// most is the largest of some numbers, one per turn.
+// most is the largest number that of returns for the limits.
 func most(turns []turn, of func(Limit) int64) int64 {
 	n := int64(0)
 	for _, t := range turns {
@@ -90,22 +92,23 @@ func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 	}
 }
 
-// windowsInTurn is the bound of windows: a window of each kind may end once per its length.
-func windowsInTurn(strict bool) func([]turn, int64) int64 {
+// windowsInTurn is the bound of algorithms with windows: each kind of window may end once per its
+// length, and admit its Count then. If isStrict is true, one kind alone never exceeds its Count.
+func windowsInTurn(isStrict bool) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
 		type kind struct {
 			kind    int
 			shorter int64
 		}
-		ends, sum := map[kind]int64{}, int64(0)
+		admitted, sum := map[kind]int64{}, int64(0)
 		for _, t := range turns {
 			k := kind{t.kind, t.shorter}
-			ends[k] = max(ends[k], min(times(cdiv(apart+1, t.shorter), t.limit.Count), 8*Max))
+			admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shorter), t.limit.Count), 8*Max))
 		}
-		for _, n := range ends {
+		for _, n := range admitted {
 			sum += n
 		}
-		if strict && len(ends) == 1 {
+		if isStrict && len(admitted) == 1 {
 			return sum
 		}
 		return most(turns, count) + sum
@@ -117,24 +120,24 @@ func windowsInTurn(strict bool) func([]turn, int64) int64 {
 // waits no longer than the slowest limit needs to refill all used units.
 var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
 	r := startRun(a, roll)
-	turns := r.turnsOf()
-	heal := int64(0)
+	turns := r.turns()
+	refillTime := int64(0) // the longest of all limits
 	for _, t := range turns {
-		r.take(t)
-		heal = max(heal, min(a.refillTime(t.limit), MaxPeriod))
+		r.switchTo(t)
+		refillTime = max(refillTime, min(a.refillTime(t.limit), MaxPeriod))
 	}
 	var events []event
-	var tail string
-	live := map[string]hold{}
+	var tail string           // the last holder in a queue
+	live := map[string]hold{} // by holder
 	for range roll(1, 40) {
 		t := pick(roll, turns...)
-		r.take(t)
+		r.switchTo(t)
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Draw)
 		request.Patience = 0
 		if a.isQueue {
 			request.Cost = 1
-			request.Patience = min(pick(roll, 0, heal, roll(0, heal)), r.longest())
+			request.Patience = min(pick(roll, 0, refillTime, roll(0, refillTime)), r.longestPatience())
 			if tail != "" && roll.oneIn(5) {
 				request.Mode, request.Holder = Refund, tail
 			}
@@ -160,7 +163,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 			}
 			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.capacity)/a.capacity(l)+2, a.refillTime(l)) })
 			if out.RetryAfter > longest && !a.isQueue && !a.needsHolder ||
-				out.RetryAfter > a.refillTime(r.limit)+heal && (a.isQueue || a.needsHolder) {
+				out.RetryAfter > a.refillTime(r.limit)+refillTime && (a.isQueue || a.needsHolder) {
 				return r.lawError("RetryAfter is %d, longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
 			}
 		}
@@ -186,7 +189,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 	if a.needsHolder {
 		return nil
 	}
-	if err := within(events, func(apart int64) int64 { return a.boundInTurn(turns, apart) }); err != nil {
+	if err := checkBound(events, func(apart int64) int64 { return a.boundInTurn(turns, apart) }); err != nil {
 		return r.lawError("%v; the limits are %+v", err, turns)
 	}
 	return nil

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// The broken limiters have mistakes of published designs and deployed limiters,
-// and some of our own. The named law must detect each of them, and must accept the sound
-// limiter of the same kind. So the laws can fail, and fail because of the mistake.
+// The broken limiters have the mistakes of published designs and of deployed limiters, and some
+// mistakes that we made. The law in its row must detect each of them, and must accept the sound
+// limiter of the same kind. So the laws can fail, and they fail because of the mistake.
 
 // A brokenLimiter is a limiter with a mistake, a sound one of the same kind, and the law that
 // distinguishes them.
@@ -17,61 +17,62 @@ type brokenLimiter struct {
 	name   string
 	law    law
 	sound  subject
-	broken any // a Step
-	limits []Limit
+	broken any     // a Step with some state
+	limits []Limit // limits that show the mistake; nil: any
 }
 
 func TestBrokenLimitersAreDetected(t *testing.T) {
 	const seed, cases = 7, 20_000
-	caught := 0
+	detected := 0
 	for _, b := range brokenLimiters() {
 		t.Run(b.name, func(t *testing.T) {
 			broken := b.sound
-			broken.name, broken.limits, broken.step = b.sound.name, b.limits, hide(b.broken)
+			broken.limits, broken.step = b.limits, hideAnyState(b.broken)
 			sound := b.sound
 			sound.limits = b.limits
 			var err error
-			at := uint64(0)
-			for ; at < cases && err == nil; at++ {
-				err = b.law.check(broken, seeded(seed, at))
+			tried := uint64(0)
+			for ; tried < cases && err == nil; tried++ {
+				err = b.law.check(broken, seeded(seed, tried))
 			}
 			if err == nil {
 				t.Fatalf("%q does not detect the broken limiter in %d cases of seed %d", b.law.name, cases, seed)
 			}
-			for i := range max(2*at, 200) {
+			for i := range max(2*tried, 200) {
 				if err := b.law.check(sound, seeded(seed, i)); err != nil {
 					t.Fatalf("%q also rejects the sound limiter in case %d of seed %d: %v", b.law.name, i, seed, err)
 				}
 			}
-			t.Logf("detected by %q in case %d", b.law.name, at)
-			caught++
+			t.Logf("detected by %q in case %d", b.law.name, tried)
+			detected++
 		})
 	}
-	t.Logf("counted: %d broken limiters detected (seed %d)", caught, seed)
+	t.Logf("counted: %d broken limiters detected (seed %d)", detected, seed)
 }
 
-func hide(step any) func(any, Params, Request, int64) (Outcome, any) {
+// hideAnyState is hideState for a step with any of the state types below.
+func hideAnyState(step any) func(any, Params, Request, int64) (Outcome, any) {
 	switch step := step.(type) {
 	case func(bucket, Params, Request, int64) (Outcome, bucket):
-		return of(step)
+		return hideState(step)
 	case func(queue, Params, Request, int64) (Outcome, queue):
-		return of(step)
+		return hideState(step)
 	case func(window, Params, Request, int64) (Outcome, window):
-		return of(step)
+		return hideState(step)
 	case func(windowPair, Params, Request, int64) (Outcome, windowPair):
-		return of(step)
+		return hideState(step)
 	case func(parts, Params, Request, int64) (Outcome, parts):
-		return of(step)
+		return hideState(step)
 	case func(record, Params, Request, int64) (Outcome, record):
-		return of(step)
+		return hideState(step)
 	case func(slots, Params, Request, int64) (Outcome, slots):
-		return of(step)
+		return hideState(step)
 	case func(stamps, Params, Request, int64) (Outcome, stamps):
-		return of(step)
+		return hideState(step)
 	case func(arrival, Params, Request, int64) (Outcome, arrival):
-		return of(step)
+		return hideState(step)
 	}
-	panic(fmt.Sprintf("no step: %T", step))
+	panic(fmt.Sprintf("%T is not a step with a known state", step))
 }
 
 func brokenLimiters() []brokenLimiter {
@@ -126,14 +127,15 @@ func brokenLimiters() []brokenLimiter {
 	}
 }
 
-// A published bucket that sets elapsed to at least 0, and then stores now as the time of its last
-// refill.
+// A published bucket that treats an elapsed time below 0 as 0, and then stores now as the time of
+// its last refill.
 func timeWrittenBackwards(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
 	return values(tokenBucket)(s, p, r, now)
 }
 
-// A published bucket that adds elapsed times rate, even if the clock went back.
+// A published bucket that adds elapsed·rate tokens, even if elapsed is negative because the clock
+// stepped back.
 func elapsedNotClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	if back := s.At - now; back > 0 && s.Parts > 0 {
 		s.Level += min(muldiv(back, p[0], 1), Max/4)
@@ -142,7 +144,7 @@ func elapsedNotClamped(s bucket, p Params, r Request, now int64) (Outcome, bucke
 	return values(tokenBucket)(s, p, r, now)
 }
 
-// GCRA that accepts any arrival time, however far ahead of the clock it is.
+// GCRA that accepts any stored time, however far ahead of the clock it is.
 func futureAccepted(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
 	out, next := values(tokenBucket)(s, p, r, now+ahead)
@@ -181,7 +183,7 @@ func keptForWholeSeconds(s bucket, p Params, r Request, now int64) (Outcome, buc
 	return out, next
 }
 
-// INCR, and an EXPIRE that never runs.
+// A counter by Redis' INCR whose EXPIRE never runs.
 func keptForEver(s window, p Params, r Request, now int64) (Outcome, window) {
 	out, next := fixedWindow(s, p, r, now)
 	if out.Keep > 0 {
@@ -200,7 +202,7 @@ func denialCharged(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	return out, next
 }
 
-// INCR first, and the comparison afterwards.
+// A counter by Redis' INCR that is compared with the limit only afterwards.
 func denialCounted(s window, p Params, r Request, now int64) (Outcome, window) {
 	out, next := fixedWindow(s, p, r, now)
 	if r.Mode == Spend && out.RetryAfter > 0 {
@@ -210,7 +212,7 @@ func denialCounted(s window, p Params, r Request, now int64) (Outcome, window) {
 	return out, next
 }
 
-// GCRA whose RetryAfter is when the arrival time would allow the cost, which it never does.
+// GCRA that computes a RetryAfter even for a cost that never fits.
 func oversizeHasRetryAfter(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, r, now)
 	if out.RetryAfter == Never {
@@ -242,7 +244,7 @@ func refundAboveCapacity(s window, p Params, r Request, now int64) (Outcome, win
 	return Outcome{Granted: r.Cost, Remaining: p[0] - s.Used, ResetAfter: s.End - now, Keep: s.End - now}, s
 }
 
-// GCRA that stores an arrival time only while it lies in the future.
+// GCRA that stores the time at which the bucket is full only if this time is in the future.
 func fillingRefundLost(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, r, now)
 	if r.Mode == Refund && out.Keep == 0 {
@@ -283,7 +285,7 @@ func membersCollapse(s stamps, p Params, r Request, now int64) (Outcome, stamps)
 	case !fits:
 		out.RetryAfter = out.ResetAfter
 	case granted > 0 && r.Mode != Refund:
-		next[now] = granted // ZADD of a member that may be there
+		next[now] = granted // replaces another grant of the same µs, as ZADD of an existing member does
 		out.Keep = out.ResetAfter
 		return out, next
 	}
@@ -328,7 +330,7 @@ func weightRoundedDown(s windowPair, p Params, r Request, now int64) (Outcome, w
 	return estimated(s, p, r, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
 }
 
-// A check of "used < limit" that ignores the cost.
+// A check that only compares used < limit, and ignores the cost.
 func costIgnored(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	return estimated(s, p, r, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
@@ -339,8 +341,8 @@ func costIgnored(s windowPair, p Params, r Request, now int64) (Outcome, windowP
 	})
 }
 
-// Repaired windows that are aligned to the epoch instead of beginning now: the weight of the
-// previous one jumps.
+// Repaired windows that are aligned to the epoch instead of beginning now. So the weight of the
+// previous window jumps.
 func realigned(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
 		s.Start = now - now%p[1]
@@ -405,18 +407,18 @@ func resetAlwaysFull(s bucket, p Params, r Request, now int64) (Outcome, bucket)
 
 // A window whose length is stored in whole seconds. One of less than a second never ends.
 func wholeSeconds(s window, p Params, r Request, now int64) (Outcome, window) {
-	named := p[1]
+	period := p[1]
 	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {
 		p[1] = MaxPeriod
 	}
 	out, next := fixedWindow(s, p, r, now)
 	if out.ResetAfter > 0 {
-		out.ResetAfter = min(out.ResetAfter+named-p[1], named)
+		out.ResetAfter = min(out.ResetAfter+period-p[1], period)
 	}
 	return out, next
 }
 
-// A level that is cut to the present burst, as if the rest had never been used.
+// A level that is reduced to the present burst, as if the rest had never been used.
 func levelClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	if s.Parts != 0 {
 		s.Level = min(convert(s.Level, s.Parts, p[1]), p[1]*p[2])
@@ -425,7 +427,8 @@ func levelClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	return values(tokenBucket)(s, p, r, now)
 }
 
-// Used units are always moved to the window of the present limit.
+// A fixed window that moves used units to the window of the present limit, even if that ends
+// sooner.
 func shorterForgets(s window, p Params, r Request, now int64) (Outcome, window) {
 	if ends, _, _, kind := windowEnd(p[1], p[2], p[3], now); s.End > now && s.Kind != kind {
 		s.End, s.Kind = ends, kind
@@ -474,7 +477,7 @@ func turnsMoved(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	return leakyBucket(s, p, r, now)
 }
 
-// A stored window that differs from the present one is treated as one of the future.
+// A fixed window that is repaired whenever its end is more than MaxStall after the present end.
 func repairedTooSoon(s window, p Params, r Request, now int64) (Outcome, window) {
 	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends
@@ -482,20 +485,20 @@ func repairedTooSoon(s window, p Params, r Request, now int64) (Outcome, window)
 	return fixedWindow(s, p, r, now)
 }
 
-// A refund that checks the holder, but not how much it took.
+// A queue that checks the holder of a refund, but not how much the holder took.
 func tailGivesAll(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	s.Taken = Max / 2
 	return leakyBucket(s, p, r, now)
 }
 
-// A refund that lowers the queue's level, even if another holder has the place.
+// A queue that refunds a place even if another holder has it.
 func anyHolderRefunds(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	s.Tail, s.Taken = HolderID(r.Holder), Max/2
 	return leakyBucket(s, p, r, now)
 }
 
-// A set with one expiry, which any holder extends that takes or renews a slot: dead holds live as
-// long as there is traffic.
+// A set of holds with one expiry. Each holder that takes or renews a slot extends it. So ended
+// holds live as long as there is traffic.
 func oneExpiryForAll(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	out, next := concurrency(s, p, r, now)
 	last := int64(0)
