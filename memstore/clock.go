@@ -13,10 +13,11 @@ type clock struct {
 }
 
 type moment struct {
-	time  time.Time
-	micro int64 // since the epoch
+	time  time.Time // with a monotonic reading
+	micro int64     // µs since the epoch
 }
 
+// rebaseAfter is how long a clock uses one moment.
 const rebaseAfter = time.Second
 
 func newClock() *clock {

@@ -21,14 +21,14 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 		slower := limit
 		slower.Period = time.Hour
 		first := decide(t, s, spend("k", slower.MustCompile(), 1))
-		granted := clock.now.Add(first.RetryAfter())
-		for clock.now.Before(granted.Add(-time.Second)) {
+		grantedAt := clock.now.Add(first.RetryAfter())
+		for clock.now.Before(grantedAt.Add(-time.Second)) {
 			clock.advance(time.Second)
-			for i := range 3 { // sweeps state that is no longer needed
+			for i := range 3 { // so that the store removes state that is no longer needed
 				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
-			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {
-				t.Fatalf("%v, %v after the change to an hour: %v; want a denial: the last one had a RetryAfter until %v", limit, clock.now, d, granted)
+			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != grantedAt {
+				t.Fatalf("%v with a period of an hour, at %v: %v; want denied until %v, as by the first denial", limit, clock.now, d, grantedAt)
 			}
 		}
 	}

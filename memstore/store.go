@@ -44,7 +44,7 @@ type Store struct {
 	clock       *clock
 	seeds       [2]maphash.Seed
 	stripes     []stripe
-	counters    atomic.Int64 // counters, with those that have not been swept yet
+	counters    atomic.Int64 // how many counters there are, including those that are no longer needed
 	maxCounters int64
 	linger      int64 // µs
 
@@ -73,7 +73,7 @@ func New(o Options) *Store {
 	}
 }
 
-// Len is the number of counters: the live ones, and those that have not been swept yet.
+// Len is the number of counters, including those that are no longer needed but not removed yet.
 func (s *Store) Len() int { return int(s.counters.Load()) }
 
 // Decide implements penstock.Store. If ctx's deadline has passed, the error wraps ErrUnavailable,
@@ -118,19 +118,19 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	defer stripe.mu.Unlock()
 	t := stripe.tableLocked(plan.Algorithm())
 	if now%sweepEvery == 0 {
-		s.sweepLocked(t, now, sweepEvery/4)
+		s.sweepLocked(t, now, sweepBlock)
 	}
 
 	params := plan.Params(now)
 	c.Request(&t.request)
 	cell := t.find(h)
-	t.cells.Step(cell, params, &t.request, now, cell != fresh, &t.out)
+	t.states.Step(cell, params, &t.request, now, cell != fresh, &t.out)
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
-		s.sweepLocked(t, now, 2)
+		s.sweepLocked(t, now, sweepStep)
 		if !s.addLocked(t, h, &cell, now) {
-			return s.full()
+			return s.errFull()
 		}
-		t.cells.Step(cell, params, &t.request, now, true, &t.out)
+		t.states.Step(cell, params, &t.request, now, true, &t.out)
 	}
 	s.keepLocked(t, cell, &t.out, now)
 	penstock.SetOutcome(d, &t.out)
@@ -151,7 +151,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending { // sweep before the first find, because a sweep removes counters
 		p := &pending[i]
 		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
-		s.sweepLocked(p.table, now, 2)
+		s.sweepLocked(p.table, now, sweepStep)
 	}
 
 	statuses := make([]penstock.Status, len(charges))
@@ -159,7 +159,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 		p := &pending[i]
 		p.cell = p.table.find(p.hash)
 		out := &p.table.out
-		p.table.cells.Step(p.cell, p.params, &p.request, now, false, out)
+		p.table.states.Step(p.cell, p.params, &p.request, now, false, out)
 		if !out.OK() {
 			s.keepLocked(p.table, p.cell, out, now)
 		}
@@ -176,7 +176,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending {
 		if p := &pending[i]; statuses[i].RetryAfter == 0 {
 			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
-			p.table.cells.Step(p.cell, p.params, &p.request, now, false, &p.table.out)
+			p.table.states.Step(p.cell, p.params, &p.request, now, false, &p.table.out)
 			s.keepLocked(p.table, p.cell, &p.table.out, now)
 			statuses[i] = penstock.StatusOf(&p.table.out)
 		}
@@ -198,14 +198,14 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 					s.removeLocked(earlier.table, earlier.cell)
 				}
 			}
-			return s.full()
+			return s.errFull()
 		}
 		p.isAdded = true
 	}
 	for i := range pending {
 		p := &pending[i]
 		out := &p.table.out
-		p.table.cells.Step(p.cell, p.params, &p.request, now, p.cell != fresh, out)
+		p.table.states.Step(p.cell, p.params, &p.request, now, p.cell != fresh, out)
 		s.keepLocked(p.table, p.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
@@ -249,7 +249,8 @@ func (s *Store) hash(key string, plan *penstock.Plan) hash {
 
 func (s *Store) stripeOf(h hash) int { return int(h.high & uint64(len(s.stripes)-1)) }
 
-// addLocked adds a counter for h. It returns false if the store is full.
+// addLocked adds a counter for h, and writes its cell to *cell. It returns false if the store is
+// full.
 func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 	if s.counters.Add(1) > s.maxCounters && !s.reclaim(now) {
 		s.counters.Add(-1)
@@ -272,7 +273,7 @@ func (s *Store) reclaim(now int64) bool {
 			continue
 		}
 		for _, t := range stripe.tables {
-			s.sweepLocked(t, now, 2)
+			s.sweepLocked(t, now, sweepStep)
 		}
 		stripe.mu.Unlock()
 		if s.counters.Load() <= s.maxCounters {
@@ -283,7 +284,7 @@ func (s *Store) reclaim(now int64) bool {
 	return false
 }
 
-func (s *Store) full() error {
+func (s *Store) errFull() error {
 	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxCounters", s.maxCounters))
 }
 
@@ -308,8 +309,7 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 }
 
 // sweepLocked checks the next n counters and removes those that are no longer needed. If the store
-// is full, it checks all counters of the table, at most once per fullPause. It checks two before
-// each new counter, so it can remove counters faster than a flood of new keys adds them.
+// is full, it checks all counters of the table, at most once per fullPause.
 func (s *Store) sweepLocked(t *table, now int64, n int) {
 	if s.counters.Load() >= s.maxCounters && (now >= t.swept+fullPause || now < t.swept) {
 		n, t.swept = len(t.counters), now
@@ -325,11 +325,17 @@ func (s *Store) sweepLocked(t *table, now int64, n int) {
 	}
 }
 
-// sweepEvery is a number of µs. A decision on one charge sweeps if its time is a multiple of
-// sweepEvery: one decision of 32 on average. It checks 8 counters, which are beside each other in
-// memory, so that this takes less time than single checks. Decisions that add a counter always
-// sweep.
-const sweepEvery = 32
+// A decision on one charge sweeps sweepBlock counters if its time in µs is a multiple of
+// sweepEvery: one decision of 32 on average. The counters are beside each other in memory, so this
+// takes less time than to check one counter in each fourth decision.
+const (
+	sweepEvery = 32
+	sweepBlock = 8
+)
+
+// sweepStep is how many counters are checked before each new counter. It is above 1, so counters
+// are removed faster than a flood of new keys adds them.
+const sweepStep = 2
 
 // fullPause is the least time between two sweeps of a whole table, in µs.
 const fullPause = 100_000

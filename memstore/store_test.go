@@ -19,13 +19,13 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A manualClock is a clock that tests move.
+// The time of a manualClock changes only when a test calls advance.
 type manualClock struct{ now time.Time }
 
 func newManualClock() *manualClock { return &manualClock{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
 
-func (h *manualClock) Now() time.Time          { return h.now }
-func (h *manualClock) advance(d time.Duration) { h.now = h.now.Add(d) }
+func (c *manualClock) Now() time.Time          { return c.now }
+func (c *manualClock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
 func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
@@ -42,33 +42,33 @@ func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstoc
 
 func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 	t.Parallel()
-	const most = 100
+	const maxCounters = 100
 	limit, other := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
 			clock := newManualClock()
-			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
-			for i := range most {
+			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: maxCounters})
+			for i := range maxCounters {
 				decide(t, s, spend(fmt.Sprint("k", i), limit, 3))
 			}
-			refused := func(what string, charges ...penstock.Charge) {
+			wantFull := func(what string, charges ...penstock.Charge) {
 				t.Helper()
 				if d, err := s.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrUnavailable) || d.Allowed {
 					t.Errorf("%s: allowed %t, %v; want ErrUnavailable", what, d.Allowed, err)
 				}
 			}
 			for i := range 50 {
-				refused("a new key", spend(fmt.Sprint("new", i), limit, 1))
-				refused("a new limit in a batch", spend("k1", limit, 1), spend("k1", other, 1))
-				refused("a new key in a batch", spend(fmt.Sprint("new", i), limit, 1), spend("k2", limit, 1))
+				wantFull("a new key", spend(fmt.Sprint("new", i), limit, 1))
+				wantFull("a new limit in a batch", spend("k1", limit, 1), spend("k1", other, 1))
+				wantFull("a new key in a batch", spend(fmt.Sprint("new", i), limit, 1), spend("k2", limit, 1))
 			}
-			if s.Len() != most {
-				t.Errorf("%d counters, want %d", s.Len(), most)
+			if s.Len() != maxCounters {
+				t.Errorf("the store has %d counters; want %d", s.Len(), maxCounters)
 			}
-			for i := range most {
+			for i := range maxCounters {
 				if d := decide(t, s, spend(fmt.Sprint("k", i), limit, 1)); d.Status(0).Remaining != 6 {
-					t.Errorf("k%d was forgotten, or charged by a refused batch: %+v", i, d.Status(0))
+					t.Errorf("k%d: %+v; want 6 left: the counter is kept, and rejected batches do not charge it", i, d.Status(0))
 				}
 			}
 			// Charges that need no new counter are decided as usual.
@@ -76,29 +76,29 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 				t.Errorf("peek at a new key: %+v; want 10 left", d.Status(0))
 			}
 			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
-				t.Error("a cost that never fits was allowed")
+				t.Error("a cost of 11 on a limit of 10 was allowed; want denied")
 			}
 			decide(t, s, penstock.Charge{Key: "k7", Plan: limit, Mode: penstock.Reset})
 			decide(t, s, spend("new", limit, 1))
-			refused("one key too many", spend("newer", limit, 1))
+			wantFull("one key too many", spend("newer", limit, 1))
 		})
 	}
 }
 
-// Counters that are fresh again make room for new keys in any stripe.
+// Counters that are no longer needed make room for new keys, whichever lock they have.
 func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	t.Parallel()
-	const most = 64
+	const maxCounters = 64
 	limit := penstock.PerMinute(10).MustCompile()
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
 			clock := newManualClock()
-			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
+			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: maxCounters})
 			for round := range 5 {
-				for i := range most {
+				for i := range maxCounters {
 					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), limit, 10)}); err != nil {
-						t.Fatalf("round %d, key %d of %d: %v", round, i, most, err)
+						t.Fatalf("round %d, key %d of %d: %v; want no error, since all earlier counters have refilled", round, i, maxCounters, err)
 					}
 				}
 				clock.advance(time.Minute)
@@ -119,14 +119,14 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	}
 	full := heap()
 	if s.Len() != keys {
-		t.Errorf("%d counters, want %d", s.Len(), keys)
+		t.Errorf("the store has %d counters; want %d", s.Len(), keys)
 	}
 	clock.advance(time.Hour)
-	for i := range keys { // other keys' traffic, which adds nothing
+	for i := range keys { // requests of other keys, which add no counters
 		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: limits[i%2], Mode: penstock.Peek, Cost: 1})
 	}
 	if s.Len() > keys/1000 {
-		t.Errorf("%d of %d counters are left after an hour with as many decisions; want none of them", s.Len(), keys)
+		t.Errorf("%d of %d counters are left after an hour with as many decisions; want at most %d", s.Len(), keys, keys/1000)
 	}
 	empty := heap()
 	runtime.KeepAlive(s)
@@ -182,11 +182,11 @@ func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) 
 		}
 		one, two := decide(t, a, batch...), decide(t, b, batch...)
 		if one.Allowed != two.Allowed {
-			t.Fatalf("seed %d, step %d, %+v: allowed %t, and %t by the other store", seed, n, batch, one.Allowed, two.Allowed)
+			t.Fatalf("seed %d, step %d, %+v: allowed %t, but %t by the other store; want the same", seed, n, batch, one.Allowed, two.Allowed)
 		}
 		for i := range one.Len() {
 			if one.Status(i) != two.Status(i) {
-				t.Fatalf("seed %d, step %d, charge %+v: %+v, and %+v by the other store", seed, n, batch[i], one.Status(i), two.Status(i))
+				t.Fatalf("seed %d, step %d, charge %+v: %+v, but %+v by the other store; want the same", seed, n, batch[i], one.Status(i), two.Status(i))
 			}
 		}
 		if rng.IntN(3) == 0 {
@@ -214,13 +214,13 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 			t.Errorf("%v: %v allocations per decision; want 0", limit, n)
 		}
 		if allowed == 0 {
-			t.Errorf("%v: nothing was allowed", limit)
+			t.Errorf("%v: 0 requests were allowed; want at least 1", limit)
 		}
 	}
 }
 
-// TestConcurrentBatchesConserveUnits has goroutines charge and refund batches over shared keys in
-// every order. Under the race detector it also shows that no counter is touched without its lock.
+// Goroutines charge and refund batches over shared keys in every order. Under the race detector,
+// this also shows that no counter is accessed without its lock.
 func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	t.Parallel()
 	const keys, goroutines, rounds = 6, 32, 300
@@ -234,9 +234,9 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		seed := rand.Uint64()
 		var used [keys * 3]atomic.Int64
 		var all sync.WaitGroup
-		for who := range goroutines {
+		for goroutine := range goroutines {
 			all.Go(func() {
-				rng := rand.New(rand.NewPCG(seed, uint64(who)))
+				rng := rand.New(rand.NewPCG(seed, uint64(goroutine)))
 				for range rounds {
 					order := rng.Perm(keys * len(limits))[:1+rng.IntN(4)]
 					var batch []penstock.Charge
@@ -264,13 +264,13 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 			limit := limits[i%3].MustCompile()
 			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limit, Mode: penstock.Peek})
 			if got := limit.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
-				t.Errorf("seed %d, %d locks: %d units of %s are used, %d were granted and not refunded", seed, locks, got, limit.Name(), used[i].Load())
+				t.Errorf("seed %d, %d locks: %d units of %s are used, but %d were granted and not refunded; want the same", seed, locks, got, limit.Name(), used[i].Load())
 			}
 		}
 	}
 }
 
-// In a synctest bubble no real time passes, so waits are exact.
+// In synctest.Test, time passes only while all goroutines sleep, so waits are exact.
 func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{
@@ -283,7 +283,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			}
 			start := time.Now()
 			var mu sync.Mutex
-			var went []int
+			var admitted []int // the waiters, in the order of their admission
 			for i := range 5 {
 				go func() {
 					if err := limiter.Wait(t.Context(), "k"); err != nil {
@@ -291,7 +291,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					went = append(went, i)
+					admitted = append(admitted, i)
 					if since := time.Since(start); since != time.Duration(i)*10*time.Minute {
 						t.Errorf("%s: waiter %d was admitted after %v, want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
 					}
@@ -302,8 +302,8 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			if !slices.Equal(went, []int{0, 1, 2, 3, 4}) {
-				t.Errorf("%s: the waiters were admitted in the order %v; want 0 to 4", limit.Name, went)
+			if !slices.Equal(admitted, []int{0, 1, 2, 3, 4}) {
+				t.Errorf("%s: the waiters were admitted in the order %v; want 0 to 4", limit.Name, admitted)
 			}
 		})
 	}
@@ -316,14 +316,14 @@ func TestWaitOnAWindowRetriesWhenItEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now() // the clock of a bubble starts at a full minute
+		start := time.Now() // synctest starts its clock at a full minute
 		for i := range 6 {
 			if err := limiter.Wait(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 			earliest := time.Duration(i/2) * time.Minute
 			if since := time.Since(start); since < earliest || since > earliest+200*time.Millisecond {
-				t.Errorf("wait %d was over after %v, want %v and a little jitter", i, since, earliest)
+				t.Errorf("wait %d ended after %v; want %v, and at most 200ms more", i, since, earliest)
 			}
 		}
 	})

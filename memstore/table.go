@@ -10,14 +10,14 @@ type hash struct{ high, low uint64 }
 // returns it for a hash without a counter.
 const fresh uint32 = 0
 
-// A table is a hash table with the counters of one algorithm. An open-addressed index has the cell
-// of each counter, and dense arrays have the data of each cell. So the garbage collector need not
-// follow a pointer per counter.
+// A table is a hash table with the counters of one algorithm. Each counter has a cell, which is its
+// number. An open-addressed index finds the cell of a hash, and arrays have the data of each cell.
+// So the garbage collector need not follow a pointer per counter.
 type table struct {
 	algorithm *algorithm.Algorithm
-	cells     algorithm.States
-	counters  []counter // by cell
-	index     []uint32  // cells; 0 where empty. Its length is a power of two
+	states    algorithm.States // by cell
+	counters  []counter        // by cell
+	index     []uint32         // cells; 0 where empty. Its length is a power of two
 	live      int
 	cursor    uint32 // the cell that was swept last
 	swept     int64  // when the whole table was swept last, in µs
@@ -47,8 +47,8 @@ func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 }
 
 func (t *table) clear() {
-	t.cells = t.algorithm.NewStates()
-	t.cells.Add() // fresh
+	t.states = t.algorithm.NewStates()
+	t.states.Add() // fresh
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
 	t.live, t.cursor = 0, 0
@@ -73,16 +73,17 @@ func (t *table) add(h hash) uint32 {
 	if (t.live+1)*4 > len(t.index)*3 {
 		t.grow()
 	}
-	cell := t.cells.Add()
+	cell := t.states.Add()
 	if int(cell) == len(t.counters) {
 		t.counters = append(t.counters, counter{})
 	}
-	t.counters[cell] = counter{hash: h, expires: 1}
+	t.counters[cell] = counter{hash: h, expires: 1} // above 0: the cell is in use
 	t.place(cell)
 	t.live++
 	return cell
 }
 
+// place adds the cell of a counter to the index.
 func (t *table) place(cell uint32) {
 	mask := uint64(len(t.index) - 1)
 	at := t.counters[cell].hash.low & mask
@@ -101,8 +102,8 @@ func (t *table) grow() {
 	}
 }
 
-// remove removes a counter. It moves later entries of the index up, so that find may stop at the
-// first gap.
+// remove removes a counter. Later entries of the index fill the gap, if their search begins before
+// it, so that find may stop at the first gap.
 func (t *table) remove(cell uint32) {
 	mask := uint64(len(t.index) - 1)
 	gap := t.counters[cell].hash.low & mask
@@ -111,16 +112,17 @@ func (t *table) remove(cell uint32) {
 	}
 	for at := (gap + 1) & mask; t.index[at] != fresh; at = (at + 1) & mask {
 		home := t.counters[t.index[at]].hash.low & mask
-		if (at-home)&mask >= (at-gap)&mask {
+		if (at-home)&mask >= (at-gap)&mask { // the search for this entry begins at or before the gap
 			t.index[gap] = t.index[at]
 			gap = at
 		}
 	}
 	t.index[gap] = fresh
 	t.counters[cell] = counter{}
-	t.cells.Remove(cell)
+	t.states.Remove(cell)
 	t.live--
-	if t.live == 0 && len(t.counters) > 64 {
-		t.clear() // releases the memory
+	const smallTable = 64 // cells; smaller tables keep their memory
+	if t.live == 0 && len(t.counters) > smallTable {
+		t.clear()
 	}
 }

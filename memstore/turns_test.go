@@ -15,13 +15,13 @@ import (
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	for _, turns := range storetest.SomeTurns() {
-		t.Run(turns[0].String(), func(t *testing.T) {
+	for _, limits := range storetest.SomeTurns() {
+		t.Run(limits[0].String(), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(40) {
 				clock := newManualClock()
 				turns := storetest.Turns{
-					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: turns, Now: clock.Now, Advance: clock.advance,
+					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: limits, Now: clock.Now, Advance: clock.advance,
 				}
 				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 300); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
@@ -38,10 +38,10 @@ func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 	t.Parallel()
 	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now})
-	premium, otherwise := penstock.PerSecond(10).WithBurst(600), penstock.PerSecond(10).WithBurst(20)
+	premium, standard := penstock.PerSecond(10).WithBurst(600), penstock.PerSecond(10).WithBurst(20)
 	admitted := 0
 	for range 40_000 {
-		for _, limit := range []penstock.Limit{premium, otherwise} {
+		for _, limit := range []penstock.Limit{premium, standard} {
 			if d := decide(t, s, spend("k", limit.MustCompile(), 1)); d.Allowed {
 				admitted++
 			}
@@ -49,6 +49,6 @@ func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 		clock.advance(100 * time.Microsecond)
 	}
 	if bound := 600 + 4*10; admitted > bound || admitted < bound-1 {
-		t.Errorf("%d admitted in 4 s, want %d", admitted, bound)
+		t.Errorf("%d units were admitted in 4 s; want %d or %d", admitted, bound-1, bound)
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// patient are options for a server on a busy machine.
-var patient = redisguard.Options{Guard: guard.Options{Timeout: guard.TimeoutOptions{After: 10 * time.Second}}}
+// patientOptions have a timeout that is long enough for a busy machine.
+var patientOptions = redisguard.Options{Guard: guard.Options{Timeout: guard.TimeoutOptions{After: 10 * time.Second}}}
 
 func open(t *testing.T, url string) *redisguard.Store {
 	t.Helper()
-	s, err := redisguard.Open(url, patient)
+	s, err := redisguard.Open(url, patientOptions)
 	if err != nil {
 		t.Fatal(err)
 	}

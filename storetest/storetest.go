@@ -18,12 +18,12 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Run checks a store against every law. open makes the store for one law. It may return the same
+// Run checks a store against every law. open returns the store for one law. It may return the same
 // store each time, because every law has its own groups of limits. The store's clock must show the
 // current time.
 //
-// The limits refill over years, so the passing of time does not change a result. Only the laws
-// about waiting wait, for some tens of milliseconds, and only lower bounds are checked there.
+// Most limits refill over years, so the passing of time does not change a result. Only the laws
+// about waiting wait, for some tens of milliseconds. They check only lower bounds of these waits.
 func Run(t *testing.T, open func(t *testing.T) penstock.Store) {
 	t.Helper()
 	for _, l := range laws {
@@ -44,127 +44,139 @@ type law struct {
 var laws = []law{
 	{"a denied batch spends nothing",
 		"A batch is all or nothing. If one charge is denied, no charge is made, wherever the denied charge is " +
-			"in the batch. Charges that are not denied have RetryAfter 0 and Granted 0, and report what remains.", deniedBatch},
+			"in the batch. Charges that are not denied have RetryAfter 0 and Granted 0, and report what remains.", checkDeniedBatch},
 	{"a granted batch makes every charge",
-		"Every charge of an allowed batch is made. Status i is that of charge i.", grantedBatch},
+		"Every charge of an allowed batch is made. Status i is that of charge i.", checkGrantedBatch},
 	{"a charge has the same status in every batch",
-		"The other charges of an allowed batch do not change a charge's status.", sameInEveryBatch},
+		"The other charges of an allowed batch do not change a charge's status.", checkSameStatusInEveryBatch},
 	{"two charges of one limit and key are invalid",
 		"A batch that charges a counter twice is ErrInvalid and changes nothing. The same limit with another " +
-			"key, or in another group, is another counter.", duplicates},
+			"key, or in another group, is another counter.", checkDuplicates},
 	{"invalid arguments change nothing",
 		"Invalid limits, costs, keys, holders and batches are ErrInvalid, whatever else is in the batch. " +
-			"Nothing is charged.", refusals},
+			"Nothing is charged.", checkInvalidArguments},
 	{"peek changes nothing",
-		"Peek reports what Spend would do, and so does a cost of 0. Neither changes a later result.", peeking},
+		"Peek reports what Spend would do, and so does a cost of 0. Neither changes a later result.", checkPeek},
 	{"a cost above the limit is denied with Never",
 		"Waiting cannot help a cost that is larger than the limit. It is denied with RetryAfter Never, and " +
-			"spends nothing.", costTooLarge},
+			"spends nothing.", checkCostTooLarge},
 	{"a denial has a RetryAfter",
 		"The RetryAfter of a denial is above 0, and not longer than the units need to refill. ResetAfter is " +
-			"above 0 while units are used.", retryAfter},
+			"above 0 while units are used.", checkRetryAfter},
 	{"refund returns at most what is used",
-		"A Refund returns units for later charges, and never more than were used.", refunds},
+		"A Refund returns units for later charges, and never more than were used.", checkRefund},
 	{"reset clears the counter",
-		"After a Reset, the counter is like a new one. Other counters do not change.", resets},
+		"After a Reset, the counter is like a new one. Other counters do not change.", checkReset},
 	{"force is never denied",
-		"A Force may exceed the limit. Then nothing remains until the excess has refilled or is refunded.", forces},
+		"A Force may exceed the limit. Then nothing remains until the excess has refilled or is refunded.", checkForce},
 	{"draw takes what is left",
-		"A Draw is granted as much of its cost as fits. It is denied if not even one unit is left.", draws},
+		"A Draw is granted as much of its cost as fits. It is denied if not even one unit is left.", checkDraw},
 	{"patience books the future",
 		"TokenBucket and LeakyBucket grant a patient Spend with a Wait until its turn. Later charges have " +
-			"longer Waits. A charge without enough patience is denied and books nothing.", patience},
+			"longer Waits. A charge without enough patience is denied and books nothing.", checkPatience},
 	{"only the last can leave the queue",
 		"Only the last place in the queue of a LeakyBucket can be refunded: the others already know when they " +
-			"may go.", leavingTheQueue},
+			"may go.", checkLeavingTheQueue},
 	{"keys are independent",
-		"A key is any bytes. What one key has used does not count for another.", keys},
+		"A key is any bytes. What one key has used does not count for another.", checkKeys},
 	{"limits of one group and key are independent",
 		"Limits that are stored together are counted separately. Spending, exhausting or resetting one does " +
-			"not change the others.", neighbors},
+			"not change the others.", checkNeighbors},
 	{"a changed algorithm starts new",
 		"State belongs to an algorithm. A limit that keeps its name and changes its algorithm starts new, " +
-			"whatever state the old one has left.", changedAlgorithm},
+			"whatever state the old one has left.", checkChangedAlgorithm},
 	{"a changed limit keeps what was used",
 		"A raised limit frees exactly the difference. A limit that is lowered below what was used has nothing " +
-			"left.", changedLimit},
+			"left.", checkChangedLimit},
 	{"limits in turn lose no charge",
 		"Limits of one name that are used in turn for one key, such as tiers, together admit what the largest " +
-			"admits. What one has used counts for all. A smaller one is full until enough has refilled.", limitsInTurn},
+			"admits. What one has used counts for all. A smaller one is full until enough has refilled.", checkLimitsInTurn},
 	{"a hold is acquired, renewed and released",
 		"A holder has its slots once, however often it spends. Its own Refund releases them, once. A Refund " +
-			"of another holder does not.", holds},
+			"of another holder does not.", checkHolds},
 	{"a hold expires",
-		"A hold that is neither renewed nor released ends Period after its last Spend, and not earlier.", expiringHolds},
+		"A hold that is neither renewed nor released ends Period after its last Spend, and not earlier.", checkExpiringHolds},
 	{"limits of all kinds can be one batch",
 		"Limits of any algorithms and keys are decided together. If the user's slots are taken, neither the " +
-			"rate nor the total is charged.", mixed},
+			"rate nor the total is charged.", checkMixedBatch},
 	{"an ended context gives its error",
-		"A call with an ended context returns the context's error and charges nothing.", endedContext},
+		"A call with an ended context returns the context's error and charges nothing.", checkEndedContext},
 	{"concurrent charges get exactly the limit",
-		"Charges are atomic: however many are made at once, the grants add up to the limit.", spenders},
+		"Charges are atomic: however many are made at once, the grants add up to the limit.", checkConcurrentSpends},
 	{"batches in opposite orders do not block",
 		"Batches that share keys in opposite orders all end. They never admit more than the limit. What " +
-			"denied batches took is returned when all have ended.", opposite},
+			"denied batches took is returned when all have ended.", checkOppositeOrders},
 	{"arguments belong to the caller afterwards",
 		"A store does not keep the slice or the charges after it has returned, and its decision does not " +
-			"change later.", reuse},
+			"change later.", checkReusedArguments},
 	{"wait blocks until it is admitted",
-		"Limiter.Wait returns nil when the units are charged and the turn has come, not earlier.", waiting},
+		"Limiter.Wait returns nil when the units are charged and the turn has come, not earlier.", checkWait},
 	{"a wait that cannot succeed returns at once",
 		"If the turn comes after the deadline, or never, Wait and Reserve return a DeniedError at once and " +
-			"book nothing.", uselessWaits},
+			"book nothing.", checkUselessWaits},
 	{"an abandoned wait returns its booking",
-		"If the context of a Wait ends, the booking is refunded, and the context's error is returned.", abandonedWaits},
+		"If the context of a Wait ends, the booking is refunded, and the context's error is returned.", checkAbandonedWaits},
 	{"a reservation is settled once",
-		"Settle corrects the cost to the true one. Cancel refunds it. Only the first of these calls counts.", reservations},
+		"Settle corrects the cost to the true one. Cancel refunds it. Only the first of these calls counts.", checkReservations},
 	{"acquire, renew and release",
 		"Acquire takes slots and charges the other limits. Renew takes nothing more. Release returns the " +
-			"slots once and keeps the other charges.", acquiring},
+			"slots once and keeps the other charges.", checkAcquire},
 	{"at most charges several limits equally",
-		"AllowAtMost grants what fits every limit, and refunds what the others were charged beyond that.", atMost},
+		"AllowAtMost grants what fits every limit, and refunds what the others were charged beyond that.", checkAllowAtMost},
 	{"limits of a call share counters by name",
-		"AllowWith charges the limits of the call, in the Limiter's group.", limitsOfCalls},
+		"AllowWith charges the limits of the call, in the Limiter's group.", checkLimitsOfCalls},
 }
 
 const (
-	refillTime = 8 * 365 * 24 * time.Hour // a limit refills in this time: in a test, never
-	units      = 10                       // default of a counter
+	refillTime = 8 * 365 * 24 * time.Hour // so long that nothing refills during a test
+	units      = 10                       // of a counter, unless a law needs another number
 )
 
-// A kind is an algorithm for the laws.
+// A kind is an algorithm with which the laws are checked.
 type kind struct {
 	name  string
 	limit func(units int64) penstock.Limit
 }
 
-// LeakyBucket admits one at a time, so its units refill within minutes and its charges need
-// patience.
-var kinds = []kind{
-	{"token", slow(penstock.TokenBucket)},
-	{"leaky", func(n int64) penstock.Limit {
+// Some laws use one of these kinds.
+var (
+	tokenKind = kind{"token", slowLimit(penstock.TokenBucket)}
+	fixedKind = kind{"fixed", slowLimit(penstock.FixedWindow)}
+	logKind   = kind{"log", slowLimit(penstock.SlidingLog)}
+	slotKind  = kind{"slots", slowLimit(penstock.Concurrency)}
+
+	// LeakyBucket admits one unit at a time. So its units refill within minutes, and its charges need
+	// patience.
+	leakyKind = kind{"leaky", func(n int64) penstock.Limit {
 		return penstock.Limit{Algorithm: penstock.LeakyBucket, Count: 10, Period: time.Hour, Burst: n - 1}
-	}},
-	{"fixed", slow(penstock.FixedWindow)},
-	{"anchored", slow(penstock.AnchoredWindow)},
-	{"calendar", slow(penstock.CalendarWindow(algorithm.Day, noon()))},
-	{"sliding", slow(penstock.SlidingWindow)},
-	{"log", slow(penstock.SlidingLog)},
-	{"sub", slow(penstock.SubWindow(6))},
-	{"slots", slow(penstock.Concurrency)},
+	}}
+)
+
+var kinds = []kind{
+	tokenKind,
+	leakyKind,
+	fixedKind,
+	{"anchored", slowLimit(penstock.AnchoredWindow)},
+	{"calendar", slowLimit(penstock.CalendarWindow(algorithm.Day, noonZone()))},
+	{"sliding", slowLimit(penstock.SlidingWindow)},
+	logKind,
+	{"sub", slowLimit(penstock.SubWindow(6))},
+	slotKind,
 }
 
-func slow(a *algorithm.Algorithm) func(int64) penstock.Limit {
+// slowLimit makes limits whose units do not refill during a test.
+func slowLimit(a *algorithm.Algorithm) func(int64) penstock.Limit {
 	return func(n int64) penstock.Limit { return penstock.Limit{Algorithm: a, Count: n, Period: refillTime} }
 }
 
-// noon is a time zone where it is about noon, so that no day ends during the tests.
-func noon() *time.Location {
+// noonZone is a time zone where it is about noon, so that no day ends during the tests.
+func noonZone() *time.Location {
 	now := time.Now().UTC()
 	return time.FixedZone("noon", int((12*time.Hour - now.Sub(now.Truncate(24*time.Hour))).Seconds()))
 }
 
-func (k kind) holds() bool { return k.name == "slots" }
+// needsHolder tells whether a second spend of a holder is a renewal.
+func (k kind) needsHolder() bool { return k.name == "slots" }
 
 // A counter is a limit with a key, and the holder that charges it.
 type counter struct {
@@ -204,9 +216,10 @@ func (b *lawTest) counter(k kind, n int64) counter {
 }
 
 // token makes a token bucket.
-func (b *lawTest) token() counter { return b.counter(kinds[0], units) }
+func (b *lawTest) token() counter { return b.counter(tokenKind, units) }
 
-func (b *lawTest) violated(format string, args ...any) {
+// reportViolation reports that the store breaks the law, and fatal also ends the test.
+func (b *lawTest) reportViolation(format string, args ...any) {
 	b.Helper()
 	b.Errorf("%s\nThe law: %s", fmt.Sprintf(format, args...), b.law)
 }
@@ -216,7 +229,7 @@ func (b *lawTest) fatal(format string, args ...any) {
 	b.Fatalf("%s\nThe law: %s", fmt.Sprintf(format, args...), b.law)
 }
 
-// decide decides charges. The store must return a status for each.
+// decide decides charges, and fails the test unless the store returns a status for each.
 func (b *lawTest) decide(charges ...penstock.Charge) penstock.Decision {
 	b.Helper()
 	d, err := b.store.Decide(b.Context(), charges)
@@ -229,46 +242,46 @@ func (b *lawTest) decide(charges ...penstock.Charge) penstock.Decision {
 	return d
 }
 
-// allow decides charges that must be allowed. It returns the first status.
+// allow decides charges, and fails the test unless they are allowed. It returns the first status.
 func (b *lawTest) allow(charges ...penstock.Charge) penstock.Status {
 	b.Helper()
 	d := b.decide(charges...)
 	if !d.Allowed {
-		b.fatal("%s was denied: %s", showCharges(charges), showDecision(d))
+		b.fatal("%s was denied: %s; want allowed", showCharges(charges), showDecision(d))
 	}
 	return d.Status(0)
 }
 
-// deny decides charges that must be denied. It returns the first status.
+// deny decides charges, and fails the test unless they are denied. It returns the first status.
 func (b *lawTest) deny(charges ...penstock.Charge) penstock.Status {
 	b.Helper()
 	d := b.decide(charges...)
 	if d.Allowed {
-		b.fatal("%s was allowed: %s", showCharges(charges), showDecision(d))
+		b.fatal("%s was allowed: %s; want denied", showCharges(charges), showDecision(d))
 	}
 	return d.Status(0)
 }
 
-// wantInvalid decides charges that must be ErrInvalid.
+// wantInvalid decides charges, and reports a violation unless the error is ErrInvalid.
 func (b *lawTest) wantInvalid(what string, charges ...penstock.Charge) {
 	b.Helper()
 	if d, err := b.store.Decide(b.Context(), charges); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("%s: got %s, %v; want ErrInvalid", what, showDecision(d), err)
+		b.reportViolation("%s: got %s, %v; want ErrInvalid", what, showDecision(d), err)
 	}
 }
 
-// wantRemaining checks what is left.
+// wantRemaining checks how many units a counter has left.
 func (b *lawTest) wantRemaining(c counter, want int64) {
 	b.Helper()
 	if s := b.allow(c.charge(penstock.Peek, 0)); s.Remaining != want {
-		b.violated("%d units of %s remain for key %.40q, want %d", s.Remaining, c.limit.Name, c.key, want)
+		b.reportViolation("%d units of %s remain for key %.40q; want %d", s.Remaining, c.limit.Name, c.key, want)
 	}
 }
 
 func (b *lawTest) wantGranted(what string, s penstock.Status, granted, remaining int64) {
 	b.Helper()
 	if s.Granted != granted || s.Remaining != remaining {
-		b.violated("%s: granted %d with %d remaining; want %d with %d: %+v", what, s.Granted, s.Remaining, granted, remaining, s)
+		b.reportViolation("%s: granted %d with %d remaining; want %d with %d: %+v", what, s.Granted, s.Remaining, granted, remaining, s)
 	}
 }
 
@@ -301,7 +314,7 @@ func showDecision(d penstock.Decision) string {
 	return fmt.Sprintf("{allowed %t, %s}", d.Allowed, s.String())
 }
 
-func deniedBatch(b *lawTest) {
+func checkDeniedBatch(b *lawTest) {
 	for _, place := range []struct{ free, full string }{{"one", "one"}, {"one", "two"}} {
 		for _, first := range kinds {
 			for _, second := range kinds {
@@ -310,35 +323,36 @@ func deniedBatch(b *lawTest) {
 				b.allow(full.as("occupant").charge(penstock.Reset, 0))
 				b.allow(full.as("occupant").spend(units))
 				for _, full := range []penstock.Charge{full.spend(1), full.spend(units + 1)} {
-					b.deniedTogether(free, free.spend(4), full)
-					b.deniedTogether(free, full, free.spend(4))
-					b.deniedTogether(free, free.spend(4), full, free.named("other").spend(1))
+					b.wantDeniedTogether(free, free.spend(4), full)
+					b.wantDeniedTogether(free, full, free.spend(4))
+					b.wantDeniedTogether(free, free.spend(4), full, free.named("other").spend(1))
 				}
 			}
 		}
 	}
 }
 
-// deniedTogether decides a batch in which exactly the charges of the full counter must be denied.
-func (b *lawTest) deniedTogether(free counter, charges ...penstock.Charge) {
+// wantDeniedTogether decides a batch in which exactly the charges of the full counter must be
+// denied.
+func (b *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
 	b.Helper()
 	d := b.decide(charges...)
 	if d.Allowed || d.RetryAfter() == 0 {
-		b.violated("%s: %s, want a denial", showCharges(charges), showDecision(d))
+		b.reportViolation("%s: %s, want a denial", showCharges(charges), showDecision(d))
 	}
 	for i, c := range charges {
-		s, full := d.Status(i), strings.HasPrefix(c.Plan.Name(), "full-")
-		if s.Granted != 0 || s.Wait != 0 || (s.RetryAfter != 0) != full {
-			b.violated("%s: status %d is %+v; want RetryAfter and Granted as the law requires", showCharges(charges), i, s)
+		s, isFull := d.Status(i), strings.HasPrefix(c.Plan.Name(), "full-")
+		if s.Granted != 0 || s.Wait != 0 || (s.RetryAfter != 0) != isFull {
+			b.reportViolation("%s: status %d is %+v; want Granted 0, Wait 0, and a RetryAfter: %v", showCharges(charges), i, s, isFull)
 		}
-		if want := int64(units); !full && s.Remaining != want {
-			b.violated("%s: in status %d, %d units remain, want %d", showCharges(charges), i, s.Remaining, want)
+		if want := int64(units); !isFull && s.Remaining != want {
+			b.reportViolation("%s: in status %d, %d units remain, want %d", showCharges(charges), i, s.Remaining, want)
 		}
 	}
 	b.wantRemaining(free, units)
 }
 
-func grantedBatch(b *lawTest) {
+func checkGrantedBatch(b *lawTest) {
 	for _, key := range []func(i int) string{
 		func(int) string { return "k" },
 		func(i int) string { return fmt.Sprint("k", i%3) },
@@ -353,7 +367,7 @@ func grantedBatch(b *lawTest) {
 		slices.Reverse(charges)
 		d := b.decide(charges...)
 		if !d.Allowed || d.RetryAfter() != 0 {
-			b.violated("%s: %s, want a grant", showCharges(charges), showDecision(d))
+			b.reportViolation("%s: %s, want a grant", showCharges(charges), showDecision(d))
 		}
 		for i, c := range charges {
 			b.wantGranted(showCharges(charges[i:i+1]), d.Status(i), c.Cost, units-c.Cost)
@@ -364,24 +378,24 @@ func grantedBatch(b *lawTest) {
 	}
 }
 
-func sameInEveryBatch(b *lawTest) {
+func checkSameStatusInEveryBatch(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		alone := b.counter(k, units).at("alone")
-		company := alone.at("company")
+		together := alone.at("together")
 		for _, cost := range []int64{3, 0, 2, 5} {
 			one := b.allow(alone.spend(cost))
-			both := b.allow(company.spend(cost), company.named("other").as("other").spend(1))
+			both := b.allow(together.spend(cost), together.named("other").as("other").spend(1))
 			if one.Granted != both.Granted || one.Remaining != both.Remaining || (one.ResetAfter > 0) != (both.ResetAfter > 0) {
-				b.violated("cost %d: alone %+v, in a batch %+v", cost, one, both)
+				b.reportViolation("cost %d: the status is %+v alone, and %+v in a batch; want the same", cost, one, both)
 			}
-			if k.holds() {
+			if k.needsHolder() {
 				break // a second spend is a renewal
 			}
 		}
 	})
 }
 
-func duplicates(b *lawTest) {
+func checkDuplicates(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		b.wantInvalid("one limit twice", c.spend(1), c.as("other").spend(1))
@@ -400,14 +414,14 @@ func duplicates(b *lawTest) {
 	})
 }
 
-func refusals(b *lawTest) {
+func checkInvalidArguments(b *lawTest) {
 	good := b.token()
 	bad := func(change func(*penstock.Charge)) penstock.Charge {
 		c := good.named("bad").spend(1)
 		change(&c)
 		return c
 	}
-	for _, wrong := range []struct {
+	for _, row := range []struct {
 		what   string
 		charge penstock.Charge
 	}{
@@ -421,12 +435,12 @@ func refusals(b *lawTest) {
 		{"negative patience", bad(func(c *penstock.Charge) { c.Patience = -1 })},
 		{"patience of more than a day", bad(func(c *penstock.Charge) { c.Patience = 25 * time.Hour })},
 		{"a hold without a holder", bad(func(c *penstock.Charge) {
-			c.Plan, c.Holder = b.counter(kinds[len(kinds)-1], units).limit.MustCompile(), ""
+			c.Plan, c.Holder = b.counter(slotKind, units).limit.MustCompile(), ""
 		})},
 	} {
-		b.wantInvalid(wrong.what, wrong.charge)
-		b.wantInvalid(wrong.what+", first", wrong.charge, good.spend(1))
-		b.wantInvalid(wrong.what+", last", good.spend(1), wrong.charge)
+		b.wantInvalid(row.what, row.charge)
+		b.wantInvalid(row.what+", first", row.charge, good.spend(1))
+		b.wantInvalid(row.what+", last", good.spend(1), row.charge)
 	}
 	b.wantInvalid("an empty batch")
 	var many []penstock.Charge
@@ -440,19 +454,19 @@ func refusals(b *lawTest) {
 	b.wantRemaining(good.named("many63"), units-1)
 }
 
-func peeking(b *lawTest) {
+func checkPeek(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		for _, used := range []int64{0, 4, units} {
 			if used > 0 {
-				b.allow(c.as(fmt.Sprint("holder", used)).spend(used - (units - b.left(c))))
+				b.allow(c.as(fmt.Sprint("holder", used)).spend(used - (units - b.unitsLeft(c))))
 			}
 			left := units - used
 			for range 2 {
 				for _, cost := range []int64{1, left, left + 1, units} {
-					d := b.decide(c.as("asker").charge(penstock.Peek, cost))
+					d := b.decide(c.as("observer").charge(penstock.Peek, cost))
 					if s := d.Status(0); d.Allowed != (cost <= left) || s.Granted != 0 || s.Remaining != left {
-						b.violated("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
+						b.reportViolation("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
 					}
 				}
 				for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund} {
@@ -463,78 +477,78 @@ func peeking(b *lawTest) {
 	})
 }
 
-// left is how many units a counter has left.
-func (b *lawTest) left(c counter) int64 {
+// unitsLeft is how many units a counter has left.
+func (b *lawTest) unitsLeft(c counter) int64 {
 	b.Helper()
 	return b.allow(c.charge(penstock.Peek, 0)).Remaining
 }
 
-func costTooLarge(b *lawTest) {
+func checkCostTooLarge(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Peek} {
 			for _, cost := range []int64{units + 1, penstock.MaxCost} {
 				if s := b.deny(c.charge(mode, cost)); s.RetryAfter != penstock.Never || s.Granted != 0 {
-					b.violated("%v of %d units: %+v; want RetryAfter Never", mode, cost, s)
+					b.reportViolation("%v of %d units: %+v; want RetryAfter Never", mode, cost, s)
 				}
 			}
 		}
 		d := b.decide(c.spend(1), c.named("other").spend(units+1))
 		if d.RetryAfter() != penstock.Never || d.Strictest() != 1 {
-			b.violated("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
+			b.reportViolation("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
 		}
 		b.wantRemaining(c, units)
 	})
 }
 
-func retryAfter(b *lawTest) {
+func checkRetryAfter(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		if s := b.allow(c.charge(penstock.Peek, 1)); s.ResetAfter != 0 {
-			b.violated("a fresh counter: %+v; want ResetAfter 0", s)
+			b.reportViolation("a fresh counter: %+v; want ResetAfter 0", s)
 		}
 		if s := b.allow(c.spend(units)); s.RetryAfter != 0 || s.ResetAfter <= 0 {
-			b.violated("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
+			b.reportViolation("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
 		}
 		longest := 2 * refillTime // a sliding window is the slowest to refill
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek} {
 			s := b.deny(c.as("other").charge(mode, 1))
 			if s.RetryAfter <= 0 || s.RetryAfter > longest || s.ResetAfter < s.RetryAfter || s.ResetAfter > longest {
-				b.violated("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
+				b.reportViolation("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
 			}
 		}
 	})
 }
 
-func refunds(b *lawTest) {
+func checkRefund(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		if s := b.allow(c.charge(penstock.Refund, 3)); s.Granted != 0 || s.Remaining != units {
-			b.violated("a refund of an unused counter: %+v; want 0 granted", s)
+			b.reportViolation("a refund of an unused counter: %+v; want 0 granted", s)
 		}
 		b.allow(c.spend(6))
 		// A partly refilled unit may count as unused, so only the bounds of Granted are checked.
 		if s := b.allow(c.charge(penstock.Refund, 2)); s.Remaining != 6 || s.Granted > 2 {
-			b.violated("a refund of 2 units: %+v; want 6 left", s)
+			b.reportViolation("a refund of 2 units: %+v; want 6 left", s)
 		}
 		if k.name == "leaky" {
-			return // only the last in the queue can be refunded: see leavingTheQueue
+			return // only the last in the queue can be refunded: see checkLeavingTheQueue
 		}
 		if s := b.allow(c.charge(penstock.Refund, penstock.MaxCost)); s.Remaining != units || s.Granted > 4 || s.ResetAfter != 0 {
-			b.violated("a refund of more than is used: %+v; want a full counter", s)
+			b.reportViolation("a refund of more than is used: %+v; want a full counter", s)
 		}
 		b.allow(c.spend(units))
 		b.deny(c.as("other").spend(1))
 	})
 }
 
-func resets(b *lawTest) {
+func checkReset(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c, other := b.counter(k, units), b.counter(k, units).named("other")
 		b.allow(c.spend(units), other.spend(3))
 		reset := c.as("")
 		if s := b.allow(reset.charge(penstock.Reset, 0)); s.Remaining != units || s.ResetAfter != 0 {
-			b.violated("reset: %+v", s)
+			b.reportViolation("after a reset: %+v; want %d left and ResetAfter 0", s, units)
 		}
 		b.wantRemaining(c, units)
 		b.wantRemaining(other, units-3)
@@ -544,75 +558,75 @@ func resets(b *lawTest) {
 	})
 }
 
-func forces(b *lawTest) {
+func checkForce(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		b.allow(c.as("first").spend(7))
 		b.wantGranted("force 5 on 7 of 10", b.allow(c.charge(penstock.Force, 5)), 5, 0)
 		b.deny(c.as("third").spend(1))
 		if s := b.allow(c.charge(penstock.Refund, 5)); s.Remaining != 3 {
-			b.violated("a refund of forced units: %+v; want them returned", s)
+			b.reportViolation("a refund of forced units: %+v; want them returned", s)
 		}
 		b.wantGranted("force in a batch", b.allow(c.as("fourth").charge(penstock.Force, 4), b.token().named("other").spend(1)), 4, 0)
 	})
 }
 
-func draws(b *lawTest) {
+func checkDraw(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		b.wantGranted("draw 7 of 10", b.allow(c.as("first").charge(penstock.Draw, 7)), 7, 3)
 		b.wantGranted("draw 5 of 3", b.allow(c.as("second").charge(penstock.Draw, 5)), 3, 0)
 		if s := b.deny(c.as("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
-			b.violated("draw 5 of 0: %+v; want a denial with nothing granted", s)
+			b.reportViolation("draw 5 of 0: %+v; want a denial with nothing granted", s)
 		}
 		whole := c.named("whole")
 		b.wantGranted("draw more than the limit", b.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
 	})
 }
 
-func patience(b *lawTest) {
-	const each = 6 * time.Minute
-	near := func(what string, got, want time.Duration) {
+func checkPatience(b *lawTest) {
+	const interval = 6 * time.Minute // between two units
+	wantNear := func(what string, got, want time.Duration) {
 		b.Helper()
 		if got > want || got < want-time.Minute {
-			b.violated("%s is %v, want slightly less than %v", what, got, want)
+			b.reportViolation("%s is %v, want slightly less than %v", what, got, want)
 		}
 	}
 	c := b.token()
-	c.limit.Period = time.Hour // ten, one every six minutes
+	c.limit.Period = time.Hour // 10 units, one every 6 minutes
 	patient := func(c counter, patience time.Duration) penstock.Charge {
 		charge := c.spend(1)
 		charge.Patience = patience
 		return charge
 	}
 	b.allow(c.spend(units))
-	near("RetryAfter without patience", b.deny(c.spend(2)).RetryAfter, 2*each)
-	near("RetryAfter with too little patience", b.deny(patient(c, 2*time.Minute)).RetryAfter, each-2*time.Minute)
-	near("the first wait", b.allow(patient(c, time.Hour)).Wait, each)
-	near("the second wait", b.allow(patient(c, time.Hour)).Wait, 2*each)
+	wantNear("RetryAfter without patience", b.deny(c.spend(2)).RetryAfter, 2*interval)
+	wantNear("RetryAfter with too little patience", b.deny(patient(c, 2*time.Minute)).RetryAfter, interval-2*time.Minute)
+	wantNear("the first wait", b.allow(patient(c, time.Hour)).Wait, interval)
+	wantNear("the second wait", b.allow(patient(c, time.Hour)).Wait, 2*interval)
 	d := b.decide(patient(c, time.Hour), patient(c.named("idle"), time.Hour))
-	near("the wait of a batch", d.Wait(), 3*each)
+	wantNear("the wait of a batch", d.Wait(), 3*interval)
 	b.deny(patient(c, time.Hour), c.named("idle").spend(units))
-	near("a wait after a denied batch", b.allow(patient(c, time.Hour)).Wait, 4*each)
+	wantNear("a wait after a denied batch", b.allow(patient(c, time.Hour)).Wait, 4*interval)
 
-	q := b.counter(kinds[1], 3)
+	q := b.counter(leakyKind, 3)
 	if s := b.allow(patient(q, 0)); s.Wait != 0 || s.Remaining != 2 {
-		b.violated("the first in an empty queue: %+v; want no wait", s)
+		b.reportViolation("the first in an empty queue: %+v; want no wait", s)
 	}
-	near("the queue's RetryAfter without patience", b.deny(patient(q, 0)).RetryAfter, each)
-	near("the second in the queue waits", b.allow(patient(q, time.Hour)).Wait, each)
-	near("the third in the queue waits", b.allow(patient(q, time.Hour)).Wait, 2*each)
-	near("RetryAfter of a full queue", b.deny(patient(q, time.Hour)).RetryAfter, each)
+	wantNear("the queue's RetryAfter without patience", b.deny(patient(q, 0)).RetryAfter, interval)
+	wantNear("the second in the queue waits", b.allow(patient(q, time.Hour)).Wait, interval)
+	wantNear("the third in the queue waits", b.allow(patient(q, time.Hour)).Wait, 2*interval)
+	wantNear("RetryAfter of a full queue", b.deny(patient(q, time.Hour)).RetryAfter, interval)
 
-	w := b.counter(kinds[2], 1)
+	w := b.counter(fixedKind, 1)
 	b.allow(w.spend(1))
 	if s := b.deny(patient(w, 24*time.Hour)); s.Wait != 0 {
-		b.violated("a window booked the future: %+v; want a denial", s)
+		b.reportViolation("a window booked the future: %+v; want a denial", s)
 	}
 }
 
-func leavingTheQueue(b *lawTest) {
-	q := b.counter(kinds[1], units)
+func checkLeavingTheQueue(b *lawTest) {
+	q := b.counter(leakyKind, units)
 	for i, who := range []string{"first", "second", "third"} {
 		b.wantGranted(who, b.allow(q.as(who).spend(1)), 1, units-1-int64(i))
 	}
@@ -622,7 +636,7 @@ func leavingTheQueue(b *lawTest) {
 	b.wantGranted("the third leaves again", b.allow(q.as("third").charge(penstock.Refund, 1)), 0, 8)
 }
 
-// oddKeys are keys that a careless store would confuse.
+// oddKeys are keys that a store without proper encoding would confuse.
 var oddKeys = func() []string {
 	long := strings.Repeat("long", 2560)
 	return []string{
@@ -634,8 +648,8 @@ var oddKeys = func() []string {
 	}
 }()
 
-func keys(b *lawTest) {
-	for _, k := range []kind{kinds[0], kinds[6], kinds[8]} { // numbers, and both kinds of sorted sets
+func checkKeys(b *lawTest) {
+	for _, k := range []kind{tokenKind, logKind, slotKind} { // one whose state is numbers, and the two with sorted sets
 		var batch []penstock.Charge
 		for i, key := range oddKeys {
 			c := b.counter(k, 200).at(key)
@@ -653,7 +667,7 @@ func keys(b *lawTest) {
 	}
 }
 
-func neighbors(b *lawTest) {
+func checkNeighbors(b *lawTest) {
 	var all []counter
 	for _, k := range kinds {
 		all = append(all, b.counter(k, units), b.counter(k, units).named(k.name+"-2"), b.counter(k, units).named("2."+k.name))
@@ -661,8 +675,8 @@ func neighbors(b *lawTest) {
 	check := func(what string, used []int64) {
 		b.Helper()
 		for i, c := range all {
-			if left := b.left(c); left != units-used[i] {
-				b.violated("after %s, %s has %d left, want %d", what, c.limit.Name, left, units-used[i])
+			if left := b.unitsLeft(c); left != units-used[i] {
+				b.reportViolation("after %s, %s has %d left, want %d", what, c.limit.Name, left, units-used[i])
 			}
 		}
 	}
@@ -684,7 +698,7 @@ func neighbors(b *lawTest) {
 	}
 }
 
-func changedAlgorithm(b *lawTest) {
+func checkChangedAlgorithm(b *lawTest) {
 	for _, before := range kinds {
 		for _, after := range kinds {
 			old := b.counter(before, units).named("limit").at(before.name + after.name)
@@ -700,7 +714,7 @@ func changedAlgorithm(b *lawTest) {
 	}
 }
 
-func changedLimit(b *lawTest) {
+func checkChangedLimit(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
 		b.allow(c.spend(4))
@@ -713,13 +727,13 @@ func changedLimit(b *lawTest) {
 	})
 }
 
-func holds(b *lawTest) {
-	c := b.counter(kinds[8], units)
+func checkHolds(b *lawTest) {
+	c := b.counter(slotKind, units)
 	c.limit.Period = time.Hour
 	anna, ben := c.as("anna"), c.as("ben")
 	b.wantGranted("anna acquires", b.allow(anna.spend(3)), 3, 7)
 	if s := b.allow(anna.spend(3)); s.Granted != 0 || s.Remaining != 7 || s.ResetAfter != time.Hour {
-		b.violated("anna renews: %+v; want 0 granted, and the slots as before", s)
+		b.reportViolation("anna renews: %+v; want 0 granted, and the slots as before", s)
 	}
 	b.wantGranted("ben acquires", b.allow(ben.spend(7)), 7, 0)
 	b.deny(c.as("carl").spend(1))
@@ -736,9 +750,9 @@ func holds(b *lawTest) {
 	}
 }
 
-func expiringHolds(b *lawTest) {
+func checkExpiringHolds(b *lawTest) {
 	const ttl = 40 * time.Millisecond
-	c := b.counter(kinds[8], 1)
+	c := b.counter(slotKind, 1)
 	c.limit.Period = ttl
 	before := time.Now()
 	b.allow(c.as("dead").spend(1))
@@ -748,15 +762,15 @@ func expiringHolds(b *lawTest) {
 		since := time.Since(before)
 		if d.Allowed {
 			if since < ttl-time.Millisecond {
-				b.violated("a hold of %v ended after %v", ttl, since)
+				b.reportViolation("a hold of %v ended after %v; want %v", ttl, since, ttl)
 			}
 			return
 		}
 		if s := d.Status(0); s.RetryAfter <= 0 || s.RetryAfter > ttl {
-			b.violated("a hold of %v ends in %v", ttl, s.RetryAfter)
+			b.reportViolation("a hold of %v has RetryAfter %v; want above 0 and at most %v", ttl, s.RetryAfter, ttl)
 		}
 		if since > waitLimit {
-			b.fatal("a hold of %v has not ended after %v", ttl, since)
+			b.fatal("a hold of %v has not ended after %v; want that it ends", ttl, since)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -765,11 +779,11 @@ func expiringHolds(b *lawTest) {
 // waitLimit is how long a law may wait for an event.
 const waitLimit = 20 * time.Second
 
-func mixed(b *lawTest) {
+func checkMixedBatch(b *lawTest) {
 	rate := b.token()
 	rate.limit = penstock.Limit{Name: "rate", Group: b.group, Count: 10, Period: refillTime}
-	slots := b.counter(kinds[8], 5).named("in-flight")
-	total := b.counter(kinds[8], 500).named("in-all").at("")
+	slots := b.counter(slotKind, 5).named("in-flight")
+	total := b.counter(slotKind, 500).named("total").at("")
 	charges := func(user string, n int, mode penstock.Mode) []penstock.Charge {
 		holder := fmt.Sprint(user, n)
 		batch := []penstock.Charge{slots.at(user).as(holder).charge(mode, 1), total.as(holder).charge(mode, 1)}
@@ -783,11 +797,11 @@ func mixed(b *lawTest) {
 	}
 	d := b.decide(charges("anna", 5, penstock.Spend)...)
 	if d.Allowed || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter == 0 || d.Status(2).RetryAfter != 0 || d.Strictest() != 1 {
-		b.violated("a sixth request in flight: %s; want a denial", showDecision(d))
+		b.reportViolation("a sixth request in flight: %s; want a denial", showDecision(d))
 	}
 	for i, want := range []int64{5, 0, 495} {
 		if s := d.Status(i); s.Remaining != want {
-			b.violated("a sixth request in flight: limit %d has %d left, want %d", i, s.Remaining, want)
+			b.reportViolation("a sixth request in flight: limit %d has %d left, want %d", i, s.Remaining, want)
 		}
 	}
 	b.allow(charges("ben", 0, penstock.Spend)...)
@@ -803,16 +817,16 @@ func mixed(b *lawTest) {
 	b.wantRemaining(total, 495)
 }
 
-func endedContext(b *lawTest) {
-	cancelled, cancel := context.WithCancelCause(b.Context())
+func checkEndedContext(b *lawTest) {
+	canceled, cancel := context.WithCancelCause(b.Context())
 	cancel(errors.New("the caller has left"))
 	late, done := context.WithDeadline(b.Context(), time.Now().Add(-time.Second))
 	defer done()
-	for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
+	for ctx, want := range map[context.Context]error{canceled: context.Canceled, late: context.DeadlineExceeded} {
 		c := b.token()
 		for _, batch := range [][]penstock.Charge{{c.spend(1)}, {c.spend(1), c.named("other").at("other").spend(1)}} {
 			if d, err := b.store.Decide(ctx, batch); !errors.Is(err, want) {
-				b.violated("after the end of its context, %s returned %s, %v; want %v", showCharges(batch), showDecision(d), err, want)
+				b.reportViolation("after the end of its context, %s returned %s, %v; want %v", showCharges(batch), showDecision(d), err, want)
 			}
 		}
 		b.wantRemaining(c, units)
@@ -822,12 +836,12 @@ func endedContext(b *lawTest) {
 
 const goroutines = 50
 
-// together runs f in many goroutines and waits for all of them, up to waitLimit.
-func (b *lawTest) together(f func(who int)) {
+// runTogether runs f in many goroutines and waits for all of them, up to waitLimit.
+func (b *lawTest) runTogether(f func(goroutine int)) {
 	b.Helper()
 	var all sync.WaitGroup
-	for who := range goroutines {
-		all.Go(func() { f(who) })
+	for goroutine := range goroutines {
+		all.Go(func() { f(goroutine) })
 	}
 	done := make(chan struct{})
 	go func() {
@@ -841,16 +855,16 @@ func (b *lawTest) together(f func(who int)) {
 	}
 }
 
-func spenders(b *lawTest) {
+func checkConcurrentSpends(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		for _, cost := range []int64{1, 3} {
 			c := b.counter(k, 100).at(fmt.Sprint("cost", cost))
 			var granted atomic.Int64
-			b.together(func(who int) {
+			b.runTogether(func(goroutine int) {
 				for i := range 4 {
-					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.as(fmt.Sprint(who, ".", i)).spend(cost)})
+					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.as(fmt.Sprint(goroutine, ".", i)).spend(cost)})
 					if err != nil {
-						b.violated("%d goroutines: %v; want no error", goroutines, err)
+						b.reportViolation("%d goroutines: %v; want no error", goroutines, err)
 						return
 					}
 					granted.Add(d.Status(0).Granted)
@@ -858,27 +872,27 @@ func spenders(b *lawTest) {
 			})
 			want := 100 / cost * cost
 			if granted.Load() != want {
-				b.violated("%d goroutines that spend %d units were granted %d of 100", goroutines, cost, granted.Load())
+				b.reportViolation("%d goroutines that spend %d units at once were granted %d of 100; want %d", goroutines, cost, granted.Load(), want)
 			}
 			b.wantRemaining(c, 100-want)
 		}
 	})
 }
 
-func opposite(b *lawTest) {
+func checkOppositeOrders(b *lawTest) {
 	for i, place := range []struct{ first, second string }{{"one", "one"}, {"one", "two"}, {"two", "one"}} {
-		first := b.counter(kinds[0], 100).at(place.first).named(fmt.Sprint("first", i))
-		second := b.counter(kinds[2], 150).at(place.second).named(fmt.Sprint("second", i))
+		first := b.counter(tokenKind, 100).at(place.first).named(fmt.Sprint("first", i))
+		second := b.counter(fixedKind, 150).at(place.second).named(fmt.Sprint("second", i))
 		var admitted atomic.Int64
-		b.together(func(who int) {
+		b.runTogether(func(goroutine int) {
 			for range 4 {
 				batch := []penstock.Charge{first.spend(1), second.spend(1)}
-				if who%2 == 1 {
+				if goroutine%2 == 1 {
 					slices.Reverse(batch)
 				}
 				d, err := b.store.Decide(b.Context(), batch)
 				if err != nil {
-					b.violated("%d goroutines: %v; want no error", goroutines, err)
+					b.reportViolation("%d goroutines: %v; want no error", goroutines, err)
 					return
 				}
 				if d.Allowed {
@@ -888,7 +902,7 @@ func opposite(b *lawTest) {
 		})
 		n := admitted.Load()
 		if n > 100 || place.first == place.second && n != 100 {
-			b.violated("%d batches were admitted; the limits allow 100", n)
+			b.reportViolation("%d batches were admitted; want at most 100, and exactly 100 under one key", n)
 		}
 		b.wantRemaining(first, 100-n)
 		b.wantRemaining(second, 150-n)
@@ -900,7 +914,7 @@ func opposite(b *lawTest) {
 	}
 }
 
-func reuse(b *lawTest) {
+func checkReusedArguments(b *lawTest) {
 	c := b.token()
 	charges := []penstock.Charge{c.spend(1), c.named("other").spend(2)}
 	d := b.decide(charges...)
@@ -911,21 +925,21 @@ func reuse(b *lawTest) {
 	single := b.decide(one...)
 	wantSingle := showDecision(single)
 	clear(one)
-	b.together(func(who int) {
-		batch := []penstock.Charge{c.at(fmt.Sprint(who)).spend(1), c.at(fmt.Sprint(who)).named("other").spend(5)}
+	b.runTogether(func(goroutine int) {
+		batch := []penstock.Charge{c.at(fmt.Sprint(goroutine)).spend(1), c.at(fmt.Sprint(goroutine)).named("other").spend(5)}
 		for i := range 8 {
 			if _, err := b.store.Decide(b.Context(), batch[:1+i%2]); err != nil {
-				b.violated("a goroutine: %v; want no error", err)
+				b.reportViolation("a goroutine: %v; want no error", err)
 			}
-			batch[0].Key = fmt.Sprint(who, "-", i)
+			batch[0].Key = fmt.Sprint(goroutine, "-", i)
 			batch[1].Key = batch[0].Key
 		}
 	})
 	if got := showDecision(d); got != want {
-		b.violated("a decision has changed from %s to %s", want, got)
+		b.reportViolation("a decision of two charges has changed from %s to %s; want no change", want, got)
 	}
 	if got := showDecision(single); got != wantSingle {
-		b.violated("a decision has changed from %s to %s", wantSingle, got)
+		b.reportViolation("a decision of one charge has changed from %s to %s; want no change", wantSingle, got)
 	}
 	b.wantRemaining(c, 9)
 	b.wantRemaining(c.named("other"), 8)
@@ -951,7 +965,7 @@ func waitingLimits(n int64, period time.Duration) []penstock.Limit {
 	}
 }
 
-func waiting(b *lawTest) {
+func checkWait(b *lawTest) {
 	const period = 30 * time.Millisecond
 	ctx, cancel := context.WithTimeout(b.Context(), waitLimit)
 	defer cancel()
@@ -963,13 +977,13 @@ func waiting(b *lawTest) {
 				b.fatal("%s: wait %d: %v", limit.Name, i, err)
 			}
 			if since := time.Since(before); since < time.Duration(i)*period-time.Millisecond {
-				b.violated("%s: %d units were granted after %v, at one per %v", limit.Name, i+1, since, period)
+				b.reportViolation("%s: %d units were granted after %v; want one per %v", limit.Name, i+1, since, period)
 			}
 		}
 	}
 }
 
-func uselessWaits(b *lawTest) {
+func checkUselessWaits(b *lawTest) {
 	ctx, cancel := context.WithTimeout(b.Context(), waitLimit)
 	defer cancel()
 	for _, limit := range waitingLimits(5, time.Hour) {
@@ -981,7 +995,7 @@ func uselessWaits(b *lawTest) {
 			b.Helper()
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || ctx.Err() != nil {
-				b.violated("%s: %s: %v, want a DeniedError at once", limit.Name, what, err)
+				b.reportViolation("%s: %s: %v, want a DeniedError at once", limit.Name, what, err)
 			}
 		}
 		wantDenial("a turn after the deadline", l.Wait(ctx, "k"))
@@ -990,12 +1004,12 @@ func uselessWaits(b *lawTest) {
 		wantDenial("a reservation after the deadline", err)
 		d, err := l.Peek(ctx, "k")
 		if err != nil || d.Status(0).ResetAfter > time.Hour {
-			b.violated("%s: a wait that cannot succeed booked units: %s, %v", limit.Name, showDecision(d), err)
+			b.reportViolation("%s: after waits that cannot succeed, a peek is %s, %v; want a ResetAfter of an hour at most, since they book nothing", limit.Name, showDecision(d), err)
 		}
 	}
 }
 
-func abandonedWaits(b *lawTest) {
+func checkAbandonedWaits(b *lawTest) {
 	store := b.store
 	for _, limit := range waitingLimits(5, time.Hour)[:2] {
 		l := b.limiter(limit)
@@ -1011,10 +1025,10 @@ func abandonedWaits(b *lawTest) {
 		err := b.limiter(limit).Wait(ctx, "k")
 		b.store = store
 		if !errors.Is(err, context.Canceled) {
-			b.violated("%s: an abandoned wait returned %v; want the context's error", limit.Name, err)
+			b.reportViolation("%s: an abandoned wait returned %v; want the context's error", limit.Name, err)
 		}
 		if reset := b.resetAfter(l); reset > time.Hour {
-			b.violated("%s: the reset takes %v, so the booking was not refunded", limit.Name, reset)
+			b.reportViolation("%s: ResetAfter is %v; want at most 1h, since the booking is refunded", limit.Name, reset)
 		}
 	}
 }
@@ -1028,14 +1042,14 @@ func (b *lawTest) resetAfter(l *penstock.Limiter) time.Duration {
 	return d.Status(0).ResetAfter
 }
 
-func reservations(b *lawTest) {
+func checkReservations(b *lawTest) {
 	ctx := b.Context()
 	limit := b.token().limit
 	l := b.limiter(limit)
 	wantRemaining := func(what string, want int64) {
 		b.Helper()
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != want {
-			b.violated("%s: %d units remain, want %d (%v)", what, d.Status(0).Remaining, want, err)
+			b.reportViolation("%s: %d units remain, want %d (%v)", what, d.Status(0).Remaining, want, err)
 		}
 	}
 	reserve := func(n int64) *penstock.Reservation {
@@ -1045,14 +1059,14 @@ func reservations(b *lawTest) {
 			b.fatal("reserve %d: %v", n, err)
 		}
 		if r.Delay() != 0 {
-			b.violated("a reservation of available units waits for %v", r.Delay())
+			b.reportViolation("a reservation of available units has a delay of %v; want 0", r.Delay())
 		}
 		return r
 	}
 	settle := func(r *penstock.Reservation, n int64) {
 		b.Helper()
 		if err := r.Settle(ctx, n); err != nil {
-			b.violated("settle %d: %v", n, err)
+			b.reportViolation("settle %d: %v", n, err)
 		}
 	}
 	r := reserve(6)
@@ -1066,126 +1080,126 @@ func reservations(b *lawTest) {
 	wantRemaining("3 settled to 7", 1)
 	r = reserve(1)
 	if err := r.Cancel(ctx); err != nil {
-		b.violated("cancel: %v", err)
+		b.reportViolation("cancel: %v", err)
 	}
 	wantRemaining("cancelled", 1)
 	settle(r, 5)
 	wantRemaining("settled after cancel", 1)
 	r = reserve(1)
 	if err := r.Settle(ctx, penstock.MaxCost+1); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("settle to more than MaxCost: %v, want ErrInvalid", err)
+		b.reportViolation("settle to more than MaxCost: %v, want ErrInvalid", err)
 	}
 	settle(r, 0)
 	wantRemaining("settled after an invalid cost", 1)
 	settle(reserve(1), 1)
 	wantRemaining("settled as reserved", 0)
 	if err := reserve(0).Settle(ctx, 4); err != nil {
-		b.violated("settle to more than fits: %v", err)
+		b.reportViolation("settle to more than fits: %v", err)
 	}
 	wantRemaining("settled to more than fits", 0)
 	if _, err := b.limiter(penstock.InFlight(1, time.Hour)).Reserve(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("reserve a slot: %v, want ErrInvalid", err)
+		b.reportViolation("reserve a slot: %v, want ErrInvalid", err)
 	}
 }
 
-func acquiring(b *lawTest) {
+func checkAcquire(b *lawTest) {
 	ctx := b.Context()
 	l := b.limiter(penstock.InFlight(2, time.Hour), b.token().limit)
-	left := func(what string, slots, rate int64) {
+	wantLeft := func(what string, slots, rate int64) {
 		b.Helper()
 		d, err := l.Peek(ctx, "k")
 		if err != nil || d.Status(0).Remaining != slots || d.Status(1).Remaining != rate {
-			b.violated("%s: %s, %v; want %d slots and %d units left", what, showDecision(d), err, slots, rate)
+			b.reportViolation("%s: %s, %v; want %d slots and %d units left", what, showDecision(d), err, slots, rate)
 		}
 	}
-	try := func(what string, err error) {
+	wantNoError := func(what string, err error) {
 		b.Helper()
 		if err != nil {
 			b.fatal("%s: %v", what, err)
 		}
 	}
 	first, err := l.Acquire(ctx, "k")
-	try("acquire", err)
+	wantNoError("acquire", err)
 	second, err := l.Acquire(ctx, "k")
-	try("acquire", err)
-	left("two acquired", 0, 8)
+	wantNoError("acquire", err)
+	wantLeft("two acquired", 0, 8)
 	var denied *penstock.DeniedError
 	if _, err := l.Acquire(ctx, "k"); !errors.As(err, &denied) {
-		b.violated("a third acquire: %v, want a DeniedError", err)
+		b.reportViolation("a third acquire: %v, want a DeniedError", err)
 	}
-	left("a third denied", 0, 8)
-	try("renew", first.Renew(ctx))
-	left("renewed", 0, 8)
-	try("release", first.Release(ctx))
-	left("released", 1, 8)
-	try("release again", first.Release(ctx))
-	left("released again", 1, 8)
+	wantLeft("a third denied", 0, 8)
+	wantNoError("renew", first.Renew(ctx))
+	wantLeft("renewed", 0, 8)
+	wantNoError("release", first.Release(ctx))
+	wantLeft("released", 1, 8)
+	wantNoError("release again", first.Release(ctx))
+	wantLeft("released again", 1, 8)
 	if err := first.Renew(ctx); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("renew after release: %v, want ErrInvalid", err)
+		b.reportViolation("renew after release: %v, want ErrInvalid", err)
 	}
-	try("release", second.Release(ctx))
+	wantNoError("release", second.Release(ctx))
 	both, err := l.AcquireN(ctx, "k", 2)
-	try("acquire 2", err)
-	left("two at once", 0, 6)
-	try("release 2", both.Release(ctx))
-	left("all released", 2, 6)
+	wantNoError("acquire 2", err)
+	wantLeft("two at once", 0, 6)
+	wantNoError("release 2", both.Release(ctx))
+	wantLeft("all released", 2, 6)
 	if _, err := b.limiter(b.token().limit).Acquire(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("acquire of a limit without slots: %v, want ErrInvalid", err)
+		b.reportViolation("acquire of a limit without slots: %v, want ErrInvalid", err)
 	}
 }
 
-func atMost(b *lawTest) {
+func checkAllowAtMost(b *lawTest) {
 	ctx := b.Context()
 	for _, k := range kinds {
-		if k.holds() || k.name == "leaky" { // these refund nothing
+		if k.needsHolder() || k.name == "leaky" { // these refund nothing
 			continue
 		}
 		wide, narrow := b.counter(k, 10).limit.WithName(k.name+"-wide"), b.counter(k, 5).limit.WithName(k.name+"-narrow")
 		l := b.limiter(wide, narrow)
-		for i, want := range []struct{ n, granted, wide, narrow int64 }{{3, 3, 7, 2}, {4, 2, 5, 0}, {1, 0, 5, 0}, {0, 0, 5, 0}} {
-			d, err := l.AllowAtMost(ctx, "k", want.n)
+		for i, want := range []struct{ cost, granted, wideLeft, narrowLeft int64 }{{3, 3, 7, 2}, {4, 2, 5, 0}, {1, 0, 5, 0}, {0, 0, 5, 0}} {
+			d, err := l.AllowAtMost(ctx, "k", want.cost)
 			if err != nil {
 				b.fatal("%s: %v", k.name, err)
 			}
-			if d.Allowed != (want.granted == want.n || want.granted > 0) || d.Granted() != want.granted ||
-				d.Status(0).Remaining != want.wide || d.Status(1).Remaining != want.narrow {
-				b.violated("%s: draw %d got %d of %d: %s; want %d granted, %d and %d left", k.name, i, d.Granted(), want.n, showDecision(d), want.granted, want.wide, want.narrow)
+			if d.Allowed != (want.granted == want.cost || want.granted > 0) || d.Granted() != want.granted ||
+				d.Status(0).Remaining != want.wideLeft || d.Status(1).Remaining != want.narrowLeft {
+				b.reportViolation("%s: AllowAtMost number %d granted %d of %d: %s; want %d granted, %d and %d left", k.name, i, d.Granted(), want.cost, showDecision(d), want.granted, want.wideLeft, want.narrowLeft)
 			}
 		}
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != 5 || d.Status(1).Remaining != 0 {
-			b.violated("%s: in the end %s, %v; want 5 and 0 left", k.name, showDecision(d), err)
+			b.reportViolation("%s: in the end %s, %v; want 5 and 0 left", k.name, showDecision(d), err)
 		}
 	}
 }
 
-func limitsOfCalls(b *lawTest) {
+func checkLimitsOfCalls(b *lawTest) {
 	ctx := b.Context()
 	own := b.token().limit
 	l := b.limiter(own)
-	left := func(what string, d penstock.Decision, err error, want ...int64) {
+	wantLeft := func(what string, d penstock.Decision, err error, want ...int64) {
 		b.Helper()
 		if err != nil || d.Len() != len(want) {
-			b.fatal("%s: %s, %v", what, showDecision(d), err)
+			b.fatal("%s: %s, %v; want %d statuses and no error", what, showDecision(d), err, len(want))
 		}
 		for i := range want {
 			if !d.Allowed || d.Status(i).Remaining != want[i] {
-				b.violated("%s: %s; want %d left of limit %d", what, showDecision(d), want[i], i)
+				b.reportViolation("%s: %s; want %d left of limit %d", what, showDecision(d), want[i], i)
 			}
 		}
 	}
 	d, err := l.AllowN(ctx, "k", 4)
-	left("the limiter's own", d, err, 6)
+	wantLeft("the limiter's own limit", d, err, 6)
 	d, err = l.AllowWith(ctx, "k", own)
-	left("one of its name", d, err, 5)
+	wantLeft("a limit with its name", d, err, 5)
 	other := own.WithName("other")
 	d, err = l.AllowNWith(ctx, "k", 2, own, other)
-	left("two", d, err, 3, 8)
+	wantLeft("two limits", d, err, 3, 8)
 	d, err = l.Allow(ctx, "k")
-	left("the limiter's own again", d, err, 2)
+	wantLeft("the limiter's own limit again", d, err, 2)
 	if _, err := l.AllowWith(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("no limits: %v, want ErrInvalid", err)
+		b.reportViolation("no limits: %v, want ErrInvalid", err)
 	}
 	if _, err := l.AllowWith(ctx, "k", penstock.Limit{Name: "none"}); !errors.Is(err, penstock.ErrInvalid) {
-		b.violated("a limit without a rate: %v, want ErrInvalid", err)
+		b.reportViolation("a limit without a rate: %v, want ErrInvalid", err)
 	}
 }

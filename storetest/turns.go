@@ -31,20 +31,20 @@ type Turns struct {
 	// Key is the key that is charged. Default: the empty key.
 	Key string
 
-	// Slack is how many units the store may admit beyond InTurn, for guards with such a bound.
-	// Default: 0.
+	// Slack is how many units the store may admit beyond InTurn. It is for guards whose bound is
+	// higher. Default: 0.
 	Slack int64
 }
 
 // Run makes n charges of random limits. The error reports units beyond the bound, with the charges
-// before. After each denial by a store without slack, Run checks RetryAfter: the same charge is
+// before. After some denials by a store without slack, Run checks RetryAfter: the same charge is
 // granted at that time, and not 1 µs earlier.
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
 	var trace []turn
-	held := map[string]time.Time{} // until when
-	violated := func(format string, args ...any) error {
+	heldUntil := map[string]time.Time{} // by holder
+	violation := func(format string, args ...any) error {
 		var before strings.Builder
 		for _, step := range trace[max(len(trace)-30, 0):] {
 			fmt.Fprintf(&before, "\n%v", step)
@@ -65,7 +65,7 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 		trace = append(trace, turn{now, charge, last, false})
 		if !d.Allowed && t.Slack == 0 && last.RetryAfter < time.Hour && rng.IntN(4) == 0 {
 			if last, err = t.retry(ctx, charge, last.RetryAfter); err != nil {
-				return violated("%v", err)
+				return violation("%v", err)
 			}
 			now = t.Now()
 			trace = append(trace, turn{now, charge, last, true})
@@ -74,40 +74,40 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 			continue
 		}
 		if limit.Algorithm() == penstock.Concurrency {
-			held[charge.Holder] = now.Add(limit.Limit().Period)
+			heldUntil[charge.Holder] = now.Add(limit.Limit().Period)
 			live := int64(0)
-			for _, until := range held {
+			for _, until := range heldUntil {
 				if until.After(now) {
 					live++
 				}
 			}
 			if live > bound(0)+t.Slack {
-				return violated("%d are held at once, want at most %d", live, bound(0)+t.Slack)
+				return violation("%d slots are held at once; want at most %d", live, bound(0)+t.Slack)
 			}
 			continue
 		}
 		admitted = insert(admitted, admission{now.Add(last.Wait), last.Granted})
 		if err := checkIntervals(admitted, now.Add(last.Wait), bound, t.Slack); err != nil {
-			return violated("%v", err)
+			return violation("%v", err)
 		}
 	}
 	return nil
 }
 
-// A turn is a charge and what it got. It is formatted only if the test fails.
+// A turn is a charge and its status. It is formatted only if the test fails.
 type turn struct {
 	at      time.Time
 	charge  penstock.Charge
-	got     penstock.Status
+	status  penstock.Status
 	isRetry bool
 }
 
 func (t turn) String() string {
 	at := t.at.UTC().Format("15:04:05.000000")
 	if t.isRetry {
-		return fmt.Sprintf("  %s: then -> %+v", at, t.got)
+		return fmt.Sprintf("  %s: then -> %+v", at, t.status)
 	}
-	return fmt.Sprintf("  %s: %v %d of [%v] -> %+v", at, t.charge.Mode, t.charge.Cost, t.charge.Plan, t.got)
+	return fmt.Sprintf("  %s: %v %d of [%v] -> %+v", at, t.charge.Mode, t.charge.Cost, t.charge.Plan, t.status)
 }
 
 // insert keeps admissions sorted by time.
@@ -119,7 +119,7 @@ func insert(sorted []admission, a admission) []admission {
 	return slices.Insert(sorted, i, a)
 }
 
-// checkIntervals checks the intervals that contain a moment.
+// checkIntervals checks the bound of all intervals that contain a moment.
 func checkIntervals(sorted []admission, moment time.Time, bound func(time.Duration) int64, slack int64) error {
 	for last := len(sorted) - 1; last >= 0 && !sorted[last].at.Before(moment); last-- {
 		sum := int64(0)
@@ -130,7 +130,7 @@ func checkIntervals(sorted []admission, moment time.Time, bound func(time.Durati
 				continue
 			}
 			if most := bound(apart) + slack; sum > most {
-				return fmt.Errorf("%d admitted within %v, want at most %d", sum, apart, most)
+				return fmt.Errorf("%d units were admitted within %v; want at most %d", sum, apart, most)
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 
 func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
 	c := penstock.Charge{Key: t.Key, Plan: limit, Cost: 1}
-	switch most := max(limit.Limit().Count, limit.Limit().Burst, 1); {
+	switch largestCost := max(limit.Limit().Count, limit.Limit().Burst, 1); {
 	case limit.Algorithm() == penstock.LeakyBucket:
 		if rng.IntN(2) == 0 {
 			c.Patience = time.Hour
@@ -173,7 +173,7 @@ func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Char
 	case limit.Algorithm() == penstock.Concurrency:
 		c.Holder = fmt.Sprint("h", i)
 	case rng.IntN(2) == 0:
-		c.Cost = 1 + rng.Int64N(most)
+		c.Cost = 1 + rng.Int64N(largestCost)
 		if rng.IntN(2) == 0 {
 			c.Mode = penstock.Draw
 		}
@@ -202,7 +202,7 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 }
 
 // InTurn returns the bound of limits that are used in turn for one counter. The bound is how many
-// units they admit together in an interval whose first and last moments are apart. If one limit has
+// units they admit together in an interval of the length apart. If one limit has
 // both the largest Burst or Count and the largest rate, it is the bound of that limit.
 func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
 	common, burst := limits[0].Algorithm(), int64(0)
@@ -263,18 +263,18 @@ func muldiv(a, b, c int64) int64 {
 	return int64(min(q, math.MaxInt64/4))
 }
 
-// limitsInTurn checks limits that are used in turn. Their units do not refill during the test.
-func limitsInTurn(b *lawTest) {
+// checkLimitsInTurn checks limits that are used in turn. Their units do not refill during the test.
+func checkLimitsInTurn(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		for round := range 4 {
 			rng := rand.New(rand.NewPCG(11, uint64(round)))
 			small, middle, large := b.counter(k, 2), b.counter(k, 7), b.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
-					c.limit.Period = refillTime / 256 // so small that every counter can hold the largest burst, also in 32 shards
+					c.limit.Period = refillTime / 256 // so short that every counter can hold the largest burst, even if it is split into 32 parts
 				}
 			}
-			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // also two periods
+			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // different periods
 				small.limit.Period /= 2
 				large.limit.Period -= time.Hour
 			}
@@ -282,25 +282,25 @@ func limitsInTurn(b *lawTest) {
 			for i := range 80 {
 				c := []counter{small, middle, large}[rng.IntN(3)].at(fmt.Sprint("turns", round)).as(fmt.Sprint("holder", i))
 				charge := c.spend(1 + rng.Int64N(3))
-				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.holds() {
+				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.needsHolder() {
 					charge.Mode, charge.Cost = penstock.Refund, 1
 				}
 				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
-					before := b.left(large.at(charge.Key))
+					before := b.unitsLeft(large.at(charge.Key))
 					b.decide(charge)
-					granted -= b.left(large.at(charge.Key)) - before
+					granted -= b.unitsLeft(large.at(charge.Key)) - before
 					continue
 				}
 				d := b.decide(charge)
 				granted += d.Status(0).Granted
 				if granted > 20 {
-					b.fatal("limits of 2, 7 and 20 units have admitted %d in turn", granted)
+					b.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
 				}
 			}
 			rest := b.decide(large.at(fmt.Sprint("turns", round)).as("last").charge(penstock.Draw, 20))
 			granted += rest.Status(0).Granted
-			if granted > 20 || granted < 19 { // a change of the rate rounds the level up
-				b.violated("limits of 2, 7 and 20 units have admitted %d in turn", granted)
+			if granted > 20 || granted < 19 { // 19, because a change of the rate may round the level up
+				b.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
 			}
 			b.deny(small.at(fmt.Sprint("turns", round)).as("late").spend(1))
 		}
