@@ -57,7 +57,7 @@ func ExampleLimit() {
 	}
 	// Output:
 	// second: 10 per 1s, burst 50 (token-bucket)
-	// quota: 10000 per 24h (fixedStore-window)
+	// quota: 10000 per 24h (fixed-window)
 	// login: 5 per 1m (sliding-log)
 	// every-100ms: 1 per 100ms, burst 20 (leaky-bucket)
 	// in-flight: 5 per 30s, burst 5 (in_flight)
