@@ -12,8 +12,8 @@ import (
 var backoffLua string
 
 // Backoff admits one unit, then pauses for Period. Each further unit doubles the pause, at most
-// Burst times. If a pause is followed by as much time without a unit, the next pause is Period
-// again. Use it for attempts that should become rarer, such as logins.
+// Burst times. If a pause of 8 s has ended and no unit comes for another 8 s, the next pause is
+// Period again. Use it for attempts that should become rarer, such as logins.
 var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
 	if l.Count != 1 {
 		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")

@@ -32,6 +32,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 	}
 	twins := 0
 	for step := range 5000 {
+		// The clock advances by up to 3.5 s, and steps back at times.
 		now = now.Add(time.Duration(random.Int64N(4_000_000)-500_000) * time.Microsecond)
 		if random.IntN(20) == 0 {
 			now = now.Add(time.Duration(random.Int64N(60)-30) * time.Second)
@@ -55,7 +56,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 		}
 		for i := range charges {
 			if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-				t.Fatalf("seed %d, step %d, %v %d of %v: Lua returned %+v, Go %+v", seed, step,
+				t.Fatalf("seed %d, step %d, %v %d of %v: Lua returns %+v; want %+v, as Go returns", seed, step,
 					charges[i].Mode, charges[i].Cost, charges[i].Plan, got.Status(i), want.Status(i))
 			}
 			twins++
@@ -75,7 +76,7 @@ func TestBackoffDoublesThePauseAndResets(t *testing.T) {
 	pause := func() time.Duration {
 		t.Helper()
 		if d, err := limiter.Allow(t.Context(), "alice"); err != nil || !d.Allowed {
-			t.Fatal(d, err)
+			t.Fatalf("the attempt after a pause returns %+v, %v; want it allowed", d, err)
 		}
 		d, err := limiter.Peek(t.Context(), "alice")
 		if err != nil {

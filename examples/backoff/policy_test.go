@@ -25,14 +25,14 @@ func run(t *testing.T, algorithms []*algorithm.Algorithm, args ...string) (int, 
 func TestThePolicyFileNamesTheAlgorithm(t *testing.T) {
 	own := []*algorithm.Algorithm{Backoff}
 	if code, out := run(t, own, "validate", "-v", "login.yaml"); code != 0 || !strings.Contains(out, "backoff") {
-		t.Errorf("validate: %d\n%s", code, out)
+		t.Errorf("validate exits with %d; want 0 and the name backoff in\n%s", code, out)
 	}
 	code, out := run(t, own, "explain", "--config", "login.yaml", "-X", "POST", "/login")
 	if code != 0 || !strings.Contains(out, "a pause that doubles up to 10 times") {
-		t.Errorf("explain: %d\n%s", code, out)
+		t.Errorf("explain exits with %d; want 0 and the bound of a backoff in\n%s", code, out)
 	}
 	if code, out := run(t, nil, "validate", "login.yaml"); code != 4 || !strings.Contains(out, `there is no algorithm "backoff"`) {
-		t.Errorf("validate without the algorithm: %d\n%s", code, out)
+		t.Errorf("validate without the algorithm exits with %d; want 4 and an error in\n%s", code, out)
 	}
 }
 
@@ -50,7 +50,7 @@ func TestTheGateLimitsByTheAlgorithm(t *testing.T) {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest("POST", "/login", nil))
 		if w.Code != want {
-			t.Errorf("attempt %d: status %d; want %d\n%s", i, w.Code, want, w.Body)
+			t.Errorf("attempt %d: status %d; want %d\n%s", i+1, w.Code, want, w.Body)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import java.util.UUID;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** Asks Penstock for a decision: java Check.java http://localhost:8090 TOKEN user:42 */
+/** Gets a decision from Penstock: java Check.java http://localhost:8090 TOKEN user:42 */
 public class Check {
     public static void main(String[] args) throws InterruptedException {
         Optional<String> decision = check(args[0], args[1], args[2]);
@@ -25,24 +25,24 @@ public class Check {
     /** Returns the decision, or nothing if there is none. */
     static Optional<String> check(String url, String token, String key) throws InterruptedException {
         // With the id, the second try is free if the first was charged.
-        String question = "{\"rule\": \"api\", \"key\": \"" + key + "\", \"request_id\": \"" + UUID.randomUUID() + "\"}";
+        String body = "{\"rule\": \"api\", \"key\": \"" + key + "\", \"request_id\": \"" + UUID.randomUUID() + "\"}";
         HttpClient client = HttpClient.newBuilder().connectTimeout(Duration.ofSeconds(1)).version(HttpClient.Version.HTTP_1_1).build();
         HttpRequest request = HttpRequest.newBuilder(URI.create(url + "/v1/check")).timeout(Duration.ofSeconds(1))
             .header("Content-Type", "application/json").header("Authorization", "Bearer " + token)
-            .POST(HttpRequest.BodyPublishers.ofString(question)).build();
+            .POST(HttpRequest.BodyPublishers.ofString(body)).build();
         for (int i = 0; i < 2; i++) {
             double pause = 0.1;
             try {
-                HttpResponse<String> answer = client.send(request, HttpResponse.BodyHandlers.ofString());
-                if (answer.statusCode() == 200) {
-                    return Optional.of(answer.body());
+                HttpResponse<String> response = client.send(request, HttpResponse.BodyHandlers.ofString());
+                if (response.statusCode() == 200) {
+                    return Optional.of(response.body());
                 }
-                if (answer.statusCode() != 429 && answer.statusCode() != 503) { // 429: too many calls of this program; 503: no decision
-                    System.err.println(answer.body()); // our own mistake
+                if (response.statusCode() != 429 && response.statusCode() != 503) { // 429: too many calls of this program; 503: no decision
+                    System.err.println(response.body()); // our own mistake
                     System.exit(1);
                 }
-                pause = Math.min(answer.headers().firstValue("Retry-After").map(Double::parseDouble).orElse(pause), 1);
-            } catch (IOException e) { // the service is away
+                pause = Math.min(response.headers().firstValue("Retry-After").map(Double::parseDouble).orElse(pause), 1);
+            } catch (IOException e) { // the service does not respond
             }
             Thread.sleep((long) (pause * 1000));
         }

@@ -11,9 +11,9 @@ import (
 // The limits of outage.yaml, and the load.
 const (
 	instances = 2
-	rate      = 200 // a second, for each policy
-	burst     = 20
-	requested = 400 // a second, of each policy
+	rate      = 200 // requests per second, for each policy
+	burst     = 20  // requests, for each policy
+	requested = 400 // requests per second to each policy
 	deadline  = 250 * time.Millisecond
 	slack     = 100 * time.Millisecond // the p99 of decisions may exceed the deadline by this time
 	recovery  = time.Second            // from the return of Redis until it makes all decisions
@@ -112,17 +112,17 @@ func (c counters) sourceCounts() (text string) {
 // p99 returns the 99th percentile of the time of decisions, in seconds. It is interpolated within a
 // bucket of the histogram.
 func (c counters) p99() float64 {
-	least, below := 0., int64(0)
+	lower, countBelow := 0., int64(0) // of the bucket
 	rank := 0.99 * float64(c.latencies[math.Inf(1)])
-	for _, limit := range slices.Sorted(maps.Keys(c.latencies)) {
-		n := c.latencies[limit]
-		if float64(n) >= rank && n > below {
-			if math.IsInf(limit, 1) {
+	for _, upper := range slices.Sorted(maps.Keys(c.latencies)) {
+		n := c.latencies[upper]
+		if float64(n) >= rank && n > countBelow {
+			if math.IsInf(upper, 1) {
 				return math.Inf(1)
 			}
-			return least + (limit-least)*(rank-float64(below))/float64(n-below)
+			return lower + (upper-lower)*(rank-float64(countBelow))/float64(n-countBelow)
 		}
-		least, below = limit, n
+		lower, countBelow = upper, n
 	}
 	return 0
 }

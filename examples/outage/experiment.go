@@ -11,18 +11,18 @@ import (
 
 // An experiment runs instances with one Redis under load, and records what happens in each second.
 type experiment struct {
-	shouldCheckTimes bool // times are checked too
+	shouldCheckTimes bool // of decisions, and of the return of Redis
 	instances        []*instance
 	load             *load
 	start            time.Time
 	stop             chan struct{}
-	watching         sync.WaitGroup
+	watcher          sync.WaitGroup // the goroutine that runs watch
 
 	mu       sync.Mutex
 	wasReset bool // Redis has just lost its data
 	seconds  []interval
 	record   record
-	totals   [len(failureModes)]int64 // admitted
+	totals   [len(failureModes)]int64 // admitted requests of each policy
 	faults   []string
 	err      error
 	hasEnded bool
@@ -30,81 +30,81 @@ type experiment struct {
 
 // begin starts an experiment. Its first second begins when Redis decides for all instances.
 func begin(name, binary, store string, shouldCheckTimes bool) (*experiment, error) {
-	s := &experiment{shouldCheckTimes: shouldCheckTimes, stop: make(chan struct{})}
+	e := &experiment{shouldCheckTimes: shouldCheckTimes, stop: make(chan struct{})}
 	for range instances {
-		g, err := startInstance(binary, store)
+		one, err := startInstance(binary, store)
 		if err != nil {
-			s.stopInstances()
+			e.stopInstances()
 			return nil, err
 		}
-		s.instances = append(s.instances, g)
+		e.instances = append(e.instances, one)
 	}
-	s.load = startLoad(s.instances)
-	if _, err := s.awaitRedis(time.Second); err != nil {
-		s.load.end()
-		s.stopInstances()
+	e.load = startLoad(e.instances)
+	if _, err := e.awaitRedis(time.Second); err != nil {
+		e.load.end()
+		e.stopInstances()
 		return nil, err
 	}
 	fmt.Printf("\n%s\n%s", name, heading)
-	s.load.take()
-	s.start = time.Now()
-	s.watching.Go(s.watch)
-	return s, nil
+	e.load.take()
+	e.start = time.Now()
+	e.watcher.Go(e.watch)
+	return e, nil
 }
 
 // wait lets the load continue for a while.
-func (s *experiment) wait(d time.Duration) { time.Sleep(d) }
+func (e *experiment) wait(d time.Duration) { time.Sleep(d) }
 
 // runOutage makes Redis fail for a while. Then it waits until Redis makes all decisions again.
-func (s *experiment) runOutage(what string, begin func(), duration time.Duration, end func() error) {
-	s.printEvent("Redis is " + what)
+func (e *experiment) runOutage(what string, begin func(), duration time.Duration, end func() error) {
+	e.printEvent("Redis is " + what)
 	begin()
 	time.Sleep(duration)
 	if err := end(); err != nil {
-		s.fail(err)
+		e.fail(err)
 		return
 	}
 	returned := time.Now()
-	s.recordReset()
-	back, err := s.awaitRedis(0)
+	e.recordReset()
+	back, err := e.awaitRedis(0)
 	if err != nil {
-		s.fail(err)
+		e.fail(err)
 		return
 	}
 	took := back.Sub(returned)
-	s.printEvent(fmt.Sprintf("Redis is up, and makes all decisions after %v", took.Round(time.Millisecond)))
-	if s.shouldCheckTimes && took > recovery {
-		s.addFault("Redis made all decisions again %v after its return; want at most %v", took, recovery)
+	e.printEvent(fmt.Sprintf("Redis is up, and makes all decisions after %v", took.Round(time.Millisecond)))
+	if e.shouldCheckTimes && took > recovery {
+		e.addFault("Redis made all decisions again %v after its return; want at most %v", took, recovery)
 	}
 }
 
 // flush deletes all data and scripts of Redis. This is not an outage.
-func (s *experiment) flush(redis *redistest.Server) error {
-	s.printEvent("Redis is flushed, with its scripts")
+func (e *experiment) flush(redis *redistest.Server) error {
+	e.printEvent("Redis is flushed, with its scripts")
 	if _, err := redis.Do("SCRIPT", "FLUSH"); err != nil {
 		return err
 	}
-	s.recordReset()
+	e.recordReset()
 	_, err := redis.Do("FLUSHALL")
 	return err
 }
 
 // recordReset records that the buckets in Redis may be full: it lost its data, or was away long
 // enough to refill them.
-func (s *experiment) recordReset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wasReset = true
+func (e *experiment) recordReset() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wasReset = true
 }
 
 // awaitRedis waits until Redis has made all decisions of all instances for a time of length stable.
 // It returns the beginning of that time.
-func (s *experiment) awaitRedis(stable time.Duration) (since time.Time, err error) {
-	before := make([]counters, len(s.instances))
+func (e *experiment) awaitRedis(stable time.Duration) (since time.Time, err error) {
+	before := make([]counters, len(e.instances))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {
 		isSettled := true
-		for i, g := range s.instances {
-			now, err := readCounters([]*instance{g})
+		for i, one := range e.instances {
+			now, err := readCounters([]*instance{one})
 			if err != nil {
 				return since, err
 			}
@@ -126,110 +126,110 @@ func (s *experiment) awaitRedis(stable time.Duration) (since time.Time, err erro
 }
 
 // watch prints and checks each second.
-func (s *experiment) watch() {
+func (e *experiment) watch() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	before, err := readCounters(s.instances)
+	before, err := readCounters(e.instances)
 	if err != nil {
-		s.fail(err)
+		e.fail(err)
 		return
 	}
 	for {
 		select {
-		case <-s.stop:
+		case <-e.stop:
 			return
 		case <-tick.C:
 		}
-		now, err := readCounters(s.instances)
+		now, err := readCounters(e.instances)
 		if err != nil {
-			s.fail(err)
+			e.fail(err)
 			return
 		}
-		counts, to := s.load.take(), time.Now()
-		s.check(to, counts, now.since(before))
+		counts, to := e.load.take(), time.Now()
+		e.check(to, counts, now.since(before))
 		before = now
 	}
 }
 
 // check prints and checks one second.
-func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m counters) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen := interval{hasStore: m.sources["store"]+m.sources["deny_cache"] > 0, hasFallback: m.withoutRedis() > 0, wasReset: s.wasReset}
-	s.seconds, s.wasReset = append(s.seconds, seen), false
-	if n := len(s.seconds); n > 1 { // instances and clients are not counted at the same moment
-		before := s.seconds[n-2]
+func (e *experiment) check(to time.Time, counts [len(failureModes)]count, decisions counters) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	seen := interval{hasStore: decisions.sources["store"]+decisions.sources["deny_cache"] > 0, hasFallback: decisions.withoutRedis() > 0, wasReset: e.wasReset}
+	e.seconds, e.wasReset = append(e.seconds, seen), false
+	if n := len(e.seconds); n > 1 { // clients are counted a little later than instances
+		before := e.seconds[n-2]
 		seen = interval{seen.hasStore || before.hasStore, seen.hasFallback || before.hasFallback, seen.wasReset || before.wasReset}
 	}
-	second := recordedSecond{At: round(to.Sub(s.start))}
-	at := fmt.Sprintf("second %.0f", to.Sub(s.start).Seconds())
-	row := fmt.Sprintf("%6.0f s ", to.Sub(s.start).Seconds())
-	for p, c := range counts {
-		s.totals[p] += c.admitted
+	second := recordedSecond{At: round(to.Sub(e.start))}
+	at := fmt.Sprintf("second %.0f", to.Sub(e.start).Seconds())
+	row := fmt.Sprintf("%6.0f s ", to.Sub(e.start).Seconds())
+	for p, c := range counts { // p is the index of a policy
+		e.totals[p] += c.admitted
 		bound := seen.boundOf(failureModes[p], c)
 		second.add(c.admitted, bound)
 		row += fmt.Sprintf("%6d ≤ %-6s", c.admitted, bound)
 		if c.admitted > bound.units && !bound.isUnlimited {
-			s.faults = append(s.faults, fmt.Sprintf("%s: %s let %d through; at most %v may pass", at, failureModes[p], c.admitted, bound))
+			e.faults = append(e.faults, fmt.Sprintf("%s: %s let %d through; at most %v may pass", at, failureModes[p], c.admitted, bound))
 		}
 		if c.failed > 0 || c.refused > 0 && failureModes[p] != "closed" {
-			s.faults = append(s.faults, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused", at, c.failed, failureModes[p], c.refused))
+			e.faults = append(e.faults, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused", at, c.failed, failureModes[p], c.refused))
 		}
 	}
-	s.record.Seconds = append(s.record.Seconds, second)
-	p99 := m.p99()
-	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.sourceCounts(), p99*1000)
-	if s.shouldCheckTimes && p99 > (deadline+slack).Seconds() {
-		s.faults = append(s.faults, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
+	e.record.Seconds = append(e.record.Seconds, second)
+	p99 := decisions.p99()
+	fmt.Printf("%s   %-58s %6.1f ms\n", row, decisions.sourceCounts(), p99*1000)
+	if e.shouldCheckTimes && p99 > (deadline+slack).Seconds() {
+		e.faults = append(e.faults, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
 	}
 }
 
 // end ends the experiment, and checks the totals.
-func (s *experiment) end() {
-	if s.hasEnded {
+func (e *experiment) end() {
+	if e.hasEnded {
 		return
 	}
-	s.hasEnded = true
-	close(s.stop)
-	s.watching.Wait()
-	s.load.end()
-	passed := time.Since(s.start)
-	for p, c := range s.load.take() {
-		s.totals[p] += c.admitted
+	e.hasEnded = true
+	close(e.stop)
+	e.watcher.Wait()
+	e.load.end()
+	passed := time.Since(e.start)
+	for p, c := range e.load.take() {
+		e.totals[p] += c.admitted
 	}
 	for p, policy := range failureModes {
-		bound := totalBound(policy, s.seconds, passed)
-		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", policy, s.totals[p], bound, passed.Seconds())
-		if !bound.isUnlimited && s.totals[p] > bound.units {
-			s.addFault("%s let %d through; at most %v may pass in %v", policy, s.totals[p], bound, passed)
+		bound := totalBound(policy, e.seconds, passed)
+		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", policy, e.totals[p], bound, passed.Seconds())
+		if !bound.isUnlimited && e.totals[p] > bound.units {
+			e.addFault("%s let %d through; at most %v may pass in %v", policy, e.totals[p], bound, passed)
 		}
 	}
-	s.stopInstances()
-	fmt.Printf("critical lines in the log of the first instance:\n%s", s.instances[0].log(func(l line) bool { return l.Critical }))
+	e.stopInstances()
+	fmt.Printf("critical lines in the log of the first instance:\n%s", e.instances[0].log(func(l line) bool { return l.Critical }))
 }
 
-func (s *experiment) stopInstances() {
-	for _, g := range s.instances {
-		g.stop()
+func (e *experiment) stopInstances() {
+	for _, one := range e.instances {
+		one.stop()
 	}
 }
 
-func (s *experiment) printEvent(what string) {
-	at := time.Since(s.start)
-	s.mu.Lock()
-	s.record.Events = append(s.record.Events, recordedEvent{round(at), what})
-	s.mu.Unlock()
+func (e *experiment) printEvent(what string) {
+	at := time.Since(e.start)
+	e.mu.Lock()
+	e.record.Events = append(e.record.Events, recordedEvent{round(at), what})
+	e.mu.Unlock()
 	fmt.Printf("%6.1f s  — %s\n", at.Seconds(), what)
 }
 
-func (s *experiment) addFault(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.faults = append(s.faults, fmt.Sprintf(format, args...))
+func (e *experiment) addFault(format string, args ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.faults = append(e.faults, fmt.Sprintf(format, args...))
 }
 
-func (s *experiment) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.err = errors.Join(s.err, err)
+func (e *experiment) fail(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.err = errors.Join(e.err, err)
 }

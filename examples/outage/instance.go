@@ -21,7 +21,7 @@ import (
 type instance struct {
 	listen, admin string
 	process       *exec.Cmd
-	read          sync.WaitGroup // goroutine that reads the log
+	reader        sync.WaitGroup // the goroutine that reads the log
 
 	mu    sync.Mutex
 	lines []line
@@ -39,57 +39,57 @@ type line struct {
 
 // startInstance starts one of two instances, and returns when it accepts requests.
 func startInstance(binary, store string) (*instance, error) {
-	g := &instance{process: exec.Command(binary, "serve", "--demo", "--config", demo.File("outage/outage.yaml"), "--store", store,
+	i := &instance{process: exec.Command(binary, "serve", "--demo", "--config", demo.File("outage/outage.yaml"), "--store", store,
 		"--store-timeout", deadline.String(), "--min-instances", strconv.Itoa(instances), "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json")}
-	log, err := g.process.StderrPipe()
+	log, err := i.process.StderrPipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := g.process.Start(); err != nil {
+	if err := i.process.Start(); err != nil {
 		return nil, err
 	}
 	listening := make(chan line, 1)
-	g.read.Go(func() {
+	i.reader.Go(func() {
 		defer close(listening)
 		for lines := bufio.NewScanner(log); lines.Scan(); {
 			l := line{text: lines.Text()}
 			if err := json.Unmarshal(lines.Bytes(), &l); err == nil && l.Msg == "listening" {
 				listening <- l
 			}
-			g.mu.Lock()
-			g.lines = append(g.lines, l)
-			g.mu.Unlock()
+			i.mu.Lock()
+			i.lines = append(i.lines, l)
+			i.mu.Unlock()
 		}
 	})
 	select {
 	case l, ok := <-listening:
 		if !ok {
-			g.stop()
-			return nil, fmt.Errorf("the instance has ended:\n%s", g.log(func(line) bool { return true }))
+			i.stop()
+			return nil, fmt.Errorf("the instance has ended:\n%s", i.log(func(line) bool { return true }))
 		}
-		g.listen, g.admin = l.Listen, l.Admin
-		return g, nil
+		i.listen, i.admin = l.Listen, l.Admin
+		return i, nil
 	case <-time.After(20 * time.Second):
-		g.stop()
+		i.stop()
 		return nil, errors.New("the instance does not listen")
 	}
 }
 
 // stop drains the instance, and waits for its end.
-func (g *instance) stop() {
-	_ = g.process.Process.Signal(os.Interrupt)
-	kill := time.AfterFunc(20*time.Second, func() { _ = g.process.Process.Kill() })
+func (i *instance) stop() {
+	_ = i.process.Process.Signal(os.Interrupt)
+	kill := time.AfterFunc(20*time.Second, func() { _ = i.process.Process.Kill() })
 	defer kill.Stop()
-	g.read.Wait()
-	_ = g.process.Wait()
+	i.reader.Wait()
+	_ = i.process.Wait()
 }
 
 // log returns the logged lines for which filter is true.
-func (g *instance) log(filter func(line) bool) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (i *instance) log(filter func(line) bool) string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	var s strings.Builder
-	for _, l := range g.lines {
+	for _, l := range i.lines {
 		if filter(l) {
 			fmt.Fprintln(&s, l.text)
 		}
@@ -105,25 +105,26 @@ type counters struct {
 
 // readCounters reads the metrics of instances.
 func readCounters(all []*instance) (counters, error) {
-	m := counters{make(map[string]int64), make(map[float64]int64)}
-	for _, g := range all {
-		res, err := http.Get("http://" + g.admin + "/metrics")
+	c := counters{make(map[string]int64), make(map[float64]int64)}
+	for _, one := range all {
+		res, err := http.Get("http://" + one.admin + "/metrics")
 		if err != nil {
-			return m, err
+			return c, err
 		}
 		page, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		if err != nil {
-			return m, err
+			return c, err
 		}
-		if err := m.add(string(page)); err != nil {
-			return m, err
+		if err := c.add(string(page)); err != nil {
+			return c, err
 		}
 	}
-	return m, nil
+	return c, nil
 }
 
-func (m counters) add(page string) error {
+// add adds the metrics of a page of /metrics.
+func (c counters) add(page string) error {
 	for line := range strings.Lines(page) {
 		series, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
 		name, labels, ok := strings.Cut(series, "{")
@@ -135,14 +136,14 @@ func (m counters) add(page string) error {
 			return fmt.Errorf("%s: %w", line, err)
 		}
 		if name == "rate_limiter_decisions_total" {
-			m.sources[label(labels, "source")] += int64(n)
+			c.sources[label(labels, "source")] += int64(n)
 			continue
 		}
 		limit, err := strconv.ParseFloat(label(labels, "le"), 64)
 		if err != nil {
 			return fmt.Errorf("%s: %w", line, err)
 		}
-		m.latencies[limit] += int64(n)
+		c.latencies[limit] += int64(n)
 	}
 	return nil
 }
@@ -157,14 +158,14 @@ func label(labels, name string) string {
 	return ""
 }
 
-// since returns the increase since earlier counters.
-func (m counters) since(before counters) counters {
-	d := counters{make(map[string]int64), make(map[float64]int64)}
-	for source, n := range m.sources {
-		d.sources[source] = n - before.sources[source]
+// since returns how much the counters have increased.
+func (c counters) since(before counters) counters {
+	increase := counters{make(map[string]int64), make(map[float64]int64)}
+	for source, n := range c.sources {
+		increase.sources[source] = n - before.sources[source]
 	}
-	for limit, n := range m.latencies {
-		d.latencies[limit] = n - before.latencies[limit]
+	for limit, n := range c.latencies {
+		increase.latencies[limit] = n - before.latencies[limit]
 	}
-	return d
+	return increase
 }

@@ -22,8 +22,8 @@ type load struct {
 	counts [len(failureModes)]count // since the last take
 }
 
-// A count has numbers of responses. All admitted requests were sent and answered between from and
-// to.
+// A count has numbers of responses. from is when the first admitted request was sent, and to is
+// when the last one got its response.
 type count struct {
 	admitted, denied, refused, failed int64
 	from, to                          time.Time
@@ -32,16 +32,17 @@ type count struct {
 // workers is the number of goroutines that send requests of one policy to one instance.
 const workers = 4
 
+// startLoad starts the workers, each a little later than the previous one.
 func startLoad(all []*instance) *load {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(failureModes)}, Timeout: 10 * time.Second}, stop: stop}
 	every := time.Second * workers * instances / requested
 	sender := 0
-	for _, g := range all {
+	for _, one := range all {
 		for p := range failureModes {
 			for range workers {
 				startDelay := every * time.Duration(sender) / (workers * instances * time.Duration(len(failureModes)))
-				l.work.Go(func() { l.send(ctx, "http://"+g.listen+"/"+failureModes[p], p, every, startDelay) })
+				l.work.Go(func() { l.send(ctx, "http://"+one.listen+"/"+failureModes[p], p, every, startDelay) })
 				sender++
 			}
 		}
@@ -79,6 +80,7 @@ func (l *load) request(url string) int {
 	return res.StatusCode
 }
 
+// record counts a response.
 func (l *load) record(policy, status int, sent, answered time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,6 +109,7 @@ func (l *load) take() [len(failureModes)]count {
 	return taken
 }
 
+// end stops the workers, and waits for their last responses.
 func (l *load) end() {
 	l.stop()
 	l.work.Wait()

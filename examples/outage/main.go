@@ -52,9 +52,9 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 			return nil, err
 		}
 	}
-	calm := 4 * time.Second
+	phase := 4 * time.Second // each outage, and the time between two
 	if short {
-		calm = 2 * time.Second
+		phase = 2 * time.Second
 	}
 	fmt.Printf("Two instances admit %d requests/s for each policy, with a burst of %d. The load is %d requests/s. A decision may take %v.\n", rate, burst, requested, deadline)
 
@@ -68,15 +68,15 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 		return nil, err
 	}
 	defer onSingle.end()
-	onSingle.wait(calm)
-	onSingle.runOutage("killed", single.Kill, calm, single.Restart)
-	onSingle.wait(calm)
-	onSingle.runOutage("stopped", single.Pause, calm, func() error { single.Resume(); return nil })
-	onSingle.wait(calm)
+	onSingle.wait(phase)
+	onSingle.runOutage("killed", single.Kill, phase, single.Restart)
+	onSingle.wait(phase)
+	onSingle.runOutage("stopped", single.Pause, phase, func() error { single.Resume(); return nil })
+	onSingle.wait(phase)
 	if err := onSingle.flush(single); err != nil {
 		return nil, err
 	}
-	onSingle.wait(calm)
+	onSingle.wait(phase)
 	onSingle.end()
 	if save != "" {
 		if err := onSingle.record.save(save); err != nil {
@@ -94,9 +94,9 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 		return nil, err
 	}
 	defer withSentinel.end()
-	withSentinel.wait(calm)
+	withSentinel.wait(phase)
 	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
-	withSentinel.wait(calm)
+	withSentinel.wait(phase)
 	withSentinel.end()
 	return append(onSingle.faults, withSentinel.faults...), errors.Join(onSingle.err, withSentinel.err)
 }

@@ -48,31 +48,31 @@ func TestEachPolicyHasItsBound(t *testing.T) {
 func TestFaultsOfAnOutageAreFound(t *testing.T) {
 	fine := [len(failureModes)]count{admitted(200), admitted(200), admitted(200)}
 	byRedis := counters{map[string]int64{"store": 600}, map[float64]int64{0.25: 600, math.Inf(1): 600}}
-	withoutRedis := counters{map[string]int64{"fallback": 200, "open": 200, "closed": 200}, map[float64]int64{0.001: 600, math.Inf(1): 600}}
-	alone := [len(failureModes)]count{admitted(400), {refused: 400}, admitted(221)}
+	byFallbacks := counters{map[string]int64{"fallback": 200, "open": 200, "closed": 200}, map[float64]int64{0.001: 600, math.Inf(1): 600}}
+	fromFallbacks := [len(failureModes)]count{admitted(400), {refused: 400}, admitted(221)}
 	slow := counters{byRedis.sources, map[float64]int64{0.25: 500, 0.5: 599, math.Inf(1): 600}}
 	s := &experiment{start: time.Now()}
-	s.check(time.Now(), alone, withoutRedis)
+	s.check(time.Now(), fromFallbacks, byFallbacks)
 	s.check(time.Now(), [len(failureModes)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients were counted later than instances
 	s.shouldCheckTimes, s.seconds = true, nil
 	s.check(time.Now(), fine, byRedis)
 	if s.faults != nil {
 		t.Errorf("a correct outage has faults: %q", s.faults)
 	}
-	much := fine
-	much[2] = admitted(300)
-	s.check(time.Now(), much, byRedis)
+	tooMany := fine
+	tooMany[2] = admitted(300)
+	s.check(time.Now(), tooMany, byRedis)
 	failing := fine
 	failing[0].refused, failing[2].failed = 1, 1
 	s.check(time.Now(), failing, byRedis)
-	s.check(time.Now(), fine, withoutRedis) // Redis decided in the second before
-	s.check(time.Now(), fine, withoutRedis)
-	s.check(time.Now(), [len(failureModes)]count{admitted(9000), {}, admitted(221)}, withoutRedis)
+	s.check(time.Now(), fine, byFallbacks) // Redis decided in the second before
+	s.check(time.Now(), fine, byFallbacks)
+	s.check(time.Now(), [len(failureModes)]count{admitted(9000), {}, admitted(221)}, byFallbacks)
 	s.check(time.Now(), fine, slow)
 	want := []string{"local let 300 through", "requests of open failed, and 1 were refused", "1 requests of local failed", "closed let 200 through", "the p99"}
 	for i, what := range want {
 		if len(s.faults) != len(want) || !strings.Contains(strings.Join(s.faults, "\n"), what) {
-			t.Fatalf("%d: want %q among all faults:\n%s", i, what, strings.Join(s.faults, "\n"))
+			t.Fatalf("the faults are\n%s\nwant %d, and number %d with %q", strings.Join(s.faults, "\n"), len(want), i+1, what)
 		}
 	}
 	t.Logf("counted: %d faults of an outage found", len(want))
@@ -94,7 +94,7 @@ rate_limiter_requests_waiting 0
 		}
 	}
 	if m.sources["store"] != 2_400_000 || m.withoutRedis() != 14 || math.Abs(m.p99()-0.275) > 1e-9 {
-		t.Errorf("read %v, p99 %v", m, m.p99())
+		t.Errorf("read %v with the p99 %v; want 2.4 million decisions by the store, 14 without it, and 0.275", m, m.p99())
 	}
 	if d := m.since(m); d.withoutRedis() != 0 || d.p99() != 0 {
 		t.Errorf("counters since themselves are %v; want zeros", d)
@@ -111,7 +111,7 @@ func TestResponsesAreCountedByStatus(t *testing.T) {
 		l.record(1, status, now, now.Add(time.Second))
 	}
 	if c := l.take()[1]; c != (count{1, 1, 1, 2, now, now.Add(time.Second)}) {
-		t.Errorf("the counts are %+v", c)
+		t.Errorf("the counts are %+v; want 1 admitted, 1 denied, 1 refused and 2 failed", c)
 	}
 	if c := l.take()[1]; c != (count{}) {
 		t.Errorf("after take the counts are %+v; want zeros", c)

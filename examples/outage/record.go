@@ -19,7 +19,7 @@ type record struct {
 type recordedSecond struct {
 	At       float64 // end of the second
 	Admitted []int64
-	Bounds   []*int64 // null if any number may pass
+	Bounds   []*int64 // nil if any number may pass
 }
 
 type recordedEvent struct {
@@ -27,6 +27,7 @@ type recordedEvent struct {
 	What string
 }
 
+// add adds the results of the next policy.
 func (s *recordedSecond) add(admitted int64, b bound) {
 	s.Admitted = append(s.Admitted, admitted)
 	if b.isUnlimited {

@@ -47,7 +47,7 @@ func main() {
 // were not, and returns the last error.
 func send(client *http.Client, url string, n int) (sent, unsent int, last error) {
 	for range n {
-		answer, err := client.Post(url, "text/plain", strings.NewReader("your car is here"))
+		response, err := client.Post(url, "text/plain", strings.NewReader("your car is here"))
 		var notSent *outbound.NotSentError
 		switch {
 		case errors.As(err, &notSent):
@@ -56,7 +56,7 @@ func send(client *http.Client, url string, n int) (sent, unsent int, last error)
 		case err != nil:
 			return sent, unsent, err
 		default:
-			answer.Body.Close()
+			response.Body.Close()
 			sent++
 		}
 	}

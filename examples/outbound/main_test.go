@@ -17,14 +17,14 @@ func TestRequestsThatMayWaitAreSentAtTheRate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		impatient := &http.Client{Transport: &outbound.Transport{Base: accepting{}, Limiter: limiter, MaxWait: -1}}
-		if sent, held, _ := send(impatient, "http://provider", 25); sent != 20 || held != 5 {
-			t.Errorf("without waiting: %d sent, %d not", sent, held)
+		immediate := &http.Client{Transport: &outbound.Transport{Base: accepting{}, Limiter: limiter, MaxWait: -1}}
+		if sent, unsent, _ := send(immediate, "http://provider", 25); sent != 20 || unsent != 5 {
+			t.Errorf("without waiting: %d sent, %d unsent; want 20 and 5", sent, unsent)
 		}
 		start := time.Now()
-		patient := &http.Client{Transport: &outbound.Transport{Base: accepting{}, Limiter: limiter}}
-		if sent, held, err := send(patient, "http://provider", 5); sent != 5 || held != 0 || err != nil {
-			t.Errorf("with waiting: %d sent, %d not, %v", sent, held, err)
+		queued := &http.Client{Transport: &outbound.Transport{Base: accepting{}, Limiter: limiter}}
+		if sent, unsent, err := send(queued, "http://provider", 5); sent != 5 || unsent != 0 || err != nil {
+			t.Errorf("with waiting: %d sent, %d unsent, %v; want 5 and 0", sent, unsent, err)
 		}
 		if took := time.Since(start); took != 500*time.Millisecond {
 			t.Errorf("5 requests at 10 per second took %v; want 500ms", took)

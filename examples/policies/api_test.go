@@ -31,14 +31,14 @@ func run(t *testing.T, name string, test func(*testing.T, *api)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) {
 		rules := load(t, name+".yaml")
-		synctest.Test(t, func(t *testing.T) { test(t, open(t, rules, memstore.New(memstore.Options{}))) })
+		synctest.Test(t, func(t *testing.T) { test(t, newAPI(t, rules, memstore.New(memstore.Options{}))) })
 	})
 	t.Run("guarded", func(t *testing.T) {
 		rules := load(t, name+".yaml")
 		synctest.Test(t, func(t *testing.T) {
 			store := guarded(t, memstore.New(memstore.Options{}), rules.Settings)
 			defer store.Close()
-			test(t, open(t, rules, store))
+			test(t, newAPI(t, rules, store))
 		})
 	})
 	if name == "contractual-quotas" {
@@ -53,7 +53,7 @@ func run(t *testing.T, name string, test func(*testing.T, *api)) {
 				return s
 			})
 			defer store.Close()
-			test(t, open(t, rules, store))
+			test(t, newAPI(t, rules, store))
 		})
 	})
 }
@@ -68,30 +68,31 @@ func guarded(t *testing.T, store penstock.Store, settings func(*penstock.Plan) g
 	return g
 }
 
-// An api is a service with a policy.
+// An api is a service behind a gate with a policy.
 type api struct {
-	t       *testing.T
-	handler http.Handler
-	takes   time.Duration // to serve a request; default: none
+	t           *testing.T
+	handler     http.Handler
+	servingTime time.Duration // of a request; default: none
 
-	mu    sync.Mutex
-	seen  map[string]int // events, as "rule.limit outcome"
-	times []time.Time    // start times of served requests
+	mu         sync.Mutex
+	events     map[string]int // how many, by "rule.limit outcome"
+	startTimes []time.Time    // of served requests
 }
 
 // A request has what a client sends, and the response of the service if the request reaches it.
 type request struct {
-	method, path string // default: GET
-	from         string // default: 192.0.2.1
-	header       map[string]string
-	body         string
-	status       int // default: 200
-	answer       map[string]string
+	method, path   string // default: GET
+	from           string // default: 192.0.2.1
+	header         map[string]string
+	body           string
+	status         int // default: 200
+	responseHeader map[string]string
 }
 
 // sections are the sections that these policies may have.
 var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 
+// load loads a policy.
 func load(t *testing.T, file string) *policy.Rules {
 	t.Helper()
 	t.Setenv("JWKS_URL", issuer().URL)
@@ -121,6 +122,7 @@ func loadLocal(t *testing.T, file string) *policy.Rules {
 	return startPolicy(t, p, err)
 }
 
+// startPolicy starts to read the keys of a loaded policy.
 func startPolicy(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
 	t.Helper()
 	if err != nil {
@@ -135,15 +137,16 @@ func startPolicy(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
 	return p.Rules
 }
 
-func open(t *testing.T, rules *policy.Rules, store penstock.Store) *api {
+// newAPI returns a service with these rules and this store.
+func newAPI(t *testing.T, rules *policy.Rules, store penstock.Store) *api {
 	t.Helper()
-	w := &api{t: t, seen: make(map[string]int)}
-	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{Observe: w.observe})
+	a := &api{t: t, events: make(map[string]int)}
+	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{Observe: a.observe})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.handler = gate.Middleware(http.HandlerFunc(w.serve))
-	return w
+	a.handler = gate.Middleware(http.HandlerFunc(a.serve))
+	return a
 }
 
 // down is a store that returns an error instead of a decision.
@@ -151,29 +154,33 @@ var down = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock
 	return penstock.Decision{}, penstock.ErrUnavailable
 })
 
-func (w *api) observe(e *admission.Event) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.seen[e.Rule+"."+e.Limit+" "+e.Outcome.String()]++
+// observe counts an event.
+func (a *api) observe(e *admission.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events[e.Rule+"."+e.Limit+" "+e.Outcome.String()]++
 }
 
+// A requestKey is the key of the request in the context of an HTTP request.
 type requestKey struct{}
 
-func (w *api) serve(out http.ResponseWriter, r *http.Request) {
-	w.mu.Lock()
-	w.times = append(w.times, time.Now())
-	w.mu.Unlock()
-	time.Sleep(w.takes)
+// serve responds as the request requires.
+func (a *api) serve(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	a.startTimes = append(a.startTimes, time.Now())
+	a.mu.Unlock()
+	time.Sleep(a.servingTime)
 	req := r.Context().Value(requestKey{}).(request)
-	for name, value := range req.answer {
-		out.Header().Set(name, value)
+	for name, value := range req.responseHeader {
+		w.Header().Set(name, value)
 	}
 	if req.status != 0 {
-		out.WriteHeader(req.status)
+		w.WriteHeader(req.status)
 	}
 }
 
-func (w *api) call(req request) *httptest.ResponseRecorder {
+// call sends a request, and returns its response.
+func (a *api) call(req request) *httptest.ResponseRecorder {
 	if req.method == "" {
 		req.method = "GET"
 	}
@@ -185,38 +192,38 @@ func (w *api) call(req request) *httptest.ResponseRecorder {
 	for name, value := range req.header {
 		r.Header.Set(name, value)
 	}
-	answer := httptest.NewRecorder()
-	w.handler.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), requestKey{}, req)))
-	return answer
+	response := httptest.NewRecorder()
+	a.handler.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), requestKey{}, req)))
+	return response
 }
 
 // want sends a request several times. All responses must have the status. It returns the last
 // response.
-func (w *api) want(times, status int, req request) (answer *httptest.ResponseRecorder) {
-	w.t.Helper()
+func (a *api) want(times, status int, req request) (response *httptest.ResponseRecorder) {
+	a.t.Helper()
 	for i := range times {
-		answer = w.call(req)
-		if answer.Code != status {
-			w.t.Fatalf("%s %s from %q with %v, number %d of %d: status %d; want %d\n%s",
-				req.method, req.path, req.from, req.header, i+1, times, answer.Code, status, answer.Body)
+		response = a.call(req)
+		if response.Code != status {
+			a.t.Fatalf("%s %s from %q with %v, number %d of %d: status %d; want %d\n%s",
+				req.method, req.path, req.from, req.header, i+1, times, response.Code, status, response.Body)
 		}
 	}
-	return answer
+	return response
 }
 
 // sendAll sends n requests of one kind and m of another, all at once. It counts the statuses of
 // each kind.
-func (w *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
+func (a *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for of, make := range []func(int) request{one, other} {
-		statuses[of] = map[int]int{}
-		for i := range []int{n, m}[of] {
+	for kind, makeRequest := range []func(int) request{one, other} {
+		statuses[kind] = map[int]int{}
+		for i := range []int{n, m}[kind] {
 			all.Go(func() {
-				answer := w.call(make(i))
+				response := a.call(makeRequest(i))
 				mu.Lock()
 				defer mu.Unlock()
-				statuses[of][answer.Code]++
+				statuses[kind][response.Code]++
 			})
 		}
 	}
@@ -224,8 +231,8 @@ func (w *api) sendAll(n int, one func(int) request, m int, other func(int) reque
 	return statuses
 }
 
-func (w *api) sleep(d time.Duration)       { time.Sleep(d) }
-func (w *api) sleepUntil(moment time.Time) { time.Sleep(time.Until(moment)) }
+func (a *api) sleep(d time.Duration)       { time.Sleep(d) }
+func (a *api) sleepUntil(moment time.Time) { time.Sleep(time.Until(moment)) }
 
 // address returns the i-th address.
 func address(i int) string { return fmt.Sprintf("203.0.%d.%d", i/256, i%256) }
@@ -239,14 +246,14 @@ var issuer = sync.OnceValue(func() *httptest.Server {
 var signer = ed25519.NewKeyFromSeed([]byte("a seed of thirty-two bytes in all"[:32]))
 
 // token makes a signed token. Its arguments are the names and values of claims, in turn.
-func (w *api) token(nameValues ...string) string {
+func (a *api) token(nameValues ...string) string {
 	claims := map[string]any{"iss": "https://login.example.com", "exp": time.Now().Add(time.Hour).Unix()}
 	for i := 0; i < len(nameValues); i += 2 {
 		claims[nameValues[i]] = nameValues[i+1]
 	}
 	text, err := json.Marshal(claims)
 	if err != nil {
-		w.t.Fatal(err)
+		a.t.Fatal(err)
 	}
 	signed := encode([]byte(`{"alg":"EdDSA","kid":"1"}`)) + "." + encode(text)
 	return signed + "." + encode(ed25519.Sign(signer, []byte(signed)))

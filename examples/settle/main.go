@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	gate, err := limits(memstore.New(memstore.Options{}))
+	gate, err := newGate(memstore.New(memstore.Options{}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func main() {
 	demo.Run("POST /v1/completions", server.Serve) // in your program: server.ListenAndServe()
 }
 
-func limits(store penstock.Store) (*httplimit.Gate, error) {
+func newGate(store penstock.Store) (*httplimit.Gate, error) {
 	limits := []penstock.Limit{
 		penstock.PerHour(2000).WithName("tokens"),
 		penstock.InFlight(2, time.Minute), // so a key can overdraw by two responses at most

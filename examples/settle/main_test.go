@@ -13,7 +13,7 @@ import (
 // hour.
 func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 	now := time.Now()
-	gate, err := limits(memstore.New(memstore.Options{Now: func() time.Time { return now }}))
+	gate, err := newGate(memstore.New(memstore.Options{Now: func() time.Time { return now }}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,13 +35,13 @@ func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 		}
 	}
 	if got := call("b"); got.Code != http.StatusOK {
-		t.Errorf("another client: %d; want 200", got.Code)
+		t.Errorf("another client: status %d; want 200", got.Code)
 	}
 	now = now.Add(1800 * time.Millisecond) // one token
 	if got := call("a"); got.Code != http.StatusOK {
-		t.Errorf("with a token left: %d; want 200", got.Code)
+		t.Errorf("with a token left: status %d; want 200", got.Code)
 	}
 	if got := call("a"); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "180" {
-		t.Errorf("with 99 tokens overdrawn: %d, Retry-After %q", got.Code, got.Header().Get("Retry-After"))
+		t.Errorf("with 99 tokens overdrawn: status %d, Retry-After %q; want 429 and 180", got.Code, got.Header().Get("Retry-After"))
 	}
 }

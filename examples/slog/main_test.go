@@ -30,6 +30,6 @@ func TestRejectedRequestsAreLogged(t *testing.T) {
 		}
 	}
 	if strings.Contains(text.String(), "192.0.2.1") {
-		t.Errorf("a line has a key:\n%s", &text)
+		t.Errorf("a line contains the client's address, which is the key:\n%s", &text)
 	}
 }

@@ -12,14 +12,14 @@ import (
 // of a query, and waits if none is free. The backend does not notice that a client has
 // disconnected.
 type backend struct {
-	pool     chan struct{}
+	pool     chan struct{} // has a value for each connection in use
 	timeout  time.Duration // of waiting for a connection
 	received atomic.Int64
 }
 
 const (
 	connections = 10
-	query       = 66 * time.Millisecond // ± a fifth: 150 requests/s
+	query       = 66 * time.Millisecond // mean time, ± a fifth; 10 connections handle 150 queries/s
 )
 
 func newBackend(timeout time.Duration) *backend {

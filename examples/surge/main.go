@@ -22,8 +22,9 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// surge compresses three minutes into 14 seconds. All riders arrive within two seconds instead of
-// ten. The timeouts of riders and of the connection pool are a third of those in useFullTimes.
+// surge lasts 14 seconds, and stands for three minutes. All riders arrive within two seconds
+// instead of ten. The timeouts of riders and of the connection pool are a third of those in
+// useFullTimes.
 var surge = scenario{
 	riders:        2000,
 	arrivalPeriod: 2 * time.Second,
@@ -69,44 +70,46 @@ func main() {
 	}
 	fmt.Print(table(alone, limited))
 	if failures := check(alone, limited); len(failures) > 0 {
-		for _, what := range failures {
-			fmt.Println("FAILED:", what)
+		for _, failure := range failures {
+			fmt.Println("FAILED:", failure)
 		}
 		os.Exit(1)
 	}
 }
 
+// runAlone runs the surge without limits.
 func runAlone() (*result, error) {
 	service := newBackend(surge.poolTimeout)
-	server, at, err := serve(service)
+	server, target, err := serve(service)
 	if err != nil {
 		return nil, err
 	}
 	defer server.Close()
-	return surge.run(transport(), at, service), nil
+	return surge.run(transport(), target, service), nil
 }
 
+// runBehind runs the surge behind a proxy of this process, which has the limits.
 func runBehind(file string) (*result, error) {
 	service := newBackend(surge.poolTimeout)
-	server, at, err := serve(service)
+	server, target, err := serve(service)
 	if err != nil {
 		return nil, err
 	}
 	defer server.Close()
-	front, err := proxy(file, at, transport())
+	front, err := proxy(file, target, transport())
 	if err != nil {
 		return nil, err
 	}
-	gateway, at, err := serve(front)
+	gateway, target, err := serve(front)
 	if err != nil {
 		return nil, err
 	}
 	defer gateway.Close()
-	return surge.run(transport(), at, service), nil
+	return surge.run(transport(), target, service), nil
 }
 
 // proxy makes a reverse proxy with the limits of a policy.
-func proxy(file string, to *url.URL, by http.RoundTripper) (http.Handler, error) {
+func proxy(file string, target *url.URL, transport http.RoundTripper) (http.Handler, error) {
 	p, err := policyfile.Load(file, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		return nil, err
@@ -116,8 +119,8 @@ func proxy(file string, to *url.URL, by http.RoundTripper) (http.Handler, error)
 		return nil, err
 	}
 	return gate.Middleware(&httputil.ReverseProxy{
-		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(to) },
-		Transport: by,
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: transport,
 	}), nil
 }
 

@@ -9,20 +9,19 @@ import (
 	"time"
 )
 
-// TestLimitsKeepTheServiceFastInASurge runs the surge of main in synctest, with the same
-// riders, service and limits, but without sockets.
+// The surge is that of main, with the same riders, service and limits, but without sockets.
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		at := &url.URL{Scheme: "http", Host: "rides.example.com"}
+		target := &url.URL{Scheme: "http", Host: "rides.example.com"}
 		service := newBackend(surge.poolTimeout)
-		alone := surge.run(direct{service}, at, service)
+		alone := surge.run(direct{service}, target, service)
 
 		service = newBackend(surge.poolTimeout)
-		front, err := proxy("surge.yaml", at, direct{service})
+		front, err := proxy("surge.yaml", target, direct{service})
 		if err != nil {
 			t.Fatal(err)
 		}
-		limited := surge.run(direct{front}, at, service)
+		limited := surge.run(direct{front}, target, service)
 		t.Logf("counted: %d requests of a surge", alone.allowed.TotalCount()+alone.failures+
 			limited.allowed.TotalCount()+limited.denied.TotalCount()+limited.failures)
 		t.Log("\n" + table(alone, limited))
@@ -34,7 +33,7 @@ func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 			t.Errorf("%.1f requests/s reached the service; want at most %.1f", limited.backend, most)
 		}
 		if least := 0.95 * 110; limited.backend < least {
-			t.Errorf("only %.1f requests/s reached the service; its limit is 110 and the load is higher", limited.backend)
+			t.Errorf("%.1f requests/s reached the service; want at least %.1f, because the load exceeds the limit", limited.backend, least)
 		}
 	})
 }

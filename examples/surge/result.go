@@ -17,7 +17,7 @@ type result struct {
 	mu       sync.Mutex
 	allowed  *hdrhistogram.Histogram // time to the response, in µs
 	denied   *hdrhistogram.Histogram // the same, with 429
-	soon     int64                   // allowed requests with a response within a second
+	inTime   int64                   // allowed requests with a response within a second
 	failures int64                   // any other response, or none
 }
 
@@ -25,7 +25,7 @@ func newResult() *result {
 	return &result{allowed: newHistogram(), denied: newHistogram()}
 }
 
-// newHistogram makes a histogram with three digits, up to a minute.
+// newHistogram makes a histogram of times from 1 µs to a minute, with three significant digits.
 func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 }
@@ -37,7 +37,7 @@ func (r *result) record(status int, took time.Duration) {
 	case http.StatusOK:
 		r.allowed.RecordValue(took.Microseconds())
 		if took <= time.Second {
-			r.soon++
+			r.inTime++
 		}
 	case http.StatusTooManyRequests:
 		r.denied.RecordValue(took.Microseconds())
@@ -57,8 +57,8 @@ func percentileOf(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 
 // check returns the goals that the limiter missed.
 func check(alone, limited *result) (failures []string) {
-	if was, is := percentileOf(alone.allowed, 99), percentileOf(limited.allowed, 99); is > was/10 {
-		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", is, was))
+	if unlimitedP99, limitedP99 := percentileOf(alone.allowed, 99), percentileOf(limited.allowed, 99); limitedP99 > unlimitedP99/10 {
+		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", limitedP99, unlimitedP99))
 	}
 	if failed := limited.failed(); failed >= 1 {
 		failures = append(failures, fmt.Sprintf("%.1f%% of the admitted requests failed; want less than 1%%", failed))
@@ -72,16 +72,16 @@ func check(alone, limited *result) (failures []string) {
 // table shows two results side by side.
 func table(alone, limited *result) string {
 	var s strings.Builder
-	row := func(what string, of func(*result) string) {
-		fmt.Fprintf(&s, "%-34s %14s %14s\n", what, of(alone), of(limited))
+	row := func(what string, textOf func(*result) string) {
+		fmt.Fprintf(&s, "%-34s %14s %14s\n", what, textOf(alone), textOf(limited))
 	}
-	latency := func(what string, of func(*result) *hdrhistogram.Histogram, percentiles ...float64) {
+	latency := func(what string, histogramOf func(*result) *hdrhistogram.Histogram, percentiles ...float64) {
 		for _, p := range percentiles {
 			row(fmt.Sprintf("%s, p%g", what, p), func(r *result) string {
-				if of(r).TotalCount() == 0 {
+				if histogramOf(r).TotalCount() == 0 {
 					return "-"
 				}
-				return fmt.Sprintf("%.1f ms", float64(percentileOf(of(r), p).Microseconds())/1000)
+				return fmt.Sprintf("%.1f ms", float64(percentileOf(histogramOf(r), p).Microseconds())/1000)
 			})
 		}
 	}
@@ -89,7 +89,7 @@ func table(alone, limited *result) string {
 	allowed := func(r *result) *hdrhistogram.Histogram { return r.allowed }
 	denied := func(r *result) *hdrhistogram.Histogram { return r.denied }
 	row("responses with 200", func(r *result) string { return fmt.Sprint(r.allowed.TotalCount()) })
-	row("  within a second", func(r *result) string { return fmt.Sprint(r.soon) })
+	row("  within a second", func(r *result) string { return fmt.Sprint(r.inTime) })
 	latency("allowed", allowed, 50, 95, 99)
 	row("failed, except with 429", func(r *result) string { return fmt.Sprintf("%.1f %%", r.failed()) })
 	row("responses with 429", func(r *result) string { return fmt.Sprint(r.denied.TotalCount()) })

@@ -31,7 +31,7 @@ type endpoint struct {
 }
 
 // run makes the riders send requests to a service, and returns the result.
-func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *result {
+func (s *scenario) run(transport http.RoundTripper, target *url.URL, service *backend) *result {
 	result := newResult()
 	start := time.Now()
 	end := start.Add(s.duration)
@@ -39,7 +39,7 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 	defer cancel()
 	var riders sync.WaitGroup
 	for i := range s.riders {
-		r := rider{scenario: s, by: by, to: to, id: fmt.Sprintf("R-%04d", i), result: result}
+		r := rider{scenario: s, transport: transport, target: target, id: fmt.Sprintf("R-%04d", i), result: result}
 		riders.Go(func() {
 			for r.pause(ctx, s.arrivalPeriod*time.Duration(i)/time.Duration(s.riders)); ctx.Err() == nil; {
 				r.pause(ctx, r.nextRequest())
@@ -49,7 +49,7 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 	<-ctx.Done()
 	result.backend = float64(service.received.Load()) / s.duration.Seconds()
 	riders.Wait()
-	if t, ok := by.(*http.Transport); ok {
+	if t, ok := transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
 	}
 	return result
@@ -58,10 +58,10 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 // A rider is a well-behaved client: after a denial it waits for Retry-After, and a little longer.
 type rider struct {
 	*scenario
-	by     http.RoundTripper
-	to     *url.URL
-	id     string
-	result *result
+	transport http.RoundTripper
+	target    *url.URL
+	id        string
+	result    *result
 }
 
 // nextRequest sends one request, and returns how long to wait before the next.
@@ -69,7 +69,7 @@ func (r *rider) nextRequest() time.Duration {
 	e := r.pick()
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
-	request := (&http.Request{Method: e.method, URL: &url.URL{Scheme: r.to.Scheme, Host: r.to.Host, Path: e.path}, Header: http.Header{"X-User-Id": {r.id}}}).WithContext(ctx)
+	request := (&http.Request{Method: e.method, URL: &url.URL{Scheme: r.target.Scheme, Host: r.target.Host, Path: e.path}, Header: http.Header{"X-User-Id": {r.id}}}).WithContext(ctx)
 	start := time.Now()
 	status, retry := r.send(request)
 	r.result.record(status, time.Since(start))
@@ -82,21 +82,22 @@ func (r *rider) nextRequest() time.Duration {
 // send sends a request. It returns the status of the response, or 0 if there is none, and its
 // Retry-After.
 func (r *rider) send(request *http.Request) (status int, retry time.Duration) {
-	answer, err := r.by.RoundTrip(request)
+	response, err := r.transport.RoundTrip(request)
 	if err != nil {
 		return 0, 0
 	}
-	defer answer.Body.Close()
-	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
 		return 0, 0
 	}
-	seconds, err := strconv.Atoi(answer.Header.Get("Retry-After"))
+	seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
 	if err != nil {
 		seconds = 1
 	}
-	return answer.StatusCode, time.Duration(seconds) * time.Second
+	return response.StatusCode, time.Duration(seconds) * time.Second
 }
 
+// pick chooses an endpoint at random, by weight.
 func (r *rider) pick() *endpoint {
 	all := 0
 	for _, e := range r.endpoints {
@@ -108,7 +109,7 @@ func (r *rider) pick() *endpoint {
 			return &r.endpoints[i]
 		}
 	}
-	panic("weights")
+	panic("the endpoints have no weight")
 }
 
 func (r *rider) pause(ctx context.Context, d time.Duration) {

@@ -17,7 +17,7 @@ import (
 // runServed runs the surge behind a process of penstock serve, which has a real Redis.
 func runServed(s *scenario, binary, file string) (*result, error) {
 	service := newBackend(s.poolTimeout)
-	server, at, err := serve(service)
+	server, target, err := serve(service)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +27,7 @@ func runServed(s *scenario, binary, file string) (*result, error) {
 		return nil, err
 	}
 	defer redis.Close()
-	front, stop, err := startService(binary, file, at, redis.URL())
+	front, stop, err := startService(binary, file, target, redis.URL())
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +35,11 @@ func runServed(s *scenario, binary, file string) (*result, error) {
 	return s.run(transport(), front, service), nil
 }
 
+// maxLogLines is how many lines of the log an error shows.
+const maxLogLines = 50
+
 // startService starts penstock serve in front of an upstream, and returns when it accepts requests.
-func startService(binary, file string, upstream *url.URL, store string) (at *url.URL, stop func(), err error) {
+func startService(binary, file string, upstream *url.URL, store string) (target *url.URL, stop func(), err error) {
 	process := exec.Command(binary, "serve", "--config", file, "--upstream", upstream.String(), "--store", store,
 		"--listen", "127.0.0.1:0", "--admin-listen", "off", "--log-format", "json")
 	log, err := process.StderrPipe()
@@ -47,7 +50,7 @@ func startService(binary, file string, upstream *url.URL, store string) (at *url
 		return nil, nil, err
 	}
 	address, ended := make(chan string, 1), make(chan struct{})
-	var text strings.Builder // read once ended is closed
+	var text strings.Builder // of the log; read once ended is closed
 	go func() {
 		defer close(ended)
 		lines := bufio.NewScanner(log)
@@ -56,7 +59,7 @@ func startService(binary, file string, upstream *url.URL, store string) (at *url
 			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Msg == "listening" {
 				address <- line.Listen
 			}
-			if n < 50 {
+			if n < maxLogLines {
 				fmt.Fprintln(&text, lines.Text())
 			}
 		}

@@ -16,6 +16,9 @@ import (
 	"strings"
 )
 
+// requestCount is how many requests Run sends.
+const requestCount = 25
+
 // Run serves on a free port, sends 25 requests, such as "POST /api/rides/request", and returns.
 // With the flag -listen it serves on that address until the program ends.
 func Run(request string, serve func(net.Listener) error) {
@@ -42,12 +45,12 @@ func listen(address string) net.Listener {
 	return listener
 }
 
-// sendRequests sends 25 requests and prints the results.
+// sendRequests sends 25 requests. It prints how many were allowed and denied, and the first denial.
 func sendRequests(method, url string) error {
 	var denial *http.Response
 	var denialBody []byte
 	counts := make(map[int]int)
-	for range 25 {
+	for range requestCount {
 		r, err := http.NewRequest(method, url, nil)
 		if err != nil {
 			return err
@@ -69,7 +72,7 @@ func sendRequests(method, url string) error {
 	}
 	allowed, denied := counts[http.StatusOK], counts[http.StatusTooManyRequests]
 	fmt.Printf("%d allowed, %d denied\n", allowed, denied)
-	if denial == nil || allowed+denied != 25 {
+	if denial == nil || allowed+denied != requestCount {
 		return fmt.Errorf("the number of responses by status is %v; want only 200 and 429, and both of them", counts)
 	}
 	fmt.Printf("\n%s %s\n", denial.Proto, denial.Status)
