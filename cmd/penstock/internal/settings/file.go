@@ -43,7 +43,7 @@ type Section struct {
 	EnvoyMetadata          *bool  `yaml:"envoy_metadata" jsonschema:"Send dynamic metadata to Envoy; default false."`
 	EnvoyShadowMode        *bool  `yaml:"envoy_shadow_mode" jsonschema:"Count Envoy's requests, but deny none; default false."`
 	EnvoyQuotaMode         *bool  `yaml:"envoy_quota_mode" jsonschema:"Treat all of Envoy's limits as if they had quota_mode; default false."`
-	EnvoyMergeDomains      *bool  `yaml:"envoy_merge_domains" jsonschema:"Let several files have one domain; default false."`
+	EnvoyMergeDomains      *bool  `yaml:"envoy_merge_domains" jsonschema:"Accept several files with the same domain; default false."`
 	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Prefer PENSTOCK_CALLER_TOKEN_FILE."`
 	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of operators, who may also peek, reset and explain; default none. Prefer PENSTOCK_OPERATOR_TOKEN_FILE."`
 	AllowStatedLimits      *bool  `yaml:"allow_stated_limits" jsonschema:"Let callers in JSON and gRPC state limits of their own; default false."`
