@@ -25,19 +25,19 @@ type charge struct {
 //
 // Penstock repeats a denial from its deny cache for a second, with the numbers of the first answer.
 // These numbers may be old: a limit may have had more room then, and so may the other limits of the
-// request. age marks the descriptors for which this is possible.
+// request. markCached marks the descriptors for which this is possible.
 func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, now int64) {
 	var pending []int
 	for i := range results {
-		if results[i].counts() {
+		if results[i].hasCounter() {
 			pending = append(pending, i)
 		}
 	}
-	isDenied := false
+	isDenied := false // in an earlier round
 	for len(pending) > 0 {
 		charges, later := m.compose(request, results, pending, now)
-		m.age(charges, results, isDenied, now)
-		isDenying := false
+		m.markCached(charges, results, isDenied, now)
+		isDenying := false // in this round
 		for _, c := range charges {
 			isDenying = isDenying || !c.isAlone && !m.fits(c, results)
 		}
@@ -49,8 +49,12 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, 
 	}
 }
 
-// age marks the descriptors whose status may come from a cached denial.
-func (m *model) age(charges []*charge, results []result, isDenied bool, now int64) {
+// cachedFor is how long Penstock may repeat a denial, in seconds. The deny cache keeps it for 1 s,
+// and the times of both requests are whole seconds.
+const cachedFor = 2
+
+// markCached marks the descriptors whose status may come from a cached denial.
+func (m *model) markCached(charges []*charge, results []result, isDenied bool, now int64) {
 	together := make(map[string][]*charge)
 	key := ""
 	for _, c := range charges {
@@ -73,10 +77,10 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 		if !isDenying {
 			continue
 		}
-		if at, ok := m.denied[key]; ok && now-at <= 2 {
+		if at, ok := m.denied[key]; ok && now-at <= cachedFor {
 			for _, c := range charges {
 				for _, i := range c.members {
-					m.aged[i] = true
+					m.maybeCached[i] = true
 				}
 			}
 		}
@@ -88,9 +92,12 @@ func (m *model) age(charges []*charge, results []result, isDenied bool, now int6
 func (m *model) compose(request *rls.RateLimitRequest, results []result, pending []int, now int64) (charges []*charge, later []int) {
 	byName := make(map[string]*charge)
 	for _, i := range pending {
-		v := &results[i]
+		res := &results[i]
 		cost, isOwn := hits(request, i)
-		c := &charge{[]int{i}, m.name(v.match, request, i, now), v.identity(request, i), cost, isOwn && cost > 0, v.isShadow || v.isQuota}
+		c := &charge{
+			members: []int{i}, name: m.counterName(res.match, request, i, now), limit: res.identity(request, i),
+			cost: cost, isForced: isOwn && cost > 0, isAlone: res.isShadow || res.isQuota,
+		}
 		other := byName[c.name]
 		if other == nil {
 			byName[c.name] = c
@@ -98,8 +105,8 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 			continue
 		}
 		first := &results[other.members[0]]
-		if other.isForced != c.isForced || (other.cost == 0) != (cost == 0) || first.isShadow != v.isShadow || first.isQuota != v.isQuota ||
-			first.limit.count != v.limit.count || first.limit.name != v.limit.name {
+		if other.isForced != c.isForced || (other.cost == 0) != (cost == 0) || first.isShadow != res.isShadow || first.isQuota != res.isQuota ||
+			first.limit.count != res.limit.count || first.limit.name != res.limit.name {
 			later = append(later, i)
 			continue
 		}
@@ -108,7 +115,7 @@ func (m *model) compose(request *rls.RateLimitRequest, results []result, pending
 	return charges, later
 }
 
-// fits returns true if the limit has room for a charge.
+// fits tells whether the limit has room for a charge.
 func (m *model) fits(c *charge, results []result) bool {
 	count := uint64(results[c.members[0]].limit.count)
 	switch {
@@ -124,19 +131,20 @@ func (m *model) fits(c *charge, results []result) bool {
 // round.
 func (m *model) settle(c *charge, request *rls.RateLimitRequest, results []result, now int64, isDenying, isDenied bool) (later []int) {
 	fits := m.fits(c, results)
+	ignoresDenial := c.isAlone && m.rules.shouldChargeShadow // of other descriptors in this round
 	switch {
 	case c.isForced && isDenying && !c.isAlone:
 		return c.members
 	case c.isForced:
 		m.counters[c.name] += c.cost
-	case fits && !isDenied && (c.isAlone && (m.rules.shouldChargeShadow || !isDenying) || !isDenying):
+	case fits && !isDenied && (!isDenying || ignoresDenial):
 		m.counters[c.name] += c.cost
 	}
 	for _, i := range c.members {
-		v := &results[i]
-		m.read(v, request, i, now)
+		res := &results[i]
+		m.read(res, request, i, now)
 		if !c.isForced {
-			v.isOver = !fits
+			res.isOver = !fits
 		}
 	}
 	return nil

@@ -51,7 +51,7 @@ func (c *setClock) set(fraction time.Duration) error {
 	return nil
 }
 
-// lastSecond is the bound of clocks that are set. Penstock can count until 2112.
+// lastSecond bounds the clocks that are set. Penstock can count until 2112.
 const lastSecond = 4_000_000_000 // in 2096
 
 // nextSecond returns the second of the next request: often the same second or the next one, and
@@ -61,6 +61,7 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 	case second > lastSecond:
 		return second
 	case n == 0:
+		// The first second of the next window, or the last one of this window.
 		window := seconds[pick(r, unitNames[1:])]
 		return max(second, (second/window+1)*window-int64(r.IntN(2)))
 	case n <= 3:

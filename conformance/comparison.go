@@ -32,7 +32,7 @@ type comparison struct {
 	clock clock
 
 	// start starts both services, and returns a function that stops them.
-	start func(*generation) (left, right responder, stop func(), err error)
+	start func(*startConfig) (left, right responder, stop func(), err error)
 
 	// rightRules are the rules that predict the answers of the right service.
 	rightRules rules
@@ -49,8 +49,8 @@ type comparison struct {
 	mismatches int
 }
 
-// A generation is the configuration that both services start with.
-type generation struct {
+// A startConfig is what both services start with: configuration files and settings.
+type startConfig struct {
 	configs  string // the folder with the files of the domains
 	domains  []*domain
 	settings settings
@@ -61,7 +61,7 @@ type exchange struct {
 	request     *rls.RateLimitRequest
 	now         int64
 	left, right answer
-	expected    [2]answer // by the models of both services
+	expected    [2]answer // by the models of the left and the right service
 	cause       string    // the documented difference that the answers may have; "": none
 	shared      []bool    // by descriptor: other entries or units have the same counter
 }
@@ -74,8 +74,8 @@ func (x *exchange) unshared(fields []string) []string {
 				return x.shared[i] && slices.Contains([]string{"code", "limit_remaining", "duration_until_reset"}, name)
 			}
 		}
-		isAboutAll := field == "overall_code" || strings.HasPrefix(field, "response_headers_to_add") || field == "dynamic_metadata"
-		return isAboutAll && slices.Contains(x.shared, true)
+		isOverall := field == "overall_code" || strings.HasPrefix(field, "response_headers_to_add") || field == "dynamic_metadata"
+		return isOverall && slices.Contains(x.shared, true)
 	})
 }
 
@@ -116,12 +116,12 @@ func (c *comparison) startOnce(first, requests int) error {
 			return err
 		}
 	}
-	n := first / domainsPerStart
-	g := &generation{configs: configs, domains: domains, settings: settings{
+	n := first / domainsPerStart // the starts have different settings in turn
+	conf := &startConfig{configs: configs, domains: domains, settings: settings{
 		hasHeaders: n%2 == 0, hasMetadata: n%3 != 1, isQuota: n%4 == 1,
 		isShadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
 	}}
-	left, right, stop, err := c.start(g)
+	left, right, stop, err := c.start(conf)
 	if err != nil {
 		return err
 	}
@@ -141,26 +141,27 @@ func (c *comparison) startOnce(first, requests int) error {
 		if c.mismatches >= maxMismatches || c.tally.counts["compared"] >= requests {
 			break
 		}
-		if err := c.compareDomain(first+i, g, i, texts[i], sources[i], left, right); err != nil {
+		if err := c.compareDomain(first+i, conf, i, texts[i], sources[i], left, right); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// compareDomain compares one domain.
-func (c *comparison) compareDomain(number int, g *generation, i int, text string, r *rand.Rand, left, right responder) error {
-	d := g.domains[i]
+// compareDomain sends random requests for the i-th domain of conf, and compares the answers. The
+// domain has a number for the replay, and text is its file.
+func (c *comparison) compareDomain(number int, conf *startConfig, i int, text string, r *rand.Rand, left, right responder) error {
+	d := conf.domains[i]
 	c.tally.add("configurations", 1)
 	requests := &requester{random: r, domain: d}
-	m := &models{left: newModel(rules{}, g.settings, d), right: newModel(c.rightRules, g.settings, d), causes: make(map[string]string)}
+	m := &models{left: newModel(rules{}, conf.settings, d), right: newModel(c.rightRules, conf.settings, d), causes: make(map[string]string)}
 	for n := range requestsPerDomain {
 		request := requests.next()
 		if err := c.clock.advance(r); err != nil {
 			return err
 		}
 		before := c.clock.now()
-		a, b := sendToBoth(left, right, request)
+		leftAnswer, rightAnswer := sendToBoth(left, right, request)
 		after := c.clock.now()
 		if before != after {
 			c.tally.add("not comparable: not decided in one second", 1)
@@ -169,63 +170,75 @@ func (c *comparison) compareDomain(number int, g *generation, i int, text string
 				return nil
 			}
 		}
-		x := exchange{request: request, now: before, left: a, right: b, shared: m.left.shared(request, before)}
+		x := exchange{request: request, now: before, left: leftAnswer, right: rightAnswer, shared: m.left.shared(request, before)}
 		x.expected, x.cause = m.decide(request, before, x.shared)
 		if before != after {
 			continue
 		}
 		c.tally.add("compared", 1)
 		c.countKinds(request, m.left.find(request), x.expected[0].response)
-		fields := differences(a, b)
-		switch {
-		case len(x.unshared(differences(a, x.expected[0]))) > 0:
-			c.report("the left service differs from its model", number, n, text, x, differences(a, x.expected[0]))
-		case len(c.unexpected(&x, m.right)) > 0:
-			c.report("the right service differs from its model", number, n, text, x, c.unexpected(&x, m.right))
-		case len(fields) == 0 || c.hasOwnClock && slices.Contains(m.right.unused, true) && len(differences(a, x.expected[1])) == 0:
-			c.tally.add("equal in every field", 1)
-		case slices.Contains(m.right.aged, true) && len(differences(b, x.expected[1])) > 0:
-			c.tally.add("documented difference: "+agedDenial, 1)
-		case documented[x.cause] != "":
-			c.tally.add("documented difference: "+x.cause, 1)
-		default:
-			c.report("an undocumented difference", number, n, text, x, fields)
+		outcome, mismatched := c.classify(&x, m)
+		if len(mismatched) == 0 {
+			c.tally.add(outcome, 1)
+			continue
 		}
-		if c.mismatches >= maxMismatches {
+		if c.report(outcome, number, n, text, x, mismatched); c.mismatches >= maxMismatches {
 			return nil
 		}
 	}
 	return nil
 }
 
-// unexpected returns the fields of the right service's answer that its model does not allow.
+// classify names the outcome of an exchange. If it is a mismatch, classify also returns the fields
+// that differ.
+func (c *comparison) classify(x *exchange, m *models) (outcome string, mismatched []string) {
+	fields := differences(x.left, x.right)
+	// The end of an unused window may differ if only one service decides by the clock that is set.
+	isEqual := len(fields) == 0 || c.hasOwnClock && slices.Contains(m.right.unused, true) && len(differences(x.left, x.expected[1])) == 0
+	switch {
+	case len(x.unshared(differences(x.left, x.expected[0]))) > 0:
+		return "the left service differs from its model", differences(x.left, x.expected[0])
+	case len(c.unexpected(x, m.right)) > 0:
+		return "the right service differs from its model", c.unexpected(x, m.right)
+	case isEqual:
+		return "equal in every field", nil
+	case slices.Contains(m.right.maybeCached, true) && len(differences(x.right, x.expected[1])) > 0:
+		return "documented difference: " + cachedDenial, nil
+	case documented[x.cause] != "":
+		return "documented difference: " + x.cause, nil
+	}
+	return "an undocumented difference", fields
+}
+
+// unexpected returns the fields of the right answer that differ from the model, except those that a
+// cached denial or another clock explains.
 func (c *comparison) unexpected(x *exchange, m *model) []string {
 	fields := differences(x.right, x.expected[1])
 	if !c.rightRules.hasOwnCounters {
 		fields = x.unshared(fields)
 	}
 	return slices.DeleteFunc(fields, func(field string) bool {
-		for i := range m.aged {
+		for i := range m.maybeCached {
 			name, ok := strings.CutPrefix(field, fmt.Sprintf("statuses[%d].", i))
 			if !ok {
 				continue
 			}
-			is, should := x.right.response.Statuses[i], x.expected[1].response.Statuses[i]
-			window := seconds[unitNames[should.CurrentLimit.GetUnit()]]
+			got, want := x.right.response.Statuses[i], x.expected[1].response.Statuses[i]
+			window := seconds[unitNames[want.CurrentLimit.GetUnit()]]
 			isNewWindow := window > 0 && x.now%window <= 2 // the denial may be from the window before
 			switch name {
 			case "duration_until_reset.seconds":
-				seconds := is.DurationUntilReset.Seconds - should.DurationUntilReset.Seconds
-				return c.hasOwnClock && m.unused[i] || m.aged[i] && seconds == 1 // the cache counts it down, and rounds it up
+				later := got.DurationUntilReset.Seconds - want.DurationUntilReset.Seconds
+				return c.hasOwnClock && m.unused[i] || m.maybeCached[i] && later == 1 // the deny cache counts the time down, and rounds it up
 			case "limit_remaining":
-				return m.aged[i] && (isNewWindow || is.LimitRemaining > should.LimitRemaining)
+				return m.maybeCached[i] && (isNewWindow || got.LimitRemaining > want.LimitRemaining)
 			case "code":
-				return m.aged[i] && (isNewWindow || is.Code == rls.RateLimitResponse_OK)
+				return m.maybeCached[i] && (isNewWindow || got.Code == rls.RateLimitResponse_OK)
 			}
 			return false
 		}
 		isNumber := strings.HasPrefix(field, "response_headers_to_add") && strings.HasSuffix(field, ".value")
-		return isNumber && (slices.Contains(m.aged, true) || c.hasOwnClock && slices.Contains(m.unused, true))
+		return isNumber && (slices.Contains(m.maybeCached, true) || c.hasOwnClock && slices.Contains(m.unused, true))
 	})
 }
 
@@ -249,7 +262,7 @@ const (
 	quotaDenies    = "quota_mode denies if all its limits are over"
 	deniedIsFree   = "a denied request charges nothing"
 	repeatedAtOnce = "a descriptor that is repeated is charged at once"
-	agedDenial     = "a repeated denial has the numbers of the first"
+	cachedDenial   = "a repeated denial has the numbers of the first"
 	namedWeek      = "metadata name the unit WEEK"
 	fullHeaders    = "headers for 4294967295 remaining"
 )
@@ -258,10 +271,10 @@ const (
 var documented = map[string]string{
 	ownCounters:    "has a counter of its own",
 	anyAsterisk:    "an asterisk anywhere in a value",
-	quotaDenies:    "denies if all quotas of a request are over",
+	quotaDenies:    "is denied if all its quotas are used up",
 	deniedIsFree:   "a denied request",
 	repeatedAtOnce: "both are charged at once",
-	agedDenial:     "Its statuses are those of the first answer",
+	cachedDenial:   "has the statuses of the first one",
 	namedWeek:      "names the unit of an override `WEEK`",
 	fullHeaders:    "are sent even if 4294967295 units are left",
 }
@@ -276,8 +289,8 @@ type models struct {
 func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool) (expected [2]answer, cause string) {
 	lefts, rights := m.left.find(request), m.right.find(request)
 	for i := range rights {
-		if rights[i].counts() && cause == "" {
-			cause = m.causes[m.right.name(rights[i], request, i, now)]
+		if rights[i].hasCounter() && cause == "" {
+			cause = m.causes[m.right.counterName(rights[i], request, i, now)]
 		}
 	}
 	expected[0].response, expected[1].response = m.left.decide(request, now), m.right.decide(request, now)
@@ -286,7 +299,7 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 		cause = ownCounters
 	case rules.hasAnyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
 		cause = anyAsterisk
-	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.counts() && (r.isQuota || m.right.settings.isQuota) }):
+	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.hasCounter() && (r.isQuota || m.right.settings.isQuota) }):
 		cause = quotaDenies
 	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
 		cause = deniedIsFree
@@ -306,11 +319,11 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 
 // recordCause records the cause if the two counters of a match differ.
 func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, now int64, cause string) {
-	if !match.counts() {
+	if !match.hasCounter() {
 		return
 	}
-	name := m.right.name(match, request, i, now)
-	if m.causes[name] == "" && m.left.counters[m.left.name(match, request, i, now)] != m.right.counters[name] {
+	name := m.right.counterName(match, request, i, now)
+	if m.causes[name] == "" && m.left.counters[m.left.counterName(match, request, i, now)] != m.right.counters[name] {
 		m.causes[name] = cause
 	}
 }
@@ -320,7 +333,7 @@ func (m match) isSame(other match) bool {
 		m.isOverride && other.isOverride
 }
 
-// isDenied returns true if a limit that applies has no room. Limits in shadow_mode or quota_mode
+// isDenied tells whether a limit that applies has no room. Limits in shadow_mode or quota_mode
 // count too.
 func isDenied(response *rls.RateLimitResponse) bool {
 	return slices.ContainsFunc(response.Statuses, func(s *rls.RateLimitResponse_DescriptorStatus) bool {
@@ -328,14 +341,14 @@ func isDenied(response *rls.RateLimitResponse) bool {
 	})
 }
 
-// repeats returns true if two descriptors have one counter.
+// repeats tells whether two descriptors have the same counter.
 func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int64) bool {
 	seen := make(map[string]bool)
 	for i, match := range matches {
-		if !match.counts() {
+		if !match.hasCounter() {
 			continue
 		}
-		name := m.name(match, request, i, now)
+		name := m.counterName(match, request, i, now)
 		if seen[name] {
 			return true
 		}
@@ -344,15 +357,16 @@ func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int6
 	return false
 }
 
+// isQuotaSpent tells whether the answers differ, and the limits of the right one have no room.
 func isQuotaSpent(expected [2]answer) bool {
 	return len(differences(expected[0], expected[1])) > 0 && isDenied(expected[1].response)
 }
 
-// straddles returns true if a request that was decided between two seconds may have been counted in
+// straddles tells whether a request that was decided between two seconds may have been counted in
 // different windows.
 func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bool {
 	for _, match := range m.find(request) {
-		if match.counts() {
+		if match.hasCounter() {
 			if window := seconds[match.limit.unit]; before/window != after/window {
 				return true
 			}
@@ -361,6 +375,7 @@ func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bo
 	return false
 }
 
+// report prints a mismatch, with the flags that replay it.
 func (c *comparison) report(what string, number, n int, text string, x exchange, fields []string) {
 	c.mismatches++
 	c.tally.add(what, 1)
@@ -388,23 +403,23 @@ func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, 
 	}
 	for i, m := range matches {
 		d, status := request.Descriptors[i], response.Statuses[i]
-		isFull := m.counts() && status.LimitRemaining == 0
+		isFull := m.hasCounter() && status.LimitRemaining == 0
 		countIf(m.limit == nil, "no limit")
-		countIf(m.counts() && !isFull, "within the limit")
+		countIf(m.hasCounter() && !isFull, "within the limit")
 		countIf(status.Code == rls.RateLimitResponse_OVER_LIMIT, "over the limit")
 		countIf(isFull && m.limit.count == 0, "limit of 0")
 		countIf(m.isUnlimited, "unlimited")
 		countIf(m.isReplaced, "replaced")
 		countIf(isFull && m.isShadow, "shadow_mode over the limit")
 		countIf(isFull && m.isQuota && status.DurationUntilReset == nil, "quota_mode over the limit")
-		countIf(m.counts() && strings.Join(m.patterns, "") != "", "share_threshold")
+		countIf(m.hasCounter() && strings.Join(m.patterns, "") != "", "share_threshold")
 		countIf(m.isOverride, "override of the limit")
-		countIf(m.counts() && d.HitsAddend != nil, "hits of the descriptor")
-		countIf(m.counts() && d.HitsAddend != nil && d.HitsAddend.Value == 0, "hits of 0")
+		countIf(m.hasCounter() && d.HitsAddend != nil, "hits of the descriptor")
+		countIf(m.hasCounter() && d.HitsAddend != nil && d.HitsAddend.Value == 0, "hits of 0")
 		countIf(len(d.Entries) == 0, "no entries")
 		countIf(seen[fmt.Sprint(d)], "a descriptor twice")
-		countIf(m.counts() && len(d.Entries) > 1 && !m.isOverride, "nested")
-		if m.counts() {
+		countIf(m.hasCounter() && len(d.Entries) > 1 && !m.isOverride, "nested")
+		if m.hasCounter() {
 			c.kindCounts.add(m.limit.unit, 1)
 		}
 		seen[fmt.Sprint(d)] = true

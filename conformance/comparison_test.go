@@ -56,15 +56,15 @@ func compareFakes(t *testing.T, requests int, d defect) *comparison {
 	t.Helper()
 	clock := &steppedClock{second: 1_800_000_000}
 	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
-	c.start = func(g *generation) (responder, responder, func(), error) {
+	c.start = func(conf *startConfig) (responder, responder, func(), error) {
 		var wrong []*domain
-		for _, domain := range g.domains {
+		for _, domain := range conf.domains {
 			wrong = append(wrong, domain.clone())
 			if d.domain != nil {
 				d.domain(wrong[len(wrong)-1])
 			}
 		}
-		return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, fake{newModel(rules{}, g.settings, wrong...), clock, d}, func() {}, nil
+		return fake{newModel(rules{}, conf.settings, conf.domains...), clock, defect{}}, fake{newModel(rules{}, conf.settings, wrong...), clock, d}, func() {}, nil
 	}
 	if err := c.run(requests); err != nil {
 		t.Fatal(err)
@@ -91,10 +91,10 @@ func TestEqualServicesHaveNoMismatch(t *testing.T) {
 	t.Parallel()
 	c := compareFakes(t, 12_000, defect{})
 	if c.mismatches > 0 || c.tally.counts["equal in every field"] != c.tally.counts["compared"] || c.tally.counts["compared"] < 12_000 {
-		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
+		t.Errorf("seed %d: %d mismatches; want none, and every exchange equal in every field:\n%v", c.seed, c.mismatches, &c.tally)
 	}
 	if missing := c.missingKinds(); len(missing) > 0 {
-		t.Errorf("seed %d: no request was of the kinds %v", c.seed, missing)
+		t.Errorf("seed %d: no request was of the kinds %v; want one of each", c.seed, missing)
 	}
 }
 
@@ -219,14 +219,14 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	clock := &straddlingClock{}
 	clock.second.Store(1_800_000_000)
 	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
-	c.start = func(g *generation) (responder, responder, func(), error) {
-		return earlyFake{newModel(rules{}, g.settings, g.domains...), clock}, lateFake{newModel(rules{}, g.settings, g.domains...), clock}, func() {}, nil
+	c.start = func(conf *startConfig) (responder, responder, func(), error) {
+		return earlyFake{newModel(rules{}, conf.settings, conf.domains...), clock}, lateFake{newModel(rules{}, conf.settings, conf.domains...), clock}, func() {}, nil
 	}
 	if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 		t.Fatal(err)
 	}
 	if c.mismatches > 0 || c.tally.counts["not comparable: not decided in one second"] == 0 {
-		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
+		t.Errorf("seed %d: %d mismatches; want none, and some exchanges that are not comparable:\n%v", c.seed, c.mismatches, &c.tally)
 	}
 }
 
@@ -247,7 +247,7 @@ func TestSeedReproducesRequests(t *testing.T) {
 	text, requests := run()
 	again, others := run()
 	if text != again || !slices.EqualFunc(requests, others, func(a, b *rls.RateLimitRequest) bool { return proto.Equal(a, b) }) {
-		t.Errorf("seed %d: the requests of two runs differ", seed)
+		t.Errorf("seed %d: the requests of two runs differ; want the same", seed)
 	}
 }
 

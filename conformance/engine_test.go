@@ -32,10 +32,10 @@ func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 	return answer{response: response, err: err}
 }
 
-func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcessService, error) {
+func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProcessService, error) {
 	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) }
-	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, g.settings.hasMetadata, g.settings.isShadow, g.settings.isQuota
-	if g.settings.hasHeaders {
+	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, conf.settings.hasMetadata, conf.settings.isShadow, conf.settings.isQuota
+	if conf.settings.hasHeaders {
 		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
 	}
 	rules, err := policy.New(policy.Spec{})
@@ -50,7 +50,7 @@ func newInProcess(clock clock, g *generation, o envoyrls.Options) (*inProcessSer
 	if err != nil {
 		return nil, err
 	}
-	files, err := envoyconfig.ReadDir(g.configs)
+	files, err := envoyconfig.ReadDir(conf.configs)
 	if err != nil {
 		return nil, err
 	}
@@ -73,16 +73,16 @@ func TestEngineEqualsTheModel(t *testing.T) {
 			clock := &steppedClock{second: 1_800_000_000}
 			var out bytes.Buffer
 			c := &comparison{seed: rand.Uint64(), only: -1, out: &out, clock: clock, rightRules: modeRules}
-			c.start = func(g *generation) (responder, responder, func(), error) {
+			c.start = func(conf *startConfig) (responder, responder, func(), error) {
 				clock.second = 1_800_000_000
-				s, err := newInProcess(clock, g, envoyrls.Options{Mode: mode})
-				return fake{newModel(rules{}, g.settings, g.domains...), clock, defect{}}, s, func() {}, err
+				s, err := newInProcess(clock, conf, envoyrls.Options{Mode: mode})
+				return fake{newModel(rules{}, conf.settings, conf.domains...), clock, defect{}}, s, func() {}, err
 			}
 			if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 				t.Fatal(err)
 			}
 			if c.mismatches > 0 {
-				t.Errorf("%s\n%v", &out, &c.tally)
+				t.Errorf("%d mismatches; want none:\n%s\n%v", c.mismatches, &out, &c.tally)
 			}
 			t.Logf("%v", &c.tally)
 		})

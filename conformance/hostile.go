@@ -18,14 +18,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// processEnds is the expected code if a message ends the process.
+// processEnds is the expected code if a message ends the process. gRPC has no code of this number.
 const processEnds = codes.Code(100)
 
 // A hostileCase is a message that few clients send.
 type hostileCase struct {
 	name         string
 	request      *rls.RateLimitRequest
-	theirs, ours codes.Code
+	theirs, ours codes.Code // that envoyproxy/ratelimit and Penstock should return
 }
 
 func entries(pairs ...string) *ratelimitv3.RateLimitDescriptor {
@@ -86,7 +86,7 @@ func hostileCases() []hostileCase {
 }
 
 // withConfigs calls run with a generation of one file.
-func withConfigs(text string, run func(*generation) error) error {
+func withConfigs(text string, run func(*startConfig) error) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
 		return err
@@ -99,13 +99,13 @@ func withConfigs(text string, run func(*generation) error) error {
 	if err := os.WriteFile(filepath.Join(configs, "config.yaml"), []byte(text), 0o600); err != nil {
 		return err
 	}
-	return run(&generation{configs: configs})
+	return run(&startConfig{configs: configs})
 }
 
 // hostile sends messages that few clients send to envoyproxy/ratelimit and to both gRPC servers of
 // Penstock. Penstock must reject messages that it cannot count, and continue to serve.
 func (p *program) hostile() error {
-	return withConfigs(bodiesConfig, func(g *generation) error {
+	return withConfigs(bodiesConfig, func(conf *startConfig) error {
 		var services []*loneService
 		defer func() {
 			for _, s := range services {
@@ -113,7 +113,7 @@ func (p *program) hostile() error {
 			}
 		}()
 		for _, server := range []string{"fast", "standard"} {
-			s, err := p.startAlone(g, "penstock-"+server, p.penstock("exact", server))
+			s, err := p.startAlone(conf, "penstock-"+server, p.penstock("exact", server))
 			if err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (p *program) hostile() error {
 		for _, c := range hostileCases() {
 			if theirs == nil || theirs.hasEnded() { // the last message ended its process
 				var err error
-				if theirs, err = p.startAlone(g, "ratelimit", p.oracle.start); err != nil {
+				if theirs, err = p.startAlone(conf, "ratelimit", p.oracle.start); err != nil {
 					return err
 				}
 				services = append(services, theirs)
@@ -161,12 +161,12 @@ type loneService struct {
 	stop func()
 }
 
-func (p *program) startAlone(g *generation, name string, start starter) (*loneService, error) {
+func (p *program) startAlone(conf *startConfig, name string, start starter) (*loneService, error) {
 	redis, err := launchRedis()
 	if err != nil {
 		return nil, err
 	}
-	s, err := start(name, g, redis.Addr)
+	s, err := start(name, conf, redis.Addr)
 	if err != nil {
 		redis.Close()
 		return nil, err
@@ -182,7 +182,7 @@ func (s *service) awaitEnd() bool {
 	select {
 	case <-s.ended:
 		return true
-	case <-time.After(answerLimit):
+	case <-time.After(answerTimeout):
 		return false
 	}
 }
@@ -190,8 +190,8 @@ func (s *service) awaitEnd() bool {
 // tools runs the command line programs of envoyproxy/ratelimit: its client calls both services, and
 // its checker reads the files in examples.
 func (p *program) tools() error {
-	return withConfigs(bodiesConfig, func(g *generation) error {
-		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
+	return withConfigs(bodiesConfig, func(conf *startConfig) error {
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
 		if err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ var resetSeconds = regexp.MustCompile(`duration_until_reset: ?\{[^}]*\}`)
 
 // runClient runs the client and returns the line with the response.
 func (p *program) runClient(args []string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(p.oracle.dir, "client_cmd"), args...).CombinedOutput()
 	text := resetSeconds.ReplaceAllString(string(out), "duration_until_reset:{…}") // the two calls may be in different seconds

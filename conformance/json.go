@@ -16,10 +16,10 @@ import (
 
 // A jsonResponse is a response of POST /json.
 type jsonResponse struct {
-	status int
-	kind   string // Content-Type
-	body   string
-	tree   any // the body, if it is JSON
+	status      int
+	contentType string
+	body        string
+	tree        any // the body, if it is JSON
 }
 
 // A jsonClient sends requests to POST /json of a service.
@@ -34,7 +34,7 @@ func newJSONClient(r responder) (responder, error) {
 	if !ok {
 		return nil, fmt.Errorf("%T does not serve HTTP", r)
 	}
-	return jsonClient{s, "http://" + s.http + "/json", &http.Client{Timeout: answerLimit}}, nil
+	return jsonClient{s, "http://" + s.http + "/json", &http.Client{Timeout: answerTimeout}}, nil
 }
 
 func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
@@ -69,8 +69,8 @@ func (j jsonClient) post(method string, body []byte) (*jsonResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &jsonResponse{status: response.StatusCode, kind: response.Header.Get("Content-Type"), body: string(text)}
-	if p.kind == "application/json" && json.Unmarshal(text, &p.tree) != nil {
+	p := &jsonResponse{status: response.StatusCode, contentType: response.Header.Get("Content-Type"), body: string(text)}
+	if p.contentType == "application/json" && json.Unmarshal(text, &p.tree) != nil {
 		p.tree = nil
 	}
 	return p, nil
@@ -85,7 +85,7 @@ func differencesOfJSON(theirs, ours *jsonResponse) (fields []string) {
 	if theirs.status != ours.status {
 		fields = append(fields, "HTTP status")
 	}
-	if theirs.kind != ours.kind {
+	if theirs.contentType != ours.contentType {
 		fields = append(fields, "Content-Type")
 	}
 	if !reflect.DeepEqual(theirs.tree, ours.tree) {
@@ -105,8 +105,8 @@ func (p *program) json() error {
 	if err := p.compare(c, p.penstock("exact", "fast")); err != nil {
 		return err
 	}
-	return withConfigs(bodiesConfig, func(g *generation) error {
-		left, right, stop, err := startPair(g, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
+	return withConfigs(bodiesConfig, func(conf *startConfig) error {
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
 		if err != nil {
 			return err
 		}
@@ -150,27 +150,27 @@ var bodies = []string{
 // compareBodies sends bodies to both services and compares the responses. left is
 // envoyproxy/ratelimit, and right is Penstock.
 func compareBodies(left, right responder) error {
-	l, err := newJSONClient(left)
+	leftClient, err := newJSONClient(left)
 	if err != nil {
 		return err
 	}
-	r, err := newJSONClient(right)
+	rightClient, err := newJSONClient(right)
 	if err != nil {
 		return err
 	}
 	var failed error
 	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPut} {
 		for _, body := range bodies {
-			a, err := l.(jsonClient).post(method, []byte(body))
+			theirs, err := leftClient.(jsonClient).post(method, []byte(body))
 			if err != nil {
 				return err
 			}
-			b, err := r.(jsonClient).post(method, []byte(body))
+			ours, err := rightClient.(jsonClient).post(method, []byte(body))
 			if err != nil {
 				return err
 			}
-			if fields := differencesOfJSON(a, b); len(fields) > 0 {
-				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answered %d %q, penstock %d %q", method, body, fields, a.status, a.body, b.status, b.body))
+			if fields := differencesOfJSON(theirs, ours); len(fields) > 0 {
+				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answered %d %q, penstock %d %q", method, body, fields, theirs.status, theirs.body, ours.status, ours.body))
 			}
 		}
 	}

@@ -40,12 +40,12 @@ func (p *program) loader() error {
 		}
 		ours := loadFile(text)
 		t.add("files", 1)
-		name, ok := compareLoaded(text, theirs, ours)
-		t.add(name, 1)
-		if !ok {
+		outcome, isExpected := compareLoaded(text, theirs, ours)
+		t.add(outcome, 1)
+		if !isExpected {
 			mismatches++
 			fmt.Printf("\n%s; replay: -only loader -seed %d -domain %d\n%s\nenvoyproxy/ratelimit: %s\n%spenstock: %s\n%s",
-				name, p.seed, number, text, theirs.Error, theirs.Limits, ours.Error, ours.Limits)
+				outcome, p.seed, number, text, theirs.Error, theirs.Limits, ours.Error, ours.Limits)
 		}
 		if mismatches >= maxMismatches {
 			break
@@ -69,9 +69,9 @@ type loadResult struct {
 	Limits string // as the services list them at /rlconfig
 }
 
-// compareLoaded names the outcome. It returns true if the results are equal, or differ in a
+// compareLoaded names the outcome. isExpected is true if the results are equal, or differ in a
 // documented way.
-func compareLoaded(text string, theirs, ours loadResult) (name string, ok bool) {
+func compareLoaded(text string, theirs, ours loadResult) (outcome string, isExpected bool) {
 	switch {
 	case theirs.Error != "" && ours.Error != "":
 		return "both reject the file", true
@@ -101,35 +101,35 @@ func loadFile(text string) loadResult {
 
 // A peerLoader is the loader of envoyproxy/ratelimit, in a process of its own.
 type peerLoader struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	to  *json.Encoder
-	of  *json.Decoder
+	cmd     *exec.Cmd
+	stdin   io.WriteCloser
+	encoder *json.Encoder // to stdin
+	decoder *json.Decoder // from stdout
 }
 
 func startLoader(program string) (*peerLoader, error) {
 	l := &peerLoader{cmd: exec.Command(program)}
 	var err error
-	if l.in, err = l.cmd.StdinPipe(); err != nil {
+	if l.stdin, err = l.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	out, err := l.cmd.StdoutPipe()
+	stdout, err := l.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	l.to, l.of = json.NewEncoder(l.in), json.NewDecoder(bufio.NewReader(out))
+	l.encoder, l.decoder = json.NewEncoder(l.stdin), json.NewDecoder(bufio.NewReader(stdout))
 	return l, l.cmd.Start()
 }
 
-func (l *peerLoader) load(text string) (answer loadResult, err error) {
-	if err := l.to.Encode([]byte(text)); err != nil {
+func (l *peerLoader) load(text string) (result loadResult, err error) {
+	if err := l.encoder.Encode([]byte(text)); err != nil {
 		return loadResult{}, err
 	}
-	return answer, l.of.Decode(&answer)
+	return result, l.decoder.Decode(&result)
 }
 
 func (l *peerLoader) stop() {
-	l.in.Close()
+	l.stdin.Close()
 	_ = l.cmd.Wait()
 }
 
@@ -188,24 +188,24 @@ func changeFile(r *rand.Rand, text string) string {
 	indent := line[:len(line)-len(strings.TrimLeft(line, " -"))]
 	key, value, _ := strings.Cut(line[len(indent):], ":")
 	switch r.IntN(10) {
-	case 0:
+	case 0: // remove a line
 		return strings.Join(slices.Delete(lines, at, at+1), "\n")
-	case 1:
+	case 1: // repeat a line
 		return strings.Join(slices.Insert(lines, at, line), "\n")
-	case 2:
+	case 2: // indent it more
 		lines[at] = "  " + line
-	case 3:
+	case 3: // indent it less
 		lines[at] = strings.TrimPrefix(line, " ")
-	case 4, 5:
+	case 4, 5: // another value
 		lines[at] = indent + key + ": " + pick(r, oddScalars)
-	case 6:
+	case 6: // another key
 		lines[at] = indent + pick(r, oddKeys) + ":" + value
-	case 7:
+	case 7: // insert a line
 		return strings.Join(slices.Insert(lines, at, strings.ReplaceAll(indent, "-", " ")+pick(r, oddKeys)+": "+pick(r, oddScalars)), "\n")
-	case 8:
+	case 8: // swap two lines
 		other := r.IntN(len(lines))
 		lines[at], lines[other] = lines[other], lines[at]
-	case 9:
+	case 9: // insert some bytes, or replace a byte by them
 		if len(text) == 0 {
 			return text
 		}

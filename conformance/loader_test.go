@@ -9,7 +9,7 @@ func TestLoadersAreCompared(t *testing.T) {
 	t.Parallel()
 	refused, limits := loadResult{Error: "refused"}, loadResult{Limits: "d.a: unit=DAY\nd.b: unit=DAY\n"}
 	for _, row := range []struct {
-		text         string
+		text         string // of the file
 		theirs, ours loadResult
 		isMismatch   bool
 	}{
@@ -21,8 +21,8 @@ func TestLoadersAreCompared(t *testing.T) {
 		{"", refused, limits, true},
 		{"metadata", loadResult{Error: "config error, unknown key 'metadata'"}, limits, false},
 	} {
-		if name, ok := compareLoaded(row.text, row.theirs, row.ours); ok == row.isMismatch {
-			t.Errorf("%+v: %s", row, name)
+		if outcome, isExpected := compareLoaded(row.text, row.theirs, row.ours); isExpected == row.isMismatch {
+			t.Errorf("%+v: the outcome is %q; want a mismatch: %t", row, outcome, row.isMismatch)
 		}
 	}
 }
@@ -34,8 +34,8 @@ func TestRandomConfigurationsLoad(t *testing.T) {
 	for i := range 2000 {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		text := newDomain(r, "d").yaml(r)
-		if answer := loadFile(text); answer.Error != "" {
-			t.Fatalf("seed %d: %s\n%s", seed, answer.Error, text)
+		if result := loadFile(text); result.Error != "" {
+			t.Fatalf("seed %d: the error is %s; want none for\n%s", seed, result.Error, text)
 		}
 	}
 }

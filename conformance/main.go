@@ -16,7 +16,7 @@
 //   - exact-clocked: mode exact with a clock that is set
 //   - atomic: penstock serve in its default mode, whose differences are predicted
 //   - json: POST /json in mode exact
-//   - hostile: messages that few clients send, one of which ends envoyproxy/ratelimit
+//   - hostile: messages that few clients send. Some end the process of envoyproxy/ratelimit
 //   - tools: the client and the configuration checker of envoyproxy/ratelimit
 //   - loader: which configuration files each service loads, with which limits
 package main
@@ -50,11 +50,11 @@ func main() {
 
 // A program has the flags and the paths of the built programs.
 type program struct {
-	requests int
-	seed     uint64
-	domain   int
-	oracle   *oracle
-	built    string // the file of penstock; "": not built yet
+	requests     int
+	seed         uint64
+	domain       int // the number of the only configuration to run; -1: all
+	oracle       *oracle
+	penstockFile string // the program penstock; "": not built yet
 }
 
 // A section is a part of the comparison.
@@ -113,14 +113,14 @@ func (p *program) selfClocked() error {
 	return p.compareClocked(&comparison{}, p.oracle.start)
 }
 
-// A starter starts a service on a Redis.
-type starter func(name string, g *generation, redis string) (*service, error)
+// A starter starts a service on a Redis, which has the address redis. The name is for the log.
+type starter func(name string, conf *startConfig, redis string) (*service, error)
 
 // compare compares envoyproxy/ratelimit with another service, by the system's clock.
 func (p *program) compare(c *comparison, other starter) error {
 	c.clock = systemClock{}
-	c.start = func(g *generation) (responder, responder, func(), error) {
-		return startPair(g, launchRedis, p.oracle.start, other)
+	c.start = func(conf *startConfig) (responder, responder, func(), error) {
+		return startPair(conf, launchRedis, p.oracle.start, other)
 	}
 	return p.runAndPrint(c)
 }
@@ -144,9 +144,9 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 		clock.redis = append(clock.redis, serverClock)
 		return server, clock.set(0)
 	}
-	c.start = func(g *generation) (responder, responder, func(), error) {
+	c.start = func(conf *startConfig) (responder, responder, func(), error) {
 		clock.redis, clock.second = nil, time.Now().Unix()
-		return startPair(g, launch, p.oracle.start, other)
+		return startPair(conf, launch, p.oracle.start, other)
 	}
 	return p.runAndPrint(c)
 }
@@ -154,36 +154,36 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 func launchRedis() (*redistest.Server, error) { return redistest.Launch() }
 
 // startPair starts two services, each with a Redis of its own.
-func startPair(g *generation, launch func() (*redistest.Server, error), left, right starter) (responder, responder, func(), error) {
+func startPair(conf *startConfig, launch func() (*redistest.Server, error), left, right starter) (responder, responder, func(), error) {
 	var stops []func()
 	stop := func() {
 		for _, f := range slices.Backward(stops) {
 			f()
 		}
 	}
-	start := func(name string, starter starter) (*service, error) {
+	start := func(name string, run starter) (*service, error) {
 		redis, err := launch()
 		if err != nil {
 			return nil, err
 		}
 		stops = append(stops, redis.Close)
-		s, err := starter(name, g, redis.Addr)
+		s, err := run(name, conf, redis.Addr)
 		if err == nil {
 			stops = append(stops, s.stop)
 		}
 		return s, err
 	}
-	l, err := start("left", left)
+	leftService, err := start("left", left)
 	if err != nil {
 		stop()
 		return nil, nil, nil, err
 	}
-	r, err := start("right", right)
+	rightService, err := start("right", right)
 	if err != nil {
 		stop()
 		return nil, nil, nil, err
 	}
-	return l, r, stop, nil
+	return leftService, rightService, stop, nil
 }
 
 // runAndPrint runs a comparison and prints its counts.

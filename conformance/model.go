@@ -17,14 +17,14 @@ import (
 // A model predicts the answers of a service from its documentation. It explains differences between
 // real services, and replaces a service in the tests of this program.
 type model struct {
-	rules    rules
-	settings settings
-	domains  map[string]*domain
-	counters map[string]uint64 // by their names
-	named    map[string]string // what a name in Redis stands for, or "several"; see shared
-	denied   map[string]int64  // when charges were last denied together, by their limits
-	aged     []bool            // of the last request, by descriptor; see decideTogether
-	unused   []bool            // of the last request, by descriptor: its window has no hits
+	rules       rules
+	settings    settings
+	domains     map[string]*domain
+	counters    map[string]uint64 // by their names
+	named       map[string]string // by name in Redis: the identity of the counter, or "several"; see shared
+	denied      map[string]int64  // when charges were last denied together, by their limits
+	maybeCached []bool            // of the last request, by descriptor; see decideTogether
+	unused      []bool            // of the last request, by descriptor: its window has no hits
 }
 
 // rules are the documented differences from envoyproxy/ratelimit. The zero value is
@@ -65,14 +65,14 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 type match struct {
 	limit             *limit // nil if there is none
 	isShadow, isQuota bool
-	patterns          []string // by entry: the part of the counter's name; "": the entry's value
+	patterns          []string // by entry: the text in the counter's name; "": the entry's value
 	isOverride        bool
 	isUnlimited       bool
 	isReplaced        bool
 }
 
-// counts returns true if the match has a counter.
-func (m match) counts() bool { return m.limit != nil && !m.isUnlimited && !m.isReplaced }
+// hasCounter tells whether the descriptor is counted.
+func (m match) hasCounter() bool { return m.limit != nil && !m.isUnlimited && !m.isReplaced }
 
 // find returns the limits of all descriptors.
 func (m *model) find(request *rls.RateLimitRequest) []match {
@@ -92,7 +92,7 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 		}
 	}
 	for i := range matches {
-		if matches[i].counts() && matches[i].limit.name != "" && replaced[matches[i].limit.name] {
+		if matches[i].hasCounter() && matches[i].limit.name != "" && replaced[matches[i].limit.name] {
 			matches[i].isReplaced = true
 		}
 	}
@@ -150,7 +150,7 @@ func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rul
 	return nil, false
 }
 
-// matchesPattern returns true if a text matches a pattern. An asterisk matches any text.
+// matchesPattern tells whether a text matches a pattern. An asterisk matches any text.
 func matchesPattern(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -161,9 +161,9 @@ func matchesPattern(pattern, text string) bool {
 	return text != "" && text[0] == pattern[0] && matchesPattern(pattern[1:], text[1:])
 }
 
-// counter returns the name of a match's counter in Redis. Different descriptors may have the same
-// name.
-func (m match) counter(request *rls.RateLimitRequest, i int, now int64) string {
+// redisName returns the name of a counter in Redis, as envoyproxy/ratelimit makes it. Different
+// descriptors may have the same name.
+func (m match) redisName(request *rls.RateLimitRequest, i int, now int64) string {
 	var b strings.Builder
 	b.WriteString(request.Domain + "_")
 	for j, entry := range request.Descriptors[i].Entries {
@@ -183,6 +183,7 @@ func (m match) identity(request *rls.RateLimitRequest, i int) string {
 	return fmt.Sprintf("%q", parts)
 }
 
+// value returns the text of the j-th entry in the counter's name.
 func (m match) value(j int, entry *ratelimitv3.RateLimitDescriptor_Entry) string {
 	if j < len(m.patterns) && m.patterns[j] != "" {
 		return m.patterns[j]
@@ -198,17 +199,17 @@ func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 	return uint64(max(1, request.HitsAddend)), false
 }
 
-// shared returns true for each descriptor whose counter has also counted for other entries or
-// units. envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
+// shared tells, by descriptor, whether its counter has also counted for other entries or units.
+// envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
 // In the first second of a day, the counter of that second and the one of the day have one name. It
 // expires with the shorter window, plus a random time.
 func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 	shared := make([]bool, len(request.Descriptors))
 	for i, match := range m.find(request) {
-		if !match.counts() {
+		if !match.hasCounter() {
 			continue
 		}
-		name, identity := match.counter(request, i, now), match.identity(request, i)
+		name, identity := match.redisName(request, i, now), match.identity(request, i)
 		if m.named[name] == "" {
 			m.named[name] = identity
 		}
@@ -217,7 +218,7 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 		}
 	}
 	for i, match := range m.find(request) { // a later descriptor may have made the name of an earlier one ambiguous
-		shared[i] = shared[i] || match.counts() && m.named[match.counter(request, i, now)] == "several"
+		shared[i] = shared[i] || match.hasCounter() && m.named[match.redisName(request, i, now)] == "several"
 	}
 	return shared
 }
@@ -233,7 +234,7 @@ type result struct {
 // decide returns the answer to a request at a second.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
 	results := make([]result, len(request.Descriptors))
-	m.aged, m.unused = make([]bool, len(results)), make([]bool, len(results))
+	m.maybeCached, m.unused = make([]bool, len(results)), make([]bool, len(results))
 	for i, match := range m.find(request) {
 		results[i].match, results[i].hasQuota = match, match.isQuota
 		results[i].isQuota = match.isQuota || m.settings.isQuota
@@ -242,36 +243,36 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 		m.decideTogether(request, results, now)
 	} else {
 		for i := range results {
-			if v := &results[i]; v.counts() {
+			if res := &results[i]; res.hasCounter() {
 				cost, _ := hits(request, i)
-				m.counters[m.name(v.match, request, i, now)] += cost
-				m.read(v, request, i, now)
+				m.counters[m.counterName(res.match, request, i, now)] += cost
+				m.read(res, request, i, now)
 			}
 		}
 	}
 	return m.answer(request, results, now)
 }
 
-// name returns the name of a counter.
-func (m *model) name(match match, request *rls.RateLimitRequest, i int, now int64) string {
+// counterName returns the name of a counter in the model.
+func (m *model) counterName(match match, request *rls.RateLimitRequest, i int, now int64) string {
 	if m.rules.hasOwnCounters {
 		return fmt.Sprint(match.identity(request, i), now/seconds[match.limit.unit])
 	}
-	return match.counter(request, i, now)
+	return match.redisName(request, i, now)
 }
 
 // read sets the result from the value of its counter.
-func (m *model) read(v *result, request *rls.RateLimitRequest, i int, now int64) {
-	used, count := m.counters[m.name(v.match, request, i, now)], uint64(v.limit.count)
-	v.isOver, v.remaining = used > count, uint32(count-min(used, count))
+func (m *model) read(res *result, request *rls.RateLimitRequest, i int, now int64) {
+	used, count := m.counters[m.counterName(res.match, request, i, now)], uint64(res.limit.count)
+	res.isOver, res.remaining = used > count, uint32(count-min(used, count))
 	m.unused[i] = used == 0
 }
 
 func (m *model) answer(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
 	quotaDenies := m.rules.canQuotaDeny
 	for i := range results {
-		v := &results[i]
-		if v.counts() && v.isQuota && !v.isOver {
+		res := &results[i]
+		if res.hasCounter() && res.isQuota && !res.isOver {
 			quotaDenies = false
 		}
 	}
@@ -280,36 +281,37 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 	var violations []any
 	hasQuota := false
 	for i := range results {
-		v, status := &results[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
+		res, status := &results[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
 		response.Statuses = append(response.Statuses, status)
 		switch {
-		case v.isUnlimited:
+		case res.isUnlimited:
 			status.LimitRemaining = math.MaxUint32
 			continue
-		case !v.counts():
+		case !res.hasCounter():
 			continue
 		}
-		window := seconds[v.limit.unit]
+		window := seconds[res.limit.unit]
 		status.CurrentLimit = &rls.RateLimitResponse_RateLimit{
-			RequestsPerUnit: v.limit.count,
-			Unit:            rls.RateLimitResponse_RateLimit_Unit(unitNumber(v.limit.unit)),
-			Name:            v.limit.name,
+			RequestsPerUnit: res.limit.count,
+			Unit:            rls.RateLimitResponse_RateLimit_Unit(unitNumber(res.limit.unit)),
+			Name:            res.limit.name,
 		}
-		status.LimitRemaining = v.remaining
+		status.LimitRemaining = res.remaining
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
-		if hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT; hasDenied {
-			// The headers show the last limit that denied.
-		} else if strictest == nil && (v.remaining < math.MaxUint32 || m.rules.hasAllHeaders) || strictest != nil && v.remaining < strictest.LimitRemaining {
+		// The headers show the last limit that denied, or else the one with the least remaining.
+		hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT
+		isStrictest := strictest == nil && (res.remaining < math.MaxUint32 || m.rules.hasAllHeaders) || strictest != nil && res.remaining < strictest.LimitRemaining
+		if !hasDenied && isStrictest {
 			strictest = status
 		}
-		hasQuota = hasQuota || v.hasQuota
+		hasQuota = hasQuota || res.hasQuota
 		switch {
-		case !v.isOver || v.isShadow:
+		case !res.isOver || res.isShadow:
 			continue
-		case v.isQuota:
+		case res.isQuota:
 			violations = append(violations, float64(i))
 		}
-		if v.isQuota && !quotaDenies {
+		if res.isQuota && !quotaDenies {
 			status.DurationUntilReset = nil
 		} else {
 			status.Code, response.OverallCode = rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OVER_LIMIT
@@ -346,7 +348,7 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 		if d.Limit != nil {
 			text := oneSpace(d.Limit.String())
 			if m.rules.hasWeekNames && unitNames[d.Limit.Unit] == "WEEK" {
-				text = strings.TrimSuffix(text, "7") + "WEEK"
+				text = strings.TrimSuffix(text, "7") + "WEEK" // instead of its number
 			}
 			fields["limit"] = text
 		}
@@ -364,7 +366,7 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 	}
 	s, err := structpb.NewStruct(fields)
 	if err != nil {
-		panic(err) // the texts are valid UTF-8
+		panic(err) // impossible: all texts are valid UTF-8
 	}
 	return s
 }

@@ -57,20 +57,20 @@ func inModule(dir string, args ...string) (string, error) {
 }
 
 // start starts the service.
-func (o *oracle) start(name string, g *generation, redis string) (*service, error) {
+func (o *oracle) start(name string, conf *startConfig, redis string) (*service, error) {
 	addresses, err := freeAddresses(3)
 	if err != nil {
 		return nil, err
 	}
-	dir, base := filepath.Split(filepath.Clean(g.configs))
+	dir, base := filepath.Split(filepath.Clean(conf.configs))
 	port := func(i int) string { return addresses[i][strings.LastIndex(addresses[i], ":")+1:] }
 	environment := []string{
 		"GRPC_HOST=127.0.0.1", "GRPC_PORT=" + port(0), "HOST=127.0.0.1", "PORT=" + port(1), "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + port(2),
 		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
 		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + base, "RUNTIME_WATCH_ROOT=false",
 		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis,
-		fmt.Sprint("LIMIT_RESPONSE_HEADERS_ENABLED=", g.settings.hasHeaders), fmt.Sprint("RESPONSE_DYNAMIC_METADATA=", g.settings.hasMetadata),
-		fmt.Sprint("SHADOW_MODE=", g.settings.isShadow), fmt.Sprint("QUOTA_MODE=", g.settings.isQuota),
+		fmt.Sprint("LIMIT_RESPONSE_HEADERS_ENABLED=", conf.settings.hasHeaders), fmt.Sprint("RESPONSE_DYNAMIC_METADATA=", conf.settings.hasMetadata),
+		fmt.Sprint("SHADOW_MODE=", conf.settings.isShadow), fmt.Sprint("QUOTA_MODE=", conf.settings.isQuota),
 	}
 	program := "service_cmd"
 	if o.clock != "" {

@@ -9,7 +9,7 @@ import (
 
 // buildPenstock builds penstock in the folder of the other programs.
 func (p *program) buildPenstock() error {
-	if p.built != "" {
+	if p.penstockFile != "" {
 		return nil
 	}
 	file := filepath.Join(p.oracle.dir, "penstock")
@@ -18,14 +18,14 @@ func (p *program) buildPenstock() error {
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build penstock: %w", err)
 	}
-	p.built = file
+	p.penstockFile = file
 	return nil
 }
 
 // penstock returns a starter of penstock serve in a mode, with one of its gRPC servers: fast, which
 // is the default, or standard.
 func (p *program) penstock(mode, server string) starter {
-	return func(name string, g *generation, redis string) (*service, error) {
+	return func(name string, conf *startConfig, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
 			return nil, err
 		}
@@ -34,24 +34,24 @@ func (p *program) penstock(mode, server string) starter {
 			return nil, err
 		}
 		args := []string{
-			"serve", "--envoy-config", g.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
-			"--store", "redis://" + redis, "--store-timeout", answerLimit.String(), // so that a busy machine causes no fallback
+			"serve", "--envoy-config", conf.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
+			"--store", "redis://" + redis, "--store-timeout", answerTimeout.String(), // so that a busy machine causes no fallback
 		}
 		for _, flag := range []struct {
 			isSet bool
 			text  string
 		}{
-			{g.settings.hasHeaders, "--envoy-headers=plain"},
-			{g.settings.hasMetadata, "--envoy-metadata"},
-			{g.settings.isShadow, "--envoy-shadow-mode"},
-			{g.settings.isQuota, "--envoy-quota-mode"},
+			{conf.settings.hasHeaders, "--envoy-headers=plain"},
+			{conf.settings.hasMetadata, "--envoy-metadata"},
+			{conf.settings.isShadow, "--envoy-shadow-mode"},
+			{conf.settings.isQuota, "--envoy-quota-mode"},
 		} {
 			if flag.isSet {
 				args = append(args, flag.text)
 			}
 		}
 		s := &service{name: name, grpc: addresses[0], http: addresses[1]}
-		return s, s.start(filepath.Dir(g.configs), nil, p.built, args...)
+		return s, s.start(filepath.Dir(conf.configs), nil, p.penstockFile, args...)
 	}
 }
 

@@ -17,6 +17,7 @@ type requester struct {
 	past   []*rls.RateLimitRequest
 }
 
+// next returns a request: mostly an earlier one again, with the same or other hits, else a new one.
 func (q *requester) next() *rls.RateLimitRequest {
 	r := q.random
 	if len(q.past) > 0 && !chance(r, 3) {
@@ -52,7 +53,8 @@ func (q *requester) descriptor() *ratelimitv3.RateLimitDescriptor {
 	}
 	for nodes := q.domain.nodes; ; {
 		if len(nodes) == 0 || chance(r, 12) {
-			if len(nodes) == 0 && len(d.Entries) > 0 && !chance(r, 10) {
+			isLeaf := len(nodes) == 0 && len(d.Entries) > 0
+			if isLeaf && !chance(r, 10) {
 				break
 			}
 			d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: pick(r, keys), Value: pick(r, values)})
@@ -74,6 +76,7 @@ func (q *requester) descriptor() *ratelimitv3.RateLimitDescriptor {
 	return d
 }
 
+// key returns the key of an entry for a node. An asterisk at its end is replaced.
 func (q *requester) key(n *node) string {
 	if last := len(n.key) - 1; n.value == "" && n.key[last] == '*' {
 		return n.key[:last] + pick(q.random, []string{"", "1", "_x", "*"})
@@ -81,6 +84,7 @@ func (q *requester) key(n *node) string {
 	return n.key
 }
 
+// value returns the value of an entry for a node, which sometimes does not match it.
 func (q *requester) value(n *node) string {
 	r := q.random
 	if chance(r, 15) || n.value == "" {

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	startLimit  = 30 * time.Second
-	answerLimit = 10 * time.Second
+	startTimeout  = 30 * time.Second
+	answerTimeout = 10 * time.Second
 )
 
 // A service is a process that serves the protocol over gRPC and HTTP.
@@ -73,7 +73,7 @@ func (s *service) start(dir string, environment []string, program string, args .
 
 // awaitHealth waits until both listeners respond.
 func (s *service) awaitHealth() error {
-	for end := time.Now().Add(startLimit); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(startTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if s.hasEnded() {
 			return errors.New("the process has ended")
 		}
@@ -117,7 +117,7 @@ func (s *service) stop() {
 }
 
 func (s *service) respond(request *rls.RateLimitRequest) answer {
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	response, err := s.client.ShouldRateLimit(ctx, request)
 	return answer{response: response, err: err}.normalize()
