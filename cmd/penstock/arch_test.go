@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestPartsDoNotImportEachOther: only the packages service and core may import any other part. All
-// others may import shared packages only.
+// TestPartsDoNotImportEachOther: the packages service and core put the parts together, so they may
+// import all of them. Other packages may import only the shared ones.
 func TestPartsDoNotImportEachOther(t *testing.T) {
 	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
 	together := []string{"service", "core"}

@@ -31,20 +31,20 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 	plain := rightsIn(printed)
 	rows := 0
 	for line := range strings.Lines(string(page)) {
-		cells := strings.Split(strings.ReplaceAll(line, `\|`, "\x00"), "|")
+		cells := strings.Split(strings.ReplaceAll(line, `\|`, "\x00"), "|") // \| does not end a cell
 		if len(cells) != 5 || !strings.HasPrefix(cells[1], " `--") {
 			continue
 		}
-		bare := func(cell string) []string {
+		wordsOf := func(cell string) []string {
 			return strings.Fields(strings.NewReplacer("`", "", "\x00", "|").Replace(cell))
 		}
 		rows++
-		code, out, errors := command(append([]string{"acl"}, bare(cells[1])...)...)
+		code, out, errors := command(append([]string{"acl"}, wordsOf(cells[1])...)...)
 		if code != exitOK {
 			t.Fatalf("acl %s fails: %s", cells[1], errors)
 		}
 		added := slices.DeleteFunc(rightsIn(out), func(right string) bool { return slices.Contains(plain, right) })
-		if want := bare(cells[2]); !slices.Equal(added, want) {
+		if want := wordsOf(cells[2]); !slices.Equal(added, want) {
 			t.Errorf("docs/operations.md: %s adds %v; penstock acl adds %v", cells[1], want, added)
 		}
 	}
@@ -77,7 +77,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		for _, forbidden := range [][]string{{"GET", "ps1{k}x"}, {"FLUSHALL"}, {"CONFIG", "GET", "*"}, {"KEYS", "*"}, {"ACL", "LIST"}} {
 			answer, err := s.Do(append([]string{"ACL", "DRYRUN", "limiter"}, forbidden...)...)
 			if err != nil || answer == "OK" {
-				t.Errorf("%s: the user may run %v: %v, %v", role, forbidden, answer, err)
+				t.Errorf("%s: ACL DRYRUN of %v returns %v, %v; want no right for it", role, forbidden, answer, err)
 			}
 		}
 	}

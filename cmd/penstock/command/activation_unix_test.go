@@ -26,25 +26,25 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 	defer packets.Close()
 	for _, c := range []struct {
 		pid, count, names string
-		of                interface{ File() (*os.File, error) }
+		socket            interface{ File() (*os.File, error) }
 		isUsed            bool
 		err               string
 	}{
-		{pid: "", of: opened.(*net.TCPListener)},
-		{pid: "43", count: "1", names: "listen", of: opened.(*net.TCPListener)},
-		{pid: "42", count: "1", names: "listen", of: opened.(*net.TCPListener), isUsed: true},
-		{pid: "42", count: "1", names: "api", of: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
-		{pid: "42", count: "2", names: "listen:listen", of: opened.(*net.TCPListener), err: `"2" sockets with the names ["listen" "listen"]`},
-		{pid: " 42", count: "1", names: "listen", of: opened.(*net.TCPListener)},
-		{pid: "99999999999999999999", count: "1", names: "listen", of: opened.(*net.TCPListener)},
-		{pid: "42", count: "", names: "listen", of: opened.(*net.TCPListener), err: `passes "" sockets`},
-		{pid: "42", count: "0", names: "", of: opened.(*net.TCPListener), err: `passes "0" sockets`},
-		{pid: "42", count: "-1", names: "listen", of: opened.(*net.TCPListener), err: `passes "-1" sockets`},
-		{pid: "42", count: "99999999999999999999", names: "listen", of: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
-		{pid: "42", count: "1\x1b[2J\n", names: "listen", of: opened.(*net.TCPListener), err: `passes "1\x1b[2J\n" sockets`},
-		{pid: "42", count: "1", names: "listen", of: packets.(*net.UDPConn), err: "write ListenStream"},
+		{pid: "", socket: opened.(*net.TCPListener)},
+		{pid: "43", count: "1", names: "listen", socket: opened.(*net.TCPListener)},
+		{pid: "42", count: "1", names: "listen", socket: opened.(*net.TCPListener), isUsed: true},
+		{pid: "42", count: "1", names: "api", socket: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
+		{pid: "42", count: "2", names: "listen:listen", socket: opened.(*net.TCPListener), err: `"2" sockets with the names ["listen" "listen"]`},
+		{pid: " 42", count: "1", names: "listen", socket: opened.(*net.TCPListener)},
+		{pid: "99999999999999999999", count: "1", names: "listen", socket: opened.(*net.TCPListener)},
+		{pid: "42", count: "", names: "listen", socket: opened.(*net.TCPListener), err: `passes "" sockets`},
+		{pid: "42", count: "0", names: "", socket: opened.(*net.TCPListener), err: `passes "0" sockets`},
+		{pid: "42", count: "-1", names: "listen", socket: opened.(*net.TCPListener), err: `passes "-1" sockets`},
+		{pid: "42", count: "99999999999999999999", names: "listen", socket: opened.(*net.TCPListener), err: "FileDescriptorName=listen"},
+		{pid: "42", count: "1\x1b[2J\n", names: "listen", socket: opened.(*net.TCPListener), err: `passes "1\x1b[2J\n" sockets`},
+		{pid: "42", count: "1", names: "listen", socket: packets.(*net.UDPConn), err: "write ListenStream"},
 	} {
-		f, err := c.of.File()
+		f, err := c.socket.File()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +61,7 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 				t.Errorf("%v: %v; want the error %s", environ, err, c.err)
 			}
 		case err != nil, (l != nil) != c.isUsed:
-			t.Errorf("%v: listener %v, %v; want one: %v", environ, l, err, c.isUsed)
+			t.Errorf("%v: the listener is %v, the error %v; want a listener: %v", environ, l, err, c.isUsed)
 		case c.isUsed:
 			if l.Addr().String() != opened.Addr().String() {
 				t.Errorf("the listener is on %v; want %v", l.Addr(), opened.Addr())
@@ -71,11 +71,11 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 	}
 }
 
-// TestSocketThatIsNotOpenIsAnError: LISTEN_FDS may promise what is not there.
+// TestSocketThatIsNotOpenIsAnError: LISTEN_FDS may count a file descriptor that is not open.
 func TestSocketThatIsNotOpenIsAnError(t *testing.T) {
 	environ := map[string]string{"LISTEN_PID": "42", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "listen"}
-	const isClosed = 1 << 20 // no process of the test has so many files
-	if l, err := inheritedListener(func(name string) string { return environ[name] }, 42, isClosed); !errors.Is(err, settings.ErrInvalid) || l != nil {
-		t.Errorf("%v, %v; want an error of the settings", l, err)
+	const closedFD = 1 << 20 // the test opens fewer files
+	if l, err := inheritedListener(func(name string) string { return environ[name] }, 42, closedFD); !errors.Is(err, settings.ErrInvalid) || l != nil {
+		t.Errorf("the listener is %v, the error %v; want none and %v", l, err, settings.ErrInvalid)
 	}
 }

@@ -85,7 +85,7 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 	} {
 		code, out, err := command(strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(err, c.text) || (c.code == exitOK) != (out != "") || strings.Contains(err, "hunter2") {
-			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d, … %s", c.args, code, len(out), err, c.code, c.text)
+			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d with %s", c.args, code, len(out), err, c.code, c.text)
 		}
 	}
 }
@@ -95,7 +95,7 @@ func TestHelpShowsTheFormOfEachFlag(t *testing.T) {
 	help = strings.Join(strings.Fields(help), " ")
 	for _, want := range []string{"--demo start a test backend", "--drain-delay duration after SIGTERM", "--listen host:port address for requests; without a host, all addresses of the machine (default :8080)"} {
 		if !strings.Contains(help, want) {
-			t.Errorf("help does not say %q:\n%s", want, help)
+			t.Errorf("the help does not contain %q:\n%s", want, help)
 		}
 	}
 }
@@ -144,9 +144,9 @@ func TestSettingsArePrintedWithTheirSources(t *testing.T) {
 func TestCompletionKnowsValues(t *testing.T) {
 	const valuesOnly, filesByExtension = 4, 8 // directives to the shell
 	for _, c := range []struct {
-		args string
-		want string
-		then int
+		args      string
+		want      string
+		directive int
 	}{
 		{"serve --log-format", "text json", valuesOnly},
 		{"validate --output", "text json", valuesOnly},
@@ -159,8 +159,8 @@ func TestCompletionKnowsValues(t *testing.T) {
 		{"explain", "", valuesOnly},
 	} {
 		_, out, _ := command(append(append([]string{"__complete"}, strings.Fields(c.args)...), "")...)
-		if got := strings.Join(strings.Fields(out), " "); got != strings.TrimSpace(fmt.Sprintf("%s :%d", c.want, c.then)) {
-			t.Errorf("after penstock %s the completions are %q; want %s, :%d", c.args, got, c.want, c.then)
+		if got := strings.Join(strings.Fields(out), " "); got != strings.TrimSpace(fmt.Sprintf("%s :%d", c.want, c.directive)) {
+			t.Errorf("after penstock %s the completions are %q; want %s :%d", c.args, got, c.want, c.directive)
 		}
 	}
 }
@@ -267,11 +267,11 @@ func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
 		select {
 		case err := <-ended:
 			if err == nil {
-				t.Error("the exit status is that of a drained process")
+				t.Error("the exit status is 0, as after a drain; want that of a signal")
 			}
 			return
 		case <-end:
-			t.Fatal("the process did not end")
+			t.Fatalf("the process has not ended %v after the second signal", patience)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -388,7 +388,10 @@ func TestLinesOfTheStandardLibraryHaveTheLogFormat(t *testing.T) {
 			if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil || strings.Contains(p.lines.Text(), "SECRET") {
 				t.Fatalf("the log line %s: %v; want JSON without the secret", p.lines.Text(), err)
 			}
-			if found = found || line.Msg == "message of Go's standard library" && line.Level == "WARN"; line.Msg == "policy reloaded" {
+			if line.Msg == "message of Go's standard library" && line.Level == "WARN" {
+				found = true
+			}
+			if line.Msg == "policy reloaded" {
 				break
 			}
 		}

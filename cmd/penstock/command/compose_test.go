@@ -132,11 +132,11 @@ func checkPenstock(t *testing.T, name string, s composeService) {
 	var environ []string
 	for key, value := range s.Environment {
 		for _, secret := range s.Secrets {
-			held := filepath.Join(dir, secret)
-			if err := os.WriteFile(held, []byte("0123456789abcdef"), 0o600); err != nil {
+			file := filepath.Join(dir, secret)
+			if err := os.WriteFile(file, []byte("0123456789abcdef"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			value = strings.ReplaceAll(value, "/run/secrets/"+secret, held)
+			value = strings.ReplaceAll(value, "/run/secrets/"+secret, file)
 		}
 		if strings.Contains(value, "/run/secrets/") {
 			t.Errorf("%s: %s names a secret that it does not have: %s", name, key, value)
@@ -154,7 +154,7 @@ func checkPenstock(t *testing.T, name string, s composeService) {
 		t.Errorf("%s: the store is %s and the admin address %s; want Valkey, and port 9180 on all interfaces", name, set.StoreName(), set.AdminListen)
 	}
 	if !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) {
-		t.Errorf("%s has more rights than it needs", name)
+		t.Errorf("%s: read_only is %v and cap_drop %v; want true and [ALL]", name, s.ReadOnly, s.CapDrop)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestComposeMonitoring(t *testing.T) {
 	t.Parallel()
 	var file composeFile
 	loadStrictly(t, "compose/compose.yaml", &file)
-	mounted := func(service, path string) bool {
+	isMounted := func(service, path string) bool {
 		return slices.ContainsFunc(file.Services[service].Volumes, func(v string) bool { return strings.HasSuffix(v, ":"+path+":ro") })
 	}
 
@@ -206,7 +206,7 @@ func TestComposeMonitoring(t *testing.T) {
 	}
 	loadStrictly(t, "compose/prometheus.yml", &prometheus)
 	for _, name := range append(prometheus.RuleFiles, "prometheus.yml") {
-		if !mounted("prometheus", "/etc/prometheus/"+name) {
+		if !isMounted("prometheus", "/etc/prometheus/"+name) {
 			t.Errorf("/etc/prometheus/%s is not mounted", name)
 		}
 	}
@@ -244,9 +244,9 @@ func TestComposeMonitoring(t *testing.T) {
 	}
 	loadStrictly(t, "compose/grafana/dashboards.yaml", &dashboards)
 	home := file.Services["grafana"].Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-	if len(dashboards.Providers) != 1 || filepath.Dir(home) != dashboards.Providers[0].Options.Path || !mounted("grafana", home) ||
-		!mounted("grafana", "/etc/grafana/provisioning/datasources/penstock.yaml") || !mounted("grafana", "/etc/grafana/provisioning/dashboards/penstock.yaml") {
-		t.Errorf("Grafana reads dashboards from %+v, and shows %q", dashboards.Providers, home)
+	if len(dashboards.Providers) != 1 || filepath.Dir(home) != dashboards.Providers[0].Options.Path || !isMounted("grafana", home) ||
+		!isMounted("grafana", "/etc/grafana/provisioning/datasources/penstock.yaml") || !isMounted("grafana", "/etc/grafana/provisioning/dashboards/penstock.yaml") {
+		t.Errorf("Grafana reads dashboards from %+v, and shows %q; want one folder that has this dashboard, and all files mounted", dashboards.Providers, home)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
-// A lockedBuffer is what a command has printed so far.
+// A lockedBuffer collects what a command prints. A test may read it while the command runs.
 type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -39,9 +39,9 @@ func TestDenialsAreFollowed(t *testing.T) {
 	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", statusPolicy), "--admin-listen=127.0.0.1:0", "--operator-token=a-token-of-operators")}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
 	ctx, stop := context.WithCancel(t.Context())
-	out, json := new(lockedBuffer), new(lockedBuffer)
+	out, jsonOut := new(lockedBuffer), new(lockedBuffer)
 	var all sync.WaitGroup
-	for to, args := range map[*lockedBuffer]string{out: "--rule login", json: "--key key:customer-4711 -o json"} {
+	for to, args := range map[*lockedBuffer]string{out: "--rule login", jsonOut: "--key key:customer-4711 -o json"} {
 		all.Go(func() {
 			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
 				t.Errorf("%s: exit code %d, %s; want %d", args, code, to, exitOK)
@@ -49,9 +49,9 @@ func TestDenialsAreFollowed(t *testing.T) {
 		})
 	}
 	start := time.Now()
-	for out.String() == "" || json.String() == "" {
+	for out.String() == "" || jsonOut.String() == "" {
 		if time.Since(start) > patience {
-			t.Fatalf("no denial was shown: %s%s", out, json)
+			t.Fatalf("after %v the outputs are %q and %q; want a denial in each", patience, out, jsonOut)
 		}
 		f.request(t, "/login", "customer-4711")
 		f.request(t, "/near", "customer-4711")
@@ -62,7 +62,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	if !strings.Contains(line, "login.hour key:cu…11#") || !strings.Contains(line, "denied, retry in") || !strings.Contains(line, ", by store") || strings.Contains(line, "4711") {
 		t.Errorf("the text is %s; want the limit, the masked key and the reason", line)
 	}
-	checkDenial(t, json.String())
+	checkDenial(t, jsonOut.String())
 	f.await(t, "request denied")
 
 	if code, out, errors := command("denials", "--admin", f.admin, "--rule", "login"); code != exitOK || !strings.Contains(out, "login.hour") || strings.Contains(out, "near.") || strings.Contains(out, "4711") {
@@ -119,7 +119,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	}
 	stop()
 	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
-		t.Errorf("exit code %d, %q, %s; want %d", code, out, errors, exitOK)
+		t.Errorf("exit code %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the settings into docs/configuration/server.md")
 
-// settingGroups has the page's headings. The key is the first setting below a heading. The settings
-// have the order of the help.
+// settingGroups has the headings of docs/configuration/server.md, by the first setting below each.
+// The settings on the page have the order of the help.
 var settingGroups = map[string]string{
 	"config":         "Policy and upstream",
 	"store":          "The store",
@@ -121,34 +121,35 @@ func quoted(text string) string {
 	return "`" + text + "`"
 }
 
-// boundsOf finds the bounds of a number, a size or a duration, by trying values.
-func boundsOf(t *testing.T, row settings.Row, n *int) string {
+// boundsOf finds the bounds of a number, a size or a duration, by trying values. It adds the number
+// of bounds to found.
+func boundsOf(t *testing.T, row settings.Row, found *int) string {
 	accepts := func(text string) bool {
 		flags := map[string]string{"upstream": "http://localhost:1", row.Name: text}
 		_, err := settings.Load(settings.Sources{Flags: flags})
 		return err == nil
 	}
-	var spell func(int64) string
-	var steps []string
+	write := func(n int64) string { return strconv.FormatInt(n, 10) }
+	var candidates []string // for the upper bound
 	switch row.Value {
 	case "duration":
-		spell, steps = func(n int64) string { return time.Duration(n).String() }, []string{"1m", "1h", "24h"}
+		write, candidates = func(n int64) string { return time.Duration(n).String() }, []string{"1m", "1h", "24h"}
 	case "size":
-		spell, steps = func(n int64) string { return strconv.FormatInt(n, 10) }, []string{"1MB", "1048576GB"}
+		candidates = []string{"1MB", "1048576GB"}
 	case "number":
-		spell, steps = func(n int64) string { return strconv.FormatInt(n, 10) }, []string{"10000", "1000000"}
+		candidates = []string{"10000", "1000000"}
 	default:
 		return ""
 	}
-	for _, most := range steps {
-		if accepts(spell(inUnits(most) + 1)) {
+	for _, most := range candidates {
+		if accepts(write(inUnits(most) + 1)) {
 			continue
 		}
-		*n += 2
+		*found += 2
 		if !accepts(most) {
 			break
 		}
-		if accepts(spell(0)) {
+		if accepts(write(0)) {
 			return "0 to " + most
 		}
 		if row.Value == "number" {
@@ -156,7 +157,7 @@ func boundsOf(t *testing.T, row settings.Row, n *int) string {
 		}
 		return "above 0, up to " + most
 	}
-	t.Errorf("the largest allowed %s is none of %v", row.Name, steps)
+	t.Errorf("the largest allowed %s is none of %v", row.Name, candidates)
 	return ""
 }
 
@@ -213,7 +214,7 @@ func TestCommandLinesOfDocsAreValid(t *testing.T) {
 		}
 	}
 	if lines < 40 {
-		t.Errorf("only %d command lines were found; is the pattern still right?", lines)
+		t.Errorf("%d command lines were found; want at least 40", lines)
 	}
 	t.Logf("counted: %d command lines of the docs", lines)
 }
@@ -247,7 +248,7 @@ func TestRecommendedRedisIsFit(t *testing.T) {
 		}
 	}
 	if len(args) < 10 {
-		t.Fatalf("redis.conf has only %q", args)
+		t.Fatalf("redis.conf has the settings %q; want at least 5", args)
 	}
 	server := redistest.Start(t, args...)
 	code, out, errors := command("doctor", "--store-timeout", "1m", "--store", server.URL())

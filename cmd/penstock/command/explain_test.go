@@ -126,7 +126,7 @@ rules    ride-request applies: the most specific match
 			t.Errorf("-o %s: exit status %d, %s\nwant %s", output, code, out, want)
 		}
 		if note != "penstock: no --config: using the demo policy\n" {
-			t.Errorf("-o %s: standard error is %q", output, note)
+			t.Errorf("-o %s: standard error is %q; want the note about the demo policy", output, note)
 		}
 	}
 }
@@ -358,7 +358,7 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, 
 		text := out + err
 		isExplained := code == exitOK || code == exitDenied || code == exitUnreachable
 		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != isExplained {
-			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
+			t.Errorf("explain %s: exit status %d, %s\nwant %d with %s", c.args, code, text, c.code, c.text)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
 		}
 		if code, out, _ := command("validate", "--strict", file); code != exitOK {
 			text, _ := os.ReadFile(file)
-			t.Errorf("%s: exit status %d, %sin\n%s; want %d", args, code, out, text, exitOK)
+			t.Errorf("%s: validate --strict ends with %d: %s\nThe policy is\n%s; want %d", args, code, out, text, exitOK)
 		}
 	}
 }
@@ -81,7 +81,7 @@ func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 	file := writeFile(t, "policy.yaml", "mine\n")
 	code, _, err := command("init", file)
 	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name") {
-		t.Errorf("exit status %d, %s; the file has %s; want %d", code, err, text, exitUsage)
+		t.Errorf("exit status %d, %s; the file has %q; want %d and the file as before", code, err, text, exitUsage)
 	}
 	if code, _, err := command("init", "--force", file); code != exitOK {
 		t.Errorf("exit status %d, %s; want %d", code, err, exitOK)
@@ -110,7 +110,7 @@ func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 			continue
 		}
 		if code != exitInvalid || out != "" || !strings.Contains(err, want) || want == "" {
-			t.Errorf("%s\nexit status %d, %s%s\nwant %s", text, code, out, err, want)
+			t.Errorf("%s\nexit status %d, %s%s\nwant the error %q; an empty one means a policy", text, code, out, err, want)
 		}
 	}
 	for _, args := range [][]string{{"--per", "claim sub"}, {"--per", "header a b"}, {"--rate", "fast"}, {"a", "b"}, {filepath.Join(t.TempDir(), "none", "policy.yaml")}} {
@@ -255,7 +255,7 @@ func TestHostileDescriptionsAreRefusedEarly(t *testing.T) {
 	} {
 		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", c.text), "-")
 		if c.want == "" && (code != exitOK || !strings.Contains(out, "  - name: ")) || c.want != "" && (code != exitInvalid || !strings.Contains(err, c.want)) {
-			t.Errorf("%s: exit status %d, %.200s%.200s; want %q", name, code, out, err, c.want)
+			t.Errorf("%s: exit status %d, %.200s%.200s; want the error %q; an empty one means a policy", name, code, out, err, c.want)
 		}
 	}
 }
@@ -273,7 +273,7 @@ func TestEachRuleHasANameOfItsOwn(t *testing.T) {
 	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text), "-")
 	for _, name := range []string{"a-2", "a", "a-3", "a-4"} {
 		if strings.Count(out, "- name: "+name+"\n") != 1 {
-			t.Errorf("no single rule %s in %s%s", name, out, err)
+			t.Errorf("there is not exactly one rule %s in %s%s", name, out, err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestLogHasNoControlCharacters(t *testing.T) {
 			t.Errorf("%s: the line %q has control characters", format, line)
 		}
 		if !bytes.Contains(line, []byte("é")) {
-			t.Errorf("%s: other characters are changed: %s", format, line)
+			t.Errorf("%s: the line is %s; want é unchanged", format, line)
 		}
 		var read map[string]string
 		if format == "json" && (json.Unmarshal(line, &read) != nil || read["msg"] != hostile || read["err"] != hostile) {

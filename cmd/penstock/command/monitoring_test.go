@@ -15,18 +15,22 @@ import (
 type servedLabels map[string]map[string]map[string]bool
 
 var (
-	sampleLine   = regexp.MustCompile(`(?m)^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? [^ ]+$`)
-	literal      = regexp.MustCompile(`"[^"]*"`)
+	sampleLine = regexp.MustCompile(`(?m)^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? [^ ]+$`) // NAME{LABELS} VALUE
+
+	// Parts of PromQL.
+	literal     = regexp.MustCompile(`"[^"]*"`)
+	grouping    = regexp.MustCompile(`\b(?:by|on|ignoring|without|group_left|group_right) \(([^)]*)\)`)
+	timeSpan    = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+|\b\d[\w.]*`)   // also other numbers
+	word        = regexp.MustCompile(`([a-zA-Z_:][\w:]*)(\{[^}]*\}|\s*\()?`) // a series with its selector, or a function with "("
+	matcher     = regexp.MustCompile(`(\w+)(=~|=|!=|!~)"([^"]*)"`)           // in a selector
+	plainValues = regexp.MustCompile(`^[\w|]*$`)                             // of a matcher: values without other regular expressions
+
+	// Parts of Grafana's queries.
 	grafanaNames = regexp.MustCompile(`\$\{\w+\}`)
-	grouping     = regexp.MustCompile(`\b(?:by|on|ignoring|without|group_left|group_right) \(([^)]*)\)`)
-	timeSpan     = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+|\b\d[\w.]*`)
-	word         = regexp.MustCompile(`([a-zA-Z_:][\w:]*)(\{[^}]*\}|\s*\()?`)
-	matcher      = regexp.MustCompile(`(\w+)(=~|=|!=|!~)"([^"]*)"`)
 	labelValues  = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
-	plainValues  = regexp.MustCompile(`^[\w|]*$`)
 )
 
-// labelsOf parses a scrape as Prometheus does, which adds job and instance to each series.
+// labelsOf parses a scrape. Like Prometheus, it adds the labels job and instance to each series.
 func labelsOf(page string) servedLabels {
 	all := make(servedLabels)
 	add := func(name string, labels ...string) {
@@ -63,9 +67,12 @@ func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 	rest = timeSpan.ReplaceAllString(literalsToSpaces(rest), " ")
 	labels := map[string]bool{}
 	for _, at := range word.FindAllStringSubmatchIndex(rest, -1) {
-		name := rest[at[2]:at[3]]
+		name, suffix := rest[at[2]:at[3]], ""
+		if at[4] >= 0 {
+			suffix = rest[at[4]:at[5]] // a selector, or the "(" of a function
+		}
 		switch {
-		case at[4] >= 0 && strings.HasSuffix(rest[at[4]:at[5]], "("), slices.Contains([]string{"and", "or", "unless", "bool", "by", "on"}, name):
+		case strings.HasSuffix(suffix, "("), slices.Contains([]string{"and", "or", "unless", "bool", "by", "on"}, name):
 			continue
 		case all[name] == nil:
 			t.Errorf("%s: no instance has the series %s, in %s", where, name, query)
@@ -75,7 +82,7 @@ func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 		for label := range all[name] {
 			labels[label] = true
 		}
-		if at[4] < 0 {
+		if suffix == "" {
 			continue
 		}
 		_, selector, _ := strings.Cut(query, name+"{")
@@ -167,7 +174,7 @@ func checkMonitoring(t *testing.T, page string) {
 	all := labelsOf(page)
 	for _, name := range yamlValues(t, "rules.yaml", "record") {
 		all[name] = make(map[string]map[string]bool)
-		prefix, _, _ := strings.Cut(name, ":")
+		prefix, _, _ := strings.Cut(name, ":") // the labels of a recorded series, as in rule_limit:…
 		for label := range strings.SplitSeq(prefix, "_") {
 			all[name][label] = map[string]bool{}
 		}
@@ -191,13 +198,13 @@ func checkMonitoring(t *testing.T, page string) {
 		for _, query := range queries[where] {
 			n := all.check(t, where, query)
 			if n == 0 && !strings.Contains(query, "${") {
-				t.Errorf("%s: no series was found in %s; is the lexer still right?", where, query)
+				t.Errorf("%s: no series was found in %s; want at least one", where, query)
 			}
 			series += n
 		}
 	}
 	if len(queries["rules.yaml"]) < 5 || len(queries["alerts.yaml"]) < 20 || len(queries["dashboard.json"]) < 50 {
-		t.Errorf("found %d rules, %d alerts and %d queries of the dashboard; are the files still read right?", len(queries["rules.yaml"]), len(queries["alerts.yaml"]), len(queries["dashboard.json"]))
+		t.Errorf("found %d rules, %d alerts and %d queries of the dashboard; want at least 5, 20 and 50", len(queries["rules.yaml"]), len(queries["alerts.yaml"]), len(queries["dashboard.json"]))
 	}
 	t.Logf("counted: %d series in queries of the dashboard, alerts, rules and docs that an instance has", series)
 }

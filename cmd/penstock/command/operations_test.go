@@ -22,9 +22,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// operations returns the cells of each row of each table in docs/operations.md. The key is the head
-// of the table's first column.
-func operations(t *testing.T) map[string][][]string {
+// operationsTables returns the tables of docs/operations.md, as rows of cells, by the head of their
+// first column.
+func operationsTables(t *testing.T) map[string][][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/operations.md")
 	if err != nil {
@@ -136,8 +136,9 @@ func scrape(t *testing.T, p *process) string {
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	cert, key := writeCertificate(t)
-	p := startProcess(t, "--caller-tls-cert="+cert, "--caller-tls-key="+key, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
-	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                                                                                                                       // a rule has a histogram once it has traffic
+	// A service without these flags has fewer series.
+	p := startProcess(t, "--caller-tls-cert="+cert, "--caller-tls-key="+key, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL())
+	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate") // a rule has a histogram once it has traffic
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	checkMonitoring(t, page)
 	rows, values := served(t, page)
 
-	tables := operations(t)
+	tables := operationsTables(t)
 	bare := func(cell string) string { return strings.ReplaceAll(cell, "`", "") }
 	var documented []string
 	for _, cells := range tables["series"] {
@@ -184,7 +185,7 @@ func TestOperationsPageNamesOnlyWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := make(map[string]bool)
-	tables := operations(t)
+	tables := operationsTables(t)
 	for _, cells := range tables["series"] {
 		known[strings.Trim(cells[0], "`")] = true
 	}

@@ -148,13 +148,13 @@ func TestResetPrintsNothingHostile(t *testing.T) {
 			checkPrintable(t, line, out)
 			checkPrintable(t, line+": errors", errors)
 			if out+errors == "" || status == http.StatusOK && !strings.Contains(line, "--limit") && out == "" {
-				t.Errorf("%s: nothing is printed: %s", line, errors)
+				t.Errorf("%s, status %d: printed %q and %q; want a text", line, status, out, errors)
 			}
 		}
 	}
 }
 
-// TestReportsPrintNothingHostile: texts of stores, policies and requests neither.
+// TestReportsPrintNothingHostile: nor do texts of stores, policies and requests steer the terminal.
 func TestReportsPrintNothingHostile(t *testing.T) {
 	t.Parallel()
 	for name, print := range map[string]func(io.Writer) error{
@@ -179,9 +179,8 @@ func TestReportsPrintNothingHostile(t *testing.T) {
 	}
 }
 
-// TestColouredLogHasNoEscapesOfClients: colors are the only escape sequences of a log in a
-// terminal.
-func TestColouredLogHasNoEscapesOfClients(t *testing.T) {
+// TestColoredLogHasNoEscapesOfClients: colors are the only escape sequences of a log in a terminal.
+func TestColoredLogHasNoEscapesOfClients(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	newColoredLog(&out, slog.LevelInfo).Error(hostileText, "text", hostileText, "err", io.ErrUnexpectedEOF, "any", []string{hostileText})
@@ -190,6 +189,6 @@ func TestColouredLogHasNoEscapesOfClients(t *testing.T) {
 		t.Errorf("the log line is %q; want one line without the control sequences of its texts", text)
 	}
 	if !strings.Contains(text, io.ErrUnexpectedEOF.Error()) || !strings.Contains(text, "é") {
-		t.Errorf("other texts are changed: %q", text)
+		t.Errorf("the log line is %q; want printable texts unchanged", text)
 	}
 }

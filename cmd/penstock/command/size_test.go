@@ -28,7 +28,7 @@ func TestRulesAddUp(t *testing.T) {
 		Total sizing.Size
 	}
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || len(got.Rules) != 4 {
-		t.Fatalf("exit status %d, %s%v in %s; want %d", code, err, jsonErr, out, exitOK)
+		t.Fatalf("exit status %d, %s%v in %s; want %d and 4 rules", code, err, jsonErr, out, exitOK)
 	}
 	memory, calls := int64(0), int64(0)
 	for _, r := range got.Rules {
@@ -56,7 +56,7 @@ func TestLargeSizesDoNotOverflow(t *testing.T) {
 	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")
 	var got struct{ Total sizing.Size }
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || got.Total.Memory != math.MaxInt64 || got.Total.MaxMemory != math.MaxInt64 || got.Total.Calls != 2e9 {
-		t.Errorf("exit status %d, %s%v in %s; want %d", code, err, jsonErr, out, exitOK)
+		t.Errorf("exit status %d, %s%v in %s; want %d, the largest int64 as memory, and 2e9 calls", code, err, jsonErr, out, exitOK)
 	}
 }
 

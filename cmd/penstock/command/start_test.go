@@ -18,7 +18,7 @@ import (
 // PENSTOCK_SOAK the service starts 100 times with the default timeout; otherwise twice, with a long
 // timeout.
 func TestFirstRequestsAreDecidedByTheStore(t *testing.T) {
-	const callers, each = 32, 2
+	const callers, requestsEach = 32, 2
 	config := writeFile(t, "rules.yaml", `
 rules:
   - name: api
@@ -50,7 +50,7 @@ rules:
 			for range callers {
 				all.Go(func() {
 					client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-					for range each {
+					for range requestsEach {
 						res, err := client.Get("http://" + p.listen + "/api/fares/estimate")
 						if err != nil {
 							t.Error(err)
@@ -67,7 +67,7 @@ rules:
 			all.Wait()
 			page := mustGet(t, "http://"+p.admin+"/metrics")
 			want := map[string]string{
-				`rate_limiter_decisions_total{source="store"}`:  fmt.Sprint(callers * each),
+				`rate_limiter_decisions_total{source="store"}`:  fmt.Sprint(callers * requestsEach),
 				`rate_limiter_decisions_unknown_outcome_total`:  "0",
 				`rate_limiter_scripts_total{event="noscript"}`:  "1", // the probe at the start
 				`rate_limiter_scripts_total{event="eval"}`:      "0",

@@ -40,14 +40,14 @@ func TestFailedCasesHaveAnExitStatusAndAPlace(t *testing.T) {
 	var report caseReport
 	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitProblem || report.Passed != 3 || report.Failed != 1 || len(report.Cases) != 4 ||
 		report.Cases[0].Failures[0].Line != 5 || len(report.Unreached) != 0 {
-		t.Errorf("exit status %d, %v in %s; want %d", code, err, out, exitProblem)
+		t.Errorf("-o json: exit status %d, %v in %s; want %d, 3 cases passed, one failed in line 5, and no unreached rule", code, err, out, exitProblem)
 	}
 
 	code, out, _ = command("test", "-o", "junit", ridesPolicy, cases, ridesCases)
 	var suite junitSuite
 	if err := xml.Unmarshal([]byte(out), &suite); err != nil || code != exitProblem || suite.Tests != 4 || suite.Failures != 1 ||
 		suite.Cases[0].Name != "one & only" || len(suite.Cases[0].Failures) != 1 || len(suite.Cases[1].Failures) != 0 {
-		t.Errorf("exit status %d, %v in %s; want %d", code, err, out, exitProblem)
+		t.Errorf("-o junit: exit status %d, %v in %s; want %d, 4 tests, and one failure in the first", code, err, out, exitProblem)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 	second := writeFile(t, "second.yaml", "cases: [{name: a, send: GET /, steps: [{times: 0, expect: allowed}]}]")
 	code, out, err := command("test", ridesPolicy, first, second)
 	if code != exitInvalid || out != "" || !strings.Contains(err, first+":1:49: there is no outcome") || !strings.Contains(err, second+":1:48: times is 0") {
-		t.Errorf("exit status %d, %s%s; want %d", code, out, err, exitInvalid)
+		t.Errorf("exit status %d, %s%s; want %d and the mistakes of both files", code, out, err, exitInvalid)
 	}
 	for _, args := range []string{"test", "test " + ridesPolicy, "test -o yaml " + ridesPolicy + " " + ridesCases} {
 		if code, _, err := command(strings.Fields(args)...); code != exitUsage || !strings.Contains(err, "write ") {

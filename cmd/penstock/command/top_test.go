@@ -72,7 +72,7 @@ func (s *screen) await(t *testing.T, words ...string) time.Duration {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Fatalf("%q was not drawn:\n%s", words, s.text)
+	t.Fatalf("after %v, not all of %q are drawn:\n%s", patience, words, s.text)
 	return 0
 }
 
@@ -113,7 +113,7 @@ func TestTopShowsAnOutage(t *testing.T) {
 		Rules struct{ Rules []struct{ Name string } }
 	}
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Rules.Rules) != 1 || got.Rules.Rules[0].Name != "near" || !strings.HasPrefix(got.State.Store.Name, "redis://") {
-		t.Errorf("exit code %d, %v, %s%s; want %d", code, err, errors, out, exitOK)
+		t.Errorf("-o json --rule near: exit code %d, %v, %s%s; want %d, the rule near and the store's URL", code, err, errors, out, exitOK)
 	}
 	if code, out, _ := command("top", "--admin", f.admin); code != exitOK || !strings.Contains(out, "near.hour") || strings.Contains(out, "\x1b") {
 		t.Errorf("without a terminal: exit code %d, %s; want %d with %q", code, out, exitOK, "near.hour")

@@ -60,7 +60,7 @@ func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
 		t.Errorf("as JSON: exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
 	}
 	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
-		t.Errorf("serve accepts it: %s", err)
+		t.Errorf("serve prints %q; want an error about log_format", err)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestStoresThatServeRejectsAreNotValid(t *testing.T) {
 		}
 	}
 	if code, out, _ := command("validate", "testdata/store-elsewhere.yaml"); code != 0 {
-		t.Errorf("a store URL with files that do not exist here: %d, %s", code, out)
+		t.Errorf("a store URL with files that do not exist here: exit status %d, %s; want 0", code, out)
 	}
 }
 
@@ -145,10 +145,10 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
-		same := slices.EqualFunc(lines, c.want, func(line, want string) bool {
+		isSame := slices.EqualFunc(lines, c.want, func(line, want string) bool {
 			return strings.HasPrefix(line, want) || strings.HasSuffix(line, want)
 		})
-		if code != c.code || !same || err != "" {
+		if code != c.code || !isSame || err != "" {
 			t.Errorf("validate %s: exit status %d, %s%s\nwant %d, %q", c.files, code, out, err, c.code, c.want)
 		}
 	}

@@ -91,6 +91,7 @@ func (f *fixture) decide(key string) admission.Outcome {
 	return outcome
 }
 
+// none is for a Tick of an instance without counters.
 func none(func(Series, uint64)) {}
 
 // A denial by new_identities has the name of its limit, as in the log.
@@ -136,8 +137,8 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 	}
 }
 
-// A kept limit, which callers state with numbers of their own, counts as one limit. A reload keeps
-// it.
+// Callers may state a kept limit with rates of their own. All of these plans count as one limit,
+// also after a reload.
 func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	f.Keep(penstock.PerSecond(1).WithName("kept").MustCompile())
@@ -171,7 +172,7 @@ func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
 		f.decide("a")
 	}
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
-		t.Errorf("keys are kept: %+v", a.Tops)
+		t.Errorf("without Options.Names, keys are recorded: %+v; want none", a.Tops)
 	}
 	if n, _ := f.Activity(Hour).Denied.Count(); n != 1 {
 		t.Errorf("%v different keys were denied; want 1", n)
@@ -238,14 +239,14 @@ func TestRecorderSamplesFloods(t *testing.T) {
 	for _, item := range a.Tops[Denied].Items {
 		least, most := item.Bounds()
 		if n := exact[item.Name]; n < least || n > most {
-			t.Errorf("%s has %d to %d; it was %d", item.Name, least, most, n)
+			t.Errorf("the bounds of %s are %d to %d; its true weight is %d", item.Name, least, most, n)
 		}
 		if exact[item.Name] > 1000 {
 			found++
 		}
 	}
 	if found != 5 {
-		t.Errorf("%d of 5 heavy keys were found", found)
+		t.Errorf("%d of 5 heavy keys were found; want all", found)
 	}
 	if n, deviation := a.Denied.Count(); n < float64(len(exact))-5*deviation || n > float64(len(exact))+5*deviation {
 		t.Errorf("%.0f ± %.0f different keys; want %d", n, deviation, len(exact))
@@ -278,7 +279,7 @@ func TestObserveWaitsForNothing(t *testing.T) {
 	}
 	a := f.Activity(FiveMinutes)
 	if top := a.Tops[Denied]; len(top.Items) != 0 || top.Missed != 4 || a.Denied.Missed != 4 || a.Tops[Units].Missed != 20 {
-		t.Errorf("missed events are not counted: %+v, %+v", top, a.Denied)
+		t.Errorf("missed events: %d denials, %d different keys and %d units, with the items %+v; want 4, 4, 20 and no items", top.Missed, a.Denied.Missed, a.Tops[Units].Missed, top.Items)
 	}
 }
 
@@ -313,7 +314,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 			}
 		}
 		if least, most := item.Bounds(); exact < least || exact > most+a.Tops[Denied].Missed {
-			t.Errorf("%s has %d to %d, and %d missed; it was %d", item.Name, least, most, a.Tops[Denied].Missed, exact)
+			t.Errorf("the bounds of %s are %d to %d, and %d were missed; its true weight is %d", item.Name, least, most, a.Tops[Denied].Missed, exact)
 		}
 	}
 }
@@ -337,6 +338,7 @@ func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i
 	}
 }
 
+// loads are policies for measurements. The name is what happens to the requests.
 var loads = []struct{ name, policy string }{
 	{"allowed", "rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 100M/s}]}]"},
 	{"two limits", "rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 100M/s}, {rate: 100000M/d}]}]"},
@@ -372,7 +374,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	heap()
 	before := heap()
 	r := New(Options{Names: plainNames})
-	recorder := heap() - before
+	unused := heap() - before
 	e := admission.Event{Outcome: admission.Allowed, Charges: []penstock.Charge{{Plan: plan, Cost: 1}}, Decision: new(penstock.Decision)}
 	for minute := range 70 {
 		for i := range 2000 {
@@ -390,7 +392,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	})
 	all := heap() - before
 	runtime.KeepAlive(r)
-	t.Logf("counted: %d KB of memory at first, %d KB with all windows full of long keys, %d KB with all rings", recorder>>10, keys>>10, all>>10)
+	t.Logf("counted: %d KB of memory at first, %d KB with all windows full of long keys, %d KB with all rings", unused>>10, keys>>10, all>>10)
 	if all > 16<<20 {
 		t.Errorf("a recorder has %d KB; at most 16 MB are allowed", all>>10)
 	}

@@ -23,10 +23,10 @@ func BenchmarkObserve(b *testing.B) {
 	two := penstock.NewDecision([]penstock.Status{{Granted: 1, Remaining: 9}, {Granted: 1, Remaining: 9}})
 	charge := penstock.Charge{Plan: plan, Cost: 1}
 	for _, c := range []struct {
-		name    string
-		outcome admission.Outcome
-		d       *penstock.Decision
-		charges []penstock.Charge
+		name     string
+		outcome  admission.Outcome
+		decision *penstock.Decision
+		charges  []penstock.Charge
 	}{
 		{"allowed", admission.Allowed, &allowed, []penstock.Charge{charge}},
 		{"two limits", admission.Allowed, &two, []penstock.Charge{charge, charge}},
@@ -41,7 +41,7 @@ func BenchmarkObserve(b *testing.B) {
 			for i := range keys {
 				keys[i] = fmt.Sprint("client:", i)
 			}
-			e := admission.Event{Outcome: c.outcome, Decision: c.d, Charges: c.charges}
+			e := admission.Event{Outcome: c.outcome, Decision: c.decision, Charges: c.charges}
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
@@ -55,7 +55,8 @@ func BenchmarkObserve(b *testing.B) {
 }
 
 // quickest runs many short rounds of decisions without and with a recorder. It returns the shortest
-// round of each, because other processes have disturbed that one least.
+// time of a decision: least[0] without, least[1] with a recorder. Other processes have disturbed
+// these rounds least.
 func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
 	const round, rounds = 200, 3000
 	least = [2]time.Duration{1 << 62, 1 << 62}

@@ -27,7 +27,7 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 			byLimit[h.Limit]++
 			for range 1 + r.IntN(3) { // often seen again
 				for _, d := range []*distinctCounter{one, parts[r.IntN(len(parts))]} {
-					if local := h.Hash * 3; !d.isRecent(local) {
+					if local := h.Hash * 3; !d.isRecent(local) { // any other hash of the key
 						d.add(local, h)
 					}
 				}
@@ -42,20 +42,20 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 		for what, d := range map[string]*Distinct{"one": counted, "merged of ten": merged} {
 			n, deviation := d.Count()
 			if d.IsExact() != (want < distinctSize) {
-				t.Errorf("%s of %d: exact is %v", what, want, d.IsExact())
+				t.Errorf("%s: with %d different keys, IsExact returns %v; want %v", what, want, d.IsExact(), want < distinctSize)
 			}
 			if math.Abs(n-float64(want)) > 5*deviation {
-				t.Errorf("%s: counted %.0f ± %.0f different keys of %d", what, n, deviation, want)
+				t.Errorf("%s: counted %.0f ± %.0f different keys; want %d", what, n, deviation, want)
 			}
 			d.ByLimit(func(_, limit string, n, deviation float64) {
 				if math.Abs(n-byLimit[limit]) > 5*deviation {
-					t.Errorf("%s: counted %.0f ± %.0f different keys of limit %s, of %.0f", what, n, deviation, limit, byLimit[limit])
+					t.Errorf("%s: counted %.0f ± %.0f different keys of limit %s; want %.0f", what, n, deviation, limit, byLimit[limit])
 				}
 			})
 		}
 		if a, _ := counted.Count(); want >= distinctSize {
 			if b, _ := merged.Count(); a != b {
-				t.Errorf("merged of ten: %.0f different keys of %d; one counted %.0f", b, want, a)
+				t.Errorf("merged of ten: counted %.0f different keys of %d; want %.0f, as one counter does", b, want, a)
 			}
 		}
 		if n, _ := parts[0].read(false).Count(); n != 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A stream of events: the key of event i.
+// An eventStream returns the key of its event i.
 type eventStream struct {
 	name string
 	key  func(r *rand.Rand, i int) string
@@ -64,7 +64,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 		listed[item.Name] = true
 		least, most := item.Bounds()
 		if n := exact[item.Name]; n < least || n > most {
-			t.Fatalf("%s: %s has %d to %d; it was %d", what, item.Name, least, most, n)
+			t.Fatalf("%s: the bounds of %s are %d to %d; its true weight is %d", what, item.Name, least, most, n)
 		}
 		if item.Error > bound {
 			t.Fatalf("%s: %s has an error of %d; the bound is %d", what, item.Name, item.Error, bound)
@@ -140,7 +140,7 @@ func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 		}
 		for _, item := range s.top().Items {
 			if least, most := item.Bounds(); exact[item.Name] < least || exact[item.Name] > most {
-				t.Errorf("%s: %s has %d to %d; it was %d", stream.name, item.Name, least, most, exact[item.Name])
+				t.Errorf("%s: the bounds of %s are %d to %d; its true weight is %d", stream.name, item.Name, least, most, exact[item.Name])
 			}
 		}
 	}
@@ -162,10 +162,10 @@ func TestBoundsOfSamplesHold(t *testing.T) {
 		item := Item{Weight: weight, Variance: float64(weight) * gap, Largest: gap}
 		least, most := item.Bounds()
 		if p := atMost(n, float64(most)/gap); p > rare {
-			t.Errorf("%d samples: an item of %d has so few with probability %g", n, most, p)
+			t.Errorf("%d samples: an item of weight %d has so few with probability %g; want at most %g", n, most, p, rare)
 		}
 		if p := 1 - atMost(n-1, float64(least)/gap); p > rare {
-			t.Errorf("%d samples: an item of %d has so many with probability %g", n, least, p)
+			t.Errorf("%d samples: an item of weight %d has so many with probability %g; want at most %g", n, least, p, rare)
 		}
 		if float64(most) > 3*float64(weight)+40*gap {
 			t.Errorf("%d samples: the bound %d is useless; want a tighter one", n, most)
@@ -194,7 +194,7 @@ func TestTableAgreesWithAMap(t *testing.T) {
 			want = -1
 		}
 		if got := table.find(hash); got != want {
-			t.Fatalf("%x: %d, want %d", hash, got, want)
+			t.Fatalf("the number of the hash %x is %d; want %d", hash, got, want)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 		}
 		t.Logf("counted: %s: %d bytes, %d counts, %d offenders", name, len(text), len(read.Counts), len(read.Activity[0].Tops[Denied].Items))
 		if again, err := read.Text(); err != nil || len(again) > MaxSummary {
-			t.Errorf("%s: written again: %d bytes, %v", name, len(again), err)
+			t.Errorf("%s: written again, the summary has %d bytes, %v; want at most %d", name, len(again), err, MaxSummary)
 		}
 		if read.Version != s.Version || !read.Started.Equal(s.Started) || read.Seed != s.Seed {
 			t.Errorf("%s: %+v was read as %+v", name, s, read)
@@ -71,7 +71,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 	}
 }
 
-// forge makes a text of JSON with the right version and checksum.
+// forge packs JSON as a summary with the right version and checksum.
 func forge(plain string) string {
 	var out bytes.Buffer
 	out.WriteByte(formatVersion)
@@ -101,7 +101,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 	}
 	none := `{"size":16,"hashes":"","of":[],"names":[]}`
 	if _, err := ParseSummary(forge(windows(tops, none))); err != nil {
-		t.Fatalf("the forged summary without faults: %v", err)
+		t.Fatalf("the forged summary without faults: %v; want no error", err)
 	}
 	wrong := []byte(forge(windows(tops, none)))
 	wrong[2] ^= 1

@@ -26,7 +26,7 @@ func TestQuantilesAreWithinAQuarter(t *testing.T) {
 		timing.tick(time.Second)
 		got := timing.Since(10)
 		if got.Calls != uint64(len(all)) || got.Failed != 0 {
-			t.Fatalf("of %d calls, %d were counted", len(all), got.Calls)
+			t.Fatalf("of %d calls, %d were counted, and %d failures; want all and none", len(all), got.Calls, got.Failed)
 		}
 		for percent, q := range map[int]time.Duration{50: got.P50, 95: got.P95, 99: got.P99} {
 			if exact := all[(percent*len(all)+99)/100-1]; q <= exact || q*4/5 > exact {
@@ -40,7 +40,7 @@ func TestDurationsBelongToOneCounter(t *testing.T) {
 	last := time.Duration(0)
 	for i := range failures {
 		if end := endOf(i); end <= last || counterOf(end-time.Nanosecond) != i || i+1 < failures && counterOf(end) != i+1 {
-			t.Fatalf("counter %d ends at %v; %v is in %d, and the end in %d", i, end, end-1, counterOf(end-1), counterOf(end))
+			t.Fatalf("counter %d ends at %v; %v is in counter %d, and the end in %d; want %d and %d", i, end, end-1, counterOf(end-1), counterOf(end), i, i+1)
 		}
 		last = endOf(i)
 	}
@@ -82,7 +82,7 @@ func TestRequestsThatWaitedAreCounted(t *testing.T) {
 		charges := []penstock.Charge{{Key: "global", Plan: plan, Cost: 1, Patience: time.Hour}}
 		d, err := store.Decide(t.Context(), charges)
 		if err != nil || !d.Allowed {
-			t.Fatal(d, err)
+			t.Fatalf("the decision is %+v, %v; want an allowed one", d, err)
 		}
 		r.Observe(&admission.Event{Rule: "api", Limit: plan.Name(), Key: "global", Decision: &d, Charges: charges})
 	}

@@ -264,13 +264,13 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 		}
 		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
 			if body := f.get(path, c.header).Body.String(); strings.Contains(body, "4711") != (c.shown == ShowFull && strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)) {
-				t.Errorf("%s with %q: %s shows the identity: %s", c.identities, c.header, path, body)
+				t.Errorf("%s with %q: %s is %s; want the identity only in full lists of offenders", c.identities, c.header, path, body)
 			}
 		}
 	}
 }
 
-// A list that is cut off says how much the keys that it leaves out may have.
+// A list with a parameter limit bounds the counts of the keys that it leaves out.
 func TestShortListsOfOffendersBoundTheOthers(t *testing.T) {
 	f := newFixture(t, nil)
 	for i, n := range []int{16, 14, 12} {
@@ -407,7 +407,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 	}
 	f.stateCache.made = time.Time{} // a second later
 	if again := f.get("state"); again.Header().Get("ETag") != tag {
-		t.Error("the ETag of an equal state differs")
+		t.Errorf("the ETag of an equal state is %s; want %s", again.Header().Get("ETag"), tag)
 	}
 	f.options.Recorder.Tick(2*time.Second, func(add func(activity.Series, uint64)) { add(activity.Series{Name: "source:store"}, 99) })
 	f.stateCache.made = time.Time{}
@@ -416,16 +416,16 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// check returns an error if a value does not have the form of a schema.
-func check(where string, schema, schemas object, value any) error {
+// checkSchema returns an error if a value does not have the form of a schema.
+func checkSchema(where string, schema, schemas object, value any) error {
 	if ref, ok := schema["$ref"].(string); ok {
-		return check(where, schemas[strings.TrimPrefix(ref, "#/components/schemas/")].(object), schemas, value)
+		return checkSchema(where, schemas[strings.TrimPrefix(ref, "#/components/schemas/")].(object), schemas, value)
 	}
 	if any, ok := schema["anyOf"].([]any); ok {
 		if value == nil {
 			return nil
 		}
-		return check(where, any[0].(object), schemas, value)
+		return checkSchema(where, any[0].(object), schemas, value)
 	}
 	var ok bool
 	switch v := value.(type) {
@@ -438,7 +438,7 @@ func check(where string, schema, schemas object, value any) error {
 	case []any:
 		ok = schema["type"] == "array"
 		for i := 0; ok && i < len(v); i++ {
-			if err := check(fmt.Sprint(where, "[", i, "]"), schema["items"].(object), schemas, v[i]); err != nil {
+			if err := checkSchema(fmt.Sprint(where, "[", i, "]"), schema["items"].(object), schemas, v[i]); err != nil {
 				return err
 			}
 		}
@@ -459,7 +459,7 @@ func check(where string, schema, schemas object, value any) error {
 			if !known {
 				return fmt.Errorf("%s has %s, which the schema lacks", where, name)
 			}
-			if err := check(where+"."+name, property, schemas, one); err != nil {
+			if err := checkSchema(where+"."+name, property, schemas, one); err != nil {
 				return err
 			}
 		}
@@ -515,7 +515,7 @@ func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 			t.Fatalf("%s: %d %s; want 200 with JSON", path, w.Code, w.Body)
 		}
 		response := at.Get["responses"].(object)["200"].(object)["content"].(object)["application/json"].(object)
-		if err := check(path, response["schema"].(object), doc.Components.Schemas, body); err != nil {
+		if err := checkSchema(path, response["schema"].(object), doc.Components.Schemas, body); err != nil {
 			t.Error(err)
 		}
 		checked++
@@ -554,7 +554,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// Each request that is refused for its token is counted once, and no other.
+// Each request that is rejected for its token is counted once. No other request is counted.
 func TestRefusedTokensAreCounted(t *testing.T) {
 	for _, c := range []struct {
 		isReset bool

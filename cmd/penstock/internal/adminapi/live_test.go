@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// A pipes is a listener in memory. Its connections have no buffers, so a reader that does not read
-// stops its writer at once.
-type pipes struct {
+// A pipeListener accepts connections in memory. They have no buffers, so a reader that does not
+// read stops its writer at once.
+type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-func (p *pipes) Accept() (net.Conn, error) {
+func (p *pipeListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
 		return c, nil
@@ -31,27 +31,27 @@ func (p *pipes) Accept() (net.Conn, error) {
 	}
 }
 
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
-func (p *pipes) Addr() net.Addr { return pipeAddr{} }
+func (p *pipeListener) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
+func (p *pipeListener) Addr() net.Addr { return pipeAddr{} }
 
 type pipeAddr struct{}
 
 func (pipeAddr) Network() string { return "pipe" }
 func (pipeAddr) String() string  { return "pipe" }
 
-// A liveServer serves a fixture by pipes, with the timeouts of the admin server.
+// A liveServer serves a fixture in memory, with the timeouts of the admin server.
 type liveServer struct {
 	*fixture
-	*pipes
+	*pipeListener
 }
 
 func startLive(t *testing.T, f *fixture) *liveServer {
-	s := &liveServer{f, &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}}
+	s := &liveServer{f, &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}}
 	server := &http.Server{Handler: f, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = server.Serve(s.pipes)
+		_ = server.Serve(s.pipeListener)
 	}()
 	t.Cleanup(func() {
 		server.Close()

@@ -31,6 +31,7 @@ func (f *fixture) post(body string, headers ...string) *httptest.ResponseRecorde
 
 const resetAll = `{"key": "key:customer-4711", "reason": "support-4711"}`
 
+// used returns how many units the key of resetAll has used of a limit.
 func (f *fixture) used(limit string) int64 {
 	f.t.Helper()
 	header := ""
@@ -120,7 +121,7 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		f.spend("api.hour", "key:customer-4711", 5)
 		w := f.post(resetAll, c.headers...)
 		if w.Code != c.status || f.used("hour") != 5 {
-			t.Errorf("%v: %d %s, %d used; want %d", c.headers, w.Code, w.Body, f.used("hour"), c.status)
+			t.Errorf("%v: %d %s, %d used; want %d and 5 used", c.headers, w.Code, w.Body, f.used("hour"), c.status)
 		}
 		tried++
 		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
@@ -167,7 +168,7 @@ func TestMalformedResetsAreRejected(t *testing.T) {
 		}
 	}
 	if f.used("hour") != 5 {
-		t.Error("a malformed reset has reset the key")
+		t.Errorf("after malformed resets, %d units are used; want 5", f.used("hour"))
 	}
 }
 
@@ -213,7 +214,7 @@ func FuzzResets(f *testing.F) {
 			t.Errorf("%q: %d %s; want a status below 500", body, w.Code, w.Body)
 		}
 		if w := x.post(body); w.Code != 401 {
-			t.Errorf("%q without the token: %d %s", body, w.Code, w.Body)
+			t.Errorf("%q without the token: %d %s; want 401", body, w.Code, w.Body)
 		}
 	})
 }

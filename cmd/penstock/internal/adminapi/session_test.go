@@ -34,21 +34,21 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	old := strconv.FormatInt(time.Now().Add(-time.Second).Unix(), 10)
 	later := strconv.FormatInt(time.Now().Add(20*time.Hour).Unix(), 10)
 	for _, at := range []struct {
-		f      *fixture
-		value  string
-		status int // of a read; of a write, 200 or 401 or 403
-		write  int
+		f     *fixture
+		value string // of the cookie
+		read  int    // status of a read
+		write int    // status of a write
 	}{
 		{remote, c.Value, 200, 200}, {local, c.Value, 200, 200}, {other, c.Value, 401, 401}, {none, c.Value, 403, 403},
 		{remote, end + "." + signature[1:], 401, 401}, {remote, later + "." + signature, 401, 401}, {local, later + "." + signature, 200, 401},
 		{remote, old + "." + remote.signSession(old), 401, 401}, {remote, "x." + remote.signSession("x"), 401, 401}, {remote, "", 401, 401}, {none, end + "." + none.signSession(end), 403, 403},
 	} {
 		cookie := "Cookie: " + sessionCookie + "=" + at.value
-		if w := at.f.get("state", cookie); w.Code != at.status {
-			t.Errorf("with %s, a read is %d, want %d", cookie, w.Code, at.status)
+		if w := at.f.get("state", cookie); w.Code != at.read {
+			t.Errorf("with %s, a read returns %d; want %d", cookie, w.Code, at.read)
 		}
 		if w := at.f.post(resetAll, cookie); w.Code != at.write {
-			t.Errorf("with %s, a write is %d, want %d", cookie, w.Code, at.write)
+			t.Errorf("with %s, a write returns %d; want %d", cookie, w.Code, at.write)
 		}
 	}
 	cookie := "Cookie: " + sessionCookie + "=" + c.Value

@@ -49,7 +49,7 @@ func TestTimingsOfStoreAndUpstream(t *testing.T) {
 	}
 }
 
-func TestStateSaysWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
+func TestStateShowsWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
 	store := StoreState{Breakers: map[string]string{"default": "closed"}, Instances: 2}
 	f := newFixture(t, func(o *Options) { o.StoreInfo = func(context.Context) StoreState { return store } })
 	if got := read[StoreState](f, "store"); got.Over != nil {

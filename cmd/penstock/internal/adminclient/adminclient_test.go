@@ -102,6 +102,7 @@ func TestClientReachesTheInstance(t *testing.T) {
 		t.Cleanup(s.Close)
 	}
 	_, port, _ := net.SplitHostPort(plain.Listener.Addr().String())
+	// The keys are the wanted texts. Some end in a space, or are cut, because keys must differ.
 	for want, o := range map[string]Options{
 		"GET /x Bearer t 0":  {Address: plain.Listener.Addr().String(), Token: "t"},
 		"GET /x  0":          {Address: "0.0.0.0:" + port},
@@ -172,7 +173,7 @@ func TestFollowReadsEvents(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	if _, _, err := c.Follow(t.Context(), "/", func(string, []byte) error { return enough }); !errors.Is(err, enough) {
-		t.Errorf("an error of the caller: %v", err)
+		t.Errorf("Follow returns %v; want the error of the caller, %v", err, enough)
 	}
 	if status, text, err := c.Follow(t.Context(), "/refused", use); status != 503 || string(text) != "full" || err != nil {
 		t.Errorf("a refused stream: %d, %s, %v; want 503 with its text", status, text, err)
@@ -232,7 +233,7 @@ func TestHostileInstancesAreBounded(t *testing.T) {
 	}
 	defer c.Close()
 	if c.transport.ResponseHeaderTimeout == 0 {
-		t.Error("an instance may send no header for ever")
+		t.Error("ResponseHeaderTimeout is 0; want a bound on the time without a header")
 	}
 	for path, want := range map[string]string{"/objects": "objects", "/zipped": "bytes", "/endless": "bytes", "/header": "header"} {
 		if _, answer, err := c.Send(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), want) {
@@ -241,7 +242,8 @@ func TestHostileInstancesAreBounded(t *testing.T) {
 	}
 	use := func(string, []byte) error { return nil }
 	for path, want := range map[string]string{"/line": "token too long", "/silent": errSilent.Error(), "/silent-refusal": errSilent.Error()} {
-		if c.streamTimeout = 200 * time.Millisecond; path == "/line" {
+		c.streamTimeout = 200 * time.Millisecond
+		if path == "/line" {
 			c.streamTimeout = streamTimeout
 		}
 		if _, _, err := c.Follow(t.Context(), path, use); err == nil || !strings.Contains(err.Error(), want) {
@@ -250,6 +252,6 @@ func TestHostileInstancesAreBounded(t *testing.T) {
 	}
 	c.streamTimeout = streamTimeout
 	if status, answer, err := c.Follow(t.Context(), "/refused", use); status != http.StatusServiceUnavailable || len(answer) > maxLine || err != nil {
-		t.Errorf("/refused: %d, %d bytes, %v", status, len(answer), err)
+		t.Errorf("/refused: %d, %d bytes, %v; want 503 with at most %d bytes", status, len(answer), err, maxLine)
 	}
 }

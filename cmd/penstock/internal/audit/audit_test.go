@@ -37,7 +37,7 @@ func TestLogAndFileHaveOneForm(t *testing.T) {
 	}
 	delete(filed, "time")
 	if !reflect.DeepEqual(logged, filed) {
-		t.Errorf("the log has %v; the file %v", logged, filed)
+		t.Errorf("the log has %v, and the file has %v; want the same", logged, filed)
 	}
 	var text bytes.Buffer
 	slog.New(slog.NewTextHandler(&text, nil)).Info("m", l.Attributes()...)

@@ -30,6 +30,6 @@ func TestAPipeInPlaceOfTheFileIsAnError(t *testing.T) {
 	}
 	defer reader.Close()
 	if _, err := f.Write([]byte("a\n")); err == nil || !strings.Contains(err.Error(), "is not a file") {
-		t.Errorf("a line was written to a pipe with a reader: %v", err)
+		t.Errorf("Write to a pipe with a reader returns %v; want that it is not a file", err)
 	}
 }

@@ -42,7 +42,7 @@ func parseRules(t *testing.T) *policy.Rules {
 	return p.Rules
 }
 
-// run runs one case. Each step is one line in flow style.
+// run runs one case. Each step is the inside of a YAML mapping in braces.
 func run(t *testing.T, of *policy.Rules, head string, steps ...string) Result {
 	t.Helper()
 	text := "cases:\n  - name: one\n    " + head + "\n    steps:\n"
@@ -60,8 +60,8 @@ func run(t *testing.T, of *policy.Rules, head string, steps ...string) Result {
 	return all[0]
 }
 
-// trueCases has cases that pass, by what they show. The first line belongs to the case, the others
-// are its steps.
+// trueCases has cases that pass, by what they show. The first text has the fields of the case, as
+// head reads it. The other texts are its steps.
 var trueCases = map[string][]string{
 	"claims and tiers": {"send: GET /api",
 		"claims: {sub: a}, times: 2, expect: allowed, identity: 'user:a', remaining: 0", "claims: {sub: a}, expect: denied, rule: api, limit: hour, retry_after: 30m",
@@ -81,6 +81,7 @@ var trueCases = map[string][]string{
 	"each case begins with nothing": {"send: GET /slots", "times: 2, hold: true, expect: allowed"},
 }
 
+// head returns the fields of a case as lines. Several fields are in braces.
 func head(of string) string {
 	if inner, ok := strings.CutPrefix(of, "{"); ok {
 		return strings.ReplaceAll(strings.TrimSuffix(inner, "}"), ", start", "\n    start")
@@ -110,12 +111,13 @@ func TestWrongExpectationsFail(t *testing.T) {
 		for i, line := range lines[1:] {
 			for right, instead := range wrong {
 				before, after, found := strings.Cut(line, right)
+				// A wrong rule or limit is a mistake of the file, because they are named together.
 				if !found || right == "limit: in-flight" || right == "rule: api" || strings.HasPrefix(after, "_") {
 					continue
 				}
 				steps := append([]string{}, lines[1:]...)
 				steps[i] = before + instead + after
-				steps[i] = strings.ReplaceAll(steps[i], "x'", "'x")
+				steps[i] = strings.ReplaceAll(steps[i], "x'", "'x") // into the quotes
 				got := run(t, of, head(lines[0]), steps...)
 				if len(got.Failures) == 0 {
 					t.Errorf("%s: %q passes; want a failure", what, steps[i])
@@ -132,7 +134,7 @@ func TestWrongExpectationsFail(t *testing.T) {
 	t.Logf("counted: %d wrong expectations", tried)
 }
 
-func TestFailureSaysWhichRequestAndLimit(t *testing.T) {
+func TestFailureNamesRequestAndLimit(t *testing.T) {
 	got := run(t, parseRules(t), "send: GET /slots", "expect: allowed, rule: slots", "times: 3, hold: true, expect: allowed", "expect: allowed, rule: login")
 	want := []Failure{
 		{6, 40, "request 4: the outcome is denied by slots.in-flight; expected allowed"},

@@ -80,8 +80,8 @@ func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings
 			chart{ID: "upstream", Title: "Upstream latency", Note: "Until the headers of a response.", Unit: "ms", Source: "upstream", Lines: []line{
 				{Label: "Median", Style: 1, Field: "p50_us"}, {Label: "95 %", Style: 4, Field: "p95_us"}, {Label: "99 %", Style: 2, Field: "p99_us"},
 			}},
-			chart{ID: "upstream-errors", Title: "Let through, and upstream errors", Note: "An error is a missing response, or a status of 500 or more.", Unit: "/s", Source: "upstream", Lines: []line{
-				{Label: "Let through", Style: 1, Field: "calls"}, {Label: "Errors", Style: 2, Field: "failed"},
+			chart{ID: "upstream-errors", Title: "Forwarded requests, and upstream errors", Note: "An error is a missing response, or a status of 500 or more.", Unit: "/s", Source: "upstream", Lines: []line{
+				{Label: "Forwarded", Style: 1, Field: "calls"}, {Label: "Errors", Style: 2, Field: "failed"},
 			}},
 		)
 	}

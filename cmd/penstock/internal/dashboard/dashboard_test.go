@@ -45,9 +45,9 @@ const token = "0123456789abcdef"
 type site struct {
 	testing.TB
 	*Handler
-	o      adminapi.Options
-	audits []adminapi.Audit
-	cookie string
+	options adminapi.Options
+	audits  []adminapi.Audit
+	cookie  string // of the browser
 }
 
 func newSite(t testing.TB, change func(*adminapi.Options)) *site {
@@ -65,7 +65,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
-	s.o = adminapi.Options{
+	s.options = adminapi.Options{
 		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
 		Digest: func() string { return p.Digest }, Recorder: recorder, Waiting: func() int { return 7 }, Upstream: func() string { return "http://127.0.0.1:3000" },
 		Fleet: func(context.Context) *activity.Fleet {
@@ -92,9 +92,9 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 		Name:  func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
 	}
 	if change != nil {
-		change(&s.o)
+		change(&s.options)
 	}
-	s.Handler = New(Options{API: adminapi.New(s.o), Version: "v1.2.3"})
+	s.Handler = New(Options{API: adminapi.New(s.options), Version: "v1.2.3"})
 	return s
 }
 
@@ -102,14 +102,14 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 func (s *site) spend(key string, n int) {
 	s.Helper()
 	var plan *penstock.Plan
-	for _, p := range s.o.Rules().Plans() {
+	for _, p := range s.options.Rules().Plans() {
 		if p.Group() == "api" && p.Name() == "hour" {
 			plan = p
 		}
 	}
 	for range n {
 		charges := []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}
-		d, err := s.o.Store.Decide(s.Context(), charges)
+		d, err := s.options.Store.Decide(s.Context(), charges)
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -117,10 +117,10 @@ func (s *site) spend(key string, n int) {
 		if !d.Allowed {
 			e.Outcome = admission.Denied
 		}
-		s.o.Recorder.Observe(&e)
+		s.options.Recorder.Observe(&e)
 	}
-	s.o.Recorder.Store.Observe(3 * time.Millisecond)
-	s.o.Recorder.Tick(time.Second, func(add func(activity.Series, uint64)) {
+	s.options.Recorder.Store.Observe(3 * time.Millisecond)
+	s.options.Recorder.Tick(time.Second, func(add func(activity.Series, uint64)) {
 		add(activity.Series{Rule: "api", Limit: "hour", Name: "allowed"}, 120)
 		add(activity.Series{Rule: "api", Limit: "hour", Name: "denied"}, 1230)
 		add(activity.Series{Rule: "api", Limit: "hour.candidate", Name: "shadow_denied"}, 777)
@@ -178,7 +178,7 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	for _, path := range []string{"", "dashboard", "dashboard?span=minutes", "dashboard?rule=api"} {
-		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Let through, and upstream errors")
+		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Forwarded requests, and upstream errors")
 	}
 	rules := s.text("rules", 200)
 	s.mustHave(rules, "2 rules in force", "path /api/**", "100 per 1h, burst 100 10 per 1h, burst 10", "up to 2.0\u00a0s", "Enforced 120 1"+thin+"230", "Candidate: 50 per 1h, burst 50; 5 per 1h, burst 5 0 777", "odd.rule", "shadow", "store forgets", "each instance enforces its share")
@@ -243,10 +243,10 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		status       int
 		want         string
 	}{
-		{form("reason=r&token=" + token), "", 200, "Reset. api.hour has forgotten"},
-		{form("reason=r&token=" + token + "&limit=api%09hour"), "Sec-Fetch-Site: same-origin", 200, "Reset. api.hour has forgotten"},
+		{form("reason=r&token=" + token), "", 200, "Reset. api.hour is unused again"},
+		{form("reason=r&token=" + token + "&limit=api%09hour"), "Sec-Fetch-Site: same-origin", 200, "Reset. api.hour is unused again"},
 		{form("reason=r&token=" + token + "&limit=api%09day"), "", 200, "Nothing to reset"},
-		{form("reason=r"), "Authorization: Bearer " + token, 200, "Reset. api.hour has forgotten"},
+		{form("reason=r"), "Authorization: Bearer " + token, 200, "Reset. api.hour is unused again"},
 		{form("reason=r"), "", 401, "writes need it at every address"},
 		{form("reason=r&token=wrong"), "", 401, "the token is wrong"},
 		{form("token=" + token), "", 400, "the reason must have 1 to 200 letters"},
@@ -261,18 +261,19 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		s.spend(key, 14)
 		w := s.send("POST", "reset", c.form, c.header)
 		isReset := strings.HasPrefix(c.want, "Reset.")
+		// A form that cannot be read has no token either, so 401 is right too.
 		if got := plain(w); w.Code != c.status && !(c.status == 400 && w.Code == 401) || !strings.Contains(got, c.want) && w.Code == c.status {
 			t.Errorf("%.60s with %q: %d %s; want %d with %q", c.form, c.header, w.Code, got, c.status, c.want)
 		}
 		if used := s.used(key); (used == 0) != isReset {
-			t.Errorf("%.60s with %q: %d units are used", c.form, c.header, used)
+			t.Errorf("%.60s with %q: %d units are used; want a reset: %v", c.form, c.header, used, isReset)
 		}
 		if c.status != 403 && len(s.audits) != 1 {
-			t.Errorf("%.60s: %d lines of the audit", c.form, len(s.audits))
+			t.Errorf("%.60s: the audit has %d lines; want 1", c.form, len(s.audits))
 		}
 	}
-	if w := newSite(t, func(o *adminapi.Options) { o.Token = nil }).send("GET", "key?key="+key, ""); !strings.Contains(plain(w), "has no operator_token") || strings.Contains(w.Body.String(), `action="reset"`) != true || strings.Contains(w.Body.String(), `name="reason"`) {
-		t.Errorf("without a token, the page has a form: %s", plain(w))
+	if w := newSite(t, func(o *adminapi.Options) { o.Token = nil }).send("GET", "key?key="+key, ""); !strings.Contains(plain(w), "has no operator_token") || !strings.Contains(w.Body.String(), `action="reset"`) || strings.Contains(w.Body.String(), `name="reason"`) {
+		t.Errorf("without a token, the page is %s; want a note in place of the field for the reason", plain(w))
 	}
 }
 
@@ -281,17 +282,17 @@ func TestRemoteViewersMustLogIn(t *testing.T) {
 	s.spend("key:customer-4711", 14)
 	for _, p := range pages {
 		if got := s.text(p.path+"?kind=denied&x=1", 401); strings.Contains(got, "4711") || strings.Contains(got, "api") || !strings.Contains(got, "Operator token") {
-			t.Errorf("without a token, %s is %s", p.path, got)
+			t.Errorf("without a token, %s is %s; want the form to log in", p.path, got)
 		}
 	}
 	if w := s.send("GET", "offenders?window=1h", ""); !strings.Contains(w.Body.String(), `name="next" value="offenders?window=1h"`) {
-		t.Errorf("after the login, the page is lost: %s", w.Body)
+		t.Errorf("the form to log in is %s; want the requested page as next", w.Body)
 	}
 	if w := s.send("POST", "login", "token=wrong&next=rules"); w.Code != 401 || w.Header().Get("Set-Cookie") != "" || !strings.Contains(plain(w), "not the operator token") {
-		t.Errorf("a wrong token: %d %s", w.Code, plain(w))
+		t.Errorf("a wrong token: %d %s; want 401 without a cookie", w.Code, plain(w))
 	}
 	if w := s.send("POST", "login", "token="+token, "Sec-Fetch-Site: cross-site"); w.Code != 403 || w.Header().Get("Set-Cookie") != "" {
-		t.Errorf("a page of another origin logs in: %d", w.Code)
+		t.Errorf("a login by a page of another origin returns %d with the cookie %q; want 403 and none", w.Code, w.Header().Get("Set-Cookie"))
 	}
 	for next, want := range map[string]string{
 		"rules": "rules", "offenders?window=1h": "offenders?window=1h", "": "dashboard", "https://evil.example": "dashboard", "//evil.example": "dashboard",
@@ -299,16 +300,16 @@ func TestRemoteViewersMustLogIn(t *testing.T) {
 	} {
 		w := s.send("POST", "login", "token="+token+"&next="+url.QueryEscape(next))
 		if w.Code != 303 || w.Header().Get("Location") != want || !strings.Contains(w.Header().Get("Set-Cookie"), "HttpOnly; SameSite=Strict") {
-			t.Errorf("the login leads from %q to %q: %d", next, w.Header().Get("Location"), w.Code)
+			t.Errorf("the login with next %q returns %d to %q; want 303 to %q, with a cookie", next, w.Code, w.Header().Get("Location"), want)
 		}
 		s.cookie, _, _ = strings.Cut(w.Header().Get("Set-Cookie"), ";")
 	}
 	s.mustHave(s.text("offenders", 200), "key:customer-4711", "Log out")
 	if w := s.send("POST", "reset", "key=key:customer-4711&reason=r"); w.Code != 200 || s.used("key:customer-4711") != 0 {
-		t.Errorf("after the login, a reset is %d", w.Code)
+		t.Errorf("after the login, a reset returns %d, and %d units are used; want 200 and none", w.Code, s.used("key:customer-4711"))
 	}
 	if w := s.send("POST", "logout", ""); w.Code != 303 || !strings.Contains(w.Header().Get("Set-Cookie"), "Max-Age=0") {
-		t.Errorf("the logout is %d with %q", w.Code, w.Header().Get("Set-Cookie"))
+		t.Errorf("the logout returns %d with the cookie %q; want 303 with Max-Age=0", w.Code, w.Header().Get("Set-Cookie"))
 	}
 	s.cookie = ""
 	s.mustHave(s.text("dashboard", 401, "Authorization: Bearer wrong"), "the token is wrong")
@@ -330,12 +331,12 @@ func TestPagesRejectOtherPathsMethodsAndParameters(t *testing.T) {
 		}
 	}
 	if w := s.send("GET", "dashboard/", ""); w.Code != 303 || w.Header().Get("Location") != "../dashboard" {
-		t.Errorf("/dashboard/ leads to %q", w.Header().Get("Location"))
+		t.Errorf("/dashboard/ returns %d to %q; want 303 to ../dashboard", w.Code, w.Header().Get("Location"))
 	}
 	evil := url.QueryEscape(`"><script>alert(1)</script>`)
 	for _, path := range []string{"key?key=" + evil, "explain?url=/" + evil, "explain?url=" + evil + "&header=" + evil, "rules?find=" + evil, "dashboard?rule=" + evil, "login?next=" + evil, "key?ref=" + evil, "offenders?kind=" + evil} {
 		if body := s.send("GET", path, "").Body.String(); strings.Contains(body, "<script>alert") {
-			t.Errorf("%s is written into the page", path)
+			t.Errorf("the page of %s contains the script; want it escaped", path)
 		}
 	}
 }
@@ -351,11 +352,11 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 		body := w.Body.String()
 		for _, link := range links.FindAllStringSubmatch(body, -1) {
 			if u, err := url.Parse(link[1]); err != nil || u.IsAbs() || u.Host != "" || strings.HasPrefix(u.Path, "/") || strings.Contains(u.Path, "..") {
-				t.Errorf("%s has the link %s", path, link[0])
+				t.Errorf("%s has the link %s; want a relative one", path, link[0])
 			}
 		}
 		if found := regexp.MustCompile(`<style|\sstyle=|<script>|\son[a-z]+=|javascript:`).FindString(body); found != "" {
-			t.Errorf("%s has %s", path, found)
+			t.Errorf("%s has the inline code %s; want none", path, found)
 		}
 		if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; style-src 'self'") || strings.Contains(got, "unsafe") {
 			t.Errorf("%s has the policy %q", path, got)
@@ -405,7 +406,7 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	charts := makeCharts("", false, history, adminapi.Timings{Store: times})
 	requests, deniedBy, store := charts[0], charts[1], charts[3]
 	if len(requests.Rows) != tableRows || requests.Rows[0].Ago != 0 || requests.Rows[0].Values[0] != 19 || requests.Rows[19].Values[0] != 0 || requests.Rows[19].Ago != 570*time.Second || requests.Most != 20 {
-		t.Errorf("the table is %+v up to %v", requests.Rows, requests.Most)
+		t.Errorf("the table is %+v, and the axis ends at %v; want 20 rows from 19 down to 0 requests, and 20", requests.Rows, requests.Most)
 	}
 	if path := requests.Path(requests.Lines[0]); !strings.HasPrefix(path, "M0 160.0L10 160.0") || !strings.HasSuffix(path, "L600 8.0") {
 		t.Errorf("the path of the picture is %s; want it from the first to the last minute", path)
@@ -418,11 +419,11 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	}
 	young := makeCharts("", false, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
 	if young.Step != time.Second || young.Rows[19].Ago != 57*time.Second {
-		t.Errorf("half a minute after the start, a chart shows %v", young.Rows[19].Ago)
+		t.Errorf("half a minute after the start, a chart shows %v in steps of %v; want 57s in steps of 1s", young.Rows[19].Ago, young.Step)
 	}
 	day := makeCharts("", false, adminapi.History{Span: "minutes", Last: 9999, Lines: []adminapi.Line{{Name: "allowed", Counts: slices.Repeat([]uint32{120}, 1440)}}}, adminapi.Timings{Store: adminapi.Times{Calls: make([]uint64, 1440), P50: make([]int64, 1440), P95: make([]int64, 1440), P99: make([]int64, 1440)}})[0]
 	if day.Rows[0].Values[0] != 2 || day.Step != 24*time.Minute {
-		t.Errorf("a day: %+v in steps of %v", day.Rows[0], day.Step)
+		t.Errorf("the chart of a day has %+v in steps of %v; want 2 in steps of 24m", day.Rows[0], day.Step)
 	}
 }
 
@@ -484,10 +485,10 @@ func FuzzPages(f *testing.F) {
 		w := httptest.NewRecorder()
 		s.Handler.ServeHTTP(w, q)
 		if w.Code >= 500 {
-			t.Errorf("%s %q with %q: %d %s", method, path, form, w.Code, w.Body)
+			t.Errorf("%s %q with %q: %d %s; want a status below 500", method, path, form, w.Code, w.Body)
 		}
 		if to := w.Header().Get("Location"); strings.Contains(to, "//") && !strings.Contains(to, "?") && w.Code == 303 {
-			t.Errorf("%s %q with %q leads to %q", method, path, form, to)
+			t.Errorf("%s %q with %q leads to %q; want a page of this site", method, path, form, to)
 		}
 	})
 }

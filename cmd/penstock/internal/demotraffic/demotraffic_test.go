@@ -35,7 +35,7 @@ func TestTrafficHasAnOffenderAndEnds(t *testing.T) {
 	}
 	server.Close() // waits for requests
 	if keys[""] > 0 {
-		t.Errorf("%d requests have no key", keys[""])
+		t.Errorf("%d requests have no key; want none", keys[""])
 	}
 }
 
@@ -44,15 +44,15 @@ func TestTrafficStaysWithinABound(t *testing.T) {
 		sum := 0.0
 		for _, s := range sources(time.Duration(at) * time.Second) {
 			if s.rate < 0 {
-				t.Errorf("after %d s, a rate is %f", at, s.rate)
+				t.Errorf("after %d s, a rate is %f; want none below 0", at, s.rate)
 			}
 			sum += s.rate
 		}
 		if sum < 10 || sum > 80 {
-			t.Errorf("after %d s, %f requests a second", at, sum)
+			t.Errorf("after %d s, the rate is %f requests a second; want 10 to 80", at, sum)
 		}
 	}
 	if len(clients)+1 >= 20 {
-		t.Error("new_identities of the sample rules denies some of the clients")
+		t.Errorf("there are %d clients; want less than 20, because new_identities of the sample rules denies more", len(clients)+1)
 	}
 }

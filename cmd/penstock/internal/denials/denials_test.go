@@ -32,7 +32,7 @@ func denied(t testing.TB, rule, key string) *admission.Event {
 	return &admission.Event{Rule: rule, Limit: "hour", Key: key, Outcome: admission.Denied, Decision: &d, Charges: charges}
 }
 
-// take returns what waits for a reader.
+// take returns the denials that wait for a reader.
 func take(r *Reader) (all []Denial) {
 	for len(r.C) > 0 {
 		all = append(all, <-r.C)

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m, "penstock/cmd/penstock/internal/doctor") }
 
-// examined runs the doctor with a long StoreTimeout, because tests run in parallel.
+// examined returns the report of a run with a long StoreTimeout, because tests run in parallel.
 func examined(t *testing.T, url string, change ...func(*Options)) *Report {
 	t.Helper()
 	o := Options{URL: url, Name: "the store", StoreTimeout: time.Minute, ReadInstance: func(summary string) (i Instance, err error) {
@@ -79,6 +79,7 @@ func do(t testing.TB, s *redistest.Server, commands ...string) {
 	}
 }
 
+// eventually waits until ok returns nil. After 20 s, the test fails with its error.
 func eventually(t *testing.T, ok func() error) {
 	t.Helper()
 	var err error
@@ -90,8 +91,8 @@ func eventually(t *testing.T, ok func() error) {
 	t.Fatal(err)
 }
 
-// used makes decisions and registers an instance, so that the store has keys.
-func used(t *testing.T, url string) {
+// fillStore makes decisions and registers two instances, so that the store has keys.
+func fillStore(t *testing.T, url string) {
 	t.Helper()
 	store, err := redisstore.Open(url, redisstore.Options{})
 	if err != nil {
@@ -119,7 +120,7 @@ func used(t *testing.T, url string) {
 func TestHealthyServerPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	used(t, "redis://"+s.Addr)
+	fillStore(t, "redis://"+s.Addr)
 	for _, url := range []string{"redis://" + s.Addr, s.URL()} {
 		r := examined(t, url, func(o *Options) { o.Digest = "abc123" })
 		wantGood(t, r, "single")
@@ -151,7 +152,7 @@ func sentinelURL(s *redistest.SentinelGroup, user string) string {
 func TestHealthySentinelGroupPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
-	used(t, sentinelURL(s, ""))
+	fillStore(t, sentinelURL(s, ""))
 	if err := s.Replica.CatchUp(s.Primary); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func TestHealthySentinelGroupPassesAllChecks(t *testing.T) {
 func TestHealthyClusterPassesAllChecks(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
-	used(t, "redis://"+c.Nodes[0].Addr)
+	fillStore(t, "redis://"+c.Nodes[0].Addr)
 	for _, url := range []string{"redis+cluster://" + strings.Join(c.Addrs(), ","), "redis://" + c.Nodes[1].Addr} {
 		r := examined(t, url)
 		wantGood(t, r, "cluster")
@@ -177,8 +178,8 @@ type fault struct {
 	prepare func(t *testing.T, s *redistest.Server)
 	check   string
 	status  Status
-	says    string // in the summary
-	fix     string // in the remedy
+	summary string // a part of it
+	remedy  string // a part of it
 	change  func(*Options)
 	user    string // name and password in the URL
 }
@@ -206,17 +207,17 @@ func rightsWithout(rights ...string) func(*testing.T, *redistest.Server) {
 const limiter = "limiter:secret@"
 
 var faults = []fault{
-	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, says: "connection refused", fix: "PING"},
-	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, says: "cannot be reached"},
-	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, says: "refuses the user or the password: WRONGPASS", fix: "correct the URL"},
-	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, says: "+set +zadd", fix: "ACL SETUSER limiter +set +zadd"},
-	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, says: "permission_denied", fix: "ACL SETUSER limiter +set"},
-	{name: "no SCRIPT LOAD", prepare: rightsWithout("script|load", "zadd"), user: limiter, check: "rights", status: Failed, says: "+zadd +script|load", fix: "ACL SETUSER limiter +zadd '+script|load'"},
-	{name: "no INFO", prepare: rightsWithout("info"), user: limiter, check: "rights", status: Warning, says: "+info", fix: "ACL SETUSER limiter +info"},
-	{name: "no EVAL", prepare: rightsWithout("eval"), user: limiter, check: "rights", status: Failed, says: "eval", fix: "ACL SETUSER limiter +eval"},
-	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, says: "~ps1*", fix: "'~ps1*'"},
-	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, says: "full", fix: "CONFIG SET maxmemory 67108864"},
-	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, says: "OOM", fix: "CONFIG SET maxmemory 67108864"},
+	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, summary: "connection refused", remedy: "PING"},
+	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, summary: "cannot be reached"},
+	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, summary: "refuses the user or the password: WRONGPASS", remedy: "correct the URL"},
+	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, summary: "+set +zadd", remedy: "ACL SETUSER limiter +set +zadd"},
+	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, summary: "permission_denied", remedy: "ACL SETUSER limiter +set"},
+	{name: "no SCRIPT LOAD", prepare: rightsWithout("script|load", "zadd"), user: limiter, check: "rights", status: Failed, summary: "+zadd +script|load", remedy: "ACL SETUSER limiter +zadd '+script|load'"},
+	{name: "no INFO", prepare: rightsWithout("info"), user: limiter, check: "rights", status: Warning, summary: "+info", remedy: "ACL SETUSER limiter +info"},
+	{name: "no EVAL", prepare: rightsWithout("eval"), user: limiter, check: "rights", status: Failed, summary: "eval", remedy: "ACL SETUSER limiter +eval"},
+	{name: "other keys", prepare: commands("ACL SETUSER limiter reset on >secret ~other* +@all"), user: limiter, check: "rights", status: Failed, summary: "~ps1*", remedy: "'~ps1*'"},
+	{name: "full", prepare: commands("CONFIG SET maxmemory 1"), check: "memory", status: Failed, summary: "full", remedy: "CONFIG SET maxmemory 67108864"},
+	{name: "full, decisions", prepare: commands("CONFIG SET maxmemory 1"), check: "decisions", status: Failed, summary: "OOM", remedy: "CONFIG SET maxmemory 67108864"},
 	{name: "nearly full", prepare: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "DEBUG POPULATE 50000 other")
 		used, err := s.UsedMemory()
@@ -224,33 +225,33 @@ var faults = []fault{
 			t.Fatal(err)
 		}
 		do(t, s, fmt.Sprint("CONFIG SET maxmemory ", used+used/7))
-	}, check: "memory", status: Warning, says: "% in use", fix: "CONFIG SET maxmemory"},
-	{name: "evicts", prepare: commands("CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru"), check: "eviction", status: Failed, says: "allkeys-lru", fix: "CONFIG SET maxmemory-policy noeviction"},
-	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, says: "volatile-ttl", fix: "noeviction"},
-	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, says: "deleting keys now", fix: "noeviction"},
-	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, says: "store_timeout is 10ms", fix: "SLOWLOG GET"},
-	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, says: "snapshot failed", fix: "BGSAVE"},
-	{name: "a replica lags", prepare: lag, check: "replication", status: Warning, says: " behind", fix: ""},
-	{name: "a replica", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "replication", status: Failed, says: "is a replica", fix: "127.0.0.1:1"},
-	{name: "a replica, decisions", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "decisions", status: Failed, says: "READONLY"},
-	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, says: "no replica is in sync", fix: "min-replicas-to-write 0"},
-	{name: "a changing script", prepare: changingScripts, check: "scripts", status: Warning, says: "scripts in the cache", fix: "SCRIPT FLUSH"},
-	{name: "many connections", prepare: connections(8), check: "connections", status: Warning, says: "connections of 10", fix: "maxclients 20"},
-	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, says: "max number of clients", fix: "maxclients"},
-	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, says: `1 key of limits will never expire: "ps1{key:…}rule"`, fix: "PTTL"},
-	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
-	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, says: "wrong type", fix: "TYPE"},
-	{name: "foreign", prepare: commands("SET ps1session:s3cret x PX 100000"), check: "keys", status: Warning, says: "did not make", fix: "different prefixes"},
-	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, says: "other programs have about", fix: "a separate server"},
+	}, check: "memory", status: Warning, summary: "% in use", remedy: "CONFIG SET maxmemory"},
+	{name: "evicts", prepare: commands("CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru"), check: "eviction", status: Failed, summary: "allkeys-lru", remedy: "CONFIG SET maxmemory-policy noeviction"},
+	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, summary: "volatile-ttl", remedy: "noeviction"},
+	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, summary: "deleting keys now", remedy: "noeviction"},
+	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, summary: "store_timeout is 10ms", remedy: "SLOWLOG GET"},
+	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, summary: "snapshot failed", remedy: "BGSAVE"},
+	{name: "a replica lags", prepare: lag, check: "replication", status: Warning, summary: " behind", remedy: ""},
+	{name: "a replica", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "replication", status: Failed, summary: "is a replica", remedy: "127.0.0.1:1"},
+	{name: "a replica, decisions", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "decisions", status: Failed, summary: "READONLY"},
+	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, summary: "no replica is in sync", remedy: "min-replicas-to-write 0"},
+	{name: "a changing script", prepare: changingScripts, check: "scripts", status: Warning, summary: "scripts in the cache", remedy: "SCRIPT FLUSH"},
+	{name: "many connections", prepare: connections(8), check: "connections", status: Warning, summary: "connections of 10", remedy: "maxclients 20"},
+	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, summary: "max number of clients", remedy: "maxclients"},
+	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, summary: `1 key of limits will never expire: "ps1{key:…}rule"`, remedy: "PTTL"},
+	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
+	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
+	{name: "foreign", prepare: commands("SET ps1session:s3cret x PX 100000"), check: "keys", status: Warning, summary: "did not make", remedy: "different prefixes"},
+	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, summary: "other programs have about", remedy: "a separate server"},
 	{name: "other database", prepare: func(t *testing.T, s *redistest.Server) {
 		do(t, s, "DEBUG POPULATE 500 other", "SWAPDB 0 1")
-	}, check: "tenants", status: Warning, says: "other programs have about", fix: "a separate server"},
-	{name: "two policies", prepare: instances("abc1 1 1", "abc1 1 1", "def2 1 1"), check: "instances", status: Warning, says: "abc1 (2 instances), def2 (1 instance)", fix: "penstock validate FILE"},
-	{name: "another file", prepare: instances("abc1 1 1"), change: func(o *Options) { o.Digest = "def2" }, check: "instances", status: Warning, says: "the file has def2", fix: "SIGHUP"},
-	{name: "two versions", prepare: instances("abc1 1 1", "abc1 2 1", "form of another version"), check: "instances", status: Warning, says: "1 (1 instance), 2 (1 instance)", fix: "upgrade"},
-	{name: "two secrets", prepare: instances("abc1 1 1", "abc1 1 2"), check: "instances", status: Warning, says: "2 different secrets", fix: "key-hash-secret"},
-	{name: "an instance whose store fails", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, says: "timeout", fix: "network"},
-	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, says: "WRONGTYPE", fix: "DEL 'ps1{%@}instances'"},
+	}, check: "tenants", status: Warning, summary: "other programs have about", remedy: "a separate server"},
+	{name: "two policies", prepare: instances("abc1 1 1", "abc1 1 1", "def2 1 1"), check: "instances", status: Warning, summary: "abc1 (2 instances), def2 (1 instance)", remedy: "penstock validate FILE"},
+	{name: "another file", prepare: instances("abc1 1 1"), change: func(o *Options) { o.Digest = "def2" }, check: "instances", status: Warning, summary: "the file has def2", remedy: "SIGHUP"},
+	{name: "two versions", prepare: instances("abc1 1 1", "abc1 2 1", "form of another version"), check: "instances", status: Warning, summary: "1 (1 instance), 2 (1 instance)", remedy: "upgrade"},
+	{name: "two secrets", prepare: instances("abc1 1 1", "abc1 1 2"), check: "instances", status: Warning, summary: "2 different secrets", remedy: "key-hash-secret"},
+	{name: "an instance whose store fails", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, summary: "timeout", remedy: "network"},
+	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, summary: "WRONGTYPE", remedy: "DEL 'ps1{%@}instances'"},
 }
 
 func TestEachFaultIsFound(t *testing.T) {
@@ -267,9 +268,9 @@ func TestEachFaultIsFound(t *testing.T) {
 			r := examined(t, "redis://"+f.user+s.Addr, change...)
 			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
 				isAsBad := c.Status == f.status || f.check == "latency" && c.Status == Failed // Failed if the server stops for longer
-				return c.Name == f.check && isAsBad && strings.Contains(c.Summary, f.says) && strings.Contains(c.Remedy, f.fix) && c.Why != "" && c.Remedy != ""
+				return c.Name == f.check && isAsBad && strings.Contains(c.Summary, f.summary) && strings.Contains(c.Remedy, f.remedy) && c.Why != "" && c.Remedy != ""
 			}) {
-				t.Errorf("no check %s is %s, says %q, and has the remedy %q\n%s", f.check, f.status, f.says, f.fix, r.text())
+				t.Errorf("no check %s has the status %s, a summary with %q and a remedy with %q:\n%s", f.check, f.status, f.summary, f.remedy, r.text())
 			}
 			for _, secret := range []string{"s3cret", "secret@", "wr0ng", ">secret"} {
 				if text := r.text() + fmt.Sprintf("%+v", r); strings.Contains(text, secret) {
@@ -327,7 +328,7 @@ func failSnapshot(t *testing.T, s *redistest.Server) {
 	eventually(t, func() error {
 		text, err := s.Do("INFO", "persistence")
 		if parseInfo(fmt.Sprint(text))["rdb_last_bgsave_status"] != "err" {
-			return fmt.Errorf("the snapshot has not failed yet: %w", errors.Join(err))
+			return fmt.Errorf("the snapshot has not failed yet: %v", err)
 		}
 		return nil
 	})
@@ -341,7 +342,7 @@ func lag(t *testing.T, s *redistest.Server) {
 	eventually(t, func() error {
 		text, err := s.Do("INFO", "replication")
 		if !strings.Contains(fmt.Sprint(text), "state=online") {
-			return fmt.Errorf("the replica is not in sync: %w", errors.Join(err))
+			return fmt.Errorf("the replica is not in sync: %v", err)
 		}
 		return nil
 	})
@@ -492,9 +493,9 @@ func TestTLSIsExamined(t *testing.T) {
 	short, long := &redistest.TLS{ExtraNames: []string{"127.0.0.1"}}, &redistest.TLS{ExtraNames: []string{"127.0.0.1"}, Lifetime: 1000 * time.Hour}
 	soon, later := redistest.StartTLS(t, short), redistest.StartTLS(t, long)
 	for _, c := range []struct {
-		name, url string
-		status    Status
-		says, fix string
+		name, url       string
+		status          Status
+		summary, remedy string // parts of them
 	}{
 		{"ends soon", "rediss://" + soon.Addr + "?" + short.Options().Encode(), Warning, "the certificate ends in 0 days", "tls-cert-file"},
 		{"good", "rediss://" + later.Addr + "?" + long.Options().Encode(), OK, "TLS 1.3", ""},
@@ -504,8 +505,8 @@ func TestTLSIsExamined(t *testing.T) {
 		{"not verified", "rediss://" + later.Addr + "?insecure_skip_verify=true", Warning, "TLS 1.3", "remove insecure_skip_verify"},
 		{"without TLS", "redis://" + later.Addr, Failed, "cannot be reached", "rediss://"},
 	} {
-		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.says) || !strings.Contains(got.Remedy, c.fix) {
-			t.Errorf("%s: the check is %+v; want status %v, a summary with %q and a remedy with %q", c.name, got, c.status, c.says, c.fix)
+		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.summary) || !strings.Contains(got.Remedy, c.remedy) {
+			t.Errorf("%s: the check is %+v; want status %v, a summary with %q and a remedy with %q", c.name, got, c.status, c.summary, c.remedy)
 		}
 	}
 }
@@ -514,23 +515,23 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
 	url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
-	want := func(check string, status Status, says string) {
+	wantCheck := func(check string, status Status, summary string) {
 		t.Helper()
 		r := examined(t, url)
 		for _, found := range r.Checks {
-			if found.Name == check && found.Status == status && strings.Contains(found.Summary, says) && found.Why != "" && found.Remedy != "" {
+			if found.Name == check && found.Status == status && strings.Contains(found.Summary, summary) && found.Why != "" && found.Remedy != "" {
 				return
 			}
 		}
-		t.Errorf("no check %s is %s and says %q:\n%s", check, status, says, r.text())
+		t.Errorf("no check %s has the status %s, a summary with %q and a remedy:\n%s", check, status, summary, r.text())
 	}
 	do(t, c.Nodes[1], "CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru")
-	want("eviction", Failed, "allkeys-lru")
+	wantCheck("eviction", Failed, "allkeys-lru")
 	if text := examined(t, url).text(); !strings.Contains(text, c.Nodes[1].Addr+": maxmemory-policy is allkeys-lru") || strings.Contains(text, c.Nodes[0].Addr+": maxmemory") {
 		t.Errorf("the text does not name the node:\n%s", text)
 	}
 	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
-	want("keys", Warning, "as many keys as the primaries have on average")
+	wantCheck("keys", Warning, "as many keys as the primaries have on average")
 	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
 	eventually(t, func() error { // a node may answer with the layout that it had just before
 		if c := examined(t, url).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "2 of 16384 slots have no primary") {
@@ -546,7 +547,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 		}
 		return nil
 	})
-	want("replication", Warning, "without a replica")
+	wantCheck("replication", Warning, "without a replica")
 	c.Nodes[0].Kill() // nothing takes over
 	eventually(t, func() error {
 		if text, _ := c.Nodes[1].Do("CLUSTER", "INFO"); !strings.Contains(fmt.Sprint(text), "cluster_state:fail") {
@@ -554,9 +555,9 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 		}
 		return nil
 	})
-	want("topology", Failed, "cluster_state is fail")
-	want("reach", Failed, "connection refused")
-	want("decisions", Failed, "CLUSTERDOWN")
+	wantCheck("topology", Failed, "cluster_state is fail")
+	wantCheck("reach", Failed, "connection refused")
+	wantCheck("decisions", Failed, "CLUSTERDOWN")
 }
 
 func TestFaultsOfSentinelsAreFound(t *testing.T) {
@@ -588,7 +589,7 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	t.Parallel()
 	group, cluster := redistest.StartSentinel(t), redistest.StartCluster(t)
-	allow := func(servers []*redistest.Server, o redisstore.RightsOptions, without string) {
+	setRights := func(servers []*redistest.Server, o redisstore.RightsOptions, without string) {
 		rules, err := redisstore.ACLRules(redisstore.Options{}, Rights(o))
 		if err != nil {
 			t.Fatal(err)
@@ -601,25 +602,25 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	for _, c := range []struct {
 		url     string
 		servers []*redistest.Server
-		o       redisstore.RightsOptions
-		rights  string
+		options redisstore.RightsOptions
+		rights  string // each of them is taken away once
 	}{
 		{"redis://" + limiter + group.Primary.Addr, []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{}, "info scan type pttl memory|usage zrange time"},
 		{sentinelURL(group, limiter), []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{Sentinel: true}, "info"},
 		{"redis://" + limiter + cluster.Nodes[0].Addr, cluster.Nodes, redisstore.RightsOptions{Cluster: true}, "info cluster|info scan"},
 	} {
-		allow(c.servers, c.o, "")
-		used(t, strings.Replace(c.url, limiter, "", 1))
+		setRights(c.servers, c.options, "")
+		fillStore(t, strings.Replace(c.url, limiter, "", 1))
 		if r := examined(t, c.url); r.Has(Unknown) && r.worst("latency").Status != Warning || strings.Contains(r.text(), string(Unknown)+" ") {
 			t.Errorf("with all rights, a check is unknown:\n%s", r.text())
 		}
 		for right := range strings.FieldsSeq(c.rights) {
-			allow(c.servers, c.o, right)
+			setRights(c.servers, c.options, right)
 			r := examined(t, c.url)
 			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
 				return c.Status == Unknown && c.Needs == "+"+right && strings.Contains(c.Remedy, "+"+right)
 			}) {
-				t.Errorf("%s without %s: no check needs it\n%s", c.url, right, r.text())
+				t.Errorf("%s without the right %s: no check names it:\n%s", c.url, right, r.text())
 			}
 			named++
 		}
@@ -631,7 +632,7 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 func TestDoctorOnlyReads(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	used(t, "redis://"+s.Addr)
+	fillStore(t, "redis://"+s.Addr)
 	do(t, s, "SET other x", "SET ps1{key:a}rule x")
 	before := contents(t, s)
 	monitor, err := net.Dial("tcp", s.Addr)
@@ -665,11 +666,11 @@ func TestDoctorOnlyReads(t *testing.T) {
 		switch name := strings.Split(command, `"`)[1]; name {
 		case "HELLO", "INFO", "EVAL", "EVALSHA", "SCRIPT", "TIME", "SCAN", "TYPE", "PTTL", "MEMORY":
 		default:
-			t.Errorf("the doctor sent %s", command)
+			t.Errorf("the doctor sent %s; want only commands that read, and probes", command)
 		}
 	}
 	if r.Commands != sent {
-		t.Errorf("the report says %d commands; %d were sent", r.Commands, sent)
+		t.Errorf("the report has %d commands; want %d, as many as were sent", r.Commands, sent)
 	}
 	after := contents(t, s)
 	delete(after, "ps1{doctor}self-test")

@@ -123,7 +123,7 @@ func TestReportHasTheReasonOfEachRule(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	if fmt.Sprint(kinds) != "[shadow deep.strict shadow tried.hour]" {
-		t.Errorf("the shadows are %v; want rule deep and the limit tried", kinds)
+		t.Errorf("the shadows are %v; want deep.strict and tried.hour", kinds)
 	}
 	report, _ = explained(t, text, "/login")
 	if c := report.Charges[1]; c.Cost != 2 || c.Note != "counts only responses with the statuses of on_status; the true cost is charged after the response" {
@@ -162,21 +162,21 @@ func TestPeekHasTheDecisionOfTheStore(t *testing.T) {
 	}
 	spend := func() {
 		if d, err := store.Decide(t.Context(), charges[1:]); err != nil || !d.Allowed {
-			t.Fatal(d, err)
+			t.Fatalf("the decision is %+v, %v; want an allowed one", d, err)
 		}
 	}
 	spend()
 	spend()
 	if got := peek(); !*report.Allowed || *report.Charges[1].TurnAfterMS != 2000 || !strings.Contains(got, "would wait          2s\n") {
-		t.Errorf("a request with enough patience would be denied:\n%s", got)
+		t.Errorf("the report is\n%s\nwant it allowed after a wait of 2s", got)
 	}
 	spend()
 	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != 1000 || !strings.Contains(got, "retry after         1s\n") {
-		t.Errorf("a request without enough patience would be allowed:\n%s", got)
+		t.Errorf("the report is\n%s\nwant it denied, with a retry after 1s", got)
 	}
 	charges[1].Cost = 7
 	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != -1 || !strings.Contains(got, "retry after         never") {
-		t.Errorf("a request that costs more than the limit would be allowed:\n%s", got)
+		t.Errorf("the report of a cost above the limit is\n%s\nwant it denied, with a retry never", got)
 	}
 }
 

@@ -18,10 +18,10 @@ func TestLineAndText(t *testing.T) {
 		"\u202e\u2066\u200b\u2028\ufeff": {"�����", "�����"},
 	} {
 		if got := Line(given); got != want.line {
-			t.Errorf("Line(%q) = %q", given, got)
+			t.Errorf("Line(%q) = %q; want %q", given, got, want.line)
 		}
 		if got := Text(given); got != want.text {
-			t.Errorf("Text(%q) = %q", given, got)
+			t.Errorf("Text(%q) = %q; want %q", given, got, want.text)
 		}
 	}
 }

@@ -10,17 +10,17 @@ func TestMaskedKeysAreRecognized(t *testing.T) {
 	identities := Identities{Show: ShowMasked, Secret: []byte("secret"), Name: name, Key: func(name string) (string, bool) { return name, true }}
 	for _, key := range []string{"key:customer-4711", "key:abc", "ip:192.0.2.1", "ip:2001:db8::/64", "org:7,ip:192.0.2.1", "unknown", "rides|api_key=customer"} {
 		if IsMasked(key) {
-			t.Errorf("%s counts as masked", key)
+			t.Errorf("IsMasked(%q) is true; want false, because it is a key", key)
 		}
 		for _, masked := range []string{identities.Of(false, key), Mask(key)} {
 			if isNetwork := !strings.Contains(masked, "…") && !strings.Contains(masked, "#"); !isNetwork && !IsMasked(masked) {
-				t.Errorf("%s, the mask of %s, does not count as masked", masked, key)
+				t.Errorf("IsMasked(%q) is false; want true for the mask of %s", masked, key)
 			}
 		}
 	}
 	for _, key := range []string{"", "global", "key:a#498afa0a", "key:a…", "key:…b#498afa0", "ip:192.0.2.0/24", "key:customer…customer"} {
 		if IsMasked(key) {
-			t.Errorf("%s counts as masked", key)
+			t.Errorf("IsMasked(%q) is true; want false, because no mask has this form", key)
 		}
 	}
 }

@@ -105,7 +105,7 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 		visit("policy."+name, reflect.TypeOf(section), propertyOf(compiled(t), name))
 	}
 	if fields < 80 {
-		t.Errorf("found only %d fields", fields)
+		t.Errorf("found %d fields; want at least 80", fields)
 	}
 	t.Logf("counted: %d fields described by the schema", fields)
 }
@@ -256,11 +256,11 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 			collect(n, func(key, value *yaml.Node) {
 				places = append(places, func() {
 					switch same, how := byName[key.Value], r.IntN(8); {
-					case how == 0:
+					case how == 0: // another name
 						*key = *clone(keys[r.IntN(len(keys))], 0)
-					case how == 1 || len(same) == 0:
+					case how == 1 || len(same) == 0: // the value of another name
 						*value = *clone(values[r.IntN(len(values))], 0)
-					default:
+					default: // another value of the same name
 						*value = *clone(same[r.IntN(len(same))], 0)
 					}
 				})
@@ -285,11 +285,12 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 		}
 	}
 	if good < 300 {
-		t.Errorf("seed %d: only %d of %d compile", seed, good, tried)
+		t.Errorf("seed %d: %d of %d policies compile; want at least 300", seed, good, tried)
 	}
 	t.Logf("counted: %d policies that compile accepted by the schema (of %d made at random)", good, tried)
 }
 
+// collect calls visit for each field of each mapping in a node.
 func collect(n *yaml.Node, visit func(key, value *yaml.Node)) {
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Kind == yaml.ScalarNode && child.Kind != yaml.AliasNode {
@@ -317,7 +318,7 @@ func clone(n *yaml.Node, depth int) *yaml.Node {
 // The schema rejects unknown fields and values of the wrong kind, and some other mistakes.
 func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	s := compiled(t)
-	all, refused, form := 0, 0, 0
+	all, refused, ofForm := 0, 0, 0
 	for _, c := range badCases(t) {
 		var n yaml.Node
 		if yaml.Load([]byte(c.text), &n) != nil || len(n.Content) == 0 || c.env != nil || isEndless(&n, nil) {
@@ -326,17 +327,17 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 		all++
 		if s.Validate(valueOf(c.text)) != nil {
 			refused++
-		} else if formal.MatchString(c.messages) && !unseen.MatchString(c.messages) {
+		} else if mistakeOfForm.MatchString(c.messages) && !unknownToSchema.MatchString(c.messages) {
 			t.Errorf("%s: %s: the schema accepts this, and the compiler reports\n%s", c.file, c.name, c.messages)
 		}
-		if formal.MatchString(c.messages) {
-			form++
+		if mistakeOfForm.MatchString(c.messages) {
+			ofForm++
 		}
 	}
-	if form < 100 {
-		t.Errorf("only %d bad configurations have a mistake of form; is the pattern right?", form)
+	if ofForm < 100 {
+		t.Errorf("%d bad configurations have a mistake of form; want at least 100", ofForm)
 	}
-	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, form)
+	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, ofForm)
 }
 
 // isEndless reports whether an alias is inside its own anchor.
@@ -352,11 +353,13 @@ func isEndless(n *yaml.Node, within []*yaml.Node) bool {
 }
 
 var (
-	formal = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither; write|is not a duration|is not a size|` +
+	// mistakeOfForm matches the messages about unknown fields and values of a wrong kind.
+	mistakeOfForm = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither; write|is not a duration|is not a size|` +
 		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
 
-	// What the schema cannot know: 1.0 is a whole number in JSON.
-	unseen = regexp.MustCompile(`"1\.0" is not a whole number`)
+	// unknownToSchema matches the messages about mistakes that a schema cannot find: 1.0 is a whole
+	// number in JSON.
+	unknownToSchema = regexp.MustCompile(`"1\.0" is not a whole number`)
 )
 
 type badCase struct {
@@ -391,7 +394,7 @@ func badCases(t *testing.T) (list []badCase) {
 
 // The schema has the words and bounds of the compiler. Each word is compiled. The error message
 // about an unknown word lists the same words.
-func TestWordsAreTheCompilers(t *testing.T) {
+func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 	s := compiled(t)
 	compared := 0
 	for _, row := range []struct{ path, policy string }{
@@ -424,7 +427,7 @@ func TestWordsAreTheCompilers(t *testing.T) {
 		compared += len(known)
 		for _, word := range known {
 			if err := compile(fmt.Sprintf(row.policy, word)); err != nil && !strings.Contains(err.Error(), "the keys here are public") {
-				t.Errorf("%s: the schema knows %q, and the compiler says %v", row.path, word, err)
+				t.Errorf("%s: the schema accepts %q, and the compiler reports %v; want no error", row.path, word, err)
 			}
 		}
 		err := compile(fmt.Sprintf(row.policy, "qqqqqqqqqqqq"))
@@ -435,7 +438,7 @@ func TestWordsAreTheCompilers(t *testing.T) {
 		listed := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(there), -1)
 		slices.Sort(listed)
 		if !slices.Equal(listed, known) {
-			t.Errorf("%s: the schema knows %q, and the compiler %q", row.path, known, listed)
+			t.Errorf("%s: the schema has the words %q, and the compiler %q; want the same", row.path, known, listed)
 		}
 	}
 	t.Logf("counted: %d words of the schema known to the compiler", compared)
@@ -443,7 +446,7 @@ func TestWordsAreTheCompilers(t *testing.T) {
 
 const oneRule = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]}"
 
-func TestBoundsAreTheCompilers(t *testing.T) {
+func TestSchemaHasTheBoundsOfTheCompiler(t *testing.T) {
 	s := compiled(t)
 	compared := 0
 	for _, row := range []struct{ path, policy string }{
@@ -474,7 +477,7 @@ func TestBoundsAreTheCompilers(t *testing.T) {
 			for _, n := range []int64{least - 1, least, most, most + 1} {
 				bounds++
 				if err := compile(fmt.Sprintf(row.policy, n)); (err == nil) != (n >= least && n <= most) {
-					t.Errorf("%s: the schema allows %d to %d, and the compiler says of %d: %v", row.path, least, most, n, err)
+					t.Errorf("%s: the schema allows %d to %d, and the compiler reports for %d: %v; want the same bounds", row.path, least, most, n, err)
 				}
 			}
 		})
@@ -504,6 +507,7 @@ func walk(s *jsonschema.Schema, visit func(*jsonschema.Schema)) {
 	}
 }
 
+// compiled returns the compiled schema of policies.
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(settings.Schema()))
@@ -559,6 +563,7 @@ func valueOf(text string) any {
 	return value(n.Content[0], 0)
 }
 
+// value returns the value of a node. depth is how many nodes are around it.
 func value(n *yaml.Node, depth int) any {
 	if depth > 100 {
 		return nil // an anchor within itself

@@ -65,7 +65,7 @@ func TestSchemaOfValues(t *testing.T) {
 		"drain: {delaySeconds: 5s}", "store: {url: redis://a}",
 	} {
 		if schema.Validate(load([]byte(bad))) == nil {
-			t.Errorf("the schema accepts %s", bad)
+			t.Errorf("the schema accepts %s; want an error", bad)
 		}
 	}
 
@@ -92,7 +92,7 @@ func TestSchemaOfValues(t *testing.T) {
 	for _, row := range settings.Table {
 		isGiven := schema.Properties["settings"].Properties[row.Key()] != nil
 		if !row.NotFile && isGiven == slices.Contains(byOtherValues, row.Key()) {
-			t.Errorf("the setting %s cannot be set, or in two ways", row.Name)
+			t.Errorf("the setting %s: in settings %v, in byOtherValues %v; want exactly one of them", row.Name, isGiven, isGiven)
 		}
 	}
 }

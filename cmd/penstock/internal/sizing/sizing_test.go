@@ -53,37 +53,36 @@ func TestFormulaAgreesWithRedis(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Holds have a holder each, and sub-windows are used one after another.
-		loose, hasParts := 0.0, l.Plans()[0].Algorithm().Title() == "sub-window"
+		tolerance, hasSubWindows := 0.0, l.Plans()[0].Algorithm().Title() == "sub-window"
 		for i := 0; ; i++ {
 			var charges []penstock.Charge
 			for _, plan := range l.Plans() {
 				c := penstock.Charge{Key: "key:1234567", Plan: plan, Cost: 1}
-				if plan.Algorithm().NeedsHolder() {
+				if plan.Algorithm().NeedsHolder() { // each hold has a holder of its own
 					c.Holder = fmt.Sprintf("%022d", i)
 				}
 				charges = append(charges, c)
-				loose = max(loose, margin(plan))
+				tolerance = max(tolerance, margin(plan))
 			}
 			d, err := store.Decide(t.Context(), charges)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !d.Allowed || !hasParts && !l.Plans()[len(list)-1].Algorithm().IsCollection() {
+			if !d.Allowed || !hasSubWindows && !l.Plans()[len(list)-1].Algorithm().IsCollection() {
 				break
 			}
-			if hasParts {
+			if hasSubWindows { // 65 requests a day reach each of up to 60 sub-windows
 				now = now.Add(24 * time.Hour / 65)
 			}
-			if i == 70 && hasParts {
+			if i == 70 && hasSubWindows { // more than a day
 				break
 			}
 		}
 		used, keys := usageOf(t, server)
 		formula, formulaKeys := Usage(len("ps1{key:1234567}api"), l.Plans())
-		t.Logf("%-20s %7d bytes in %d keys; the formula says %d", what, used, keys, formula)
-		if keys != formulaKeys || math.Abs(float64(used-formula)) > loose*float64(used) {
-			t.Errorf("%s: %d bytes in %d keys of Redis; the formula says %d in %d", what, used, keys, formula, formulaKeys)
+		t.Logf("%-20s %7d bytes in %d keys; the formula gives %d", what, used, keys, formula)
+		if keys != formulaKeys || math.Abs(float64(used-formula)) > tolerance*float64(used) {
+			t.Errorf("%s: Usage returns %d bytes in %d keys; want %d in %d, as Redis reports", what, formula, formulaKeys, used, keys)
 		}
 	}
 }
@@ -137,6 +136,6 @@ func TestTablesCountToo(t *testing.T) {
 	}
 	got, want := float64(after-before)/clients, float64(Of(Load{Limits: l.Plans(), Key: len("ps1{key:1234567}api"), Clients: 1}).BytesPerClient)
 	if math.Abs(got-want) > 0.1*want {
-		t.Errorf("Redis uses %.0f bytes for a client; the formula says %.0f", got, want)
+		t.Errorf("Redis uses %.0f bytes for a client; want %.0f, as Of returns", got, want)
 	}
 }

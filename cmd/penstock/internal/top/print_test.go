@@ -67,7 +67,7 @@ func TestTablesOfAnOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text != string(want) {
-		t.Errorf("-update writes this to testdata/outage.txt:\n%s", text)
+		t.Errorf("the text differs from testdata/outage.txt; -update writes it:\n%s", text)
 	}
 	for _, width := range []int{1, 40, 72, 80, 200} {
 		for _, line := range sample().Print(View{Width: width}) {
@@ -77,9 +77,9 @@ func TestTablesOfAnOutage(t *testing.T) {
 		}
 	}
 	if got := sample().Print(View{Width: 80, Height: 5}); len(got) != 5 {
-		t.Errorf("height 5: there are %d lines", len(got))
+		t.Errorf("height 5: there are %d lines; want 5", len(got))
 	}
-	_ = new(Snapshot).Print(View{}) // what a wrong answer leaves
+	_ = new(Snapshot).Print(View{}) // an empty snapshot must not panic
 }
 
 // The store is shown as failing until it decides again.

@@ -1,7 +1,7 @@
 // Charts draws the lines that the server describes, and moves them with each event. Its numbers are
 // those of api/v1/history and api/v1/timings.
 const dashes = {1: [], 2: [7, 3], 3: [2, 3], 4: [12, 4], 5: [8, 3, 2, 3], 6: [4, 4]};
-const smooth = 5; // rates are means of so many seconds
+const meanOf = 5; // seconds whose mean is a point of a rate
 
 export class Charts {
   constructor(document) {
@@ -37,7 +37,8 @@ export class Charts {
 
   get step() { return this.isByMinute ? 60 : 1; }
 
-  // add takes the last seconds of an event. Minutes, and what an event lacks, are fetched again.
+  // add appends the last seconds, which an event has. It loads all numbers again if the charts show
+  // minutes, or if the event lacks some seconds.
   add(state) {
     if (!this.history) return;
     const {recent, recent_timings: times} = state;
@@ -68,8 +69,8 @@ function linesOf(history, onlyRules) {
   return lines;
 }
 
-// A Series has the latest numbers of some lines. last is the number of the second or minute of the
-// latest ones. A line that is new was 0 before.
+// A Series has the latest numbers of some lines. last is the second or minute of the latest number,
+// counted from the start of the instance. A line that an event adds was 0 before.
 class Series {
   constructor(length, lines, last) {
     this.length = length;
@@ -125,8 +126,8 @@ class Chart {
     if (this.all.isByMinute) return counts.map(n => n / 60);
     let sum = 0;
     return counts.map((n, i) => {
-      sum += n - (i >= smooth ? counts[i - smooth] : 0);
-      return sum / Math.min(i + 1, smooth);
+      sum += n - (i >= meanOf ? counts[i - meanOf] : 0);
+      return sum / Math.min(i + 1, meanOf);
     });
   }
 
@@ -177,7 +178,7 @@ class Chart {
   }
 }
 
-// isolated returns the only point of a line that has one: there is nothing to draw it with.
+// isolated returns the point of a line that has only one, so that the chart marks it with a dot.
 const isolated = (chart, i) => {
   const known = chart.data[i].flatMap((v, n) => v === null ? [] : [n]);
   return known.length === 1 ? known : [];
@@ -185,7 +186,7 @@ const isolated = (chart, i) => {
 
 const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false});
 
-// niceEnd is the end of an axis: a round number, at most half larger than what it must hold.
+// niceEnd is the end of an axis: a round number that is at least most, and at most 1.5 times most.
 function niceEnd(most) {
   for (let power = 0.01; ; power *= 10) {
     for (const n of [1, 1.5, 2, 3, 4, 6, 8]) if (n * power >= most) return n * power;

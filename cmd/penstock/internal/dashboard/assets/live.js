@@ -12,14 +12,14 @@ function show(text, isLost) {
   badge.classList.toggle("lost", isLost);
 }
 
-// A change of a choice shows the page at once, so its button is not needed.
+// A changed choice submits its form at once, so the button of the form is not needed.
 for (const choice of document.querySelectorAll("[data-submit]")) {
   choice.form.dataset.submits = "";
   choice.addEventListener("change", () => choice.form.requestSubmit());
 }
 
-// refresh fetches the page again. A page that is slow to make is fetched less often: at most a
-// fifth of the time goes into it.
+// refresh fetches the page again. It spends at most a fifth of the time on that, so a page that is
+// slow to make is fetched less often.
 let isBusy = false, nextRefresh = 0;
 async function refresh() {
   if (isBusy || document.hidden || performance.now() < nextRefresh) return;
@@ -37,7 +37,7 @@ async function refresh() {
   }
 }
 
-// A page that answers a form has no address of its own to fetch: its key is in the form.
+// The response to a posted form cannot be fetched again. The page of its key can.
 const address = document.body.querySelector("form.reset") ? keyAddress() : location.href;
 function keyAddress() {
   const form = new FormData(document.querySelector("form.reset"));

@@ -1,8 +1,8 @@
 // The only text that becomes markup is a page of this origin, which the server has escaped.
 const policy = window.trustedTypes?.createPolicy("penstock", {createHTML: text => text}) ?? {createHTML: text => text};
 
-// sync makes the parts with data-live equal to those of a page. Equal nodes stay, so the focus, the
-// selection and open details do too.
+// sync makes the parts with data-live equal to those of a page. Equal nodes stay, and with them the
+// focus, the selection and open details.
 export function sync(document, text) {
   const page = new DOMParser().parseFromString(policy.createHTML(text), "text/html");
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -11,7 +11,7 @@ export function sync(document, text) {
   }
 }
 
-// The reader has changed these, and not the server.
+// Attributes that only the browser sets. The pages of the server lack them.
 const own = new Set(["open", "data-submits"]);
 
 function equalize(node, next) {
