@@ -39,9 +39,9 @@ type Options struct {
 	// Algorithms are those that policies may name besides the built-in ones.
 	Algorithms []*algorithm.Algorithm
 
-	// DirectSettings returns the guards' settings of a limit that is not in the policy. Default: such
-	// limits have none.
-	DirectSettings func(*penstock.Plan) guard.Settings
+	// SettingsOutsidePolicy returns the guards' settings of a limit that is not in the policy.
+	// Default: such limits have none.
+	SettingsOutsidePolicy func(*penstock.Plan) guard.Settings
 
 	// Version is the version of the program, which other instances show.
 	Version string
@@ -71,8 +71,8 @@ type Core struct {
 
 	health   health
 	failOpen failOpenReporter
-	servers  storeMonitor
-	tokens   logthrottle.Line // about rejected tokens
+	monitor  storeMonitor
+	rejected logthrottle.Line // about rejected tokens
 
 	mu    sync.Mutex
 	plans map[string][]*penstock.Plan // by owner: the policy, or Envoy's files
@@ -98,8 +98,8 @@ func Open(ctx context.Context, o Options) (*Core, error) {
 }
 
 func newCore(o Options) *Core {
-	if o.DirectSettings == nil {
-		o.DirectSettings = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
+	if o.SettingsOutsidePolicy == nil {
+		o.SettingsOutsidePolicy = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
 	}
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
@@ -110,7 +110,7 @@ func newCore(o Options) *Core {
 		Activity: newActivity(o.Settings),
 		health:   health{log: o.Log},
 		failOpen: failOpenReporter{log: o.Log},
-		tokens:   logthrottle.Line{Every: 10 * time.Second},
+		rejected: logthrottle.Line{Every: 10 * time.Second},
 	}
 	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
 	return c
@@ -132,8 +132,8 @@ func (c *Core) open(ctx context.Context) error {
 	}
 	c.background.Go(func() { c.poll(ctx) })
 	if redis := c.store.redis; redis != nil {
-		c.servers = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
-		c.background.Go(func() { c.servers.run(ctx) })
+		c.monitor = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
+		c.background.Go(func() { c.monitor.run(ctx) })
 		c.Metrics.AddStore(c.storeHealth)
 	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
@@ -151,7 +151,7 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	if s := c.rules.current().Settings(plan); s != (guard.Settings{}) {
 		return s
 	}
-	return c.DirectSettings(plan)
+	return c.SettingsOutsidePolicy(plan)
 }
 
 // SetPlans replaces the limits of an owner: "policy" or "envoy". Those of the other owner stay. It
@@ -291,7 +291,7 @@ func isEnforcedDecision(e *admission.Event) bool {
 // interval.
 func (c *Core) TokenRejected(e *policy.TokenError) {
 	c.Metrics.TokenRejected(e)
-	if skipped, isDue := c.tokens.Due(); isDue {
+	if skipped, isDue := c.rejected.Due(); isDue {
 		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
 	}
 }
@@ -311,7 +311,7 @@ type StoreState struct {
 // store.
 func (c *Core) StoreState() StoreState {
 	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
-	if servers := c.servers.latestHealth().Servers; servers != nil {
+	if servers := c.monitor.latestHealth().Servers; servers != nil {
 		worst := redisstore.WorstMemory(servers)
 		s.Memory = &worst
 	}

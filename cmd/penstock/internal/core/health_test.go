@@ -116,7 +116,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		if c.health.isFailing.Load() {
-			t.Errorf("one failed self-test is reported: %s", log)
+			t.Errorf("one failed self-test is reported; want a report after two: %s", log)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()

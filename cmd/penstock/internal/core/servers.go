@@ -132,7 +132,7 @@ func (m *storeMonitor) latestHealth() metrics.StoreHealth {
 
 // storeHealth returns what the metrics show of the store.
 func (c *Core) storeHealth() metrics.StoreHealth {
-	health := c.servers.latestHealth()
+	health := c.monitor.latestHealth()
 	health.IsDegraded = c.health.currentReason() != ""
 	return health
 }

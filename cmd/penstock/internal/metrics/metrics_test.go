@@ -131,7 +131,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	before, now := strings.Split(string(want), "\n"), strings.Split(page, "\n")
 	for i := range max(len(before), len(now)) {
 		if i >= len(before) || i >= len(now) || before[i] != now[i] {
-			t.Fatalf("%s has %d lines, the page %d; from line %d on they differ:\n%s\n%s", file, len(before), len(now), i+1, before[min(i, len(before)-1)], now[min(i, len(now)-1)])
+			t.Fatalf("%s has %d lines, the page %d; from line %d on they differ:\nwant %s\ngot  %s", file, len(before), len(now), i+1, before[min(i, len(before)-1)], now[min(i, len(now)-1)])
 		}
 	}
 	t.Logf("counted: %d lines of metrics with the names, labels and numbers of before", len(now))

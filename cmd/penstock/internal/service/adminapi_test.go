@@ -83,7 +83,7 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 		{map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, "Authorization: Bearer " + token, 200},
 		{map[string]string{"operator-token": token}, "Authorization: Bearer wrong-wrong-wrong", 401},
 	} {
-		t.Run("", func(t *testing.T) {
+		t.Run(fmt.Sprint(c.status), func(t *testing.T) {
 			r := start(t, hello, c.flags)
 			_, port, _ := net.SplitHostPort(r.Admin)
 			for path, status := range map[string]int{"/api/v1/state": c.status, "/livez": 200, "/metrics": 200} {

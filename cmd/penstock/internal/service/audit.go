@@ -54,7 +54,7 @@ func (f *auditFile) write(line []byte) {
 
 func (f *auditFile) append(line []byte) (int, error) {
 	n, err := f.to.Write(line)
-	f.note(err)
+	f.setErr(err)
 	return n, err
 }
 
@@ -64,11 +64,11 @@ func (f *auditFile) check() error {
 		return nil
 	}
 	err := f.to.Check()
-	f.note(err)
+	f.setErr(err)
 	return err
 }
 
-func (f *auditFile) note(err error) {
+func (f *auditFile) setErr(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err = err

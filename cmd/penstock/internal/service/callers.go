@@ -28,7 +28,8 @@ const maxMessage = 1 << 20
 // throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
 const throttleName = "cl.throttle"
 
-// checkRules returns an error if a listener for callers cannot enforce one of the rules.
+// checkRules returns an error if a listener for callers cannot enforce one of the rules, or if a
+// rule has the name of a listener's own counters.
 func (s *service) checkRules(rules *policy.Rules) error {
 	for _, rule := range rules.Rules() {
 		if rule.Name == envoyrls.Group() && (s.Settings.GRPC != "" || s.Settings.API != "") {

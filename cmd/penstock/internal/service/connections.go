@@ -60,7 +60,8 @@ func (l *limitedListener) takePlace() bool {
 	if l.idle != nil {
 		idle = l.idle.added
 	}
-	for isLogged := false; ; {
+	isLogged := false
+	for {
 		select {
 		case l.open <- struct{}{}:
 			return true

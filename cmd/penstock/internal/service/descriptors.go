@@ -22,7 +22,7 @@ func newConnectionBudget(descriptors, maxConnections int64, hasProxy bool, calle
 		shares += 2 // for clients and for the upstream
 	}
 	share := max((descriptors-reserved)/max(shares, 1), 1)
-	b := connectionBudget{admin: max(reserved/4, minAdmin)}
+	b := connectionBudget{admin: max(reserved/4, minAdmin)} // these come out of the reserve
 	if hasProxy {
 		b.clients, b.upstream = min(maxConnections, share), share
 	}

@@ -67,7 +67,7 @@ const (
 // healthService can be called without a token, like /livez: orchestrators cannot send one.
 const healthService = "grpc.health.v1.Health"
 
-// rlsHealthName is the name by which probes written for envoyproxy/ratelimit check rlsService.
+// Probes that were written for envoyproxy/ratelimit check rlsService by the name rlsHealthName.
 const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
 
 // newGRPC makes the server for gRPC clients.
@@ -301,7 +301,7 @@ func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grp
 	if name != healthService {
 		close(open.statusIsFinal)
 	}
-	go func() {
+	go func() { // cancels the stream after both events
 		for _, event := range []<-chan struct{}{c.ending, open.statusIsFinal} {
 			select {
 			case <-event:

@@ -168,7 +168,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		}()
 		res, err := (&http.Client{Transport: transport, Timeout: patience}).Post("http://"+r.Listen, "", body)
 		if err != nil {
-			t.Fatalf("HTTP/%d: %v", version, err)
+			t.Fatalf("HTTP/%d: no response: %v", version, err)
 		}
 		text, err := io.ReadAll(res.Body)
 		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {

@@ -168,16 +168,16 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		// The watcher may also load this file or one before it, at any time. So the test counts how
 		// often each file was loaded, and expects that many times the lines of the file.
 		await(t, fmt.Sprintf("%d of %d mistakes in the log", c.logged, c.mistakes), func() bool {
-			times, logged, more := 0, 0, 0
-			for _, seen := range cases {
-				times = len(r.log.Lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", seen.mistakes)))
-				logged += times * seen.logged
-				more += times * min(seen.more, 1)
-				if seen == c {
+			loads, mistakeLines, moreLines := 0, 0, 0
+			for _, loaded := range cases {
+				loads = len(r.log.Lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", loaded.mistakes)))
+				mistakeLines += loads * loaded.logged
+				moreLines += loads * min(loaded.more, 1)
+				if loaded == c {
 					break
 				}
 			}
-			return times > 0 && len(r.log.Lines("level=ERROR", "rules.yaml:")) == logged && len(r.log.Lines("level=ERROR", "more; penstock validate shows all")) == more
+			return loads > 0 && len(r.log.Lines("level=ERROR", "rules.yaml:")) == mistakeLines && len(r.log.Lines("level=ERROR", "more; penstock validate shows all")) == moreLines
 		})
 		for line := range strings.Lines(r.log.String()) {
 			if len(line) > 500 {

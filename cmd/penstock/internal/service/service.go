@@ -46,7 +46,8 @@ type Options struct {
 	// Version is shown in the metrics.
 	Version string
 
-	// Inherited is the open listener for requests. Default: the settings' address is opened.
+	// Inherited is a listener for requests that another process has opened, such as systemd. Default:
+	// the service opens one at the settings' address.
 	Inherited net.Listener
 
 	// Telemetry says what is exported to OpenTelemetry. Default: nothing.
@@ -60,7 +61,7 @@ type Options struct {
 
 // wrappers are hooks for tests. Each may be nil.
 type wrappers struct {
-	core   func(*core.Core)
+	core   func(*core.Core)                // changes the core before servers use it
 	limits func(http.Handler) http.Handler // around the handler that applies the limits
 
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
@@ -155,8 +156,7 @@ func (s *service) close() {
 
 // open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
-	callers := s.Settings.CallerListeners()
-	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(callers))
+	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(s.Settings.CallerListeners()))
 	// Both are equal, or one of them is 0 because nothing listens for that kind of connection.
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
@@ -176,7 +176,7 @@ func (s *service) open(runCtx context.Context) error {
 	s.denials = denials.New(denials.Options{TraceID: s.telemetry.TraceOf()})
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
-		DirectSettings: envoyOptions.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
+		SettingsOutsidePolicy: envoyOptions.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
 	})
 	if err != nil {
 		return err
@@ -194,6 +194,12 @@ func (s *service) open(runCtx context.Context) error {
 	if s.Inherited != nil && !s.Settings.HasProxy() {
 		return fmt.Errorf("%w: systemd passes a socket for requests, but no upstream is set; set upstream, or disable the socket unit", settings.ErrInvalid)
 	}
+	return s.openServers(runCtx, budget)
+}
+
+// openServers makes the servers with their listeners. The proxy is the first one, if there is one,
+// and the admin server the last one.
+func (s *service) openServers(runCtx context.Context, budget connectionBudget) error {
 	if s.Settings.HasProxy() {
 		proxy, err := s.newProxy(runCtx, budget)
 		if err != nil {
@@ -203,7 +209,7 @@ func (s *service) open(runCtx context.Context) error {
 			return err
 		}
 	}
-	for _, l := range callers {
+	for _, l := range s.Settings.CallerListeners() {
 		server, err := s.newCallers(runCtx, l, budget.callers)
 		if err != nil {
 			return err
@@ -310,7 +316,8 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	}
 	s.Log.Info("the demo sends requests to itself; open the dashboard", append(attributes, "offender", "key:"+demotraffic.Offender)...)
 	var running sync.WaitGroup
-	running.Go(func() { demotraffic.Run(ctx, urlOf(s.servers[0].listener.Addr())) })
+	proxy := s.servers[0]
+	running.Go(func() { demotraffic.Run(ctx, urlOf(proxy.listener.Addr())) })
 	return running.Wait
 }
 

@@ -145,24 +145,7 @@ func (r *ratelimitEnv) setRedis() {
 			r.fail(name, "it is not supported; omit it, and name the authority of the server's certificate in SSL_CERT_FILE")
 		}
 	}
-	address := r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock") // of a socket, or host:port
-	scheme := "redis"
-	if r.isTrue("REDIS_TLS") {
-		scheme = "rediss"
-	}
-	if _, rest, ok := strings.Cut(address, "://"); ok {
-		if strings.HasPrefix(address, "rediss://") {
-			scheme = "rediss"
-		}
-		address = rest
-	}
-	var user *url.Userinfo
-	if before, after, ok := strings.Cut(address, "@"); ok {
-		user, address = userinfo(before), after
-	}
-	if auth := r.get("REDIS_AUTH", ""); auth != "" {
-		user = userinfo(auth)
-	}
+	scheme, user, address := r.redisAddress()
 	if r.get("REDIS_SENTINEL_AUTH", "") != "" {
 		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
 	}
@@ -184,6 +167,25 @@ func (r *ratelimitEnv) setRedis() {
 	if r.env["REDIS_TIMEOUT"] != "" {
 		r.flags["store-timeout"] = r.env["REDIS_TIMEOUT"]
 	}
+}
+
+// redisAddress returns the parts of REDIS_URL. The address is the path of a socket, or a list of
+// host:port. REDIS_TLS and REDIS_AUTH take precedence.
+func (r *ratelimitEnv) redisAddress() (scheme string, user *url.Userinfo, address string) {
+	scheme, address = "redis", r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
+	if r.isTrue("REDIS_TLS") || strings.HasPrefix(address, "rediss://") {
+		scheme = "rediss"
+	}
+	if _, rest, ok := strings.Cut(address, "://"); ok {
+		address = rest
+	}
+	if before, after, ok := strings.Cut(address, "@"); ok {
+		user, address = userinfo(before), after
+	}
+	if auth := r.get("REDIS_AUTH", ""); auth != "" {
+		user = userinfo(auth)
+	}
+	return scheme, user, address
 }
 
 // userinfo reads a password, or a user and a password.
