@@ -214,7 +214,7 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			return n, requests
 		}
 		failOpenLines := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
-		ended := func() (n, requests int) {
+		ended := func() (n, requests int) { // the clock of synctest starts at 2000-01-01T00:00:00Z
 			return counted("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
 		}
 		pass := func(n int) {

@@ -383,7 +383,7 @@ func TestTrailersPassBothWays(t *testing.T) {
 func TestForgedTrailersAreRemoved(t *testing.T) {
 	for _, isTrusted := range []bool{false, true} {
 		o := revproxy.Options{IsTrusted: func(*http.Request) bool { return isTrusted }}
-		for _, version := range []int{1, 2} {
+		for _, scheme := range []string{"http", "h2c"} {
 			server := httptest.NewUnstartedServer(http.HandlerFunc(echo))
 			server.EnableHTTP2 = true
 			server.Config.Protocols = new(http.Protocols)
@@ -391,7 +391,6 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 			server.Config.Protocols.SetUnencryptedHTTP2(true)
 			server.Start()
 			t.Cleanup(server.Close)
-			scheme := map[int]string{1: "http", 2: "h2c"}[version]
 			site := startProxy(t, o, scheme+strings.TrimPrefix(server.URL, "http"))
 			got := sendToEcho(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"+
 				"Trailer: X-Forwarded-For, X-Real-IP, Forwarded, X_API_Key, X-K, X-Missing\r\n\r\n5\r\nhello\r\n0\r\n"+
@@ -646,11 +645,11 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 	} {
 		for _, size := range []int{1 << 20, 7, 1} { // of each write of the response
-			if size == 1 && strings.Contains(c.name, "long") {
+			if size == 1 && len(c.head) > 1000 { // takes too long
 				continue
 			}
 			status := "200 OK"
-			if strings.Contains(c.name, "interim") {
+			if strings.Contains(c.head, "HTTP/1.1 200 OK") { // head has the final status, so this one is interim
 				status = "103 Early Hints"
 			}
 			var connections atomic.Int64

@@ -40,16 +40,16 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 		a.mustSend("GET", "/", "X-Key: customer-4711")
 	}
 	b.mustSend("GET", "/", "X-Key: customer-4711")
-	var got adminapi.Offenders
+	var got adminapi.Offenders // of the 6 requests, 2 were admitted
 	await(t, "each instance to show both instances", func() bool {
 		got = getAdmin[adminapi.Offenders](b, "offenders")
 		return got.Instances == 2 && len(got.Offenders) == 1 && got.Offenders[0].Count == 4 && len(getAdmin[adminapi.Instances](a, "instances").Instances) == 2
 	})
-	one := got.Offenders[0]
-	if one.Rule != "api" || one.Limit != "day" || !one.IsExact || !strings.HasPrefix(one.Identity, "key:cu…11#") {
-		t.Errorf("the offender is %+v; want the exact count of api.day, with a masked key", one)
+	offender := got.Offenders[0]
+	if offender.Rule != "api" || offender.Limit != "day" || !offender.IsExact || !strings.HasPrefix(offender.Identity, "key:cu…11#") {
+		t.Errorf("the offender is %+v; want the exact count of api.day, with a masked key", offender)
 	}
-	key := getAdmin[adminapi.Key](b, "key?ref="+one.Ref)
+	key := getAdmin[adminapi.Key](b, "key?ref="+offender.Ref)
 	if len(key.DeniedBy) != 1 || key.DeniedBy[0] != "api.day" || key.Limits[0].Used != 2 || key.Limits[0].RetryMS < 1000 || key.Source == "" {
 		t.Errorf("the key is %+v; want it denied by api.day, with 2 units used", key)
 	}
@@ -133,7 +133,7 @@ func TestReaderOfEventsDoesNotKeepTheServiceFromStopping(t *testing.T) {
 		}
 	}
 	r.wait()
-	for lines.Scan() {
+	for lines.Scan() { // until the end of the stream
 	}
 }
 
@@ -191,7 +191,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 func TestCertificatesLetOperatorsRead(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	operator, foreign := a.issue(3), stranger.issue(4)
-	a.issue(2)
+	a.issue(2) // replaces the files with the certificate of the service
 	r := start(t, hello, map[string]string{"admin-listen": "0.0.0.0:0", "admin-tls-cert": a.path("cert.pem"), "admin-tls-key": a.path("key.pem"), "admin-client-ca": a.path("ca.pem")})
 	_, port, _ := net.SplitHostPort(r.Admin)
 	for name, c := range map[string]struct {

@@ -184,7 +184,7 @@ func (r *testService) redis(args ...string) string {
 	if err != nil {
 		r.Fatal(err)
 	}
-	reply, _ := strings.CutSuffix(string(text), "+OK\r\n")
+	reply, _ := strings.CutSuffix(string(text), "+OK\r\n") // the reply to QUIT
 	return reply
 }
 
@@ -195,6 +195,7 @@ func TestRedisClientsGetDecisions(t *testing.T) {
 			all[name] = text
 		}
 		r := startLimited(t, nil, oncePerHour, all)
+		// The command is CL.THROTTLE key max_burst count period [quantity], with the period in seconds.
 		// The reply has 0 or 1 (denied), the limit, the units left, and the seconds until a retry (-1:
 		// none is needed) and until all units are back.
 		for _, c := range []struct {
@@ -282,7 +283,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 			}
 		}
 		expect("at the start", map[string]string{"rate_limiter_allowed_total" + series: "0", "rate_limiter_rejected_total" + series: "0"})
-		for range 20 {
+		for range 20 { // a max_burst of 13 admits 14
 			r.redis("CL.THROTTLE", "k", "13", "1", "3600")
 		}
 		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // reads, and charges nothing

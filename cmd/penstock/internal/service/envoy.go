@@ -39,13 +39,13 @@ func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
 	}
 	o.SpendsReports = s.EnvoyReports == "spend"
-	var errs [2]error
-	o.Mode, errs[0] = envoyrls.ParseMode(s.EnvoyMode)
-	o.OnFailure, errs[1] = envoyrls.ParseFailure(s.EnvoyOnFailure)
+	var modeErr, failureErr error
+	o.Mode, modeErr = envoyrls.ParseMode(s.EnvoyMode)
+	o.OnFailure, failureErr = envoyrls.ParseFailure(s.EnvoyOnFailure)
 	if s.EnvoyHeaders != "none" {
 		o.Headers = []envoyrls.Dialect{envoyrls.Dialect(s.EnvoyHeaders)}
 	}
-	return o, errors.Join(errs[:]...)
+	return o, errors.Join(modeErr, failureErr)
 }
 
 // envoy serves Envoy's rate limit service with the limits of a folder or a control plane, and with

@@ -87,7 +87,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 		t.Errorf("/json is %d %s; want 429 from the same counter", code, text)
 	}
 	if code, text := post(`{"domain": "web"}`); code != 400 {
-		t.Errorf("/json is %d %s; want 400", code, text)
+		t.Errorf("without descriptors, /json is %d %s; want 400", code, text)
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
 	for _, path := range []string{"/json", "/rlconfig"} { // a browser adds Origin to requests of a web page
@@ -132,6 +132,7 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	if answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
 		t.Errorf("after a broken file the decision is %v, %v; want the old limits", answer, err)
 	}
+	// The new file has a limit of 9, and a key in the wrong place, which causes a warning.
 	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
 	awaitLog("unit has no effect in a descriptor")
 	answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("b"))
@@ -157,6 +158,7 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
 		t.Errorf("with the token the decision is %v, %v; want 1 left", answer, err)
 	}
+	// With the token, the status is 400, because the body has no domain.
 	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
 		request, _ := http.NewRequestWithContext(callContext(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
 		if authorization != "" {

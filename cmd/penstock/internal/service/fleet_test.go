@@ -57,7 +57,7 @@ rules:
 			default:
 				t.Errorf("key %c got %s; want 200 or 429", 'a'+key, res.Status)
 			}
-			if requests.Add(1) == keys*limit/2 {
+			if requests.Add(1) == keys*limit/2 { // while the limits still have room
 				stops.stop()
 			}
 		}

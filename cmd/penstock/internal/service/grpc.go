@@ -97,18 +97,8 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	var authenticate authenticator
 	if len(s.Settings.CallerToken) > 0 {
-		authenticate = calls.authenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
-		probes := &openProbes{byConnection: make(map[net.Addr]int)}
-		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
-			var address net.Addr
-			if p, ok := peer.FromContext(ctx); ok {
-				address = p.Addr
-			}
-			if serviceName(info.FullMethodName) == healthService && !probes.add(ctx, address) {
-				return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks open; end one of them first", maxProbes)
-			}
-			return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
-		}))
+		authenticate = calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+		options = append(options, grpc.InTapHandle(checkBeforeReading(authenticate)))
 	}
 	if config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
@@ -123,13 +113,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		s.wrap.services(grpcServer)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
-	state := health.NewServer() // the name "", for the whole server, is SERVING from the start
-	for _, name := range names {
-		state.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
-		if name == rlsService {
-			state.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
-		}
-	}
+	state := newHealth(names)
 	healthpb.RegisterHealthServer(grpcServer, state)
 	reflection.Register(grpcServer) // the schemas are public; the calls need the token
 
@@ -144,6 +128,19 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	serveStandard(result, grpcServer, calls)
 	return result, nil
+}
+
+// newHealth makes a health service that reports the named services, and the whole server, as
+// SERVING.
+func newHealth(services []string) *health.Server {
+	state := health.NewServer() // the name "", for the whole server, is SERVING from the start
+	for _, name := range services {
+		state.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+		if name == rlsService {
+			state.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
+		}
+	}
+	return state
 }
 
 // serveStandard makes result serve a gRPC listener by grpc-go.
@@ -206,13 +203,29 @@ func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	return true
 }
 
+// checkBeforeReading returns a function that authenticates a call before its message is read. It
+// also bounds the open health checks of each connection.
+func checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
+	probes := &openProbes{byConnection: make(map[net.Addr]int)}
+	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
+		var address net.Addr
+		if p, ok := peer.FromContext(ctx); ok {
+			address = p.Addr
+		}
+		if serviceName(info.FullMethodName) == healthService && !probes.add(ctx, address) {
+			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks open; end one of them first", maxProbes)
+		}
+		return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
+	}
+}
+
 // An authenticator returns an error if the values of a call's authorization header do not permit
 // the method. It runs before the message is read.
 type authenticator func(method string, authorization []string, client net.Addr) error
 
-// authenticator returns an authenticator that accepts any of the tokens: operators may call all
+// newAuthenticator makes an authenticator that accepts any of the tokens: operators may call all
 // that callers may. Empty tokens are ignored.
-func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
+func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 	var secrets []bearer.Secret
 	for _, token := range tokens {
 		secrets = append(secrets, bearer.NewSecret(token))

@@ -272,7 +272,7 @@ func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
 	if _, err := say(callContext(t), conn, strings.Repeat("x", maxMessage-10)); err != nil {
 		t.Errorf("a message below the limit returned %v; want no error", err)
 	}
-	ctx := metadata.AppendToOutgoingContext(callContext(t), "x", strings.Repeat("x", 20<<10))
+	ctx := metadata.AppendToOutgoingContext(callContext(t), "x", strings.Repeat("x", 20<<10)) // max_header is 16 KB
 	if _, err := say(ctx, conn, "x"); err == nil {
 		t.Error("metadata above max_header was accepted; want an error")
 	}
@@ -407,7 +407,7 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-	var conns []net.Conn
+	conns := make(map[string]net.Conn)
 	for name, sent := range map[string]string{
 		"nothing":              "",
 		"HTTP/1.1":             "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -428,14 +428,14 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(patience))
 		io.WriteString(conn, sent) // it may fail: the service has closed the connection
-		conns = append(conns, conn)
+		conns[name] = conn
 		if answer, err := say(callContext(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
 			t.Errorf("beside a client that sends %s, another got %q, %v; want the same text in capitals", name, answer, err)
 		}
 	}
-	for _, conn := range conns {
+	for name, conn := range conns {
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a connection stays open: %v", conn.LocalAddr())
+			t.Errorf("the connection of a client that sent %s stays open; want it closed", name)
 		}
 	}
 }

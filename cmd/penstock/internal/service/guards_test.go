@@ -149,7 +149,7 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 	}
 }
 
-// evals returns how many script calls a server has received and rejected.
+// evals returns how many script calls a server has rejected.
 func evals(t *testing.T, redis *redistest.Server) (n int) {
 	t.Helper()
 	text, err := redis.Do("INFO", "commandstats")

@@ -253,7 +253,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 		}
 	}
 	await(t, "the reset requests to end", func() bool { return inFlight.Load() == 0 })
-	const streams = 100 // that a connection may have open
+	const streams = 100 // that a connection may have open; the other client has one request in flight
 	if bound := int64(streams*connections + 1); most.Load() > bound {
 		t.Errorf("%d requests were in flight at once; want at most %d on %d connections", most.Load(), bound, connections)
 	}
@@ -270,10 +270,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 		framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 		framer.WriteSettings()
 		var block bytes.Buffer
-		encoder := hpack.NewEncoder(&block)
-		for _, f := range [][2]string{{":method", method}, {":scheme", "http"}, {":authority", "h"}, {":path", "/"}} {
-			encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
-		}
+		encodeRequest(hpack.NewEncoder(&block), method, "/")
 		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
 		for {
 			frame, err := framer.ReadFrame()
@@ -292,6 +289,15 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	}
 }
 
+// encodeRequest encodes the header of a request.
+func encodeRequest(encoder *hpack.Encoder, method, path string) {
+	for _, field := range []hpack.HeaderField{
+		{Name: ":method", Value: method}, {Name: ":scheme", Value: "http"}, {Name: ":authority", Value: "h"}, {Name: ":path", Value: path},
+	} {
+		encoder.WriteField(field)
+	}
+}
+
 // resetStreams opens streams on one connection and resets each at once, until the server closes the
 // connection.
 func resetStreams(r *testService, n int) (sent int) {
@@ -306,9 +312,7 @@ func resetStreams(r *testService, n int) (sent int) {
 	encoder := hpack.NewEncoder(&block)
 	for ; sent < n; sent++ {
 		block.Reset()
-		for _, f := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "h"}, {":path", "/slow"}} {
-			encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
-		}
+		encodeRequest(encoder, "GET", "/slow")
 		id := uint32(2*sent + 1)
 		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
 		if framer.WriteRSTStream(id, http2.ErrCodeCancel) != nil {

@@ -38,14 +38,14 @@ rules:
 				t.Fatalf("%s with the %s password got %s after %d guesses; want %d", account, password, res.Status, guesses.Load(), want)
 			}
 		}
-		for i := range 50 {
+		for i := range 50 { // nine wrong passwords among right ones; errors of the upstream do not count
 			try("eve", "right", 200)
 			if i%5 == 0 && i < 45 {
 				try("eve", "wrong", 401)
 				try("eve", "broken", 500)
 			}
 		}
-		try("eve", "wrong", 401)
+		try("eve", "wrong", 401) // the tenth wrong password
 		before := guesses.Load()
 		for range 20 {
 			try("eve", "wrong", 429)

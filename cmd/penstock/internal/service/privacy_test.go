@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
+// Each identity and secret contains LEAK, or is an address that the test looks for.
 func TestMetricsLogAndAdminAPINameNoClient(t *testing.T) {
 	effort.WithoutRace(t)
 	redis := redistest.Start(t)

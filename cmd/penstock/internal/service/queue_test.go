@@ -87,7 +87,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			ended := make(chan error)
 			go func() {
 				transport, body := http.DefaultTransport, io.Reader(nil)
-				if i%2 == 1 {
+				if i%2 == 1 { // every other client uses HTTP/2 and sends a body
 					transport, body = h2, strings.NewReader("body")
 				}
 				request, _ := http.NewRequestWithContext(ctx, "POST", "http://"+r.Listen, body)

@@ -49,6 +49,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 }
 
+// digestOf returns the digest of a policy file, as the log shows it.
 func digestOf(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:12]

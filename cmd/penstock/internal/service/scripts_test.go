@@ -43,6 +43,7 @@ func TestReloadLoadsScriptsBeforeItTakesEffect(t *testing.T) {
 	r := start(t, hello, flags, reloadOn(reload))
 	r.mustSend("GET", "/")
 	before := r.scripts("noscript")
+	// The new policy has three more limits, each with another algorithm.
 	replaceFile(t, flags["config"], strings.ReplaceAll(bucketPolicy, "1000/d", "1000/d, algorithm: sliding-log}, {rate: 900/m, algorithm: sliding-window}, {rate: 800/h, algorithm: fixed-window"))
 	reload <- os.Interrupt
 	await(t, "the reload", func() bool { return len(r.log.Lines("policy reloaded")) > 0 })

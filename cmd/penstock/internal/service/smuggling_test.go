@@ -345,14 +345,14 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 func TestHugeHeadersAreRefusedWithAReason(t *testing.T) {
 	r := start(t, hello, nil)
 	const request = "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: %s\r\n\r\n"
-	exact := 16<<10 - len(fmt.Sprintf(request, ""))
+	exact := 16<<10 - len(fmt.Sprintf(request, "")) // fills max_header
 	for _, c := range []struct {
 		size, status int
 	}{{15 << 10, 200}, {exact, 200}, {exact + 1, 431}, {19 << 10, 431}, {32 << 10, 431}, {10 << 20, 431}} {
 		conn := r.dial()
 		go fmt.Fprintf(conn, request, strings.Repeat("x", c.size))
 		if status, _, err := readResponse(conn); err != nil || status != c.status {
-			t.Errorf("headers of %d bytes: %d, %v; want %d", c.size, status, err, c.status)
+			t.Errorf("a header value of %d bytes got status %d, %v; want %d", c.size, status, err, c.status)
 		}
 	}
 }

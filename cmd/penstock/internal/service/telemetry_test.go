@@ -16,10 +16,13 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
 )
 
-// trace returns the header traceparent of a sampled trace, by its number.
+// callerSpan is the span id in all headers of trace.
+const callerSpan = "00f067aa0ba902b7"
+
+// trace returns the id and the header traceparent of a sampled trace, by its number.
 func trace(n int) (id, header string) {
 	id = fmt.Sprintf("4bf92f3577b34da6a3ce929d0e0e47%02d", n)
-	return id, "00-" + id + "-00f067aa0ba902b7-01"
+	return id, "00-" + id + "-" + callerSpan + "-01"
 }
 
 // withCollector makes the service export to a collector.
@@ -96,7 +99,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		if len(decided) != 2 || !strings.Contains(decided[0], "ratelimit.outcome=allowed ratelimit.rule=all ratelimit.limit=hour") || !strings.Contains(decided[1], "ratelimit.outcome=denied") {
 			t.Errorf("the decision spans of the proxy are %q; want one allowed, then one denied", decided)
 		}
-		if id := strings.Split(forwarded, "-"); len(id) != 4 || id[1] != proxied || id[2] == "00f067aa0ba902b7" {
+		if parts := strings.Split(forwarded, "-"); len(parts) != 4 || parts[1] != proxied || parts[2] == callerSpan {
 			t.Errorf("the upstream got traceparent %q; want the caller's trace id, and a new span id", forwarded)
 		}
 		const method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"

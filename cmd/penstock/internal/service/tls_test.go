@@ -52,7 +52,8 @@ func (a *authority) write(name, kind string, der []byte) {
 	}
 }
 
-// issue writes a certificate with this serial number to cert.pem and key.pem, and returns it.
+// issue writes a certificate with this serial number to cert.pem and key.pem, and returns it. It is
+// valid for that many hours.
 func (a *authority) issue(serial int64) tls.Certificate {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Duration(serial) * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}

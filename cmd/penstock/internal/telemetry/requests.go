@@ -21,7 +21,11 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := t.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 		method := methodOf(r)
-		ctx, span := t.tracer.Start(ctx, strings.ReplaceAll(method, otherMethod, "HTTP"), trace.WithSpanKind(trace.SpanKindServer))
+		name := method
+		if method == otherMethod {
+			name = "HTTP"
+		}
+		ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
 		r = r.WithContext(ctx)
 		if !span.IsRecording() {
 			next.ServeHTTP(w, r)
@@ -42,6 +46,7 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	})
 }
 
+// otherMethod is an unknown method, by OpenTelemetry's semantic conventions.
 const otherMethod = "_OTHER"
 
 // methodOf returns the request's method, or otherMethod if the method is unknown: clients can send

@@ -23,26 +23,26 @@ import (
 func TestPlanOfTheEnvironment(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318"
 	for _, row := range []struct{ environment, want string }{
-		{"", `traces "" metrics "" propagate false`},
-		{endpoint, `traces "http/protobuf" metrics "http/protobuf" propagate true`},
-		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a", `traces "http/protobuf" metrics "" propagate true`},
-		{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://a", `traces "" metrics "http/protobuf" propagate false`},
-		{"OTEL_TRACES_EXPORTER=otlp", `traces "http/protobuf" metrics "" propagate true`},
-		{"OTEL_METRICS_EXPORTER=otlp", `traces "" metrics "http/protobuf" propagate false`},
-		{endpoint + " OTEL_TRACES_EXPORTER=none", `traces "" metrics "http/protobuf" propagate false`},
-		{endpoint + " OTEL_METRICS_EXPORTER=none", `traces "http/protobuf" metrics "" propagate true`},
-		{endpoint + " OTEL_METRICS_EXPORTER=prometheus", `traces "http/protobuf" metrics "" propagate true`},
-		{endpoint + " OTEL_SDK_DISABLED=True", `traces "" metrics "" propagate false`},
-		{endpoint + " OTEL_SDK_DISABLED=false", `traces "http/protobuf" metrics "http/protobuf" propagate true`},
-		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc", `traces "grpc" metrics "grpc" propagate true`},
-		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", `traces "http/protobuf" metrics "grpc" propagate true`},
-		{endpoint + " OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json", `traces "http/protobuf" metrics "http/protobuf" propagate true ` +
+		{"", `traces "" metrics "" continues false`},
+		{endpoint, `traces "http/protobuf" metrics "http/protobuf" continues true`},
+		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a", `traces "http/protobuf" metrics "" continues true`},
+		{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://a", `traces "" metrics "http/protobuf" continues false`},
+		{"OTEL_TRACES_EXPORTER=otlp", `traces "http/protobuf" metrics "" continues true`},
+		{"OTEL_METRICS_EXPORTER=otlp", `traces "" metrics "http/protobuf" continues false`},
+		{endpoint + " OTEL_TRACES_EXPORTER=none", `traces "" metrics "http/protobuf" continues false`},
+		{endpoint + " OTEL_METRICS_EXPORTER=none", `traces "http/protobuf" metrics "" continues true`},
+		{endpoint + " OTEL_METRICS_EXPORTER=prometheus", `traces "http/protobuf" metrics "" continues true`},
+		{endpoint + " OTEL_SDK_DISABLED=True", `traces "" metrics "" continues false`},
+		{endpoint + " OTEL_SDK_DISABLED=false", `traces "http/protobuf" metrics "http/protobuf" continues true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc", `traces "grpc" metrics "grpc" continues true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", `traces "http/protobuf" metrics "grpc" continues true`},
+		{endpoint + " OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json", `traces "http/protobuf" metrics "http/protobuf" continues true ` +
 			`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "http/json" is not supported; http/protobuf is used. Write that or grpc`},
-		{endpoint + " OTEL_TRACES_EXPORTER=zipkin", `traces "" metrics "http/protobuf" propagate false OTEL_TRACES_EXPORTER: "zipkin" is not supported, and nothing is exported; write otlp or none`},
-		{"OTEL_PROPAGATORS=tracecontext,baggage", `traces "" metrics "" propagate true`},
-		{endpoint + " OTEL_PROPAGATORS=none", `traces "http/protobuf" metrics "http/protobuf" propagate false`},
-		{"OTEL_PROPAGATORS=b3", `traces "" metrics "" propagate false OTEL_PROPAGATORS: "b3" is not supported and is ignored; write tracecontext or none`},
-		{"OTEL_SERVICE_NAME=shop OTEL_RESOURCE_ATTRIBUTES=a=b", `traces "" metrics "" propagate false`},
+		{endpoint + " OTEL_TRACES_EXPORTER=zipkin", `traces "" metrics "http/protobuf" continues false OTEL_TRACES_EXPORTER: "zipkin" is not supported, and nothing is exported; write otlp or none`},
+		{"OTEL_PROPAGATORS=tracecontext,baggage", `traces "" metrics "" continues true`},
+		{endpoint + " OTEL_PROPAGATORS=none", `traces "http/protobuf" metrics "http/protobuf" continues false`},
+		{"OTEL_PROPAGATORS=b3", `traces "" metrics "" continues false OTEL_PROPAGATORS: "b3" is not supported and is ignored; write tracecontext or none`},
+		{"OTEL_SERVICE_NAME=shop OTEL_RESOURCE_ATTRIBUTES=a=b", `traces "" metrics "" continues false`},
 	} {
 		p := PlanOf(func(name string) string {
 			for pair := range strings.FieldsSeq(row.environment) {
@@ -52,7 +52,7 @@ func TestPlanOfTheEnvironment(t *testing.T) {
 			}
 			return ""
 		})
-		got := fmt.Sprintf("traces %q metrics %q propagate %v", p.Traces, p.Metrics, p.IsContinuing)
+		got := fmt.Sprintf("traces %q metrics %q continues %v", p.Traces, p.Metrics, p.IsContinuing)
 		if got = strings.Join(append([]string{got}, p.Warnings...), " "); got != row.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", row.environment, got, row.want)
 		}
