@@ -57,6 +57,7 @@ func newTransport(o Options) (*url.URL, *http.Transport) {
 	return &target, t
 }
 
+// frame wraps a new connection to an HTTP/1 upstream.
 func frame(conn net.Conn, err error) (net.Conn, error) {
 	if err != nil {
 		return nil, err
@@ -116,8 +117,8 @@ func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			progress.isConnected.Store(true)
 			if conn, ok := got.Conn.(*framedConn); ok {
 				conn.expect(giveUp)
-			} else if progress.sent.Load() > 1 {
-				giveUp(errRefusedAgain) // net/http would send it a third time
+			} else if progress.sent.Load() > 1 { // an HTTP/2 upstream has refused it twice
+				giveUp(errRefusedAgain)
 			}
 		},
 		WroteHeaders: func() { progress.sent.Add(1) },
@@ -143,7 +144,7 @@ type unreachedError struct{ error }
 
 func (e *unreachedError) Unwrap() error { return e.error }
 
-// bufferSize is how much of a response's body is buffered at once.
+// bufferSize is how many bytes of a response's body are buffered at once.
 const bufferSize = 32 << 10
 
 // buffers are reused by httputil. Passing them by pointer avoids an allocation.

@@ -270,7 +270,7 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 	return both[0], both[1]
 }
 
-// registerEnvoy registers Envoy's rate limit service, if there are limits for it.
+// registerEnvoy serves Envoy's rate limit service by gRPC.
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	if s.envoy != nil {
 		envoyrls.RegisterEncoded(to, s.envoy.engine)
@@ -280,7 +280,7 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 
 // handler serves /json, /healthcheck and /rlconfig. All but the health check need the token. If the
 // listener requires no token, requests with an Origin header still need it: a browser on this
-// machine sends them for web pages.
+// machine adds this header to requests of any web page.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxMessage})

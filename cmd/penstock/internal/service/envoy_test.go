@@ -187,7 +187,7 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 		t.Fatal("the page has no call of /json")
 	}
 	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
-	for client := 1; ; client++ {
+	for client := 1; ; client++ { // a new client for each try
 		minute, statuses := time.Now().Unix()/60, ""
 		for range 6 {
 			response, err := http.Post("http://"+r.API+call[1], "", strings.NewReader(strings.Replace(call[2], "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)))

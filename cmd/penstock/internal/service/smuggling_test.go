@@ -72,25 +72,74 @@ func (s *strictUpstream) serve(conn net.Conn) {
 	}
 }
 
-// readStrictly reads one message.
-func readStrictly(r *bufio.Reader) (message, body string, err error) {
-	line := func() string {
-		text, readErr := r.ReadString('\n')
-		if err == nil {
-			err = readErr
-		}
-		text, ok := strings.CutSuffix(text, "\r\n")
-		if !ok && err == nil {
-			err = fmt.Errorf("a bare LF after %q", text)
-		}
-		if strings.ContainsAny(text, "\r\x00") && err == nil {
-			err = fmt.Errorf("a control character in %q", text)
-		}
-		return text
+// A strictReader reads the parts of messages.
+type strictReader struct {
+	*bufio.Reader
+	err error // the first problem; what is read after it does not count
+}
+
+func (r *strictReader) fail(err error) {
+	if r.err == nil {
+		r.err = err
 	}
-	words := strings.Split(line(), " ")
+}
+
+// line reads a line that ends in CRLF, and returns it without that.
+func (r *strictReader) line() string {
+	text, err := r.ReadString('\n')
+	text, hasCRLF := strings.CutSuffix(text, "\r\n")
+	switch {
+	case err != nil:
+		r.fail(err)
+	case !hasCRLF:
+		r.fail(fmt.Errorf("a bare LF after %q", text))
+	case strings.ContainsAny(text, "\r\x00"):
+		r.fail(fmt.Errorf("a control character in %q", text))
+	}
+	return text
+}
+
+// size parses a size in bytes.
+func (r *strictReader) size(text string, base int) int {
+	n, err := strconv.ParseUint(text, base, 31)
 	if err != nil {
-		return "", "", err
+		r.fail(err)
+	}
+	return int(n)
+}
+
+// bytes reads n bytes.
+func (r *strictReader) bytes(n int) string {
+	if r.err != nil {
+		return ""
+	}
+	p := make([]byte, n)
+	if _, err := io.ReadFull(r, p); err != nil {
+		r.fail(err)
+	}
+	return string(p)
+}
+
+// chunks reads a chunked body without trailers.
+func (r *strictReader) chunks() (body string) {
+	for {
+		n := r.size(r.line(), 16)
+		body += r.bytes(n)
+		if end := r.line(); end != "" {
+			r.fail(fmt.Errorf("a chunk is followed by %q", end))
+		}
+		if r.err != nil || n == 0 {
+			return body
+		}
+	}
+}
+
+// readStrictly reads one message. If the request line is invalid, message is "?".
+func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
+	r := &strictReader{Reader: buffered}
+	words := strings.Split(r.line(), " ")
+	if r.err != nil {
+		return "", "", r.err
 	}
 	if len(words) != 3 || words[2] != "HTTP/1.1" || !strings.HasPrefix(words[1], "/") {
 		return "?", "", fmt.Errorf("the request line %q", words)
@@ -98,9 +147,9 @@ func readStrictly(r *bufio.Reader) (message, body string, err error) {
 	message = words[0] + " " + words[1]
 	fields := make(map[string][]string)
 	for {
-		text := line()
-		if err != nil {
-			return message, "", err
+		text := r.line()
+		if r.err != nil {
+			return message, "", r.err
 		}
 		if text == "" {
 			break
@@ -120,33 +169,11 @@ func readStrictly(r *bufio.Reader) (message, body string, err error) {
 	case encodings != nil && encodings[0] != "chunked":
 		return message, "", fmt.Errorf("the encoding %q", encodings)
 	case lengths != nil:
-		n, parseErr := strconv.ParseUint(lengths[0], 10, 31)
-		if parseErr != nil {
-			return message, "", parseErr
-		}
-		p := make([]byte, n)
-		_, err = io.ReadFull(r, p)
-		return message, string(p), err
+		body = r.bytes(r.size(lengths[0], 10))
 	case encodings != nil:
-		for {
-			n, parseErr := strconv.ParseUint(line(), 16, 31)
-			if err == nil {
-				err = parseErr
-			}
-			p := make([]byte, n)
-			if err == nil {
-				_, err = io.ReadFull(r, p)
-			}
-			if end := line(); end != "" && err == nil {
-				err = fmt.Errorf("a chunk is followed by %q", end)
-			}
-			if err != nil || n == 0 {
-				return message, body, err
-			}
-			body += string(p)
-		}
+		body = r.chunks()
 	}
-	return message, "", nil
+	return message, body, r.err
 }
 
 const (

@@ -119,7 +119,7 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
 		t.Fatalf("the server presents certificate %d, %v; want certificate 2", n, err)
 	}
-	if err := os.WriteFile(a.path("cert.pem"), []byte("half a fi"), 0o600); err != nil {
+	if err := os.WriteFile(a.path("cert.pem"), []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the broken file to be noticed", func() bool {

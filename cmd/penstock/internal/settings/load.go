@@ -35,23 +35,24 @@ func Load(from Sources) (Settings, error) {
 	s.Unknown = unknown(env)
 
 	var errs []error
-	file, fileName := map[string]string(nil), ""
+	var file map[string]string // values of the file, by key
+	var fileName string
 	for _, row := range Table {
 		if from.Only != nil && row.Name != "config" && !slices.Contains(from.Only, row.Name) {
 			continue
 		}
-		g, err := row.find(from.Flags, env, file, fileName)
-		s.given[row.Name] = g
+		value, err := row.find(from.Flags, env, file, fileName)
+		s.given[row.Name] = value
 		switch {
 		case err != nil:
-		case g.text != "":
-			err = row.set(&s, g.text)
+		case value.text != "":
+			err = row.set(&s, value.text)
 		case row.Default != "":
 			err = fmt.Errorf("it is empty; omit it for the default, %s", row.Default)
 		}
 		if err != nil {
-			err = fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err)
-			if _, flag := from.Flags[row.Name]; flag {
+			err = fmt.Errorf("%s%s (%s): %w", row.Name, row.show(value.text), value.from(), err)
+			if _, isFlag := from.Flags[row.Name]; isFlag {
 				err = flagError{err}
 			}
 			errs = append(errs, err)
@@ -118,7 +119,8 @@ func ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// show returns the value, quoted, for an error message. It returns "" if the value is secret.
+// show returns a space and the quoted value, for an error message. It returns "" if the value is
+// secret or empty.
 func (r Row) show(text string) string {
 	if r.Secret || text == "" {
 		return ""
@@ -126,6 +128,7 @@ func (r Row) show(text string) string {
 	return fmt.Sprintf(" %q", withoutUser(text))
 }
 
+// environment returns the variables of an environment by name.
 func environment(environ []string) map[string]string {
 	env := make(map[string]string)
 	for _, line := range environ {

@@ -122,8 +122,8 @@ func (s *Settings) StoreName() string {
 func (s *Settings) String() string {
 	var b strings.Builder
 	for _, row := range Table {
-		g := s.given[row.Name]
-		text := g.text
+		value := s.given[row.Name]
+		text := value.text
 		switch {
 		case row.Name == "store":
 			text = s.StoreName()
@@ -132,7 +132,7 @@ func (s *Settings) String() string {
 		case row.Secret && text != "":
 			text = "(hidden)"
 		}
-		fmt.Fprintf(&b, "%-26s %-28s %s\n", row.Name, text, g.source)
+		fmt.Fprintf(&b, "%-26s %-28s %s\n", row.Name, text, value.source)
 	}
 	return b.String()
 }
