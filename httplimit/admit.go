@@ -30,14 +30,14 @@ type Admission struct {
 	body       *countedBody // nil if no limit needs its size
 }
 
-// Admit decides a request. It returns the Admission, or nil if the request must not be served. Then
-// Admit has sent the response. If the request has to wait, Admit waits.
+// Admit decides a request. It returns the Admission. If the request must not be served, Admit sends
+// the response and returns nil. If the request has to wait, Admit waits.
 //
 // Middleware uses it. It is exported for frameworks whose handlers are not http.Handlers.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	c := g.current()
 	a := &Admission{Request: r, header: w.Header()}
-	a.attributes = attributes{r: r, compiled: c}
+	a.attributes = attributes{request: r, compiled: c}
 	if err := a.canonicalizePath(c); err != nil {
 		g.rejectMalformed(w, r, c, err.Error())
 		return nil
@@ -45,7 +45,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	_, outcome, _ := g.controller.Admit(a.Request.Context(), admission.Request{
 		Attributes: &a.attributes, Rules: c.rules, MaxWaiting: c.maxWaiting, Into: &a.admission,
 	})
-	a.Request = a.attributes.r // readAhead may have replaced it
+	a.Request = a.attributes.request // readAhead may have replaced it
 	if !outcome.IsAdmitted() {
 		g.reject(w, c, a, outcome)
 		return nil
@@ -78,14 +78,14 @@ func (a *Admission) canonicalizePath(c *compiledRules) error {
 	}
 	a.attributes.path = u.EscapedPath()
 	r.URL = &u
-	a.Request, a.attributes.r = &r, &r
+	a.Request, a.attributes.request = &r, &r
 	return nil
 }
 
 var (
-	errHost      = errors.New("the host is malformed; write a name or an address, and a port if need be")
-	errMethod    = errors.New("the method is malformed; write a token, such as GET")
-	errLowMethod = errors.New("the method is a known one in small letters; write it in capitals")
+	errHost       = errors.New("the host is malformed; write a name or an address, and a port if need be")
+	errMethod     = errors.New("the method is malformed; write a token, such as GET")
+	errMethodCase = errors.New("the method is a known one in small letters; write it in capitals")
 )
 
 // checkHost returns the request's host. It fails if servers may read the host or the method in
@@ -103,7 +103,7 @@ func checkHost(r *http.Request) (host string, err error) {
 	case r.Method:
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
 		http.MethodOptions, http.MethodTrace:
-		return "", errLowMethod
+		return "", errMethodCase
 	}
 	if strings.ContainsFunc(r.Method, func(c rune) bool { return !isTokenChar(c) }) { // net/http does not check the method of HTTP/2
 		return "", errMethod
@@ -178,7 +178,7 @@ func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string)
 
 // writeHeaders sets the headers about the request's limits.
 func (a *Admission) writeHeaders(c *compiledRules, isDenied bool, retryAfter time.Duration) (retrySeconds int64) {
-	var statusBuf [8]admission.LimitStatus
+	var statusBuf [8]admission.LimitStatus // on the stack, and enough for most requests
 	var quotaBuf [8]quotaheaders.Quota
 	quotas := quotaBuf[:0]
 	statuses := a.admission.AppendVisible(statusBuf[:0])
@@ -244,8 +244,8 @@ type Rejection struct {
 	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
 }
 
-// RejectionOf returns why the request that has this context was rejected. The bool is
-// false if it was not.
+// RejectionOf returns why the request that has this context was rejected. The bool is false if it
+// was not.
 func RejectionOf(ctx context.Context) (Rejection, bool) {
 	d, ok := ctx.Value(rejectionKey{}).(*rejection)
 	if !ok {

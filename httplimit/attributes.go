@@ -11,11 +11,11 @@ import (
 // attributes are what a policy may read of an HTTP request. They are computed when they are looked
 // up.
 type attributes struct {
-	r         *http.Request
+	request   *http.Request
 	compiled  *compiledRules
 	path      string
 	host      string
-	single    [policy.KindRawQuery + 1]string // values of kinds that have one, for Lookup
+	single    [policy.KindRawQuery + 1]string // memory for values that Lookup returns, by kind
 	address   netip.Addr
 	isLocated bool // address is known
 }
@@ -24,19 +24,19 @@ type attributes struct {
 func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	switch kind {
 	case policy.KindHeader:
-		return a.r.Header[name]
+		return a.request.Header[name]
 	case policy.KindMethod:
-		a.single[kind] = a.r.Method
+		a.single[kind] = a.request.Method
 	case policy.KindHost:
 		a.single[kind] = a.host
 	case policy.KindPath:
 		a.single[kind] = a.path
 	case policy.KindRawQuery:
-		a.single[kind] = a.r.URL.RawQuery
+		a.single[kind] = a.request.URL.RawQuery
 	case policy.KindCookie:
-		return policy.CookieValues(a.r.Header["Cookie"], name)
+		return policy.CookieValues(a.request.Header["Cookie"], name)
 	case policy.KindQuery:
-		return policy.QueryValues(a.r.URL.RawQuery, name)
+		return policy.QueryValues(a.request.URL.RawQuery, name)
 	default:
 		return nil
 	}
@@ -46,9 +46,9 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 func (a *attributes) Address() netip.Addr {
 	if !a.isLocated {
 		a.isLocated = true
-		a.address = a.compiled.proxies.Client(clientaddress.PeerOf(a.r.RemoteAddr), a.r.Header)
+		a.address = a.compiled.proxies.Client(clientaddress.PeerOf(a.request.RemoteAddr), a.request.Header)
 	}
 	return a.address
 }
 
-func (a *attributes) BodySize() int64 { return a.r.ContentLength }
+func (a *attributes) BodySize() int64 { return a.request.ContentLength }

@@ -25,7 +25,7 @@ rules:
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
 		TokenRejected: func(e *policy.TokenError) {
 			if checked++; e.Reason != "signature" {
-				t.Errorf("a forged token is rejected for %s: %v", e.Reason, e)
+				t.Errorf("a forged token is rejected for %s: %v; want the reason signature", e.Reason, e)
 			}
 		}})
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 // A countedBody counts the bytes read of a body whose size was not announced.
 type countedBody struct {
 	io.ReadCloser
-	mu sync.Mutex
-	n  int64
+	mu        sync.Mutex
+	bytesRead int64
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.mu.Lock()
-	b.n += int64(n)
+	b.bytesRead += int64(n)
 	b.mu.Unlock()
 	return n, err
 }
@@ -26,7 +26,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 func (b *countedBody) size() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.n
+	return b.bytesRead
 }
 
 // countBody counts the bytes that are read of the request's body.
@@ -40,18 +40,18 @@ func (a *Admission) countBody() {
 // maxAhead is how many bytes of a body are read while its request waits.
 const maxAhead = 16 << 10
 
-// readAhead reads a small body while its request waits: net/http notices that a client has left
-// only when the body has been read.
+// readAhead reads a small body while its request waits, because net/http does not notice that a
+// client has left before the body has been read.
 func readAhead(waiting policy.Attributes) {
 	a := waiting.(*attributes)
-	n := a.r.ContentLength
-	if n <= 0 || n > maxAhead || a.r.Body == nil {
+	n := a.request.ContentLength
+	if n <= 0 || n > maxAhead || a.request.Body == nil {
 		return
 	}
-	read, err := io.ReadAll(a.r.Body)
-	r := *a.r
-	r.Body = &readBody{Reader: bytes.NewReader(read), err: err, Closer: a.r.Body}
-	a.r = &r
+	read, err := io.ReadAll(a.request.Body)
+	r := *a.request
+	r.Body = &readBody{Reader: bytes.NewReader(read), err: err, Closer: a.request.Body}
+	a.request = &r
 }
 
 // A readBody is a body that has been read: its bytes, and the error at its end.

@@ -55,7 +55,7 @@ type CORSConfig struct {
 // DefaultConfig returns the Config of a policy without a section http.
 func DefaultConfig() *Config {
 	c := new(Config)
-	c.complete()
+	c.setDefaults()
 	return c
 }
 
@@ -65,7 +65,7 @@ func (c *Config) SectionName() string { return "http" }
 // Apply reports what is wrong with the Config, and copies its settings of paths and addresses.
 func (c *Config) Apply(spec *policy.Spec, report func(field any, format string, args ...any)) {
 	c.check(report)
-	c.complete()
+	c.setDefaults()
 	spec.Paths = c.paths()
 	spec.IPv4Prefix, spec.IPv6Prefix = c.IPv4Prefix, c.IPv6Prefix
 }
@@ -88,9 +88,9 @@ func configOf(rules *policy.Rules) (*Config, error) {
 	return c, c.finish()
 }
 
-// finish completes a Config that is made in Go, and returns what is wrong with it.
+// finish sets the defaults of a Config that is made in Go, and returns what is wrong with it.
 func (c *Config) finish() error {
-	c.complete()
+	c.setDefaults()
 	var errs []error
 	c.check(func(_ any, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
 	if err := errors.Join(errs...); err != nil {
@@ -99,8 +99,8 @@ func (c *Config) finish() error {
 	return nil
 }
 
-// complete sets the defaults of fields that are not set.
-func (c *Config) complete() {
+// setDefaults sets the defaults of fields that are not set.
+func (c *Config) setDefaults() {
 	c.AddressHeader = http.CanonicalHeaderKey(c.AddressHeader)
 	if len(c.TrustedProxies) > 0 {
 		c.AddressHeader = cmp.Or(c.AddressHeader, "X-Forwarded-For")
@@ -260,7 +260,11 @@ func (c *Config) Describe(line func(label string, texts ...string)) {
 	line("denial", denial)
 	headers := wording.List(c.Headers, "and")
 	if slices.Contains(c.Headers, string(XRateLimit)) {
-		headers += ", whose reset is in " + map[bool]string{true: "seconds since 1970", false: "seconds from now"}[c.Reset == "epoch"]
+		reset := "seconds from now"
+		if c.Reset == "epoch" {
+			reset = "seconds since 1970"
+		}
+		headers += ", whose reset is in " + reset
 	}
 	line("headers", headers)
 	if c.CORS != nil {
@@ -274,5 +278,9 @@ func (c *CORSConfig) text() string {
 	if slices.Equal(c.Origins, []string{"*"}) {
 		pages = "any page"
 	}
-	return "the gate's own responses may be read by " + pages + map[bool]string{true: ", with credentials", false: ", without credentials"}[c.Credentials]
+	credentials := ", without credentials"
+	if c.Credentials {
+		credentials = ", with credentials"
+	}
+	return "the gate's own responses may be read by " + pages + credentials
 }

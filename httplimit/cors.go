@@ -10,7 +10,7 @@ import (
 type cors struct {
 	origins            []string // of the pages that may; "*" alone is any
 	canSendCredentials bool     // pages may send cookies, and still read the answer
-	expose             []string // the value of Access-Control-Expose-Headers, in one line
+	expose             []string // the one value of Access-Control-Expose-Headers
 }
 
 const (

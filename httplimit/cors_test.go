@@ -80,7 +80,7 @@ func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 		for status, h := range responsesByStatus(t, c.cors, c.headers...) {
 			if status == 200 {
 				if got := h["Access-Control-Allow-Origin"]; len(got) != 1 || got[0] != "the upstream's own" {
-					t.Errorf("%s: the upstream's response allows %q", c.name, got)
+					t.Errorf("%s: the upstream's response allows %q; want the upstream's own value", c.name, got)
 				}
 			} else if h.Get("Access-Control-Allow-Origin") != c.origin || h.Get("Access-Control-Allow-Credentials") != c.credential || h.Get("Vary") != c.vary {
 				t.Errorf("%s: the headers of status %d are %v; want the origin %q, the credentials %q, and Vary %q", c.name, status, h, c.origin, c.credential, c.vary)

@@ -35,12 +35,12 @@ const (
 	requestMalformed                        // 400: servers could read it in different ways; detail says why
 	tooManyNew                              // 429: the address sent too many new identities
 	peerRefused                             // 403: only trusted proxies are served; detail says how to become one
-	rejectionReasons
+	rejectionReasonCount
 )
 
 // problems are the problem types that the RateLimit draft registers, and about:blank of RFC 9457,
 // whose title is the status. plain is the text for text/plain bodies.
-var problems = [rejectionReasons]struct {
+var problems = [rejectionReasonCount]struct {
 	status      int
 	kind, title string
 	plain       string

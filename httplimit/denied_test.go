@@ -27,7 +27,7 @@ func answerDenial(t *testing.T, b *bodies, method, accept string, d rejection) *
 		t.Errorf("X-Content-Type-Options is %q; want nosniff", got)
 	}
 	if got := w.Header().Get("Content-Length"); got != "" {
-		t.Errorf("Content-Length: %s of another body is left", got)
+		t.Errorf("Content-Length is %s, of another body; want none", got)
 	}
 	return w
 }
@@ -73,7 +73,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
 		}
 		if len(c.json) > 280 || !json.Valid([]byte(c.json)) {
-			t.Errorf("%s: the wanted body has %d bytes, and is valid JSON: %v", c.what, len(c.json), json.Valid([]byte(c.json)))
+			t.Errorf("%s: the body in this table has %d bytes, and is valid JSON: %v; want at most 280 bytes of JSON", c.what, len(c.json), json.Valid([]byte(c.json)))
 		}
 		w = answerDenial(t, builtIn, "GET", "text/plain", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
@@ -101,7 +101,7 @@ func TestTemplateIsNotUsedForOtherReasons(t *testing.T) {
 		"text":     newBodies(bodySettings{isText: true}),
 		"template": newBodies(bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
 	} {
-		for reason := range rejectionReasons {
+		for reason := range rejectionReasonCount {
 			if reason == overLimit || reason == tooManyNew {
 				continue
 			}
@@ -148,7 +148,7 @@ func TestTextIsForClientsThatListItFirst(t *testing.T) {
 		}
 	}
 	if prefersText([]string{"application/json", "text/plain"}) || !prefersText([]string{"text/plain", "application/json"}) {
-		t.Error("the first of several lines does not count")
+		t.Error("of several Accept lines, another than the first counts; want that only the first does")
 	}
 	t.Logf("counted: %d Accept headers", len(accepts))
 }

@@ -34,8 +34,8 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 				}
 				guesses := 0
 				handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if i := strings.TrimPrefix(r.URL.Path, "/held/"); i != r.URL.Path {
-						<-release[i[0]-'0']
+					if number, isHeld := strings.CutPrefix(r.URL.Path, "/held/"); isHeld {
+						<-release[number[0]-'0']
 						return
 					}
 					guesses++
@@ -80,11 +80,11 @@ rules:
       - {name: slots, in_flight: 2, ttl: 1s}
       - {name: pace, rate: 1/5s, burst: 1, max_wait: 60s}
 `)
-		var now, most, served atomic.Int64
+		var inHandler, most, served atomic.Int64
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-			most.Store(max(most.Load(), now.Add(1)))
+			most.Store(max(most.Load(), inHandler.Add(1)))
 			time.Sleep(30 * time.Second)
-			now.Add(-1)
+			inHandler.Add(-1)
 			served.Add(1)
 		}))
 		var all sync.WaitGroup
@@ -145,7 +145,7 @@ func TestASmallBodyArrivesAfterItsTurn(t *testing.T) {
 			_, err := io.Copy(&b, r.Body)
 			bodies = append(bodies, fmt.Sprint(b.String(), " ", err))
 		}))
-		for _, body := range []io.Reader{strings.NewReader("one"), strings.NewReader("two"), io.MultiReader(strings.NewReader("th"), broken{})} {
+		for _, body := range []io.Reader{strings.NewReader("one"), strings.NewReader("two"), io.MultiReader(strings.NewReader("th"), brokenReader{})} {
 			r := httptest.NewRequest("POST", "/", body)
 			r.ContentLength = 3
 			handler.ServeHTTP(httptest.NewRecorder(), r)
@@ -156,9 +156,9 @@ func TestASmallBodyArrivesAfterItsTurn(t *testing.T) {
 	})
 }
 
-type broken struct{}
+type brokenReader struct{}
 
-func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
+func (brokenReader) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
 
 // A host or method that servers read in different ways is rejected.
 func TestAmbiguousHostsAndMethodsAreMalformed(t *testing.T) {
@@ -226,17 +226,17 @@ rules:
 		send("GET", row.hosts[0])
 		for _, host := range row.hosts {
 			if status := send("GET", host); status != 429 {
-				t.Errorf("%s: a rule for %s does not match, or the tier differs: status %d", host, row.rule, status)
+				t.Errorf("%s: status %d; want 429, from the rule and the tier for %s", host, status, row.rule)
 			}
 			if status := send("DELETE", host); status != 403 {
-				t.Errorf("%s: a condition for %s does not hold: status %d", host, row.rule, status)
+				t.Errorf("%s: status %d; want 403, from the deny list for %s", host, status, row.rule)
 			}
 		}
 		if status := send("GET", row.other); status != 404 {
-			t.Errorf("%s: a rule for %s matches: status %d", row.other, row.rule, status)
+			t.Errorf("%s: status %d; want 404, because the rule for %s must not match", row.other, status, row.rule)
 		}
 		if status := send("DELETE", row.other); status != 404 {
-			t.Errorf("%s: a condition for %s holds: status %d", row.other, row.rule, status)
+			t.Errorf("%s: status %d; want 404, because the deny list for %s must not match", row.other, status, row.rule)
 		}
 	}
 }

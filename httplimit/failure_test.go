@@ -54,6 +54,7 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 	}
 }
 
+// ways is a policy with a rule for each way in which limits fail.
 const ways = `
 rules:
   - {name: open, match: {path: /open}, per: ip, limits: [{rate: 1/h, on_failure: open}, {rate: 5/d, on_failure: open}]}
@@ -91,7 +92,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 				statuses = append(statuses, w.Code)
 				rateLimits = append(rateLimits, w.Header()["Ratelimit"]...)
 				if got := w.Header().Get("Retry-After"); (got != "") != (w.Code != 200) || w.Code == 503 && got != "1" {
-					t.Errorf("%s: status %d with Retry-After %q", c.path, w.Code, got)
+					t.Errorf("%s: status %d with Retry-After %q; want one for a rejection only, and 1 for 503", c.path, w.Code, got)
 				}
 				if body := w.Body.String(); w.Code == 503 && !strings.Contains(body, `"violated-policies":["closed.day"]`) {
 					t.Errorf("%s: the body is %s; want the limit that is closed", c.path, body)
@@ -122,7 +123,7 @@ func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 		}
 		for i, e := range seen.list {
 			if errors.Is(e.Err, flaky.ErrDown) != isDown {
-				t.Errorf("%s, store down: %t: the event has the error %v", paths[i], isDown, e.Err)
+				t.Errorf("%s, store down: %t: the event has the error %v; want ErrDown exactly while it is down", paths[i], isDown, e.Err)
 			}
 		}
 	}
@@ -336,15 +337,15 @@ rules:
 		h := gate.Middleware(respond(200))
 		shadows := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
 		for i, c := range []struct {
-			down    bool
+			isDown  bool
 			shadows int
 		}{{false, 3}, {true, 3}, {true, 3}} {
-			store.IsDown.Store(c.down)
+			store.IsDown.Store(c.isDown)
 			if got := send(h, "GET", "/").Code; got != 200 {
 				t.Errorf("request %d: status %d; want 200", i+1, got)
 			}
 			if got := shadows(); got != c.shadows {
-				t.Errorf("request %d, store down: %t: %d shadows are reported; want %d", i+1, c.down, got, c.shadows)
+				t.Errorf("request %d, store down: %t: %d shadows are reported; want %d", i+1, c.isDown, got, c.shadows)
 			}
 		}
 	})
@@ -412,7 +413,7 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{in_flight: 1, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: global, limits: [{in_flight: 1}, {rate: 1/h}]}
 `
-	const requests, most = 1200, 1000
+	const requests, most = 1200, 1000 // at most 1000 slots are returned in the background at once
 	for path, want := range map[string]int{"/closed": 503, "/local": 429} {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})

@@ -123,7 +123,7 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	if err := config.finish(); err != nil {
 		return nil, err
 	}
-	byKey := policy.ByFunc(func(a policy.Attributes) string { return key(a.(*attributes).r) })
+	byKey := policy.ByFunc(func(a policy.Attributes) string { return key(a.(*attributes).request) })
 	spec, err := policy.Simple(name, byKey, o.OnFailure, limits...)
 	if err != nil {
 		return nil, err
@@ -157,27 +157,27 @@ type compiledRules struct {
 }
 
 func compile(rules *policy.Rules) (*compiledRules, error) {
-	h, err := configOf(rules)
+	config, err := configOf(rules)
 	if err != nil {
 		return nil, err
 	}
-	c := &compiledRules{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: h.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
+	c := &compiledRules{rules: rules, paths: rules.Paths(), status: config.Denied.Status, maxWaiting: config.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
 	dialects := []Dialect{}
-	for _, name := range h.Headers {
+	for _, name := range config.Headers {
 		if name != noDialect {
 			dialects = append(dialects, Dialect(name))
 		}
 	}
-	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsResetInSeconds: h.Reset == "seconds", Jitter: h.RetryJitter})
-	c.cors = newCORS(h.CORS, dialects)
+	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsResetInSeconds: config.Reset == "seconds", Jitter: config.RetryJitter})
+	c.cors = newCORS(config.CORS, dialects)
 	body := bodySettings{}
-	if h.Denied.isTemplate() {
-		body = bodySettings{template: h.Denied.Body, contentType: h.Denied.ContentType}
+	if config.Denied.isTemplate() {
+		body = bodySettings{template: config.Denied.Body, contentType: config.Denied.ContentType}
 	} else {
-		body.isText = h.Denied.Body == "text"
+		body.isText = config.Denied.Body == "text"
 	}
 	c.bodies = newBodies(body)
-	c.proxies = clientaddress.New(h.TrustedProxies, h.AddressHeader)
+	c.proxies = clientaddress.New(config.TrustedProxies, config.AddressHeader)
 	return c, nil
 }
 

@@ -17,7 +17,7 @@ func (g *Gate) Middleware(next http.Handler) http.Handler {
 		recorded := &recorder{ResponseWriter: w, admission: a}
 		defer func() { a.Done(recorded.status) }() // also if the handler panics, with or without a response
 		next.ServeHTTP(recorded, a.Request)
-		recorded.note(http.StatusOK) // what the server sends for a handler that writes nothing
+		recorded.recordStatus(http.StatusOK) // what the server sends for a handler that writes nothing
 	})
 }
 
@@ -28,9 +28,9 @@ type recorder struct {
 	status    int
 }
 
-// note records the final status, and refunds units by it, before the client gets the status. So the
-// client's next request can use these units.
-func (w *recorder) note(status int) {
+// recordStatus records the final status, and refunds units by it, before the client gets the
+// status. So the client's next request can use these units.
+func (w *recorder) recordStatus(status int) {
 	if w.status == 0 {
 		w.status = status
 		w.admission.admission.RefundByStatus(status)
@@ -43,18 +43,18 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // WriteHeader records the status, unless it is an informational one.
 func (w *recorder) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
-		w.note(status)
+		w.recordStatus(status)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *recorder) Write(p []byte) (int, error) {
-	w.note(http.StatusOK)
+	w.recordStatus(http.StatusOK)
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, for handlers that assert it.
 func (w *recorder) Flush() {
-	w.note(http.StatusOK)
+	w.recordStatus(http.StatusOK)
 	http.NewResponseController(w.ResponseWriter).Flush()
 }

@@ -30,7 +30,7 @@ func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[stri
 	if err != nil {
 		return nil, err
 	}
-	a := &Admission{Request: r, attributes: attributes{r: r, compiled: c}}
+	a := &Admission{Request: r, attributes: attributes{request: r, compiled: c}}
 	if err := a.canonicalizePath(c); err != nil {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}

@@ -76,7 +76,7 @@ func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 		behind.Go(func() {
 			_ = ctx.Err()
 			if shadows := piggyback.Offered(ctx, other); shadows != nil {
-				t.Error("shadows are offered with another batch")
+				t.Errorf("%d shadows are offered with another batch; want none", len(shadows))
 			}
 		})
 		return memory.Decide(ctx, charges)

@@ -90,7 +90,7 @@ rules:
 				request.Header.Set("X-API-Key", fmt.Sprint(name, key))
 				response, err := http.DefaultClient.Do(request)
 				if err != nil {
-					t.Error(err)
+					t.Errorf("key %d, server %d: %v; want a response", key, server, err)
 					return false
 				}
 				io.Copy(io.Discard, response.Body)
@@ -121,7 +121,7 @@ rules:
 				n := allowed[key].Load()
 				sum += n
 				if n > 20 {
-					t.Errorf("key %d was allowed %d times, more than 20", key, n)
+					t.Errorf("key %d was allowed %d times; want at most 20", key, n)
 				}
 			}
 			if sum != 50 || atOnce != 50 && strings.HasPrefix(name, "single") {
@@ -149,7 +149,7 @@ rules:
 	}
 	defer connection.Close()
 	answers := bufio.NewReader(connection)
-	got, refused := 0, 0
+	admitted, refused := 0, 0
 	targets := spellings.All()
 	for _, target := range targets {
 		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
@@ -160,15 +160,15 @@ rules:
 		io.Copy(io.Discard, response.Body)
 		switch {
 		case response.StatusCode == 200:
-			got++
+			admitted++
 		case response.StatusCode == 400:
 			refused++
 		case response.StatusCode != 429:
 			t.Errorf("%s: status %d; want 200, 429 or 400", target, response.StatusCode)
 		}
 	}
-	if got != 1 {
-		t.Errorf("%d spellings were admitted; want one", got)
+	if admitted != 1 {
+		t.Errorf("%d spellings were admitted; want one", admitted)
 	}
 	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
 }
@@ -248,12 +248,12 @@ func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 		}
 	}
 	if cached == 0 {
-		t.Error("the deny cache denied nothing; the test needs a cached denial")
+		t.Error("no denial came from the deny cache; want one or more")
 	}
 }
 
 // A foreign value under a shadow's key does not affect the enforced limits.
-func TestPoisonedShadowsChangeNothing(t *testing.T) {
+func TestCorruptShadowsChangeNothing(t *testing.T) {
 	server := redistest.Start(t)
 	const text = `
 rules:

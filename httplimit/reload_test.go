@@ -45,12 +45,12 @@ rules:
 	files := []string{good("a", a), "rules: [", good("b", b), "rules:\n  - {name: x, per: nobody, limits: [{rate: 1/h}]}\n"}
 	replace(files[0])
 
-	var took, broken atomic.Int64
+	var loaded, invalid atomic.Int64
 	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Settle: time.Millisecond, Notify: func(r policyfile.Reload) {
 		if r.Err == nil {
-			took.Add(1)
+			loaded.Add(1)
 		} else {
-			broken.Add(1)
+			invalid.Add(1)
 		}
 	}})
 	if err != nil {
@@ -72,14 +72,14 @@ rules:
 				w := send(h, "GET", "/", "X-API-Key", "k")
 				switch got := w.Header().Get("RateLimit-Policy"); {
 				case w.Code != 200:
-					t.Errorf("status %d while the file changes", w.Code)
+					t.Errorf("status %d while the file changes; want 200", w.Code)
 					return
 				case got == policyHeaderOf("a", a):
 					sawA.Add(1)
 				case got == policyHeaderOf("b", b):
 					sawB.Add(1)
 				default:
-					t.Errorf("the response mixes two files: %s", got)
+					t.Errorf("RateLimit-Policy is %s; want the limits of one file", got)
 					return
 				}
 			}
@@ -96,13 +96,13 @@ rules:
 	replace(files[0])
 	for deadline := time.Now().Add(20 * time.Second); watcher.Rules().Rules()[0].Name != "a"; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the last file was not loaded")
+			t.Fatalf("after 20s the first rule is %s; want a, of the last file", watcher.Rules().Rules()[0].Name)
 		}
 	}
 	stop.Store(true)
 	load.Wait()
-	if sawA.Load() == 0 || sawB.Load() == 0 || took.Load() == 0 || broken.Load() == 0 {
-		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d invalid files; want some of each", sawA.Load(), sawB.Load(), took.Load(), broken.Load())
+	if sawA.Load() == 0 || sawB.Load() == 0 || loaded.Load() == 0 || invalid.Load() == 0 {
+		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d invalid files; want some of each", sawA.Load(), sawB.Load(), loaded.Load(), invalid.Load())
 	}
-	t.Logf("counted: %d requests while their policy changed (%d files loaded, %d invalid ones rejected)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
+	t.Logf("counted: %d requests while their policy changed (%d files loaded, %d invalid ones rejected)", sawA.Load()+sawB.Load(), loaded.Load(), invalid.Load())
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
-// list this status, and adjusts charges to the cost that Settle or the response's header says. The
-// status is that of the response, or 0 if there was none or it is unknown. With 0, nothing is
+// list this status, and adjusts charges to the cost that Settle or the response's header states.
+// The status is that of the response, or 0 if there was none or it is unknown. With 0, nothing is
 // refunded by status. Call Done before the response is sent. Then the client's next request can use
 // the refunded units.
 func (a *Admission) Done(status int) {

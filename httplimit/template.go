@@ -14,10 +14,10 @@ import (
 // maxTemplate is how many bytes the template of a denial may have.
 const maxTemplate = 64 << 10
 
-// checkTemplate returns what is wrong with the template of a denial, or "". A template
-// runs for each denial, and once for each load, so it must end soon, whatever its text is.
-// text/template has no such limit, so only a subset is allowed: no loop but one over the policies
-// of the denial, no calls of templates, no function that makes a text longer.
+// checkTemplate returns what is wrong with the template of a denial, or "". A template runs for
+// each denial, and once for each load, so it must end soon, whatever its text is. text/template
+// cannot bound that, so only a subset of it is allowed. A loop must be over the policies of the
+// denial. Calls of templates are forbidden, and so are functions that make a text longer.
 func checkTemplate(body string) string {
 	if len(body) > maxTemplate {
 		return fmt.Sprintf("the template has %d bytes; write at most %d", len(body), maxTemplate)
@@ -55,33 +55,33 @@ type templateChecker struct {
 	refused string
 }
 
-func (r *templateChecker) checkList(list *parse.ListNode, inLoop bool) {
+func (r *templateChecker) checkList(list *parse.ListNode, isInLoop bool) {
 	if list == nil {
 		return
 	}
 	for _, n := range list.Nodes {
-		r.checkNode(n, inLoop)
+		r.checkNode(n, isInLoop)
 	}
 }
 
-func (r *templateChecker) checkNode(n parse.Node, inLoop bool) {
+func (r *templateChecker) checkNode(n parse.Node, isInLoop bool) {
 	switch n := n.(type) {
 	case *parse.TextNode, *parse.CommentNode, *parse.BreakNode, *parse.ContinueNode:
 	case *parse.ActionNode:
 		r.checkPipe(n.Pipe)
 	case *parse.IfNode:
 		r.checkPipe(n.Pipe)
-		r.checkList(n.List, inLoop)
-		r.checkList(n.ElseList, inLoop)
+		r.checkList(n.List, isInLoop)
+		r.checkList(n.ElseList, isInLoop)
 	case *parse.RangeNode:
-		if inLoop {
+		if isInLoop {
 			r.refuse(n, "a loop cannot be in another: write it after the first")
 		}
 		if !isOverPolicies(n.Pipe) {
 			r.refuse(n, "a loop is over the policies only: write {{range .Policies}}")
 		}
 		r.checkList(n.List, true)
-		r.checkList(n.ElseList, inLoop)
+		r.checkList(n.ElseList, isInLoop)
 	case *parse.WithNode:
 		r.refuse(n, "write {{if ...}}, and name the field in it")
 	default:

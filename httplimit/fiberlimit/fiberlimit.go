@@ -18,7 +18,7 @@ import (
 // StrictRouting in fiber.Config. Without them, clients evade rules by another spelling.
 //
 // Fiber does not use the requests of net/http. The gate gets a copy of the request, without its
-// body. With StreamRequestBody, the size of a body counts only if Content-Length says it.
+// body. With StreamRequestBody, the size of a body counts only if Content-Length states it.
 func Middleware(gate *httplimit.Gate) fiber.Handler {
 	// Fiber's own adaptor for middleware does not work here: it ends the middleware before the next
 	// handler begins. Slots would be released at once, and every status would be 200.
@@ -79,10 +79,10 @@ func bodySize(c fiber.Ctx) int64 {
 
 // A response passes the gate's response to Fiber.
 type response struct {
-	c      fiber.Ctx
+	ctx    fiber.Ctx
 	header http.Header
 }
 
 func (a response) Header() http.Header         { return a.header }
-func (a response) WriteHeader(status int)      { a.c.Status(status) }
-func (a response) Write(p []byte) (int, error) { return a.c.Write(p) }
+func (a response) WriteHeader(status int)      { a.ctx.Status(status) }
+func (a response) Write(p []byte) (int, error) { return a.ctx.Write(p) }

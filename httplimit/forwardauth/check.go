@@ -65,15 +65,15 @@ func findUnseen(l *policy.Limit) string {
 
 // usableRules are the latest rules that Check accepts.
 type usableRules struct {
-	latest  func() *policy.Rules
-	refused func(error) // called once for rules that Check rejects
+	latest   func() *policy.Rules
+	onReject func(error) // called once for rules that Check rejects
 
-	mu     sync.Mutex // held while rules are checked
-	seen   atomic.Pointer[policy.Rules]
-	usable atomic.Pointer[policy.Rules] // of those seen
+	mu     sync.Mutex                   // held while rules are checked
+	seen   atomic.Pointer[policy.Rules] // the latest rules that were checked
+	usable atomic.Pointer[policy.Rules] // the latest that Check has accepted
 }
 
-func newUsableRules(latest func() *policy.Rules, refused func(error)) (*usableRules, error) {
+func newUsableRules(latest func() *policy.Rules, onReject func(error)) (*usableRules, error) {
 	if latest == nil {
 		return nil, errNoRules
 	}
@@ -84,7 +84,7 @@ func newUsableRules(latest func() *policy.Rules, refused func(error)) (*usableRu
 	if err := Check(first); err != nil {
 		return nil, err
 	}
-	u := &usableRules{latest: latest, refused: refused}
+	u := &usableRules{latest: latest, onReject: onReject}
 	u.usable.Store(first)
 	u.seen.Store(first)
 	return u, nil
@@ -103,7 +103,7 @@ func (u *usableRules) current() *policy.Rules {
 		return u.usable.Load()
 	}
 	if err := Check(next); err != nil {
-		u.refused(fmt.Errorf("the old rules stay in force: %w", err))
+		u.onReject(fmt.Errorf("the old rules stay in force: %w", err))
 	} else {
 		u.usable.Store(next)
 	}

@@ -19,7 +19,7 @@ const (
 	// status in X-RateLimit-Status.
 	Request = "/auth/request"
 
-	// Ext is for proxies that send the request's own method, host and path, with this before the path:
+	// Ext is for proxies that send the request's own method, host and path, with Ext before the path:
 	// Envoy's ext_authz over HTTP.
 	Ext = "/auth/ext"
 )
@@ -187,8 +187,8 @@ func originalRequest(r *http.Request, method, host, uri string) (*http.Request, 
 // withTarget returns r with the method, host and URL of the request that it describes. It keeps r's
 // peer, context and headers. It has no body, because the described body is not known.
 func withTarget(r *http.Request, method, host string, u *url.URL) *http.Request {
-	o := *r
-	o.Method, o.Host, o.URL = method, host, u
-	o.Body, o.ContentLength = http.NoBody, 0
-	return &o
+	original := *r
+	original.Method, original.Host, original.URL = method, host, u
+	original.Body, original.ContentLength = http.NoBody, 0
+	return &original
 }

@@ -123,12 +123,12 @@ func (d *Description) read(r *http.Request) (*http.Request, error) {
 	case d.Client == "":
 		return nil, errClient
 	}
-	o, err := originalRequest(r, d.Method, d.Host, d.URI)
+	original, err := originalRequest(r, d.Method, d.Host, d.URI)
 	if err != nil {
 		return nil, err
 	}
-	o.RemoteAddr = d.Client
-	return o, nil
+	original.RemoteAddr = d.Client
+	return original, nil
 }
 
 func (h *Handler) rejectPeer(w http.ResponseWriter, r *http.Request) {
@@ -143,7 +143,7 @@ func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
 	if a == nil {
 		return
 	}
-	a.Done(0)                    // no limit needs the response: Check rejects those
+	a.Done(0)                    // no limit needs the response: Check rejects such limits
 	w.WriteHeader(http.StatusOK) // Envoy treats any other status as a denial, even 204
 }
 

@@ -68,7 +68,7 @@ func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	return gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 }
 
-// A description is a request as a proxy describes it.
+// A description is a request as a proxy describes it. from is the client's address.
 type description struct{ method, host, uri, from string }
 
 // encodings has a function for each endpoint, and two for Request. A function returns the
@@ -119,7 +119,7 @@ func clientStatus(t testing.TB, endpoint string, w *httptest.ResponseRecorder) (
 		return status
 	}
 	if w.Code != 403 || len(statusHeader) != 1 {
-		t.Errorf("%s: status %d with X-RateLimit-Status %v; nginx takes only 403 for a denial", endpoint, w.Code, statusHeader)
+		t.Errorf("%s: status %d with X-RateLimit-Status %v; want 403 with the status, because nginx takes only 403 for a denial", endpoint, w.Code, statusHeader)
 		return status
 	}
 	return statusHeader[0]
@@ -154,7 +154,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 				"another client": {post.method, post.host, post.uri, "203.0.113.10"},
 			} {
 				if w := send(h, endpoint, d); w.Code != 200 {
-					t.Errorf("%s is limited: %d %s", what, w.Code, w.Body)
+					t.Errorf("%s: %d %s; want 200, because the limit does not apply", what, w.Code, w.Body)
 				}
 			}
 			for i, want := range []string{"200", "200", "429"} {
@@ -361,8 +361,8 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
 			got := send(t, handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
-				method, to, host, header := encodings[endpoint](description{"GET", "a", target, ""})
-				text := method + " " + to + " HTTP/1.1\r\nHost: " + host + "\r\n"
+				method, subrequestTarget, host, header := encodings[endpoint](description{"GET", "a", target, ""})
+				text := method + " " + subrequestTarget + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
 					if header[i] != "X-Forwarded-For" {
 						text += header[i] + ": " + header[i+1] + "\r\n"
@@ -473,7 +473,7 @@ rules:
 					t.Errorf("%s of %s, request %d: %s %v; want %s", endpoint, path, i+1, got, w.Header(), want)
 				}
 				if path == "/open" && w.Header().Get("RateLimit") != "" {
-					t.Errorf("%s of %s: a request that is not counted has RateLimit %s", endpoint, path, w.Header().Get("RateLimit"))
+					t.Errorf("%s of %s: RateLimit is %s; want none, because the request is not counted", endpoint, path, w.Header().Get("RateLimit"))
 				}
 			}
 		}
@@ -496,11 +496,14 @@ rules:
 	}
 }
 
-// unreadable is a body that must not be read.
-type unreadable struct{ t *testing.T }
+// An unreadBody is a body that must not be read.
+type unreadBody struct{ t *testing.T }
 
-func (u unreadable) Read([]byte) (int, error) { u.t.Error("the body is read"); return 0, io.EOF }
-func (unreadable) Close() error               { return nil }
+func (u unreadBody) Read([]byte) (int, error) {
+	u.t.Error("the body is read; want it left alone")
+	return 0, io.EOF
+}
+func (unreadBody) Close() error { return nil }
 
 // The gate reads the body of a request that waits. This handler must not.
 func TestNoBodyIsRead(t *testing.T) {
@@ -510,7 +513,7 @@ func TestNoBodyIsRead(t *testing.T) {
 		for range 20 {
 			method, target, host, header := encodings[endpoint](description{"POST", "a", "/", "203.0.113.9"})
 			r := httptest.NewRequest(method, target, nil)
-			r.Host, r.Body, r.ContentLength = host, unreadable{t}, 5
+			r.Host, r.Body, r.ContentLength = host, unreadBody{t}, 5
 			for i := 0; i < len(header); i += 2 {
 				r.Header.Set(header[i], header[i+1])
 			}
@@ -644,7 +647,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		n++
-		return all[n/100%3]
+		return all[n/100%3] // other rules after each 100 calls
 	}, forwardauth.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)

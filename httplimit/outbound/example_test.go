@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A client that sends at most 100 requests a minute to each host, waits where a server asks it to,
-// and tries again twice.
+// A client that sends at most 100 requests a minute to each host, waits while a server demands a
+// pause, and tries again twice.
 func ExampleTransport() {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("RateLimit", `"api";r=0;t=60`) // nothing is left for a minute

@@ -10,7 +10,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// pauseOf returns the pause, 0 or longer, that a response asks for by its status and header. ok is
+// pauseOf returns the pause, 0 or longer, that a response demands by its status and header. ok is
 // false if the response gives no time.
 func pauseOf(status int, h http.Header, now time.Time) (pause time.Duration, ok bool) {
 	if date, ok := parseDate(h.Get("Date")); ok {
@@ -64,9 +64,9 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 			if _, ok := item.Value.(string); !ok {
 				continue
 			}
-			r, _ := item.Params.Get("r")
-			t, _ := item.Params.Get("t")
-			if wait, ok := pauseIfUsedUp(r, t); ok {
+			remaining, _ := item.Params.Get("r")
+			reset, _ := item.Params.Get("t")
+			if wait, ok := pauseIfUsedUp(remaining, reset); ok {
 				pause, hasTime = max(pause, wait), true
 			}
 		}
@@ -89,16 +89,17 @@ const maxRateLimit = 4 << 10
 
 // pauseIfUsedUp returns the pause if remaining is 0 and reset is a number of seconds.
 func pauseIfUsedUp(remaining, reset any) (time.Duration, bool) {
-	r, ok := remaining.(int64)
-	t, alsoOK := reset.(int64)
-	if !ok || !alsoOK || r != 0 || t < 0 {
+	units, hasUnits := remaining.(int64)
+	wait, hasWait := reset.(int64)
+	if !hasUnits || !hasWait || units != 0 || wait < 0 {
 		return 0, false
 	}
-	return seconds(t), true
+	return seconds(wait), true
 }
 
-// parseRemaining parses the two headers of older dialects. Reset has no common meaning: more than
-// ten years are a Unix time in seconds, and more than three thousand years one in milliseconds.
+// parseRemaining parses the two headers of older dialects. Servers do not agree about Reset. A
+// number above ten years of seconds is a Unix time, and above three thousand years one in
+// milliseconds.
 func parseRemaining(remaining, reset string, now time.Time) (time.Duration, bool) {
 	if n, ok := parseDigits(strings.Trim(remaining, " \t")); !ok || n != 0 {
 		return 0, false

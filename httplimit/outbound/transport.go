@@ -30,7 +30,7 @@ import (
 //     a date.
 //
 // The first of these that gives a time counts, in this order. A date is compared with the server's
-// own clock if the server sends Date. Of a response from a cache (with Age) only Retry-After
+// own clock if the server sends Date. In a response from a cache, which has Age, only Retry-After
 // counts. A 429 without a time pauses for 1 second, and for twice as long each time that the next
 // response is such a 429 too, up to MaxPause.
 //
@@ -111,7 +111,7 @@ func (e *NotSentError) Error() string {
 func (e *NotSentError) Unwrap() error { return e.Err }
 
 // ErrPaused in a NotSentError says that the server has paused its requests.
-var ErrPaused = errors.New("the server asked to wait")
+var ErrPaused = errors.New("the server has paused its requests")
 
 // RoundTrip sends the request as soon as the limits allow it. An error is a *NotSentError, the
 // cause of the request's context, or the Base's own.
@@ -120,7 +120,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.Cost != nil {
 		cost = t.Cost(r)
 	}
-	left := cmp.Or(t.MaxWait, 30*time.Second)
+	left := cmp.Or(t.MaxWait, 30*time.Second) // how long the request may still wait
 	waited, err := t.acquire(r.Context(), key, cost, left)
 	if err != nil {
 		if r.Body != nil {
@@ -129,26 +129,26 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	for try, sent := 0, r; ; try++ {
-		answer, err := t.base().RoundTrip(sent)
+		response, err := t.base().RoundTrip(sent)
 		if err != nil {
 			return nil, err
 		}
-		pause, hasTime := t.recordPause(key, answer)
+		pause, hasTime := t.recordPause(key, response)
 		left -= waited
-		if try >= t.Retries || !hasTime || pause > left || !canRepeat(r, answer.StatusCode) || !bufferBody(answer) {
-			return answer, nil
+		if try >= t.Retries || !hasTime || pause > left || !canRepeat(r, response.StatusCode) || !bufferBody(response) {
+			return response, nil
 		}
 		waited, err = t.acquire(r.Context(), key, cost, left)
 		if r.Context().Err() != nil {
 			return nil, context.Cause(r.Context())
 		}
 		if err != nil {
-			return answer, nil
+			return response, nil
 		}
 		again := *r
 		if r.Body != nil && r.GetBody != nil {
 			if again.Body, err = r.GetBody(); err != nil {
-				return answer, nil
+				return response, nil
 			}
 		}
 		sent = &again
@@ -163,12 +163,12 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// acquire waits until a request may be sent, at most for patience, and charges the Limiter. It
-// returns how long that took.
+// acquire waits until a request may be sent, but no longer than patience, and charges the Limiter.
+// It returns how long that took.
 func (t *Transport) acquire(ctx context.Context, key string, cost int64, patience time.Duration) (waited time.Duration, err error) {
 	start := time.Now()
-	if patience > 0 && t.join() {
-		defer t.leave()
+	if patience > 0 && t.enterQueue() {
+		defer t.leaveQueue()
 	} else {
 		patience = 0
 	}
@@ -179,12 +179,12 @@ func (t *Transport) acquire(ctx context.Context, key string, cost int64, patienc
 	if err := t.waitForServer(ctx, key, end); err != nil {
 		return 0, err
 	}
-	charged, err := t.charge(ctx, key, cost, end)
+	isCharged, err := t.charge(ctx, key, cost, end)
 	if err != nil {
 		return 0, err
 	}
-	if err := t.waitForServer(ctx, key, end); err != nil { // the server may have asked for a pause during the wait
-		if charged {
+	if err := t.waitForServer(ctx, key, end); err != nil { // a response to another request may have paused the key
+		if isCharged {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			t.Limiter.Refund(ctx, key, cost) // if it fails, the cost stays charged, as if sent
@@ -249,16 +249,16 @@ func (t *Transport) charge(ctx context.Context, key string, cost int64, end time
 }
 
 // recordPause records the pause that a response demands, by its header or by status 429.
-func (t *Transport) recordPause(key string, answer *http.Response) (wait time.Duration, hasTime bool) {
+func (t *Transport) recordPause(key string, response *http.Response) (wait time.Duration, hasTime bool) {
 	now := time.Now()
-	wait, hasTime = pauseOf(answer.StatusCode, answer.Header, now)
+	wait, hasTime = pauseOf(response.StatusCode, response.Header, now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p, isKnown := t.pauses[key]
 	switch {
-	case answer.StatusCode != http.StatusTooManyRequests || hasTime:
+	case response.StatusCode != http.StatusTooManyRequests || hasTime:
 		p.guesses = 0
-	case now.Before(p.until): // the request was sent before the pause began
+	case now.Before(p.until): // the request was sent before the pause began, so it is no new guess
 		return p.until.Sub(now), true
 	default:
 		wait, hasTime = firstBackoff<<min(p.guesses, maxDoublings), true
@@ -272,7 +272,8 @@ func (t *Transport) recordPause(key string, answer *http.Response) (wait time.Du
 	return wait, hasTime
 }
 
-// The first pause after a 429 without a time, and how often it is doubled at most.
+// The first pause after a 429 without a time, and how often it is doubled at most: 2^30 s still
+// fits into a time.Duration.
 const (
 	firstBackoff = time.Second
 	maxDoublings = 30
@@ -310,22 +311,23 @@ func (t *Transport) pauseLeft(key string) time.Duration {
 
 // makeRoomLocked drops the pauses that have ended, or else the one that ends first.
 func (t *Transport) makeRoomLocked(now time.Time) {
-	var first string
-	var ends time.Time
+	var firstKey string
+	var firstEnd time.Time
 	for key, p := range t.pauses {
 		if !p.until.After(now) {
 			delete(t.pauses, key)
-		} else if ends.IsZero() || p.until.Before(ends) {
-			first, ends = key, p.until
+		} else if firstEnd.IsZero() || p.until.Before(firstEnd) {
+			firstKey, firstEnd = key, p.until
 		}
 	}
 	if len(t.pauses) >= maxPauses {
-		delete(t.pauses, first)
+		delete(t.pauses, firstKey)
 	}
 }
 
-// join counts a request that is about to wait. It returns false if too many requests wait already.
-func (t *Transport) join() bool {
+// enterQueue counts a request that is about to wait. It returns false if too many requests wait
+// already.
+func (t *Transport) enterQueue() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting >= cmp.Or(t.MaxWaiting, 1000) {
@@ -335,8 +337,8 @@ func (t *Transport) join() bool {
 	return true
 }
 
-// leave ends the wait of a request that has joined.
-func (t *Transport) leave() {
+// leaveQueue ends the wait of a request.
+func (t *Transport) leaveQueue() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.waiting--
@@ -380,24 +382,24 @@ func isIdempotent(r *http.Request) bool {
 // bufferBody reads a response's body, so that its connection is free and the response can still be
 // returned. It returns false if the body cannot be read or is too long. Then the caller can still
 // read the whole body.
-func bufferBody(answer *http.Response) bool {
-	if answer.Body == nil {
+func bufferBody(response *http.Response) bool {
+	if response.Body == nil {
 		return true
 	}
-	read, err := io.ReadAll(io.LimitReader(answer.Body, maxBuffered+1))
+	read, err := io.ReadAll(io.LimitReader(response.Body, maxBuffered+1))
 	if err == nil && len(read) <= maxBuffered {
-		answer.Body.Close()
-		answer.Body = io.NopCloser(bytes.NewReader(read))
+		response.Body.Close()
+		response.Body = io.NopCloser(bytes.NewReader(read))
 		return true
 	}
-	rest := io.Reader(answer.Body)
+	rest := io.Reader(response.Body)
 	if err != nil {
 		rest = failingReader{err}
 	}
-	answer.Body = struct {
+	response.Body = struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(bytes.NewReader(read), rest), answer.Body}
+	}{io.MultiReader(bytes.NewReader(read), rest), response.Body}
 	return false
 }
 

@@ -29,7 +29,7 @@ type server struct {
 
 	mu     sync.Mutex
 	start  time.Time
-	at     []time.Duration // since the start
+	at     []time.Duration // when each request came, since the start
 	bodies []string
 	open   int // how many bodies of responses are not closed
 }
@@ -155,7 +155,7 @@ func (s *server) wantClosed(t testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open != 0 {
-		t.Errorf("%d response bodies are not closed", s.open)
+		t.Errorf("%d response bodies are not closed; want all closed", s.open)
 	}
 }
 
@@ -168,7 +168,7 @@ func clientLimiter(t testing.TB, store penstock.Store, limits ...penstock.Limit)
 	return l
 }
 
-// waitResponses returns all the ways in which a server asks a client to wait for 7 seconds.
+// waitResponses returns all the ways in which a server makes a client wait for 7 seconds.
 func waitResponses(now time.Time) map[string]*http.Response {
 	unix := strconv.FormatInt(now.Unix()+7, 10)
 	date := now.Add(7 * time.Second).UTC().Format(http.TimeFormat)
@@ -194,7 +194,7 @@ func waitResponses(now time.Time) map[string]*http.Response {
 	}
 }
 
-func TestRequestsWaitAsLongAsTheServerAsks(t *testing.T) {
+func TestRequestsWaitAsLongAsTheServerDemands(t *testing.T) {
 	for what := range waitResponses(time.Time{}) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestRequestsWaitAsLongAsTheServerAsks(t *testing.T) {
 				}
 				client := &Transport{Base: s}
 				mustSend(t, client, "http://a.example/")
-				mustSend(t, client, "http://b.example/") // this server did not ask for a pause
+				mustSend(t, client, "http://b.example/") // this server is not paused
 				mustSend(t, client, "http://A.example/2")
 				mustSend(t, client, "http://a.example/3")
 				s.wantSent(t, 0, 0, 7*time.Second, 7*time.Second)
@@ -215,7 +215,7 @@ func TestRequestsWaitAsLongAsTheServerAsks(t *testing.T) {
 			})
 		})
 	}
-	t.Logf("counted: %d ways to ask for 7 seconds", len(waitResponses(time.Time{})))
+	t.Logf("counted: %d ways to demand 7 seconds", len(waitResponses(time.Time{})))
 }
 
 func TestOnlyClearHeadersPause(t *testing.T) {
@@ -268,7 +268,7 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("counted: %d responses that ask for no pause", len(answers))
+	t.Logf("counted: %d responses that demand no pause", len(answers))
 }
 
 // A 429 without a time causes a pause too.
@@ -276,8 +276,8 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		answers []*http.Response // then 200
-		max     time.Duration
-		pauses  []time.Duration // after each
+		max     time.Duration    // MaxPause
+		pauses  []time.Duration  // after each answer, in ns: 1e9 is a second
 	}{
 		{"doubling", []*http.Response{response(429), response(429), response(429), response(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
 		{"up to MaxPause", []*http.Response{response(429), response(429), response(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
@@ -368,7 +368,7 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 		if !errors.Is(err, ErrPaused) {
 			t.Errorf("%v; want ErrPaused", err)
 		}
-		if want := "the server asked to wait: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
+		if want := "the server has paused its requests: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
 
@@ -447,7 +447,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 		_, err := client.RoundTrip(r)
 		wantNotSent(t, err, penstock.Never)
 		if closed.Load() != 1 {
-			t.Error("the body of a request that was not sent is not closed")
+			t.Errorf("the body of a request that was not sent was closed %d times; want once", closed.Load())
 		}
 	})
 }
@@ -496,7 +496,7 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 				if errors.As(err, &n) {
 					not.Add(1)
 				} else if err != nil {
-					t.Error(err)
+					t.Errorf("%v; want a NotSentError or a response", err)
 				}
 			})
 		}
@@ -533,7 +533,7 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 		mustSend(t, client, "http://a.example/")
 		s.wantSent(t, 0, time.Second)
 
-		// The same while the client waits because the server asked it to.
+		// The same while the server is paused.
 		client.recordPause("a.example", response(429, "Retry-After", "20"))
 		ctx, cancel = context.WithCancelCause(t.Context())
 		time.AfterFunc(5*time.Second, func() { cancel(gone) })
@@ -549,7 +549,7 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 	})
 }
 
-// While a request waits for the Limiter, the server may ask for a pause.
+// While a request waits for the Limiter, another response may pause the server.
 func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(nil)
@@ -634,7 +634,7 @@ func TestRetries(t *testing.T) {
 		retries      int
 		maxWait      time.Duration
 		status       int             // of the response that is returned
-		sent         []time.Duration // when the request is sent
+		sent         []time.Duration // when the request is sent, in ns: 2e9 is two seconds
 	}{
 		{what: "429", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
 		{what: "503 to a PUT", answer: onFirstRequest(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
@@ -692,7 +692,7 @@ func TestRetries(t *testing.T) {
 				}
 			}
 			if r.Body != before.Body || r.URL != before.URL || r.Context() != before.Context() || !reflect.DeepEqual(r.Header, header) {
-				t.Errorf("%s: the request was modified", c.what)
+				t.Errorf("%s: the request is %v; want it unchanged: %v", c.what, r, &before)
 			}
 		})
 	}
@@ -772,13 +772,13 @@ func TestErrorsOfTheBaseAreReturned(t *testing.T) {
 	}
 	// A request without a URL has no host. The Base returns the error.
 	if _, err := (&Transport{}).RoundTrip(&http.Request{}); err == nil {
-		t.Error("a request without a URL was sent")
+		t.Error("a request without a URL was sent; want an error")
 	}
 	client.CloseIdleConnections() // the Base has no idle connections
-	closed := &idle{}
-	(&Transport{Base: closed}).CloseIdleConnections()
-	if !closed.closed {
-		t.Error("idle connections of the base stay open")
+	base := &idleRecorder{}
+	(&Transport{Base: base}).CloseIdleConnections()
+	if !base.isClosed {
+		t.Error("idle connections of the Base stay open; want them closed")
 	}
 }
 
@@ -786,12 +786,13 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-type idle struct {
+// An idleRecorder records whether its idle connections were closed.
+type idleRecorder struct {
 	http.RoundTripper
-	closed bool
+	isClosed bool
 }
 
-func (i *idle) CloseIdleConnections() { i.closed = true }
+func (i *idleRecorder) CloseIdleConnections() { i.isClosed = true }
 
 func TestRememberedPausesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -814,7 +815,7 @@ func TestRememberedPausesAreBounded(t *testing.T) {
 		time.Sleep(2000 * time.Second) // pauses 1 to 1000 have ended, except 5
 		receive(maxPauses+1, 10)
 		if got := len(client.pauses); got != maxPauses-999+1 {
-			t.Errorf("%d pauses; want those that have not ended", got)
+			t.Errorf("%d pauses; want the %d that have not ended", got, maxPauses-999+1)
 		}
 	})
 }
@@ -844,14 +845,14 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
 }
 
-// The test uses a real connection. The response asks for a pause, and the body is sent twice.
+// The test uses a real connection. The first response demands a pause, and the body is sent twice.
 func TestTransportOverTheNetwork(t *testing.T) {
 	var mu sync.Mutex
 	var got []string
 	real := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			t.Error(err)
+			t.Errorf("read the request's body: %v; want no error", err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -896,7 +897,7 @@ func FuzzPauseOf(f *testing.F) {
 		}
 		pause, isPause := pauseOf(status, h, now)
 		if pause < 0 || pause > 0 && !isPause {
-			t.Fatalf("%d %v pauses for %v, %v", status, h, pause, isPause)
+			t.Fatalf("%d %v pauses for %v, %v; want 0 or longer, and 0 without a time", status, h, pause, isPause)
 		}
 		if n, err := strconv.ParseUint(retryAfter, 10, 32); err == nil && (status == 429 || status == 503) && pause != time.Duration(n)*time.Second {
 			t.Fatalf("%d %v pauses for %v; want %d s", status, h, pause, n)
@@ -904,7 +905,7 @@ func FuzzPauseOf(f *testing.F) {
 		// No header, however long, makes a request wait for longer than it may.
 		client := &Transport{MaxPause: time.Minute}
 		if kept, _ := client.recordPause("", &http.Response{StatusCode: status, Header: h}); kept > time.Minute || client.pauseLeft("") > time.Minute {
-			t.Fatalf("%d %v: waits for %v", status, h, client.pauseLeft(""))
+			t.Fatalf("%d %v: pauses for %v; want at most MaxPause, 1m", status, h, client.pauseLeft(""))
 		}
 	})
 }
