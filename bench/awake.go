@@ -5,12 +5,13 @@ import (
 	"os"
 )
 
-// keepAwake makes idle cores poll for work instead of sleeping, until end is called; cyclictest
-// does the same. In a virtual machine a core takes about 40 µs to wake up, longer than a script
-// takes. A benchmark whose client and server become idle in turn would measure that time.
+// keepAwake makes idle cores poll for work instead of sleeping, until end is called. (The program
+// cyclictest does this too.) In a virtual machine a core takes about 40 µs to wake up, which is
+// longer than a script. A benchmark whose client and server become idle in turn would measure that
+// time.
 func keepAwake() (end func()) {
-	// On Linux, a program writes to this device how many µs a core may take to wake up. That holds
-	// while the device is open.
+	// On Linux, a program writes to this device how many µs a core may take to wake up. The setting
+	// holds while the device is open.
 	const device = "/dev/cpu_dma_latency"
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// bandwidthSection counts the bytes of a decision's command: by EVALSHA, as the store sends it, and
-// by EVAL, which would have the text of the script each time.
+// bandwidthSection counts the bytes of a decision's command: of EVALSHA, which the store sends, and
+// of EVAL, which would have the text of the script each time.
 func bandwidthSection(r *report) error {
 	r.title("Bandwidth: bytes that a decision sends to Redis, with keys of 22 bytes")
 	r.row("", "by EVALSHA", "by EVAL", "factor", "MB/s saved at 10,000/s")
@@ -18,21 +18,22 @@ func bandwidthSection(r *report) error {
 		penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.LeakyBucket), penstock.PerSecond(10).With(penstock.FixedWindow),
 		penstock.PerSecond(10).With(penstock.SlidingWindow), penstock.PerSecond(10).With(penstock.SlidingLog),
 	} {
-		short, long, err := bytesOf(limit)
+		bySHA, byText, err := bytesOf(limit)
 		if err != nil {
 			return err
 		}
 		name := limit.MustCompile().Algorithm().Title()
-		r.row(name, strconv.Itoa(short), strconv.Itoa(long), number(float64(long)/float64(short)), number(float64(long-short)*10_000/1e6))
-		r.atMost("bandwidth: bytes of a decision of "+name+" by EVALSHA", float64(short), 250)
+		saved := float64(byText-bySHA) * 10_000 / 1e6 // MB/s at 10,000 decisions per second
+		r.row(name, strconv.Itoa(bySHA), strconv.Itoa(byText), number(float64(byText)/float64(bySHA)), number(saved))
+		r.atMost("bandwidth: bytes of a decision of "+name+" by EVALSHA", float64(bySHA), 250)
 	}
 	return nil
 }
 
 // bytesOf returns the bytes of one decision's command, by EVALSHA and by EVAL.
-func bytesOf(limit penstock.Limit) (short, long int, err error) {
-	rec := &recorder{load: new(load), scripts: make(map[string]string)}
-	store, err := redisstore.New(rec, redisstore.Options{})
+func bytesOf(limit penstock.Limit) (bySHA, byText int, err error) {
+	commands := &recorder{load: new(load), scripts: make(map[string]string)}
+	store, err := redisstore.New(commands, redisstore.Options{})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -43,12 +44,12 @@ func bytesOf(limit penstock.Limit) (short, long int, err error) {
 	}
 	charge := []penstock.Charge{{Key: "client:0123456", Plan: l.Plans()[0], Cost: 1}} // ps1{client:0123456}api has 22 bytes
 	_, _ = store.Decide(context.Background(), charge)                                 // the recorder has no answer
-	if len(rec.scripts) != 1 || len(rec.load.bytes) == 0 {
-		return 0, 0, fmt.Errorf("the store sent %d scripts and %d bytes; want one script", len(rec.scripts), len(rec.load.bytes))
+	if len(commands.scripts) != 1 || len(commands.load.bytes) == 0 {
+		return 0, 0, fmt.Errorf("the store sent %d scripts and %d bytes; want one script", len(commands.scripts), len(commands.load.bytes))
 	}
-	for digest, text := range rec.scripts {
-		short = len(rec.load.bytes)
-		long = short - len("SHA") - len(digest) + len(text)
+	for digest, text := range commands.scripts {
+		bySHA = len(commands.load.bytes)
+		byText = bySHA - len("SHA") - len(digest) + len(text)
 	}
-	return short, long, nil
+	return bySHA, byText, nil
 }

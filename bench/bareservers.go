@@ -16,8 +16,8 @@ import (
 
 const rlsMethod = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// bareServers send a constant response and make no decisions. They show the lowest possible cost in
-// the services section.
+// bareServers send a constant response and make no decisions. In the services section they show the
+// lowest possible cost of a protocol.
 var bareServers = map[string]func(net.Listener) error{
 	"grpc-go":  serveBareGRPC,
 	"fastgrpc": serveBareFast,
@@ -82,7 +82,7 @@ func serveBareHTTP(l net.Listener) error {
 	}))
 }
 
-// serveBareRESP answers each array of bulk strings as if it were an allowed CL.THROTTLE.
+// serveBareRESP replies to every command as if it were an allowed CL.THROTTLE.
 func serveBareRESP(l net.Listener) error {
 	for {
 		c, err := l.Accept()
@@ -92,13 +92,14 @@ func serveBareRESP(l net.Listener) error {
 		go func() {
 			defer c.Close()
 			var out []byte
-			for in, r := make([]byte, 64<<10), 0; ; {
-				n, err := c.Read(in[r:])
+			in, incomplete := make([]byte, 64<<10), 0 // incomplete: bytes of a command at the start of in
+			for {
+				n, err := c.Read(in[incomplete:])
 				if err != nil {
 					return
 				}
 				out = out[:0]
-				rest := in[:r+n]
+				rest := in[:incomplete+n]
 				for {
 					length := lengthOfCommand(rest)
 					if length == 0 {
@@ -110,19 +111,21 @@ func serveBareRESP(l net.Listener) error {
 				if _, err := c.Write(out); err != nil {
 					return
 				}
-				r = copy(in, rest)
+				incomplete = copy(in, rest)
 			}
 		}()
 	}
 }
 
-// lengthOfCommand returns how many bytes the first command has, or 0 if it is not complete.
+// lengthOfCommand returns the number of bytes of the first command, an array of bulk strings, or 0
+// if the command is not complete.
 func lengthOfCommand(b []byte) int {
+	// number reads the number behind the type byte at i. next is the position after its line.
 	number := func(i int) (n, next int) {
 		for i++; i < len(b) && b[i] != '\r'; i++ {
 			n = 10*n + int(b[i]-'0')
 		}
-		return n, i + 2
+		return n, i + len("\r\n")
 	}
 	if len(b) == 0 {
 		return 0
@@ -134,7 +137,7 @@ func lengthOfCommand(b []byte) int {
 		}
 		var n int
 		n, i = number(i)
-		i += n + 2
+		i += n + len("\r\n")
 	}
 	if i > len(b) {
 		return 0

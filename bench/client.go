@@ -23,19 +23,23 @@ import (
 type caller struct {
 	name  string
 	allow func(ctx context.Context, key string) (allowed bool, err error)
-	bound func(d time.Duration) int64 // how many requests of a key its limit allows within d
+	bound func(d time.Duration) int64 // how many requests of a key the limit allows within d
 	close func()
 
-	excess int64 // how many requests of a key may be allowed beyond bound(d), for any d
+	excess int64 // how many more requests of a key the guards may allow, in any time
 
-	rates, allocs []float64    // of each window, per second and per decision
-	p50, p99      []float64    // of each window, µs
-	over          []int64      // of each window: how many were allowed beyond the bound
-	allowed       []float64    // of each window: the share of requests that were allowed
-	withoutStore  atomic.Int64 // how many requests were decided without the store, because it was too slow
+	// The results, with an item for each window.
+	rates    []float64 // decisions per second
+	allocs   []float64 // allocations per decision
+	p50, p99 []float64 // µs per decision
+	over     []int64   // requests that were allowed beyond the bounds of their keys
+	allowed  []float64 // ratio of allowed requests to all requests
 
-	took     [][]int64      // ns of the last window's decisions, by goroutine; each window reuses the memory
-	admitted []atomic.Int32 // how many requests of each name the last window allowed
+	withoutStore atomic.Int64 // requests that a fallback decided, because the store was too slow
+
+	// The last window. The next one reuses the memory.
+	took     [][]int64      // ns of each decision, by goroutine
+	admitted []atomic.Int32 // how many requests were allowed, by index in names
 }
 
 func (c *caller) reset() {
@@ -101,13 +105,14 @@ func ofStore(name string, store penstock.Store, limit *penstock.Plan) (*caller, 
 	return c, nil
 }
 
+// bucketBound returns how many units a token bucket allows within d.
 func bucketBound(burst, count int64, period time.Duration) func(time.Duration) int64 {
 	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
 }
 
-// run makes decisions in several goroutines, as fast as possible, for about d. The goroutines use
-// the names in turn. The measurement costs little: a goroutine reads the clock once per decision,
-// and writes to its own slice.
+// run makes decisions in several goroutines, as fast as possible, for about d. Together the
+// goroutines use the names in turn. The measurement costs little: a goroutine reads the clock once
+// per decision, and writes to its own slice.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
 		wait     sync.WaitGroup
@@ -116,7 +121,7 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		from, to runtime.MemStats
 	)
 	for len(c.took) < goroutines {
-		c.took = append(c.took, make([]int64, 0, 1<<20/goroutines))
+		c.took = append(c.took, make([]int64, 0, 1<<20/goroutines)) // more than a window has
 	}
 	if len(c.admitted) != len(names) {
 		c.admitted = make([]atomic.Int32, len(names))
@@ -124,8 +129,8 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	for i := range c.admitted {
 		c.admitted[i].Store(0)
 	}
-	ops := make([]int64, goroutines)
-	runtime.GC() // frees what the other callers left
+	decisions := make([]int64, goroutines)
+	runtime.GC() // otherwise this window would collect the garbage of other callers
 	runtime.ReadMemStats(&from)
 	time.AfterFunc(d, func() { stop.Store(true) })
 	begin := time.Now()
@@ -148,7 +153,7 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 				}
 				sent = answered
 			}
-			ops[g], c.took[g] = n, took
+			decisions[g], c.took[g] = n, took
 		})
 	}
 	wait.Wait()
@@ -158,16 +163,16 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		return fmt.Errorf("%s: %w", c.name, f.(failure).error)
 	}
 	all := int64(0)
-	h := hdrhistogram.New(1, 60_000_000_000, 3) // ns
+	latencies := hdrhistogram.New(1, time.Minute.Nanoseconds(), 3) // from 1 ns to a minute, with 3 digits
 	for g := range goroutines {
-		all += ops[g]
+		all += decisions[g]
 		for _, ns := range c.took[g] {
-			_ = h.RecordValue(ns)
+			_ = latencies.RecordValue(ns)
 		}
 	}
 	c.rates = append(c.rates, float64(all)/took.Seconds())
-	c.p50 = append(c.p50, float64(h.ValueAtPercentile(50))/1000)
-	c.p99 = append(c.p99, float64(h.ValueAtPercentile(99))/1000)
+	c.p50 = append(c.p50, float64(latencies.ValueAtPercentile(50))/1000)
+	c.p99 = append(c.p99, float64(latencies.ValueAtPercentile(99))/1000)
 	c.allocs = append(c.allocs, float64(to.Mallocs-from.Mallocs)/float64(all))
 	allowed, over := c.count(names, took)
 	c.allowed, c.over = append(c.allowed, float64(allowed)/float64(all)), append(c.over, over)
@@ -195,11 +200,12 @@ func (c *caller) count(names []string, d time.Duration) (allowed, over int64) {
 type failure struct{ error }
 
 const (
-	clientRounds = 9
+	clientRounds = 9 // windows of each caller
 	clientWindow = 250 * time.Millisecond
 )
 
-// takeTurns measures callers in turn, window by window, so that a disturbance affects all of them.
+// takeTurns measures callers in turn, window by window. So a disturbance by other programs affects
+// all of them.
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {
@@ -214,7 +220,7 @@ func takeTurns(all []*caller, goroutines int, names []string, window time.Durati
 	return nil
 }
 
-// coldNames returns the keys of the decisions, which are spread evenly over them.
+// coldNames returns all cold keys.
 func coldNames() []string {
 	names := make([]string, coldKeys)
 	for i := range names {
@@ -246,8 +252,7 @@ func clientSection(r *report) error {
 		peer := all[0]
 		for i, c := range all {
 			ratio := median(ratios(c.rates, peer.rates))
-			rates := slices.Sorted(slices.Values(c.rates))
-			r.row(strconv.Itoa(goroutines), c.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(ratio), number(median(c.allocs)))
+			r.row(strconv.Itoa(goroutines), c.name, strconv.Itoa(int(percentile(c.rates, 80))), number(ratio), number(median(c.allocs)))
 			if goroutines == 64 && i == 1 {
 				r.atLeast("client: decisions per second / redis_rate, 64 goroutines", ratio, 1.7)
 				r.atMost("client: allocations per decision, 64 goroutines", median(c.allocs), 2)
@@ -257,6 +262,7 @@ func clientSection(r *report) error {
 	return nil
 }
 
+// ratios returns the ratio of each window of a to the same window of b.
 func ratios(a, b []float64) []float64 {
 	list := make([]float64, len(a))
 	for i := range a {
@@ -265,7 +271,9 @@ func ratios(a, b []float64) []float64 {
 	return list
 }
 
-func median(list []float64) float64 {
+func median(list []float64) float64 { return percentile(list, 50) }
+
+func percentile(list []float64, percent int) float64 {
 	sorted := slices.Sorted(slices.Values(list))
-	return sorted[len(sorted)/2]
+	return sorted[len(sorted)*percent/100]
 }

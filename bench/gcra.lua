@@ -1,9 +1,10 @@
--- The commands, arguments and reply of redis_rate v10's AllowN: the theoretical arrival time as a
--- decimal number of seconds since an epoch of its own, by the server's clock.
+-- A script with the commands, arguments and reply of AllowN in redis_rate v10. The state is the
+-- theoretical arrival time, a decimal number of seconds since 2017-01-01, by the server's clock.
 local burst, rate, period, cost = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local interval = period / rate
 local time = redis.call('TIME')
-local now = (time[1] - 1483228800) + (time[2] / 1000000)
+local epoch = 1483228800
+local now = (time[1] - epoch) + (time[2] / 1000000)
 local arrival = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
 local after = arrival + interval * cost
 local room = now - (after - interval * burst)

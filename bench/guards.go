@@ -14,17 +14,18 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-const leased = 100 // most units drawn at once
+const leased = 100 // largest number of units in a lease
 
-// leastWithLeases is the smallest allowed ratio of decisions per second with leases to those
-// without, for many keys. Two measurements of the same load may differ by this much.
+// leastWithLeases is the goal for many keys: the smallest ratio of decisions per second with leases
+// to decisions per second without. It is below 1, because two measurements of the same load may
+// differ by this much.
 const leastWithLeases = 0.85
 
 // A guardedStore is a store with guards, which is compared with a bare store.
 type guardedStore struct {
 	name  string
-	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func())
-	least float64 // smallest allowed ratio of its rate to that of the bare store
+	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func()) // excess: see caller
+	least float64                                                                                  // goal: smallest ratio of its rate to that of the bare store; 0: none
 }
 
 func (g guardedStore) caller(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
@@ -57,8 +58,8 @@ func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, i
 
 func leases(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leased} }
 
-// patient is a deadline that even a busy machine meets. Otherwise the benchmark would measure fast
-// decisions of the fallback.
+// patient is a deadline that even a busy machine meets. With a shorter one, the benchmark would
+// measure decisions of the fallback, which are fast.
 var patient = guard.TimeoutOptions{After: time.Second}
 
 // wrapStandard adds guard.Standard with its defaults, except for the deadline. It leases nothing.
@@ -82,10 +83,11 @@ func standardWith(store *redisstore.Store, o guard.Options) *guard.Guarded {
 	return g
 }
 
-// zipf returns names with a Zipf distribution: the share of the k-th is 1/k^1.1.
+// zipf returns a list in which names have a Zipf distribution: the k-th name occurs in proportion
+// to 1/k^1.1.
 func zipf(names []string) []string {
 	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.1, 1, uint64(len(names)-1))
-	list := make([]string, 1<<17)
+	list := make([]string, 1<<17) // long enough that a repetition does not matter
 	for i := range list {
 		list[i] = names[z.Uint64()]
 	}
@@ -112,12 +114,14 @@ func guardsSection(r *report) error {
 		window time.Duration
 		guards []guardedStore
 	}{
-		{"over 100/s", names[:1], hundred, clientWindow, []guardedStore{{"deny", wrapDeny, 15}}},
-		{"hot", names[:1], plenty, clientWindow, []guardedStore{{"lease of 100", wrapLease, 8}}},
-		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guardedStore{{"lease of 100", wrapLease, 0}}},
-		// Buckets are full when a window begins. In continuous traffic they are partly used, which
-		// is the case for most of a second.
-		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guardedStore{{"standard", wrapStandard, 2}, {"standard, leases", wrapLeasing, 0}}},
+		{"over 100/s", names[:1], hundred, clientWindow, []guardedStore{{name: "deny", wrap: wrapDeny, least: 15}}},
+		{"hot", names[:1], plenty, clientWindow, []guardedStore{{name: "lease of 100", wrap: wrapLease, least: 8}}},
+		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guardedStore{{name: "lease of 100", wrap: wrapLease}}},
+		// Buckets are full when a window begins, unlike in continuous traffic. In a window of a second
+		// they are partly used for most of the time.
+		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guardedStore{
+			{name: "standard", wrap: wrapStandard, least: 2}, {name: "standard, leases", wrap: wrapLeasing},
+		}},
 	} {
 		for _, goroutines := range []int{64, 512} {
 			separate, coalesced, err := storePair(server, load.limit)
@@ -144,8 +148,8 @@ func guardsSection(r *report) error {
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
-			// The last store has leases, the store before it has none. There is no goal for few
-			// callers, because their results depend more on other load of the machine.
+			// The last store has leases, and the store before it has none. Few callers have no goal
+			// here, because other load of the machine affects their results more.
 			if n := len(load.guards); n > 1 && goroutines >= 512 {
 				ratio := median(ratios(all[1+n].rates, all[n].rates))
 				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)

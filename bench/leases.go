@@ -17,22 +17,25 @@ import (
 )
 
 const (
-	steadyCount = 300 // units per second of a limit whose utilization is measured
-	steadyLease = 50
+	steadyCount = 300 // units per second of the limits whose utilization is measured
+	steadyLease = 50  // units
 	steadyTime  = 5 * time.Second
 )
 
-// A steadyLoad is random traffic with one key, at several instances, below the key's limit. The
-// same requests also go to the store alone.
+// A steadyLoad is random traffic with one key to several instances. Its rate is below the key's
+// limit. The same requests also go to a store without guards.
 type steadyLoad struct {
 	limit     *penstock.Plan
 	instances int
 	perSecond int
 
-	requested, alone, admitted, leased atomic.Int64
+	requested atomic.Int64
+	alone     atomic.Int64 // admitted by the store without guards
+	admitted  atomic.Int64 // admitted by the instances
+	leased    atomic.Int64 // admitted by the instances, from leases
 }
 
-// run spreads the load over the instances. It sends a request without waiting for the previous one.
+// run sends each request to a random instance. It does not wait for the previous request.
 func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed int64) error {
 	var requests sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -64,8 +67,9 @@ func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed 
 	return nil
 }
 
-// utilization measures how much of the traffic below a limit is admitted with leases, compared to
-// the store alone. Each load has its own key, and loads of one rate run at once.
+// utilization measures how much of the traffic below a limit is admitted with leases, compared to a
+// store without guards. Each load has its own key. The loads with the same rate run at the same
+// time.
 func utilization(r *report, server *redistest.Server) error {
 	alone, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: "alone"})
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 )
 
-const peersLimit = 1000 // per second and key; more than the load needs
+const peersLimit = 1000 // units per second for each key, so that no request is denied
 
 // librariesSection compares the store, with its defaults, with other libraries, on distinct keys.
 // The client has one core.
@@ -138,7 +138,8 @@ func ofRueidisLimiter(server *redistest.Server) (*caller, error) {
 	}, nil
 }
 
-// windowBound returns the most that a window that does not slide can allow within d.
+// windowBound returns the largest number of units that a fixed window can allow within d. A time d
+// touches up to two windows more than it contains.
 func windowBound(count int64, period time.Duration) func(time.Duration) int64 {
 	return func(d time.Duration) int64 { return count * (int64(d/period) + 2) }
 }

@@ -10,27 +10,29 @@ import (
 	"time"
 )
 
-// A lineLoad makes calls on one connection by HTTP/1.1 or commands of Redis. It writes several
-// calls at once.
+// A lineLoad makes calls on one connection, by HTTP/1.1 or with Redis commands. It sends several
+// calls before it reads their responses.
 type lineLoad struct {
-	conn    net.Conn
-	request []byte
-	digits  int // where the key's digits begin in request; negative: it has none
-	depth   int // calls that are written at once
-	answer  func(*bufio.Reader) error
+	conn         net.Conn
+	request      []byte
+	digits       int                       // where the key's digits begin in request; negative: it has none
+	depth        int                       // calls that are sent at once
+	readResponse func(*bufio.Reader) error // reads one response, and checks it
 
-	answers *bufio.Reader
-	out     []byte
-	nextKey int
-	times   []float64
+	responses *bufio.Reader
+	out       []byte
+	nextKey   int
+	times     []float64 // µs of each call of the last run
 }
 
-func dialLines(address, request string, digits, depth, first int, answer func(*bufio.Reader) error) (*lineLoad, error) {
+// dialLines connects to a server. The keys of the calls begin with firstKey.
+func dialLines(address, request string, digits, depth, firstKey int, readResponse func(*bufio.Reader) error) (*lineLoad, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return &lineLoad{conn: conn, request: []byte(request), digits: digits, depth: depth, answer: answer, answers: bufio.NewReaderSize(conn, 16<<10), nextKey: first}, nil
+	return &lineLoad{conn: conn, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
+		responses: bufio.NewReaderSize(conn, 16<<10), nextKey: firstKey}, nil
 }
 
 func (l *lineLoad) durations() []float64 { return l.times }
@@ -55,7 +57,7 @@ func (l *lineLoad) run(until time.Time) error {
 			return err
 		}
 		for range l.depth {
-			if err := l.answer(l.answers); err != nil {
+			if err := l.readResponse(l.responses); err != nil {
 				return err
 			}
 		}
@@ -66,7 +68,8 @@ func (l *lineLoad) run(until time.Time) error {
 	}
 }
 
-// nextKey walks through all keys in an order without a pattern.
+// nextKey walks through all keys in an order without a pattern. The step is a prime number, so it
+// reaches every key.
 func nextKey(key int) int { return (key + 7919) % loadKeys }
 
 // putKey writes the digits of a key.
@@ -103,7 +106,7 @@ func readHTTP(r *bufio.Reader) error {
 	return err
 }
 
-// readThrottle reads the reply to a CL.THROTTLE.
+// readThrottle reads the reply to a CL.THROTTLE: an array of five integers.
 func readThrottle(r *bufio.Reader) error {
 	line, err := r.ReadSlice('\n')
 	if err != nil {

@@ -9,17 +9,17 @@
 //   - server-memory: memory of Redis per key
 //   - bandwidth: bytes that a decision sends
 //   - client: decisions per second through a client
-//   - coalescing: the same with and without coalescing
-//   - guards: the same with and without guards
-//   - libraries: the same with other libraries
+//   - coalescing: decisions per second with and without coalescing
+//   - guards: decisions per second with and without guards
+//   - libraries: decisions per second of Penstock and of other libraries
 //   - memstore: decisions in memory
 //   - proxy: requests through penstock serve
-//   - services: services for other programs: RLS, JSON, CL.THROTTLE
+//   - services: Envoy's rate limit service (RLS), the JSON API and CL.THROTTLE
 //
 // The program measures the cases of a section in turn, in many short windows. It compares the
-// quantiles that other programs disturb least. It keeps idle cores awake if the system allows that
-// (Linux, as root). The last lines list the goals, and which of them were met. The exit status is 1
-// if a goal was missed.
+// quantiles that are least affected by other programs. It keeps idle cores awake if the system
+// allows that (Linux, as root). The last lines list the goals, and which of them were met. The exit
+// status is 1 if a goal was missed.
 package main
 
 import (

@@ -2,5 +2,5 @@
 
 package main
 
-// pin does nothing where processes cannot be bound to a core.
+// pin does nothing: only Linux can bind a process to a core.
 func pin(pid, core int) {}

@@ -26,7 +26,7 @@ import (
 // process in front of one upstream.
 
 const (
-	proxyRounds      = 15
+	proxyRounds      = 15 // windows of each proxy
 	proxyWindow      = 400 * time.Millisecond
 	proxyConnections = 32
 )
@@ -95,9 +95,8 @@ func proxySection(r *report) error {
 		proxyConnections, proxyRounds)
 	r.row("", "requests/s", "/ bare", "p99 µs", "/ bare")
 	for _, p := range []*measuredProxy{bare, gate} {
-		rates, p99s := slices.Sorted(slices.Values(p.rates)), slices.Sorted(slices.Values(p.p99s))
-		r.row(p.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(p.rates, bare.rates))),
-			strconv.Itoa(int(p99s[len(p99s)/5])), number(median(ratios(p.p99s, bare.p99s))))
+		r.row(p.name, strconv.Itoa(int(percentile(p.rates, 80))), number(median(ratios(p.rates, bare.rates))),
+			strconv.Itoa(int(percentile(p.p99s, 20))), number(median(ratios(p.p99s, bare.p99s))))
 	}
 	r.atLeast("proxy: requests per second of serve / bare httputil.ReverseProxy", median(ratios(gate.rates, bare.rates)), 0.85)
 	return nil
@@ -205,21 +204,22 @@ func (p *measuredProxy) run() error {
 	return nil
 }
 
-// A connection sends the same request repeatedly, as cheaply as possible, because it shares the
+// A connection sends the same request repeatedly. It uses little CPU time, because it shares the
 // machine with the proxy.
 type connection struct {
 	net.Conn
-	answers *bufio.Reader
-	request []byte
-	took    []float64 // µs
+	responses *bufio.Reader
+	request   []byte
+	took      []float64 // µs of each request of the last window
 }
 
+// connect connects to a proxy, which may still be starting. Connection i has its own path and key.
 func connect(address string, i int) (*connection, error) {
 	for try := 0; ; try++ {
 		c, err := net.Dial("tcp", address)
 		if err == nil {
 			request := fmt.Sprintf("GET /api/things/%d HTTP/1.1\r\nHost: api.example.com\r\nUser-Agent: bench\r\nX-API-Key: key-%d\r\nAccept: */*\r\n\r\n", i, i)
-			return &connection{Conn: c, answers: bufio.NewReader(c), request: []byte(request)}, nil
+			return &connection{Conn: c, responses: bufio.NewReader(c), request: []byte(request)}, nil
 		}
 		if try == 100 {
 			return nil, err
@@ -233,7 +233,7 @@ func (c *connection) sendRequest() error {
 	if _, err := c.Write(c.request); err != nil {
 		return err
 	}
-	line, err := c.answers.ReadSlice('\n')
+	line, err := c.responses.ReadSlice('\n')
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func (c *connection) sendRequest() error {
 	}
 	length := -1
 	for len(line) > 2 {
-		if line, err = c.answers.ReadSlice('\n'); err != nil {
+		if line, err = c.responses.ReadSlice('\n'); err != nil {
 			return err
 		}
 		if name, value, ok := strings.Cut(string(line), ":"); ok && strings.EqualFold(name, "Content-Length") {
@@ -252,7 +252,7 @@ func (c *connection) sendRequest() error {
 	if length != len(upstreamBody) {
 		return fmt.Errorf("the body has %d bytes; want %d", length, len(upstreamBody))
 	}
-	if _, err := io.CopyN(io.Discard, c.answers, int64(length)); err != nil {
+	if _, err := io.CopyN(io.Discard, c.responses, int64(length)); err != nil {
 		return err
 	}
 	c.took = append(c.took, float64(time.Since(begin).Nanoseconds())/1e3)

@@ -16,7 +16,7 @@ import (
 // A report prints each table when it is complete, and the goals at the end.
 type report struct {
 	table   [][]string
-	goal    []goal
+	goals   []goal
 	section string                  // the running section
 	heading string                  // of the table
 	saved   map[string][]savedTable // by section
@@ -42,6 +42,7 @@ func (g goal) isMet() bool {
 	return g.measured <= g.bound
 }
 
+// title prints the previous table, and begins another one.
 func (r *report) title(format string, args ...any) {
 	r.flush()
 	r.heading = fmt.Sprintf(format, args...)
@@ -116,28 +117,30 @@ func machine() string {
 	return fmt.Sprintf("%d cores, %s, %s", runtime.NumCPU(), model, runtime.Version())
 }
 
+// atMost adds a goal: measured must be at most bound.
 func (r *report) atMost(name string, measured, bound float64) {
-	r.goal = append(r.goal, goal{name, measured, bound, false})
+	r.goals = append(r.goals, goal{name, measured, bound, false})
 }
 
+// atLeast adds a goal: measured must be at least bound.
 func (r *report) atLeast(name string, measured, bound float64) {
-	r.goal = append(r.goal, goal{name, measured, bound, true})
+	r.goals = append(r.goals, goal{name, measured, bound, true})
 }
 
 // printGoals prints the goals. It returns true if all were met.
 func (r *report) printGoals() bool {
 	r.title("Goals")
-	all := true
-	for _, g := range r.goal {
+	areAllMet := true
+	for _, g := range r.goals {
 		word, sign := "ok", "≤"
 		if g.isLowerBound {
 			sign = "≥"
 		}
 		if !g.isMet() {
-			word, all = "MISSED", false
+			word, areAllMet = "MISSED", false
 		}
 		r.row(g.name, number(g.measured), sign, number(g.bound), word)
 	}
 	r.flush()
-	return all
+	return areAllMet
 }

@@ -50,7 +50,7 @@ func serverMemorySection(r *report) error {
 			r.atMost("server-memory: bytes of three limits on one key, by MEMORY USAGE", float64(usage), 200)
 		}
 		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
-		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 {
+		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 { // a log has an entry for each charge
 			bytes, err := rig.space(s, coldKeys/entries)
 			if err != nil {
 				return err
@@ -101,7 +101,7 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 	}
 }
 
-// space charges a number of keys in turn, coldKeys times in all. It returns the memory per key.
+// space makes coldKeys charges in all, on a number of keys in turn. It returns the bytes per key.
 func (r *rig) space(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err
@@ -120,7 +120,7 @@ func (r *rig) space(s *subject, keys int) (float64, error) {
 	if err := r.wire.run(&l); err != nil {
 		return 0, err
 	}
-	time.Sleep(300 * time.Millisecond) // until Redis has resized its tables
+	time.Sleep(300 * time.Millisecond) // until Redis has resized its hash tables
 	after, err := r.server.UsedMemory()
 	if err != nil {
 		return 0, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -22,11 +21,11 @@ var (
 )
 
 const (
-	coldKeys  = 100_000 // keys of the allowed charges
-	coldCount = 1000    // units per day of a cold key: each charge finds the state of the charge before it, and room
-	hotKeys   = 64      // keys of the denied charges
-	hotCount  = 100     // units per day of a hot key, all of them used
-	window    = 4000    // decisions in a measurement
+	coldKeys  = 100_000 // cold keys: all their charges are allowed
+	coldCount = 1000    // units per day of a cold key: enough for all its charges
+	hotKeys   = 64      // hot keys: all their charges are denied, since all their units are used
+	hotCount  = 100     // units per day of a hot key
+	window    = 4000    // decisions in a window
 	rounds    = coldKeys / window
 )
 
@@ -35,16 +34,16 @@ type phase int
 
 const (
 	fresh  phase = iota // no state: the key is charged for the first time
-	known               // state of earlier decisions
-	denied              // state without room
+	known               // a state of earlier decisions, with room
+	denied              // a state without room
 )
 
-// key returns the i-th cold key. Its whole name in Redis has 25 bytes.
+// key returns the i-th cold key. With prefix and group, its name in Redis has 25 bytes.
 func key(i int) string    { return fmt.Sprintf("client:%07d", i%coldKeys) }
 func hotKey(i int) string { return fmt.Sprintf("hotkey:%07d", i%hotKeys) }
 
-// firstCost returns how many units the i-th key is charged at first, so that the keys have used
-// different shares of their limits.
+// firstCost returns the cost of the first charge of the i-th key: 1 to 100 units. So the keys have
+// used different parts of their limits.
 func firstCost(i int) int { return 1 + i*7919%100 }
 
 // A subject is a limiter whose server time is measured.
@@ -53,7 +52,9 @@ type subject struct {
 	scripts []string
 	add     func(l *load, i int, p phase) // appends the i-th decision
 
-	script, process [3][]float64 // µs of the server per decision, by phase, in each window
+	// Time of the server per decision in µs, by phase, in each window.
+	script  [3][]float64 // as Redis reports the time of scripts
+	process [3][]float64 // CPU time of the whole process
 }
 
 // ofPenstock returns a subject that decides charges with these limits of count units.
@@ -63,7 +64,7 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 	if err != nil {
 		return nil, err
 	}
-	var charges [2][]penstock.Charge
+	var charges [2][]penstock.Charge // for cold keys and for hot keys
 	for i, count := range []int64{coldCount, hotCount} {
 		for _, limit := range limits(count) {
 			if limit.Group == "" {
@@ -121,6 +122,7 @@ func ofScript(name, script, prefix string, args func(count, cost int) []string) 
 	}}
 }
 
+// source returns the token bucket of source.lua.
 func source() *subject {
 	return ofScript("source's script", sourceLua, "rate_limit:", func(count, cost int) []string {
 		rate, now := float64(count)/86_400_000, time.Now().UnixMilli()
@@ -128,6 +130,7 @@ func source() *subject {
 	})
 }
 
+// gcra returns the script of gcra.lua.
 func gcra() *subject {
 	return ofScript("redis_rate's shape", gcraLua, "rate:limits", func(count, cost int) []string {
 		return []string{strconv.Itoa(count), strconv.Itoa(count), "86400", strconv.Itoa(cost)}
@@ -247,11 +250,9 @@ func (r *rig) measure(s *subject, n int, p phase) error {
 	return nil
 }
 
-// lowQuantile returns the quantile that a busy machine disturbs least.
-func lowQuantile(windows []float64) float64 {
-	sorted := slices.Sorted(slices.Values(windows))
-	return sorted[len(sorted)/4]
-}
+// lowQuantile returns the 25th percentile. Other load of the machine affects it less than the
+// median.
+func lowQuantile(windows []float64) float64 { return percentile(windows, 25) }
 
 func serverTimeSection(r *report) error {
 	subjects, err := redisSubjects()
@@ -268,8 +269,8 @@ func serverTimeSection(r *report) error {
 			return err
 		}
 	}
-	// Every key is charged three times. The third charge measures known keys, because the second
-	// may still change the format of the state.
+	// Every cold key is charged three times. The results for known keys are those of the third
+	// charge, because the second charge may still change the format of the state.
 	for _, phases := range [][]phase{{fresh}, {known}, {known, denied}} {
 		for _, s := range subjects {
 			s.script[known], s.process[known] = nil, nil
@@ -290,7 +291,7 @@ func serverTimeSection(r *report) error {
 
 func reportRedis(r *report, subjects []*subject) {
 	source, gcra := subjects[0], subjects[1]
-	for p, what := range []string{"allowed, a new key", "allowed, a key in use", "denied"} {
+	for p, what := range []string{"allowed, a new key", "allowed, a key in use", "denied"} { // in the order of phase
 		r.title("Server time, %s: µs of Redis per decision (25th percentile of %d windows of %d decisions)", what, rounds, window)
 		r.row("", "script", "/ source", "/ redis_rate", "process", "/ source", "/ redis_rate")
 		for _, s := range subjects {
@@ -303,7 +304,7 @@ func reportRedis(r *report, subjects []*subject) {
 	for _, g := range []struct {
 		name  string
 		a, b  *subject
-		bound float64
+		bound float64 // goal: largest ratio of a to b
 	}{
 		{"token bucket / source's script", bucket, source, 0.70},
 		{"token bucket / redis_rate's shape", bucket, gcra, 0.75},
@@ -314,4 +315,5 @@ func reportRedis(r *report, subjects []*subject) {
 	}
 }
 
+// number formats a number with two decimals.
 func number(f float64) string { return strconv.FormatFloat(f, 'f', 2, 64) }

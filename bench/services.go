@@ -28,7 +28,7 @@ import (
 // share another core.
 
 const (
-	serviceRounds  = 9
+	serviceRounds  = 9 // windows of each service
 	serviceWindow  = 400 * time.Millisecond
 	serviceStreams = 64 // calls that are open at once
 )
@@ -41,7 +41,10 @@ type measuredService struct {
 	stderr  bytes.Buffer
 	loads   []loader
 
-	rates, cpu, p50, p99 []float64 // of each window; cpu is µs per decision
+	// The results, with an item for each window.
+	rates    []float64 // calls per second
+	cpu      []float64 // µs of CPU time per call
+	p50, p99 []float64 // µs per call
 }
 
 // A loader makes calls on a connection. run makes calls until a time, and returns after the last
@@ -82,11 +85,12 @@ func servicesSection(r *report) error {
 	return nil
 }
 
-// A servicesBench has what the parts of the section share.
+// A servicesBench has the state that the parts of the section share.
 type servicesBench struct {
-	dir, self string
-	redis     *redistest.Server
-	all       []*measuredService
+	dir   string // temporary
+	self  string // path of this program
+	redis *redistest.Server
+	all   []*measuredService
 }
 
 func (b *servicesBench) stop() {
@@ -95,8 +99,8 @@ func (b *servicesBench) stop() {
 	}
 }
 
-// start starts a server with one core, and waits until it listens. It replaces {address} in args,
-// and {port} in args and environment, by the server's own.
+// start starts a server on one core, and waits until it listens. It replaces {address} in args, and
+// {port} in args and environment, by the address and port of the server.
 func (b *servicesBench) start(name string, environment []string, program string, args ...string) (*measuredService, error) {
 	address, err := freeAddress()
 	if err != nil {
@@ -127,7 +131,8 @@ func (b *servicesBench) start(name string, environment []string, program string,
 			}
 			return s, nil
 		}
-		if try == 400 {
+		const maxTries = 400 // 20 s
+		if try == maxTries {
 			return nil, fmt.Errorf("%s: %w\n%s", name, err, &s.stderr)
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -228,21 +233,19 @@ func cpuTime(pid int) (total time.Duration, err error) {
 func printServices(r *report, services []*measuredService) {
 	r.row("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
 	for _, s := range services {
-		low := func(list []float64) float64 { return slices.Sorted(slices.Values(list))[len(list)/5] }
-		rates := slices.Sorted(slices.Values(s.rates))
-		r.row(s.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(s.ratio(services[0])), number(low(s.cpu)),
-			strconv.Itoa(int(low(s.p50))), strconv.Itoa(int(low(s.p99))))
+		r.row(s.name, strconv.Itoa(int(percentile(s.rates, 80))), number(s.ratio(services[0])), number(percentile(s.cpu, 20)),
+			strconv.Itoa(int(percentile(s.p50, 20))), strconv.Itoa(int(percentile(s.p99, 20))))
 	}
 }
 
-// ratio returns the median ratio of the rates in neighboring windows.
+// ratio returns the ratio of the rates of two services: the median over the windows.
 func (s *measuredService) ratio(to *measuredService) float64 {
 	return median(ratios(s.rates, to.rates))
 }
 
-const zeros = "000000" // placeholder of a key
+const zeros = "000000" // in a request: where the load writes the key
 
-// connectCalls connects to the service. The load sends it one descriptor in each call.
+// connectCalls connects an h2Load to the service. It sends one descriptor in each call.
 func (s *measuredService) connectCalls(key, value string) error {
 	message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
 		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
@@ -372,8 +375,8 @@ func (b *servicesBench) envoyRateLimit(name, configs string, environment ...stri
 	}, environment...), program)
 }
 
-// respConnections is the number of connections for CL.THROTTLE, which has pipelines. The JSON API
-// has as many connections as gRPC has streams.
+// respConnections is the number of connections for CL.THROTTLE. It is small, because commands are
+// sent in pipelines. The JSON API needs as many connections as gRPC needs streams.
 const respConnections = 4
 
 // apiPolicy limits the measured requests, and admits all of them.
@@ -428,7 +431,7 @@ func (b *servicesBench) throttle(r *report) error {
 	if err != nil {
 		return err
 	}
-	crab, err := b.throttlecrab() // before the load connects: a build takes long, and servers close idle connections
+	crab, err := b.throttlecrab() // before the load connects: the build may take long, and servers close idle connections
 	if err != nil {
 		return err
 	}
@@ -463,16 +466,15 @@ func (b *servicesBench) throttle(r *report) error {
 	}
 	r.title("CL.THROTTLE: 100,000 keys, %d connections with %d commands in a pipeline, a server with one core\n(throttlecrab's replies wait for acknowledgements of TCP, which take 40 ms: it does not set TCP_NODELAY)", respConnections, serviceStreams)
 	printServices(r, services)
-	rates := slices.Sorted(slices.Values(memory.rates))
-	r.atLeast("services: CL.THROTTLE per second in pipelines, counters in memory", rates[len(rates)*4/5], 300_000)
+	r.atLeast("services: CL.THROTTLE per second in pipelines, counters in memory", percentile(memory.rates, 80), 300_000)
 	return nil
 }
 
 // connectLines connects several line loads to the service.
-func (s *measuredService) connectLines(request string, connections, depth int, answer func(*bufio.Reader) error) error {
+func (s *measuredService) connectLines(request string, connections, depth int, readResponse func(*bufio.Reader) error) error {
 	s.loads = nil
 	for i := range connections {
-		l, err := dialLines(s.address, request, strings.Index(request, zeros), depth, i*loadKeys/connections, answer)
+		l, err := dialLines(s.address, request, strings.Index(request, zeros), depth, i*loadKeys/connections, readResponse)
 		if err != nil {
 			return err
 		}
@@ -481,11 +483,11 @@ func (s *measuredService) connectLines(request string, connections, depth int, a
 	return nil
 }
 
-// throttlecrabVersion is the version of its server in the registry of Rust packages.
+// throttlecrabVersion is the version of throttlecrab-server in the registry of Rust packages.
 const throttlecrabVersion = "0.4.40"
 
-// throttlecrab starts throttlecrab, which keeps its counters in memory. PENSTOCK_THROTTLECRAB is
-// its program; otherwise cargo builds it. It returns nil if neither is available.
+// throttlecrab starts throttlecrab, which keeps its counters in memory. The program is in
+// PENSTOCK_THROTTLECRAB; if this is not set, cargo builds it. The result is nil if cargo cannot.
 func (b *servicesBench) throttlecrab() (*measuredService, error) {
 	program := os.Getenv("PENSTOCK_THROTTLECRAB")
 	if program == "" {

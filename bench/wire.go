@@ -15,8 +15,8 @@ import (
 
 // A wire is a connection that sends enough commands in advance that the server never waits for one.
 type wire struct {
-	conn net.Conn
-	r    *bufio.Reader
+	conn    net.Conn
+	replies *bufio.Reader
 }
 
 func dialWire(socket string) (*wire, error) {
@@ -32,10 +32,10 @@ const (
 	ahead = 3  // chunks that are written before the replies to the first one are read
 )
 
-// A load is a list of commands: their bytes, and the position at which each ends.
+// A load is a list of commands.
 type load struct {
-	bytes []byte
-	ends  []int
+	bytes []byte // of all commands
+	ends  []int  // where each command ends in bytes
 }
 
 func (l *load) add(words ...string) {
@@ -54,7 +54,7 @@ func (l *load) add(words ...string) {
 
 // run sends the load and reads all replies. It returns the first error.
 func (w *wire) run(l *load) error {
-	start, read := 0, 0
+	start, read := 0, 0 // bytes that are written, and replies that are read
 	for sent := 0; read < len(l.ends); {
 		if sent < len(l.ends) {
 			sent = min(sent+chunk, len(l.ends))
@@ -67,7 +67,7 @@ func (w *wire) run(l *load) error {
 			}
 		}
 		for upTo := min(read+chunk, sent); read < upTo; read++ {
-			if err := w.skip(); err != nil {
+			if err := w.skipReply(); err != nil {
 				return err
 			}
 		}
@@ -75,9 +75,9 @@ func (w *wire) run(l *load) error {
 	return nil
 }
 
-// skip reads one reply.
-func (w *wire) skip() error {
-	line, err := w.r.ReadSlice('\n')
+// skipReply reads one reply, and returns an error if it is an error.
+func (w *wire) skipReply() error {
+	line, err := w.replies.ReadSlice('\n')
 	if err != nil {
 		return err
 	}
@@ -93,11 +93,11 @@ func (w *wire) skip() error {
 		return err
 	}
 	if line[0] == '$' {
-		_, err := w.r.Discard(n + 2)
+		_, err := w.replies.Discard(n + len("\r\n"))
 		return err
 	}
 	for range n {
-		if err := w.skip(); err != nil {
+		if err := w.skipReply(); err != nil {
 			return err
 		}
 	}
@@ -107,7 +107,7 @@ func (w *wire) skip() error {
 // A recorder is a redisstore.Client that only records the commands that a Store sends.
 type recorder struct {
 	load    *load
-	scripts map[string]string // text by digest
+	scripts map[string]string // texts of the scripts, by digest
 }
 
 func (r *recorder) EvalSha(_ context.Context, digest string, keys, args []string) (string, error) {

@@ -54,7 +54,7 @@ func TestMiddlewareAdmitsTheSame(t *testing.T) {
 	t.Cleanup(func() { _ = store.Close() })
 	for name, open := range map[string]struct {
 		before, after func() (http.Handler, error)
-		want          int
+		want          int // admitted requests
 	}{
 		"ulule/limiter": {func() (http.Handler, error) { return ululeBefore(c, api) }, func() (http.Handler, error) { return ululeAfter(store, api) }, 10},
 		"throttled":     {func() (http.Handler, error) { return throttledBefore(c, api) }, func() (http.Handler, error) { return throttledAfter(store, api) }, 5},
@@ -90,11 +90,11 @@ func TestRedisRateAdmitsTheSame(t *testing.T) {
 			if allowed {
 				n++
 			} else if retry <= 0 || retry > 6*time.Second {
-				t.Errorf("%s: retry after %v is out of range", name, retry)
+				t.Errorf("%s: retry after %v; want more than 0 and at most 6s", name, retry)
 			}
 		}
 		if n != 10 {
-			t.Errorf("%s: %d of %d pass; want 10", name, n, requests)
+			t.Errorf("%s: %d of %d requests pass; want 10", name, n, requests)
 		}
 	}
 }
