@@ -1,4 +1,4 @@
-// What the Makefile runs: a module proxy made of the tree, mutants, the summary of a test run. Never tagged.
+// Programs that the Makefile runs, such as dist, mutants and summary. This module is never tagged.
 module github.com/penstock/penstock/scripts
 
 go 1.26.0

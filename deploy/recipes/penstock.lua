@@ -1,7 +1,8 @@
--- Asks Penstock whether a request may pass. A denial is sent to the client as it is.
+-- Checks a request with Penstock. The client gets a denial of Penstock unchanged.
 local url = "http://127.0.0.1:8181/auth/forward"
 
--- These headers belong to the connection, to the body, which is not sent, or to other descriptions.
+-- Penstock does not get these headers. They describe the connection, or the body, which is not
+-- sent; or they are names of other proxies for the request.
 local dropped = { "host", "connection", "keep-alive", "te", "upgrade", "expect", "content-length",
   "transfer-encoding", "x-original-method", "x-original-uri", "x-original-url" }
 
@@ -15,7 +16,7 @@ core.register_action("penstock", { "http-req" }, function(txn)
   headers["x-forwarded-for"] = { txn.f:src() }
 
   local answer = core.httpclient():get{ url = url, headers = headers, timeout = 5000 }
-  -- HAProxy answers with a 5xx of its own if it cannot connect. Penstock's have Retry-After.
+  -- If HAProxy cannot connect, it makes a response with 5xx itself. A 5xx of Penstock has Retry-After.
   if not answer or not answer.status or answer.status == 0 or answer.status >= 500 and not answer.headers["retry-after"] then
     txn:set_var("txn.penstock_down", true)
     return

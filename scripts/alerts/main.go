@@ -1,9 +1,9 @@
 // Command alerts checks the alerts and the dashboard of deploy/ with promtool, and runs them in a
 // real Prometheus. Prometheus scrapes two instances of Penstock, which share a real Redis. Their
 // Redis user has the rights that penstock acl --role metrics prints. The command kills Redis and
-// starts it again, and then kills the instances. The right alerts must fire, and end. Its arguments
-// are the penstock binary, the folder deploy, and the folder that command monitoring -test has
-// written.
+// starts it again, and then kills the instances. After each step, the expected alerts must fire,
+// and others must not. The arguments are the penstock binary, the folder deploy, and the folder
+// that command monitoring -test has written.
 package main
 
 import (
@@ -56,20 +56,23 @@ func run(binary, deploy, checks string) error {
 }
 
 type experiment struct {
-	binary, deploy, checks, dir string
+	binary string // path of penstock
+	deploy string // folder deploy/prometheus
+	checks string // folder that command monitoring -test has written
+	dir    string // temporary folder
 
 	redis      *redistest.Server
-	store      string // URL of Redis with that user
+	store      string // URL of Redis, with the user that e.allowUser makes
 	instances  []*instance
 	prometheus string // address
 	processes  []*process
 	stop       context.CancelFunc // of the traffic
 }
 
-// An instance is one penstock serve.
+// An instance is a running penstock serve.
 type instance struct {
 	*process
-	listen, admin string
+	listen, admin string // addresses
 }
 
 func (e *experiment) end() {
@@ -84,7 +87,7 @@ func (e *experiment) end() {
 	}
 }
 
-// promtool runs promtool, and returns its output if it fails.
+// promtool runs promtool. If it fails, the error has its output.
 func promtool(stdin string, args ...string) error {
 	cmd := exec.Command("promtool", args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -127,7 +130,7 @@ func (e *experiment) checkFiles() error {
 	return err
 }
 
-// startRedis starts Redis with a user that has the rights that penstock acl prints.
+// startRedis starts Redis, and makes the user of the instances.
 func (e *experiment) startRedis() (err error) {
 	if e.redis, err = redistest.Launch("--maxmemory", "100mb"); err != nil {
 		return err
@@ -136,6 +139,7 @@ func (e *experiment) startRedis() (err error) {
 	return e.allowUser()
 }
 
+// allowUser makes a user in Redis with the rights that penstock acl prints.
 func (e *experiment) allowUser() error {
 	line, err := exec.Command(e.binary, "acl", "--role", "metrics").Output()
 	if err != nil {
@@ -149,20 +153,20 @@ func (e *experiment) startInstances() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.stop = cancel
 	for i := range 2 {
-		at := &instance{listen: freeAddress(), admin: freeAddress()}
-		cmd := exec.Command(e.binary, "serve", "--demo", "--listen", at.listen, "--admin-listen", at.admin, "--api", freeAddress(), "--grpc", freeAddress(), "--resp", freeAddress(), "--store", e.store)
+		in := &instance{listen: freeAddress(), admin: freeAddress()}
+		cmd := exec.Command(e.binary, "serve", "--demo", "--listen", in.listen, "--admin-listen", in.admin, "--api", freeAddress(), "--grpc", freeAddress(), "--resp", freeAddress(), "--store", e.store)
 		var err error
-		if at.process, err = e.start(fmt.Sprint("instance", i), cmd); err != nil {
+		if in.process, err = e.start(fmt.Sprint("instance", i), cmd); err != nil {
 			return err
 		}
-		if err := at.await("it is ready", func() error {
-			_, err := get("http://" + at.admin + "/readyz")
+		if err := in.await("it is ready", func() error {
+			_, err := get("http://" + in.admin + "/readyz")
 			return err
 		}); err != nil {
 			return err
 		}
-		e.instances = append(e.instances, at)
-		go sendRequests(ctx, "http://"+at.listen+"/api/fares/estimate")
+		e.instances = append(e.instances, in)
+		go sendRequests(ctx, "http://"+in.listen+"/api/fares/estimate")
 	}
 	return nil
 }
@@ -200,7 +204,7 @@ func (e *experiment) checkScrape() error {
 	if strings.Contains(page, "rate_limiter_store_right_missing{right=\"info\"} 1") {
 		return errors.New("a user of penstock acl --role metrics lacks the right +info")
 	}
-	// A library names the metrics with go_ and process_.
+	// promtool checks names. The names of the metrics go_ and process_ are those of a library.
 	var ours strings.Builder
 	series := 0
 	for line := range strings.Lines(page) {
@@ -248,7 +252,7 @@ func (e *experiment) startPrometheus() error {
 	return p.await("Prometheus reaches both instances", func() error {
 		up, err := e.query(`count(up{job="penstock"} == 1)`)
 		if err == nil && up != "2" {
-			err = fmt.Errorf("it reaches %q", up)
+			err = fmt.Errorf("it reaches %q instances; want 2", up)
 		}
 		return err
 	})
@@ -325,15 +329,15 @@ func (e *experiment) firingAlerts() (names []string, err error) {
 	return names, nil
 }
 
-// awaitFiring waits until the alerts in fire do fire, and those in quiet do not.
-func (e *experiment) awaitFiring(when string, fire, quiet []string) error {
+// awaitFiring waits until all alerts in firing fire, and none of those in quiet.
+func (e *experiment) awaitFiring(when string, firing, quiet []string) error {
 	begin := time.Now()
 	var now []string
-	err := e.prometheusProcess().await(when+", "+strings.Join(fire, " ")+" fire, and not "+strings.Join(quiet, " "), func() (err error) {
+	err := e.prometheusProcess().await(when+", "+strings.Join(firing, " ")+" fire, and not "+strings.Join(quiet, " "), func() (err error) {
 		if now, err = e.firingAlerts(); err != nil {
 			return err
 		}
-		for _, name := range fire {
+		for _, name := range firing {
 			if !slices.Contains(now, name) {
 				return fmt.Errorf("these fire: %v", now)
 			}
@@ -355,6 +359,7 @@ func (e *experiment) prometheusProcess() *process {
 	return e.processes[slices.IndexFunc(e.processes, func(p *process) bool { return p.name == "prometheus" })]
 }
 
+// awaitQuiet waits until Prometheus evaluates all rules, and no alert fires.
 func (e *experiment) awaitQuiet() error {
 	if err := e.prometheusProcess().await("all rules are evaluated, and no alert fires", func() error {
 		rules, err := e.loadedRules()
@@ -386,8 +391,8 @@ func (e *experiment) awaitQuiet() error {
 	return err
 }
 
-// checkQueries checks that the queries of the dashboard have results. Queries that show only
-// numbers above zero, and queries about the backend or TLS, may have none.
+// checkQueries checks that the queries of the dashboard have results. Some queries may have none
+// here: those that show only numbers above zero, and those about the backend or TLS.
 func (e *experiment) checkQueries() error {
 	rules, err := e.loadedRules()
 	if err != nil {
@@ -488,8 +493,9 @@ func (p *process) await(what string, check func() error) error {
 		default:
 		}
 		if hasEnded || time.Now().After(deadline) {
+			const shown = 2000 // bytes of the log
 			text, _ := os.ReadFile(p.log)
-			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-2000):])
+			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Command browsers checks what web pages of other origins can read of limits. It runs penstock
-// serve in front of an upstream, and opens pages in a real Chromium that send requests to it. Its
-// only argument is the penstock program.
+// serve in front of an upstream, and opens pages in a real Chromium. The pages send requests to it.
+// The only argument is the penstock program.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 // patience is the longest time for one page.
 const patience = 2 * time.Minute
 
-// The page fetches one URL after another, and reports the results to its own server.
+// page fetches one URL after another, and reports the results to its own server.
 const page = `<!doctype html><title>fetch</title><script>
 const steps = [
 	["PUT", "/limited", {}], ["PUT", "/limited", {}], ["PUT", "/limited", {}],
@@ -137,7 +137,7 @@ func run(penstock string) error {
 // number.
 func compare(who string, seen, want []string) error {
 	if len(seen) != len(want) {
-		return fmt.Errorf("%s saw %d responses: %q", who, len(seen), seen)
+		return fmt.Errorf("%s saw %d responses; want %d: %q", who, len(seen), len(want), seen)
 	}
 	for i, text := range want {
 		if got := seen[i]; got != text && !matches(text, got) {
@@ -147,18 +147,19 @@ func compare(who string, seen, want []string) error {
 	return nil
 }
 
+// matches returns true if a text is like a pattern, in which each * stands for a number.
 func matches(pattern, text string) bool {
 	for {
-		before, after, more := strings.Cut(pattern, "*")
+		before, after, hasNumber := strings.Cut(pattern, "*")
 		rest, ok := strings.CutPrefix(text, before)
-		if !ok || !more {
+		if !ok || !hasNumber {
 			return ok && rest == ""
 		}
-		number := strings.TrimLeft(rest, "0123456789")
-		if number == rest {
+		behind := strings.TrimLeft(rest, "0123456789")
+		if behind == rest {
 			return false
 		}
-		pattern, text = after, number
+		pattern, text = after, behind
 	}
 }
 
@@ -182,7 +183,7 @@ func upstream(origin string, preflights, requests *atomic.Int64) http.Handler {
 	})
 }
 
-// serve serves until the program ends.
+// serve serves on a free port until the program ends.
 func serve(h http.Handler) (address string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("chart: ")
-	isUpdate := flag.Bool("update", false, "write deploy/kubernetes again")
+	isUpdate := flag.Bool("update", false, "write deploy/kubernetes, instead of comparing it")
 	flag.Parse()
 	if flag.NArg() != 4 {
 		log.Fatal("usage: chart [-update] HELM PENSTOCK DEPLOY OUT")
@@ -52,9 +52,12 @@ func main() {
 	}
 }
 
-// checks has the arguments of the command, and what its checks share.
+// checks has the arguments of the command, and the state that its checks share.
 type checks struct {
-	helm, penstock, deploy, out, dir string
+	helm, penstock string // paths of the programs
+	deploy         string // folder
+	out            string // folder for the packed chart
+	dir            string // temporary folder
 
 	isUpdate bool
 	redis    *redistest.Server // for the sets of values whose store is not in the chart
@@ -165,7 +168,7 @@ func (c *checks) checkRefusals() error {
 	return nil
 }
 
-// ofHelm matches the lines that objects have only in a release of helm.
+// ofHelm matches the lines that Helm adds to objects. Manifests for kubectl do not have them.
 var ofHelm = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*|namespace: edge)\n|^# Source: .*\n`)
 
 // checkManifests compares deploy/kubernetes with the objects that the default values render.
@@ -174,8 +177,10 @@ func (c *checks) checkManifests() error {
 	if err != nil {
 		return err
 	}
-	body := strings.TrimPrefix(strings.TrimSpace(regexp.MustCompile(`\n+---\n+`).ReplaceAllString("\n"+ofHelm.ReplaceAllString(string(text), ""), "\n---\n")), "---\n")
-	want := "# What the Helm chart renders of its default values, written by: make chart CHART=-update\n" + body + "\n"
+	plain := ofHelm.ReplaceAllString(string(text), "")
+	body := regexp.MustCompile(`\n+---\n+`).ReplaceAllString("\n"+plain, "\n---\n") // without empty lines between objects
+	body = strings.TrimPrefix(strings.TrimSpace(body), "---\n")
+	want := "# The Helm chart with its default values, written by: make chart CHART=-update\n" + body + "\n"
 	path := filepath.Join(c.deploy, "kubernetes", "penstock.yaml")
 	if c.isUpdate {
 		return os.WriteFile(path, []byte(want), 0o644)
@@ -210,7 +215,7 @@ func (c *checks) pack() error {
 		}
 		found, err := filepath.Glob(filepath.Join(dir, "penstock-*.tgz"))
 		if err != nil || len(found) != 1 {
-			return fmt.Errorf("helm package wrote %q: %v", found, err)
+			return fmt.Errorf("helm package wrote %q; want one archive: %v", found, err)
 		}
 		text, err := os.ReadFile(found[0])
 		if err != nil {
@@ -225,13 +230,13 @@ func (c *checks) pack() error {
 		}
 	}
 	if !slices.Equal(archives[0], archives[1]) {
-		return errors.New("helm package writes other bytes in another folder")
+		return errors.New("helm package writes different bytes in two folders; want the same")
 	}
 	log.Printf("the packed chart has %d bytes, the same in two folders", len(archives[0]))
 	return nil
 }
 
-// checkDocs renders the objects that the commands of a page install.
+// checkDocs renders the objects that the helm commands of a page install.
 func (c *checks) checkDocs(page string) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -268,7 +273,7 @@ func (c *checks) checkDocs(page string) error {
 		}
 	}
 	if len(commands) < 3 {
-		return fmt.Errorf("%s has only %d commands of helm", page, len(commands))
+		return fmt.Errorf("%s has %d commands of helm; want at least 3", page, len(commands))
 	}
 	log.Printf("helm runs the %d commands of the docs", len(commands))
 	return nil

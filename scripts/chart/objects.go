@@ -63,9 +63,9 @@ type PrometheusRule struct {
 	} `json:"spec"`
 }
 
-// objects are the decoded objects of one set of values.
+// objects are the decoded objects that the chart renders for one set of values.
 type objects struct {
-	list []metav1.Object
+	list []metav1.Object // all objects
 
 	configMaps   map[string]*corev1.ConfigMap
 	services     []*corev1.Service
@@ -108,6 +108,7 @@ func decode(text []byte) (*objects, error) {
 	return all, nil
 }
 
+// add decodes a document, and adds it to the objects of its kind.
 func (all *objects) add(kind string, document []byte) error {
 	switch kind {
 	case "v1 ConfigMap":
@@ -177,6 +178,7 @@ func (all *objects) workloadOf(selector map[string]string) (workload, error) {
 	return found[0], nil
 }
 
+// matches returns true if labels have all labels of a selector. An empty selector matches nothing.
 func matches(selector, labels map[string]string) bool {
 	for key, value := range selector {
 		if labels[key] != value {
@@ -203,14 +205,15 @@ func (all *objects) checkFit() error {
 		errs = append(errs, fmt.Errorf("%T %s: %s", o, o.GetName(), fmt.Sprintf(format, args...)))
 	}
 	for _, o := range all.list {
-		if o.GetNamespace() != "edge" && o.GetName() != "ratelimit-notes" { // an extra object
-			addError(o, "the namespace is %q", o.GetNamespace())
+		isExtra := o.GetName() == "ratelimit-notes" // extraObjects of ci/envoy-values.yaml
+		if o.GetNamespace() != "edge" && !isExtra {
+			addError(o, "the namespace is %q; want edge", o.GetNamespace())
 		}
 	}
 	for _, w := range all.workloads() {
 		errs = append(errs, w.check()...)
 		if own, err := all.workloadOf(w.selector.MatchLabels); err != nil || own.name != w.name {
-			errs = append(errs, fmt.Errorf("%s: its selector matches the workload %q: %v", w.name, own.name, err))
+			errs = append(errs, fmt.Errorf("%s: its selector matches the workload %q; want its own: %v", w.name, own.name, err))
 		}
 	}
 	for _, s := range all.services {
@@ -237,7 +240,7 @@ func (all *objects) checkFit() error {
 	}
 	for _, s := range all.scalers {
 		if s.Spec.ScaleTargetRef.Name != all.deployment.Name || all.deployment.Spec.Replicas != nil {
-			addError(s, "it scales %s, or the Deployment has replicas", s.Spec.ScaleTargetRef.Name)
+			addError(s, "it scales %s, or the Deployment has replicas; want that it scales the Deployment, which has none", s.Spec.ScaleTargetRef.Name)
 		}
 	}
 	errs = append(errs, all.checkMonitoring()...)
@@ -361,7 +364,7 @@ func (all *objects) checkMonitoring() (errs []error) {
 		}
 	}
 	if len(all.rules) > 0 && (len(all.rules) != 2 || alerts < 10 || ofJob == 0) {
-		errs = append(errs, fmt.Errorf("%d PrometheusRules have %d alerts, and %d name the job penstock", len(all.rules), alerts, ofJob))
+		errs = append(errs, fmt.Errorf("%d PrometheusRules have %d alerts, and %d name the job penstock; want 2, at least 10 and at least 1", len(all.rules), alerts, ofJob))
 	}
 	return errs
 }
@@ -385,7 +388,7 @@ func (c *checks) checkKustomization(dir string) error {
 		return err
 	}
 	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" || len(k.Resources) == 0 {
-		return fmt.Errorf("kustomization.yaml is a %s %s with %d resources", k.APIVersion, k.Kind, len(k.Resources))
+		return fmt.Errorf("kustomization.yaml is a %s %s with %d resources; want a kustomize.config.k8s.io/v1beta1 Kustomization with at least one", k.APIVersion, k.Kind, len(k.Resources))
 	}
 	for _, name := range k.Resources {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {

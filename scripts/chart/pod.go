@@ -37,8 +37,8 @@ type pod struct {
 	admin string // address of the admin listener
 	notes string // further checks that passed, for the log
 
-	paths     map[string]string // folders here, by mount path
-	addresses map[string]string // addresses here, by address of the container
+	paths     map[string]string // folders on this machine, by mount path
+	addresses map[string]string // addresses on this machine, by address of the container
 	processes []*process
 }
 
@@ -100,6 +100,7 @@ func (p *pod) checkDrain() error {
 	return nil
 }
 
+// value returns the value of a variable of the container.
 func (p *pod) value(name string) string {
 	for _, e := range p.env {
 		if e.Name == name {
@@ -126,15 +127,15 @@ func (p *pod) mountAll(prefix string, spec corev1.PodSpec) error {
 	return nil
 }
 
-// mount writes files as the kubelet does: the names are links into ..data, which is itself a link
-// to a folder of the given version. A new version replaces the link at once.
+// mount writes files in the way of the kubelet. The names are links into ..data, which is itself a
+// link to a folder with the files of one version. A new version replaces this link atomically.
 func mount(folder, version string, files map[string]string) error {
-	held := filepath.Join(folder, "..version"+version)
-	if err := os.MkdirAll(held, 0o755); err != nil {
+	current := filepath.Join(folder, "..version"+version)
+	if err := os.MkdirAll(current, 0o755); err != nil {
 		return err
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(held, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(current, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(folder, name)); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -142,20 +143,20 @@ func mount(folder, version string, files map[string]string) error {
 		}
 	}
 	next := filepath.Join(folder, "..data_tmp")
-	if err := os.Symlink(filepath.Base(held), next); err != nil {
+	if err := os.Symlink(filepath.Base(current), next); err != nil {
 		return err
 	}
 	return os.Rename(next, filepath.Join(folder, "..data"))
 }
 
-// content returns the files of a volume. It invents the content of Secrets and ConfigMaps that the
-// chart only refers to.
+// content returns the files of a volume. For Secrets and ConfigMaps that are not in the chart, it
+// makes up the content.
 func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 	files := make(map[string]string)
 	switch {
 	case v.ConfigMap != nil:
-		if held, ok := p.all.configMaps[v.ConfigMap.Name]; ok {
-			return held.Data, nil
+		if configMap, ok := p.all.configMaps[v.ConfigMap.Name]; ok {
+			return configMap.Data, nil
 		}
 		files["policy.yaml"] = "version: 1\nrules:\n  - {name: all, per: ip, limits: [{rate: 10/s}]}\n"
 	case v.Projected != nil:
@@ -181,6 +182,7 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 // valkeyPassword has characters that a shell and an ACL file would read as something else.
 const valkeyPassword = `a 'long' "pass$word" #1`
 
+// secret returns the content of a mounted secret.
 func (p *pod) secret(file string) string {
 	switch file {
 	case "store":
@@ -191,29 +193,30 @@ func (p *pod) secret(file string) string {
 	return "0123456789-" + file
 }
 
-// newCertificate returns a certificate and its key in PEM form.
+// newCertificate returns the certificate of httptest and its key, in PEM form.
 func newCertificate() (certificate, key string, err error) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()
-	held := s.TLS.Certificates[0]
-	der, err := x509.MarshalPKCS8PrivateKey(held.PrivateKey)
+	pair := s.TLS.Certificates[0]
+	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	encode := func(kind string, der []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 	}
-	return encode("CERTIFICATE", held.Certificate[0]), encode("PRIVATE KEY", der), err
+	return encode("CERTIFICATE", pair.Certificate[0]), encode("PRIVATE KEY", der), err
 }
 
-var listening = regexp.MustCompile(`^(0\.0\.0\.0)?:[0-9]+$`)
+// listenAddress matches an address at which the container listens.
+var listenAddress = regexp.MustCompile(`^(0\.0\.0\.0)?:[0-9]+$`)
 
 // localize replaces the pod's paths and addresses in a value by those of this machine.
 func (p *pod) localize(text string) (string, error) {
-	if listening.MatchString(text) {
+	if listenAddress.MatchString(text) {
 		address, err := freeAddress()
 		p.addresses[text] = address
 		return address, err
 	}
 	paths := slices.Sorted(maps.Keys(p.paths))
-	slices.Reverse(paths) // the longest first
+	slices.Reverse(paths) // a path before the paths that it begins with
 	for _, path := range paths {
 		text = strings.ReplaceAll(text, path, p.paths[path])
 	}
@@ -315,7 +318,7 @@ func (p *pod) startValkey(name string, spec corev1.PodSpec) error {
 	return nil
 }
 
-// probe waits until the probes succeed, and the store answers.
+// probe waits until the probes succeed, and checks that the store decides.
 func (p *pod) probe(serve *process) error {
 	for _, probe := range []*corev1.Probe{p.spec.Containers[0].LivenessProbe, p.spec.Containers[0].ReadinessProbe} {
 		path, scheme := probe.HTTPGet.Path, strings.ToLower(string(probe.HTTPGet.Scheme))
@@ -337,13 +340,14 @@ func (p *pod) probe(serve *process) error {
 		return err
 	}
 	if value := metric(metrics, "rate_limiter_store_degraded"); value != "0" {
-		return fmt.Errorf("rate_limiter_store_degraded is %q", value)
+		return fmt.Errorf("rate_limiter_store_degraded is %q; want 0", value)
 	}
 	if len(p.all.statefulSets) == 0 {
 		return nil
 	}
 	for _, line := range strings.Split(metrics, "\n") {
-		if strings.HasPrefix(line, "rate_limiter_store_can_evict{") && !strings.HasSuffix(line, " 0") || strings.HasPrefix(line, "rate_limiter_store_right_missing{") && !strings.HasSuffix(line, " 0") {
+		isWarning := strings.HasPrefix(line, "rate_limiter_store_can_evict{") || strings.HasPrefix(line, "rate_limiter_store_right_missing{")
+		if isWarning && !strings.HasSuffix(line, " 0") {
 			return fmt.Errorf("the Valkey of the chart may evict keys, or its user lacks a right: %s", line)
 		}
 	}
@@ -444,13 +448,14 @@ func (p *process) await(what string, check func() error) error {
 		default:
 		}
 		if hasEnded || time.Now().After(deadline) {
+			const shown = 2000 // bytes of the log
 			text, _ := os.ReadFile(p.log)
-			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-2000):])
+			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
 		}
 	}
 }
 
-// copyTree copies the chart into a folder, with the targets of its links, and gives each file the
+// copyTree copies the chart into a folder. It copies the targets of links, and gives each file the
 // same time.
 func copyTree(to, chart, date string) error {
 	at, err := time.Parse(time.RFC3339, date)

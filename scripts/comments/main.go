@@ -1,6 +1,6 @@
 // Command comments finds comments that are too wide to read. It names each line of a comment above
 // 100 columns in the .go and .lua files below a folder, and fails if there are any. A tab is one
-// column. It passes over generated files, comments behind code, and expected output of examples.
+// column. It skips generated files, comments behind code, and expected output of examples.
 package main
 
 import (
@@ -23,7 +23,7 @@ func main() {
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
-	wide, err := below(os.DirFS(root))
+	wide, err := findWide(os.DirFS(root))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "comments:", err)
 		os.Exit(1)
@@ -37,16 +37,16 @@ func main() {
 	}
 }
 
-// below finds the places, as file:line, of all lines that are too wide.
-func below(root fs.FS) (places []string, err error) {
+// findWide returns the places, as file:line, of all lines that are too wide.
+func findWide(root fs.FS) (places []string, err error) {
 	err = fs.WalkDir(root, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		find := map[string]func([]byte) []int{".go": inGo, ".lua": inLua}[filepath.Ext(path)]
-		hidden := path != "." && strings.HasPrefix(entry.Name(), ".")
+		isHidden := path != "." && strings.HasPrefix(entry.Name(), ".")
 		switch {
-		case entry.IsDir() && (hidden || path == "bin"):
+		case entry.IsDir() && (isHidden || path == "bin"):
 			return fs.SkipDir
 		case entry.IsDir() || find == nil:
 			return nil
@@ -78,19 +78,22 @@ func inGo(text []byte) (wide []int) {
 	file := files.AddFile("", files.Base(), len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
-	expected, last := false, 0
+	isExpected, last := false, 0 // of the previous comment: whether it is expected output, and its last line
 	for {
 		at, kind, comment := s.Scan()
 		if kind == token.EOF {
 			return wide
 		}
 		first := file.Line(at)
-		if kind != token.COMMENT || len(bytes.TrimSpace(lines[first-1][:file.Position(at).Column-1])) > 0 {
+		if kind != token.COMMENT {
 			continue
 		}
-		expected = output.MatchString(comment) || expected && first == last+1
+		if before := lines[first-1][:file.Position(at).Column-1]; len(bytes.TrimSpace(before)) > 0 {
+			continue // it is behind code
+		}
+		isExpected = output.MatchString(comment) || isExpected && first == last+1
 		last = first + strings.Count(comment, "\n")
-		if expected || strings.HasPrefix(comment, "//go:") {
+		if isExpected || strings.HasPrefix(comment, "//go:") {
 			continue
 		}
 		for n := first; n <= last; n++ {
@@ -103,14 +106,14 @@ func inGo(text []byte) (wide []int) {
 
 // inLua finds the wide lines of comments in a Lua file.
 func inLua(text []byte) (wide []int) {
-	block := false
+	isInBlock := false
 	for i, line := range bytes.Split(text, []byte("\n")) {
-		begin := bytes.TrimSpace(line)
-		block = block || bytes.HasPrefix(begin, []byte("--[["))
-		if (block || bytes.HasPrefix(begin, []byte("--"))) && isWide(line) {
+		trimmed := bytes.TrimSpace(line)
+		isInBlock = isInBlock || bytes.HasPrefix(trimmed, []byte("--[["))
+		if (isInBlock || bytes.HasPrefix(trimmed, []byte("--"))) && isWide(line) {
 			wide = append(wide, i+1)
 		}
-		block = block && !bytes.Contains(line, []byte("]]"))
+		isInBlock = isInBlock && !bytes.Contains(line, []byte("]]"))
 	}
 	return wide
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestWideCommentsAreNamed(t *testing.T) {
-	long := strings.Repeat("é", 96)
+	long := strings.Repeat("é", 96) // a comment with it has 99 or 100 columns
 	for _, row := range []struct {
 		name, text string
 		want       []string
@@ -27,9 +27,9 @@ func TestWideCommentsAreNamed(t *testing.T) {
 		{".cache/a.go", "// " + long + long, nil},
 		{"a.md", "// " + long + long, nil},
 	} {
-		got, err := below(fstest.MapFS{row.name: {Data: []byte(row.text)}})
+		got, err := findWide(fstest.MapFS{row.name: {Data: []byte(row.text)}})
 		if err != nil || !slices.Equal(got, row.want) {
-			t.Errorf("%s\n%s\nhas %v, %v; want %v", row.name, row.text, got, err, row.want)
+			t.Errorf("%s\n%s\nhas wide comments at %v, %v; want %v", row.name, row.text, got, err, row.want)
 		}
 	}
 }

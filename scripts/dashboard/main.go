@@ -1,6 +1,7 @@
 // Command dashboard opens the pages of the dashboard in a real Chromium, at two instances of
 // penstock serve that share a Redis server and have traffic. Its arguments are the penstock program
-// and a folder for what it installs and for pictures of the pages. pages.mjs has the checks.
+// and a folder, where it installs packages of npm and writes pictures of the pages. pages.mjs has
+// the checks.
 package main
 
 import (
@@ -26,8 +27,8 @@ const (
 	axe        = "axe-core@4.14.1"
 
 	operatorToken = "operator-0123456789"
-	offender      = "partner-export-2291"
-	patience      = 15 * time.Minute // for the whole program, on a busy machine
+	offender      = "partner-export-2291" // an API key that is over its limit
+	patience      = 15 * time.Minute      // longest time for the whole program, on a busy machine
 )
 
 const policy = `
@@ -130,7 +131,7 @@ func (s *redisServer) start() error {
 	if err := s.process.Start(); err != nil {
 		return err
 	}
-	for range 500 {
+	for range 500 { // 5 s
 		if conn, err := net.Dial("unix", s.socket); err == nil {
 			return conn.Close()
 		}
@@ -182,10 +183,11 @@ func (i *instance) stop() {
 	i.process.Wait()
 }
 
-// A control lets the checks stop the traffic and the store, and send one request.
+// A control sends the traffic. It has an HTTP API with which the checks pause the traffic, stop the
+// store, and send one request.
 type control struct {
 	redis    *redisServer
-	target   string
+	target   string // address of an instance
 	isPaused atomic.Bool
 }
 
@@ -208,6 +210,7 @@ func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// request sends a request to the instance.
 func (c *control) request(path, key string) (status int) {
 	r, err := http.NewRequest("GET", "http://"+c.target+path, nil)
 	if err != nil {
@@ -225,7 +228,7 @@ func (c *control) request(path, key string) (status int) {
 
 // send sends about 60 requests a second until ctx ends.
 func (c *control) send(ctx context.Context) {
-	places := make(chan struct{}, 32)
+	inFlight := make(chan struct{}, 32) // bounds the requests in flight
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; ; n++ {
@@ -239,26 +242,26 @@ func (c *control) send(ctx context.Context) {
 		}
 		for _, to := range []struct{ path, key string }{{"/api/search", fmt.Sprintf("rider-app-%04d", n%9)}, {"/api/push", "any"}, {"/api/export", offender}} {
 			select {
-			case places <- struct{}{}:
+			case inFlight <- struct{}{}:
 				go func() {
 					c.request(to.path, to.key)
-					<-places
+					<-inFlight
 				}()
-			default: // enough requests are in flight
+			default: // the bound is reached
 			}
 		}
 	}
 }
 
-// stripPrefix returns a proxy that serves an address under a prefix. It sends the address as Host.
-// It logs no errors, since pages close their event streams.
+// stripPrefix returns a proxy that serves an address under a prefix, which ends with a slash. It
+// sends the address as Host. It logs no errors, since pages close their event streams.
 func stripPrefix(prefix, address string) http.Handler {
 	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: address})
 	}})
 }
 
-// serve serves until the program ends.
+// serve serves on a free port until the program ends.
 func serve(h http.Handler) (address string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -7,15 +7,16 @@ const config = JSON.parse(process.argv[2]);
 const require = createRequire(config.modules + "/");
 const {chromium} = require("playwright-core");
 const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
-const patience = 30_000;
-const counted = {pages: 0, requests: 0, rules: 0};
+const patience = 30_000; // ms for each wait
+const counted = {pages: 0, requests: 0, rules: 0}; // rules: of axe
 
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
 });
 
-// open makes a context. Its pages may not violate the Content-Security-Policy, log an error, or leave their origin.
+// open makes a browser context. Its pages must not violate the Content-Security-Policy, log an error, or send a request outside base.
+// close checks that.
 async function open(base, options = {}) {
   const problems = [];
   const context = await browser.newContext({viewport: {width: 1360, height: 900}, ...options});
@@ -44,7 +45,8 @@ async function open(base, options = {}) {
   return {context, go, close, problems};
 }
 
-// examine runs axe. Its context must bypass the Content-Security-Policy, since axe adds styles to measure colors.
+// examine checks the accessibility of a page with axe. Its browser context must bypass the Content-Security-Policy, since axe adds styles to
+// measure colors.
 async function examine(page, name) {
   const found = await page.evaluate(async source => {
     const module = {exports: {}};
@@ -65,7 +67,7 @@ const until = async (what, condition) => {
   }
 };
 const text = async (page, selector) => (await page.locator(selector).innerText()).replace(/[\s\u00a0\u202f]+/g, " ").trim();
-const whole = cell => Number(cell.replace(/[^\d]/g, ""));
+const numberIn = cell => Number(cell.replace(/[^\d]/g, "")); // without separators of thousands
 
 await until("an offender at both instances", async () => {
   const [one, two] = await Promise.all([api("offenders"), api("offenders", config.other)]);
@@ -76,7 +78,7 @@ const pages = {
   dashboard: "Overview", "dashboard?rule=export": "Overview", "dashboard?span=minutes": "Overview", rules: "Rules", offenders: "Offenders", "offenders?kind=units&window=1h": "Offenders",
   [`key?ref=${ref}`]: "Key", key: "Key", "explain?url=/api/export&header=X-API-Key:%20abc": "Explain", health: "Health", login: "Log in",
 };
-const picture = path => path.replace(/[^a-z]+.*/, "");
+const pictureName = path => path.replace(/[^a-z]+.*/, "");
 
 // Every page is opened in light and dark mode, under a prefix, on a phone, and without JavaScript.
 for (const [name, base, options] of [
@@ -84,24 +86,24 @@ for (const [name, base, options] of [
   ["narrow", config.admin, {viewport: {width: 390, height: 844}, reducedMotion: "reduce"}], ["without-javascript", config.admin, {javaScriptEnabled: false}],
 ]) {
   const site = await open(base, options);
-  const lab = options.javaScriptEnabled === false ? null : await open(base, {...options, bypassCSP: true});
+  const forAxe = options.javaScriptEnabled === false ? null : await open(base, {...options, bypassCSP: true});
   for (const [path, title] of Object.entries(pages)) {
     const page = await site.go(path);
     assert.equal(await text(page, "h1"), title);
-    if (lab && title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
+    if (forAxe && title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
     if (options.viewport) assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${path} is wider than a phone`);
     if (title === "Overview") {
       assert.equal(await page.locator(".chart").count(), 6);
-      assert.equal(await page.locator(".chart canvas").count(), lab ? 6 : 0);
-      assert.equal(await page.locator(".chart .plot > svg path.line").count() > 0, !lab);
+      assert.equal(await page.locator(".chart canvas").count(), forAxe ? 6 : 0);
+      assert.equal(await page.locator(".chart .plot > svg path.line").count() > 0, !forAxe);
       await page.locator(".chart details").first().locator("summary").click();
       assert.equal(await page.locator("#table-requests tbody tr").count(), 20);
       await page.locator(".chart details").first().locator("summary").click();
     }
-    await page.screenshot({path: `${config.pictures}/${name}-${picture(path)}.png`, fullPage: true});
+    await page.screenshot({path: `${config.pictures}/${name}-${pictureName(path)}.png`, fullPage: true});
     await page.close();
-    if (lab) {
-      const page = await lab.go(path);
+    if (forAxe) {
+      const page = await forAxe.go(path);
       if (title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
       await page.evaluate(() => document.querySelectorAll("details").forEach(d => { d.open = true; }));
       await examine(page, `${name} ${path}`);
@@ -109,7 +111,7 @@ for (const [name, base, options] of [
     }
   }
   await site.close();
-  await lab?.context.close();
+  await forAxe?.context.close();
   console.log(`${name}: ${Object.keys(pages).length} pages`);
 }
 
@@ -154,15 +156,16 @@ for (const [name, base, options] of [
     const rows = await page.locator("#limits tbody tr").evaluateAll(rows => rows.map(row => [...row.children].map(cell => cell.textContent)));
     await page.close();
     if (state !== await read()) return false;
-    const counts = JSON.parse(state), of = (row, name) => counts.find(c => `${c.rule}.${c.limit}` === row[0] && c.name === name)?.last_60s ?? 0;
-    const own = rows.filter(row => row[0].includes("."));
-    assert.ok(own.length >= 3, `the table has ${own.length} rows`);
-    for (const row of own) assert.deepEqual([1, 2, 5, 6].map(i => whole(row[i])), ["allowed", "denied", "near_limit", "waited"].map(name => of(row, name)), row[0]);
+    const counts = JSON.parse(state), countOf = (row, name) => counts.find(c => `${c.rule}.${c.limit}` === row[0] && c.name === name)?.last_60s ?? 0;
+    const limits = rows.filter(row => row[0].includes("."));
+    assert.ok(limits.length >= 3, `the table has ${limits.length} limits; want at least 3`);
+    const columns = {allowed: 1, denied: 2, near_limit: 5, waited: 6};
+    for (const row of limits) for (const [name, column] of Object.entries(columns)) assert.equal(numberIn(row[column]), countOf(row, name), `${row[0]}: ${name}`);
     return true;
   });
   const offenders = await api("offenders"), page = await site.go("offenders");
   const shown = await page.locator("#offenders tbody tr").evaluateAll(rows => rows.map(row => [row.children[1].textContent, row.children[3].textContent]));
-  assert.deepEqual(shown.map(([key, count]) => [key, whole(count)]), offenders.offenders.map(o => [o.identity, o.count]));
+  assert.deepEqual(shown.map(([key, count]) => [key, numberIn(count)]), offenders.offenders.map(o => [o.identity, o.count]));
   const rules = await api("rules"), rulesPage = await site.go("rules");
   assert.deepEqual(await rulesPage.locator(".rule h2").allInnerTexts(), rules.rules.map(r => r.name));
   await rulesPage.locator(".limit summary").first().click();
@@ -184,7 +187,7 @@ for (const javaScriptEnabled of [true, false]) {
   assert.match(await text(page, "#key"), /Denied now by export\.hour, for .* until \d\d:\d\d:\d\d UTC/);
   const known = await api("key?all=true&ref=" + ref);
   const rows = await page.locator("#key tbody tr").evaluateAll(rows => rows.map(row => [row.children[2].textContent, row.children[4].textContent]));
-  assert.deepEqual(rows.map(row => row.map(whole)).sort(), known.limits.map(l => [l.used, l.left]).sort());
+  assert.deepEqual(rows.map(row => row.map(numberIn)).sort(), known.limits.map(l => [l.used, l.left]).sort());
   assert.equal(await control("export"), 429);
   await page.getByLabel("Reason").fill("ticket 4711");
   site.context.mayFail = true; // 401 is logged as an error
@@ -240,9 +243,9 @@ for (const javaScriptEnabled of [true, false]) {
   await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
   await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
   await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
-  const lab = await open(config.admin, {bypassCSP: true});
-  for (const path of ["dashboard", "health"]) await examine(await lab.go(path), `${path} in an outage`);
-  await lab.close();
+  const forAxe = await open(config.admin, {bypassCSP: true});
+  for (const path of ["dashboard", "health"]) await examine(await forAxe.go(path), `${path} in an outage`);
+  await forAxe.close();
   await page.locator(".banner a").click();
   await page.locator("#over").waitFor();
   assert.match(await text(page, "#over"), /search\.day closed nothing passes/);

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// A folder has files by their slash-separated names. Its archives have them in order, with one
-// time and without an owner, so that equal folders give equal bytes.
+// A folder has files by their slash-separated names. Equal folders give archives with equal bytes:
+// files are in the order of their names, and all have the same time and no owner.
 type folder map[string]file
 
 // A file is a text, or the file at a path.
 type file struct {
 	text []byte
-	path string
+	path string      // "": the file is text
 	mode os.FileMode // default: 0o644
 }
 
@@ -41,7 +41,7 @@ func (f file) permissions() os.FileMode {
 	return f.mode
 }
 
-// add adds the files of a folder on disk, which has no folders, below a name.
+// add adds the files of a folder on disk, below a name. That folder must have no subfolders.
 func (c folder) add(name, dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -71,7 +71,7 @@ func (c folder) write(dir string, date time.Time) error {
 		if err := writeFile(path, bytes.NewReader(text), mode); err != nil {
 			return err
 		}
-		return errors.Join(os.Chmod(path, mode), os.Chtimes(path, date, date)) // whatever the umask is
+		return errors.Join(os.Chmod(path, mode), os.Chtimes(path, date, date)) // the umask may have changed the mode
 	})
 }
 
@@ -102,7 +102,7 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 	made := make(map[string]bool)
 	err := c.each(func(name string, text []byte, mode os.FileMode) error {
 		name = prefix + name
-		for i, letter := range name {
+		for i, letter := range name { // each folder above the file first
 			if dir := name[:i+1]; letter == '/' && !made[dir] {
 				made[dir] = true
 				if err := write(tar.TypeDir, dir, nil, 0o755); err != nil {
@@ -115,7 +115,7 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 	return errors.Join(err, w.Close())
 }
 
-// zip is tar for Windows.
+// zip writes the files to a zip archive, below the folder top.
 func (c folder) zip(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
@@ -135,7 +135,8 @@ func (c folder) zip(path, top string, date time.Time) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// writeChecksums writes checksums.txt of the files in a folder, for sha256sum --check.
+// writeChecksums writes the checksums of the files in a folder to checksums.txt, for sha256sum
+// --check.
 func writeChecksums(dir string) error {
 	const name = "checksums.txt"
 	entries, err := os.ReadDir(dir)

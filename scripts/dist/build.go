@@ -16,7 +16,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// A platform is what a binary runs on.
+// A platform is an operating system and an architecture, as the go command names them.
 type platform struct{ os, arch string }
 
 func (p platform) String() string { return p.os + "/" + p.arch }
@@ -26,7 +26,7 @@ var platforms = []platform{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "a
 // A builder builds a release for any platform.
 type builder struct {
 	release
-	work    string   // its own folder
+	work    string   // temporary folder
 	environ []string // of the go command
 	pages   string   // folder of the man pages and completions
 }
@@ -47,9 +47,10 @@ func newBuilder(r release, work string) (*builder, error) {
 		return nil, err
 	}
 	lines := strings.Split(string(env), "\n")
+	moduleCache, goProxy, buildCache := filepath.ToSlash(lines[0]), lines[1], lines[2]
 	// Modules of others come from the local cache if possible. checkSums compares them with go.sum.
 	b.environ = append(withoutGo(os.Environ()),
-		"GOPROXY=file://"+proxy+",file://"+filepath.ToSlash(lines[0])+"/cache/download,"+lines[1], "GOCACHE="+lines[2],
+		"GOPROXY=file://"+proxy+",file://"+moduleCache+"/cache/download,"+goProxy, "GOCACHE="+buildCache,
 		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOENV=off",
 		"GOMODCACHE="+filepath.Join(work, "modules"), "GOPATH="+filepath.Join(work, "gopath"), "CGO_ENABLED=0")
 	pages := exec.Command("go", "-C", filepath.Join(r.tree, "scripts"), "run", "./manpages", b.pages, r.version, r.date.Format(time.RFC3339))
@@ -87,7 +88,7 @@ func (b *builder) install(p platform) (string, error) {
 	return path, checkSums(info, filepath.Join(b.tree, "cmd", "penstock", "go.sum"), semver.Prerelease(b.version) == "")
 }
 
-// binary is the name of the program's file.
+// binary returns the file name of the program.
 func (b *builder) binary(p platform) string {
 	if p.os == "windows" {
 		return "penstock.exe"
@@ -95,10 +96,10 @@ func (b *builder) binary(p platform) string {
 	return "penstock"
 }
 
-// checkSums fails if the sum of a module in a binary differs from go.sum. A development version may
-// have other files of the modules of this repository.
-func checkSums(info *buildinfo.BuildInfo, name string, isRelease bool) error {
-	text, err := os.ReadFile(name)
+// checkSums fails if the sum of a module in a binary differs from the file goSum. In a development
+// version, the modules of this repository may differ.
+func checkSums(info *buildinfo.BuildInfo, goSum string, isRelease bool) error {
+	text, err := os.ReadFile(goSum)
 	if err != nil {
 		return err
 	}
@@ -112,7 +113,8 @@ func checkSums(info *buildinfo.BuildInfo, name string, isRelease bool) error {
 	return nil
 }
 
-// contentOf builds the binary and returns the files of the platform's archive.
+// contentOf builds the binary, and returns the files of the platform's archive. It writes the list
+// of components to the folder out.
 func (b *builder) contentOf(p platform, out string) (folder, error) {
 	binary, err := b.install(p)
 	if err != nil {
@@ -149,7 +151,7 @@ func (b *builder) contentOf(p platform, out string) (folder, error) {
 	return content, errors.Join(content.add("man", filepath.Join(b.pages, "man")), content.add("completions", filepath.Join(b.pages, "completions")))
 }
 
-// name is the first part of the names of a platform's files.
+// name returns the first part of the names of a platform's files.
 func (b *builder) name(p platform) string {
 	return fmt.Sprintf("penstock_%s_%s_%s", b.number(), p.os, p.arch)
 }

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// componentsOf lists the modules of a binary and what is embedded in it, with their sums, in the
-// form of CycloneDX. It has no time and no serial number, so that equal binaries have equal lists.
+// componentsOf lists the modules of a binary and the embedded package, with their sums, in the
+// format of CycloneDX. The list has no time and no serial number, so that equal binaries have equal
+// lists.
 func componentsOf(info *buildinfo.BuildInfo, version string, embedded cyclonedx.Component) ([]byte, error) {
 	top := componentOf(debug.Module{Path: program, Version: version}, cyclonedx.ComponentTypeApplication)
 	components := []cyclonedx.Component{componentOf(debug.Module{Path: "stdlib", Version: info.GoVersion}, cyclonedx.ComponentTypeLibrary)}
@@ -45,9 +46,11 @@ func componentOf(m debug.Module, kind cyclonedx.ComponentType) cyclonedx.Compone
 	return c
 }
 
-// The dashboard's files of others are embedded in the binary, as this record in their folder says.
+// dashboardFolder has files of an npm package, which are embedded in the binary. The file VENDORED
+// records the package and the sums of its files.
 const dashboardFolder = "cmd/penstock/internal/dashboard"
 
+// The lines of VENDORED.
 var (
 	vendoredPackage = regexp.MustCompile(`^Files of the npm package (\S+) (\S+) \((\S+)\)`)
 	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)
@@ -84,8 +87,8 @@ func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) 
 
 var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// licensesOf are the licenses of all modules in a binary, which are in the module cache. Most
-// licenses require that copies of a program have them.
+// licensesOf returns the texts of the licenses of all modules in a binary, from the module cache.
+// Most licenses require that copies of a program contain their text.
 func licensesOf(info *buildinfo.BuildInfo, cache string) ([]byte, error) {
 	var all bytes.Buffer
 	fmt.Fprintf(&all, "Penstock contains the following modules, and the standard library of Go (https://go.dev/LICENSE).\n")

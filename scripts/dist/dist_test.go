@@ -45,7 +45,7 @@ func TestProxyHasTheModulesThatTheMakefileTags(t *testing.T) {
 func TestProxyServesWhatGitWouldTag(t *testing.T) {
 	t.Parallel()
 	tree, proxy := filepath.Join(t.TempDir(), "tree"), t.TempDir()
-	if _, err := checkout("../..", "v0.9.8-rc.1", tree); err != nil { // without what the Makefile builds
+	if _, err := checkout("../..", "v0.9.8-rc.1", tree); err != nil { // without the files that the Makefile builds
 		t.Fatal(err)
 	}
 	if err := writeProxy(tree, proxy, moduleVersions("v0.9.8"), time.Unix(0, 0)); err != nil {
@@ -62,7 +62,7 @@ func TestProxyServesWhatGitWouldTag(t *testing.T) {
 		for _, f := range archive.File {
 			name, isInside := strings.CutPrefix(f.Name, prefix+"@v0.9.8/")
 			if !isInside {
-				t.Errorf("%s has the file %s", dir, f.Name)
+				t.Errorf("%s has the file %s; want only files in %s@v0.9.8", dir, f.Name, prefix)
 			}
 			names = append(names, name)
 		}
@@ -84,7 +84,7 @@ func TestModulesWithReplaceAreNotTagged(t *testing.T) {
 	}
 }
 
-// TestVersionComesFromTheTag also checks that uncommitted changes are left out.
+// TestVersionComesFromTheTag also checks that a release has no uncommitted changes.
 func TestVersionComesFromTheTag(t *testing.T) {
 	repository := t.TempDir()
 	git := func(args ...string) {
@@ -105,7 +105,12 @@ func TestVersionComesFromTheTag(t *testing.T) {
 	if err := writeFile(filepath.Join(repository, "uncommitted"), strings.NewReader(""), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ tag, given, want, fails string }{
+	for _, c := range []struct {
+		tag   string // to add to the commit; "": none
+		given string // the argument -version
+		want  string // the version begins with this
+		fails string // the error contains this; "": there must be no error
+	}{
 		{want: "v0.1.0-dev.g"},
 		{given: "v0.1.0-rc.1", want: "v0.1.0-rc.1"},
 		{given: "0.1.0", fails: "does not have the form"},
@@ -121,12 +126,12 @@ func TestVersionComesFromTheTag(t *testing.T) {
 		switch {
 		case c.fails != "":
 			if err == nil || !strings.Contains(err.Error(), c.fails) {
-				t.Errorf("version %q: %v; want: %s", c.given, err, c.fails)
+				t.Errorf("version %q: the error is %v; want one with %q", c.given, err, c.fails)
 			}
 		case err != nil:
-			t.Errorf("version %q, tag %q: %v", c.given, c.tag, err)
+			t.Errorf("version %q, tag %q: the error is %v; want the version %s", c.given, c.tag, err, c.want)
 		case !strings.HasPrefix(r.version, c.want), len(r.commit) != 40, r.date.Format(time.RFC3339) != "2026-11-30T12:00:00Z":
-			t.Errorf("version %q, tag %q: %+v", c.given, c.tag, r)
+			t.Errorf("version %q, tag %q: the release is %+v; want version %s…, 40 digits of the commit, and 2026-11-30T12:00:00Z", c.given, c.tag, r, c.want)
 		}
 		if _, err := os.Stat(filepath.Join(tree, "uncommitted")); err == nil {
 			t.Error("the release contains an uncommitted file")
@@ -166,7 +171,7 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 	}
 	out, err := exec.Command("tar", "--numeric-owner", "-tvzf", filepath.Join(dir, "1.tar.gz")).Output()
 	if got := string(out); err != nil || !strings.Contains(got, "-rwxr-xr-x 0/0 ") || !strings.Contains(got, " top/penstock") || !strings.Contains(got, "-rw-r--r-- 0/0 ") {
-		t.Errorf("tar lists %q, %v", got, err)
+		t.Errorf("tar lists %q, %v; want top/penstock with mode 755, and a file with mode 644, both of owner 0/0", got, err)
 	}
 	if err := writeChecksums(dir); err != nil {
 		t.Fatal(err)
@@ -174,7 +179,7 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 	c := exec.Command("sha256sum", "--check", "--strict", "checksums.txt")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") != 5 {
-		t.Errorf("sha256sum: %v: %s", err, out)
+		t.Errorf("sha256sum: %v: %s; want OK for 5 files", err, out)
 	}
 }
 
@@ -200,7 +205,7 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	info := &buildinfo.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}}}
 	embedded, license, err := embeddedIn("../..")
 	if err != nil || !strings.Contains(string(license), "MIT License") {
-		t.Fatalf("the license of the dashboard's script is %.100q, %v", license, err)
+		t.Fatalf("the license of the dashboard's script is %.100q, %v; want the MIT License", license, err)
 	}
 	text, err := componentsOf(info, "v0.1.0", embedded)
 	if err != nil {
@@ -224,7 +229,7 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 3 ||
 		!strings.HasPrefix(bom.Components[2].PURL, "pkg:npm/uplot@1.") || bom.Components[2].Licenses[0].License.ID != "MIT" ||
 		bom.Components[0].PURL != "pkg:golang/stdlib@go1.26.8" || bom.Components[1].PURL != "pkg:golang/example.org/a@v1.2.3" {
-		t.Errorf("components: %s", text)
+		t.Errorf("the components are not stdlib, example.org/a and uplot, in this order and with their versions: %s", text)
 	}
 	if bom.SerialNumber != "" || bom.Metadata.Timestamp != "" {
 		t.Error("the lists of two equal builds differ")
@@ -280,7 +285,7 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if required, err := requiredVersion(tree); err != nil || required != version {
-		t.Errorf("cmd/penstock requires %s, %v", required, err)
+		t.Errorf("cmd/penstock requires %s, %v; want %s", required, err, version)
 	}
 	proxy := t.TempDir()
 	if err := writeProxy(tree, proxy, moduleVersions(version), time.Unix(0, 0)); err != nil {
@@ -296,14 +301,14 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(sum) != "example.org/a v1.2.3 h1:abc=\n"+want {
-			t.Errorf("%s/go.sum is\n%s\nthe root's tag has\n%s", dir, sum, want)
+			t.Errorf("%s/go.sum is\n%s\nwant example.org/a and the sums of the root's tag,\n%s", dir, sum, want)
 		}
 	}
 	const last = "cmd/penstock/go.sum"
 	before, _ := os.ReadFile(filepath.Join(tree, last))
 	err = prepare(tree, version)
 	if after, _ := os.ReadFile(filepath.Join(tree, last)); err != nil || !bytes.Equal(after, before) {
-		t.Errorf("the second prepare changes %s: %v", last, err)
+		t.Errorf("the second prepare changes %s: %v; want no change", last, err)
 	}
 }
 
@@ -347,6 +352,6 @@ func TestPreparedDeploymentsNameTheVersion(t *testing.T) {
 func TestTagsNameTheFoldersOfTheirModules(t *testing.T) {
 	names := tags("v0.1.0")
 	if names[0] != "v0.1.0" || names[len(names)-1] != "cmd/penstock/v0.1.0" {
-		t.Errorf("the tags are %q", names)
+		t.Errorf("the tags are %q; want v0.1.0 first and cmd/penstock/v0.1.0 last", names)
 	}
 }

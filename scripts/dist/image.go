@@ -19,9 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// imageOf makes the container image of a platform. It has the program and its licenses, and no
-// other file: time zones and CA roots are in the program. The Dockerfile makes the same image, and
-// a test compares both.
+// imageOf makes the container image of a platform. It has only the program and its licenses. It
+// needs no files for time zones and CA roots, because they are in the program. The Dockerfile makes
+// the same image; a test compares both.
 func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	files := folder{
 		"usr/bin/penstock":              content["penstock"],
@@ -50,7 +50,7 @@ func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = p.os, p.arch, v1.Time{Time: r.date}
 	config.Config = v1.Config{
-		User:         "65532:65532", // numbers, so that Kubernetes sees that it is not root
+		User:         "65532:65532", // numbers: of a name, Kubernetes cannot see that it is not root
 		Env:          []string{"PATH=/usr/bin"},
 		Entrypoint:   []string{"/usr/bin/penstock"},
 		Cmd:          []string{"serve"},
@@ -89,7 +89,7 @@ func (i *imager) add(p platform, content folder, out string) error {
 	return tarball.WriteToFile(filepath.Join(out, fmt.Sprintf("penstock_%s_linux_%s.docker.tar", i.number(), p.arch)), tag, image)
 }
 
-// write writes all images as one archive of an OCI layout, for registries.
+// write writes all images to one archive, an OCI layout for registries.
 func (i *imager) write(work, out string) error {
 	if len(i.images) == 0 {
 		return nil

@@ -45,7 +45,7 @@ func TestImageIsValidAndAlwaysTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if read, err := stored.Image(first); err != nil || validate.Image(read) != nil {
-		t.Errorf("%v, %v", err, validate.Image(read))
+		t.Errorf("the stored image is not valid: %v, %v", err, validate.Image(read))
 	}
 	if again, err := testImage(t).Digest(); again != first {
 		t.Errorf("two images of the same files have the digests %v and %v, %v", first, again, err)
@@ -121,7 +121,7 @@ func TestDockerfileMakesTheSameImage(t *testing.T) {
 			names = append(names, h.Name)
 		}
 		if h.Uid != 0 || h.Mode&0o022 != 0 {
-			t.Errorf("%s: owner %d, mode %o; others could change it", h.Name, h.Uid, h.Mode)
+			t.Errorf("%s: owner %d, mode %o; want owner 0 and no right to write for others", h.Name, h.Uid, h.Mode)
 		}
 	}
 	if want := []string{"licenses/LICENSE", "licenses/THIRD_PARTY_LICENSES", "usr/bin/penstock"}; !slices.Equal(names, want) {

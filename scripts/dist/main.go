@@ -5,7 +5,7 @@
 //	dist proxy TREE VERSION FOLDER   a module proxy with all tagged modules of a tree
 //	dist build [flags]               archives, packages, images, lists of components, checksums
 //
-// The same commit, version and Go give the same bytes in any folder.
+// The same commit, version and Go release give the same bytes in any folder.
 package main
 
 import (
@@ -59,12 +59,12 @@ func run(args []string) error {
 	return fmt.Errorf("there is no command %q; %s", args[0], usage)
 }
 
-// buildAll makes everything in one folder.
+// buildAll makes all files of a release in one folder.
 func buildAll(args []string) error {
 	flags := flag.NewFlagSet("dist build", flag.ContinueOnError)
 	repository := flags.String("repository", "..", "the repository; its HEAD is built, without uncommitted changes")
 	version := flags.String("version", "", "such as v0.1.0; the default is the tag of HEAD, or a development version")
-	out := flags.String("out", "../bin/dist", "the folder for what is made; its old files are deleted")
+	out := flags.String("out", "../bin/dist", "the folder for the files; old files in it are deleted")
 	only := flags.String("only", "", "platforms to build, such as linux/amd64,linux/arm64; the default is all")
 	archivesOnly := flags.Bool("archives-only", false, "make no packages and no images")
 	if err := flags.Parse(args); err != nil {

@@ -19,7 +19,7 @@ type packager struct {
 	nfpm string // the program
 }
 
-// newPackager builds nfpm. It stays out of go.mod, because it requires a hundred modules.
+// newPackager builds nfpm. It is not in go.mod, because it requires a hundred modules.
 func newPackager(r release, work string) (*packager, error) {
 	c := exec.Command("go", "install", nfpm)
 	c.Env = append(os.Environ(), "GOBIN="+work, "GOWORK=off", "GOFLAGS=")
@@ -70,21 +70,22 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 	return nil
 }
 
-// forPackages returns the files that differ between packages and archives.
+// forPackages returns the files of packages, which have other names and are compressed. nfpm takes
+// all other files from the tree.
 func (p *packager) forPackages(content folder) (folder, error) {
 	files := make(folder)
 	debian := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",
 		strings.Replace(p.number(), "-", "~", 1), p.number(), p.date.Format(time.RFC1123Z))
-	pressed := map[string]file{"changelog.Debian.gz": {text: []byte(debian)}, "changelog.gz": content["CHANGELOG.md"], "THIRD_PARTY_LICENSES.gz": content["THIRD_PARTY_LICENSES"]}
+	compressed := map[string]file{"changelog.Debian.gz": {text: []byte(debian)}, "changelog.gz": content["CHANGELOG.md"], "THIRD_PARTY_LICENSES.gz": content["THIRD_PARTY_LICENSES"]}
 	for name, f := range content {
 		switch {
 		case strings.HasPrefix(name, "man/"):
-			pressed[name+".gz"] = f
+			compressed[name+".gz"] = f
 		case strings.HasPrefix(name, "completions/"), name == "penstock":
 			files[name] = f
 		}
 	}
-	for name, f := range pressed {
+	for name, f := range compressed {
 		text, err := f.read()
 		if err != nil {
 			return nil, err
@@ -94,7 +95,7 @@ func (p *packager) forPackages(content folder) (folder, error) {
 		if err != nil {
 			return nil, err
 		}
-		w.Write(text) // a buffer accepts everything
+		w.Write(text) // writing to a buffer cannot fail
 		if err := w.Close(); err != nil {
 			return nil, err
 		}

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/mod/sumdb/dirhash"
 )
 
-// prepare makes all tagged modules of a tree require each other at the version, and writes the
-// sums of these modules to go.sum, and the version to the files of deployments. One commit can
-// then have the tags of all modules, because the sums of a module depend only on modules that are
-// tagged before it.
+// prepare makes all tagged modules of a tree require each other at the version. It writes the sums
+// of these modules to go.sum, and the version to the files for deployments. Then one commit can
+// have the tags of all modules: the sums of a module depend only on modules that are tagged before
+// it.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
 		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
@@ -49,10 +49,10 @@ func prepare(tree, version string) error {
 	return nil
 }
 
-// versioned are the files that people deploy with, and the lines with the version in them.
+// versioned are the files for deployments that have the version in them.
 var versioned = []struct {
 	path string
-	line *regexp.Regexp // with the version; its group is what is before the version
+	line *regexp.Regexp // a line with the version; the group is the part before the version
 }{
 	{"deploy/helm/penstock/Chart.yaml", regexp.MustCompile(`(?m)^((?:appVersion|version): ).*$`)},
 	{"deploy/kubernetes/kustomization.yaml", regexp.MustCompile(`(?m)^(    newTag: ).*$`)},
@@ -60,7 +60,7 @@ var versioned = []struct {
 	{"deploy/compose/compose.yaml", regexp.MustCompile(`(?m)^( +image: &image penstock:).*$`)},
 }
 
-// setVersions writes the version to the files of deployments.
+// setVersions writes the version to the files for deployments.
 func setVersions(tree, version string) error {
 	for _, file := range versioned {
 		name := filepath.Join(tree, filepath.FromSlash(file.path))
@@ -69,7 +69,7 @@ func setVersions(tree, version string) error {
 			return err
 		}
 		if !file.line.Match(text) {
-			return fmt.Errorf("%s does not name the version in a line like %s", file.path, file.line)
+			return fmt.Errorf("%s has no line with the version; want one like %s", file.path, file.line)
 		}
 		text = file.line.ReplaceAll(text, []byte("${1}"+strings.TrimPrefix(version, "v")))
 		if err := os.WriteFile(name, text, 0o644); err != nil {
@@ -79,7 +79,8 @@ func setVersions(tree, version string) error {
 	return nil
 }
 
-// sumsOf are the two lines of go.sum about a module in a proxy.
+// sumsOf returns the two lines of go.sum for a module in a proxy: the sum of its files, and that of
+// its go.mod.
 func sumsOf(folder, modulePath, version string) (string, error) {
 	archive, err := dirhash.HashZip(filepath.Join(folder, version+".zip"), dirhash.Hash1)
 	if err != nil {
@@ -89,12 +90,12 @@ func sumsOf(folder, modulePath, version string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	alone, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(goMod)), nil })
-	return fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", modulePath, version, archive, alone), err
+	modSum, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(goMod)), nil })
+	return fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", modulePath, version, archive, modSum), err
 }
 
-// require sets the versions that a module requires of the modules in sums, and their lines in its
-// go.sum.
+// require sets the version at which a module requires other modules of this repository, and their
+// lines in its go.sum. sums has the lines of the modules that are tagged before it.
 func require(dir, version string, sums map[string]string) error {
 	name := filepath.Join(dir, "go.mod")
 	text, err := os.ReadFile(name)
@@ -105,7 +106,7 @@ func require(dir, version string, sums map[string]string) error {
 	if err != nil {
 		return err
 	}
-	own := ""
+	required := "" // lines of go.sum
 	for _, r := range mod.Require {
 		if r.Mod.Path != root && !strings.HasPrefix(r.Mod.Path, root+"/") {
 			continue
@@ -113,12 +114,12 @@ func require(dir, version string, sums map[string]string) error {
 		if sums[r.Mod.Path] == "" {
 			return fmt.Errorf("it requires %s, which is not tagged before it", r.Mod.Path)
 		}
-		own += sums[r.Mod.Path]
+		required += sums[r.Mod.Path]
 		if err := mod.AddRequire(r.Mod.Path, version); err != nil {
 			return err
 		}
 	}
-	if own == "" {
+	if required == "" {
 		return nil
 	}
 	if text, err = mod.Format(); err != nil {
@@ -131,8 +132,9 @@ func require(dir, version string, sums map[string]string) error {
 	if text, err = os.ReadFile(name); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	lines := slices.DeleteFunc(strings.SplitAfter(string(text)+own, "\n"), func(line string) bool {
-		return line == "" || strings.HasPrefix(line, root) && !strings.Contains(own, line)
+	lines := slices.DeleteFunc(strings.SplitAfter(string(text)+required, "\n"), func(line string) bool {
+		isOld := strings.HasPrefix(line, root) && !strings.Contains(required, line)
+		return line == "" || isOld
 	})
 	slices.Sort(lines)
 	return os.WriteFile(name, []byte(strings.Join(slices.Compact(lines), "")), 0o644)

@@ -33,9 +33,9 @@ func moduleVersions(version string) map[string][]string {
 	return versions
 }
 
-// writeProxy makes a module proxy of a tree: a folder that GOPROXY=file://FOLDER names. It has the
-// given versions of each folder's module, all with the tree's files. So a test installs what users
-// will install once these versions are tagged.
+// writeProxy makes a module proxy of a tree: a folder for GOPROXY=file://FOLDER. versions has the
+// versions of each module, by its folder; all of them have the files of the tree. So a test can
+// install the modules as users will after the release.
 func writeProxy(tree, folder string, versions map[string][]string, date time.Time) error {
 	for _, dir := range tagged {
 		if err := addModule(tree, dir, versions[dir], folder, date); err != nil {
@@ -56,7 +56,7 @@ func addModule(tree, dir string, versions []string, proxy string, date time.Time
 		return err
 	}
 	if len(parsed.Replace) > 0 {
-		return errors.New("its go.mod has a replace; go install refuses such modules")
+		return errors.New("its go.mod has a replace; go install rejects such modules")
 	}
 	path := parsed.Module.Mod.Path
 	escaped, err := module.EscapePath(path)
@@ -97,8 +97,8 @@ func addModule(tree, dir string, versions []string, proxy string, date time.Time
 	return os.WriteFile(filepath.Join(folder, "list"), []byte(list), 0o644)
 }
 
-// moduleFiles are the files of a module. Like the go command for a tagged version, it omits the
-// folders of other modules, and a module without a LICENSE gets that of the repository.
+// moduleFiles returns the files of a module. Like the go command for a tagged version, it omits the
+// folders of other modules, and adds the LICENSE of the repository to a module without one.
 func moduleFiles(tree, dir string) ([]zip.File, error) {
 	checked, err := zip.CheckDir(filepath.Join(tree, dir))
 	if err != nil {

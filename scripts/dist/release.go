@@ -21,16 +21,16 @@ import (
 type release struct {
 	tree     string // the commit's files
 	version  string // of the binary, such as v0.1.0
-	required string // of the other modules: what cmd/penstock requires
-	commit   string // 40 digits
+	required string // version of the other modules, which cmd/penstock requires
+	commit   string // 40 hexadecimal digits
 	date     time.Time
 }
 
-// number is the version without its v, as in the names of files.
+// number returns the version without its v, as in the names of files.
 func (r release) number() string { return strings.TrimPrefix(r.version, "v") }
 
-// checkout writes the files of the repository's HEAD to tree, and finds out its version: the given
-// one, or the tag of HEAD, or a development version of what cmd/penstock requires.
+// checkout writes the files of the repository's HEAD to tree, and determines the version. It is the
+// given one, or else the tag of HEAD, or else a development version of the required version.
 func checkout(repository, version, tree string) (release, error) {
 	git := func(args ...string) ([]byte, error) {
 		out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).Output()
@@ -82,7 +82,7 @@ func versionOf(tags []string, required, commit string) string {
 			return tag
 		}
 	}
-	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit) // a number must not begin with 0
+	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit) // without g, it might be a number with a leading 0, which is invalid
 }
 
 // requiredVersion returns the version of the root module that cmd/penstock requires.
@@ -115,7 +115,7 @@ func unpack(from io.Reader, folder string) error {
 			return err
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader || h.Typeflag == tar.TypeSymlink {
-			continue // the commit, and links, which Go leaves out of modules
+			continue // the id of the commit, and links, which are not part of Go modules
 		}
 		if !filepath.IsLocal(h.Name) {
 			return fmt.Errorf("the archive has the path %q", h.Name)

@@ -4,8 +4,8 @@ const grpc = require(modules + '/@grpc/grpc-js')
 const loader = require(modules + '/@grpc/proto-loader')
 const Echo = grpc.loadPackageDefinition(loader.loadSync(proto)).penstock.test.Echo
 const retries = {methodConfig: [{name: [{}], retryPolicy: {maxAttempts: 3, initialBackoff: '0.01s', maxBackoff: '0.01s', backoffMultiplier: 1, retryableStatusCodes: ['RESOURCE_EXHAUSTED', 'UNAVAILABLE']}}]}
-const once = new Echo(address, grpc.credentials.createInsecure(), {'grpc.enable_retries': 0})
-const again = new Echo(address, grpc.credentials.createInsecure(), {'grpc.service_config': JSON.stringify(retries)})
+const withoutRetries = new Echo(address, grpc.credentials.createInsecure(), {'grpc.enable_retries': 0})
+const withRetries = new Echo(address, grpc.credentials.createInsecure(), {'grpc.service_config': JSON.stringify(retries)})
 
 function call(client, key, value) {
   return new Promise(resolve => {
@@ -23,8 +23,11 @@ function call(client, key, value) {
 }
 
 (async () => {
-  const calls = [[once, 'once', 'a'], [once, 'once', 'a'], [again, 'again', 'a'], [again, 'again', 'a'], [again, 'never', 'longer than the limit']]
+  const calls = [ // client, key, text
+    [withoutRetries, 'once', 'a'], [withoutRetries, 'once', 'a'], [withRetries, 'again', 'a'], [withRetries, 'again', 'a'],
+    [withRetries, 'never', 'longer than the limit'],
+  ]
   for (const [client, key, value] of calls) console.log(JSON.stringify({key, ...await call(client, key, value)}))
-  once.close()
-  again.close()
+  withoutRetries.close()
+  withRetries.close()
 })()

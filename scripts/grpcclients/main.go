@@ -56,8 +56,8 @@ func run(folder string) error {
 	return errors.Join(checkNode(folder), checkGrpcurl(folder))
 }
 
-// The rule grants one short call, and another after half a second. A long call costs more than the
-// limit.
+// rules grant one short call for each key, and another one after half a second. A long call costs
+// more than the limit.
 const rules = `rules: [{name: echo, match: {path: /penstock.test.Echo/*}, per: {key: header X-Key}, limits: [{name: calls, rate: 2/s, burst: 1, cost: {body: 10B}, headers: true}]}]`
 
 // A server is the service of echo.proto with the interceptors of grpclimit.
@@ -116,7 +116,7 @@ func (s *server) outcomesOf(key string) string {
 // checkNode calls a server of echo.proto with @grpc/grpc-js.
 func checkNode(folder string) error {
 	if _, err := exec.LookPath("npm"); err != nil {
-		fmt.Println("@grpc/grpc-js: skipped, because there is no npm here")
+		fmt.Println("@grpc/grpc-js: skipped, because npm is not installed")
 		return nil
 	}
 	install := exec.Command("npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, grpcJS, protoLoader)
@@ -215,7 +215,7 @@ func checkGrpcurl(folder string) error {
 		expect(err == nil && strings.Contains(listed, name), "the list of services lacks %s: %s", name, listed)
 	}
 	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 20*time.Second {
-		time.Sleep(left) // all calls must be in one window: one minute of the clock
+		time.Sleep(left) // the limit has windows of one minute, and all calls must be in one window
 	}
 	const request = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
 	for i := range 6 {

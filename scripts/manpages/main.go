@@ -1,5 +1,5 @@
-// Command manpages writes the man pages and the shell completions of penstock, made from the help
-// of its commands, to FOLDER/man and FOLDER/completions.
+// Command manpages writes the man pages and the shell completions of penstock to FOLDER/man and
+// FOLDER/completions. It makes them from the help texts of the commands.
 package main
 
 import (

@@ -33,7 +33,7 @@ func TestEachCommandHasAPageWithItsFlags(t *testing.T) {
 			return
 		}
 		if !bytes.Contains(page, []byte("Penstock v0.1.0")) || !bytes.Contains(page, []byte("Nov 2026")) {
-			t.Errorf("%s begins with %.200q", name, page)
+			t.Errorf("%s begins with %.200q; want the version v0.1.0 and the date Nov 2026", name, page)
 		}
 		for _, f := range strings.Fields(c.LocalFlags().FlagUsages()) {
 			if strings.HasPrefix(f, "--") && !bytes.Contains(page, []byte(strings.Trim(f, ",[]"))) {
@@ -46,10 +46,10 @@ func TestEachCommandHasAPageWithItsFlags(t *testing.T) {
 	}
 	check(command.New())
 	if pages < 10 {
-		t.Errorf("there are %d pages", pages)
+		t.Errorf("there are %d pages; want at least 10", pages)
 	}
 	out, err := exec.Command("bash", "-c", `source "$1" && complete -p penstock`, "-", filepath.Join(dir, "completions", "penstock.bash")).CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("__start_penstock penstock")) {
-		t.Errorf("bash: %v: %s", err, out)
+		t.Errorf("bash: %v: %s; want __start_penstock as the completion of penstock", err, out)
 	}
 }

@@ -10,29 +10,34 @@ import (
 type alert struct {
 	name     string
 	query    string
-	wait     time.Duration // the query has results for so long before the alert fires
+	wait     time.Duration // how long the query must have results before the alert fires
 	severity string        // critical: clients notice it; warning: look at it today; info: worth knowing
 	summary  string        // one line
-	more     string        // numbers and names
 
-	fires, quiet []input // for unit tests: what is scraped each minute
+	description string // a template with the numbers and names of this case
+
+	// Inputs of two unit tests: with fires the alert fires, and with quiet it does not.
+	fires, quiet []input
 }
 
-// An input is a series of a unit test and its values, in promtool's notation.
+// An input is a series of a unit test, and its values in each minute, in promtool's notation: 1x30
+// is 1 in 31 minutes, and 0+60x30 is 0, 60, 120 and so on.
 type input struct{ series, values string }
 
 const runbooks = "https://github.com/penstock/penstock/blob/main/docs/runbooks.md"
 
-// with returns a series of the named instance.
-func with(instance, series, labels, values string) input {
+// seriesAt returns a series of the named instance.
+func seriesAt(instance, name, labels, values string) input {
 	if labels != "" {
 		labels = ", " + labels
 	}
-	return input{fmt.Sprintf("%s{job=%q, instance=%q%s}", series, "penstock", instance, labels), values}
+	return input{fmt.Sprintf("%s{job=%q, instance=%q%s}", name, "penstock", instance, labels), values}
 }
 
-// of returns a series of one instance.
-func of(series, labels, values string) []input { return []input{with("a", series, labels, values)} }
+// series returns a series of the instance a.
+func series(name, labels, values string) []input {
+	return []input{seriesAt("a", name, labels, values)}
+}
 
 // together joins the inputs of several series.
 func together(lists ...[]input) (all []input) {
@@ -46,187 +51,187 @@ func together(lists ...[]input) (all []input) {
 var alerts = []alert{
 	{
 		name: "PenstockDown", query: `up{job="penstock"} == 0`, wait: 2 * time.Minute, severity: "warning",
-		summary: "An instance of Penstock cannot be scraped", more: "Prometheus does not reach {{ $labels.instance }}.",
-		fires: of("up", "", "0x30"), quiet: of("up", "", "1x30"),
+		summary: "An instance of Penstock cannot be scraped", description: "Prometheus does not reach {{ $labels.instance }}.",
+		fires: series("up", "", "0x30"), quiet: series("up", "", "1x30"),
 	},
 	{
 		name: "PenstockAllDown", query: `absent(up{job="penstock"} == 1)`, wait: time.Minute, severity: "critical",
-		summary: "No instance of Penstock can be scraped", more: "Prometheus has no instance of the job {{ $labels.job }}, or reaches none.",
-		fires: of("up", "", "0x30"), quiet: together(of("up", "", "1x30"), []input{with("b", "up", "", "0x30")}),
+		summary: "No instance of Penstock can be scraped", description: "Prometheus has no instance of the job {{ $labels.job }}, or reaches none.",
+		fires: series("up", "", "0x30"), quiet: together(series("up", "", "1x30"), []input{seriesAt("b", "up", "", "0x30")}),
 	},
 	{
 		name: "PenstockStoreDegraded", query: "sum by (job) (rate_limiter_store_degraded) > 0", wait: 30 * time.Second, severity: "critical",
-		summary: "Redis does not decide", more: "{{ $value }} instances of {{ $labels.job }} get no decisions. Each limit uses its on_failure.",
-		fires: of("rate_limiter_store_degraded", "", "1x30"), quiet: of("rate_limiter_store_degraded", "", "0x30"),
+		summary: "Redis does not decide", description: "{{ $value }} instances of {{ $labels.job }} get no decisions. Each limit uses its on_failure.",
+		fires: series("rate_limiter_store_degraded", "", "1x30"), quiet: series("rate_limiter_store_degraded", "", "0x30"),
 	},
 	{
 		name: "PenstockBreakerOpen", query: "max by (job, node) (rate_limiter_breaker_state) > 0", wait: time.Minute, severity: "warning",
-		summary: "A circuit breaker is open", more: "The server {{ $labels.node }} of Redis is not used by at least one instance of {{ $labels.job }}.",
-		fires: of("rate_limiter_breaker_state", `node="default"`, "2x30"), quiet: of("rate_limiter_breaker_state", `node="default"`, "0x30"),
+		summary: "A circuit breaker is open", description: "The server {{ $labels.node }} of Redis is not used by at least one instance of {{ $labels.job }}.",
+		fires: series("rate_limiter_breaker_state", `node="default"`, "2x30"), quiet: series("rate_limiter_breaker_state", `node="default"`, "0x30"),
 	},
 	{
 		name: "PenstockRequestsUnlimited", query: `sum by (job) (rate(rate_limiter_decisions_total{source="open"}[2m])) > 0`, wait: time.Minute, severity: "critical",
-		summary: "Requests pass without a limit", more: `{{ $value | printf "%.1f" }} requests a second pass without being counted, by on_failure: open.`,
-		fires: of("rate_limiter_decisions_total", `source="open"`, "0+60x30"),
-		quiet: together(of("rate_limiter_decisions_total", `source="open"`, "7x30"), of("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
+		summary: "Requests pass without a limit", description: `{{ $value | printf "%.1f" }} requests a second pass without being counted, by on_failure: open.`,
+		fires: series("rate_limiter_decisions_total", `source="open"`, "0+60x30"),
+		quiet: together(series("rate_limiter_decisions_total", `source="open"`, "7x30"), series("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
 	},
 	{
 		name: "PenstockRequestsRefused", query: `sum by (job) (rate(rate_limiter_decisions_total{source="closed"}[2m])) > 0`, wait: time.Minute, severity: "critical",
-		summary: "Requests are refused because Redis does not decide", more: `{{ $value | printf "%.1f" }} requests a second get status 503, by on_failure: closed.`,
-		fires: of("rate_limiter_decisions_total", `source="closed"`, "0+60x30"),
-		quiet: together(of("rate_limiter_decisions_total", `source="closed"`, "7x30"), of("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
+		summary: "Requests are refused because Redis does not decide", description: `{{ $value | printf "%.1f" }} requests a second get status 503, by on_failure: closed.`,
+		fires: series("rate_limiter_decisions_total", `source="closed"`, "0+60x30"),
+		quiet: together(series("rate_limiter_decisions_total", `source="closed"`, "7x30"), series("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
 	},
 	{
 		name:  "PenstockStoreErrors",
 		query: "sum by (job, reason) (rate(rate_limiter_errors_total[5m])) / on (job) group_left () job:rate_limiter_requests:rate5m > 0.01", wait: 5 * time.Minute, severity: "warning",
-		summary: "Calls to Redis fail", more: "Calls fail with the reason {{ $labels.reason }}, for {{ $value | humanizePercentage }} of the requests of {{ $labels.job }}.",
-		fires: together(of("rate_limiter_errors_total", `reason="timeout"`, "0+2x30"), of("rate_limiter_requests_total", `rule="a"`, "0+100x30")),
-		quiet: together(of("rate_limiter_errors_total", `reason="timeout"`, "0+2x30"), of("rate_limiter_requests_total", `rule="a"`, "0+1000x30")),
+		summary: "Calls to Redis fail", description: "Calls fail with the reason {{ $labels.reason }}, for {{ $value | humanizePercentage }} of the requests of {{ $labels.job }}.",
+		fires: together(series("rate_limiter_errors_total", `reason="timeout"`, "0+2x30"), series("rate_limiter_requests_total", `rule="a"`, "0+100x30")),
+		quiet: together(series("rate_limiter_errors_total", `reason="timeout"`, "0+2x30"), series("rate_limiter_requests_total", `rule="a"`, "0+1000x30")),
 	},
 	{
 		name: "PenstockStoreRejectsCalls", query: `sum by (job, reason) (rate(rate_limiter_errors_total{reason=~"permission_denied|corrupt|rejected|invalid|other"}[5m])) > 0`,
 		wait: time.Minute, severity: "warning",
-		summary: "Redis rejects calls", more: "Calls of {{ $labels.job }} fail with the reason {{ $labels.reason }}, which does not end by itself.",
-		fires: of("rate_limiter_errors_total", `reason="corrupt"`, "0+1x30"),
-		quiet: together(of("rate_limiter_errors_total", `reason="corrupt"`, "3x30"), of("rate_limiter_errors_total", `reason="timeout"`, "0+1x30")),
+		summary: "Redis rejects calls", description: "Calls of {{ $labels.job }} fail with the reason {{ $labels.reason }}, which does not end by itself.",
+		fires: series("rate_limiter_errors_total", `reason="corrupt"`, "0+1x30"),
+		quiet: together(series("rate_limiter_errors_total", `reason="corrupt"`, "3x30"), series("rate_limiter_errors_total", `reason="timeout"`, "0+1x30")),
 	},
 	{
 		name: "PenstockUnknownOutcomes", query: "sum by (job) (rate(rate_limiter_decisions_unknown_outcome_total[5m])) > 1", wait: 5 * time.Minute, severity: "warning",
-		summary: "Replies of Redis are lost", more: `{{ $value | printf "%.1f" }} calls a second fail although their charges may have been made.`,
-		fires: of("rate_limiter_decisions_unknown_outcome_total", "", "0+120x30"), quiet: of("rate_limiter_decisions_unknown_outcome_total", "", "0+30x30"),
+		summary: "Replies of Redis are lost", description: `{{ $value | printf "%.1f" }} calls a second fail although their charges may have been made.`,
+		fires: series("rate_limiter_decisions_unknown_outcome_total", "", "0+120x30"), quiet: series("rate_limiter_decisions_unknown_outcome_total", "", "0+30x30"),
 	},
 	{
 		name: "PenstockReloadFailed", query: "max by (job, instance) (rate_limiter_config_last_reload_successful == bool 0) == 1", wait: 5 * time.Minute, severity: "warning",
-		summary: "A policy was not loaded", more: "{{ $labels.instance }} keeps its old rules, because the new file has mistakes.",
-		fires: of("rate_limiter_config_last_reload_successful", "", "0x30"), quiet: of("rate_limiter_config_last_reload_successful", "", "1x30"),
+		summary: "A policy was not loaded", description: "{{ $labels.instance }} keeps its old rules, because the new file has mistakes.",
+		fires: series("rate_limiter_config_last_reload_successful", "", "0x30"), quiet: series("rate_limiter_config_last_reload_successful", "", "1x30"),
 	},
 	{
 		name: "PenstockLatencyHigh", query: "job:rate_limiter_latency_seconds:p99_rate5m > 0.1", wait: 10 * time.Minute, severity: "warning",
-		summary: "Decisions take long", more: "1 % of the decisions of {{ $labels.job }} take longer than {{ $value | humanizeDuration }}.",
-		fires: together(of("rate_limiter_latency_seconds_bucket", `le="0.1"`, "0+90x30"), of("rate_limiter_latency_seconds_bucket", `le="0.25"`, "0+100x30"), of("rate_limiter_latency_seconds_bucket", `le="+Inf"`, "0+100x30")),
-		quiet: together(of("rate_limiter_latency_seconds_bucket", `le="0.1"`, "0+100x30"), of("rate_limiter_latency_seconds_bucket", `le="0.25"`, "0+100x30"), of("rate_limiter_latency_seconds_bucket", `le="+Inf"`, "0+100x30")),
+		summary: "Decisions take long", description: "1 % of the decisions of {{ $labels.job }} take longer than {{ $value | humanizeDuration }}.",
+		fires: together(series("rate_limiter_latency_seconds_bucket", `le="0.1"`, "0+90x30"), series("rate_limiter_latency_seconds_bucket", `le="0.25"`, "0+100x30"), series("rate_limiter_latency_seconds_bucket", `le="+Inf"`, "0+100x30")),
+		quiet: together(series("rate_limiter_latency_seconds_bucket", `le="0.1"`, "0+100x30"), series("rate_limiter_latency_seconds_bucket", `le="0.25"`, "0+100x30"), series("rate_limiter_latency_seconds_bucket", `le="+Inf"`, "0+100x30")),
 	},
 	{
 		name: "PenstockManyRejections", query: "job_rule:rate_limiter_rejected:ratio_rate5m > 0.2 and job_rule:rate_limiter_rejected:rate5m > 1", wait: 10 * time.Minute, severity: "warning",
-		summary: "A rule rejects many requests", more: "The rule {{ $labels.rule }} rejects {{ $value | humanizePercentage }} of its requests.",
-		fires: together(of("rate_limiter_requests_total", `rule="search"`, "0+600x30"), of("rate_limiter_rejected_total", `rule="search"`, "0+300x30")),
-		quiet: together(of("rate_limiter_requests_total", `rule="search"`, "0+600x30"), of("rate_limiter_rejected_total", `rule="search"`, "0+90x30"),
-			of("rate_limiter_requests_total", `rule="rare"`, "0+6x30"), of("rate_limiter_rejected_total", `rule="rare"`, "0+6x30")),
+		summary: "A rule rejects many requests", description: "The rule {{ $labels.rule }} rejects {{ $value | humanizePercentage }} of its requests.",
+		fires: together(series("rate_limiter_requests_total", `rule="search"`, "0+600x30"), series("rate_limiter_rejected_total", `rule="search"`, "0+300x30")),
+		quiet: together(series("rate_limiter_requests_total", `rule="search"`, "0+600x30"), series("rate_limiter_rejected_total", `rule="search"`, "0+90x30"),
+			series("rate_limiter_requests_total", `rule="rare"`, "0+6x30"), series("rate_limiter_rejected_total", `rule="rare"`, "0+6x30")),
 	},
 	{
 		name:  "PenstockRejectionsJumped",
 		query: "job_rule:rate_limiter_rejected:rate5m > 3 * job_rule:rate_limiter_rejected:rate5m offset 1d and job_rule:rate_limiter_rejected:rate5m > 1", wait: 10 * time.Minute, severity: "warning",
-		summary: "A rule rejects more than yesterday", more: `The rule {{ $labels.rule }} rejects {{ $value | printf "%.1f" }} requests a second, more than three times as many as a day ago.`,
-		fires: of("rate_limiter_rejected_total", `rule="search"`, "0+60x1440 86400+300x60"), quiet: of("rate_limiter_rejected_total", `rule="search"`, "0+300x1500"),
+		summary: "A rule rejects more than yesterday", description: `The rule {{ $labels.rule }} rejects {{ $value | printf "%.1f" }} requests a second, more than three times as many as a day ago.`,
+		fires: series("rate_limiter_rejected_total", `rule="search"`, "0+60x1440 86400+300x60"), quiet: series("rate_limiter_rejected_total", `rule="search"`, "0+300x1500"),
 	},
 	{
 		name: "PenstockManyWaiting", query: "sum by (job) (rate_limiter_requests_waiting) > 500", wait: 5 * time.Minute, severity: "warning",
-		summary: "Many requests wait for their turn", more: "{{ $value }} requests wait, by max_wait.",
-		fires: of("rate_limiter_requests_waiting", "", "600x30"), quiet: of("rate_limiter_requests_waiting", "", "400x30"),
+		summary: "Many requests wait for their turn", description: "{{ $value }} requests wait, by max_wait.",
+		fires: series("rate_limiter_requests_waiting", "", "600x30"), quiet: series("rate_limiter_requests_waiting", "", "400x30"),
 	},
 	{
 		name: "PenstockInstancesDisagree", query: `min by (job) (rate_limiter_instances) < on (job) count by (job) (up{job="penstock"} == 1)`, wait: 2 * time.Minute, severity: "warning",
-		summary: "Instances do not see each other", more: "An instance of {{ $labels.job }} counts only {{ $value }} instances, fewer than are up.",
-		fires: together(of("up", "", "1x30"), []input{with("b", "up", "", "1x30")}, of("rate_limiter_instances", "", "1x30"), []input{with("b", "rate_limiter_instances", "", "2x30")}),
-		quiet: together(of("up", "", "1x30"), []input{with("b", "up", "", "0x30")}, of("rate_limiter_instances", "", "2x30")),
+		summary: "Instances do not see each other", description: "An instance of {{ $labels.job }} counts only {{ $value }} instances, fewer than are up.",
+		fires: together(series("up", "", "1x30"), []input{seriesAt("b", "up", "", "1x30")}, series("rate_limiter_instances", "", "1x30"), []input{seriesAt("b", "rate_limiter_instances", "", "2x30")}),
+		quiet: together(series("up", "", "1x30"), []input{seriesAt("b", "up", "", "0x30")}, series("rate_limiter_instances", "", "2x30")),
 	},
 	{
 		name: "PenstockClockStepped", query: "max by (job, direction) (increase(rate_limiter_clock_steps_total[10m])) > 0", severity: "warning",
-		summary: "The clock of Redis has stepped", more: "The clock of a server stepped {{ $labels.direction }} by more than 100 ms.",
-		fires: of("rate_limiter_clock_steps_total", `direction="back"`, "0x20 1x10"), quiet: of("rate_limiter_clock_steps_total", `direction="back"`, "1x30"),
+		summary: "The clock of Redis has stepped", description: "The clock of a server stepped {{ $labels.direction }} by more than 100 ms.",
+		fires: series("rate_limiter_clock_steps_total", `direction="back"`, "0x20 1x10"), quiet: series("rate_limiter_clock_steps_total", `direction="back"`, "1x30"),
 	},
 	{
 		name: "PenstockAuthFailures",
 		query: "sum by (job, reason) (rate(rate_limiter_api_auth_failures_total[10m])) > 1 or sum by (job, reason) (rate(rate_limiter_grpc_auth_failures_total[10m])) > 1" +
 			" or sum by (job, reason) (rate(rate_limiter_resp_auth_failures_total[10m])) > 1 or sum by (job, reason) (rate(rate_limiter_admin_auth_failures_total[10m])) > 1", wait: 10 * time.Minute, severity: "warning",
-		summary: "Callers send a wrong token", more: `{{ $value | printf "%.1f" }} calls a second are refused with the reason {{ $labels.reason }}.`,
-		fires: of("rate_limiter_grpc_auth_failures_total", `reason="wrong_token"`, "0+120x30"), quiet: of("rate_limiter_api_auth_failures_total", `reason="no_token"`, "0+30x30"),
+		summary: "Callers send a wrong token", description: `{{ $value | printf "%.1f" }} calls a second are refused with the reason {{ $labels.reason }}.`,
+		fires: series("rate_limiter_grpc_auth_failures_total", `reason="wrong_token"`, "0+120x30"), quiet: series("rate_limiter_api_auth_failures_total", `reason="no_token"`, "0+30x30"),
 	},
 	{
 		name: "PenstockCertificateExpires", query: "min by (job, instance, listener) (rate_limiter_certificate_expiry_timestamp_seconds) - time() < 14 * 86400", wait: time.Hour, severity: "warning",
-		summary: "A certificate expires", more: "The certificate of the listener {{ $labels.listener }} of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}.",
-		fires: of("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "864000x90"), quiet: of("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "2592000x90"),
+		summary: "A certificate expires", description: "The certificate of the listener {{ $labels.listener }} of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}.",
+		fires: series("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "864000x90"), quiet: series("rate_limiter_certificate_expiry_timestamp_seconds", `listener="api"`, "2592000x90"),
 	},
 	{
 		name: "PenstockLogLinesLost", query: "sum by (job, instance) (increase(rate_limiter_log_lines_lost_total[10m])) > 0", severity: "warning",
-		summary: "Log lines are lost", more: `{{ $labels.instance }} has lost about {{ $value | printf "%.0f" }} lines in 10 minutes.`,
-		fires: of("rate_limiter_log_lines_lost_total", "", "0+1x30"), quiet: of("rate_limiter_log_lines_lost_total", "", "9x30"),
+		summary: "Log lines are lost", description: `{{ $labels.instance }} has lost about {{ $value | printf "%.0f" }} lines in 10 minutes.`,
+		fires: series("rate_limiter_log_lines_lost_total", "", "0+1x30"), quiet: series("rate_limiter_log_lines_lost_total", "", "9x30"),
 	},
 	{
 		name: "PenstockStoreEvicts", query: "max by (job, node) (increase(rate_limiter_store_evicted_keys_total[10m])) > 0", severity: "critical",
-		summary: "Redis deletes counters", more: `The server {{ $labels.node }} has deleted about {{ $value | printf "%.0f" }} keys in 10 minutes. Clients may use their limits again.`,
-		fires: of("rate_limiter_store_evicted_keys_total", `node="default"`, "0+1x30"), quiet: of("rate_limiter_store_evicted_keys_total", `node="default"`, "5x30"),
+		summary: "Redis deletes counters", description: `The server {{ $labels.node }} has deleted about {{ $value | printf "%.0f" }} keys in 10 minutes. Clients may use their limits again.`,
+		fires: series("rate_limiter_store_evicted_keys_total", `node="default"`, "0+1x30"), quiet: series("rate_limiter_store_evicted_keys_total", `node="default"`, "5x30"),
 	},
 	{
 		name: "PenstockStoreMayEvict", query: "max by (job, node) (rate_limiter_store_can_evict) == 1", wait: 5 * time.Minute, severity: "warning",
-		summary: "Redis may delete counters", more: "The maxmemory-policy of the server {{ $labels.node }} is not noeviction.",
-		fires: of("rate_limiter_store_can_evict", `node="default"`, "1x30"), quiet: of("rate_limiter_store_can_evict", `node="default"`, "0x30"),
+		summary: "Redis may delete counters", description: "The maxmemory-policy of the server {{ $labels.node }} is not noeviction.",
+		fires: series("rate_limiter_store_can_evict", `node="default"`, "1x30"), quiet: series("rate_limiter_store_can_evict", `node="default"`, "0x30"),
 	},
 	{
 		name: "PenstockStoreMemoryFull", query: "max by (job, node) (rate_limiter_store_memory_used_bytes / (rate_limiter_store_memory_max_bytes > 0)) > 0.8", wait: 5 * time.Minute, severity: "warning",
-		summary: "Redis is nearly full", more: "The server {{ $labels.node }} uses {{ $value | humanizePercentage }} of its maxmemory.",
-		fires: together(of("rate_limiter_store_memory_used_bytes", `node="default"`, "90x30"), of("rate_limiter_store_memory_max_bytes", `node="default"`, "100x30")),
-		quiet: together(of("rate_limiter_store_memory_used_bytes", `node="default"`, "70x30"), of("rate_limiter_store_memory_max_bytes", `node="default"`, "100x30"),
-			of("rate_limiter_store_memory_used_bytes", `node="10.0.0.1:6379"`, "90x30"), of("rate_limiter_store_memory_max_bytes", `node="10.0.0.1:6379"`, "0x30")),
+		summary: "Redis is nearly full", description: "The server {{ $labels.node }} uses {{ $value | humanizePercentage }} of its maxmemory.",
+		fires: together(series("rate_limiter_store_memory_used_bytes", `node="default"`, "90x30"), series("rate_limiter_store_memory_max_bytes", `node="default"`, "100x30")),
+		quiet: together(series("rate_limiter_store_memory_used_bytes", `node="default"`, "70x30"), series("rate_limiter_store_memory_max_bytes", `node="default"`, "100x30"),
+			series("rate_limiter_store_memory_used_bytes", `node="10.0.0.1:6379"`, "90x30"), series("rate_limiter_store_memory_max_bytes", `node="10.0.0.1:6379"`, "0x30")),
 	},
 	{
 		name: "PenstockStoreKeysGrow", query: "max by (job, node) (rate_limiter_store_keys) > 2 * max by (job, node) (rate_limiter_store_keys offset 1d) > 100000", wait: 30 * time.Minute, severity: "warning",
-		summary: "Redis has twice as many keys as yesterday", more: `The server {{ $labels.node }} has {{ $value | humanize }} keys, more than twice as many as a day ago.`,
-		fires: of("rate_limiter_store_keys", `node="default"`, "100000x1440 300000x60"), quiet: of("rate_limiter_store_keys", `node="default"`, "10000x1440 30000x60"),
+		summary: "Redis has twice as many keys as yesterday", description: `The server {{ $labels.node }} has {{ $value | humanize }} keys, more than twice as many as a day ago.`,
+		fires: series("rate_limiter_store_keys", `node="default"`, "100000x1440 300000x60"), quiet: series("rate_limiter_store_keys", `node="default"`, "10000x1440 30000x60"),
 	},
 	{
 		name: "PenstockStoreCPUHigh", query: "job_node:rate_limiter_store_cpu_seconds:rate5m > 0.8", wait: 10 * time.Minute, severity: "warning",
-		summary: "Redis has little CPU left", more: "The main thread of the server {{ $labels.node }} is busy for {{ $value | humanizePercentage }} of the time.",
-		fires: of("rate_limiter_store_cpu_seconds_total", `node="default"`, "0+54x30"), quiet: of("rate_limiter_store_cpu_seconds_total", `node="default"`, "0+30x30"),
+		summary: "Redis has little CPU left", description: "The main thread of the server {{ $labels.node }} is busy for {{ $value | humanizePercentage }} of the time.",
+		fires: series("rate_limiter_store_cpu_seconds_total", `node="default"`, "0+54x30"), quiet: series("rate_limiter_store_cpu_seconds_total", `node="default"`, "0+30x30"),
 	},
 	{
 		name: "PenstockStoreSlow", query: "job:rate_limiter_store_probe_seconds:p99_rate5m > 0.05", wait: 5 * time.Minute, severity: "warning",
-		summary: "Redis answers slowly", more: "1 % of the self-tests take longer than {{ $value | humanizeDuration }}.",
-		fires: together(of("rate_limiter_store_probe_seconds_bucket", `le="0.05"`, "0+50x30"), of("rate_limiter_store_probe_seconds_bucket", `le="0.1"`, "0+60x30"), of("rate_limiter_store_probe_seconds_bucket", `le="+Inf"`, "0+60x30")),
-		quiet: together(of("rate_limiter_store_probe_seconds_bucket", `le="0.05"`, "0+60x30"), of("rate_limiter_store_probe_seconds_bucket", `le="0.1"`, "0+60x30"), of("rate_limiter_store_probe_seconds_bucket", `le="+Inf"`, "0+60x30")),
+		summary: "Redis answers slowly", description: "1 % of the self-tests take longer than {{ $value | humanizeDuration }}.",
+		fires: together(series("rate_limiter_store_probe_seconds_bucket", `le="0.05"`, "0+50x30"), series("rate_limiter_store_probe_seconds_bucket", `le="0.1"`, "0+60x30"), series("rate_limiter_store_probe_seconds_bucket", `le="+Inf"`, "0+60x30")),
+		quiet: together(series("rate_limiter_store_probe_seconds_bucket", `le="0.05"`, "0+60x30"), series("rate_limiter_store_probe_seconds_bucket", `le="0.1"`, "0+60x30"), series("rate_limiter_store_probe_seconds_bucket", `le="+Inf"`, "0+60x30")),
 	},
 	{
 		name: "PenstockStoreManyScripts", query: "max by (job, node) (rate_limiter_store_cached_scripts) > 500", wait: 10 * time.Minute, severity: "warning",
-		summary: "Other programs fill the script cache of Redis", more: "The server {{ $labels.node }} has {{ $value }} scripts in its cache.",
-		fires: of("rate_limiter_store_cached_scripts", `node="default"`, "600x30"), quiet: of("rate_limiter_store_cached_scripts", `node="default"`, "60x30"),
+		summary: "Other programs fill the script cache of Redis", description: "The server {{ $labels.node }} has {{ $value }} scripts in its cache.",
+		fires: series("rate_limiter_store_cached_scripts", `node="default"`, "600x30"), quiet: series("rate_limiter_store_cached_scripts", `node="default"`, "60x30"),
 	},
 	{
 		name: "PenstockStoreManyClients", query: "max by (job, node) (rate_limiter_store_clients / (rate_limiter_store_max_clients > 0)) > 0.8", wait: 5 * time.Minute, severity: "warning",
-		summary: "Redis has nearly as many clients as it accepts", more: "The server {{ $labels.node }} has {{ $value | humanizePercentage }} of its maxclients.",
-		fires: together(of("rate_limiter_store_clients", `node="default"`, "900x30"), of("rate_limiter_store_max_clients", `node="default"`, "1000x30")),
-		quiet: together(of("rate_limiter_store_clients", `node="default"`, "100x30"), of("rate_limiter_store_max_clients", `node="default"`, "1000x30")),
+		summary: "Redis has nearly as many clients as it accepts", description: "The server {{ $labels.node }} has {{ $value | humanizePercentage }} of its maxclients.",
+		fires: together(series("rate_limiter_store_clients", `node="default"`, "900x30"), series("rate_limiter_store_max_clients", `node="default"`, "1000x30")),
+		quiet: together(series("rate_limiter_store_clients", `node="default"`, "100x30"), series("rate_limiter_store_max_clients", `node="default"`, "1000x30")),
 	},
 	{
 		name: "PenstockReplicationLags", query: "max by (job, node) (rate_limiter_store_replication_lag_bytes) > 1e6", wait: 5 * time.Minute, severity: "warning",
-		summary: "A replica of Redis is behind", more: "A replica of the server {{ $labels.node }} has not received {{ $value | humanize1024 }}B.",
-		fires: of("rate_limiter_store_replication_lag_bytes", `node="default"`, "2000000x30"), quiet: of("rate_limiter_store_replication_lag_bytes", `node="default"`, "1000x30"),
+		summary: "A replica of Redis is behind", description: "A replica of the server {{ $labels.node }} has not received {{ $value | humanize1024 }}B.",
+		fires: series("rate_limiter_store_replication_lag_bytes", `node="default"`, "2000000x30"), quiet: series("rate_limiter_store_replication_lag_bytes", `node="default"`, "1000x30"),
 	},
 	{
 		name: "PenstockStoreRightMissing", query: `max by (job, right) (rate_limiter_store_right_missing{right="info"}) == 1`, wait: 10 * time.Minute, severity: "info",
-		summary: "The health of Redis is not known", more: "The user of {{ $labels.job }} in Redis lacks the right +{{ $labels.right }}.",
-		fires: of("rate_limiter_store_right_missing", `right="info"`, "1x30"),
-		quiet: together(of("rate_limiter_store_right_missing", `right="info"`, "0x30"), of("rate_limiter_store_right_missing", `right="scan"`, "1x30")),
+		summary: "The health of Redis is not known", description: "The user of {{ $labels.job }} in Redis lacks the right +{{ $labels.right }}.",
+		fires: series("rate_limiter_store_right_missing", `right="info"`, "1x30"),
+		quiet: together(series("rate_limiter_store_right_missing", `right="info"`, "0x30"), series("rate_limiter_store_right_missing", `right="scan"`, "1x30")),
 	},
 }
 
-// runbook is the address of the section about an alert.
+// runbook returns the URL of the section about an alert.
 func (a *alert) runbook() string { return runbooks + "#" + strings.ToLower(a.name) }
 
 func alertsYAML(alerts []alert) string {
 	var b strings.Builder
-	b.WriteString(generated + "# Load rules.yaml too. up has the job of prometheus.yml: change it here if yours has another name.\ngroups:\n  - name: penstock\n    rules:\n")
+	b.WriteString(generated + "# Load rules.yaml too. The alerts about up use the job name in prometheus.yml: change it here if your job has another name.\ngroups:\n  - name: penstock\n    rules:\n")
 	for _, a := range alerts {
 		fmt.Fprintf(&b, "      - alert: %s\n        expr: %s\n", a.name, quoted(a.query))
 		if a.wait > 0 {
 			fmt.Fprintf(&b, "        for: %ds\n", int(a.wait.Seconds()))
 		}
 		fmt.Fprintf(&b, "        labels:\n          severity: %s\n        annotations:\n          summary: %s\n          description: %s\n          runbook_url: %s\n",
-			a.severity, quoted(a.summary), quoted(a.more), quoted(a.runbook()))
+			a.severity, quoted(a.summary), quoted(a.description), quoted(a.runbook()))
 	}
 	return b.String()
 }
 
-// testsYAML has two unit tests of each alert, for promtool.
+// testsYAML returns two unit tests of each alert, for promtool.
 func testsYAML() string {
 	var b strings.Builder
 	b.WriteString("rule_files: [alerts.yaml, rules.yaml]\nevaluation_interval: 1m\ntests:\n")
@@ -237,8 +242,8 @@ func testsYAML() string {
 	return b.String()
 }
 
-// writeTest writes a test that expects a number of firing alerts near the end of the inputs. The
-// inputs of queries about yesterday are a day long.
+// writeTest writes a test that expects a number of firing alerts at a time near the end of the
+// inputs. For queries about yesterday, the inputs are a day long.
 func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	at := "25m"
 	if a.wait >= time.Hour {

@@ -11,13 +11,13 @@ import (
 type panel struct {
 	title, about string
 	kind         string // timeseries, stat or state-timeline
-	unit         string // of Grafana
-	width        int    // of 24
+	unit         string // in Grafana's notation
+	width        int    // in columns; the dashboard has 24
 	queries      []query
-	max          float64 // of the axis; 0: as the data
+	max          float64 // of the axis; 0: the largest value of the data
 	isStacked    bool
-	warn         float64 // a stat is red from here on; 0: never
-	names        map[string]string
+	warn         float64           // a stat is red from this value on; 0: never
+	names        map[string]string // words to show instead of numbers
 }
 
 type query struct{ text, legend string }
@@ -29,7 +29,7 @@ type row struct {
 	panels      []panel
 }
 
-// all is the label matcher of queries, with the variables of the dashboard.
+// Label matchers of queries, with the variables of the dashboard.
 const (
 	all     = `job=~"$job", instance=~"$instance"`
 	allRule = all + `, rule=~"$rule"`
@@ -49,29 +49,31 @@ func stat(title, about, unit string, warn float64, text string) panel {
 
 func withNames(names map[string]string, p panel) panel { p.names = names; return p }
 
-// states show a number as a word over time.
+// states returns a panel that shows a number as a word over time.
 func states(title, about string, names map[string]string, queries ...query) panel {
 	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: 8, queries: queries, names: names}
 }
 
-// rate is the sum of a counter's rates by some labels.
+// rate returns a query for the sum of a counter's rates by some labels.
 func rate(by, series, matchers string) string {
 	return "sum by (" + by + ") (rate(" + series + "{" + matchers + "}[$__rate_interval]))"
 }
 
-// quantile is a quantile of a histogram by some labels.
+// quantile returns a query for a quantile of a histogram by some labels. by is empty or ends with a
+// comma.
 func quantile(q, by, series, matchers string) string {
 	return "histogram_quantile(" + q + ", " + rate(by+"le", series+"_bucket", matchers) + ")"
 }
 
-// ofServers is the largest of the numbers that the instances report for each server. All instances
-// report the same servers.
+// ofServers returns a query for a number of each Redis server. All instances report the same
+// servers; the query takes the largest of their numbers.
 func ofServers(series string) string { return "max by (node) (" + series + "{" + all + "})" }
 
 func rateOfServers(series string) string {
 	return "max by (node) (rate(" + series + "{" + all + "}[$__rate_interval]))"
 }
 
+// dashboard returns all panels.
 func dashboard() []row {
 	noYes := map[string]string{"0": "no", "1": "yes"}
 	const node, rule = "{{node}}", "{{rule}}"
@@ -152,7 +154,7 @@ func dashboard() []row {
 	}
 }
 
-// variables of the dashboard that stand for a series.
+// seriesVariables are the variables of the dashboard that stand for a series, with their defaults.
 var seriesVariables = map[string]string{"backend_used": "hikaricp_connections_active", "backend_max": "hikaricp_connections_max"}
 
 func queriesOf(rows []row) (texts []string) {
@@ -168,7 +170,7 @@ func queriesOf(rows []row) (texts []string) {
 
 var variable = regexp.MustCompile(`\$\{(\w+)\}`)
 
-// withoutVariables writes a query as Grafana sends it.
+// withoutVariables replaces the variables in a query, as Grafana does before it sends the query.
 func withoutVariables(text string) string {
 	text = variable.ReplaceAllStringFunc(text, func(v string) string { return seriesVariables[v[2:len(v)-1]] })
 	for _, v := range []struct{ name, value string }{{"$__rate_interval", "5m"}, {"$job", ".+"}, {"$instance", ".+"}, {"$rule", ".+"}} {
@@ -223,8 +225,8 @@ func variables() []any {
 	}
 }
 
-// layout places the panels from left to right, and in new lines where they are full. The panels of
-// a collapsed row are inside of it.
+// layout places the panels from left to right, and begins a new line when a line is full. A
+// collapsed row contains its panels; the panels of other rows follow the row.
 func layout(rows []row) (placed []any) {
 	id, y := 0, 0
 	for _, r := range rows {
@@ -251,6 +253,7 @@ func layout(rows []row) (placed []any) {
 	return placed
 }
 
+// height returns the height of the panel in units of Grafana's grid. Narrow panels show one number.
 func (p *panel) height() int {
 	if p.width < 8 {
 		return 4

@@ -1,11 +1,11 @@
-// Command monitoring writes what monitors Penstock with Prometheus and Grafana: the dashboard, the
-// alerts and the recording rules in deploy/. A test compares those files with what it writes.
+// Command monitoring writes the files in deploy/ that monitor Penstock with Prometheus and Grafana:
+// the dashboard, the alerts and the recording rules. A test checks that those files are up to date.
 //
 //	go run ./monitoring ../deploy
 //
-// With -test it writes a folder that only checks need: the same alerts, which fire after a second;
-// unit tests for promtool with a firing and a quiet case of each alert; and rules that have each
-// query of the dashboard.
+// With -test it writes a folder for make alerts. The folder has the same alerts, which fire after a
+// second; unit tests for promtool, with a firing and a quiet case of each alert; and a recording
+// rule for each query of the dashboard.
 package main
 
 import (

@@ -14,7 +14,7 @@ func TestDeployedFilesAreCurrent(t *testing.T) {
 	for path, want := range deployed() {
 		have, err := os.ReadFile(filepath.Join("../../deploy", path))
 		if err != nil || string(have) != want {
-			t.Errorf("deploy/%s is not what scripts/monitoring writes (make monitoring): %v", path, err)
+			t.Errorf("deploy/%s is not up to date with scripts/monitoring (run make monitoring): %v", path, err)
 		}
 	}
 }
@@ -63,16 +63,17 @@ func TestEachAlertHasItsRunbook(t *testing.T) {
 func TestAlertsAreComplete(t *testing.T) {
 	label := regexp.MustCompile(`\$labels\.(\w+)`)
 	for _, a := range alerts {
-		if !slices.Contains([]string{"critical", "warning", "info"}, a.severity) || a.summary == "" || !strings.HasSuffix(a.more, ".") {
-			t.Errorf("%s: severity %q, summary %q, description %q", a.name, a.severity, a.summary, a.more)
+		if !slices.Contains([]string{"critical", "warning", "info"}, a.severity) || a.summary == "" || !strings.HasSuffix(a.description, ".") {
+			t.Errorf("%s: severity %q, summary %q, description %q; want critical, warning or info, a summary, and a description that ends with a period",
+				a.name, a.severity, a.summary, a.description)
 		}
 		if len(a.fires) == 0 || len(a.quiet) == 0 {
-			t.Errorf("%s has no firing or no quiet case", a.name)
+			t.Errorf("%s has %d firing and %d quiet cases; want at least one each", a.name, len(a.fires), len(a.quiet))
 		}
 		if a.wait == 0 && !strings.Contains(a.query, "increase(") {
 			t.Errorf("%s has no duration; want one, because its state may end at once", a.name)
 		}
-		for _, m := range label.FindAllStringSubmatch(a.more+a.summary, -1) {
+		for _, m := range label.FindAllStringSubmatch(a.description+a.summary, -1) {
 			if m[1] != "job" && m[1] != "instance" && !regexp.MustCompile(`\b(\w+_)?`+m[1]+`\b`).MatchString(a.query) {
 				t.Errorf("%s: the description has the label %s, which the query lacks", a.name, m[1])
 			}
@@ -116,17 +117,17 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, has := fields["id"]; has || d.UID != "penstock" || d.SchemaVersion != schemaVersion || !strings.HasPrefix(d.Time.From, "now") || d.Time.To != "now" {
-		t.Errorf("uid %q, schemaVersion %d, time %v, id %v", d.UID, d.SchemaVersion, d.Time, fields["id"])
+		t.Errorf("uid %q, schemaVersion %d, time %v, id %v; want penstock, %d, from now-… to now, and no id", d.UID, d.SchemaVersion, d.Time, fields["id"], schemaVersion)
 	}
 	var names []string
 	for _, v := range d.Templating.List {
 		names = append(names, v.Name)
 		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(") {
-			t.Errorf("variable %s is %q", v.Name, v.Definition)
+			t.Errorf("variable %s is %q; want label_values(…)", v.Name, v.Definition)
 		}
 	}
 	if names[0] != "datasource" || !slices.Contains(names, "job") || !slices.Contains(names, "instance") || !slices.Contains(names, "rule") {
-		t.Errorf("variables %v", names)
+		t.Errorf("the variables are %v; want datasource first, and job, instance and rule", names)
 	}
 	var panels []jsonPanel
 	for _, p := range d.Panels {
@@ -137,7 +138,7 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 	for _, p := range panels {
 		isRow := p.Type == "row"
 		if ids[p.ID] || !isRow && titles[p.Title] || p.Title == "" {
-			t.Errorf("panel %d, %q: its id or title is not its own", p.ID, p.Title)
+			t.Errorf("panel %d, %q: another panel has the same id or title, or the title is empty", p.ID, p.Title)
 		}
 		ids[p.ID] = true
 		if isRow {
@@ -145,24 +146,24 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 		}
 		titles[p.Title] = true
 		if p.Datasource.UID != "${datasource}" || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 {
-			t.Errorf("%s: data source %q, unit %q, %d queries", p.Title, p.Datasource.UID, p.FieldConfig.Defaults.Unit, len(p.Targets))
+			t.Errorf("%s: data source %q, unit %q, %d queries; want ${datasource}, a unit, and at least one", p.Title, p.Datasource.UID, p.FieldConfig.Defaults.Unit, len(p.Targets))
 		}
 		for _, target := range p.Targets {
 			for _, m := range span.FindAllStringSubmatch(target.Expr, -1) {
 				if m[1] != "$__rate_interval" {
-					t.Errorf("%s: a rate over %s", p.Title, m[1])
+					t.Errorf("%s: a rate over %s; want $__rate_interval", p.Title, m[1])
 				}
 			}
 			if target.Datasource.UID != "${datasource}" || !strings.Contains(target.Expr, `job=~"$job"`) && !strings.Contains(target.Expr, "${backend_") {
-				t.Errorf("%s: %q queries %s", p.Title, target.Datasource.UID, target.Expr)
+				t.Errorf("%s: data source %q, query %s; want ${datasource}, and a query with job=~\"$job\" or a variable of the backend", p.Title, target.Datasource.UID, target.Expr)
 			}
 		}
 	}
-	for _, p := range d.Panels { // those of collapsed rows are placed when the row is opened
+	for _, p := range d.Panels { // Grafana places the panels of a collapsed row when a user opens the row
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other := places[[2]int{x, y}]; other != "" || x >= 24 {
-					t.Fatalf("%s overlaps %q", p.Title, other)
+					t.Fatalf("%s overlaps the panel %q, or is outside of the 24 columns", p.Title, other)
 				}
 				places[[2]int{x, y}] = p.Title
 			}

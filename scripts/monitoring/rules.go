@@ -6,28 +6,28 @@ import (
 )
 
 // A rule records the result of a query as a new series.
-type rule struct{ name, query, why string }
+type rule struct{ name, query, comment string }
 
-// rules are for queries over long times, and for alerts that use them. Their names have the form of
-// Prometheus: the labels that are left, the metric, and what was done to it.
+// rules make queries over long times cheap. Alerts use them too. Their names follow the convention
+// of Prometheus: the remaining labels, the metric, and the operation.
 var rules = []rule{
 	{"job_rule:rate_limiter_requests:rate5m", "sum by (job, rule) (rate(rate_limiter_requests_total[5m]))", "requests per second of each rule"},
 	{"job_rule:rate_limiter_rejected:rate5m", "sum by (job, rule) (rate(rate_limiter_rejected_total[5m]))", "rejected requests per second of each rule"},
-	{"job_rule:rate_limiter_rejected:ratio_rate5m", "job_rule:rate_limiter_rejected:rate5m / (job_rule:rate_limiter_requests:rate5m > 0)", "the rejected part of the requests of each rule"},
+	{"job_rule:rate_limiter_rejected:ratio_rate5m", "job_rule:rate_limiter_rejected:rate5m / (job_rule:rate_limiter_requests:rate5m > 0)", "ratio of rejected requests to all requests of each rule"},
 	{"job:rate_limiter_requests:rate5m", "sum by (job) (rate(rate_limiter_requests_total[5m]))", "requests per second"},
-	{"job:rate_limiter_latency_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_latency_seconds_bucket[5m])))", "99 % of decisions took less"},
-	{"job:rate_limiter_store_probe_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_store_probe_seconds_bucket[5m])))", "99 % of the self-tests of Redis took less"},
-	{"job_node:rate_limiter_store_cpu_seconds:rate5m", "max by (job, node) (rate(rate_limiter_store_cpu_seconds_total[5m]))", "the busy part of the main thread of each server of Redis"},
+	{"job:rate_limiter_latency_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_latency_seconds_bucket[5m])))", "the time within which 99 % of decisions are made"},
+	{"job:rate_limiter_store_probe_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_store_probe_seconds_bucket[5m])))", "the time within which 99 % of the self-tests of Redis end"},
+	{"job_node:rate_limiter_store_cpu_seconds:rate5m", "max by (job, node) (rate(rate_limiter_store_cpu_seconds_total[5m]))", "part of the time in which the main thread of each Redis server is busy"},
 	{"job_node:rate_limiter_store_script_seconds:mean_rate5m",
-		"max by (job, node) (rate(rate_limiter_store_script_seconds_total[5m])) / (max by (job, node) (rate(rate_limiter_store_script_calls_total[5m])) > 0)", "time that a script takes in each server of Redis"},
+		"max by (job, node) (rate(rate_limiter_store_script_seconds_total[5m])) / (max by (job, node) (rate(rate_limiter_store_script_calls_total[5m])) > 0)", "mean time of a script in each Redis server"},
 }
 
 func rulesYAML(rules []rule) string {
 	var b strings.Builder
 	b.WriteString(generated + "groups:\n  - name: penstock\n    rules:\n")
 	for _, r := range rules {
-		if r.why != "" {
-			fmt.Fprintf(&b, "      # %s\n", r.why)
+		if r.comment != "" {
+			fmt.Fprintf(&b, "      # %s\n", r.comment)
 		}
 		fmt.Fprintf(&b, "      - record: %s\n        expr: %s\n", r.name, quoted(r.query))
 	}

@@ -1,10 +1,11 @@
-// Command mutants changes the code in one small place at a time, and checks whether the tests
-// notice. It prints each mutant that survives, with the seed that reproduces it. It fails if the
-// share of killed mutants is below -goal.
+// Command mutants changes the code in one small place at a time, and checks whether a test fails
+// then. Such a change is a mutant, and a failing test kills it. The command prints each mutant that
+// survives, with the seed that makes it again. It fails if the percentage of killed mutants is
+// below -goal.
 //
 // It does not change the tree: the go command reads the changed file by -overlay. A mutant that
 // does not compile does not count. A mutant whose tests hang counts as killed. equivalent.txt lists
-// mutants without any visible effect, each with its reason.
+// mutants that behave like the original code, each with its reason.
 package main
 
 import (
@@ -29,7 +30,7 @@ type target struct {
 	tests []string // arguments of go test
 }
 
-// Every target has the same number of mutants.
+// targets are the packages to change. The command tries the same number of mutants of each target.
 var targets = []target{
 	{"*.go", []string{".", "./memstore"}},
 	{"algorithm/*.go", []string{"./algorithm"}},
@@ -51,6 +52,7 @@ var targets = []target{
 //go:embed equivalent.txt
 var equivalentText string
 
+// options are the flags of the command; main describes them.
 type options struct {
 	tree    string
 	each    int
@@ -131,8 +133,8 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 func checkTests(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
-		const most = 4000
-		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[:min(len(out), most)])
+		const shown = 4000 // bytes of the output
+		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[:min(len(out), shown)])
 	}
 	return nil
 }
@@ -180,12 +182,14 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 
 // goTest runs the target's tests until one fails, and returns the output.
 func goTest(o options, t target, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute) // before that, go test ends a test that hangs, and prints its name
+	// After o.timeout, go test ends a test that hangs, and prints its name. The context is for go
+	// itself.
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute)
 	defer cancel()
 	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
 	cmd := exec.CommandContext(ctx, "go", append(args, t.tests...)...)
 	cmd.Dir = o.tree
-	cmd.WaitDelay = 10 * time.Second // programs that a test has left must not keep the output open
+	cmd.WaitDelay = 10 * time.Second // programs that a test did not end could keep the output open
 	return cmd.CombinedOutput()
 }
 

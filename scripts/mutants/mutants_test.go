@@ -39,13 +39,13 @@ func checkMutants(t *testing.T, file, text string, want []string) {
 	for _, m := range all {
 		got = append(got, m.after)
 		if m.before == m.after || string(m.text) == text {
-			t.Errorf("%s is no mutant", m.id())
+			t.Errorf("%s does not change the code", m.id())
 		}
 	}
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("mutants\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the changed lines are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

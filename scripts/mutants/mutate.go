@@ -25,7 +25,7 @@ func (m *mutant) id() string { return m.file + " | " + m.before + " | " + m.afte
 
 // An edit replaces a part of a file.
 type edit struct {
-	from, to    int
+	from, to    int // bytes
 	replacement string
 	kind        string
 }
@@ -62,6 +62,7 @@ func mutantsOf(tree, pattern string) ([]mutant, error) {
 	return all, nil
 }
 
+// apply returns the mutant that an edit makes of a file.
 func apply(file string, text []byte, e edit) mutant {
 	changed := bytes.Join([][]byte{text[:e.from], []byte(e.replacement), text[e.to:]}, nil)
 	start := bytes.LastIndexByte(text[:e.from], '\n') + 1
@@ -79,6 +80,7 @@ func apply(file string, text []byte, e edit) mutant {
 	}
 }
 
+// swapped are the replacements of operators.
 var swapped = map[token.Token]string{
 	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
 	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "*",
@@ -147,7 +149,7 @@ func editsOfGo(text []byte) ([]edit, error) {
 }
 
 var (
-	luaHidden    = regexp.MustCompile(`--.*|'[^'\n]*'|"[^"\n]*"|#!.*`)
+	luaNoCode    = regexp.MustCompile(`--.*|'[^'\n]*'|"[^"\n]*"|#!.*`)
 	luaOperator  = regexp.MustCompile(`<=|>=|==|~=|[<>+*]| - |\band\b|\bor\b|\bmath\.min\b|\bmath\.max\b`)
 	luaNumber    = regexp.MustCompile(`\b\d+\b`)
 	luaCondition = regexp.MustCompile(`\bif (.*) then\b`)
@@ -161,7 +163,8 @@ var (
 // editsOfLua returns the same edits for Lua. It finds them in the text, without a parser. Each
 // result is valid Lua.
 func editsOfLua(text []byte) (edits []edit) {
-	code := luaHidden.ReplaceAllFunc(text, func(hidden []byte) []byte { return bytes.Repeat([]byte("\x00"), len(hidden)) })
+	// Comments and strings are blanked out.
+	code := luaNoCode.ReplaceAllFunc(text, func(noCode []byte) []byte { return bytes.Repeat([]byte("\x00"), len(noCode)) })
 	for _, m := range luaOperator.FindAllIndex(code, -1) {
 		edits = append(edits, edit{m[0], m[1], luaSwapped[string(code[m[0]:m[1]])], "operator"})
 	}

@@ -11,9 +11,9 @@ import (
 
 const (
 	perMinute   = 100
-	perSecond   = 20 // requests of the client, from its first second on
-	firstSecond = 25 // 10:00:55
-	shown       = 90 // seconds, from 10:00:30 on
+	perSecond   = 20 // requests of the client in each second
+	firstSecond = 25 // when the client begins: 10:00:55
+	shown       = 90 // seconds, which begin at 10:00:30
 )
 
 // admissions returns how many requests of an eager client the limit admits in each second.
@@ -57,8 +57,9 @@ func boundary() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		const left, width, height, most = 64., 222., 230., 220.
-		x0, y0 := left+float64(i)*270, 360.
+		const left, width, height, distance = 64., 222., 230., 270. // pixels
+		const most = 220.                                           // requests at the top of the axis
+		x0, y0 := left+float64(i)*distance, 360.
 		x := func(second float64) float64 { return x0 + second*width/shown }
 		y := func(n float64) float64 { return y0 - n*height/most }
 		d.text(x0, 98, "b", panel.name)
@@ -72,7 +73,7 @@ func boundary() (string, error) {
 			d.text(x(float64(second)), y0+20, anchor, at.Format("15:04:05"))
 		}
 		d.line(x(30), y(most), x(30), y0, "edge")
-		sum, most60 := 0, 0
+		sum, most60 := 0, 0 // admitted in the last 60 seconds: now, and at most so far
 		curve := [][2]float64{{x(0), y(0)}}
 		for second, n := range admitted {
 			if n > 0 {

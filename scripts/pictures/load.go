@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// A benchRecord is what the bench program saves: its tables by section.
+// A benchRecord is the file that the bench program saves: its tables by section.
 type benchRecord struct {
 	Machine, Date string
 	Sections      map[string][]struct {
@@ -17,9 +17,11 @@ type benchRecord struct {
 	}
 }
 
-// A result is a case of the bench program. The factor is the ratio to the first case: the median
-// over windows measured in turn.
-type result struct{ rate, factor float64 }
+// A result is a row of a table of the bench program.
+type result struct {
+	rate   float64 // decisions per second
+	factor float64 // ratio to the rate of the first row: the median over windows measured in turn
+}
 
 func (b benchRecord) find(section, keys, callers, name string) (r result, err error) {
 	for _, table := range b.Sections[section] {
@@ -35,7 +37,7 @@ func (b benchRecord) find(section, keys, callers, name string) (r result, err er
 	return r, fmt.Errorf("bench.json has no row %q, %q, %q of section %s; run: make bench", keys, callers, name, section)
 }
 
-// load shows what coalescing and leases gain with many callers.
+// load shows how many more decisions per second coalescing and leases allow, with many callers.
 func load(dir string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "bench.json"))
 	if err != nil {
@@ -85,7 +87,7 @@ func load(dir string) (string, error) {
 	return d.String(), nil
 }
 
-// thousands writes 123456 as 123,000.
+// thousands rounds a number to thousands: it formats 123456 as 123,000.
 func thousands(n float64) string {
 	text := strconv.Itoa(int(n/1000+0.5)) + ",000"
 	if len(text) > 7 {

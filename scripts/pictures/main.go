@@ -1,6 +1,6 @@
-// Command pictures draws the pictures of docs/pictures as SVG. They are readable in dark and in
-// light. Two of them show saved measurements: outage.json is written by examples/outage -save, and
-// bench.json by the bench program.
+// Command pictures draws the pictures of docs/pictures as SVG. They have a light and a dark color
+// scheme. Two of them show saved measurements: examples/outage -save writes outage.json, and the
+// bench program writes bench.json.
 //
 //	go run ./pictures ../docs/pictures
 package main

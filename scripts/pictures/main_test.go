@@ -33,7 +33,7 @@ func TestPicturesAreCurrent(t *testing.T) {
 			}
 		}
 		if strings.Contains(want, "NaN") || strings.Contains(want, "%!") {
-			t.Errorf("%s contains NaN or Inf", name)
+			t.Errorf("%s contains NaN, or the %%! of a wrong format", name)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func TestPicturesAreCurrent(t *testing.T) {
 func TestFixedWindowAdmitsTwiceTheLimitAtABoundary(t *testing.T) {
 	text, err := boundary()
 	if err != nil || !strings.Contains(text, "at most 200 in 60 seconds") {
-		t.Errorf("a fixed window should admit 200 around a boundary: %v", err)
+		t.Errorf("the picture has no text \"at most 200 in 60 seconds\", which is the result of a fixed window: %v", err)
 	}
 }
 

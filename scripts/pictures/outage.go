@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// An outageRecord is what examples/outage -save writes: one experiment, second by second.
+// An outageRecord is the file that examples/outage -save writes: one experiment, second by second.
 type outageRecord struct {
 	Rate, Burst, Requested, Instances int
 	Policies                          []string
 	Seconds                           []struct {
-		At       float64
-		Admitted []int64
-		Bounds   []*int64 // nil if any number may pass
+		At       float64  // the end of the second, since the start
+		Admitted []int64  // by policy
+		Bounds   []*int64 // by policy; nil if any number may pass
 	}
 	Events []struct {
 		At   float64
@@ -41,7 +41,8 @@ func outage(dir string) (string, error) {
 		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
 	d.text(24, 34, "h", fmt.Sprintf("An outage, second by second: %d requests/s, a limit of %d/s, %d instances", r.Requested, r.Rate, r.Instances))
 	d.text(24, 56, "s muted", "Measured by examples/outage. The red lines are the bounds that the documentation states.")
-	const left, width, height, gap, most = 88., 740., 110., 40., 480.
+	const left, width, height, gap = 88., 740., 110., 40. // pixels
+	const most = 480.                                     // requests at the top of an axis
 	last := r.Seconds[len(r.Seconds)-1].At
 	x := func(at float64) float64 { return left + at*width/last }
 	notes := map[string]string{"open": "on_failure: open", "closed": "on_failure: closed", "local": "on_failure: local (default)"}
@@ -59,7 +60,7 @@ func outage(dir string) (string, error) {
 			d.line(left, y(n), left+width, y(n), "axis")
 			d.text(left-8, y(n)+4, "s end muted", num(n))
 		}
-		var bound [][2]float64
+		var bound [][2]float64 // the line of the bound so far; it ends where there is no bound
 		flush := func() {
 			if len(bound) > 0 {
 				d.path("bound", bound)

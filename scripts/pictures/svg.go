@@ -15,7 +15,7 @@ type drawing struct {
 	body          strings.Builder
 }
 
-// style has the colors of both color schemes. The names are those of the classes below.
+// style has the classes of text and shapes, and the colors of both color schemes.
 const style = `
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: var(--ink) }
 .h { font-size: 16px; font-weight: 600 } .s { font-size: 12px } .muted { fill: var(--muted) } .b { font-weight: 600 }
@@ -41,6 +41,7 @@ func (d *drawing) String() string {
 `, num(d.width), num(d.height), num(d.width), num(d.height), html.EscapeString(d.title), html.EscapeString(d.about), style, d.body.String())
 }
 
+// add adds an element. It formats numbers, and escapes texts.
 func (d *drawing) add(format string, args ...any) {
 	for i, arg := range args {
 		switch arg := arg.(type) {
@@ -65,10 +66,10 @@ func (d *drawing) line(x1, y1, x2, y2 float64, class string) {
 	d.add(`<line x1="%s" y1="%s" x2="%s" y2="%s" class="%s"/>`, x1, y1, x2, y2, class)
 }
 
-// box is a rounded rectangle with lines of text in its middle. The first line is bold.
+// box draws a rounded rectangle with lines of text in its middle. The first line is bold.
 func (d *drawing) box(x, y, w, h float64, class string, lines ...string) {
 	d.add(`<rect x="%s" y="%s" width="%s" height="%s" rx="8" class="%s"/>`, x, y, w, h, class)
-	top := y + h/2 - float64(len(lines)-1)*9 + 4.5
+	top := y + h/2 - float64(len(lines)-1)*9 + 4.5 // lines are 18 pixels apart
 	for i, text := range lines {
 		weight := "mid b"
 		if i > 0 {
@@ -78,7 +79,7 @@ func (d *drawing) box(x, y, w, h float64, class string, lines ...string) {
 	}
 }
 
-// arrow is a line with a tip at its end.
+// arrow draws a line with a tip at its end.
 func (d *drawing) arrow(x1, y1, x2, y2 float64) {
 	d.line(x1, y1, x2, y2, "arrow")
 	angle := math.Atan2(y2-y1, x2-x1)
@@ -90,7 +91,7 @@ func (d *drawing) arrow(x1, y1, x2, y2 float64) {
 	d.add(`<path d="M%s %s L%s %s L%s %s Z" class="tip"/>`, x2, y2, ax, ay, bx, by)
 }
 
-// path is a line through points, of which each is x, y.
+// path draws a line through points, each of them x and y.
 func (d *drawing) path(class string, points [][2]float64) {
 	var text strings.Builder
 	for i, p := range points {
@@ -99,5 +100,6 @@ func (d *drawing) path(class string, points [][2]float64) {
 	d.add(`<path d="%s" class="%s"/>`, text.String(), class)
 }
 
-// num has at most one decimal, so that a picture does not depend on the last bits of a computation.
+// num formats a number with at most one decimal. So a picture does not depend on the last bits of a
+// computation.
 func num(f float64) string { return strconv.FormatFloat(math.Round(f*10)/10, 'f', -1, 64) }

@@ -29,6 +29,7 @@ func checkLimitReq(dir, recipesDir, proxiesDir string) error {
 		return err
 	}
 	ofNginx := recipes[slices.IndexFunc(recipes, func(r recipe) bool { return r.program == "nginx" })]
+	// prepare returns the command that runs nginx with a configuration, at another address.
 	prepare := func(name, listen string) (*exec.Cmd, error) {
 		text, err := os.ReadFile(filepath.Join(recipesDir, name))
 		if err != nil {
@@ -73,22 +74,25 @@ func checkLimitReq(dir, recipesDir, proxiesDir string) error {
 	defer second.end()
 	var failures []error
 	for _, path := range []string{"/api/x", "/mail/x"} {
-		a, b := countPassed(before, path), countPassed(after, path)
-		fmt.Printf("nginx limit_req %s: %d of 60 requests pass in nginx, %d in Penstock\n", path, a, b)
-		// 21 requests pass at once, and one more for each 100 ms that the requests take. Queued
-		// requests pass later.
-		if a < 21 || b < 21 || a > 27 || b > 27 {
-			failures = append(failures, fmt.Errorf("limit_req %s: %d and %d requests pass; want 21 to 27 each", path, a, b))
+		inNginx, inPenstock := countPassed(before, path), countPassed(after, path)
+		fmt.Printf("nginx limit_req %s: %d of %d requests pass in nginx, %d in Penstock\n", path, inNginx, requests, inPenstock)
+		// 21 requests pass at once (or are queued, and pass later), and one more for each 100 ms that
+		// sending the requests takes.
+		const least, most = 21, 27
+		if min(inNginx, inPenstock) < least || max(inNginx, inPenstock) > most {
+			failures = append(failures, fmt.Errorf("limit_req %s: %d requests pass in nginx, and %d in Penstock; want %d to %d each", path, inNginx, inPenstock, least, most))
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// countPassed sends 60 requests at once, and returns how many got 200.
+const requests = 60
+
+// countPassed sends requests at the same time, and returns how many got 200.
 func countPassed(address, path string) (n int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for range 60 {
+	for range requests {
 		all.Go(func() {
 			response, err := http.Get("http://" + address + path)
 			if err != nil {

@@ -1,8 +1,8 @@
 // Command recipes runs the configurations of deploy/recipes in real proxies. They are in front of
-// an application, and call Penstock, which has a real Redis. The command checks what clients see,
-// prints a table, and fails if a result differs from docs/forward-auth.md. Its arguments are the
-// folder of the recipes, the folder that scripts/proxies has filled, and the names of proxies. It
-// skips a proxy that is not installed.
+// an application, and call Penstock, which has a real Redis. The command checks the responses that
+// clients get, and prints a table. It fails if a result differs from docs/forward-auth.md. Its
+// arguments are the folder of the recipes, the folder that scripts/proxies has filled, and the
+// names of proxies. It skips a proxy that is not installed.
 package main
 
 import (
@@ -34,16 +34,20 @@ type recipe struct {
 	args    func(dir, address string) []string
 	adapt   func(text string) string // changes a configuration so that the proxy runs without a system installation; nil: no change
 
-	hasLimits     bool                     // allowed responses have RateLimit headers
-	away, hung    string                   // status of requests while Penstock is killed, and while it hangs
-	open          func(text string) string // changes the recipe, as its comments say, so that requests pass then; nil: impossible
-	canStayClosed bool                     // on_failure: closed denies requests even with open
-	checks        func(*row)               // further checks of this recipe, while the store answers; nil: none
+	hasLimits  bool   // allowed responses have RateLimit headers
+	whenKilled string // status of requests while Penstock is killed
+	whenHung   string // status of requests while Penstock hangs
+
+	// open changes the recipe in the way that its comments describe: requests pass while Penstock is
+	// killed or hangs. nil: the proxy cannot do that.
+	open          func(text string) string
+	canStayClosed bool       // on_failure: closed denies requests even in the opened recipe
+	checks        func(*row) // further checks of this recipe, while the store answers; nil: none
 }
 
 var recipes = []recipe{
 	{
-		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, away: "500", hung: "500",
+		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, whenKilled: "500", whenHung: "500",
 		open: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
 		args: func(dir, _ string) []string {
 			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
@@ -57,14 +61,14 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, away: "503", hung: "503",
+		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, whenKilled: "503", whenHung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
 		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
 	},
 	{
-		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, away: "502", hung: "504",
+		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, whenKilled: "502", whenHung: "504",
 		open: func(text string) string {
 			closed, opened, _ := strings.Cut(text, "	# handle_errors")
 			return closed + "	handle_errors" + strings.ReplaceAll(opened, "	# ", "	")
@@ -75,20 +79,20 @@ var recipes = []recipe{
 		adapt: func(text string) string { return "{\n\tadmin off\n}\n" + text },
 	},
 	{
-		program: "traefik", files: []string{"traefik-dynamic.yml"}, away: "500", hung: "500",
+		program: "traefik", files: []string{"traefik-dynamic.yml"}, whenKilled: "500", whenHung: "500",
 		args: func(dir, address string) []string {
 			return []string{"--entrypoints.web.address=" + address, "--providers.file.filename=" + dir + "/traefik-dynamic.yml", "--global.checknewversion=false", "--global.sendanonymoususage=false"}
 		},
 	},
 	{
-		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, away: "503", hung: "503",
+		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
 		args: envoyArgs("envoy.yaml"),
 	},
 	{
-		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, away: "503", hung: "503",
+		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
@@ -104,18 +108,18 @@ func envoyArgs(file string) func(dir, _ string) []string {
 	}
 }
 
-// title names the recipe.
+// title returns the name of the recipe.
 func (r *recipe) title() string { return cmp.Or(r.name, r.program) }
 
-// key is a part of the keys of the recipe's clients.
+// key returns a part of the keys of the recipe's clients. Each recipe has other keys.
 func (r *recipe) key() string { return strings.ReplaceAll(r.title(), " ", "-") }
 
 // checkContextExtensions checks that a route of Envoy can select a rule by a context extension, and
 // that clients cannot do so by a header.
 func checkContextExtensions(r *row) {
 	for _, c := range []struct {
-		path, want string
-		header     []string
+		path, want string   // want: the status
+		header     []string // name and value
 	}{
 		{"/trial/a", "200", nil}, {"/trial/b", "429", nil}, {"/free", "200", []string{"X-Context-Plan", "trial"}}, {"/trial", "429", []string{"X-Context-Plan", "paid"}},
 	} {
@@ -177,7 +181,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // nginx changes its user
+	if err := os.Chmod(dir, 0o755); err != nil { // the workers of nginx run as another user
 		return err
 	}
 	redis, err := redistest.Launch()
@@ -226,15 +230,15 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	if err := awaitSilence(address); err != nil {
 		return err
 	}
-	var requests sync.WaitGroup // Traefik's timeout is 30 s
+	var waiting sync.WaitGroup // the proxies wait at the same time, because Traefik's timeout is 30 s
 	for _, r := range rows {
-		requests.Go(func() { r.hung, r.hungOpened = r.checkWithoutPenstock(r.recipe.hung) })
+		waiting.Go(func() { r.hung, r.hungOpened = r.checkWithoutPenstock(r.recipe.whenHung) })
 	}
-	requests.Wait()
+	waiting.Wait()
 	penstock.cmd.Process.Signal(syscall.SIGCONT)
 	penstock.end()
 	for _, r := range rows {
-		r.away, r.awayOpened = r.checkWithoutPenstock(r.recipe.away)
+		r.killed, r.killedOpened = r.checkWithoutPenstock(r.recipe.whenKilled)
 	}
 	err = errors.Join(show(rows), checkLimitReq(dir, recipesDir, proxiesDir))
 	if slices.Contains(names, "envoy") {
@@ -299,7 +303,7 @@ func startRows(dir, recipesDir, proxiesDir string, penstock services, names []st
 
 // checkUntrusted checks that Penstock rejects requests from an untrusted address.
 func checkUntrusted(penstock string) error {
-	stranger := clientFrom(net.IPv4(127, 0, 0, 9))
+	untrusted := clientFrom(net.IPv4(127, 0, 0, 9))
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext/free"} {
 		req, err := http.NewRequest("GET", "http://"+penstock+path, nil)
 		if err != nil {
@@ -308,7 +312,7 @@ func checkUntrusted(penstock string) error {
 		for _, name := range []string{"X-Forwarded-Method", "X-Original-Method"} {
 			req.Header.Set(name, "GET")
 		}
-		response, err := stranger.Do(req)
+		response, err := untrusted.Do(req)
 		if err != nil {
 			return err
 		}
@@ -321,7 +325,7 @@ func checkUntrusted(penstock string) error {
 	return nil
 }
 
-// awaitSilence waits until Penstock no longer responds. A process stops some time after the signal.
+// awaitSilence waits until Penstock no longer responds: a process stops some time after the signal.
 func awaitSilence(penstock string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return await("Penstock answers although it was stopped", func() bool {
@@ -358,7 +362,7 @@ func show(rows []*row) error {
 	var failures []string
 	for _, r := range rows {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.title(), r.passed, r.denied, r.retryAfter, r.limits,
-			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.forged, r.forgedAll, r.hung, r.hungOpened, r.away, r.awayOpened)
+			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.rejectedForged, r.allForged, r.hung, r.hungOpened, r.killed, r.killedOpened)
 		failures = append(failures, r.failures...)
 	}
 	if err := w.Flush(); err != nil {

@@ -91,7 +91,7 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// end ends the process: by SIGINT, so that nginx ends its workers, and by SIGKILL after 5 s.
+// end ends the process with SIGINT, so that nginx ends its workers. After 5 s it uses SIGKILL.
 func (p *process) end() {
 	p.cmd.Process.Signal(os.Interrupt)
 	select {

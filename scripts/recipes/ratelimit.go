@@ -86,15 +86,15 @@ func (l *rateLimitTrial) startEnvoy(program, app, deny string) (*row, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &row{recipe: recipe{program: "envoy"}, address: freeAddress(), number: 200}
-	e.client = e.clientOf(9)
+	e := &row{recipe: recipe{program: "envoy"}, address: freeAddress(), number: 200} // no other row has this number
+	e.client = e.clientOf(usualClient)
 	adapted := strings.Replace(string(text), "failure_mode_deny: false", "failure_mode_deny: "+deny, 1)
-	for of, to := range map[string]string{"8080": e.address, "3000": app, "8081": l.grpc} {
-		_, port, err := net.SplitHostPort(to)
+	for portInRecipe, address := range map[string]string{"8080": e.address, "3000": app, "8081": l.grpc} {
+		_, port, err := net.SplitHostPort(address)
 		if err != nil {
 			return nil, err
 		}
-		adapted = strings.Replace(adapted, "port_value: "+of, "port_value: "+port, 1)
+		adapted = strings.Replace(adapted, "port_value: "+portInRecipe, "port_value: "+port, 1)
 	}
 	file := filepath.Join(own, "envoy.yaml")
 	if err := os.WriteFile(file, []byte(adapted), 0o644); err != nil {
@@ -107,11 +107,12 @@ func (l *rateLimitTrial) startEnvoy(program, app, deny string) (*row, error) {
 	return e, await("Envoy does not reach Penstock", func() bool { return l.get(e, "/", "warm-"+deny).header.Get("X-Ratelimit-Limit") != "" })
 }
 
-// get sends a request with a key.
+// get sends a request with an API key.
 func (l *rateLimitTrial) get(e *row, path, key string) answer {
 	return e.send("GET", path, "shop.example", "X-Api-Key", key)
 }
 
+// expect counts a check, and records a failure if it is not true.
 func (l *rateLimitTrial) expect(isTrue bool, format string, args ...any) {
 	l.checks++
 	if !isTrue {
@@ -131,18 +132,18 @@ func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 	for left := 2; left >= 0; left-- {
 		a := l.get(l.passing, "/a", "k")
 		l.expect(a.status == "200" && a.body == "app GET /a ", "an allowed request got %+v", a)
-		l.expect(strings.HasPrefix(a.header.Get("X-Ratelimit-Limit"), "3, 3;w=3600"), "x-ratelimit-limit is %q", a.header.Get("X-Ratelimit-Limit"))
+		l.expect(strings.HasPrefix(a.header.Get("X-Ratelimit-Limit"), "3, 3;w=3600"), "x-ratelimit-limit is %q; want 3, 3;w=3600", a.header.Get("X-Ratelimit-Limit"))
 		l.expect(a.header.Get("X-Ratelimit-Remaining") == fmt.Sprint(left), "x-ratelimit-remaining is %q; want %d", a.header.Get("X-Ratelimit-Remaining"), left)
-		l.expect(a.header.Get("X-Ratelimit-Reset") != "" && a.header.Get("X-Ratelimit-Reset") != "0", "x-ratelimit-reset is %q", a.header.Get("X-Ratelimit-Reset"))
+		l.expect(a.header.Get("X-Ratelimit-Reset") != "" && a.header.Get("X-Ratelimit-Reset") != "0", "x-ratelimit-reset is %q; want more than 0", a.header.Get("X-Ratelimit-Reset"))
 	}
 	a := l.get(l.passing, "/a", "k")
-	l.expect(a.status == "429" && a.header.Get("X-Envoy-Ratelimited") == "true", "a request over the limit got %+v", a)
-	l.expect(a.header.Get("Retry-After") != "" && a.header.Get("Retry-After") != "0", "Retry-After is %q", a.header.Get("Retry-After"))
-	l.expect(a.header.Get("X-Ratelimit-Remaining") == "0", "x-ratelimit-remaining of a denial is %q", a.header.Get("X-Ratelimit-Remaining"))
+	l.expect(a.status == "429" && a.header.Get("X-Envoy-Ratelimited") == "true", "a request over the limit got %+v; want 429 with x-envoy-ratelimited: true", a)
+	l.expect(a.header.Get("Retry-After") != "" && a.header.Get("Retry-After") != "0", "Retry-After is %q; want more than 0", a.header.Get("Retry-After"))
+	l.expect(a.header.Get("X-Ratelimit-Remaining") == "0", "x-ratelimit-remaining of a denial is %q; want 0", a.header.Get("X-Ratelimit-Remaining"))
 	l.expectStatus("the other Envoy", l.denying, "k", "429") // both Envoys use the same counters
 	l.expectStatus("another key", l.passing, "k2", "200")
 
-	// Each response has some 2,000 bytes, and 10,000 are allowed.
+	// Each response has about 2,000 bytes, and the limit is 10,000.
 	passed := 0
 	err := await("the bytes of responses are not charged", func() bool {
 		a := l.get(l.passing, "/download/"+strings.Repeat("x", 2000), "d")
@@ -156,7 +157,7 @@ func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 }
 
 // checkWithoutStore checks that Envoy applies the decisions of Penstock's fallback while the store
-// is down.
+// hangs or is down.
 func (l *rateLimitTrial) checkWithoutStore(redis *redistest.Server) error {
 	redis.Pause()
 	l.expectStatus("the store hangs", l.denying, "hangs", "200", "200", "200", "429")
@@ -175,6 +176,7 @@ func (l *rateLimitTrial) awaitStore() error {
 	return await("the store does not decide again", func() bool { return l.get(l.denying, "/", "k").status == "429" })
 }
 
+// checkWithoutPenstock checks that failure_mode_deny decides while Penstock hangs or is down.
 func (l *rateLimitTrial) checkWithoutPenstock(*redistest.Server) error {
 	l.expectStatus("before", l.passing, "r", "200", "200", "200", "429")
 	l.penstock.cmd.Process.Signal(syscall.SIGSTOP)

@@ -26,19 +26,23 @@ type row struct {
 	isOpen bool // the recipe lets requests pass while Penstock does not answer
 	opened *row // the same proxy with isOpen; nil: it cannot
 
-	passed, denied             string
-	retryAfter, limits         string
-	killedOpen, killedClosed   string
-	hangingOpen, hangingClosed string
-	forged, forgedAll          int
-	hung, hungOpened           string // while Penstock hangs
-	away, awayOpened           string // while Penstock is killed
+	// The results, which are the columns of the table. An opened result is that of row.opened.
+	passed, denied             string // how many requests passed; the status of a denial
+	retryAfter, limits         string // the headers Retry-After and RateLimit
+	killedOpen, killedClosed   string // while the store is killed: the status with on_failure open and closed
+	hangingOpen, hangingClosed string // while the store hangs: the status with on_failure open and closed
+	rejectedForged, allForged  int    // forged requests that were rejected; all forged requests
+	hung, hungOpened           string // while Penstock hangs: the status
+	killed, killedOpened       string // while Penstock is killed: the status
 	failures                   []string
 }
 
+// usualClient is the last number of the address from which a row sends most requests.
+const usualClient = 9
+
 func newRow(recipe recipe, app *app, number int) *row {
 	r := &row{recipe: recipe, app: app, address: freeAddress(), number: number}
-	r.client = r.clientOf(9)
+	r.client = r.clientOf(usualClient)
 	return r
 }
 
@@ -62,10 +66,10 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 	if err := os.Mkdir(own, 0o777); err != nil {
 		return err
 	}
-	addresses := func(text string) string {
-		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc} {
-			_, port, _ := net.SplitHostPort(to)
-			text = strings.NewReplacer("127.0.0.1:"+of, to, "//:"+of, "//:"+port, "port_value: "+of, "port_value: "+port).Replace(text)
+	replaceAddresses := func(text string) string {
+		for portInRecipe, address := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc} {
+			_, port, _ := net.SplitHostPort(address)
+			text = strings.NewReplacer("127.0.0.1:"+portInRecipe, address, "//:"+portInRecipe, "//:"+port, "port_value: "+portInRecipe, "port_value: "+port).Replace(text)
 		}
 		return text
 	}
@@ -74,7 +78,7 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 		if err != nil {
 			return err
 		}
-		adapted := addresses(string(text))
+		adapted := replaceAddresses(string(text))
 		if r.isOpen && file == r.recipe.files[0] {
 			opened := r.recipe.open(adapted)
 			if opened == adapted {
@@ -113,7 +117,7 @@ func (r *row) checkWhileUp() {
 	r.checkLimit()
 	r.checkForged()
 	r.checkAddresses()
-	r.expect(r.forged == r.forgedAll, "%d of %d forged requests were rejected", r.forged, r.forgedAll)
+	r.expect(r.rejectedForged == r.allForged, "%d of %d forged requests were rejected; want all", r.rejectedForged, r.allForged)
 	r.checkOthers()
 	if r.recipe.checks != nil {
 		r.recipe.checks(r)
@@ -130,7 +134,7 @@ func (r *row) post(path string, header ...string) answer {
 
 // checkLimit uses up the limit of the row's key.
 func (r *row) checkLimit() {
-	passed, shown := 0, 0
+	passed, shown := 0, 0 // shown: responses with the right RateLimit
 	for left := 2; left >= 0; left-- {
 		a := r.post("/api/things?x=1")
 		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1 ", "an allowed request got %+v", a)
@@ -143,17 +147,19 @@ func (r *row) checkLimit() {
 	}
 	r.passed = fmt.Sprintf("%d of 3", passed)
 	r.limits = map[bool]string{true: "yes", false: "on denials"}[shown == 3]
-	r.expect(shown == map[bool]int{true: 3}[r.recipe.hasLimits], "%d of 3 allowed requests show RateLimit", shown)
+	wantShown := map[bool]int{true: 3, false: 0}[r.recipe.hasLimits]
+	r.expect(shown == wantShown, "%d of 3 allowed requests show the right RateLimit; want %d", shown, wantShown)
 
 	a := r.post("/api/things?x=1")
 	r.denied, r.retryAfter = a.status, a.header.Get("Retry-After")
 	r.expect(r.denied == "429", "a request over the limit got %s; want 429", r.denied)
 	r.expect(r.retryAfter == "1200", "Retry-After is %q; want 1200", r.retryAfter)
-	r.expect(strings.HasPrefix(a.header.Get("RateLimit"), `"shop.hour";r=0;`), "a denial has RateLimit %q", a.header.Get("RateLimit"))
-	r.expect(a.header.Get("Content-Type") == "application/problem+json" && strings.Contains(a.body, `"status":429`), "a denial has the body %q", a.body)
+	r.expect(strings.HasPrefix(a.header.Get("RateLimit"), `"shop.hour";r=0;`), "a denial has RateLimit %q; want \"shop.hour\";r=0;…", a.header.Get("RateLimit"))
+	r.expect(a.header.Get("Content-Type") == "application/problem+json" && strings.Contains(a.body, `"status":429`), "a denial has the body %q of type %q; want a problem with status 429", a.body, a.header.Get("Content-Type"))
 }
 
-// checkForged checks that no spelling and no header admits a request over the limit.
+// checkForged checks that no spelling of the path and no header makes a request pass that is over
+// the limit.
 func (r *row) checkForged() {
 	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things",
 		"http://shop.example/api/things", "http://shop.example:80/x/../api/things", "/api/things#/free", "/api/things?/../../free"} {
@@ -168,8 +174,8 @@ func (r *row) checkForged() {
 	}
 }
 
-// checkAddresses checks that each client of the proxy is limited by its true address, whatever
-// headers it sends.
+// checkAddresses checks that each client of the proxy is limited by its true address, even if it
+// sends headers with other addresses.
 func (r *row) checkAddresses() {
 	usual := r.client
 	defer func() { r.client = usual }()
@@ -196,8 +202,8 @@ func (r *row) checkAddresses() {
 func (r *row) checkOthers() {
 	token := "/token?token=" + r.recipe.key()
 	for _, c := range []struct {
-		what, want string
-		isLimited  bool
+		what, want string // want: the status
+		isLimited  bool   // a limit applies, so the response may have RateLimit
 		got        answer
 	}{
 		{"a client with another key", "200", true, r.post("/api/things", "X-Api-Key", "b-"+r.recipe.key())},
@@ -212,11 +218,11 @@ func (r *row) checkOthers() {
 		{"a request with HEAD", "200", false, r.send("HEAD", "/free", "shop.example")},
 	} {
 		r.expect(c.got.status == c.want, "%s got %s; want %s", c.what, c.got.status, c.want)
-		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q", c.what, c.got.header["Ratelimit"])
+		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q; want none", c.what, c.got.header["Ratelimit"])
 	}
 	for what, body := range map[string]io.Reader{"with its length": strings.NewReader("hello"), "without its length": io.MultiReader(strings.NewReader("hello"))} {
 		a := r.sendBody("PUT", "/api/things", "shop.example", body, "X-Api-Key", "b-"+r.recipe.key())
-		r.expect(a.body == "app PUT /api/things hello", "a body %s: %+v", what, a)
+		r.expect(a.body == "app PUT /api/things hello", "a request with a body %s got %+v; want that the application gets the body", what, a)
 	}
 }
 
@@ -229,20 +235,20 @@ func (r *row) checkOpened() {
 		r.opened.post("/api/things", "X-Api-Key", "banned"),
 		r.opened.post("/api/things", "X-Forwarded-Uri", "/free"),
 		r.opened.post("/api/things", "X-Original-Uri", "/free"),
-		r.opened.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)),
+		r.opened.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)), // too large
 	} {
-		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "opened: %s got %s", a.request, a.status)
+		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "opened: %s got %s; want 400, 403, 429 or 431", a.request, a.status)
 	}
 }
 
 // countForged counts answers to forged requests. Each must reject the request.
 func (r *row) countForged(answers ...answer) {
 	for _, a := range answers {
-		r.forgedAll++
+		r.allForged++
 		if a.status == "429" || a.status == "400" || a.status == "404" {
-			r.forged++
+			r.rejectedForged++
 		} else {
-			r.expect(false, "%s got %s", a.request, a.status)
+			r.expect(false, "%s got %s; want 429, 400 or 404", a.request, a.status)
 		}
 	}
 }
@@ -250,7 +256,7 @@ func (r *row) countForged(answers ...answer) {
 // checkWithoutStore sends requests while the store does not answer.
 func (r *row) checkWithoutStore() (open, closed string) {
 	a := r.send("GET", "/open", "shop.example", "X-Api-Key", "k")
-	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q", a.status, a.header["Ratelimit"])
+	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q; want 200 without it", a.status, a.header["Ratelimit"])
 	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
 	if r.recipe.canStayClosed {
@@ -272,6 +278,7 @@ func (r *row) checkWithoutPenstock(want string) (status, opened string) {
 	return status, opened
 }
 
+// expect records a failure if a check is not true.
 func (r *row) expect(isTrue bool, format string, args ...any) {
 	if !isTrue {
 		r.failures = append(r.failures, r.recipe.title()+": "+fmt.Sprintf(format, args...))
@@ -284,7 +291,7 @@ type answer struct {
 	header                http.Header
 }
 
-// clientOf returns a client of the proxy, with its own untrusted address.
+// clientOf returns a client of the proxy. Its address ends with last. The proxy does not trust it.
 func (r *row) clientOf(last int) *http.Client {
 	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(last)))
 }

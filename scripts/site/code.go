@@ -41,7 +41,7 @@ var (
 	yamlKey      = regexp.MustCompile(`(^|[\s{,\[])([A-Za-z_][\w.-]*)(:)(\s|$)`)
 )
 
-// dedent removes the tabs that all lines begin with. Quoted code may come from within a function.
+// dedent removes the tabs with which all lines begin: quoted code may be a part of a function.
 func dedent(lines []string) []string {
 	for len(lines) > 0 {
 		for _, line := range lines {

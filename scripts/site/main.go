@@ -1,6 +1,6 @@
-// Command site makes static pages of the Markdown of this tree: README.md, docs and a few more.
-// They need no server and nothing from the network, and have a search. It fails if a link is
-// broken.
+// Command site makes static pages with a search from the Markdown files of this tree: README.md,
+// docs and a few more. The pages need no server, and load nothing from the network. The command
+// fails if a link is broken.
 //
 //	go run ./site [-check] TREE FOLDER
 //
@@ -69,7 +69,7 @@ func build(tree, folder string) (*pages, error) {
 		var text strings.Builder
 		data := struct {
 			*page
-			Root   string // leads from the page to the folder of the site
+			Root   string // path from the page to the folder of the site
 			Groups []group
 			Body   template.HTML
 		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), all.groups(p), template.HTML(html)}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// writeTree writes a small tree of pages, and the files that a test adds.
+// writeTree writes a small tree of pages with some further files, and returns its folder.
 func writeTree(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	all := map[string]string{
@@ -30,7 +30,7 @@ func writeTree(t *testing.T, files map[string]string) string {
 }
 
 func TestBrokenLinksFail(t *testing.T) {
-	for text, want := range map[string]string{
+	for text, want := range map[string]string{ // want: a part of the error; "": no error
 		"[x](none.md)":           "docs/more.md: broken link none.md",
 		"[x](help.md#none)":      "docs/help.md has no heading #none",
 		"[x](#none)":             "docs/more.md has no heading #none",
@@ -43,7 +43,7 @@ func TestBrokenLinksFail(t *testing.T) {
 	} {
 		_, err := build(writeTree(t, map[string]string{"docs/more.md": "# More\n\n" + text + "\n"}), t.TempDir())
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v; want %q", text, err, want)
+			t.Errorf("%s: the error is %v; want one with %q, or none if that is empty", text, err, want)
 		}
 	}
 }
@@ -94,12 +94,12 @@ func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 	if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(string(text), "window.searchIndex = "), ";\n")), &list); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range list {
-		if f.URL == "help.html#a--b" && f.Words == "unblock, reset" && f.Name == "A & B" && strings.Contains(f.Text, "key: 1") {
+	for _, e := range list {
+		if e.URL == "help.html#a--b" && e.Words == "unblock, reset" && e.Name == "A & B" && strings.Contains(e.Text, "key: 1") {
 			return
 		}
 	}
-	t.Errorf("no section has the words of the index: %+v", list)
+	t.Errorf("no entry is help.html#a--b with the words \"unblock, reset\", the name \"A & B\" and its text: %+v", list)
 }
 
 // The docs of this tree make a site, and its pages load nothing from other hosts.
@@ -122,7 +122,7 @@ func TestSiteOfThisTree(t *testing.T) {
 		return err
 	})
 	if err != nil || pages < 30 {
-		t.Errorf("%d pages: %v", pages, err)
+		t.Errorf("the site has %d pages and style sheets, %v; want at least 30", pages, err)
 	}
 	t.Logf("counted: %d pages of the site", pages)
 }

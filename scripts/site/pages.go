@@ -38,7 +38,7 @@ type section struct {
 	Level         int
 }
 
-// pages are all pages of the site, with their pictures.
+// pages has all pages of the site, and their pictures.
 type pages struct {
 	all      []*page
 	bySource map[string]*page
@@ -123,6 +123,7 @@ func (p *page) readHeadings() error {
 	return err
 }
 
+// dropped matches the characters of a title that GitHub leaves out of its anchor.
 var dropped = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 
 func anchorOf(title string) string {
@@ -191,7 +192,8 @@ func (s *pages) resolveLinks(tree string) error {
 	return errors.Join(broken...)
 }
 
-// resolve returns the target in the site of a link in a page.
+// resolve returns the target that a link in a page gets in the site: a page, a picture, or a file
+// in the repository.
 func (s *pages) resolve(tree string, p *page, target string, isPicture bool) (string, error) {
 	u, err := url.Parse(target)
 	if err != nil || u.Scheme != "" {
@@ -236,6 +238,7 @@ func relative(from, to string) string {
 	return strings.Repeat("../", strings.Count(from, "/")) + to
 }
 
+// render returns the HTML of a page's text.
 func (s *pages) render(p *page) (string, error) {
 	var b strings.Builder
 	err := s.markdown.Renderer().Render(&b, p.markdown, p.document)
@@ -256,8 +259,8 @@ type entry struct {
 	IsCurrent  bool
 }
 
-// places define the groups by a folder or by the names of pages. A page belongs to the first place
-// that fits. The last place has all other pages.
+// places define the groups: by a folder, or by the names of pages. A page belongs to the first
+// place that fits. All other pages belong to the last place.
 var places = []struct {
 	title, folder string
 	names         []string

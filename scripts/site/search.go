@@ -21,21 +21,21 @@ type searchEntry struct {
 	Title string `json:"t"`           // of the page
 	Name  string `json:"h,omitempty"` // of the section
 	Words string `json:"w,omitempty"` // words of the index that link to the section
-	Text  string `json:"x"`
+	Text  string `json:"x"`           // of the section
 }
 
-// searchIndex returns all sections as JSON, with the words that docs/README.md has for them.
+// searchIndex returns all sections as JSON. Each has the words of docs/README.md that link to it.
 func (s *pages) searchIndex() (string, error) {
 	words := s.indexWords()
 	var list []searchEntry
 	for _, p := range s.all {
-		now := searchEntry{URL: p.URL, Title: p.Title}
+		entry := searchEntry{URL: p.URL, Title: p.Title} // the current section
 		var text strings.Builder
-		end := func() {
-			now.Text = strings.Join(strings.Fields(text.String()), " ")
-			now.Words = words[now.URL]
-			if now.Text != "" || now.Words != "" {
-				list = append(list, now)
+		endSection := func() {
+			entry.Text = strings.Join(strings.Fields(text.String()), " ")
+			entry.Words = words[entry.URL]
+			if entry.Text != "" || entry.Words != "" {
+				list = append(list, entry)
 			}
 			text.Reset()
 		}
@@ -45,22 +45,22 @@ func (s *pages) searchIndex() (string, error) {
 				continue // the title
 			}
 			if ok {
-				end()
+				endSection()
 				anchor, _ := h.AttributeString("id")
-				now = searchEntry{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
+				entry = searchEntry{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
 				continue
 			}
 			text.WriteString(plainText(n, p.markdown) + " ")
 		}
-		end()
+		endSection()
 	}
 	text, err := json.Marshal(list)
 	return string(text), err
 }
 
-// rowsOfIndex calls f for each row of the tables of words in docs/README.md, with its words and the
-// targets of its links.
-func (s *pages) rowsOfIndex(f func(words string, targets []string)) {
+// rowsOfIndex calls visit for each row of the tables in docs/README.md, the index. It passes the
+// words of the row, and the targets of its links.
+func (s *pages) rowsOfIndex(visit func(words string, targets []string)) {
 	p := s.bySource["docs/README.md"]
 	if p == nil {
 		return
@@ -77,12 +77,12 @@ func (s *pages) rowsOfIndex(f func(words string, targets []string)) {
 			}
 			return ast.WalkContinue, nil
 		})
-		f(plainText(row.FirstChild(), p.markdown), targets)
+		visit(plainText(row.FirstChild(), p.markdown), targets)
 		return ast.WalkSkipChildren, nil
 	})
 }
 
-// indexWords returns the words of the index, by the first URL of their row.
+// indexWords returns the words of the index, by the first target of their row.
 func (s *pages) indexWords() map[string]string {
 	words := make(map[string]string)
 	s.rowsOfIndex(func(text string, targets []string) {
@@ -93,7 +93,8 @@ func (s *pages) indexWords() map[string]string {
 	return words
 }
 
-var answer = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
+// foundLine matches a line of results: a word, and the URLs of the sections that were found.
+var foundLine = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
 
 // checkSearch searches for each word of the index in Chromium. One of the first five results must
 // be a page that the index names for the word.
@@ -134,11 +135,11 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 		return fmt.Errorf("chromium: %w", err)
 	}
 	results := make(map[string][]string)
-	for _, m := range answer.FindAllStringSubmatch(html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n")), -1) {
+	for _, m := range foundLine.FindAllStringSubmatch(html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n")), -1) {
 		results[m[1]] = strings.Fields(m[2])
 	}
 	var missing []error
-	good := 0
+	found := 0
 	for _, q := range queries {
 		isFound := false
 		for _, target := range q.targets {
@@ -148,11 +149,11 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 			}
 		}
 		if isFound {
-			good++
+			found++
 		} else {
 			missing = append(missing, fmt.Errorf("%q finds %q; want one of %q", q.words, results[q.words], q.targets))
 		}
 	}
-	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", good, len(queries))
+	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", found, len(queries))
 	return errors.Join(missing...)
 }

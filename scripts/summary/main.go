@@ -1,11 +1,11 @@
-// Command summary reads the output of "go test -json" and prints what a reader wants of it: a line
-// per package, the output of what failed, and the sums of what the tests counted. Each argument is
-// a command of bash that prints such output. All commands run at the same time. Without arguments,
-// summary reads its input.
+// Command summary reads the output of "go test -json", and prints a short form: a line per package,
+// the output of failed tests, and the sums of the numbers that tests counted. Each argument is a
+// command of bash that prints such output. All commands run at the same time. Without arguments,
+// summary reads its standard input.
 //
-// A test counts by logging a line "counted: 123456 twins (seed 7)": a whole number, what it counts,
-// and optionally details in parentheses. Lines that name the same thing are added up over all tests
-// and packages; details are left out.
+// To count, a test logs a line such as "counted: 123456 twins (seed 7)": a whole number, the name
+// of the things that it counts, and optionally details in parentheses. summary ignores the details,
+// and adds up the numbers with the same name over all tests and packages.
 package main
 
 import (
@@ -31,7 +31,7 @@ type event struct {
 	ImportPath string
 	Test       string
 	Output     string
-	Elapsed    float64
+	Elapsed    float64 // seconds
 }
 
 func main() {
@@ -41,25 +41,26 @@ func main() {
 		os.Exit(1)
 	}
 	s.print()
-	if s.failed {
+	if s.hasFailed {
 		os.Exit(1)
 	}
 }
 
 type summary struct {
-	mu     sync.Mutex
-	out    io.Writer
-	counts map[string]*total
-	failed bool
+	mu        sync.Mutex
+	out       io.Writer
+	counts    map[string]*total // by the name of the counted things
+	hasFailed bool
 }
 
 func newSummary(out io.Writer) *summary {
 	return &summary{out: out, counts: make(map[string]*total)}
 }
 
+// A total is the sum of the numbers with one name.
 type total struct {
 	n     int64
-	lines int
+	lines int // how many numbers were added
 }
 
 // runOrRead runs all commands at the same time, or reads the standard input if there are none.
@@ -76,29 +77,29 @@ func (s *summary) runOrRead(commands []string) error {
 	return errors.Join(errs...)
 }
 
-// run reads what a command prints. One that fails is a failure of the summary, even if no event
-// tells of it.
+// run reads the output of a command. If the command fails, the summary fails too, even if no event
+// reports a failure.
 func (s *summary) run(command string) error {
 	tests := exec.Command("bash", "-c", command)
 	tests.Stderr = os.Stderr
-	printed, err := tests.StdoutPipe()
+	output, err := tests.StdoutPipe()
 	if err != nil {
 		return err
 	}
 	if err := tests.Start(); err != nil {
 		return err
 	}
-	err = s.read(printed)
-	if ended := tests.Wait(); ended != nil {
+	err = s.read(output)
+	if exitErr := tests.Wait(); exitErr != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.failed = true
+		s.hasFailed = true
 	}
 	return err
 }
 
-// An outputs has what each test of one "go test" printed until it passes, by package and test.
-// Another "go test" may run the same package.
+// outputs has the output of each running test, by package and test. Each "go test" has its own,
+// because another one may run the same package at the same time.
 type outputs map[string]*strings.Builder
 
 func (s *summary) read(r io.Reader) error {
@@ -109,9 +110,9 @@ func (s *summary) read(r io.Reader) error {
 		if len(line) > 0 {
 			var e event
 			if json.Unmarshal(line, &e) != nil {
-				e = event{Action: "build-output", Output: string(line)} // go itself wrote it
+				e = event{Action: "build-output", Output: string(line)} // a message of the go command
 			}
-			s.take(e, output)
+			s.handle(e, output)
 		}
 		if err == io.EOF {
 			return nil
@@ -122,7 +123,8 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-func (s *summary) take(e event, output outputs) {
+// handle handles an event: it prints or keeps its output, counts, and records a failure.
+func (s *summary) handle(e event, output outputs) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := e.Package + " " + e.Test
@@ -130,7 +132,7 @@ func (s *summary) take(e event, output outputs) {
 	case "build-output":
 		fmt.Fprint(s.out, e.Output)
 	case "build-fail":
-		s.failed = true
+		s.hasFailed = true
 	case "output":
 		s.count(e.Output)
 		if output[id] == nil {
@@ -139,7 +141,7 @@ func (s *summary) take(e event, output outputs) {
 		output[id].WriteString(e.Output)
 	case "pass", "skip", "fail":
 		if e.Action == "fail" {
-			s.failed = true
+			s.hasFailed = true
 			if text := output[id]; text != nil {
 				fmt.Fprint(s.out, text)
 			}
@@ -153,6 +155,7 @@ func (s *summary) take(e event, output outputs) {
 
 var counted = regexp.MustCompile(`(?:^|\s)counted: (\d+) ([^(\n]*[^(\s])`)
 
+// count adds the number in a line, if the line has the form of a count.
 func (s *summary) count(line string) {
 	m := counted.FindStringSubmatch(line)
 	if m == nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// summarize returns what is printed for some lines of "go test -json".
-func summarize(t *testing.T, lines ...string) (text string, failed bool) {
+// summarize returns the summary of some lines of "go test -json".
+func summarize(t *testing.T, lines ...string) (text string, hasFailed bool) {
 	t.Helper()
 	var out strings.Builder
 	s := newSummary(&out)
@@ -14,10 +14,10 @@ func summarize(t *testing.T, lines ...string) (text string, failed bool) {
 		t.Fatal(err)
 	}
 	s.print()
-	return out.String(), s.failed
+	return out.String(), s.hasFailed
 }
 
-func TestCountsAreAddedUpByWhatIsCounted(t *testing.T) {
+func TestCountsAreAddedUpByName(t *testing.T) {
 	text, failed := summarize(t,
 		`{"Action":"output","Package":"a","Test":"TestX","Output":"    x_test.go:1: counted: 20 twins (seed 7)\n"}`,
 		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: counted: 3 twins\n"}`,
@@ -27,15 +27,15 @@ func TestCountsAreAddedUpByWhatIsCounted(t *testing.T) {
 	)
 	for _, want := range []string{"          23      2  twins\n", "           5      1  broken algorithms\n"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("%q is not in:\n%s", want, text)
+			t.Errorf("the summary lacks %q:\n%s", want, text)
 		}
 	}
 	if failed {
-		t.Error("a passing run was called a failure")
+		t.Error("a passing run is a failure; want none")
 	}
 }
 
-func TestOnlyWhatFailedIsShown(t *testing.T) {
+func TestOnlyOutputOfFailedTestsIsShown(t *testing.T) {
 	text, failed := summarize(t,
 		`{"Action":"output","Package":"a","Test":"TestGood","Output":"noise\n"}`,
 		`{"Action":"output","Package":"a","Test":"TestBad","Output":"the reason\n"}`,
@@ -44,18 +44,18 @@ func TestOnlyWhatFailedIsShown(t *testing.T) {
 		`{"Action":"fail","Package":"a","Elapsed":1.5}`,
 	)
 	if !failed || !strings.Contains(text, "the reason") || strings.Contains(text, "noise") {
-		t.Errorf("failed %v:\n%s", failed, text)
+		t.Errorf("failed %v; want a failure, with the output of TestBad only:\n%s", failed, text)
 	}
 }
 
-func TestWhatDoesNotCompileFails(t *testing.T) {
+func TestFailedBuildIsAFailure(t *testing.T) {
 	text, failed := summarize(t,
 		`{"ImportPath":"a","Action":"build-output","Output":"a.go:1: no\n"}`,
 		`{"ImportPath":"a","Action":"build-fail"}`,
 		`go: something that is not JSON`,
 	)
 	if !failed || !strings.Contains(text, "a.go:1: no") || !strings.Contains(text, "not JSON") {
-		t.Errorf("failed %v:\n%s", failed, text)
+		t.Errorf("failed %v; want a failure, with both messages:\n%s", failed, text)
 	}
 }
 
@@ -71,8 +71,8 @@ func TestRunsOfOnePackageAreKeptApart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !s.failed || strings.Contains(out.String(), "noise") {
-		t.Errorf("failed %v:\n%s", s.failed, &out)
+	if !s.hasFailed || strings.Contains(out.String(), "noise") {
+		t.Errorf("failed %v; want a failure, without the output of the other run:\n%s", s.hasFailed, &out)
 	}
 }
 
@@ -85,12 +85,12 @@ func TestAllCommandsAreRun(t *testing.T) {
 	}
 	s.print()
 	if want := "          15      3  twins\n"; !strings.Contains(out.String(), want) {
-		t.Errorf("%q is not in:\n%s", want, &out)
+		t.Errorf("the summary lacks %q:\n%s", want, &out)
 	}
-	if s.failed {
-		t.Error("commands that succeed were called failures")
+	if s.hasFailed {
+		t.Error("commands that succeed are failures; want none")
 	}
-	if err := s.runOrRead([]string{"true", "exit 1"}); err != nil || !s.failed {
-		t.Errorf("failed %v, error %v; want a failure for a command that fails without an event", s.failed, err)
+	if err := s.runOrRead([]string{"true", "exit 1"}); err != nil || !s.hasFailed {
+		t.Errorf("failed %v, error %v; want a failure for a command that fails without an event", s.hasFailed, err)
 	}
 }

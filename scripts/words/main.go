@@ -1,6 +1,6 @@
 // Command words finds words that this project does not use, such as private names for things that
-// have a standard term. The list is words.txt. It reads all .go, .lua, .md, .yaml and .yml files
-// below a folder, names each place with what to write instead, and fails if there are any.
+// have a standard term. The list is words.txt. The command reads all .go, .lua, .md, .yaml and .yml
+// files below a folder. It prints each place, and a better word. It fails if there are any.
 package main
 
 import (
@@ -33,10 +33,10 @@ func main() {
 	}
 }
 
-// words are the words to find, and by the words of each what to write instead.
+// words is the list of words to find.
 type words struct {
-	find    *regexp.Regexp
-	instead map[string]string
+	find    *regexp.Regexp    // matches each of them
+	instead map[string]string // by word: what to write instead
 }
 
 // parse reads a list of lines such as "bunch, bunches = batch".
@@ -61,7 +61,7 @@ func parse(list string) (w words, err error) {
 	return w, err
 }
 
-// isOwn reports whether a file must name the words.
+// isOwn reports whether a file belongs to this command, and so must contain the words.
 func isOwn(path string) bool { return strings.HasPrefix(path, "scripts/words/") }
 
 // check writes each place to out. It fails if there are any.
@@ -71,7 +71,8 @@ func (w words) check(root fs.FS, out *os.File) error {
 		if err != nil {
 			return err
 		}
-		if hidden := path != "." && strings.HasPrefix(entry.Name(), "."); entry.IsDir() && (hidden || path == "bin" || entry.Name() == "node_modules") {
+		isHidden := path != "." && strings.HasPrefix(entry.Name(), ".")
+		if entry.IsDir() && (isHidden || path == "bin" || entry.Name() == "node_modules") {
 			return fs.SkipDir
 		}
 		if entry.IsDir() || !slices.Contains([]string{".go", ".lua", ".md", ".yaml", ".yml"}, filepath.Ext(path)) || isOwn(path) {
@@ -81,9 +82,9 @@ func (w words) check(root fs.FS, out *os.File) error {
 		if err != nil {
 			return err
 		}
-		for _, hit := range w.in(string(text)) {
+		for _, match := range w.findIn(string(text)) {
 			found++
-			fmt.Fprintf(out, "%s:%d: %q; write: %s\n", path, hit.line, hit.word, w.instead[hit.word])
+			fmt.Fprintf(out, "%s:%d: %q; write: %s\n", path, match.line, match.word, w.instead[match.word])
 		}
 		return nil
 	})
@@ -93,21 +94,22 @@ func (w words) check(root fs.FS, out *os.File) error {
 	return err
 }
 
-type hit struct {
+// A match is a place of a word in a text.
+type match struct {
 	line int
 	word string
 }
 
 var (
-	inName = regexp.MustCompile(`([a-z0-9])([A-Z])|_`)
-	gap    = regexp.MustCompile(`\s+(?://|--|#)?\s*`)
+	nameBoundary = regexp.MustCompile(`([a-z0-9])([A-Z])|_`) // between the words of a name
+	gap          = regexp.MustCompile(`\s+(?://|--|#)?\s*`)  // between the words of a phrase, which may break over lines of a comment
 )
 
-// in finds the words in a text.
-func (w words) in(text string) (hits []hit) {
-	text = strings.ToLower(inName.ReplaceAllString(text, "$1 $2"))
+// findIn finds the words in a text.
+func (w words) findIn(text string) (matches []match) {
+	text = strings.ToLower(nameBoundary.ReplaceAllString(text, "$1 $2"))
 	for _, at := range w.find.FindAllStringIndex(text, -1) {
-		hits = append(hits, hit{1 + strings.Count(text[:at[0]], "\n"), gap.ReplaceAllString(text[at[0]:at[1]], " ")})
+		matches = append(matches, match{1 + strings.Count(text[:at[0]], "\n"), gap.ReplaceAllString(text[at[0]:at[1]], " ")})
 	}
-	return hits
+	return matches
 }

@@ -12,7 +12,7 @@ func TestWordsAreFound(t *testing.T) {
 	}
 	for _, c := range []struct {
 		text string
-		want string
+		want string // the matches: line and word
 	}{
 		{"a batch is in flight", "[]"},
 		{"one\nA Bunch of", "[{2 bunch}]"},
@@ -23,18 +23,18 @@ func TestWordsAreFound(t *testing.T) {
 		{"# under\n  way", "[{1 under way}]"},
 		{"it goes under. Way back", "[]"},
 	} {
-		if got := fmt.Sprint(w.in(c.text)); got != c.want {
+		if got := fmt.Sprint(w.findIn(c.text)); got != c.want {
 			t.Errorf("%q: %s; want %s", c.text, got, c.want)
 		}
 	}
 	if _, err := parse("bunch\n"); err == nil {
-		t.Error("a word without its replacement is accepted")
+		t.Error("parse accepts a word without a replacement; want an error")
 	}
 }
 
 func TestListIsSound(t *testing.T) {
 	w, err := parse(list)
 	if err != nil || len(w.instead) < 20 {
-		t.Errorf("%d words: %v", len(w.instead), err)
+		t.Errorf("the list has %d words, %v; want at least 20", len(w.instead), err)
 	}
 }

@@ -6,7 +6,7 @@ function wordsOf(text) {
   return whole.concat(...whole.filter(w => /[-_./]/.test(w)).map(w => w.split(/[-_./]/))).filter(w => w);
 }
 
-// stem removes some endings: limits, limited and limiting find limit.
+// stem removes some endings, so that limits, limited and limiting match limit.
 const stem = w => w.length > 4 ? w.replace(/(?:ing|ed|es|s)$/, "") : w;
 
 // match returns how well a word matches one of several: 1 if one is equal, less if one only begins with it.
@@ -21,7 +21,9 @@ function match(words, wanted) {
 
 let prepared;
 
-// search returns the best sections for a query. Every word of the query must be in a section.
+// search returns at most as many sections as most, the best first. A section must have every word of the query. In the index, a section has
+// u: its URL, t: the title of its page, h: its heading, w: words of docs/README.md that link to it, and x: its text. The scores are chosen so
+// that make site-check passes.
 function search(query, most) {
   prepared ??= window.searchIndex.map(s => ({
     s, title: wordsOf(s.t), name: wordsOf(s.h ?? ""), lead: wordsOf(s.w ?? ""), text: wordsOf(s.x),
@@ -62,6 +64,7 @@ function setUp() {
     document.head.append(script);
   });
 
+  // marked returns a text in which the wanted words are marked.
   const marked = (text, wanted) => {
     const parts = document.createDocumentFragment();
     const pattern = new RegExp("(" + wanted.map(w => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|") + ")", "ig");
@@ -76,6 +79,7 @@ function setUp() {
     return parts;
   };
 
+  // excerpt returns the part of a text around the first wanted word.
   const excerpt = (text, wanted) => {
     const low = text.toLowerCase();
     const at = Math.min(...wanted.map(w => low.indexOf(w)).filter(i => i >= 0), text.length);

@@ -1,4 +1,4 @@
-{{/* The name of most objects. */}}
+{{/* The name of most objects. Kubernetes allows 63 characters; 52 leave room for suffixes. */}}
 {{- define "penstock.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Valkey has another name, so that no selector of Penstock matches it. */}}
+{{/* Valkey has another name than Penstock, so that no selector of Penstock matches it. */}}
 {{- define "penstock.valkeySelector" -}}
 app.kubernetes.io/name: penstock-valkey
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -43,20 +43,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The least number of instances. */}}
+{{/* The smallest number of instances. */}}
 {{- define "penstock.instances" -}}
 {{- if .Values.autoscaling.enabled }}{{ int .Values.autoscaling.minReplicas }}{{ else }}{{ int .Values.replicas }}{{ end -}}
 {{- end -}}
 
+{{/* The name of the ConfigMap with the policy; empty: there is no policy. */}}
 {{- define "penstock.policyMap" -}}
 {{- if .Values.policy.existingConfigMap }}{{ .Values.policy.existingConfigMap }}{{ else if .Values.policy.text }}{{ include "penstock.fullname" . }}-policy{{ end -}}
 {{- end -}}
 
+{{/* The name of the ConfigMap with the files for Envoy; empty: there are none. */}}
 {{- define "penstock.envoyMap" -}}
 {{- if .Values.envoy.existingConfigMap }}{{ .Values.envoy.existingConfigMap }}{{ else if .Values.envoy.files }}{{ include "penstock.fullname" . }}-envoy{{ end -}}
 {{- end -}}
 
-{{/* The mounted secrets, as JSON: file, Secret, key and the variable that names the file. */}}
+{{/* The mounted secrets, as JSON: the file, the Secret and its key, and the variable with the path of the file. */}}
 {{- define "penstock.secrets" -}}
 {{- $list := list -}}
 {{- if .Values.valkey.enabled -}}
@@ -76,12 +78,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toJson $list -}}
 {{- end -}}
 
-{{/* A number in values is a float; it must not become 1e+06. */}}
+{{/* Formats a value. Numbers in values are floats, and must not become 1e+06. */}}
 {{- define "penstock.scalar" -}}
 {{- if kindIs "float64" . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* Nine tenths of the memory limit in MiB, if it is written in Mi or Gi. */}}
+{{/* GOMEMLIMIT: nine tenths of the memory limit in MiB, if it is written in Mi or Gi; otherwise empty. */}}
 {{- define "penstock.memory" -}}
 {{- $limit := dig "limits" "memory" "" .Values.resources | toString -}}
 {{- if regexMatch "^[0-9]+Mi$" $limit }}{{ div (mul (trimSuffix "Mi" $limit | int64) 9) 10 }}MiB
@@ -89,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Mistakes that the schema cannot see. */}}
+{{/* Fails if the values have mistakes that the schema cannot detect. */}}
 {{- define "penstock.check" -}}
 {{- $l := .Values.listeners -}}
 {{- if not (or $l.proxy.enabled $l.api.enabled $l.grpc.enabled $l.resp.enabled) -}}
@@ -102,12 +104,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "settings.upstream needs listeners.proxy; write listeners.proxy.enabled: true" -}}
 {{- end -}}
 {{- $ports := list (int .Values.admin.port) -}}
-{{- range $name, $one := $l -}}
-{{- if $one.enabled -}}
-{{- if has (int $one.port) $ports -}}
-{{- fail (printf "listeners.%s.port: %d is used twice; write another port" $name (int $one.port)) -}}
+{{- range $name, $listener := $l -}}
+{{- if $listener.enabled -}}
+{{- if has (int $listener.port) $ports -}}
+{{- fail (printf "listeners.%s.port: %d is used twice; write another port" $name (int $listener.port)) -}}
 {{- end -}}
-{{- $ports = append $ports (int $one.port) -}}
+{{- $ports = append $ports (int $listener.port) -}}
 {{- end -}}
 {{- end -}}
 {{- $hasPolicy := include "penstock.policyMap" . -}}
