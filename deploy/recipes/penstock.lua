@@ -16,7 +16,7 @@ core.register_action("penstock", { "http-req" }, function(txn)
   headers["x-forwarded-for"] = { txn.f:src() }
 
   local answer = core.httpclient():get{ url = url, headers = headers, timeout = 5000 }
-  -- HAProxy makes a response with 5xx itself if it cannot connect. A 5xx of Penstock has Retry-After.
+  -- If it cannot connect, HAProxy makes a 5xx response itself. A 5xx of Penstock has Retry-After.
   if not answer or not answer.status or answer.status == 0 or answer.status >= 500 and not answer.headers["retry-after"] then
     txn:set_var("txn.penstock_down", true)
     return
