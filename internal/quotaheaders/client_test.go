@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/httplimit/outbound"
 )
 
-// Package outbound reads the headers that this package writes: each dialect gives the same pause.
+// Package outbound, the client side, reads the headers that this package writes. Each dialect makes
+// a client pause for the same time.
 func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 	understood := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -23,8 +24,9 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 		now := time.Unix(1_800_000_000, 0)
 		for _, dialect := range dialects {
 			for _, inSeconds := range []bool{true, false} {
-				if (dialect == Draft06 || dialect == XRateLimit && inSeconds) && until > 10*365*24*time.Hour {
-					continue // a client reads numbers this large as Unix time
+				isAmbiguous := dialect == Draft06 || dialect == XRateLimit && inSeconds
+				if isAmbiguous && until > 10*365*24*time.Hour {
+					continue // a client takes such a large number for a Unix time
 				}
 				h := make(http.Header)
 				New(Settings{Dialects: []Dialect{dialect}, IsResetInSeconds: inSeconds, Now: func() time.Time { return now }}).
@@ -38,7 +40,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					rt.Fatalf("%s: %v pauses for %v; want %v", dialect, h, pause, want)
 				}
 				if !known {
-					want = time.Second // as after each 429 that gives no time
+					want = time.Second // the pause after a 429 without a time
 				}
 				if pause := pauseAfter(t, http.StatusTooManyRequests, h); pause != want {
 					rt.Fatalf("%s: 429 with %v pauses for %v; want %v", dialect, h, pause, want)
@@ -50,7 +52,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 	t.Logf("counted: %d responses that server and client interpret alike", understood)
 }
 
-// pauseAfter returns how long a client sends nothing after a response.
+// pauseAfter returns for how long a client sends no requests after a response.
 func pauseAfter(t *testing.T, status int, h http.Header) (pause time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -3,7 +3,6 @@ package quotaheaders
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/big"
 	"net/http"
 	"reflect"
@@ -20,13 +19,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// dialects are all dialects.
 var dialects = Dialects()
 
-// A shownLimit is one limit as a dialect shows it; a value that it does not show is -1.
+// A shownLimit is a limit in a response. A value that the dialect does not show is -1.
 type shownLimit struct{ limit, remaining, reset int64 }
 
-// parseLists reads the headers of draft-11 as RFC 9651 demands.
+// parseLists reads the headers of draft-11 with a parser of RFC 9651. It returns the names of the
+// items in their order, and the parameters of each item.
 func parseLists(t testing.TB, h http.Header) (names []string, items map[string]map[string]any) {
 	t.Helper()
 	items = make(map[string]map[string]any)
@@ -99,7 +98,7 @@ var anyAlgorithm = []*algorithm.Algorithm{
 	penstock.SubWindow(10), penstock.SlidingLog, penstock.Concurrency, penstock.CalendarWindow(algorithm.Day, time.UTC),
 }
 
-// drawLimit draws a valid limit, small or at the end of what there is.
+// drawLimit draws a valid limit. Its numbers are small, or anything up to the largest allowed.
 func drawLimit(t *rapid.T) penstock.Limit {
 	return rapid.Custom(func(t *rapid.T) penstock.Limit {
 		magnitude := func(name string, most int64) int64 {
@@ -137,31 +136,32 @@ func drawStatus(t *rapid.T) penstock.Status {
 	return status
 }
 
-// ceilRat is x rounded up.
+// ceilRat returns x, rounded up.
 func ceilRat(x *big.Rat) int64 {
 	n := new(big.Int).Add(x.Num(), x.Denom())
 	n.Sub(n, big.NewInt(1))
 	return n.Div(n, x.Denom()).Int64()
 }
 
+// ratOf returns d in seconds.
 func ratOf(d time.Duration) *big.Rat { return big.NewRat(int64(d), int64(time.Second)) }
 
-// wantPolicy is what a limit's policy must show, computed with fractions. A window of 0 is not
-// shown.
-func wantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
+// wantPolicy returns the parameters that a limit's policy must show, computed with fractions. A
+// window of 0 is not shown.
+func wantPolicy(limit penstock.Limit) (q, window int64, unit any, isBucket bool) {
 	a := limit.Algorithm
 	if a == nil {
 		a = penstock.TokenBucket
 	}
-	orCount := limit.Burst
-	if orCount == 0 {
-		orCount = limit.Count
+	burst := limit.Burst
+	if burst == 0 {
+		burst = limit.Count // the default
 	}
 	switch {
 	case a.NeedsHolder():
-		return orCount, 0, "concurrent-requests", false
+		return burst, 0, "concurrent-requests", false
 	case a.Name() == "tokenbucket" || a.Name() == "leakybucket":
-		q = orCount
+		q = burst
 		if a.Name() == "leakybucket" {
 			q = limit.Burst + 1
 		}
@@ -171,15 +171,16 @@ func wantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
 		}
 		return q, window, nil, true
 	case a.IsCalendar():
-		return limit.Count, map[time.Duration]int64{25 * time.Hour: 86400, 169 * time.Hour: 604800}[limit.Period], nil, false
+		const longestDay, longestWeek = 25 * time.Hour, 169 * time.Hour // when the clock is set back by an hour
+		return limit.Count, map[time.Duration]int64{longestDay: 86400, longestWeek: 604800}[limit.Period], nil, false
 	case limit.Period%time.Second == 0:
 		return limit.Count, int64(limit.Period / time.Second), nil, false
 	}
 	return limit.Count, 0, nil, false
 }
 
-// wantReset is the range of the time, in whole seconds, until the limit must have more; -1 if that
-// time must not be shown. For a bucket it may be one microsecond late.
+// wantReset returns the range of the time t that must be shown, in whole seconds, or -1 if there
+// must be none. For a bucket, t may be late by a microsecond.
 func wantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
 	if status.RetryAfter == penstock.Never {
 		return -1, -1
@@ -188,9 +189,9 @@ func wantReset(limit penstock.Limit, status penstock.Status) (least, most int64)
 		n := ceilRat(ratOf(status.RetryAfter))
 		return n, n
 	}
-	q, _, _, bucket := wantPolicy(limit)
+	q, _, _, isBucket := wantPolicy(limit)
 	after := ratOf(status.ResetAfter)
-	if !bucket {
+	if !isBucket {
 		n := ceilRat(after)
 		return n, n
 	}
@@ -203,6 +204,7 @@ func wantReset(limit penstock.Limit, status penstock.Status) (least, most int64)
 	return max(ceilRat(next), 0), max(ceilRat(late(next)), 0)
 }
 
+// wantStrictest returns the index of the limit that the older dialects must show.
 func wantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 	strictest := 0
 	share := func(i int) *big.Rat {
@@ -225,12 +227,12 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 4).Draw(rt, "quotas")
 		limits, statuses, quotas := make([]penstock.Limit, n), make([]penstock.Status, n), make([]Quota, n)
-		denied, retryAfter := false, time.Duration(0)
+		isDenied, retryAfter := false, time.Duration(0)
 		for i := range n {
 			limits[i], statuses[i] = drawLimit(rt), drawStatus(rt)
 			limits[i].Name = fmt.Sprintf("%s.%d", limits[i].Name, i)
 			quotas[i] = Quota{Policy: policyOf(limits[i].Name, limits[i]), Status: statuses[i]}
-			denied = denied || statuses[i].RetryAfter > 0
+			isDenied = isDenied || statuses[i].RetryAfter > 0
 			retryAfter = max(retryAfter, statuses[i].RetryAfter)
 		}
 		dialects := []Dialect{rapid.SampledFrom([]Dialect{Draft11, Draft07}).Draw(rt, "RateLimit")}
@@ -245,23 +247,23 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 			Jitter: time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter")),
 		}
 		h := make(http.Header)
-		wrote := New(settings).Write(h, quotas, denied, retryAfter)
+		wrote := New(settings).Write(h, quotas, isDenied, retryAfter)
 		responses++
 
 		strictest := wantStrictest(limits, statuses)
 		q, window, _, _ := wantPolicy(limits[strictest])
 		least, most := wantReset(limits[strictest], statuses[strictest])
 		want := shownLimit{min(q, mostInteger), min(statuses[strictest].Remaining, mostInteger), least}
-		agree := func(who Dialect, shown shownLimit) {
+		checkShown := func(dialect Dialect, shown shownLimit) {
 			values += 3
 			if shown.limit != want.limit || shown.remaining != want.remaining || shown.reset < least || shown.reset > most {
 				rt.Fatalf("%s shows %+v; want %+v (reset up to %d) for limit %v, status %+v: %v",
-					who, shown, want, most, limits[strictest], statuses[strictest], h)
+					dialect, shown, want, most, limits[strictest], statuses[strictest], h)
 			}
 			want.reset, least, most = shown.reset, shown.reset, shown.reset // the next dialect must show exactly the same
 		}
 
-		longest := int64(0)
+		longest := int64(0) // RetryAfter in seconds
 		for i := range limits {
 			if statuses[i].RetryAfter > 0 && statuses[i].RetryAfter != penstock.Never {
 				longest = max(longest, ceilRat(ratOf(statuses[i].RetryAfter)))
@@ -271,9 +273,13 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 			if dialect != Draft11 {
 				shown := parseOld(t, h, dialect)
 				if dialect == XRateLimit && !settings.IsResetInSeconds && shown.reset >= 0 {
-					shown.reset -= int64(math.Ceil(float64(now.UnixNano()-1_800_000_000*1e9)/1e9)) + 1_800_000_000
+					unixNow := now.Unix()
+					if now.Nanosecond() > 0 {
+						unixNow++
+					}
+					shown.reset -= unixNow
 				}
-				agree(dialect, shown)
+				checkShown(dialect, shown)
 				continue
 			}
 			names, items := parseLists(t, h)
@@ -297,7 +303,7 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 			if reset, ok := item["t"].(int64); ok {
 				shown.reset = reset
 			}
-			agree(Draft11, shown)
+			checkShown(Draft11, shown)
 		}
 		if !slices.Contains(dialects, Draft11) {
 			field := ""
@@ -311,9 +317,9 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 
 		retry, jitter := h.Get("Retry-After"), ceilRat(ratOf(settings.Jitter))
 		switch {
-		case !denied || retryAfter == penstock.Never:
+		case !isDenied || retryAfter == penstock.Never:
 			if retry != "" || wrote != 0 {
-				rt.Fatalf("Retry-After: %s, reported as %d; there must be none (denied %v, retry after %v)", retry, wrote, denied, retryAfter)
+				rt.Fatalf("Retry-After: %s, reported as %d; want none (denied %v, retry after %v)", retry, wrote, isDenied, retryAfter)
 			}
 		default:
 			got, err := strconv.ParseInt(retry, 10, 64)
@@ -330,14 +336,12 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 	t.Logf("counted: %d random responses in all dialects (%d values compared)", responses, values)
 }
 
-// The headers for decisions of a real store, for each algorithm: after a first request of the given
-// cost, and after a second.
+// These are the headers for two decisions of a real store, for each algorithm.
 func TestHeadersOfEachAlgorithm(t *testing.T) {
-	everyTenth := penstock.PerSecond(10)
 	for _, c := range []struct {
 		limit         penstock.Limit
-		first, second int64
-		want          string // of all headers but Date
+		first, second int64  // costs of the two requests
+		want          string // the headers of the first response, "then", and those of the second
 	}{
 		{penstock.PerSecond(10).WithBurst(25), 1, 30, `
 RateLimit-Policy: "x";q=25;w=3
@@ -359,14 +363,14 @@ then
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=30;t=5
 Retry-After: 5`},
-		{everyTenth.WithBurst(5), 5, 5, `
+		{penstock.PerSecond(10).WithBurst(5), 5, 5, `
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=0;t=1
 then
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=0;t=1
 Retry-After: 1`},
-		{everyTenth.With(penstock.LeakyBucket).WithBurst(19), 1, 1, `
+		{penstock.PerSecond(10).With(penstock.LeakyBucket).WithBurst(19), 1, 1, `
 RateLimit-Policy: "x";q=20;w=2
 RateLimit: "x";r=19;t=1
 then
@@ -474,7 +478,7 @@ Retry-After: 30`},
 			got = append(got, lines.String())
 		}
 		if text := strings.Join(got, "\nthen"); text != c.want {
-			t.Errorf("%v, after requests of %d and %d:%s\nwant%s", c.limit, c.first, c.second, text, c.want)
+			t.Errorf("%v, after requests of cost %d and %d:%s\nwant%s", c.limit, c.first, c.second, text, c.want)
 		}
 	}
 }
@@ -487,8 +491,8 @@ func policyOf(name string, limit penstock.Limit) *Policy {
 	return NewPolicy(name, plan)
 }
 
-// A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in
-// less than one has no w.
+// w is the time in which a bucket fills, rounded up to whole seconds. A bucket that fills in less
+// than a second has no w.
 func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 	for _, c := range []struct {
 		limit penstock.Limit
@@ -515,9 +519,9 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 	}
 	now := func() time.Time { return time.Unix(1_800_000_000, 1) }
 	for _, c := range []struct {
-		dialects []Dialect
-		seconds  bool
-		want     map[string]string
+		dialects         []Dialect
+		isResetInSeconds bool
+		want             map[string]string // all headers but Retry-After
 	}{
 		{nil, false, map[string]string{
 			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
@@ -538,7 +542,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 		{[]Dialect{}, false, map[string]string{}},
 	} {
 		h := make(http.Header)
-		New(Settings{Dialects: c.dialects, IsResetInSeconds: c.seconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
+		New(Settings{Dialects: c.dialects, IsResetInSeconds: c.isResetInSeconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
 		c.want["Retry-After"] = "1"
 		if len(h) != len(c.want) {
 			t.Errorf("%v: wrote %v; want %v", c.dialects, h, c.want)
@@ -553,7 +557,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 
 func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 	policy := policyOf("x", penstock.PerMinute(1))
-	h := New(Settings{})
+	w := New(Settings{})
 	for _, c := range []struct {
 		retryAfter time.Duration
 		statuses   []penstock.Status
@@ -574,19 +578,23 @@ func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 		for _, s := range c.statuses {
 			quotas = append(quotas, Quota{Policy: policy, Status: s})
 		}
-		out := make(http.Header)
-		n := h.Write(out, quotas, true, c.retryAfter)
-		if got := out.Get("Retry-After"); got != c.want || c.want != "" && c.want != strconv.FormatInt(n, 10) || c.want == "" && n != 0 {
+		h := make(http.Header)
+		n := w.Write(h, quotas, true, c.retryAfter)
+		wantReported := c.want
+		if c.want == "" {
+			wantReported = "0"
+		}
+		if got := h.Get("Retry-After"); got != c.want || strconv.FormatInt(n, 10) != wantReported {
 			t.Errorf("retry after %v, %+v: Retry-After %q, reported as %d; want %q", c.retryAfter, c.statuses, got, n, c.want)
 		}
 	}
 }
 
 func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
-	h := New(Settings{Jitter: 5 * time.Second})
+	w := New(Settings{Jitter: 5 * time.Second})
 	seen := make(map[int64]int)
 	for range 10_000 {
-		seen[h.Write(make(http.Header), nil, true, 1500*time.Millisecond)]++
+		seen[w.Write(make(http.Header), nil, true, 1500*time.Millisecond)]++
 	}
 	for n, times := range seen {
 		if n < 2 || n > 7 {
@@ -596,13 +604,15 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 	if len(seen) != 6 {
 		t.Errorf("saw %v; want each of 2 to 7", seen)
 	}
-	if got := h.Write(make(http.Header), nil, true, penstock.Never-1); got != 9223372037 {
-		t.Errorf("Retry-After: %d for almost for ever", got)
+	const longest = 9223372037 // math.MaxInt64 ns in seconds: the sum with the jitter must not overflow
+	if got := w.Write(make(http.Header), nil, true, penstock.Never-1); got != longest {
+		t.Errorf("Retry-After: %d for the longest time; want %d", got, longest)
 	}
 }
 
 // The draft's effective window is "the number of seconds within which the client can use no more
-// than the available quota": a client that uses it all has one unit more then, and not before.
+// than the available quota". A client that uses all of it has one more unit at the end of the
+// window, and not earlier.
 func TestEffectiveWindowEndsWhenTheLimitHasMore(t *testing.T) {
 	compared := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -639,18 +649,18 @@ func TestEffectiveWindowEndsWhenTheLimitHasMore(t *testing.T) {
 		if until > 2*time.Microsecond {
 			now = end.Add(-2 * time.Microsecond)
 			if s := decide(penstock.Peek, 0); s.Remaining > 0 {
-				rt.Fatalf("%v: the limit has more already 2µs before its effective window of %v ends: %+v, then %+v", limit, until, q.Status, s)
+				rt.Fatalf("%v: the limit has more units 2µs before its effective window of %v ends: %+v, then %+v; want 0", limit, until, q.Status, s)
 			}
 		}
 		now = end
 		if s := decide(penstock.Peek, 0); s.Remaining < 1 {
-			rt.Fatalf("%v: the limit has no more after its effective window of %v: %+v, then %+v", limit, until, q.Status, s)
+			rt.Fatalf("%v: the limit has no unit after its effective window of %v: %+v, then %+v; want at least 1", limit, until, q.Status, s)
 		}
 	})
 	t.Logf("counted: %d effective windows compared with the store", compared)
 }
 
-// The hot writer against a marshaller of RFC 9651.
+// The writer, which is optimized, writes the same text as a library for RFC 9651.
 func FuzzRateLimitIsAStructuredField(f *testing.F) {
 	f.Add("search.second", int64(10), int64(9), int64(0), int64(1_000_000), int64(1_000_000), uint8(0))
 	f.Add("x", int64(1)<<51, int64(1)<<51, int64(1), int64(1), int64(60_000_000), uint8(1))
@@ -738,7 +748,7 @@ func TestNamesCanBeInLowerCase(t *testing.T) {
 			want[strings.ToLower(name)] = values
 		}
 		if !reflect.DeepEqual(lower, want) {
-			t.Errorf("%v: %v; want %v", chosen, lower, want)
+			t.Errorf("%v in lower case: %v; want %v", chosen, lower, want)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// follow runs a command like a client that follows redirections.
-func follow(t *testing.T, addr string, args ...string) string {
+// doFollowing runs a command like a client that follows redirections.
+func doFollowing(t *testing.T, addr string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(CLI(), append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
 	if err != nil {
@@ -46,15 +46,15 @@ func moveSlots(t *testing.T, c *Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want(t, c.Nodes[0], int64(2), "INCR", key)
-	calls, n := 0, 2
+	wantReply(t, c.Nodes[0], int64(2), "INCR", key)
+	calls, n := 0, 2 // of duringMove; the value of the key
 	err = c.Move(slot, slot+1, added, func(moving int) {
 		if moving != slot {
 			return
 		}
 		calls++
 		n++
-		if got := follow(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
+		if got := doFollowing(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
 			t.Errorf("INCR during the move, call %d: %s; want %d", calls, got, n)
 		}
 	})
@@ -65,7 +65,7 @@ func moveSlots(t *testing.T, c *Cluster) {
 		t.Errorf("slots %d to %d belong to %v, %v and %v; want only the first two with %v",
 			slot, slot+2, c.Owner(slot), c.Owner(slot+1), c.Owner(slot+2), added)
 	}
-	want(t, added, fmt.Sprint(n), "GET", key)
+	wantReply(t, added, fmt.Sprint(n), "GET", key)
 	if _, err := c.Nodes[0].Do("GET", key); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
 		t.Errorf("GET from the old owner: %v; want MOVED", err)
 	}
@@ -84,9 +84,10 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	if err := c.Promote(replica); err != nil {
 		t.Fatal(err)
 	}
-	want(t, replica, "1", "GET", key)
+	wantReply(t, replica, "1", "GET", key)
 	if c.Owner(slot) != replica || c.Replica(replica) != old {
-		t.Error("the roles were not swapped")
+		t.Errorf("slot %d belongs to %s, whose replica is %v; want that %s and %s have swapped their roles",
+			slot, c.Owner(slot).Addr, c.Replica(replica), replica.Addr, old.Addr)
 	}
 	if err := await(readyLimit, old.checkInSync); err != nil {
 		t.Fatal(err)
@@ -95,7 +96,7 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	if err := old.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
-	want(t, old, "1", "GET", key)
+	wantReply(t, old, "1", "GET", key)
 	restart(t, replica)
 	if err := replica.awaitRole("slave"); err != nil {
 		t.Error(err)
@@ -111,13 +112,13 @@ func TestPartitionedReplicaLosesAcknowledgedWrites(t *testing.T) {
 	replica := c.Replica(old)
 	awaitCatchUp(t, replica, old)
 	proxies[0].Block(replica.Source)
-	want(t, old, int64(2), "INCR", key)
+	wantReply(t, old, int64(2), "INCR", key)
 	old.Kill()
 	if err := replica.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
 	proxies[0].Block()
-	want(t, replica, "1", "GET", key)
+	wantReply(t, replica, "1", "GET", key)
 }
 
 func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
@@ -128,7 +129,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	replica := c.Replica(old)
 	awaitCatchUp(t, replica, old)
 	c.Partition([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
-	want(t, old, int64(2), "INCR", key)
+	wantReply(t, old, int64(2), "INCR", key)
 	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("PING from the other side: %v; want a timeout", err)
 	}
@@ -136,7 +137,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	if err := replica.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
-	want(t, replica, int64(2), "INCR", key)
+	wantReply(t, replica, int64(2), "INCR", key)
 	err := await(readyLimit, func() error {
 		if _, err := old.Do("INCR", key); err == nil || !strings.HasPrefix(err.Error(), "CLUSTERDOWN") {
 			return fmt.Errorf("the minority replies %v", err)
@@ -150,7 +151,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	if err := old.awaitRole("slave"); err != nil {
 		t.Error(err)
 	}
-	want(t, replica, "2", "GET", key)
+	wantReply(t, replica, "2", "GET", key)
 }
 
 func TestSentinelsSwapPrimaryAndReplica(t *testing.T) {
@@ -167,15 +168,15 @@ func TestSentinelsSwapPrimaryAndReplica(t *testing.T) {
 			t.Parallel()
 			s := row.start(t)
 			first := s.Primary
-			want(t, first, "OK", "SET", "k", "v")
+			wantReply(t, first, "OK", "SET", "k", "v")
 			awaitCatchUp(t, s.Replica, first)
 			if err := row.change(s); err != nil {
 				t.Fatal(err)
 			}
 			if s.Replica != first || s.Primary == first {
-				t.Fatal("the roles were not swapped")
+				t.Fatalf("the primary is %s, and the replica %s; want that %s is the replica", s.Primary.Addr, s.Replica.Addr, first.Addr)
 			}
-			want(t, s.Primary, "v", "GET", "k")
+			wantReply(t, s.Primary, "v", "GET", "k")
 		})
 	}
 }
@@ -184,7 +185,7 @@ func TestPartitionedPrimaryIsReplacedAndStillServes(t *testing.T) {
 	t.Parallel()
 	s := StartProxiedSentinel(t)
 	old := s.Primary
-	want(t, old, int64(1), "INCR", "n")
+	wantReply(t, old, int64(1), "INCR", "n")
 	awaitCatchUp(t, s.Replica, old)
 	cut := []string{s.Replica.Source}
 	for _, sentinel := range s.Sentinels {

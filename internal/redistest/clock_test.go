@@ -11,7 +11,7 @@ import (
 func TestClockOfAServerJumpsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, clock := StartClocked(t)
-	want(t, s, "OK", "SET", "k", "v", "EX", "60")
+	wantReply(t, s, "OK", "SET", "k", "v", "EX", "60")
 	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour, 30 * time.Second, 61 * time.Second} {
 		if err := clock.Set(ahead); err != nil {
 			t.Fatal(err)
@@ -32,14 +32,14 @@ func TestClockOfAServerJumpsAtOnce(t *testing.T) {
 			t.Errorf("%v ahead, TIME is %s; want between %v and %v", ahead, strings.Join(text, "."), before, after)
 		}
 	}
-	want(t, s, nil, "GET", "k") // keys expire by this clock
+	wantReply(t, s, nil, "GET", "k") // keys expire by this clock
 }
 
 func TestRelaunchedServerMayBeLoading(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	for _, command := range []string{"DEBUG POPULATE 1500", "SAVE"} {
-		want(t, s, "OK", strings.Fields(command)...)
+		wantReply(t, s, "OK", strings.Fields(command)...)
 	}
 	s.Kill()
 	if err := s.Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {

@@ -10,13 +10,15 @@ import (
 	"time"
 )
 
-func want(t *testing.T, s *Server, reply any, args ...string) {
+// wantReply runs a command, and fails if the reply is another one.
+func wantReply(t *testing.T, s *Server, reply any, args ...string) {
 	t.Helper()
 	if got, err := s.Do(args...); err != nil || !reflect.DeepEqual(got, reply) {
 		t.Errorf("%v: %#v, %v; want %#v", args, got, err, reply)
 	}
 }
 
+// wantThrough is wantReply through a proxy.
 func wantThrough(t *testing.T, p *Proxy, reply any, args ...string) {
 	t.Helper()
 	if got, err := call("tcp", p.Addr(), answerLimit, args...); err != nil || got != reply {

@@ -33,9 +33,10 @@ func TestServersAndSentinelsRunTheChosenProgram(t *testing.T) {
 		t.Fatal("the chosen program was not run:", err)
 	}
 	// The server starts twice. A primary, its replica and 3 Sentinels start, and 6 nodes of a Cluster.
-	for what, want := range map[string]int{"\n": 2 + (2 + 3) + 6, " --sentinel ": 3, " --cluster-enabled ": 6} {
-		if n := strings.Count(string(text), what); n != want {
-			t.Errorf("the arguments of the chosen program have %q %d times; want %d", what, n, want)
+	// Each start writes its arguments in a line.
+	for argument, want := range map[string]int{"\n": 2 + (2 + 3) + 6, " --sentinel ": 3, " --cluster-enabled ": 6} {
+		if n := strings.Count(string(text), argument); n != want {
+			t.Errorf("the arguments of the chosen program have %q %d times; want %d", argument, n, want)
 		}
 	}
 	if want := filepath.Join(dir, "other-cli"); CLI() != want {

@@ -16,15 +16,15 @@ import (
 func TestServerAnswersOnSocketAndPort(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
-	want(t, s, "OK", "SET", "k", "v\r\n")
-	want(t, s, "v\r\n", "GET", "k")
-	want(t, s, nil, "GET", "absent")
-	want(t, s, int64(1), "INCR", "n")
+	wantReply(t, s, "OK", "SET", "k", "v\r\n")
+	wantReply(t, s, "v\r\n", "GET", "k")
+	wantReply(t, s, nil, "GET", "absent")
+	wantReply(t, s, int64(1), "INCR", "n")
 	if got, err := s.Do("EVAL", "return {1, 'a', {false}}", "0"); fmt.Sprint(got, err) != "[1 a [<nil>]] <nil>" {
 		t.Errorf("nested array: %v, %v; want [1 a [<nil>]] without an error", got, err)
 	}
 	if _, err := s.Do("INCR", "k"); err == nil || !strings.HasPrefix(err.Error(), "ERR value is not an integer") {
-		t.Errorf("error reply: %v", err)
+		t.Errorf("INCR of a text: %v; want the error reply", err)
 	}
 	if got, err := call("tcp", s.Addr, answerLimit, "GET", "n"); got != "1" {
 		t.Errorf("GET over TCP: %v, %v; want 1", got, err)
@@ -65,29 +65,29 @@ func TestLaterArgumentsWin(t *testing.T) {
 	if s.Addr != "" {
 		t.Errorf("Addr %q of a server without a port; want none", s.Addr)
 	}
-	want(t, s, "OK", "SET", "k", "kept")
+	wantReply(t, s, "OK", "SET", "k", "kept")
 	s.Kill()
 	restart(t, s)
-	want(t, s, "kept", "GET", "k")
+	wantReply(t, s, "kept", "GET", "k")
 }
 
 func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
-	want(t, s, "OK", "SET", "k", "v")
+	wantReply(t, s, "OK", "SET", "k", "v")
 	addr, pid := s.Addr, s.PID()
 	if err := s.Restart(); err == nil {
-		t.Error("restarted a running server")
+		t.Error("Restart of a running server succeeded; want an error")
 	}
 	s.Kill()
 	if _, err := s.Do("PING"); err == nil {
 		t.Error("PING to a killed server succeeded; want an error")
 	}
 	if _, err := s.CPU(); !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("CPU of a killed server: %v", err)
+		t.Errorf("CPU of a killed server: %v; want %v", err, os.ErrProcessDone)
 	}
 	restart(t, s)
-	want(t, s, nil, "GET", "k")
+	wantReply(t, s, nil, "GET", "k")
 	if got, err := call("tcp", addr, answerLimit, "PING"); got != "PONG" {
 		t.Errorf("PING on the old port: %v, %v; want PONG", got, err)
 	}
@@ -104,7 +104,7 @@ func TestPausedServerIsSilentUntilResumed(t *testing.T) {
 		t.Errorf("PING to a paused server: %v; want a timeout", err)
 	}
 	s.Resume()
-	want(t, s, "PONG", "PING")
+	wantReply(t, s, "PONG", "PING")
 }
 
 func TestCloseLeavesNothing(t *testing.T) {
@@ -116,25 +116,25 @@ func TestCloseLeavesNothing(t *testing.T) {
 	s.Close()
 	s.Close()
 	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("folder: %v", err)
+		t.Errorf("stat of the folder after Close: %v; want that it does not exist", err)
 	}
 	process, err := os.FindProcess(s.PID())
 	if err == nil {
 		err = process.Signal(syscall.Signal(0))
 	}
 	if !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("process: %v", err)
+		t.Errorf("signal to the process after Close: %v; want that it has ended", err)
 	}
 }
 
 func TestLaunchErrorShowsTheLog(t *testing.T) {
 	t.Parallel()
 	if _, err := Launch("--no-such-option", "1"); err == nil || !strings.Contains(err.Error(), "no-such-option") {
-		t.Errorf("got %v", err)
+		t.Errorf("launch with an unknown option: %v; want the server's log", err)
 	}
 	taken := Start(t)
 	if _, err := Launch("--port", portOf(taken.Addr)); !errors.Is(err, errPortTaken) {
-		t.Errorf("port taken: %v", err)
+		t.Errorf("launch with a port in use: %v; want %v", err, errPortTaken)
 	}
 }
 
@@ -207,16 +207,16 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	// A client that follows MOVED uses the proxies.
 	out, err := exec.Command(CLI(), "-c", "-p", portOf(proxies[0].Addr()), "SET", "foo", "bar").CombinedOutput()
 	if strings.TrimSpace(string(out)) != "OK" {
-		t.Errorf("the client with -c: %s, %v", out, err)
+		t.Errorf("SET by a client that follows MOVED: %s, %v; want OK", out, err)
 	}
 
 	p, key := proxies[1], setOwnKey(t, c.Nodes[1])
 	p.Only("INCR")
 	p.Lose(true)
 	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", key); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("INCR through a losing proxy: %v", err)
+		t.Errorf("INCR through a proxy that loses replies: %v; want a timeout", err)
 	}
-	want(t, c.Nodes[1], "2", "GET", key)
+	wantReply(t, c.Nodes[1], "2", "GET", key)
 }
 
 func TestSentinelsAgreeOnThePrimary(t *testing.T) {
@@ -225,7 +225,7 @@ func TestSentinelsAgreeOnThePrimary(t *testing.T) {
 	for _, addr := range s.Addrs() {
 		got, err := call("tcp", addr, answerLimit, "SENTINEL", "get-master-addr-by-name", MasterName)
 		if fmt.Sprint(got) != "[127.0.0.1 "+portOf(s.Primary.Addr)+"]" {
-			t.Errorf("sentinel %s: %v, %v", addr, got, err)
+			t.Errorf("the Sentinel at %s reports the primary %v, %v; want port %s", addr, got, err, portOf(s.Primary.Addr))
 		}
 	}
 }
@@ -238,16 +238,16 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 
 	p.Lose(true)
 	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", "n"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("Lose: %v", err)
+		t.Errorf("INCR with Lose: %v; want a timeout", err)
 	}
-	want(t, s, "2", "GET", "n")
+	wantReply(t, s, "2", "GET", "n")
 	p.Lose(false)
 
 	p.Cut(true)
 	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
-		t.Errorf("Cut: %v", err)
+		t.Errorf("INCR with Cut: %v; want EOF", err)
 	}
-	want(t, s, "3", "GET", "n")
+	wantReply(t, s, "3", "GET", "n")
 	p.Cut(false)
 
 	wantThrough(t, p, int64(4), "INCR", "n")
@@ -264,12 +264,12 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	p.Cut(true)
 	wantThrough(t, p, "PONG", "PING")
 	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
-		t.Errorf("INCR: %v", err)
+		t.Errorf("INCR, which matches Only: %v; want EOF", err)
 	}
-	want(t, s, "1", "GET", "n")
+	wantReply(t, s, "1", "GET", "n")
 	p.Only("")
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); !errors.Is(err, io.EOF) {
-		t.Errorf("PING without Only: %v", err)
+		t.Errorf("PING without Only: %v; want EOF", err)
 	}
 }
 
@@ -289,7 +289,7 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	for err := error(nil); err == nil; sent++ {
 		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
 	}
-	wantThrough(t, p, int64(sent+1), "INCR", "n") // works at once
+	wantThrough(t, p, int64(sent+1), "INCR", "n") // the proxy cuts no further reply
 	<-ended
 	if p.Lost() != 1 {
 		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), sent)

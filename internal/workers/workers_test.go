@@ -41,7 +41,7 @@ func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 		}
 		p.Stop()
 		if p.Start(1) {
-			t.Error("a task is started after Stop")
+			t.Error("Start returns true after Stop; want false")
 		}
 	})
 }
@@ -61,14 +61,14 @@ func TestStopWaitsForTasksAndLeavesNoGoroutine(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-stopped:
-			t.Error("Stop returns before the tasks")
+			t.Error("Stop returns before the tasks have ended")
 		default:
 		}
 		close(release)
 		<-stopped
 		synctest.Wait()
 		if n := runtime.NumGoroutine(); n > before {
-			t.Errorf("%d goroutines are left", n-before)
+			t.Errorf("%d goroutines are left after Stop; want none", n-before)
 		}
 	})
 }
