@@ -43,7 +43,7 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	for name, a := range map[string]redistest.TLS{
-		"by address, with client certificates": {RequireClientCert: true, ExtraNames: []string{"redis.test"}},
+		"by address, with client certificates": {IsClientCertRequired: true, ExtraNames: []string{"redis.test"}},
 		"by host name":                         {ServerName: "localhost", ExtraNames: []string{"redis.test"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestServerWithACertificateForAnotherIsUnreachable(t *testing.T) {
 // new connection to a node of a Cluster gets the alert within a call.
 func TestClientWithoutACertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
-	a := &redistest.TLS{RequireClientCert: true, ExtraNames: []string{"127.0.0.1"}}
+	a := &redistest.TLS{IsClientCertRequired: true, ExtraNames: []string{"127.0.0.1"}}
 	s := redistest.StartTLS(t, a)
 	options := a.Options()
 	options.Del("cert")

@@ -168,16 +168,16 @@ func (p *Proxies) walk(lines []string, lastComma func(string) int, parse func(st
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma returns the last comma that is not in a quoted string. It reads from the right:
-// otherwise a quote that the client left open would hide what proxies appended. A quote after a
-// backslash belongs to its string.
+// lastUnquotedComma returns the last comma that is not in a quoted string. It reads from the right.
+// From the left, a client could hide the elements of proxies behind a quote that it does not close.
+// A quote after a backslash is a part of its string.
 func lastUnquotedComma(list string) int {
-	quoted := false
+	isQuoted := false
 	for i := len(list) - 1; i >= 0; i-- {
 		switch {
-		case list[i] == '"' && !(quoted && strings.HasSuffix(list[:i], `\`)):
-			quoted = !quoted
-		case list[i] == ',' && !quoted:
+		case list[i] == '"' && !(isQuoted && strings.HasSuffix(list[:i], `\`)):
+			isQuoted = !isQuoted
+		case list[i] == ',' && !isQuoted:
 			return i
 		}
 	}
@@ -189,7 +189,7 @@ func lastUnquotedComma(list string) int {
 // addresses without the quotes that they need. The result is invalid if there is no address or the
 // element is malformed.
 func parseForwarded(element string) (address netip.Addr) {
-	found := false
+	hasFor := false
 	for element = strings.TrimLeft(element, "; \t"); element != ""; element = strings.TrimLeft(element, "; \t") {
 		name, after, _ := strings.Cut(element, "=")
 		value, rest, ok := cutValue(after)
@@ -197,10 +197,10 @@ func parseForwarded(element string) (address netip.Addr) {
 			return netip.Addr{}
 		}
 		if strings.EqualFold(name, "for") {
-			if found {
+			if hasFor {
 				return netip.Addr{}
 			}
-			found, address = true, parseNode(value)
+			hasFor, address = true, parseNode(value)
 		}
 		element = rest
 	}

@@ -11,7 +11,7 @@ func WithoutRace(t interface {
 	Skip(args ...any)
 }) {
 	t.Helper()
-	if underRace {
+	if isUnderRace {
 		t.Skip("runs without the race detector only")
 	}
 }

@@ -2,4 +2,4 @@
 
 package effort
 
-const underRace = false
+const isUnderRace = false

@@ -2,4 +2,4 @@
 
 package effort
 
-const underRace = true
+const isUnderRace = true

@@ -95,7 +95,8 @@ func ms(d time.Duration) string {
 	return strings.TrimSuffix(d.Truncate(time.Millisecond).String(), "ms")
 }
 
-// addToxic adds a toxic to the route: a fault of toxiproxy, in its JSON format. Times are in ms.
+// addToxic adds a toxic to the route: a fault of toxiproxy, in its JSON format. Latencies and
+// timeouts are in ms, and the delay of a slicer is in µs.
 func addToxic(toxic string) func(*experiment) {
 	return func(e *experiment) {
 		e.Helper()

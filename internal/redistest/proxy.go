@@ -234,12 +234,12 @@ func (l *link) recordMatch(sent []byte) []byte {
 
 func (l *link) forwardReplies() {
 	buf := make([]byte, 64<<10)
-	for first := true; ; first = false {
+	for isFirst := true; ; isFirst = false {
 		n, err := l.server.Read(buf)
 		if err != nil {
 			return
 		}
-		if first {
+		if isFirst {
 			time.Sleep(l.delay)
 		}
 		l.proxy.awaitUnblocked(l.client)

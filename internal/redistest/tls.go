@@ -21,9 +21,9 @@ import (
 // A TLS is a certificate authority for servers that accept only TLS. Each server has its own
 // certificate.
 type TLS struct {
-	RequireClientCert bool     // clients need a certificate
-	ServerName        string   // the name by which servers connect to each other; "": by their addresses
-	ExtraNames        []string // further names in every certificate
+	IsClientCertRequired bool     // clients need a certificate
+	ServerName           string   // the name by which servers connect to each other; "": by their addresses
+	ExtraNames           []string // further names in every certificate
 
 	// Lifetime is how long the certificates of servers and clients are valid. Default: an hour.
 	Lifetime time.Duration
@@ -36,7 +36,7 @@ type TLS struct {
 // Options returns the URL options for clients: ca, and if clients need a certificate, cert and key.
 func (a *TLS) Options() url.Values {
 	options := url.Values{"ca": {filepath.Join(a.dir, "ca.pem")}}
-	if a.RequireClientCert {
+	if a.IsClientCertRequired {
 		options.Set("cert", filepath.Join(a.dir, "client.pem"))
 		options.Set("key", filepath.Join(a.dir, "client.key"))
 	}
@@ -120,7 +120,7 @@ func (a *TLS) secure(r recipe, host string, names []string, more ...string) reci
 		if err := a.certify(filepath.Join(dir, "server"), append(names, a.ExtraNames...)...); err != nil {
 			return nil, err
 		}
-		clients := map[bool]string{true: "yes", false: "no"}[a.RequireClientCert]
+		clients := map[bool]string{true: "yes", false: "no"}[a.IsClientCertRequired]
 		args = append(args, "--bind", host, "--protected-mode", "no", "--port", "0", "--tls-port", fmt.Sprint(port), "--tls-replication", "yes", "--tls-auth-clients", clients,
 			"--tls-ca-cert-file", filepath.Join(a.dir, "ca.pem"),
 			"--tls-cert-file", filepath.Join(dir, "server.pem"), "--tls-key-file", filepath.Join(dir, "server.key"))

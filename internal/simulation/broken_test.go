@@ -104,7 +104,7 @@ func leasedWindowPlan(seed uint64) *plan {
 	if err != nil {
 		panic(err)
 	}
-	p.instances, p.configured, p.nodes, p.keys, p.faults, p.startsEarly = 2, 2, 1, 1, nil, false
+	p.instances, p.configured, p.nodes, p.keys, p.faults, p.isLoadEarly = 2, 2, 1, 1, nil, false
 	p.policies = []policy{{limit: limit, settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 50}}}
 	p.phases = []phase{{after: time.Second, requests: 3000, gap: limit.Limit().Period / time.Duration(limit.Limit().Count), pattern: steady}}
 	return p

@@ -59,7 +59,7 @@ func simulate(t *testing.T, p *plan, broken breakage) *history {
 		sim.join()
 		time.Sleep(time.Duration(sim.rng.Int64N(int64(time.Second))))
 	}
-	if !p.startsEarly {
+	if !p.isLoadEarly {
 		time.Sleep(6 * time.Second) // until each instance has counted the others by their heartbeats
 	}
 	sim.run()
@@ -393,7 +393,7 @@ func (sim *simulation) checkRecovery() {
 
 // checkLiveness checks that used units become free again, and that no unit stays leased.
 func (sim *simulation) checkLiveness() {
-	keep := sim.fleet[0]
+	last := sim.fleet[0] // the only instance that does not leave
 	for _, i := range slices.Clone(sim.fleet[1:]) {
 		sim.leave(i)
 	}
@@ -401,8 +401,8 @@ func (sim *simulation) checkLiveness() {
 	quiet := time.Minute // time without requests, in which every limit refills
 	for i := range sim.plan.policies {
 		l := sim.plan.policies[i].limit.Limit()
-		refill := 2 * l.Period
-		if l.Burst > l.Count {
+		refill := 2 * l.Period // a sliding window depends on the window before it
+		if l.Burst > l.Count { // a bucket that refills for several periods
 			refill = time.Duration(2 * float64(l.Burst+l.Count) / float64(l.Count) * float64(l.Period))
 		}
 		quiet = max(quiet, refill+time.Minute)
@@ -417,15 +417,15 @@ func (sim *simulation) checkLiveness() {
 			if c.Plan.Algorithm().NeedsHolder() {
 				c.Holder = "last"
 			}
-			d, err := sim.decide(context.Background(), keep, []penstock.Charge{c})
+			d, err := sim.decide(context.Background(), last, []penstock.Charge{c})
 			if err != nil || !d.Allowed || d.Source != penstock.FromStore && d.Source != penstock.FromLease {
 				sim.history.addProblem("liveness", "%v after the last request, the store did not grant a unit of %v for key %q: %v from the %s, %v", quiet, c.Plan, key, d,
 					sourceNames[d.Source], err)
 			}
 		}
 	}
-	keep.store.Close()
-	sim.checkLeases(keep)
+	last.store.Close()
+	sim.checkLeases(last)
 }
 
 // checkLeases checks that a closed instance has accounted for all units that it drew.

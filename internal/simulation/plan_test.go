@@ -23,7 +23,7 @@ type plan struct {
 	keys              int
 	policies          []policy
 	denyFor           time.Duration // guard.Options.DenyFor
-	startsEarly       bool          // the load starts before the instances know each other
+	isLoadEarly       bool          // the load starts before the instances know each other
 	hasPatientCallers bool          // no caller has its own deadline
 	phases            []phase
 	faults            []fault
@@ -124,7 +124,7 @@ func newPlan(seed uint64) *plan {
 	p.clockAhead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
 	p.keys = 1 + rng.IntN(3)
 	p.denyFor = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
-	p.startsEarly = rng.IntN(5) == 0
+	p.isLoadEarly = rng.IntN(5) == 0
 	for i := range 1 + rng.IntN(3) {
 		p.policies = append(p.policies, randomPolicy(rng, i, p.instances))
 	}

@@ -19,7 +19,7 @@ const maxRecovery = time.Second
 // the number of instances is known.
 func outagePlan(seed uint64) *plan {
 	p := newPlan(seed)
-	p.nodes, p.configured, p.startsEarly, p.hasPatientCallers = 1, p.instances, false, true
+	p.nodes, p.configured, p.isLoadEarly, p.hasPatientCallers = 1, p.instances, false, true
 	p.oneWay = min(p.oneWay, time.Millisecond) // with more, a decision with many calls would reach its deadline without a fault
 	rng := rand.New(rand.NewPCG(seed, 3))
 	kinds := []faultKind{nodeRefuses, nodeHangs, nodeKilled, allCut, nodeRefuses, nodeKilled, nodeLosesData, nodeFailsOver, clockJumps}

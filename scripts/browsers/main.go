@@ -96,7 +96,7 @@ func run(penstock string) error {
 	}
 	defer stop()
 
-	// Pages of another origin go first: responses that they may not read are charged anyway.
+	// A page of another origin cannot read the responses, but its requests are charged.
 	const blockedByCORS = "TypeError"
 	seen, err := other.visit(dir, target)
 	if err != nil {

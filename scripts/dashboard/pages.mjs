@@ -235,11 +235,11 @@ for (const javaScriptEnabled of [true, false]) {
 {
   await control("resume");
   const site = await open(config.admin), other = await open(config.other);
-  const page = await site.go("dashboard"), second = await other.go("health");
+  const page = await site.go("dashboard"), otherPage = await other.go("health");
   await page.locator("#live:has-text('live')").waitFor();
   await control("kill");
   await page.locator(".banner.degraded").waitFor();
-  await second.locator(".banner.degraded").waitFor();
+  await otherPage.locator(".banner.degraded").waitFor();
   await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
   await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
   await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
@@ -252,7 +252,7 @@ for (const javaScriptEnabled of [true, false]) {
   await page.screenshot({path: `${config.pictures}/light-outage-health.png`, fullPage: true});
   await control("start");
   await page.locator(".banner").waitFor({state: "detached"});
-  await second.locator(".banner").waitFor({state: "detached"});
+  await otherPage.locator(".banner").waitFor({state: "detached"});
   await until("the breaker to be closed", async () => /Breaker closed/.test(await text(page, "#health")));
   await site.close();
   await other.close();

@@ -136,7 +136,7 @@ func TestHealthyServerPassesAllChecks(t *testing.T) {
 // With TLS, the doctor verifies each server's own certificate.
 func TestClustersAndSentinelsAreExaminedOverTLS(t *testing.T) {
 	t.Parallel()
-	ofCluster, ofGroup := &redistest.TLS{Lifetime: 1000 * time.Hour, RequireClientCert: true}, &redistest.TLS{Lifetime: 1000 * time.Hour}
+	ofCluster, ofGroup := &redistest.TLS{Lifetime: 1000 * time.Hour, IsClientCertRequired: true}, &redistest.TLS{Lifetime: 1000 * time.Hour}
 	c, s := redistest.StartTLSCluster(t, ofCluster), redistest.StartTLSSentinel(t, ofGroup)
 	wantGood(t, examined(t, "rediss+cluster://"+strings.Join(c.Addrs(), ",")+"?"+ofCluster.Options().Encode()), "cluster")
 	if err := s.Replica.CatchUp(s.Primary); err != nil {
