@@ -36,20 +36,21 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// A seen event is a copy, because an observer must not keep the Event itself.
-type seen struct {
+// A copiedEvent is a copy of an Event, because an observer must not keep the Event itself.
+type copiedEvent struct {
 	admission.Event
 	decision penstock.Decision // a copy, if there was one
 	costs    []int64
 }
 
+// events collects the events of a Controller.
 type events struct {
 	mu   sync.Mutex
-	list []seen
+	list []copiedEvent
 }
 
 func (e *events) add(event *admission.Event) {
-	s := seen{Event: *event}
+	s := copiedEvent{Event: *event}
 	if event.Decision != nil {
 		s.decision = *event.Decision
 	}
@@ -62,7 +63,8 @@ func (e *events) add(event *admission.Event) {
 	e.list = append(e.list, s)
 }
 
-func (e *events) take() []seen {
+// take returns the events since the last take.
+func (e *events) take() []copiedEvent {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	list := e.list
@@ -122,7 +124,7 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 		for left := int64(1); left >= 0; left-- {
 			want := jsonResponse{Outcome: "allowed", Remaining: map[string]int64{"search.hour": left, "search.day": 8 + left}}
 			if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
-				t.Errorf("%+v; want %+v", got, want)
+				t.Errorf("an allowed request: %+v; want %+v", got, want)
 			}
 		}
 		want := jsonResponse{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
@@ -148,10 +150,10 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 			t.Errorf("the event of the denial is %+v; want limit hour of rule search, by user:a", denial)
 		}
 		if denial.decision.Allowed || denial.decision.RetryAfter() != 30*time.Minute || !slices.Equal(denial.costs, []int64{1, 1}) {
-			t.Errorf("the event of the denial has the decision %v on costs %v", denial.decision, denial.costs)
+			t.Errorf("the event of the denial has the decision %v on costs %v; want denied for 30m, on costs 1 and 1", denial.decision, denial.costs)
 		}
 		if unlimited := list[4]; unlimited.Outcome != admission.Unlimited || unlimited.Rule != "" || unlimited.Key != "" || unlimited.costs != nil {
-			t.Errorf("the event of a path without limits is %+v", unlimited)
+			t.Errorf("the event of a path without limits is %+v; want unlimited, without a rule, key or costs", unlimited)
 		}
 	})
 }
@@ -188,7 +190,7 @@ func TestTransportWaits(t *testing.T) {
 		// The place of the client that left is free again.
 		start = time.Now()
 		if got := post(t.Context(), server, jsonRequest{}); got.Outcome != "allowed" || time.Since(start) > time.Second {
-			t.Errorf("%+v after %v; want it allowed after 1s at most", got, time.Since(start))
+			t.Errorf("a later request: %+v after %v; want it allowed after 1s at most", got, time.Since(start))
 		}
 		want := []admission.Outcome{admission.Allowed, admission.Abandoned, admission.Allowed, admission.Allowed}
 		if got := seen.outcomes(); !slices.Equal(got, want) {
@@ -212,7 +214,7 @@ func TestFullQueueDenies(t *testing.T) {
 		got, outcome := admit()
 		want := admission.Rejection{Rule: "jobs", Policies: []string{"jobs.second"}, RetryAfter: 2 * time.Second}
 		if outcome != admission.Denied || !reflect.DeepEqual(got, want) {
-			t.Errorf("%v, %+v; want denied, %+v", outcome, got, want)
+			t.Errorf("a third request: %v, %+v; want denied, %+v", outcome, got, want)
 		}
 		waits.Wait()
 	})
@@ -243,7 +245,7 @@ rules:
 	} {
 		q := jsonRequest{ID: "1", Path: c.path}
 		if got := post(t.Context(), server, q); got.Outcome != "allowed" {
-			t.Fatalf("%s: %+v", c.what, got)
+			t.Fatalf("%s: the request is %+v; want it allowed", c.what, got)
 		}
 		c.end.ID, c.end.IsEnded = "1", true
 		if got := post(t.Context(), server, c.end); got.Error != "" {
@@ -276,7 +278,7 @@ rules:
 		left = append(left, s.Status.Remaining)
 	}
 	if want := []int64{990, 993}; !slices.Equal(left, want) {
-		t.Errorf("left: %v; want %v", left, want)
+		t.Errorf("the units left of each limit are %v; want %v", left, want)
 	}
 }
 
@@ -300,7 +302,7 @@ rules:
 		admit := func() (*admission.Admission, []int64) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 			if outcome != admission.Allowed {
-				t.Fatal(outcome)
+				t.Fatalf("the outcome is %v; want allowed", outcome)
 			}
 			var left []int64
 			for _, s := range a.AppendVisible(nil) {
@@ -327,7 +329,7 @@ rules:
 			next.Cancel() // a second time changes nothing
 		}
 		if slices.Contains(seen.outcomes(), admission.ShadowDenied) {
-			t.Error("a candidate's slot was not returned")
+			t.Error("a candidate has denied a request; want none, since each slot of it is returned")
 		}
 		// The window of the first charge is over, so a refund would return units of the second.
 		first, _ := admit()
@@ -406,7 +408,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 					}
 					for _, e := range seen.take() {
 						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
-							t.Errorf("observed %v from %v, with the error %v; want the store's error and its fallback", e.Outcome, e.Source, e.Err)
+							t.Errorf("observed %v from %v, with the error %v; want from %v, and the store's error: %v", e.Outcome, e.Source, e.Err, c.source, !hasGuards)
 						}
 					}
 				})
@@ -415,7 +417,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 	}
 }
 
-// traced wraps a store as tracing does: with a context and a slice of its own.
+// traced wraps a store as a tracing decorator does: it passes on another context and another slice.
 func traced(store penstock.Store) penstock.Store {
 	type span struct{}
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -430,7 +432,7 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 2/h, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: global, limits: [{rate: 2/h, candidate: {rate: 1/h}}, {in_flight: 1}]}
 `
-	same := func(store penstock.Store) penstock.Store { return store }
+	undecorated := func(store penstock.Store) penstock.Store { return store }
 	for _, kind := range []string{"memory", "guards", "none"} {
 		run := func(t *testing.T, decorate penstock.Decorator) (trace []string) {
 			synctest.Test(t, func(t *testing.T) {
@@ -469,13 +471,13 @@ rules:
 			})
 			return trace
 		}
-		plain, with := run(t, same), run(t, traced)
+		plain, with := run(t, undecorated), run(t, traced)
 		if len(plain) != len(with) {
-			t.Errorf("%s: %d answers and events; with a decorator %d", kind, len(plain), len(with))
+			t.Errorf("%s: %d answers and events, but %d with a decorator; want the same", kind, len(plain), len(with))
 		}
 		for i := range min(len(plain), len(with)) {
 			if plain[i] != with[i] {
-				t.Errorf("%s: %s\nwith a decorator: %s", kind, plain[i], with[i])
+				t.Errorf("%s: answer or event %d is %s\nwith a decorator it is %s\nwant the same", kind, i, plain[i], with[i])
 			}
 		}
 	}
@@ -490,14 +492,14 @@ rules:
 	peek := func() admission.Outcome {
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
 		if err != nil || a.NeedsResult() {
-			t.Errorf("error %v, needs result: %t", err, a.NeedsResult())
+			t.Errorf("a peek has the error %v, and needs a result: %t; want neither", err, a.NeedsResult())
 		}
 		a.Done(admission.Result{})
 		return outcome
 	}
 	for range 9 {
 		if got := peek(); got != admission.Allowed {
-			t.Fatalf("%v; want allowed", got)
+			t.Fatalf("a peek is %v; want allowed", got)
 		}
 	}
 	if n := store.Len(); n != 0 {
@@ -515,11 +517,11 @@ rules:
 
 const slots = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
 
-func TestHoldsAreRenewedByController(t *testing.T) { holds(t, false) }
+func TestHoldsAreRenewedByController(t *testing.T) { checkHoldsAreRenewed(t, false) }
 
-func TestHoldsAreRenewedByCaller(t *testing.T) { holds(t, true) }
+func TestHoldsAreRenewedByCaller(t *testing.T) { checkHoldsAreRenewed(t, true) }
 
-func holds(t *testing.T, renewsHolds bool) {
+func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, slots)
 		admit := func() (*admission.Admission, admission.Outcome) {
@@ -534,7 +536,7 @@ func holds(t *testing.T, renewsHolds bool) {
 			time.Sleep(29 * time.Second)
 			if renewsHolds {
 				if isHeld, err := a.Renew(t.Context()); !isHeld || err != nil {
-					t.Fatalf("renewed: %t, %v", isHeld, err)
+					t.Fatalf("Renew returned %t, %v; want true", isHeld, err)
 				}
 			}
 			if _, outcome := admit(); outcome != admission.Denied {
@@ -578,7 +580,7 @@ rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]
 		t.Errorf("a user that is sent twice: %v, %v, %+v; want malformed", outcome, err, a.Rejection())
 	}
 	if got := seen.outcomes(); len(got) != 3 {
-		t.Errorf("observed: %v", got)
+		t.Errorf("the observed outcomes are %v; want 3", got)
 	}
 }
 
@@ -603,6 +605,6 @@ func TestOnlyAdmittedOutcomesAreServed(t *testing.T) {
 		t.Errorf("admitted outcomes: %v; want %v", admitted, want)
 	}
 	if got := admission.Outcome(255).String(); got != "unknown" {
-		t.Errorf("an outcome of a newer version is %q; want a text with its number", got)
+		t.Errorf("an outcome of a newer version is called %q; want unknown", got)
 	}
 }

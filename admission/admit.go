@@ -21,17 +21,17 @@ type Admission struct {
 	*scratch   // nil after Done
 
 	decision  penstock.Decision
-	isLimited bool // whether a limit applies, so that there is a decision
+	isLimited bool // a limit applies, so that there is a decision
 	decidedAt time.Time
 
 	isRejected      bool
-	actualCost      atomic.Int64 // the true cost plus 1, once known
+	actualCost      atomic.Int64 // the true cost plus 1; 0 while it is unknown
 	isStatusUnknown atomic.Bool
 	canSettle       bool    // the true cost matters to a limit
-	grants          []grant // what may have to be corrected
+	grants          []grant // charges that may have to be corrected
 	shadows         *shadows
 	renewal         *renewal
-	hasOnce         bool // the last charge makes repeats of the request free
+	hasOnce         bool // the last charge makes repeats of the request free; see addOnce
 	onceName        string
 	isRepeat        bool
 	age             time.Duration // of the grant that the request repeats
@@ -42,7 +42,7 @@ type scratch struct {
 	evaluation  policy.Evaluation
 	event       Event
 	rejection   Rejection
-	newIdentity [1]penstock.Charge // of an event of the outcome DeniedNewIdentity
+	newIdentity [1]penstock.Charge // the charge in an event of the outcome DeniedNewIdentity
 }
 
 // A Rejection describes why a request was rejected.
@@ -116,7 +116,7 @@ func (a *Admission) status(i int) penstock.Status {
 }
 
 func (a *Admission) admit() (Outcome, error) {
-	if outcome, err, isOver := a.evaluate(); isOver {
+	if outcome, err, isDecided := a.evaluate(); isDecided {
 		return outcome, err
 	}
 	shadows := a.beginShadows()
@@ -128,11 +128,11 @@ func (a *Admission) admit() (Outcome, error) {
 	return a.decide(shadows)
 }
 
-// evaluate finds the charges of the request. isOver is false if the store must decide them.
-func (a *Admission) evaluate() (outcome Outcome, err error, isOver bool) {
+// evaluate finds the charges of the request. isDecided is false if the store must decide them.
+func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 	rules, v := a.request.Rules, &a.evaluation
 	if isCall, err := a.evaluateCall(); err != nil {
-		outcome, err = a.malformed(err)
+		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
 		a.adjustCharges()
@@ -145,7 +145,7 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isOver bool) {
 	a.setHolder()
 	if check := a.request.CheckLimits; check != nil && v.Unclear == "" {
 		if err := check(v.Limits); err != nil {
-			outcome, err = a.malformed(err)
+			outcome, err = a.rejectMalformed(err)
 			return outcome, err, true
 		}
 	}
@@ -170,7 +170,7 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isOver bool) {
 		return DeniedNewIdentity, nil, true
 	}
 	if err := a.addOnce(); err != nil {
-		outcome, err = a.malformed(err)
+		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
 	return outcome, nil, false
@@ -197,7 +197,7 @@ func (a *Admission) adjustCharges() {
 	}
 }
 
-// evaluateCall evaluates a request that has no attributes. isCall is false for other requests.
+// withoutSlots removes the charges of in_flight limits, and these limits.
 func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock.Charge, []*policy.Limit) {
 	n := 0
 	for i := range charges {
@@ -209,7 +209,7 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// evaluateCall evaluates a request that has no attributes. It is false for other requests.
+// evaluateCall evaluates a request that has Named or Direct. isCall is false for other requests.
 func (a *Admission) evaluateCall() (isCall bool, err error) {
 	r := &a.request
 	switch {
@@ -223,13 +223,13 @@ func (a *Admission) evaluateCall() (isCall bool, err error) {
 	return false, nil
 }
 
-// malformed rejects a request that cannot be decided.
-func (a *Admission) malformed(err error) (Outcome, error) {
+// rejectMalformed rejects a request that cannot be decided.
+func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
 }
 
-// setHolder makes the charges those of the caller's holder.
+// setHolder sets the holder of slots to Request.Holder.
 func (a *Admission) setHolder() {
 	if a.request.Holder == "" {
 		return
@@ -241,22 +241,22 @@ func (a *Admission) setHolder() {
 	}
 }
 
-// decideBeforeAuth charges the rules with before_auth. What they grant stays charged. Clients do
-// not see their limits.
+// decideBeforeAuth decides the charges of the rules with before_auth. What is granted stays
+// charged. Clients do not see these limits.
 func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	d, latency, err := a.decideInStore()
 	if err != nil {
-		if outcome, err := a.undecided(err, latency); !outcome.IsAdmitted() {
+		if outcome, err := a.applyError(err, latency); !outcome.IsAdmitted() {
 			return outcome, err
 		}
 	} else if a.decision, a.isLimited = d, true; !d.Allowed {
-		return a.denied(latency), nil
+		return a.deny(latency), nil
 	}
 	a.decision, a.isLimited = penstock.Decision{}, false // Decision is about the other rules only
 	return Allowed, nil
 }
 
-// decideInStore has the store decide the charges.
+// decideInStore sends the charges to the store.
 func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration, err error) {
 	charges := a.evaluation.Charges
 	if a.request.Peek {
@@ -270,16 +270,17 @@ func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration,
 	return d, time.Since(start), err
 }
 
-// decide has the store decide, and waits for the request's turn if it has one later.
+// decide sends the charges to the store. If the request's turn comes later, it waits for the turn.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := a.controller.now()
 	d, latency, err := a.decideInStore()
 	a.endPiggybacked(shadows)
-	return a.decided(d, start, latency, err)
+	return a.applyDecision(d, start, latency, err)
 }
 
-// decided takes over the store's decision. The store was called at start.
-func (a *Admission) decided(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
+// applyDecision finds the outcome that follows from the store's decision. The store was called at
+// start.
+func (a *Admission) applyDecision(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
 	switch {
 	case a.hasOnce && err != nil:
 		a.endOnce(nil)
@@ -287,11 +288,11 @@ func (a *Admission) decided(d penstock.Decision, start time.Time, latency time.D
 		a.endOnce(&d)
 	}
 	if err != nil {
-		return a.undecided(err, latency)
+		return a.applyError(err, latency)
 	}
 	a.decision, a.isLimited, a.decidedAt = d, true, start.Add(-a.age)
 	if !d.Allowed {
-		return a.denied(latency), nil
+		return a.deny(latency), nil
 	}
 	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d, start)
 	if d.Source == penstock.FromOpen {
@@ -306,8 +307,8 @@ func (a *Admission) decided(d penstock.Decision, start time.Time, latency time.D
 	return a.observeDecision(Allowed, latency), nil
 }
 
-// denied rejects a request that the decision denies.
-func (a *Admission) denied(latency time.Duration) Outcome {
+// deny rejects a request that the decision denies.
+func (a *Admission) deny(latency time.Duration) Outcome {
 	if isWithoutStore(a.decision.Source) {
 		a.noteHolds(a.evaluation.Charges, a.evaluation.Limits)
 	}
@@ -330,10 +331,10 @@ func (a *Admission) rejectBy(l *policy.Limit, retryAfter time.Duration) {
 	r.Policies = append(r.Policies, l.Policy)
 }
 
-// undecided handles a request without a decision, in one of two cases. If its context has ended,
+// applyError finds the outcome of a request without a decision. If its context has ended,
 // the request is abandoned. If the store failed and no fallback decided, the request is admitted
 // only if all of its limits fail open.
-func (a *Admission) undecided(err error, latency time.Duration) (Outcome, error) {
+func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error) {
 	v, ctx := &a.evaluation, a.call.Context
 	a.noteHolds(v.Charges, v.Limits)
 	a.isLimited = true

@@ -21,15 +21,15 @@ func TestAdmitAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var of policy.Attributes = constant{}
+	var request policy.Attributes = constant{}
 	a, ctx := new(admission.Admission), context.Background()
 	n := testing.AllocsPerRun(1000, func() {
 		*a = admission.Admission{}
-		c.Admit(ctx, admission.Request{Attributes: of, Into: a})
+		c.Admit(ctx, admission.Request{Attributes: request, Into: a})
 		a.Done(admission.Result{})
 	})
-	if n > 1 { // the key
-		t.Errorf("%v allocations for a request; want the key's at most", n)
+	if n > 1 { // the key takes one allocation
+		t.Errorf("a request takes %v allocations; want 1 at most, for the key", n)
 	}
 }
 

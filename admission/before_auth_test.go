@@ -32,10 +32,10 @@ rules:
   - {name: vip, match: {path: /vip, claim plan: vip}, per: global, limits: [{rate: 9/h, headers: true}]}
 `)
 	tokens := 0
-	admit := func(path string, peek bool) (*admission.Admission, admission.Outcome) {
+	admit := func(path string, isPeek bool) (*admission.Admission, admission.Outcome) {
 		tokens++
 		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: peek})
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: isPeek})
 		if err != nil {
 			t.Errorf("%s: %v; want no error", path, err)
 		}
@@ -45,7 +45,7 @@ rules:
 		for range 5 {
 			a, outcome := admit(path, true)
 			if !outcome.IsAdmitted() {
-				t.Fatalf("%s: a peek is %v", path, outcome)
+				t.Fatalf("%s: a peek is %v; want it admitted", path, outcome)
 			}
 			a.Done(admission.Result{})
 		}
@@ -65,6 +65,6 @@ rules:
 	}
 	a.Done(admission.Result{})
 	if got := len(seen.take()); got != 3 {
-		t.Errorf("%d events; want one for each request", got)
+		t.Errorf("%d events were observed; want 3, one for each request that was not a peek", got)
 	}
 }

@@ -27,8 +27,8 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admit := func(continued bool) (*admission.Admission, admission.Outcome) {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, IsContinued: continued})
+	admit := func(isContinued bool) (*admission.Admission, admission.Outcome) {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, IsContinued: isContinued})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	}
 	stream, outcome := admit(false)
 	if outcome != admission.Allowed {
-		t.Fatalf("the stream: %v", outcome)
+		t.Fatalf("the stream is %v; want allowed", outcome)
 	}
 	if a, outcome := admit(false); outcome != admission.Denied {
 		t.Errorf("a second stream: %v; want denied, because no slot is free", outcome)
@@ -46,13 +46,13 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied} {
 		a, outcome := admit(true)
 		if outcome != want {
-			t.Errorf("message %d: %v; want %v", i, outcome, want)
+			t.Errorf("message %d of the stream: %v; want %v", i, outcome, want)
 		}
 		a.Done(admission.Result{})
 	}
 	stream.Done(admission.Result{})
 	if shadows != 2 {
-		t.Errorf("%d shadows were decided; want those of the two streams", shadows)
+		t.Errorf("%d shadows were decided; want 2, those of the two streams", shadows)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // Options configure a Controller. The zero value is useful.
 type Options struct {
-	// HasFallback means that the store itself decides while its server gives no answer: it has
+	// HasFallback means that the store itself also decides while its server gives no answer: it has
 	// guard.Standard or guard.Fallback in it, under any number of decorators. Set it for a memstore
 	// too, which fails only when it is full: a local limit is then closed to new keys.
 	//
@@ -34,13 +34,14 @@ type Options struct {
 	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
 
-	// Now is a clock in place of the wall clock, for tests, replay and simulation: that of the store's
-	// Options.Now. With it, Done returns only when all corrections are made. Default: the wall clock.
+	// Now is a clock in place of the wall clock, for tests, replay and simulation. It must be the
+	// store's Options.Now. With it, Done returns only when all corrections are made. Default: the wall
+	// clock.
 	Now func() time.Time
 
 	// BeforeWait is called with the attributes of each request that has to wait, if it has any. It
-	// runs during the wait. An HTTP transport reads the body there, because net/http notices only
-	// after that that a client has left. Default: none.
+	// runs during the wait. An HTTP transport reads the body there: net/http notices that a client has
+	// left only after the body is read. Default: none.
 	BeforeWait func(policy.Attributes)
 }
 
@@ -55,7 +56,7 @@ type Controller struct {
 	waiting         atomic.Int64 // requests that wait
 	refundsInFlight atomic.Int64 // rejected requests whose charges are being returned
 	scratches       sync.Pool    // of *scratch
-	identities      *identities  // that requests have had; kept across reloads
+	identities      *identities  // the known ones; kept across reloads
 }
 
 // New makes a Controller that counts in the store. It calls rules for each request, so rules must
@@ -108,9 +109,10 @@ type Request struct {
 	// the outcome is Malformed.
 	Direct *policy.DirectCall
 
-	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges:
-	// those of mode Force are made even beyond their limits. The outcome is then Denied, and what was
-	// charged stays charged. It is not called if no counter was charged. Default: no decision does.
+	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges.
+	// Charges of mode Force are granted even beyond their limits. The outcome is then Denied, and what
+	// was charged stays charged. It is not called if no counter was charged. Default: no decision
+	// does.
 	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
 	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same
@@ -129,7 +131,7 @@ type Request struct {
 	// must not keep the slice. Default: the transport enforces all limits.
 	CheckLimits func([]*policy.Limit) error
 
-	// Rules decide the request. Set them if the transport has already used them, such as for the
+	// Rules decide the request. Set them if the transport has already used rules, such as for the
 	// path. Default: those in force.
 	Rules *policy.Rules
 
@@ -152,12 +154,12 @@ type Request struct {
 	// renewed in the background until Done.
 	RenewsHolds bool
 
-	// Into is memory for the Admission, which must be zero, and must not be used for another request:
-	// guards may use the context in it after Done. Default: it is allocated.
+	// Into is memory for the Admission. It must be zero, and must not be used for another request:
+	// guards may use the context in it after Done. Default: new memory.
 	Into *Admission
 }
 
-const defaultMaxWaiting = 1000
+const defaultMaxWaiting = 1000 // requests
 
 // Admit decides a request. If the request has to wait, Admit waits, until ctx ends.
 //
@@ -186,7 +188,7 @@ func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	return a
 }
 
-// end makes the Admission ready for what follows its outcome, which it returns.
+// end makes the Admission ready for Done, or for the request to be served. It returns the outcome.
 func (a *Admission) end(outcome Outcome) Outcome {
 	a.isRejected = !outcome.IsAdmitted()
 	if !a.isRejected {

@@ -19,7 +19,7 @@ import (
 // onFailure is their failure mode.
 func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *policy.DirectCall {
 	t.Helper()
-	rule := &policy.Rule{Name: "stated"}
+	rule := &policy.Rule{Name: "direct"}
 	c := new(policy.DirectCall)
 	for i, count := range counts {
 		name := string(rune('a' + i))
@@ -28,7 +28,7 @@ func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *pol
 			t.Fatal(err)
 		}
 		c.Charges = append(c.Charges, penstock.Charge{Key: "user:42", Plan: plan, Cost: 1})
-		c.Limits = append(c.Limits, &policy.Limit{Rule: rule, Name: name, Policy: "stated." + name, InHeaders: true, Guard: guard.Settings{OnFailure: onFailure}})
+		c.Limits = append(c.Limits, &policy.Limit{Rule: rule, Name: name, Policy: "direct." + name, InHeaders: true, Guard: guard.Settings{OnFailure: onFailure}})
 	}
 	return c
 }
@@ -51,13 +51,13 @@ func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 		if d, ok := a.Decision(); !ok || d.Status(0).Remaining != max(4-int64(i), 3) {
 			t.Errorf("after call %d, limit a has %d left, %t; want %d: a denial charges nothing", i, d.Status(0).Remaining, ok, max(4-i, 3))
 		}
-		if want == admission.Denied && (len(a.Rejection().Policies) != 1 || a.Rejection().Policies[0] != "stated.b") {
-			t.Errorf("call %d is denied by %v; want stated.b", i, a.Rejection().Policies)
+		if want == admission.Denied && (len(a.Rejection().Policies) != 1 || a.Rejection().Policies[0] != "direct.b") {
+			t.Errorf("call %d is denied by %v; want direct.b", i, a.Rejection().Policies)
 		}
 		a.Done(admission.Result{})
 	}
-	if len(events) != 4 || events[3].Rule != "stated" || events[3].Limit != "b" || events[3].Outcome != admission.Denied {
-		t.Errorf("the events are %+v; want four, the last a denial by limit b of rule stated", events)
+	if len(events) != 4 || events[3].Rule != "direct" || events[3].Limit != "b" || events[3].Outcome != admission.Denied {
+		t.Errorf("the events are %+v; want four, the last a denial by limit b of rule direct", events)
 	}
 }
 
@@ -82,11 +82,11 @@ func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
 
 func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
-	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	for onFailure, want := range map[guard.FailureMode]admission.Outcome{guard.FailOpen: admission.FailedOpen, guard.FailClosed: admission.FailedClosed} {
-		c, err := admission.New(away, func() *policy.Rules { return rules }, admission.Options{
+		c, err := admission.New(unavailable, func() *policy.Rules { return rules }, admission.Options{
 			HasFallback: true, Settings: func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: onFailure} },
 		})
 		if err != nil {
@@ -127,11 +127,11 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 			t.Errorf("the shadow of call %d is %v, %t; want it allowed twice, also for a denied request", i, d, ok)
 		}
 		if _, ok := a.ShadowDecision(1); ok {
-			t.Error("a shadow that the call does not have has a decision")
+			t.Error("ShadowDecision(1) of a call with one shadow returned a decision; want none")
 		}
 		a.Done(admission.Result{})
 		if _, ok := a.ShadowDecision(0); ok {
-			t.Error("a shadow has a decision after Done")
+			t.Error("ShadowDecision after Done returned a decision; want none")
 		}
 	}
 	call.Charges, call.Limits = nil, nil

@@ -15,39 +15,39 @@ rules:
   - {name: b, match: {path: /b}, per: global, limits: [{rate: 1/h}]}
 `
 
-func at(path string) attributes { return attributes{jsonRequest{Path: path}} }
+func attributesOf(path string) attributes { return attributes{jsonRequest{Path: path}} }
 
 func TestSecondDoneChangesNothing(t *testing.T) {
 	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
-	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/other")})
+	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/other")})
 	first.Done(admission.Result{})
 	first.Done(admission.Result{})
-	// If the second Done had released a twice, these two would share memory.
-	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
-	b, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
+	// If the second Done had released the memory again, these two would share it.
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
+	b, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/b")})
 	if a.Strictest().Rule.Name != "a" || b.Strictest().Rule.Name != "b" {
 		t.Errorf("the limits are of rules %s and %s; want a and b", a.Strictest().Rule.Name, b.Strictest().Rule.Name)
 	}
 	if first.Strictest() != nil {
-		t.Error("a request without limits has a strictest limit")
+		t.Error("Strictest of a request without limits is not nil; want nil")
 	}
 }
 
 func TestCostsAreBounded(t *testing.T) {
 	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
-	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
-	for cost, works := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
-		if err := a.Settle(cost); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("settle %d: %v; want an ErrInvalid", cost, err)
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
+	for cost, isValid := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
+		if err := a.Settle(cost); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("Settle(%d) returned %v; want success: %v, or else an ErrInvalid", cost, err, isValid)
 		}
 	}
 }
 
 func TestPeekReportsWhetherLimitsApply(t *testing.T) {
 	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
-	c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
+	c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/b")})
 	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {
-		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: at(path), Peek: true})
+		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf(path), Peek: true})
 		if _, isLimited := a.Decision(); outcome != want || isLimited != (want != admission.Unlimited) {
 			t.Errorf("%s: %v, with a decision: %t; want %v", path, outcome, isLimited, want)
 		}

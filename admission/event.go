@@ -53,7 +53,7 @@ const (
 	DeniedNewIdentity                // its address sent too many new identities to this process
 	ShadowAllowed                    // a shadow would allow the request; in events only
 	ShadowDenied                     // a shadow would deny the request; in events only
-	outcomes
+	outcomes                         // how many there are
 )
 
 var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed",

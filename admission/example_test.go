@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A job is a request of a protocol of its own.
+// A job is a request of a protocol that this module does not know.
 type job struct{ user string }
 
 func (j job) Lookup(policy.Kind, string) []string { return nil }

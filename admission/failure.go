@@ -20,11 +20,11 @@ func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings}), recordErrors)
 }
 
-// addLastResort returns a store that also decides if the fallback in the store fails. Then limits
+// addLastResort returns a store that also decides if the fallback in store fails. Then limits
 // that fail open admit the request, up to their ceiling. All other limits reject it.
 //
 // A guard.Fallback around the store would also count each grant of the store. That is not needed
-// here: decisions in memory would become a tenth slower.
+// here, and would make decisions in memory a tenth slower.
 func (c *Controller) addLastResort(store penstock.Store) penstock.Store {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
@@ -66,8 +66,8 @@ type call struct {
 	context.Context
 	err error // why the store gave no answer, although there is a decision
 
-	// shadows may be decided by the store together with the enforced batch; nil: none. It is atomic
-	// because a guard may still use the context in the background.
+	// shadows are batches that the store may decide together with the enforced batch, or nil. The
+	// pointer is atomic because a guard may still use the context in the background.
 	shadows atomic.Pointer[piggyback.Batches]
 }
 

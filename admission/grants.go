@@ -19,7 +19,7 @@ type Grant struct {
 }
 
 // TakeGrants returns what enforced limits were charged in the store. Then the caller must correct
-// it: Done returns and corrects nothing of it. What this process alone has counted, while the store
+// these charges, and Done does not. What this process alone has counted, while the store
 // gave no answer, is not included, except slots. TakeGrants must be called before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
 	if !a.isLimited || a.isRejected || a.request.Peek {

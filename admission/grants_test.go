@@ -38,7 +38,7 @@ func TestGrantsThatAreTakenStayAsTheyAre(t *testing.T) {
 	c := grantController(t, store)
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1), Holder: "me"})
 	if outcome != admission.Allowed || err != nil {
-		t.Fatal(outcome, err)
+		t.Fatalf("the request is %v, %v; want allowed", outcome, err)
 	}
 	grants := a.TakeGrants()
 	a.Done(admission.Result{Status: 200}) // it would refund the day, and return the slot
@@ -77,7 +77,7 @@ func TestTheGrantOfARepeatIsAsOldAsTheFirst(t *testing.T) {
 	for i := range until {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
 		if outcome != admission.Allowed || err != nil || a.Age() != time.Duration(i)*5*time.Minute {
-			t.Fatalf("call %d: %v, %v, age %v", i, outcome, err, a.Age())
+			t.Fatalf("call %d: %v, %v, age %v; want allowed, age %v", i, outcome, err, a.Age(), time.Duration(i)*5*time.Minute)
 		}
 		until[i], names[i] = a.TakeGrants()[0].RefundableUntil, a.OnceName()
 		a.Done(admission.Result{})
@@ -87,22 +87,22 @@ func TestTheGrantOfARepeatIsAsOldAsTheFirst(t *testing.T) {
 		t.Errorf("the repeat can be refunded until %v before the first; want 5 minutes", d)
 	}
 	if names[0] != names[1] || len(names[0]) != 26 {
-		t.Errorf("the names are %q; want the same", names)
+		t.Errorf("the names of a request and its repeat are %q; want the same, with 26 characters", names)
 	}
 }
 
 func TestCheckLimitsRunsBeforeAnythingIsCharged(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
-	refused := errors.New("this transport has no status")
+	reason := errors.New("this transport has no status")
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1), CheckLimits: func(limits []*policy.Limit) error {
 		if len(limits) != 2 {
-			t.Errorf("CheckLimits gets %d limits, want 2", len(limits))
+			t.Errorf("CheckLimits gets %d limits; want 2", len(limits))
 		}
-		return refused
+		return reason
 	}})
-	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail != refused.Error() {
-		t.Errorf("%v, %v; want malformed, with the reason", outcome, err)
+	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail != reason.Error() {
+		t.Errorf("a request that CheckLimits rejects: %v, %v; want malformed, with the reason", outcome, err)
 	}
 	a.Done(admission.Result{})
 	if n := store.Len(); n != 0 {

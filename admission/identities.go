@@ -14,8 +14,8 @@ import (
 
 // The bounds of identities, in each process.
 const (
-	maxIdentities = 128 << 10 // in a generation; there are two
-	maxAddresses  = 128 << 10 // that have recently sent new identities
+	maxIdentities = 128 << 10 // identities in a generation; there are two
+	maxAddresses  = 128 << 10 // addresses that have recently sent new identities
 )
 
 // identities bounds how many new identities an address may send to a rule.
@@ -30,10 +30,10 @@ const (
 // times as many.
 type identities struct {
 	seed   maphash.Seed
-	counts *memstore.Store
+	counts *memstore.Store // of new identities, by address
 
 	stripes    [64]identityStripe
-	youngCount atomic.Int64 // in all stripes
+	youngCount atomic.Int64 // how many are young, in all stripes
 }
 
 // An identityStripe keeps the identities whose hashes end with the same bits, in two generations.
@@ -89,11 +89,14 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{chargeOf(u)}
 	d, err := s.counts.Decide(context.Background(), charge[:])
-	if err != nil { // there are too many addresses
-		return false, time.Second
+	if err != nil { // the store is full: there are too many addresses
+		return false, fullRetry
 	}
 	return d.Allowed, d.RetryAfter()
 }
+
+// fullRetry is how soon a client should retry while too many addresses are counted.
+const fullRetry = time.Second
 
 // chargeOf returns what a new identity charges its address.
 func chargeOf(u *policy.UncheckedIdentity) penstock.Charge {

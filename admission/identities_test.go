@@ -24,7 +24,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	for i := range 5 * maxIdentities {
 		u.Key = strconv.Itoa(i)
 		if ok, _ := s.admit(u); !ok {
-			t.Fatalf("identity %d is not admitted", i)
+			t.Fatalf("new identity %d is not admitted; want it admitted", i)
 		}
 		if i%1000 == 0 {
 			u.Key = "in use"
@@ -32,7 +32,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if young, old := countGenerations(s); young > maxIdentities || old != maxIdentities {
-		t.Errorf("%d young and %d old identities are known; want at most a generation of each", young, old)
+		t.Errorf("%d young and %d old identities are known; want at most %d young and exactly %[3]d old", young, old, maxIdentities)
 	}
 	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
 	if err != nil {
@@ -50,11 +50,11 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
-		t.Errorf("%d addresses sent new identities, and %d are counted; want the bound", admitted, s.counts.Len())
+		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d", admitted, s.counts.Len(), maxAddresses)
 	}
 	u.Limit, u.Key = limit, "in use"
 	if ok, _ := s.admit(u); !ok {
-		t.Error("an identity in use is not known")
+		t.Error("an identity in use is not admitted; want it known, and so admitted")
 	}
 }
 
@@ -73,7 +73,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range int64(maxIdentities) - 250 { // so that the generations change meanwhile
+	for i := range int64(maxIdentities) - 250 { // so that a new generation begins during the race
 		stripe := &s.stripes[i%int64(len(s.stripes))]
 		if stripe.young == nil {
 			stripe.young = make(map[uint64]struct{})
@@ -94,11 +94,11 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	}
 	racers.Wait()
 	if n := admitted.Load(); n != 8*500 {
-		t.Errorf("%d identities were admitted, want each of 500 for each of 8 racers", n)
+		t.Errorf("%d identities were admitted; want 4000: each of 500 for each of 8 racers", n)
 	}
 	young, old := countGenerations(s)
 	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
-		t.Errorf("%d young, counted as %d, and %d old identities are known; want at most a generation of each", young, s.youngCount.Load(), old)
+		t.Errorf("%d young, counted as %d, and %d old identities are known; want 250 to 500 young, counted exactly, and %d old", young, s.youngCount.Load(), old, maxIdentities)
 	}
 }
 

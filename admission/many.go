@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/internal/many"
 )
 
-// An Admittance is a request of a list, and what Admit returns for it.
+// An Admittance is a request, and what Admit returns for it.
 type Admittance struct {
 	Request   Request
 	Admission *Admission
@@ -15,43 +15,43 @@ type Admittance struct {
 	Err       error
 }
 
-// AdmitMany decides requests that do not depend on each other, as Admit does, but the store gets
-// them as one list. Requests that have shadows, an ID or patience, or that only peek, are decided
-// one after the other afterwards.
+// AdmitMany decides requests that do not depend on each other. It does the same as Admit, but it
+// sends all of them to the store as one list. Requests that have shadows, an ID or patience, or
+// that only peek, are decided one after the other afterwards.
 func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	calls, listed := make([]*many.Call, 0, len(list)), make([]*Admittance, 0, len(list))
 	var alone []*Admittance
 	memory := make([]many.Call, len(list))
-	for i, one := range list {
-		if one.Request.Direct == nil || len(one.Request.Direct.Shadows) > 0 || one.Request.ID != "" || one.Request.Peek || one.Request.Patience > 0 {
-			alone = append(alone, one)
+	for i, item := range list {
+		if item.Request.Direct == nil || len(item.Request.Direct.Shadows) > 0 || item.Request.ID != "" || item.Request.Peek || item.Request.Patience > 0 {
+			alone = append(alone, item)
 			continue
 		}
-		a := c.begin(ctx, one.Request)
-		one.Admission = a
-		outcome, err, isOver := a.evaluate()
+		a := c.begin(ctx, item.Request)
+		item.Admission = a
+		outcome, err, isDecided := a.evaluate()
 		switch {
-		case isOver:
-			one.Outcome, one.Err = a.end(outcome), err
+		case isDecided:
+			item.Outcome, item.Err = a.end(outcome), err
 		case len(a.evaluation.Charges) == 0:
-			one.Outcome = a.end(a.observe(Unlimited))
+			item.Outcome = a.end(a.observe(Unlimited))
 		default:
 			memory[i].Charges = a.evaluation.Charges
-			calls, listed = append(calls, &memory[i]), append(listed, one)
+			calls, listed = append(calls, &memory[i]), append(listed, item)
 		}
 	}
-	start, asked := c.now(), time.Now()
+	start, sent := c.now(), time.Now() // start is by the store's clock
 	if len(calls) > 0 {
 		many.Decide(ctx, c.store, calls)
 	}
-	latency := time.Since(asked)
-	for i, one := range listed {
-		a, call := one.Admission, calls[i]
+	latency := time.Since(sent)
+	for i, item := range listed {
+		a, call := item.Admission, calls[i]
 		a.call.err = call.Cause
-		outcome, err := a.decided(call.Decision, start, latency, call.Err)
-		one.Outcome, one.Err = a.end(outcome), err
+		outcome, err := a.applyDecision(call.Decision, start, latency, call.Err)
+		item.Outcome, item.Err = a.end(outcome), err
 	}
-	for _, one := range alone {
-		one.Admission, one.Outcome, one.Err = c.Admit(ctx, one.Request)
+	for _, item := range alone {
+		item.Admission, item.Outcome, item.Err = c.Admit(ctx, item.Request)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// AdmitNamed and a request of the same user share one counter.
+// A NamedCall and a request of the same user share one counter.
 func TestRuleNameAndRequestShareTheCounter(t *testing.T) {
 	rules := rulesOf(t, `
 deny: [{header X-User: eve}]

@@ -19,11 +19,11 @@ const OnceFor = 10 * time.Minute
 const MaxID = 512
 
 var (
-	errManyCharges = errors.New("the request has so many limits that none can be added, as its id needs; send it without an id")
-	errLongID      = errors.New("the id of the request is longer than 512 bytes")
+	errTooManyCharges = errors.New("the request has so many limits that none can be added, as its id needs; send it without an id")
+	errLongID         = errors.New("the id of the request is longer than 512 bytes")
 )
 
-// onceLimit is the limit of the charge that makes repeats of a request free. No client sees it.
+// onceLimit is the limit of the charge that makes repeats of a request free. Clients do not see it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
 // addOnce adds a charge that only the first call with these charges and this ID can make. All are
@@ -36,7 +36,7 @@ func (a *Admission) addOnce() error {
 	case len(a.request.ID) > MaxID:
 		return errLongID
 	case len(v.Charges) == penstock.MaxCharges:
-		return errManyCharges
+		return errTooManyCharges
 	}
 	for i := range v.Charges {
 		v.Charges[i].Patience = 0 // a repeat could not distinguish a turn that has come from one that was abandoned
@@ -76,8 +76,8 @@ func nameOf(sum []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum))[:26]
 }
 
-// endOnce removes what addOnce has added, and its status from the decision. If the call is a repeat
-// of one that was granted, the decision becomes a grant of nothing.
+// endOnce removes the charge that addOnce has added, and its status from the decision. If the call
+// is a repeat of one that was granted, the decision becomes a grant of nothing.
 func (a *Admission) endOnce(d *penstock.Decision) {
 	v := &a.evaluation
 	last := len(v.Charges) - 1

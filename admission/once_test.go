@@ -73,7 +73,7 @@ func TestALongIDIsMalformed(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: strings.Repeat("a", admission.MaxID+1)})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(a.Rejection().Detail, "512 bytes") {
-		t.Errorf("%v, %v; want malformed, with the bound", outcome, err)
+		t.Errorf("a request with a long ID: %v, %v; want malformed, with the bound", outcome, err)
 	}
 	a.Done(admission.Result{})
 }

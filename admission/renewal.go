@@ -14,7 +14,7 @@ import (
 type renewal struct {
 	store penstock.Store
 	holds []penstock.Charge
-	every time.Duration
+	every time.Duration // the time between two renewals
 	timer *time.Timer
 
 	mu      sync.Mutex // held while slots are renewed, so that none is renewed after its return
@@ -25,7 +25,7 @@ type renewal struct {
 // isSlot tells whether a charge takes a slot of an in_flight limit.
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
-// holds returns the slots that the request holds, and the shortest time after which one ends.
+// holds returns the slots that the request holds, and the shortest time after which one expires.
 func (a *Admission) holds() (holds []penstock.Charge, ttl time.Duration) {
 	for i := range a.grants {
 		c := &a.grants[i].charge
@@ -93,7 +93,7 @@ func (n *renewal) renew() {
 	n.timer.Reset(n.every)
 }
 
-func (n *renewal) hasLost() bool {
+func (n *renewal) hasLostSlot() bool {
 	if n == nil {
 		return false
 	}

@@ -15,7 +15,7 @@ import (
 // A Result is how a request ended.
 type Result struct {
 	// Status is the status of the response, as on_status of the policy lists it. It is 0 if there was
-	// none, or if it is unknown: then nothing is refunded by status.
+	// none, or if it is unknown. Then nothing is refunded by status.
 	Status int
 
 	// BodySize is how many bytes of the body were read, if NeedsBodySize.
@@ -30,7 +30,7 @@ type Result struct {
 // list this status, and adjusts charges to their true cost. Call it before the response is sent:
 // then the refund is there when the client's next request comes.
 //
-// For a rejected request it does not wait for the store, unless 1,000 such calls are in flight.
+// For a rejected request, Done does not wait for the store, unless 1,000 such calls are in flight.
 func (a *Admission) Done(r Result) {
 	if a.isStatusUnknown.Load() {
 		r.Status = 0
@@ -121,7 +121,7 @@ type grant struct {
 	charge          penstock.Charge
 	limit           *policy.Limit
 	source          penstock.Source
-	refundableUntil time.Time // later, the charge has expired
+	refundableUntil time.Time // after this time, the charge has expired
 	isUnsized       bool      // the size of the request's body was not known
 }
 
@@ -193,7 +193,7 @@ func (a *Admission) returnAll() {
 // corrections are charges that correct earlier ones.
 type corrections struct {
 	charges []penstock.Charge
-	local   []penstock.Charge // for what only this process has counted
+	local   []penstock.Charge // of charges that only this process has counted
 }
 
 // add adds the correction of a grant by the source. Slots are returned to the store even if the
@@ -244,14 +244,14 @@ func (a *Admission) correct(all corrections) {
 		panicked.Decide(ctx, a.controller.store, batch)
 	}
 	for i := range all.local { // one at a time: each may be decided by another server
-		if batch := all.local[i : i+1]; a.isStoreAway(ctx, batch[0]) {
+		if batch := all.local[i : i+1]; a.isFallbackInUse(ctx, batch[0]) {
 			panicked.Decide(ctx, a.controller.store, batch)
 		}
 	}
 }
 
-// isStoreAway tells whether the fallback would decide a charge now.
-func (a *Admission) isStoreAway(ctx context.Context, c penstock.Charge) bool {
+// isFallbackInUse tells whether the fallback, and not the store, would decide a charge now.
+func (a *Admission) isFallbackInUse(ctx context.Context, c penstock.Charge) bool {
 	c.Mode, c.Cost = penstock.Peek, 0
 	d, err := panicked.Decide(ctx, a.controller.store, []penstock.Charge{c})
 	return err == nil && d.Source == penstock.FromFallback

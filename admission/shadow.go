@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A shadow is the decision about a batch that is not enforced: of a shadow rule, a shadow limit or
-// a candidate. It changes nothing for the request, and a failure is not reported.
+// A shadow is the decision about the batch of a shadow rule, a shadow limit or a candidate. It
+// changes nothing for the request, and a failure is not reported.
 type shadow struct {
 	piggyback.Batch
 	event      Event
@@ -39,29 +39,29 @@ func (a *Admission) beginShadows() *shadows {
 	s.piggybacked.Enforced = a.evaluation.Charges
 	ctx := a.call.Context
 	for i := range batches {
-		one := &s.list[i]
-		one.start = a.controller.now()
-		one.Charges = batches[i].Charges
-		one.DecideAlone = func() {
-			one.hasOwnCall = true
+		item := &s.list[i]
+		item.start = a.controller.now()
+		item.Charges = batches[i].Charges
+		item.DecideAlone = func() {
+			item.hasOwnCall = true
 			s.running.Go(func() {
 				defer panicked.Recover("a shadow is observed")
-				one.Decision, one.Err = panicked.Decide(ctx, a.controller.store, one.Charges)
-				a.observeShadow(&batches[i], one)
+				item.Decision, item.Err = panicked.Decide(ctx, a.controller.store, item.Charges)
+				a.observeShadow(&batches[i], item)
 			})
 		}
-		if sameAlgorithms(one.Charges, a.evaluation.Charges) {
-			s.piggybacked.Shadows = append(s.piggybacked.Shadows, &one.Batch)
+		if haveSameAlgorithms(item.Charges, a.evaluation.Charges) {
+			s.piggybacked.Shadows = append(s.piggybacked.Shadows, &item.Batch)
 		} else {
-			one.DecideAlone()
+			item.DecideAlone()
 		}
 	}
 	a.call.shadows.Store(&s.piggybacked)
 	return s
 }
 
-// sameAlgorithms tells whether two batches have one sequence of algorithms.
-func sameAlgorithms(a, b []penstock.Charge) bool {
+// haveSameAlgorithms tells whether two batches have one sequence of algorithms.
+func haveSameAlgorithms(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -74,21 +74,21 @@ func sameAlgorithms(a, b []penstock.Charge) bool {
 }
 
 // endPiggybacked reports the shadows that the store has decided with the enforced batch. It starts
-// a call for each of the others: a guard has decided the enforced batch, or the store decides only
-// one batch in a call.
+// a call for each of the others. There are others if a guard has decided the enforced batch, or if
+// the store decides only one batch in a call.
 func (a *Admission) endPiggybacked(s *shadows) {
 	if s == nil {
 		return
 	}
 	a.call.shadows.Store(nil)
 	for i := range s.list {
-		one := &s.list[i]
+		item := &s.list[i]
 		switch {
-		case one.hasOwnCall:
-		case one.Take(): // the store has not decided it
-			one.DecideAlone()
+		case item.hasOwnCall:
+		case item.Take(): // the store has not decided it
+			item.DecideAlone()
 		default:
-			a.observeShadow(&a.evaluation.Shadows[i], one)
+			a.observeShadow(&a.evaluation.Shadows[i], item)
 		}
 	}
 }
@@ -100,11 +100,11 @@ func (a *Admission) endShadows(s *shadows) {
 	}
 	s.running.Wait()
 	for i := range s.list {
-		one, batch := &s.list[i], &a.evaluation.Shadows[i]
-		if one.isUndecided() {
+		item, batch := &s.list[i], &a.evaluation.Shadows[i]
+		if item.isUndecided() {
 			a.noteHolds(batch.Charges, batch.Limits)
-		} else if one.Decision.Allowed {
-			a.noteGrants(batch.Charges, batch.Limits, &one.Decision, one.start)
+		} else if item.Decision.Allowed {
+			a.noteGrants(batch.Charges, batch.Limits, &item.Decision, item.start)
 		}
 	}
 }

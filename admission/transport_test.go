@@ -15,14 +15,14 @@ import (
 // admitted request under the request's ID until the service posts how the request ended.
 type transport struct {
 	controller *admission.Controller
-	open       sync.Map // of *admission.Admission, by ID
+	admitted   sync.Map // *admission.Admission by ID, until its request has ended
 }
 
 type jsonRequest struct {
 	ID, Path, User string
-	IsEnded        bool   // the request has been served, with:
-	Status         int    // its status
-	Cost           *int64 // its true cost, if that is known
+	IsEnded        bool   // the request has been served
+	Status         int    // of the response, if IsEnded
+	Cost           *int64 // the true cost, if IsEnded and if it is known
 }
 
 type jsonResponse struct {
@@ -56,7 +56,7 @@ func (t *transport) admit(r *http.Request, q jsonRequest) jsonResponse {
 		reply.Error = err.Error()
 	}
 	if outcome.IsAdmitted() {
-		t.open.Store(q.ID, a)
+		t.admitted.Store(q.ID, a)
 	} else {
 		a.Done(admission.Result{})
 	}
@@ -64,7 +64,7 @@ func (t *transport) admit(r *http.Request, q jsonRequest) jsonResponse {
 }
 
 func (t *transport) end(q jsonRequest) (reply jsonResponse) {
-	if a, ok := t.open.LoadAndDelete(q.ID); ok {
+	if a, ok := t.admitted.LoadAndDelete(q.ID); ok {
 		a := a.(*admission.Admission)
 		if q.Cost != nil {
 			if err := a.Settle(*q.Cost); err != nil {

@@ -16,8 +16,10 @@ import (
 
 // If no guard handles an error of the store, a request fails unless all of its limits fail open.
 func TestErrorsWithoutADecisionNameTheLimitThatRejects(t *testing.T) {
-	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
-	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong })
+	errStore := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, errStore
+	})
 	c, seen := controllerOf(t, store, false, `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
@@ -34,10 +36,10 @@ rules:
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: want.path, User: "a"}}})
 		d, _ := a.Decision()
 		if outcome != want.outcome || err != nil || d.Source != want.source || d.Allowed != outcome.IsAdmitted() || len(a.AppendVisible(nil)) > 0 {
-			t.Errorf("%s: %v, %v, by %v, allowed: %t; want the outcome of its failure modes", want.path, outcome, err, d.Source, d.Allowed)
+			t.Errorf("%s: %v, %v, by %v, allowed: %t; want %v by %v", want.path, outcome, err, d.Source, d.Allowed, want.outcome, want.source)
 		}
 		e := seen.take()[0]
-		if "/"+e.Rule != want.path || e.Limit != want.limit || e.Algorithm == "" || e.Source != want.source || !errors.Is(e.Err, wrong) || e.costs != nil {
+		if "/"+e.Rule != want.path || e.Limit != want.limit || e.Algorithm == "" || e.Source != want.source || !errors.Is(e.Err, errStore) || e.costs != nil {
 			t.Errorf("%s: the event is %+v; want the limit that rejects, and the store's error", want.path, e)
 		}
 		if outcome == admission.FailedClosed && (e.Key != "user:a" || !slices.Equal(a.Rejection().Policies, []string{"mixed.hour"})) {

@@ -28,7 +28,7 @@ func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
 	}
 	select {
 	case <-done:
-		if a.renewal.hasLost() {
+		if a.renewal.hasLostSlot() {
 			return a.denyWaiting(holdRetry, latency), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
