@@ -20,7 +20,7 @@ type Bound struct {
 	// key, in any interval that the situation touches. Unbounded: any number.
 	Over int64
 
-	// Text says the same in words.
+	// Text says the bound in words.
 	Text string
 }
 
@@ -67,7 +67,7 @@ const noMore = "no more, with one instance"
 type bounds struct {
 	plan     *penstock.Plan
 	settings Settings
-	n        int64 // instances
+	n        int64 // how many instances share the limit
 }
 
 func (b *bounds) leased(o LeaseOptions, block int64) Bound {
@@ -91,9 +91,9 @@ func (b *bounds) denials() Bound {
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
 }
 
-// clockForward returns the bound around a jump of the store's clock. The time before the jump and
-// the time after it may each touch the windows that the limit itself allows, however short they
-// are. For fixed windows that is one window more at each side of the jump.
+// clockForward returns the bound around a jump of the store's clock. Before the jump, and again
+// after it, the limit may admit as much as in any short time. For fixed windows that is one window
+// more at each side of the jump.
 func (b *bounds) clockForward() Bound {
 	const when = "clock forward"
 	a, over := b.plan.Algorithm(), b.plan.Capacity()
@@ -145,7 +145,7 @@ func (b *bounds) failing() []Bound {
 	}
 }
 
-// sharing returns how many units the shares of all instances admit beyond the limit.
+// sharing returns how many units the shares of all instances admit beyond the limit, and the text.
 func (b *bounds) sharing() (over int64, text string) {
 	text, whose := noMore, "its clock"
 	if b.n > 1 {

@@ -89,16 +89,18 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 }
 
 const (
-	maxCircuits = 1024
+	maxCircuits = 1024 // nodes
 
-	rateWindow = time.Second // opens if half of at least rateCalls calls in it failed; several deadlines long
+	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed. The
+	// window is several deadlines long. It is counted in rateSlots slots.
+	rateWindow = time.Second
 	rateSlots  = 5
 	rateCalls  = 20
 
-	maxIdle = time.Minute // a circuit without calls for this long is removed at the next sweep
+	maxIdle = time.Minute // a circuit without calls for this long is removed
 
-	probeEvery = 50 * time.Millisecond
-	probes     = 1 + 2 + 4 + 8 // successes that close a breaker
+	probeEvery = 50 * time.Millisecond // the length of a slot of the half-open state
+	probes     = 1 + 2 + 4 + 8         // successes that close a breaker
 )
 
 type breaker struct {
@@ -107,14 +109,14 @@ type breaker struct {
 	overflow *circuit // for a store without Node, and for nodes beyond maxCircuits
 
 	circuits atomic.Pointer[map[string]*circuit] // the map never changes: it is replaced
-	mu       sync.Mutex                          // guards the replacement of circuits, circuit.seen and watchCtx
-	watchCtx context.Context                     // of the watchers of circuits that are not closed; nil: none
+	mu       sync.Mutex                          // guards the replacement of circuits, circuit.seenAt and watchCtx
+	watchCtx context.Context                     // for the goroutines that probe; nil: none may start
 	watchers sync.WaitGroup
 }
 
-// watched makes the breaker probe circuits that are not closed, until end is called. So they close
-// even without callers.
-func (b *breaker) watched() (end func()) {
+// startWatching makes the breaker probe circuits that are not closed, until end is called. So they
+// close even without callers.
+func (b *breaker) startWatching() (end func()) {
 	watchCtx, cancel := context.WithCancel(context.Background())
 	b.watchCtx = watchCtx
 	return func() {
@@ -153,16 +155,16 @@ func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
 		many.Each(ctx, b, calls)
 		return
 	}
-	returned := false
+	hasReturned := false
 	defer func() {
-		if !returned {
+		if !hasReturned {
 			c.end(t, errPanicked)
 		}
 	}()
 	many.Decide(ctx, c.next, calls)
-	returned = true
+	hasReturned = true
 	for _, call := range calls {
-		c.ended(ctx, t, call.Charges, call.Err)
+		c.endAndWatch(ctx, t, call.Charges, call.Err)
 	}
 }
 
@@ -191,9 +193,9 @@ func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for node, c := range known {
 		if c.hasCalls.Swap(false) {
-			c.seen = now
+			c.seenAt = now
 		}
-		if now.Sub(c.seen) > maxIdle && len(known) > 1 {
+		if now.Sub(c.seenAt) > maxIdle && len(known) > 1 {
 			delete(known, node)
 		}
 	}
@@ -222,20 +224,20 @@ type circuit struct {
 	pause        atomic.Pointer[pause] // nil while closed
 	isWatched    atomic.Bool           // a watcher runs until it is closed
 	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
-	hasCalls     atomic.Bool           // a call came since the last sweep
-	seen         time.Time             // when a sweep last found hasCalls set; guarded by breaker.mu
+	hasCalls     atomic.Bool           // a call came since the last inUseLocked
+	seenAt       time.Time             // when inUseLocked last found hasCalls set; guarded by breaker.mu
 	start        time.Time             // the window's slots are counted from here
 
 	mu         sync.Mutex
 	state      State
 	generation int               // grows with each change of state; calls of earlier generations do not count
-	window     [rateSlots]counts // of the closed state
+	window     [rateSlots]counts // calls in the closed state
 	inFlight   int               // calls in the half-open state
 	successes  int               // of calls in the half-open state
-	failures   int               // consecutive
-	last       error             // failure
-	length     time.Duration     // of the last pause, before its jitter
-	closed     time.Time
+	failures   int               // consecutive ones
+	last       error             // the last failure
+	lastPause  time.Duration     // its length before jitter
+	closedAt   time.Time         // when the circuit closed last
 }
 
 // counts are the calls that began in one slot of the window.
@@ -252,7 +254,7 @@ type ticket struct {
 
 func newCircuit(b *breaker, node string) *circuit {
 	now := time.Now()
-	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seen: now, start: now}
+	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seenAt: now, start: now}
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
@@ -260,7 +262,7 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 		c.hasCalls.Store(true)
 	}
 	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.isOnlyProbed.Load() || !p.allow()) {
-		return d, p.refuse(ctx)
+		return d, p.rejection(ctx)
 	}
 	return c.call(ctx, charges)
 }
@@ -269,22 +271,22 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	t, ok := c.begin()
 	if !ok { // the state has changed since the call began
-		return d, c.pause.Load().refuse(ctx)
+		return d, c.pause.Load().rejection(ctx)
 	}
-	returned := false
+	hasReturned := false
 	defer func() {
-		if !returned {
+		if !hasReturned {
 			c.end(t, errPanicked)
 		}
 	}()
 	d, err = c.next.Decide(ctx, charges)
-	returned = true
-	c.ended(ctx, t, charges, err)
+	hasReturned = true
+	c.endAndWatch(ctx, t, charges, err)
 	return d, err
 }
 
-// ended records the result of a call. If that opens the circuit, it is watched.
-func (c *circuit) ended(ctx context.Context, t ticket, charges []penstock.Charge, err error) {
+// endAndWatch records the result of a call. If that opens the circuit, the circuit is watched.
+func (c *circuit) endAndWatch(ctx context.Context, t ticket, charges []penstock.Charge, err error) {
 	c.end(t, classify(ctx, err))
 	if err != nil && c.pause.Load() != nil && c.isWatched.CompareAndSwap(false, true) {
 		c.watch(charges)
@@ -425,7 +427,7 @@ func (c *circuit) changeLocked(to State) {
 	case StateOpen:
 		c.pause.Store(c.nextPauseLocked(from))
 	case StateClosed:
-		c.closed = time.Now()
+		c.closedAt = time.Now()
 		c.window = [rateSlots]counts{}
 		c.pause.Store(nil)
 	}
@@ -435,24 +437,24 @@ func (c *circuit) changeLocked(to State) {
 }
 
 func (c *circuit) nextPauseLocked(from State) *pause {
-	p := &pause{err: breakerOpen(c.node, c.last), slot: -1}
-	if from == StateHalfOpen || time.Since(c.closed) < 4*c.length {
-		c.length = min(max(2*c.length, c.options.Pause), c.options.MaxPause)
+	p := &pause{err: errBreakerOpen(c.node, c.last), slot: -1}
+	if from == StateHalfOpen || time.Since(c.closedAt) < 4*c.lastPause {
+		c.lastPause = min(max(2*c.lastPause, c.options.Pause), c.options.MaxPause)
 	} else {
-		c.length = c.options.Pause
+		c.lastPause = c.options.Pause
 	}
-	p.until = time.Now().Add(time.Duration(float64(c.length) * (0.8 + 0.4*rand.Float64())))
+	p.until = time.Now().Add(time.Duration(float64(c.lastPause) * (0.8 + 0.4*rand.Float64())))
 	return p
 }
 
 // A pause is the time while a breaker is open, and the half-open time after it.
 type pause struct {
 	until     time.Time
-	err       error
-	succeeded atomic.Int64
+	err       error        // of calls that may not pass
+	succeeded atomic.Int64 // calls in the half-open time
 
 	mu   sync.Mutex
-	slot int64 // of probeEvery since until
+	slot int64 // the current slot of the half-open time; each lasts for probeEvery
 	left int64 // calls that may still pass in the slot
 }
 
@@ -469,13 +471,13 @@ func (p *pause) state() State {
 
 // allow tells whether a call may pass.
 func (p *pause) allow() bool {
-	over := time.Since(p.until)
-	if over < 0 {
+	halfOpenFor := time.Since(p.until)
+	if halfOpenFor < 0 {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if slot := int64(over / probeEvery); slot != p.slot {
+	if slot := int64(halfOpenFor / probeEvery); slot != p.slot {
 		p.slot, p.left = slot, p.succeeded.Load()+1
 	}
 	if p.left == 0 {
@@ -485,26 +487,26 @@ func (p *pause) allow() bool {
 	return true
 }
 
-// refuse returns the error of a call that may not pass. A nil pause means that the breaker has
-// closed since the call was refused.
-func (p *pause) refuse(ctx context.Context) error {
+// rejection returns the error of a call that may not pass. A nil pause means that the breaker has
+// closed since the call was rejected.
+func (p *pause) rejection(ctx context.Context) error {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return err
 	}
 	if p == nil {
-		return breakerOpen("", errors.New("unknown, since the breaker has closed"))
+		return errBreakerOpen("", errors.New("unknown, since the breaker has closed"))
 	}
 	return p.err
 }
 
-// breakerOpen quotes why the breaker opened. It does not wrap that error, because this call was
-// not sent.
-func breakerOpen(node string, cause error) error {
-	of := ""
+// errBreakerOpen is the error of a call to an open breaker. It has the text of the last failure,
+// but does not wrap it, because this call was not sent.
+func errBreakerOpen(node string, cause error) error {
+	ofNode := ""
 	if node != "" {
-		of = fmt.Sprintf(" of %q", node)
+		ofNode = fmt.Sprintf(" of %q", node)
 	}
-	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
+	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", ofNode, cause))
 }
 
 // classify returns what the result of a call shows about the store: nil for a success,

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A denial is a batch that the store has denied. Only refresh changes after it was stored.
+// A denial is a batch that the store has denied. After it is stored, only refresh changes.
 type denial struct {
 	key      denialKey
 	version  uint64
@@ -27,7 +27,7 @@ type deniedCharge struct {
 	status   penstock.Status
 }
 
-// covers tells whether the charges would be denied as long as e holds, with the same statuses.
+// covers tells whether e answers the charges: they would be denied too, with the same statuses.
 func (e *denial) covers(q *denyQuery, charges []penstock.Charge) bool {
 	if e.version != q.version || len(e.charges) != len(charges) {
 		return false
@@ -86,9 +86,9 @@ func (p *deniedCharge) after(elapsed time.Duration) penstock.Status {
 	return s
 }
 
-// claim is called after e has ended. The first caller refreshes it and closes answered. The others
-// wait for answered.
-func (e *denial) claim() (answered chan struct{}, first bool) {
+// claim is called after e has ended. The first caller calls the store, and then closes answered.
+// The others wait for answered.
+func (e *denial) claim() (answered chan struct{}, isFirst bool) {
 	if done := e.refresh.Load(); done != nil {
 		return *done, false
 	}

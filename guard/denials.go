@@ -20,7 +20,7 @@ type denials struct {
 	entries, remembered, evicted atomic.Int64
 }
 
-const waysPerSet = 8
+const waysPerSet = 8 // places of a set
 
 type denialSet struct {
 	version atomic.Uint64 // grows with each Refund or Reset of a counter whose hash selects this set
@@ -82,7 +82,7 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	place, ends := 0, int64(1<<63-1)
+	place, ends := 0, int64(1<<63-1) // of the old entry that ends first; an empty place counts as -1
 	for i := range s.ways {
 		old := s.ways[i].Load()
 		if old == nil {
@@ -158,7 +158,7 @@ func (k denialKey) counter(plan *penstock.Plan) denialKey {
 
 // append returns the hash of k followed by a counter.
 func (k denialKey) append(counter denialKey) denialKey {
-	const odd = 0x9e3779b97f4a7c15
+	const odd = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio; it mixes the bits
 	return denialKey{bits.RotateLeft64(k.low*odd, 29) + counter.low, bits.RotateLeft64(k.high*odd, 31) + counter.high}
 }
 

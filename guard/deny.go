@@ -61,7 +61,7 @@ func Deny(o DenyOptions) penstock.Decorator {
 // A Refund or Reset through this guard takes effect at once. Requests after its answer are not
 // denied by an older denial.
 //
-// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
+// The statuses are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
 // from the exceptions above, RetryAfter is too long by at most the time that the answer was in
 // flight. It is too short if others have spent meanwhile, or if the request needs more than the
 // denied one. A RetryAfter of Never stays Never.
@@ -71,7 +71,7 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // A batch is denied by a cached batch with the same limits and keys in the same order. Compared
 // with the cached batch, the charges that were denied there must not need less, and the others must
-// not need more. The statuses of the others are as old as the denial: by now those limits may deny
+// not need more. The statuses of the others are as old as the denial, so those limits may deny now
 // too.
 //
 // Some batches are always sent to the store: batches of more than 8 charges, batches with a Force,
@@ -81,7 +81,6 @@ func Deny(o DenyOptions) penstock.Decorator {
 // When a denial ends, the first request is sent to the store. Requests that come before the store
 // has replied wait for that reply, until their contexts end. If the reply denies them too, they get
 // it. Otherwise they are sent too.
-// too.
 type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
@@ -143,7 +142,7 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 			alone = append(alone, c)
 			continue
 		case passThrough:
-			together, queries = append(together, c), append(queries, denyQuery{sent: unknown})
+			together, queries = append(together, c), append(queries, denyQuery{sent: notLookedUp})
 			continue
 		}
 		q := denyQuery{sent: sent}
@@ -162,15 +161,15 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Divided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
 		many.Decide(ctx, d.next, calls)
 		for i, c := range calls {
-			if q := &queries[i]; q.sent != unknown {
+			if q := &queries[i]; q.sent != notLookedUp {
 				d.learn(q, c.Charges, &c.Decision, c.Err)
 			}
 		}
 	}, together)
 }
 
-// unknown is the time of a query that was not made.
-const unknown = -1
+// notLookedUp is the sent of a batch whose denial was not looked up.
+const notLookedUp = -1
 
 // DenyStats are counts of a DenyCache. To count its answers, count decisions of its Source.
 type DenyStats struct {
@@ -235,17 +234,18 @@ func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 	}, true
 }
 
-// refreshOnce sends the first request after a denial ended. The others wait for its answer.
+// refreshOnce sends the first request after a denial has ended to the store. The others wait for
+// its answer.
 func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
 	if d.deadlines != nil {
-		bounded, own := d.deadlines.Of(ctx)
-		if own {
+		bounded, isOwn := d.deadlines.Of(ctx)
+		if isOwn {
 			defer bounded.End()
 		}
 		ctx = bounded
 	}
-	answered, first := ended.claim()
-	if first {
+	answered, isFirst := ended.claim()
+	if isFirst {
 		defer close(answered)
 		defer d.table.remove(ended)
 		return d.decide(ctx, q, charges)
@@ -255,7 +255,7 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 		if err := deadline.CallerErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}
-		return d.decide(ctx, q, charges) // too late to call the store: a Fallback answers
+		return d.decide(ctx, q, charges) // the deadline has passed, so a Fallback below answers
 	}
 	d.prepare(q, charges)
 	if known := d.table.find(q.key); known != nil && q.sent < known.until && known.covers(q, charges) {

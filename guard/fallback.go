@@ -35,8 +35,8 @@ type FallbackOptions struct {
 	MaxCounters int
 }
 
-// Fallback decides batches that the store does not: those that end with penstock.ErrUnavailable.
-// Each limit has its own mode:
+// Fallback decides the batches that end with penstock.ErrUnavailable, because the store gave no
+// answer. Each limit has its own mode:
 //
 //   - FailClosed: the batch is denied, whatever its other limits say. RetryAfter is one second,
 //     and the Source is FromClosed. If no limit can deny the batch (Force, Refund, Reset), it ends
@@ -112,7 +112,7 @@ func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penst
 		return penstock.Decision{}, err // checked first: after the call, a passed deadline may be the store's fault
 	}
 	d, err := f.next.Decide(ctx, charges)
-	return f.after(ctx, charges, d, err)
+	return f.finish(ctx, charges, d, err)
 }
 
 // DecideMany decides independent batches.
@@ -123,12 +123,12 @@ func (f *fallback) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 	many.Decide(ctx, f.next, calls)
 	for _, c := range calls {
-		c.Decision, c.Err = f.after(ctx, c.Charges, c.Decision, c.Err)
+		c.Decision, c.Err = f.finish(ctx, c.Charges, c.Decision, c.Err)
 	}
 }
 
-// after takes over the store's decision, or decides if there is none.
-func (f *fallback) after(ctx context.Context, charges []penstock.Charge, d penstock.Decision, err error) (penstock.Decision, error) {
+// finish returns the store's decision, or decides if there is none.
+func (f *fallback) finish(ctx context.Context, charges []penstock.Charge, d penstock.Decision, err error) (penstock.Decision, error) {
 	if err == nil {
 		if d.Allowed {
 			f.mirrorToLocal(charges, &d)
@@ -169,16 +169,16 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 	}
 }
 
-// capDebt refunds what a bucket owes beyond twice its share. Otherwise an instance that had most
-// of the load would deny for that much longer. Windows and holds need no cap, because they end by
+// capDebt refunds what is used of a bucket beyond twice its share. Otherwise an instance that had
+// most of the load would deny for longer. Windows and holds need no cap, because they end by
 // themselves. A single instance needs none, because it answers as the store would.
 func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	l := forced.Plan.Limit()
 	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
 	if over := int64(used) - 2*(l.Burst+1); over > 0 {
-		back := [1]penstock.Charge{*forced}
-		back[0].Mode, back[0].Cost = penstock.Refund, min(over, forced.Cost)
-		f.local.Decide(context.Background(), back[:])
+		refund := [1]penstock.Charge{*forced}
+		refund[0].Mode, refund[0].Cost = penstock.Refund, min(over, forced.Cost)
+		f.local.Decide(context.Background(), refund[:])
 	}
 }
 
@@ -206,9 +206,9 @@ func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.
 // answer decides a batch without the store.
 func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Decision, error) {
 	if err := penstock.Check(charges); err != nil {
-		return penstock.Decision{}, err // the store may not have seen it
+		return penstock.Decision{}, err // the store may not have checked the batch
 	}
-	var few [4]penstock.Charge
+	var few [4]penstock.Charge // saves an allocation for small batches
 	b := failed{charges: charges}
 	b.locals = f.assign(charges, &b.modes, few[:0])
 	if len(b.locals) > 0 {
@@ -234,10 +234,10 @@ type failed struct {
 	charges []penstock.Charge
 	modes   [penstock.MaxCharges]FailureMode // of each charge: FailOpen, FailClosed or FailLocal
 	locals  []penstock.Charge                // the FailLocal charges, with this instance's shares as their limits
-	local   penstock.Decision                // on them
+	local   penstock.Decision                // on locals
 }
 
-func (b *failed) has(way FailureMode) bool { return slices.Contains(b.modes[:len(b.charges)], way) }
+func (b *failed) has(mode FailureMode) bool { return slices.Contains(b.modes[:len(b.charges)], mode) }
 
 // peekOnly turns the FailLocal charges into Peeks, because the batch is denied anyway.
 func (b *failed) peekOnly() {
@@ -277,24 +277,24 @@ func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges
 		c := &charges[i]
 		s := f.settings(c)
 		modes[i] = s.OnFailure
-		var mine *penstock.Plan
+		var localPlan *penstock.Plan
 		switch {
 		case s.OnFailure == FailLocal:
-			mine = f.shareOf(c.Plan, n)
+			localPlan = f.shareOf(c.Plan, n)
 		case s.OnFailure == FailOpen && s.Ceiling == (penstock.Limit{}):
 			continue
 		case s.OnFailure == FailOpen:
 			s.Ceiling.Name, s.Ceiling.Group = c.Plan.Name(), c.Plan.Group()
-			mine = f.shares.Get(s.Ceiling, 1, makeShare)
+			localPlan = f.shares.Get(s.Ceiling, 1, makeShare)
 		}
-		if mine == nil {
+		if localPlan == nil {
 			modes[i] = FailClosed
 			continue
 		}
 		modes[i] = FailLocal
 		local := *c
-		local.Plan = mine
-		local.Patience = min(c.Patience, mine.MaxPatience())
+		local.Plan = localPlan
+		local.Patience = min(c.Patience, localPlan.MaxPatience())
 		locals = append(locals, local)
 	}
 	return locals

@@ -31,12 +31,12 @@ type InstanceCounterOptions struct {
 // An InstanceCounter counts the instances that share a store. While the store does not answer, the
 // last count stays.
 type InstanceCounter struct {
-	o    InstanceCounterOptions
-	name string
-	stop context.CancelFunc
-	done chan struct{}
+	options InstanceCounterOptions
+	name    string
+	stop    context.CancelFunc
+	done    chan struct{} // closed when the heartbeat has ended
 
-	known atomic.Int64 // instances
+	known atomic.Int64 // what Instances returns
 
 	mu     sync.Mutex
 	counts []instanceCount // ascending in time, descending in number; the first is the largest remembered
@@ -44,8 +44,8 @@ type InstanceCounter struct {
 }
 
 type instanceCount struct {
-	at time.Time
-	n  int
+	at        time.Time
+	instances int
 }
 
 // NewInstanceCounter registers this instance and keeps it registered until Close.
@@ -58,7 +58,7 @@ func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
 	}
 	o.Floor = max(o.Floor, 1)
 	ctx, stop := context.WithCancel(context.Background())
-	c := &InstanceCounter{o: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
+	c := &InstanceCounter{options: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
 	c.known.Store(int64(o.Floor))
 	go c.run(ctx)
 	return c
@@ -72,7 +72,7 @@ func (c *InstanceCounter) run(ctx context.Context) {
 	defer close(c.done)
 	for {
 		c.beat(ctx)
-		pause := time.NewTimer(c.o.Every)
+		pause := time.NewTimer(c.options.Every)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -84,9 +84,9 @@ func (c *InstanceCounter) run(ctx context.Context) {
 
 func (c *InstanceCounter) beat(ctx context.Context) {
 	defer panicked.Recover("counting instances")
-	ctx, cancel := context.WithTimeout(ctx, c.o.Every)
+	ctx, cancel := context.WithTimeout(ctx, c.options.Every)
 	defer cancel()
-	if n, err := c.o.Heartbeat(ctx, c.name, 3*c.o.Every); err == nil {
+	if n, err := c.options.Heartbeat(ctx, c.name, 3*c.options.Every); err == nil {
 		c.count(time.Now(), n)
 	}
 }
@@ -96,7 +96,7 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 	defer c.mu.Unlock()
 	// Time without a count does not age the older ones: after an outage, instances register one after
 	// the other.
-	if gap := now.Sub(c.last) - c.o.Every; !c.last.IsZero() && gap > 0 {
+	if gap := now.Sub(c.last) - c.options.Every; !c.last.IsZero() && gap > 0 {
 		for i := range c.counts {
 			c.counts[i].at = c.counts[i].at.Add(gap)
 		}
@@ -104,14 +104,14 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 	c.last = now
 	// Drop the counts that are too old, and those that are not larger than the new one: they can no
 	// longer be the largest.
-	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.o.Memory {
+	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.options.Memory {
 		c.counts = c.counts[1:]
 	}
-	for len(c.counts) > 0 && c.counts[len(c.counts)-1].n <= n {
+	for len(c.counts) > 0 && c.counts[len(c.counts)-1].instances <= n {
 		c.counts = c.counts[:len(c.counts)-1]
 	}
 	c.counts = append(c.counts, instanceCount{now, n})
-	c.known.Store(int64(max(c.counts[0].n, c.o.Floor)))
+	c.known.Store(int64(max(c.counts[0].instances, c.options.Floor)))
 }
 
 // Close ends the heartbeat and removes this instance from the store. It waits for at most one
@@ -121,5 +121,5 @@ func (c *InstanceCounter) Close() {
 	<-c.done
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, _ = c.o.Heartbeat(ctx, c.name, 0)
+	_, _ = c.options.Heartbeat(ctx, c.name, 0)
 }

@@ -30,24 +30,24 @@ type Event struct {
 	Reason string
 }
 
-// Observe calls f for every decision, before the caller gets it. Many goroutines call f at once,
-// and f must be fast. Put Observe outermost, so that it sees what the caller sees.
-func Observe(f func(Event)) penstock.Decorator {
+// Observe calls report for every decision, before the caller gets it. Many goroutines call it at
+// once, and it must be fast. Put Observe outermost, so that it sees what the caller sees.
+func Observe(report func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		if f == nil {
+		if report == nil {
 			return next
 		}
-		return &observer{next, f, time.Now()}
+		return &observer{next, report, time.Now()}
 	}
 }
 
-// onStoreError calls f for every batch that ends with an error.
-func onStoreError(f func(Event)) penstock.Decorator {
+// onStoreError calls report for every batch that ends with an error.
+func onStoreError(report func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		if f == nil {
+		if report == nil {
 			return next
 		}
-		return &errorObserver{observer{next, f, time.Now()}}
+		return &errorObserver{observer{next, report, time.Now()}}
 	}
 }
 
@@ -75,9 +75,9 @@ func (o *errorObserver) DecideMany(ctx context.Context, calls []*many.Call) {
 }
 
 type observer struct {
-	next  penstock.Store
-	f     func(Event)
-	start time.Time // time.Since(start) costs half as much as time.Now
+	next   penstock.Store
+	report func(Event)
+	start  time.Time // time.Since(start) takes half as long as time.Now
 }
 
 func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -112,7 +112,7 @@ func (o *observer) observe(ctx context.Context, charges []penstock.Charge, d *pe
 	} else if len(charges) > 0 {
 		e.Plan = charges[0].Plan
 	}
-	o.f(e)
+	o.report(e)
 }
 
 func reasonOf(ctx context.Context, err error) string {

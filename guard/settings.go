@@ -23,7 +23,7 @@ type Settings struct {
 	// lease.
 	Lease int64
 
-	// SplitInto is into how many counters the limit is split. 0 and 1 both mean one counter.
+	// SplitInto is the number of counters that the limit is split into. 0 and 1 both mean one counter.
 	// Default: 0.
 	SplitInto int
 

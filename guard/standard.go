@@ -64,12 +64,12 @@ type Options struct {
 // A Guarded is a store with all guards around it. Standard makes one.
 type Guarded struct {
 	penstock.Store
-	floor   int              // Options.Instances
-	counter *InstanceCounter // nil without a Server
-	deny    *DenyCache       // nil if denials are not cached
-	lease   *Lease           // nil if no limit has Settings
-	breaker *breaker
-	unwatch func() // ends the goroutines that probe for the breaker
+	floor        int              // Options.Instances
+	counter      *InstanceCounter // nil without a Server
+	deny         *DenyCache       // nil if denials are not cached
+	lease        *Lease           // nil if no limit has Settings
+	breaker      *breaker
+	stopWatching func() // ends the goroutines that probe for the breaker
 }
 
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
@@ -142,7 +142,7 @@ func (g *Guarded) leasing(o LeaseOptions, p *deadline.Set) penstock.Decorator {
 func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		g.breaker = newBreaker(next, o)
-		g.unwatch = g.breaker.watched()
+		g.stopWatching = g.breaker.startWatching()
 		return g.breaker
 	}
 }
@@ -190,5 +190,5 @@ func (g *Guarded) Close() {
 	if g.counter != nil {
 		g.counter.Close()
 	}
-	g.unwatch()
+	g.stopWatching()
 }

@@ -30,10 +30,10 @@ type TimeoutOptions struct {
 // redisstore does.
 //
 // After counts time in which this process ran. A timer that fires late shows time that was lost,
-// and extends the deadline by it, less an eighth of it or 25 ms, whichever is shorter. So a caller
-// waits at most After if the process gets its CPU time, and at most eight times After if it is
-// always starved. Only pauses of more than 200 ms make it longer, and there is at most one of them
-// for each 25 ms of After.
+// and extends the deadline by seven eighths of that time, or by that time less 25 ms if this is
+// longer. So a caller waits at most After if the process gets its CPU time, and at most eight times
+// After if it is always starved. Only pauses of more than 200 ms make the wait longer. There is at
+// most one of them for each 25 ms of After.
 //
 // A decision that takes longer ends with an error that wraps penstock.ErrUnavailable. Its charges
 // may have been made. A decision that exceeds InFlight is not sent. Its error has ReasonShed. A
@@ -48,7 +48,7 @@ func (o TimeoutOptions) timeout(d *deadline.Set) penstock.Decorator {
 		o.InFlight = 4096
 	}
 	return func(next penstock.Store) penstock.Store {
-		return &timeout{next: next, deadlines: d, most: int64(o.InFlight), shed: penstock.NewStoreError(penstock.ReasonShed,
+		return &timeout{next: next, deadlines: d, maxInFlight: int64(o.InFlight), errShed: penstock.NewStoreError(penstock.ReasonShed,
 			fmt.Errorf("%d decisions are in flight; raise TimeoutOptions.InFlight, or find out why the store is slow", o.InFlight))}
 	}
 }
@@ -65,32 +65,32 @@ func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAf
 func AnswerBy(ctx context.Context, at time.Time) context.Context { return deadline.AnswerBy(ctx, at) }
 
 type timeout struct {
-	next      penstock.Store
-	deadlines *deadline.Set
-	most      int64
-	shed      error
-	inFlight  atomic.Int64
+	next        penstock.Store
+	deadlines   *deadline.Set
+	maxInFlight int64
+	errShed     error
+	inFlight    atomic.Int64
 }
 
 func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	defer t.inFlight.Add(-1)
-	if t.inFlight.Add(1) > t.most {
+	if t.inFlight.Add(1) > t.maxInFlight {
 		if err := deadline.CallerErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}
-		return penstock.Decision{}, t.shed
+		return penstock.Decision{}, t.errShed
 	}
 	after := t.deadlines.After
 	if after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
 	left := after
-	bounded, own := t.deadlines.Of(ctx)
-	if own {
+	bounded, isOwn := t.deadlines.Of(ctx)
+	if isOwn {
 		defer bounded.End()
 		ctx = bounded
 	} else if left = bounded.Left(); left <= 0 {
-		return penstock.Decision{}, tooLate(after)
+		return penstock.Decision{}, errTooLate(after)
 	}
 	d, err := t.next.Decide(ctx, charges)
 	return d, t.errorOf(ctx, bounded, left, err)
@@ -100,7 +100,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	bounded := deadline.From(ctx)
 	n := int64(len(calls))
-	if t.deadlines.After < 0 || bounded == nil || t.inFlight.Add(n) > t.most {
+	if t.deadlines.After < 0 || bounded == nil || t.inFlight.Add(n) > t.maxInFlight {
 		if t.deadlines.After >= 0 && bounded != nil {
 			t.inFlight.Add(-n)
 		}
@@ -110,7 +110,7 @@ func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	defer t.inFlight.Add(-n)
 	left := bounded.Left()
 	if left <= 0 {
-		many.Fail(calls, tooLate(t.deadlines.After))
+		many.Fail(calls, errTooLate(t.deadlines.After))
 		return
 	}
 	many.Decide(ctx, t.next, calls)
@@ -136,13 +136,14 @@ func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left t
 		}
 	}
 	if left < after/2 {
-		err = noFault(err)
+		err = withoutFault(err)
 	}
 	return err
 }
 
-// noFault returns a copy of a store's error with IsStoreFault false: the store had too little time.
-func noFault(err error) error {
+// withoutFault returns a copy of a store's error with IsStoreFault false, because the store had too
+// little time.
+func withoutFault(err error) error {
 	e := penstock.AsStoreError(err)
 	if e == nil || !e.IsStoreFault {
 		return err
@@ -155,9 +156,9 @@ func noFault(err error) error {
 	return &other
 }
 
-// tooLate is the error of a decision whose deadline passed before the store was called. The call
+// errTooLate is the error of a decision whose deadline passed before the store was called. The call
 // that used up the time has reported the store's health.
-func tooLate(after time.Duration) error {
+func errTooLate(after time.Duration) error {
 	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("%v have passed before the store was called: %w", after, context.DeadlineExceeded))
 	e.IsStoreFault = false
 	return e

@@ -13,7 +13,7 @@ import (
 
 // A Set gives decisions their deadlines. Its clock stops while this process does not run.
 type Set struct {
-	After    time.Duration
+	After    time.Duration // below 0: there are no deadlines
 	lateness lateness
 }
 
@@ -32,8 +32,8 @@ type within struct {
 }
 
 func (w *within) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	bounded, own := w.set.Of(ctx)
-	if own {
+	bounded, isOwn := w.set.Of(ctx)
+	if isOwn {
 		defer bounded.End()
 	}
 	return w.next.Decide(bounded, charges)
@@ -41,8 +41,8 @@ func (w *within) Decide(ctx context.Context, charges []penstock.Charge) (penstoc
 
 // DecideMany decides independent batches. They have one deadline.
 func (w *within) DecideMany(ctx context.Context, calls []*many.Call) {
-	bounded, own := w.set.Of(ctx)
-	if own {
+	bounded, isOwn := w.set.Of(ctx)
+	if isOwn {
 		defer bounded.End()
 	}
 	many.Decide(bounded, w.next, calls)
@@ -161,13 +161,13 @@ type Context struct {
 	context.Context // the caller's
 	lateness        *lateness
 	at              time.Time     // the deadline if no more time is lost
-	lost            time.Duration // until it was made
+	lost            time.Duration // what lateness.lost returned when the Context was made
 
-	mu       sync.Mutex
-	done     chan struct{} // nil before the first call of Done
-	timer    *time.Timer   // that closes done
-	unfollow func() bool   // stops closing done with the caller's context
-	err      error         // why the context has ended
+	mu            sync.Mutex
+	done          chan struct{} // nil before the first call of Done
+	timer         *time.Timer   // closes done
+	stopFollowing func() bool   // stops closing done when the caller's context ends
+	err           error         // why the context has ended
 }
 
 // Left returns how much of the decision's time is left, if no more of it is lost.
@@ -219,13 +219,13 @@ func (d *Context) Done() <-chan struct{} {
 		close(d.done)
 		return d.done
 	}
-	d.unfollow = context.AfterFunc(d.Context, d.look)
-	d.timer = time.AfterFunc(d.Left(), d.look)
+	d.stopFollowing = context.AfterFunc(d.Context, d.closeIfEnded)
+	d.timer = time.AfterFunc(d.Left(), d.closeIfEnded)
 	return d.done
 }
 
-// look closes done if the deadline has passed.
-func (d *Context) look() {
+// closeIfEnded closes done if the deadline has passed.
+func (d *Context) closeIfEnded() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.err != nil {
@@ -241,7 +241,7 @@ func (d *Context) look() {
 func (d *Context) closeLocked() {
 	if d.done != nil {
 		d.timer.Stop()
-		d.unfollow()
+		d.stopFollowing()
 		close(d.done)
 	}
 }
@@ -249,15 +249,15 @@ func (d *Context) closeLocked() {
 func (d *Context) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	was := d.err
+	before := d.err
 	err := d.errLocked()
-	if was == nil && err != nil {
+	if before == nil && err != nil {
 		d.closeLocked()
 	}
 	return err
 }
 
-// errLocked returns why the context has ended, or nil. Its error never changes once it is set.
+// errLocked returns why the context has ended, or nil. Once set, the error never changes.
 func (d *Context) errLocked() error {
 	if d.err == nil {
 		d.err = d.Context.Err()

@@ -10,8 +10,8 @@ import (
 // quota or a signal stopped it, or it collected garbage. Deadlines are extended by that time. The
 // store did not cause it: its answer may have arrived without being read.
 //
-// It has a timer that fires every tick while decisions are in flight. The delay of the timer is
-// the time that was lost.
+// It has a timer that fires every tick while decisions are in flight. If the timer fires late, the
+// delay is the time that was lost.
 type lateness struct {
 	inFlight atomic.Int64 // decisions
 	tally    atomic.Pointer[tally]
@@ -27,14 +27,14 @@ type tally struct {
 }
 
 const (
-	tick      = 5 * time.Millisecond
-	usualLate = time.Millisecond // how late a timer may fire on an idle machine
+	tick      = 5 * time.Millisecond // the time between two firings of the timer
+	usualLate = time.Millisecond     // how late a timer may fire on an idle machine
 
-	// An eighth of the lost time still counts towards the deadline, at most 25 ms for each pause.
-	// So a process that is always starved waits at most eight times its deadline, and one that was
-	// paused for long still has time to read the answer.
-	lostShare = 8
-	lostMost  = 25 * time.Millisecond
+	// One part in countedPart of the lost time still counts towards the deadline, at most countedMost
+	// for each pause. So a process that is always starved waits at most eight times its deadline, and
+	// one that was paused for long still has time to read the answer.
+	countedPart = 8
+	countedMost = 25 * time.Millisecond
 )
 
 // begin starts the timer, unless decisions are in flight already. Call end when the decision has
@@ -92,5 +92,5 @@ func (l *lateness) lost(now time.Time) time.Duration {
 	if t.due.IsZero() || late <= usualLate {
 		return t.lost
 	}
-	return t.lost + late - min(late/lostShare, lostMost)
+	return t.lost + late - min(late/countedPart, countedMost)
 }

@@ -55,12 +55,12 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 			l.end()
 			time.Sleep(time.Second)
 			if synctest.Wait(); l.tally.Load().due.IsZero() {
-				t.Error("the timer is stopped while a decision is in flight")
+				t.Error("the timer is stopped while a decision is in flight; want that it runs")
 			}
 			l.end()
 			time.Sleep(tick)
 			if synctest.Wait(); !l.tally.Load().due.IsZero() {
-				t.Error("the timer still runs without decisions")
+				t.Error("the timer runs without decisions; want that it is stopped")
 			}
 			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
 				t.Errorf("%v lost while the timer was stopped; want 0", got)
@@ -84,8 +84,9 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 			l.tally.Store(&tally{l.lost(now), now.Add(tick)})
 			pauses++
 		}
-		if took := now.Sub(began); took > max(8*after, 10*late+after)+tick+late || took < after {
-			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses, out of its bounds", late, tick+late, took, pauses)
+		longest := max(8*after, 10*late+after) + tick + late // 10 pauses, because the deadline has 10 times 25 ms
+		if took := now.Sub(began); took > longest || took < after {
+			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses; want %v to %v", late, tick+late, took, pauses, after, longest)
 		}
 	}
 }
@@ -96,8 +97,8 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 	for _, row := range []struct {
 		name         string
 		lost, answer time.Duration // 0: no answer
-		ends         time.Duration
-		answered     bool
+		endsAfter    time.Duration
+		isAnswered   bool
 	}{
 		{"nothing is lost", 0, 0, 250 * time.Millisecond, false},
 		{"an answer in time", 0, 249 * time.Millisecond, 249 * time.Millisecond, true},
@@ -105,7 +106,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 		{"an answer that was not read", 80 * time.Millisecond, 310 * time.Millisecond, 310 * time.Millisecond, true},
 		{"no answer, and lost time", 80 * time.Millisecond, 0, 330 * time.Millisecond, false},
 	} {
-		wait := map[string]func(ctx context.Context, answer <-chan struct{}) error{
+		waits := map[string]func(ctx context.Context, answer <-chan struct{}) error{
 			"Done": func(ctx context.Context, answer <-chan struct{}) error {
 				select {
 				case <-answer:
@@ -114,7 +115,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 					return ctx.Err()
 				}
 			},
-			"await": func(ctx context.Context, answer <-chan struct{}) error {
+			"Await": func(ctx context.Context, answer <-chan struct{}) error {
 				if Await(ctx, answer) {
 					return nil
 				}
@@ -131,7 +132,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 				}
 			},
 		}
-		for how, wait := range wait {
+		for how, wait := range waits {
 			t.Run(row.name+", by "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					d := &Set{After: 250 * time.Millisecond}
@@ -149,8 +150,8 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 					}
 					_, err := store.Decide(t.Context(), nil)
 					took := time.Since(began).Round(100 * time.Microsecond)
-					if took != row.ends || (err == nil) != row.answered || err != nil && !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("it ended after %v with %v; want %v, answered: %v", took, err, row.ends, row.answered)
+					if took != row.endsAfter || (err == nil) != row.isAnswered || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("the decision ended after %v with %v; want %v, answered: %v", took, err, row.endsAfter, row.isAnswered)
 					}
 				})
 			})

@@ -14,18 +14,18 @@ type Cache[P any] struct {
 	known map[division]P
 }
 
-const maxDivided = 4096
+const maxDivided = 4096 // entries
 
 type division struct {
 	limit penstock.Limit
-	n     int
+	n     int // the divisor
 }
 
 // Get returns the cached value of make for the limit and n. It calls make if there is none.
 func (d *Cache[P]) Get(limit penstock.Limit, n int, make func(limit penstock.Limit, n int) P) P {
-	of := division{limit, n}
+	key := division{limit, n}
 	d.mu.RLock()
-	p, ok := d.known[of]
+	p, ok := d.known[key]
 	d.mu.RUnlock()
 	if ok {
 		return p
@@ -36,6 +36,6 @@ func (d *Cache[P]) Get(limit penstock.Limit, n int, make func(limit penstock.Lim
 	if d.known == nil || len(d.known) >= maxDivided {
 		d.known = map[division]P{}
 	}
-	d.known[of] = p
+	d.known[key] = p
 	return p
 }

@@ -20,9 +20,9 @@ import (
 type draw struct {
 	done          chan struct{}
 	isSent        bool
-	block         int64 // units in advance
-	waitersBefore waiters
-	waitersAfter  waiters
+	block         int64         // units in advance
+	waitersBefore waiters       // callers whose costs the draw requests
+	waitersAfter  waiters       // callers that came after it was sent
 	endedAt       time.Duration // when its answer arrived
 	denial        penstock.Decision
 	isDenied      bool
@@ -43,7 +43,7 @@ func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 	return w
 }
 
-// Waiters are callers that wait for a draw: either those whose costs the draw requests, or those
+// waiters are callers that wait for a draw: either those whose costs the draw requests, or those
 // that came later and get a part of the block.
 type waiters struct {
 	needs int64 // costs of those that still wait
@@ -62,7 +62,7 @@ func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int
 	return taken
 }
 
-// removeWaiterLocked ends a caller's wait. What is left of the share after the last caller stays
+// removeWaiterLocked ends a caller's wait. What the last caller leaves of the share stays
 // charged and unspent, like a grant to a caller that has left.
 func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	if w.needs -= cost; w.needs == 0 {
@@ -71,6 +71,10 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 		w.share = 0
 	}
 }
+
+// prefetchPauses is how many pauses a Life has. After a draw in advance that was not possible, or
+// that brought too little, the next one is tried after a pause, and not with each request.
+const prefetchPauses = 16
 
 // decideFromLease decides a batch from what is leased. It draws if needed, or sends the batch to
 // the store.
@@ -90,7 +94,7 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	if k.trySpendLocked(p, now, cost) {
 		d = p.makeDecision(now, cost)
 		if p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil && l.drawLocked(ctx, k, p, now, 0) == nil {
-			p.noPrefetchUntil = now + l.life/16
+			p.noPrefetchUntil = now + l.life/prefetchPauses
 		}
 		k.mu.Unlock()
 		return d, nil
@@ -99,18 +103,18 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	if pending == nil {
 		pending = l.drawLocked(ctx, k, p, now, cost)
 	}
-	var mine *waiters
+	var own *waiters // those that the caller belongs to
 	if pending != nil {
-		mine = pending.addWaiterLocked(p, cost)
+		own = pending.addWaiterLocked(p, cost)
 	}
-	if mine == nil {
+	if own == nil {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
 	k.mu.Unlock()
 
 	if !deadline.Await(ctx, pending.done) {
 		k.mu.Lock()
-		mine.removeWaiterLocked(k, cost)
+		own.removeWaiterLocked(k, cost)
 		k.mu.Unlock()
 		return l.decideLate(ctx, charges)
 	}
@@ -122,10 +126,10 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	}
 	k.mu.Lock()
 	now = pending.endedAt
-	if mine.share < cost {
+	if own.share < cost {
 		now = l.now()
 	}
-	if !mine.spendLocked(k, p, now, cost) {
+	if !own.spendLocked(k, p, now, cost) {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
 	d = p.makeDecision(now, cost)
@@ -138,9 +142,9 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 func (l *Store) passAndUnlock(
 	ctx context.Context, k *leasedKey, p *pool, now time.Duration, charges []penstock.Charge,
 ) (penstock.Decision, error) {
-	held := p.left() > 0
+	isHeld := p.left() > 0
 	var refunds []refund
-	if held && p.isShortOf(charges[0].Cost) {
+	if isHeld && p.isShortOf(charges[0].Cost) {
 		refunds = l.removePoolLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
@@ -166,7 +170,7 @@ func (l *Store) passAndUnlock(
 	return d, nil
 }
 
-// decideLate answers a batch whose deadline has passed or whose caller has left. If the caller has
+// decideLate answers a batch whose deadline has passed, or whose caller has left. If the caller has
 // not left, the store below returns the error.
 func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	if err := deadline.CallerErr(ctx); err != nil {
@@ -209,7 +213,7 @@ func (l *Store) blockSize(p *pool, now time.Duration) int64 {
 // runDraw calls the store and wakes the waiters.
 func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *draw) {
 	defer l.work.Done()
-	runtime.Gosched() // lets callers that are about to wait join
+	runtime.Gosched() // other callers can add themselves to waitersBefore meanwhile
 	k.mu.Lock()
 	pending.isSent = true
 	p.block = max(p.block, l.blockSize(p, l.now()))
@@ -267,7 +271,7 @@ func (l *Store) receiveLocked(
 	units := minGranted(d, size)
 	p.updateRoundTrip(now - sent)
 	if units < size {
-		p.noPrefetchUntil = now + l.life/16
+		p.noPrefetchUntil = now + l.life/prefetchPauses
 	}
 	if units < min(size, worthDraw) { // the key is at its limit: a cached denial costs less
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
@@ -290,21 +294,21 @@ func (l *Store) receiveLocked(
 		if part.decay != algorithm.DecayContinuous {
 			b.expires = min(b.expires, b.resets[i])
 		}
-		more := s.Granted - units // the batch can only use equal numbers of units, so the rest is returned
+		more := s.Granted - units // all limits of the batch spend equal numbers of units, so the rest is returned
 		if more <= 0 {
 			continue
 		}
 		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: more, Mode: penstock.Refund})
 		part.left += more
 		if part.decay == algorithm.DecayContinuous {
-			b.resets[i] -= time.Duration(part.drain(more)) + 1
+			b.resets[i] -= time.Duration(part.drainTime(more)) + 1
 		}
 	}
 	if extra != nil {
 		k.pendingRefunds++
 		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
 	}
-	b.refundTime = max((b.expires-sent)/16, 2*p.roundTrip)
+	b.refundTime = max((b.expires-sent)/16, 2*p.roundTrip) // long enough for a slow answer, and a small part of the block's life
 	for i := range p.blocks {
 		if old := &p.blocks[i]; now >= old.expires {
 			refunds = l.removeBlockLocked(k, p, old, now, refunds)
@@ -426,7 +430,7 @@ func (l *Store) removeAllLocked(k *leasedKey) (refunds []refund) {
 	return refunds
 }
 
-// sendRefund sends a refund. Without an answer the units count as lost: it is not retried.
+// sendRefund sends a refund. It is not retried: without an answer, the units count as lost.
 func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
 	defer cancel()
@@ -454,10 +458,10 @@ func (l *Store) sendRefunds(ctx context.Context, k *leasedKey, refunds []refund)
 		return nil
 	}
 	done := make(chan struct{})
-	tracked := l.startWork() // false if closed: then Close does not wait for this
+	isTracked := l.startWork() // false if closed: then Close does not wait for the goroutine
 	go func() {
 		defer close(done)
-		if tracked {
+		if isTracked {
 			defer l.work.Done()
 		}
 		for _, r := range refunds {

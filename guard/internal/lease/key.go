@@ -15,16 +15,16 @@ type leasedKey struct {
 	name keyName
 
 	mu              sync.Mutex
-	isGone          bool // swept: no longer in its stripe
+	isGone          bool // removed from its stripe
 	pools           []*pool
 	first           [1]*pool // saves an allocation for a single pool
 	counts          counts
-	refundsInFlight int           // callers' Refunds and Resets: nothing is drawn meanwhile
-	pendingRefunds  int           // refunds in flight
+	refundsInFlight int           // Refunds and Resets by callers; nothing is drawn meanwhile
+	pendingRefunds  int           // refunds of leased units that are in flight
 	settled         chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
 }
 
-// maxPools is how many combinations of limits are leased under one key.
+// maxPools is how many combinations of limits are leased under one key at most.
 const maxPools = 4
 
 type counts struct{ draws, drawn, spent, returned, expired, lost int64 }
@@ -41,34 +41,34 @@ func (c *counts) add(other *counts) {
 // A pool is what was drawn for one combination of limits, and the demand for it.
 type pool struct {
 	parts     []poolPart
-	one       [1]poolPart // saves an allocation for a single limit
+	single    [1]poolPart // saves an allocation for a single limit
 	blocks    [2]block    // the older first
-	draw      *draw       // the draw in flight
-	returning int64       // units of refunds in flight: they count as held
+	draw      *draw       // the draw in flight, or nil
+	returning int64       // units of refunds in flight; they count as held
 	timer     *time.Timer
 
 	// Demand, in units per half a Life.
 	demand     float64
-	isMeasured bool
-	requested  int64         // units since then
+	isMeasured bool          // demand is known
+	requested  int64         // units of the present measurement
 	since      time.Duration // the beginning of the present measurement
 
 	block           int64         // the size of the last block that was worth drawing
 	roundTrip       time.Duration // how long the store takes to answer: about the slowest of the last answers
 	lastUsed        time.Duration // when the last request came
-	bypassUntil     time.Duration // until then nothing is drawn
-	noPrefetchUntil time.Duration // until then nothing is drawn in advance
+	bypassUntil     time.Duration // nothing is drawn before this time
+	noPrefetchUntil time.Duration // nothing is drawn in advance before this time
 }
 
 // A poolPart is one of a pool's limits.
 type poolPart struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
-	parts int           // counters that the limit is split into. Drawn units drain from one of them, by its part of the rate
-	left  int64         // remaining in the store by its last answer
+	parts int           // how many counters the limit is split into. Drawn units drain from one of them, by its part of the rate
+	left  int64         // units that remain in the store by its last answer
 	reset time.Duration // when nothing is used in the store any more
 	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
-	edge  time.Duration // when a window ends, as the store last said; 0: not known yet
+	edge  time.Duration // when a window ends, by the store's last answer; 0: not known yet
 }
 
 // A block is what one draw has brought and is not spent yet.
@@ -80,8 +80,8 @@ type block struct {
 	resets     []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
-// trackKey adds a key, unless there are too many. It also removes a few idle keys, to make
-// room.
+// trackKey adds a key, unless there are too many. It also examines four other keys and removes the
+// idle ones, to make room.
 func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	now := l.now()
 	s.mu.Lock()
@@ -89,18 +89,18 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	if k := s.keys[name]; k != nil {
 		return k
 	}
-	looked := 0
+	examined := 0
 	for other, k := range s.keys {
-		if k.sweepIfIdle(l, now) {
+		if k.markGoneIfIdle(l, now) {
 			delete(s.keys, other)
-			l.keys.Add(-1)
+			l.keyCount.Add(-1)
 		}
-		if looked++; looked == 4 {
+		if examined++; examined == 4 {
 			break
 		}
 	}
-	if l.keys.Add(1) > int64(l.options.MaxKeys) {
-		l.keys.Add(-1)
+	if l.keyCount.Add(1) > int64(l.options.MaxKeys) {
+		l.keyCount.Add(-1)
 		return nil
 	}
 	name.key, name.group = strings.Clone(name.key), strings.Clone(name.group)
@@ -109,8 +109,8 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	return k
 }
 
-// sweepIfIdle tells whether a key is idle. If so, it marks the key as gone.
-func (k *leasedKey) sweepIfIdle(l *Store, now time.Duration) bool {
+// markGoneIfIdle tells whether a key is idle. If so, it marks the key as gone.
+func (k *leasedKey) markGoneIfIdle(l *Store, now time.Duration) bool {
 	if !k.mu.TryLock() {
 		return false
 	}
@@ -158,7 +158,7 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 		}
 	}
 	p := &pool{since: now, lastUsed: now}
-	p.parts = p.one[:0]
+	p.parts = p.single[:0]
 	for _, plan := range plans {
 		p.parts = append(p.parts, poolPart{
 			plan: plan, decay: plan.Algorithm().Decay(), parts: max(l.options.Counters(plan), 1), width: plan.Window(),
@@ -193,7 +193,7 @@ func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 		return false
 	}
 	for i, plan := range plans {
-		if mine := p.parts[i].plan; mine != plan && mine.Limit() != plan.Limit() {
+		if own := p.parts[i].plan; own != plan && own.Limit() != plan.Limit() {
 			return false
 		}
 	}
@@ -201,8 +201,8 @@ func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 }
 
 // isIdle tells whether nothing is held or in flight, and no request came for the given time.
-func (p *pool) isIdle(now, long time.Duration) bool {
-	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= long
+func (p *pool) isIdle(now, idleFor time.Duration) bool {
+	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= idleFor
 }
 
 // left returns the units that are not spent, expired ones included.
@@ -240,7 +240,8 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 	}
 }
 
-// updateRoundTrip records how long an answer took.
+// updateRoundTrip records how long an answer took. A slower answer counts at once. After faster
+// ones, the value falls by a quarter of the difference each.
 func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
 // windowLeft returns how long the present windows of all limits last, and at most the given time.
@@ -347,17 +348,17 @@ func (part *poolPart) flow(d time.Duration) int64 {
 	if d <= 0 {
 		return 0
 	}
-	units := float64(d) / part.drain(1) * (1 - 1e-12)
+	units := float64(d) / part.drainTime(1) * (1 - 1e-12) // slightly less, because doubles are not exact
 	return int64(min(units, penstock.MaxCost))
 }
 
-// drain returns how long the given units take to drain, in ns.
-func (part *poolPart) drain(units int64) float64 {
+// drainTime returns how long the given units take to drain, in ns.
+func (part *poolPart) drainTime(units int64) float64 {
 	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.parts)
 }
 
-// end returns when the store forgets what it has just charged, counted from when the call was
-// sent. For a bucket, that is when the last unit has drained.
+// end returns when what the store has just charged stops counting. It is counted from when the call
+// was sent. For a bucket, that is when the last unit has drained.
 func (part *poolPart) end(s penstock.Status) time.Duration {
 	if part.decay == algorithm.DecayAfterPeriod {
 		return s.ResetAfter - part.plan.Limit().Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs

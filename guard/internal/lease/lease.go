@@ -39,13 +39,13 @@ type Store struct {
 	life     time.Duration
 	seed     maphash.Seed
 	stripes  [stripes]stripe
-	keys     atomic.Int64
+	keyCount atomic.Int64 // of all stripes
 	isClosed atomic.Bool
 
 	mu            sync.Mutex
 	work          sync.WaitGroup // background goroutines; none starts once closed
-	removedCounts counts         // of removed keys
-	removedKeys   int64
+	removedCounts counts         // the counts of removed keys
+	removedKeys   int64          // how many keys were removed
 }
 
 const (
@@ -56,12 +56,13 @@ const (
 type stripe struct {
 	mu       sync.RWMutex
 	keys     map[keyName]*leasedKey
-	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, as most keys are
+	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, so that these keys need no leasedKey
 }
 
-// seenBefore tells whether a key of this hash was seen in this Life or the one before. It can be
-// wrong: keys with nearly the same hash count as one.
-func (s *stripe) seenBefore(hash uint64, life, now time.Duration) bool {
+// wasSeenBefore tells whether a key with this hash was seen in this Life or the one before. It can
+// be wrong, because keys with nearly the same hash count as one. The low 16 bits of a place are the
+// number of the Life in which it was written.
+func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
 	const times = 1<<16 - 1
 	time := uint64(now/life) & times
 	place := &s.seenOnce[hash/stripes%uint64(len(s.seenOnce))]
@@ -137,16 +138,16 @@ func (l *Store) Close(ctx context.Context) error {
 	l.isClosed.Store(true)
 	l.mu.Unlock()
 	var all sync.WaitGroup
-	room := make(chan struct{}, closeConcurrency)
+	slots := make(chan struct{}, closeConcurrency)
 	for _, k := range l.allKeys() {
 		k.mu.Lock()
 		pending := l.removeAllLocked(k)
 		k.mu.Unlock()
 		for _, r := range pending {
-			room <- struct{}{}
+			slots <- struct{}{}
 			all.Go(func() {
 				l.sendRefund(ctx, k, r)
-				<-room
+				<-slots
 			})
 		}
 	}
@@ -177,21 +178,21 @@ type Stats struct {
 // Stats returns the counts until now.
 func (l *Store) Stats() Stats {
 	for tries := 1; ; tries++ {
-		s, swept := l.stats()
+		s, removedBefore := l.stats()
 		l.mu.Lock()
-		same := swept == l.removedKeys
+		isConsistent := removedBefore == l.removedKeys
 		l.mu.Unlock()
-		if same || tries == 10 {
+		if isConsistent || tries == 10 {
 			return s
 		}
 	}
 }
 
-// stats returns the counts, and the number of keys that were removed before it began. The counts
+// stats returns the counts, and how many keys had been removed when it began. The counts
 // are right if no key was removed meanwhile.
-func (l *Store) stats() (s Stats, swept int64) {
+func (l *Store) stats() (s Stats, removedBefore int64) {
 	l.mu.Lock()
-	sum, swept := l.removedCounts, l.removedKeys
+	sum, removedBefore := l.removedCounts, l.removedKeys
 	l.mu.Unlock()
 	for _, k := range l.allKeys() {
 		k.mu.Lock()
@@ -202,7 +203,7 @@ func (l *Store) stats() (s Stats, swept int64) {
 	}
 	s.Draws, s.Drawn, s.Spent = sum.draws, sum.drawn, sum.spent
 	s.Returned, s.Expired, s.Lost = sum.returned, sum.expired, sum.lost
-	return s, swept
+	return s, removedBefore
 }
 
 // Excess returns how many units more than the limit alone all instances together may admit under a
@@ -220,7 +221,7 @@ func (o Options) Excess(plan *penstock.Plan) int64 {
 
 const (
 	MinBlock  = 2 // the smallest block: a limit that allows less is not leased
-	worthDraw = 4 // the fewest units for which a draw is cheaper than a call for each
+	worthDraw = 4 // the fewest units for which a draw costs less than a call for each unit
 )
 
 // LargestBlock returns the largest block of a limit. A limit whose block is below MinBlock is not
@@ -246,8 +247,8 @@ func (o Options) instances() int {
 // now is the time since the start, by the monotonic clock.
 func (l *Store) now() time.Duration { return time.Since(l.start) }
 
-// startWork tells whether a background goroutine may start. If so, it must call l.work.Done at its
-// end.
+// startWork tells whether a background goroutine may start. If so, the goroutine must call
+// l.work.Done at its end.
 func (l *Store) startWork() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,9 +263,9 @@ func (l *Store) startWork() bool {
 type shape uint8
 
 const (
-	passThrough shape = iota
-	spending          // a lease may answer it
-	refunding         // a Refund or Reset: return what is leased first
+	passThrough shape = iota // the store decides it, and nothing else is needed
+	spending                 // a lease may answer it
+	refunding                // a Refund or Reset: return what is leased first
 )
 
 // shapeOf returns a batch's shape. For a batch that spends, it appends the plans of its limits to
@@ -301,10 +302,10 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 	return plans, spending
 }
 
-// findKey returns the key of a batch that spends, or nil if it is not leased.
+// findKey returns the leasedKey of a batch that spends, or nil if the key is not leased.
 func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
 	canLease := l.canLease(plans)
-	if !canLease && l.keys.Load() == 0 {
+	if !canLease && l.keyCount.Load() == 0 {
 		return nil
 	}
 	name := keyName{key, plans[0].Group()}
@@ -313,7 +314,7 @@ func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
 	s.mu.RLock()
 	k := s.keys[name]
 	s.mu.RUnlock()
-	if k != nil || !canLease || !s.seenBefore(hash, l.life, l.now()) {
+	if k != nil || !canLease || !s.wasSeenBefore(hash, l.life, l.now()) {
 		return k
 	}
 	return l.trackKey(s, name)

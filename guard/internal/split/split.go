@@ -22,7 +22,7 @@ func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store 
 	return s
 }
 
-const maxParts = 32
+const maxParts = 32 // of a limit
 
 type store struct {
 	shardsOf func(*penstock.Plan) int
@@ -87,8 +87,8 @@ type splitBatch struct {
 	source  penstock.Source
 
 	outgoing    []penstock.Charge // the charges of the next call
-	chargeIndex []int             // of each outgoing charge, its index in charges
-	shardIndex  []int             // of each outgoing charge, its shard
+	chargeIndex []int             // for each outgoing charge, its index in charges
+	shardIndex  []int             // for each outgoing charge, its shard
 }
 
 // A chargeState is the progress of one charge.
@@ -103,7 +103,7 @@ type chargeState struct {
 	soonest     int             // the shard of that RetryAfter
 	isConfirmed bool            // all shards together deny it
 	left        [maxParts]int64 // remaining units of each shard, 0 if not known
-	cost        [maxParts]int64 // for each shard, if all are called
+	cost        [maxParts]int64 // the cost for each shard, if all are called
 }
 
 // A strategy says which shards a charge is sent to.
@@ -132,7 +132,7 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 		if p.parts == nil {
 			continue
 		}
-		p.start, p.tried, p.retry, p.strategy = p.parts.home(c), 0, penstock.Never, oneShard
+		p.start, p.tried, p.retry, p.strategy = p.parts.firstShard(c), 0, penstock.Never, oneShard
 		clear(p.left[:p.parts.N()])
 		if c.Mode != penstock.Draw && c.Cost > p.parts.MinUnits {
 			p.strategy = equally
@@ -314,15 +314,15 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	if fitsOneShard {
 		p.status.RetryAfter, p.status.Wait = first.RetryAfter, first.Wait
 	}
-	if p.hasTogether(cost) {
+	if p.haveTogether(cost) {
 		p.status.RetryAfter, p.status.Wait = 0, 0
 	}
 	return nil
 }
 
-// hasTogether tells whether all shards together have the cost, and whether several may grant it. (A
-// hold must be in one shard, so that it is found again.)
-func (p *chargeState) hasTogether(cost int64) bool {
+// haveTogether tells whether all shards together have the cost left, and may grant parts of it. (A
+// hold must be in one shard, so that later calls find it.)
+func (p *chargeState) haveTogether(cost int64) bool {
 	return !p.parts.hasHolds && p.sumLeft() >= cost
 }
 
@@ -372,12 +372,12 @@ func peekCost(c *penstock.Charge) int64 {
 	return 0
 }
 
-// spendCharges makes the charges that are not split and those that spend, all or none. If the
-// decision's deadline leaves no time for another call, the denials so far decide.
+// spendCharges makes the charges that are not split, and the split ones that spend, all or none. If
+// the decision's deadline leaves no time for another call, the denials so far decide.
 func (b *splitBatch) spendCharges(ctx context.Context) error {
 	var breakerErr error
 	deadline, hasDeadline := ctx.Deadline()
-	var longest time.Duration // call so far
+	var longest time.Duration // the longest call so far
 	for {
 		var sent time.Time
 		if hasDeadline {
@@ -406,7 +406,7 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 		if hasDeadline {
 			now := time.Now()
 			longest = max(longest, now.Sub(sent))
-			hasTime = deadline.Sub(now) > 2*longest // the next may take longer
+			hasTime = deadline.Sub(now) > 2*longest // the next call may take longer than the others
 		}
 		if hasTime && b.tryNext() {
 			continue
@@ -418,8 +418,8 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 	}
 }
 
-// confirmDenied peeks at all shards of the charges that only some have denied. Another limit
-// denies the batch anyway.
+// confirmDenied peeks at all shards of the charges that only some of their shards have denied.
+// Another limit denies the batch anyway.
 func (b *splitBatch) confirmDenied(ctx context.Context) error {
 	for i := range b.charges {
 		c, p := &b.charges[i], &b.states[i]
@@ -433,6 +433,7 @@ func (b *splitBatch) confirmDenied(ctx context.Context) error {
 	return nil
 }
 
+// addSpend adds charge i to the batch, if spendCharges makes it.
 func (b *splitBatch) addSpend(i int) {
 	c, p := &b.charges[i], &b.states[i]
 	switch {
@@ -479,7 +480,7 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 				p.addStatus(d.Status(k), b.shardIndex[k])
 				k++
 			}
-			p.isConfirmed = p.strategy != equally || !p.hasTogether(b.charges[i].Cost)
+			p.isConfirmed = p.strategy != equally || !p.haveTogether(b.charges[i].Cost)
 			if p.strategy != byRemaining {
 				p.retry = p.status.RetryAfter
 			} else if p.status.RetryAfter != 0 {
@@ -500,7 +501,7 @@ func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	n := int64(p.parts.N())
 	p.isConfirmed = false
 	if s.RetryAfter != 0 && (p.tried == p.parts.N()-1 || p.strategy == oneShardWaiting) {
-		p.isConfirmed = !p.hasTogether(cost)
+		p.isConfirmed = !p.haveTogether(cost)
 		s.Remaining = p.sumLeft()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
@@ -526,7 +527,7 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	case p.strategy == oneShard && p.tried < p.parts.N()-1:
 		p.tried++
 		return true
-	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.hasTogether(c.Cost):
+	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.haveTogether(c.Cost):
 		p.strategy = byRemaining
 		p.spreadByRemaining(c.Cost)
 		return true
@@ -592,7 +593,8 @@ func (b *splitBatch) chargeOneShard(ctx context.Context, i int, mode penstock.Mo
 	return granted, err
 }
 
-// releaseHold refunds a hold. It searches the shards, beginning with the first of the hold.
+// releaseHold refunds a hold. It searches for the hold in all shards, beginning with its first
+// shard.
 func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 	p, cost := &b.states[i], b.charges[i].Cost
 	released := int64(0)
@@ -625,14 +627,14 @@ func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 
 // The next functions set the costs of a charge at all its shards.
 
+// spreadEqually divides the cost among all shards.
 func (p *chargeState) spreadEqually(cost int64) {
 	for shard := range p.parts.N() {
 		p.cost[shard] = partOf(cost, p.parts.N(), shard)
 	}
 }
 
-// spreadByRemaining takes what each shard has left, beginning with the first. The rest is divided
-// equally.
+// spreadByRemaining takes what each shard has left.
 func (p *chargeState) spreadByRemaining(cost int64) {
 	p.spread(cost, func(shard int) int64 { return p.left[shard] })
 }
@@ -642,11 +644,13 @@ func (p *chargeState) spreadByUse(cost int64) {
 	p.spread(cost, func(shard int) int64 { return max(p.parts.unitsOf(shard)-p.left[shard], 0) })
 }
 
-func (p *chargeState) spread(cost int64, room func(shard int) int64) {
+// spread takes from each shard what available returns, beginning with the first. The rest is
+// divided equally.
+func (p *chargeState) spread(cost int64, available func(shard int) int64) {
 	n := p.parts.N()
 	for k := range n {
 		shard := (p.start + k) % n
-		p.cost[shard] = min(cost, room(shard))
+		p.cost[shard] = min(cost, available(shard))
 		cost -= p.cost[shard]
 	}
 	for shard := range n {
@@ -682,12 +686,12 @@ func (p *Parts) N() int { return len(p.plans) }
 // unitsOf returns the capacity of one part.
 func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shard) }
 
-// home returns the shard that is called first.
-func (p *Parts) home(c *penstock.Charge) int {
+// firstShard returns the shard that is called first.
+func (p *Parts) firstShard(c *penstock.Charge) int {
 	if !p.hasHolds {
 		return rand.IntN(p.N())
 	}
-	const offset, prime = 2166136261, 16777619 // FNV-1a: every instance must find the same
+	const offset, prime = 2166136261, 16777619 // FNV-1a with 32 bits; all instances must find the same shard
 	h := uint32(offset)
 	for i := 0; i < len(c.Holder); i++ {
 		h = (h ^ uint32(c.Holder[i])) * prime
@@ -714,7 +718,7 @@ func PartsOf(l penstock.Limit, n int) *Parts {
 	capacity := plan.Capacity()
 	most := capacity
 	if l.Burst > 0 {
-		most = min(most, l.Burst) // a part with none would have the default
+		most = min(most, l.Burst) // a part whose Burst is 0 would have the default Burst
 	}
 	for n = int(min(int64(n), most, maxParts)); n > 1; n-- {
 		p := &Parts{capacity: capacity, MinUnits: capacity / int64(n), hasHolds: plan.Algorithm().NeedsHolder()}
