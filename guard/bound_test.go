@@ -25,8 +25,8 @@ type fleet struct {
 	instances []penstock.Store
 	charge    penstock.Charge
 	admitted  []admitted
-	balanced  int // the instance that admits next, if the load is balanced
-	decisions int64
+	balanced  int   // the instance that admits next, if the load is balanced
+	decisions int64 // how many charges were sent
 }
 
 type admitted struct {
@@ -34,7 +34,7 @@ type admitted struct {
 	units int64
 }
 
-// newFleet returns n instances. Each takes the share of one of known instances.
+// newFleet returns n instances. Each enforces the share of one of known instances.
 func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
@@ -43,7 +43,7 @@ func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	return f
 }
 
-// decideCost has one instance decide on a cost.
+// decideCost sends a charge of this cost to one instance.
 func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
 	c := f.charge
 	c.Cost = cost
@@ -58,7 +58,7 @@ func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
 	return d.Allowed
 }
 
-// decideBalanced has the instances decide in turn, so that each admits as much as the others.
+// decideBalanced sends charges of one unit to the instances in turn, so that each admits as much as the others.
 func (f *fleet) decideBalanced(t *testing.T) {
 	if f.decideCost(t, f.balanced, 1) {
 		f.balanced = (f.balanced + 1) % len(f.instances)
@@ -79,14 +79,14 @@ func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64)
 	return most
 }
 
-// maxInWindow is the most units that were admitted in any window of this length. If aligned,
+// maxInWindow is the most units that were admitted in any window of this length. If isAligned is true,
 // windows begin at multiples of the length, otherwise anywhere.
-func (f *fleet) maxInWindow(length time.Duration, aligned bool) (most int64) {
+func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {
 		for ; first < len(f.admitted); first++ {
 			b := f.admitted[first]
-			if aligned && b.at.Truncate(length).Equal(a.at.Truncate(length)) || !aligned && a.at.Sub(b.at) < length {
+			if isAligned && b.at.Truncate(length).Equal(a.at.Truncate(length)) || !isAligned && a.at.Sub(b.at) < length {
 				break
 			}
 			sum -= b.units
@@ -140,6 +140,7 @@ func simulateSeeds(t *testing.T, seeds int, name string, simulate func(t *testin
 	t.Logf("counted: %d seeds of %s", tried, name)
 }
 
+// bucket is a random limit, with its burst and its rate.
 func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) {
 	limit = penstock.Limit{Name: "l", Count: 1 + random.Int64N(100), Period: time.Duration(1+random.IntN(3)) * time.Second}
 	limit.Burst = 1 + random.Int64N(2*limit.Count)
@@ -157,7 +158,7 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 			return float64(b.Over)
 		}
 	}
-	t.Fatalf("no bound for %q", when)
+	t.Fatalf("Bounds has no bound for %q; want one", when)
 	return 0
 }
 
@@ -173,11 +174,11 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 		f := newFleet(n, known, compiled(t, limit))
 		load := f.load(random, perSecond*float64(n)/float64(known))
 		costs := 1 + random.Int64N(3)
-		anyone := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(costs)) }
-		load.arriveFor(2*time.Second, anyone)
+		decideAnywhere := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(costs)) }
+		load.arriveFor(2*time.Second, decideAnywhere)
 		f.setFault(down)
 		start := time.Now()
-		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, anyone)
+		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, decideAnywhere)
 		factor := float64(n) / float64(known)
 		got, bound := f.maxBeyondRate(start, factor*perSecond), factor*burst+float64(n)
 		if got > bound+1e-6 {
@@ -185,12 +186,12 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 		}
 		tightest = max(tightest, got/bound)
 		if calls := f.calls.Load(); calls != f.decisions {
-			t.Errorf("the store was called %d times for %d decisions", calls, f.decisions)
+			t.Errorf("the store was called %d times for %d decisions; want once for each", calls, f.decisions)
 		}
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
 	if *seedOfBound < 0 && tightest < 0.9 {
-		t.Errorf("no seed came near the bound")
+		t.Errorf("the tightest seed reached %.0f %% of the bound; want at least 90 %%", 100*tightest)
 	}
 }
 
@@ -223,12 +224,12 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 			t.Errorf("%d instances, limit %v: %.3f units at once over the end; the bound is %.3f", n, limit, got, bound)
 		}
 		if f.calls.Load()-calls != f.decisions-before {
-			t.Errorf("after the outage the store was called %d times for %d decisions", f.calls.Load()-calls, f.decisions-before)
+			t.Errorf("after the outage the store was called %d times for %d decisions; want once for each", f.calls.Load()-calls, f.decisions-before)
 		}
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
 	if *seedOfBound < 0 && tightest < 0.9 {
-		t.Errorf("no seed came near the bound")
+		t.Errorf("the tightest seed reached %.0f %% of the bound; want at least 90 %%", 100*tightest)
 	}
 }
 
@@ -246,7 +247,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 		}
 		f.setFault(down)
 		if f.decideCost(t, 0, 1) {
-			t.Errorf("the instance that had all of the load admits more")
+			t.Errorf("the instance that had all of the load admits another unit; want that it denies")
 		}
 		f.load(random, perSecond).arriveFor(3*time.Second, func() { f.decideCost(t, random.IntN(n), 1) })
 		got, bound := f.maxBeyondRate(start, perSecond), burst+boundOf(t, n, limit, "store fails")
@@ -257,7 +258,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
 	if *seedOfBound < 0 && tightest < 0.9 {
-		t.Errorf("no seed came near the bound")
+		t.Errorf("the tightest seed reached %.0f %% of the bound; want at least 90 %%", 100*tightest)
 	}
 }
 
@@ -280,7 +281,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 		f.setFault(down)
 		load.arriveFor(6*time.Second, decideBalanced)
 		if got, most := f.maxInWindow(limit.Period, kind == "fixed"), limit.Count+int64(n); got > most {
-			t.Errorf("%d instances, limit %v: %d in one window; the bound is %d", n, limit, got, most)
+			t.Errorf("%d instances, limit %v: %d units in one window; the bound is %d", n, limit, got, most)
 		}
 	})
 }
@@ -310,11 +311,11 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			var batch []penstock.Charge
 			for _, i := range random.Perm(3)[:1+random.IntN(3)] {
 				c := penstock.Charge{Key: "k", Plan: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
-				rare := random.IntN(4) > 0
+				canReset := random.IntN(4) == 0
 				switch c.Mode = penstock.Mode(random.IntN(6)); {
-				case c.Mode == penstock.Reset && rare,
-					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // a renewed hold is not remembered
-					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the memory keeps the fraction of a unit that a refund exceeds
+				case c.Mode == penstock.Reset && !canReset,
+					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // the local memory does not record a renewal by Draw
+					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the store may refund a fraction of a unit more, which the local memory does not
 					c.Mode = penstock.Spend
 				}
 				if c.Mode == penstock.Spend {

@@ -58,12 +58,12 @@ func TestBoundsOfEachSetting(t *testing.T) {
 			if b.When == c.when {
 				found = true
 				if b.Over != c.over || b.Text != c.text {
-					t.Errorf("%v, %d instances, %s: %d, %q; want %d, %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
+					t.Errorf("%v, %d instances, %s: the bound is %d, %q; want %d, %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
 				}
 			}
 		}
 		if !found {
-			t.Errorf("%v: no bound for %q", c.limit, c.when)
+			t.Errorf("%v: Bounds has no bound for %q; want one", c.limit, c.when)
 		}
 	}
 }
@@ -76,7 +76,7 @@ func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	limit := penstock.PerSecond(10).With(penstock.FixedWindow).MustCompile()
 	granted := int64(0)
 	for _, step := range []time.Duration{0, 200 * time.Millisecond, 5700 * time.Millisecond, 300 * time.Millisecond} {
-		now = now.Add(step) // 0.9 s, 1.1 s, after the jump 6.8 s and 7.1 s
+		now = now.Add(step) // seconds in the clock's minute: 0.9 and 1.1, and after the jump 6.8 and 7.1
 		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Draw, Cost: 99}})
 		if err != nil {
 			t.Fatal(err)
@@ -85,7 +85,7 @@ func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	}
 	bounds := guard.Options{}.Bounds(limit)
 	if over := bounds[slices.IndexFunc(bounds, func(b guard.Bound) bool { return b.When == "clock forward" })].Over; granted != 20+over {
-		t.Errorf("four windows within 0.7 s granted %d units; the limit's own bound is 20, and %d more", granted, over)
+		t.Errorf("four windows within 0.7 s granted %d units; want 20, the limit's own bound, and %d more", granted, over)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestSettingsThatDoNotApplyHaveNoBound(t *testing.T) {
 		{situations(guard.Options{}, penstock.InFlight(9, time.Minute).MustCompile()), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
 	} {
 		if c.got != c.want {
-			t.Errorf("bounds for %s; want %s", c.got, c.want)
+			t.Errorf("Bounds has the situations %s; want %s", c.got, c.want)
 		}
 	}
 }

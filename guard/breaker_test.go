@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -33,10 +34,10 @@ type circuit struct {
 
 func newCircuit(t *testing.T, o guard.BreakerOptions) *circuit {
 	c := &circuit{faulty: newFaulty(), T: t, charges: one(compiled(t, penstock.PerSecond(1)), "k")}
-	o.Changed = func(shard string, from, to guard.State) {
+	o.Changed = func(node string, from, to guard.State) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.changes = append(c.changes, fmt.Sprintf("%s%v-%v", shard, from, to))
+		c.changes = append(c.changes, fmt.Sprintf("%s%v-%v", node, from, to))
 	}
 	c.Store = guard.Breaker(o)(c.faulty)
 	return c
@@ -46,16 +47,16 @@ func (c *circuit) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return c.Store.Decide(ctx, charges)
 }
 
-// call tells whether a call has reached the store.
+// call makes a call, and tells whether it has reached the store.
 func (c *circuit) call() bool {
 	c.Helper()
 	before := c.calls.Load()
 	_, err := c.Decide(c.Context(), c.charges)
-	reached := c.calls.Load() > before
-	if open := reasonIs(err, penstock.ReasonBreakerOpen); open == reached || open && !errors.Is(err, penstock.ErrUnavailable) {
-		c.Fatalf("%v, while the store was called: %v", err, reached)
+	hasReached := c.calls.Load() > before
+	if isOpen := reasonIs(err, penstock.ReasonBreakerOpen); isOpen == hasReached || isOpen && !errors.Is(err, penstock.ErrUnavailable) {
+		c.Fatalf("the error is %v, and the call has reached the store: %v; want either that, or an error of an open breaker", err, hasReached)
 	}
-	return reached
+	return hasReached
 }
 
 // reach makes n calls, of which want must reach the store.
@@ -72,13 +73,13 @@ func (c *circuit) reach(n, want int) {
 	}
 }
 
-// openBreaker has the store fail until the breaker is open.
+// openBreaker makes calls to a failing store until the breaker is open.
 func (c *circuit) openBreaker() {
 	c.Helper()
 	c.setFault(failWith(errDown))
 	for n := 0; c.call(); n++ {
 		if n == 100 {
-			c.Fatal("the breaker is closed after 100 failures")
+			c.Fatal("the breaker is closed after 100 failures; want it open")
 		}
 	}
 }
@@ -91,7 +92,7 @@ func (c *circuit) timeUntilCall() time.Duration {
 			return time.Since(start)
 		}
 		if time.Since(start) > time.Hour {
-			c.Fatal("no call has reached the store for an hour")
+			c.Fatal("no call has reached the store for an hour; want that one does")
 		}
 	}
 }
@@ -130,7 +131,7 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 		c.reach(1000, 5)
 		_, err := c.Decide(t.Context(), c.charges)
 		if !strings.Contains(err.Error(), "connection refused") {
-			t.Fatalf("%q does not contain the failure", err)
+			t.Fatalf("%q does not contain the failure, \"connection refused\"", err)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -161,7 +162,7 @@ func TestFiveSlowFailuresOpenTheBreaker(t *testing.T) {
 func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	for _, row := range []struct {
 		name         string
-		every        int // every how many calls one fails
+		every        int // one call in this many fails
 		period       time.Duration
 		opensBreaker bool
 	}{
@@ -181,9 +182,9 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 					if c.call() {
 						reached++
 					}
-					if openBreaker := len(c.changes) > 0; openBreaker && !row.opensBreaker {
+					if isOpen := len(c.changes) > 0; isOpen && !row.opensBreaker {
 						t.Fatalf("the breaker opened at call %d; want it closed", i)
-					} else if openBreaker {
+					} else if isOpen {
 						break
 					}
 					time.Sleep(row.period)
@@ -212,8 +213,8 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 		ctx  context.Context
 		err  error
 	}{
-		{"cancelled by the caller", canceled, context.Canceled},
-		{"cancelled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
+		{"canceled by the caller", canceled, context.Canceled},
+		{"canceled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
 		{"past the caller's deadline, and not sent", expired, context.DeadlineExceeded},
 		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
 		{"does not count", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
@@ -224,20 +225,20 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 			c.setFault(failWith(row.err))
 			for range 1000 {
 				if _, err := c.Decide(row.ctx, c.charges); err != row.err {
-					t.Fatalf("%v; want %v", err, row.err)
+					t.Fatalf("the error is %v; want %v", err, row.err)
 				}
 			}
 			if c.calls.Load() != 1000 || len(c.changes) > 0 {
-				t.Fatalf("called %d times, %v; want 1000 and no change", c.calls.Load(), c.changes)
+				t.Fatalf("the store was called %d times, and the breaker changed %v; want 1000 calls and no change", c.calls.Load(), c.changes)
 			}
-			for range 5 { // nor do such errors keep the breaker of a failing store closed
+			for range 5 { // such errors between failures do not keep the breaker closed
 				c.setFault(failWith(errDown))
 				c.Decide(t.Context(), c.charges)
 				c.setFault(failWith(row.err))
 				c.Decide(row.ctx, c.charges)
 			}
 			if len(c.changes) != 1 {
-				t.Fatalf("%v; want that five failures open it, despite the errors between them", c.changes)
+				t.Fatalf("the breaker changed %v; want that five failures open it, despite the errors between them", c.changes)
 			}
 		})
 	}
@@ -255,11 +256,11 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 		c.setFault(nested.Decide)
 		for range 1000 {
 			if _, err := c.Decide(t.Context(), c.charges); !reasonIs(err, penstock.ReasonShed) {
-				t.Fatalf("%v; want ErrShed", err)
+				t.Fatalf("the error is %v; want ReasonShed", err)
 			}
 		}
 		if _, err := store.Decide(t.Context(), c.charges); err != nil || len(c.changes) > 0 {
-			t.Fatal(err, c.changes)
+			t.Fatalf("a decision afterwards: %v; the breaker changed %v; want no error and no change", err, c.changes)
 		}
 	})
 }
@@ -310,7 +311,7 @@ func TestHalfOpenBreakerLetsOneThenTwoThenFourThenEightPass(t *testing.T) {
 			t.Fatalf("%v calls passed in each 50 ms; want 1, 2, 4, 8", passed)
 		}
 		if want := []string{"closed-open", "open-half_open", "half_open-closed"}; !slices.Equal(c.changes, want) {
-			t.Fatalf("%v; want %v", c.changes, want)
+			t.Fatalf("the breaker changed %v; want %v", c.changes, want)
 		}
 		c.reach(1000, 1000)
 	})
@@ -361,7 +362,7 @@ func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
 }
 
 func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+	synctest.Test(t, func(t *testing.T) { // virtual time does not advance, so no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
 		c.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Key[0] == 'b' {
@@ -370,18 +371,18 @@ func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 			return c.store.Decide(ctx, charges)
 		})
 		limit := compiled(t, penstock.PerSecond(1))
-		open := map[byte]int{}
+		rejected := map[byte]int{} // by the first letter of the key
 		for i := range 3000 {
 			key := fmt.Sprintf("%c%d", 'a'+i%3, i)
 			if _, err := c.Decide(t.Context(), one(limit, key)); reasonIs(err, penstock.ReasonBreakerOpen) {
-				open[key[0]]++
+				rejected[key[0]]++
 				if !strings.Contains(err.Error(), `"b"`) {
-					t.Fatalf("%q does not name the node", err)
+					t.Fatalf("%q does not contain the node, \"b\"", err)
 				}
 			}
 		}
-		if open['a'] != 0 || open['b'] < 990 || open['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
-			t.Fatalf("a %d, b %d, c %d open, changes %v; want that b alone is open", open['a'], open['b'], open['c'], c.changes)
+		if rejected['a'] != 0 || rejected['b'] < 990 || rejected['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
+			t.Fatalf("rejected by breakers: %d of a, %d of b, %d of c, changes %v; want that only b's breaker is open", rejected['a'], rejected['b'], rejected['c'], c.changes)
 		}
 		t.Log("counted: 3000 decisions on three nodes, one of them dead")
 	})
@@ -389,7 +390,7 @@ func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 
 func TestNumberOfBreakersIsBounded(t *testing.T) {
 	effort.WithoutRace(t)
-	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+	synctest.Test(t, func(t *testing.T) { // virtual time does not advance, so no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
 		limit := compiled(t, penstock.PerSecond(1))
 		c.setFault(failWith(errDown))
@@ -397,7 +398,7 @@ func TestNumberOfBreakersIsBounded(t *testing.T) {
 			c.Decide(t.Context(), one(limit, fmt.Sprint(i)))
 		}
 		if !slices.Equal(c.changes, []string{"closed-open"}) {
-			t.Fatalf("%v; want that the names beyond the bound share one breaker", c.changes)
+			t.Fatalf("the breakers changed %v; want one change, since the nodes beyond the bound share one breaker", c.changes)
 		}
 	})
 }
@@ -453,7 +454,7 @@ func TestBreakerClosesAfterAnyFault(t *testing.T) {
 			}
 			for range 100 {
 				if !c.call() {
-					t.Fatalf("seed %d: the store works again, and no call reaches it", seed)
+					t.Fatalf("seed %d: the store works again, but a call does not reach it; want that all do", seed)
 				}
 			}
 		})
@@ -481,7 +482,7 @@ func TestBreakerUnderManyCallers(t *testing.T) {
 		"open-half_open half_open-closed": true, "half_open-open open-half_open": true, "half_open-closed closed-open": true}
 	for i := range len(c.changes) - 1 {
 		if step := c.changes[i] + " " + c.changes[i+1]; !legal[step] {
-			t.Fatalf("change %d is %s, which is not legal", i, step)
+			t.Fatalf("changes %d and %d are %s; want one of %v", i, i+1, step, slices.Collect(maps.Keys(legal)))
 		}
 	}
 	t.Logf("counted: 160000 calls of 8 callers at once (%d changes)", len(c.changes))
@@ -491,9 +492,9 @@ func BenchmarkBreakerClosed(b *testing.B) {
 	benchmark(b, guard.Breaker(guard.BreakerOptions{})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
-func BenchmarkBreakerClosedOfAShard(b *testing.B) {
-	shard := func([]penstock.Charge) string { return "127.0.0.1:6379" }
-	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: shard})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
+func BenchmarkBreakerClosedOfANode(b *testing.B) {
+	node := func([]penstock.Charge) string { return "127.0.0.1:6379" }
+	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: node})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerOpen(b *testing.B) {
@@ -506,8 +507,8 @@ func BenchmarkBreakerOpen(b *testing.B) {
 func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		var openBreaker atomic.Bool
-		s := guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { openBreaker.Store(true) }})(
+		var isOpen atomic.Bool
+		s := guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { isOpen.Store(true) }})(
 			guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if charges[0].Key == "hangs" {
 					return hang(ctx, charges)
@@ -521,8 +522,8 @@ func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		if !openBreaker.Load() {
-			t.Error("the breaker is closed although most calls hang until the deadline")
+		if !isOpen.Load() {
+			t.Error("the breaker is closed although most calls hang until the deadline; want it open")
 		}
 		all.Wait()
 	})

@@ -15,13 +15,13 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The fleet is four instances of a limit of 100/s over one store that dies.
+// The tests below have four instances that enforce a limit of 100/s over one store, and the store dies.
 const (
 	fleetSize = 4
 	fleetRate = 100 // units per second, and at once
 )
 
-// A counted store is a faulty one that counts its instances.
+// A countedStore is a faulty store that counts its instances.
 type countedStore struct {
 	*faulty
 	register
@@ -42,7 +42,7 @@ type clusteredStore interface {
 	guard.Server
 }
 
-// newFourInstances is four instances whose heartbeats have counted four.
+// newFourInstances returns four instances, once each has counted four.
 func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.Guarded) {
 	t.Helper()
 	for range fleetSize {
@@ -56,7 +56,7 @@ func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.G
 			return all
 		}
 		if time.Now().After(end) {
-			t.Fatal("the instances have not counted each other")
+			t.Fatal("the instances have not counted each other in 20 s; want that each counts 4")
 		}
 	}
 }
@@ -68,24 +68,24 @@ const fleetPatience = 50 * time.Millisecond
 // beginning of the outage. When the store is back, one more Burst is admitted.
 func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	t.Parallel()
-	for _, skewed := range []bool{false, true} {
+	for _, isSkewed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &countedStore{faulty: newFaulty()}
 			all := newFourInstances(t, func() clusteredStore { return store })
 			limit := compiled(t, penstock.PerSecond(fleetRate))
 			// drain spends at the instances in turn until all deny, and returns how many units were granted.
-			drain := func(who []*guard.Guarded, source penstock.Source) (units int) {
+			drain := func(instances []*guard.Guarded, source penstock.Source) (units int) {
 				t.Helper()
-				for denied := 0; denied < len(who); {
+				for denied := 0; denied < len(instances); {
 					denied = 0
-					for _, g := range who {
+					for _, g := range instances {
 						d := decide(t, g, one(limit, "k")...)
 						if !d.Allowed {
 							denied++
 							continue
 						}
 						if units++; d.Source != source {
-							t.Errorf("decided by %v; want %v", d.Source, source)
+							t.Errorf("a unit is granted by %v; want by %v", d.Source, source)
 						}
 					}
 				}
@@ -94,11 +94,11 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 			expect := func(what string, got, want int) {
 				t.Helper()
 				if got != want {
-					t.Errorf("skewed %v: %s: %d units; want %d", skewed, what, got, want)
+					t.Errorf("skewed %v: %s: %d units; want %d", isSkewed, what, got, want)
 				}
 			}
 			before, left := all, 0
-			if skewed {
+			if isSkewed {
 				before, left = all[:1], fleetRate*(fleetSize-1)/fleetSize
 			}
 			expect("while the store works", drain(before, penstock.FromStore), fleetRate)
@@ -110,7 +110,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 			for second := range 22 {
 				time.Sleep(time.Second)
 				got := drain(all, penstock.FromFallback)
-				if second < 2 && skewed && got < fleetRate {
+				if second < 2 && isSkewed && got < fleetRate {
 					continue // the instance that admitted everything has overdrawn its share by a unit
 				}
 				expect("in a second of the outage", got, fleetRate)
@@ -181,13 +181,13 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 			mu.Lock()
-			done := !slices.ContainsFunc(last, func(s penstock.Source) bool { return s != source })
+			isReached := !slices.ContainsFunc(last, func(s penstock.Source) bool { return s != source })
 			mu.Unlock()
-			if done {
+			if isReached {
 				return time.Since(start)
 			}
 			if time.Now().After(end) {
-				t.Fatalf("not all keys are decided by %v", source)
+				t.Fatalf("after 20 s, not all instances decide by %v; want that they do", source)
 			}
 		}
 	}
@@ -206,7 +206,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	load.Wait()
 
 	const skew = float64(fleetRate) * (fleetSize - 1) / fleetSize
-	slack := fleetRate*fleetPatience.Seconds() + fleetSize // an answer may be this late
+	slack := fleetRate*fleetPatience.Seconds() + fleetSize // an answer may be late by fleetPatience, and shares are rounded up
 	rows := []struct {
 		what     string
 		from, to time.Duration
@@ -276,7 +276,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 				}
 			}
 			if admitted < 26 { // of the 40 units that are refilled, less its share
-				t.Errorf("%s: %d units in 4 s of an outage; its share is 10 a second", name, admitted)
+				t.Errorf("%s: the hot instance admitted %d units in 4 s of an outage; want at least 26, as its share is 10 a second", name, admitted)
 			}
 			tried++
 		})
@@ -294,14 +294,14 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	for range seeds(120) {
 		synctest.Test(t, func(t *testing.T) {
 			const rate, burst = 1000, 10
-			const found = 0.68 // seconds; the store fails at once here: a pause of 480 ms, and 200 ms of probes
+			const foundAfter = 0.68 // seconds; the store fails at once here: a pause of 480 ms, and 200 ms of probes
 			store := &countedStore{faulty: newFaulty()}
 			all := newFourInstances(t, func() clusteredStore { return store })
 			limit := compiled(t, penstock.PerSecond(rate).WithBurst(burst))
 			start := time.Now()
 			var grants []grant
-			load := func(long time.Duration, instances []*guard.Guarded) {
-				for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			load := func(length time.Duration, instances []*guard.Guarded) {
+				for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(time.Millisecond) {
 					for _, g := range instances {
 						for {
 							d := decide(t, g, one(limit, "k")...)
@@ -317,12 +317,12 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 			store.setFault(failWith(errDown))
 			load(4*time.Second, all[1:]) // the first is idle, and will find the store at once
 			time.Sleep(2 * time.Second)
-			load(time.Millisecond, all[1:]) // the others have just found that it is still away
+			load(time.Millisecond, all[1:]) // the others have just found that the store is still unavailable
 			store.setFault(nil)
 			back := time.Since(start)
 			load(3*time.Second, all)
 			got := mostAtOnce(grants, back-2*time.Second, time.Hour, rate)
-			bound := burst + fleetSize + burst + found*rate*(fleetSize-1)/fleetSize
+			bound := burst + fleetSize + burst + foundAfter*rate*(fleetSize-1)/fleetSize
 			if got > bound {
 				t.Errorf("%.1f units beyond the rate around the end of an outage; the bound is %.1f", got, bound)
 			}
@@ -331,6 +331,6 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	}
 	t.Logf("counted: %d ends of outages (at most %.0f %% of the bound)", runs, 100*tightest)
 	if tightest < 0.5 {
-		t.Errorf("only %.0f %% of the bound were reached", 100*tightest)
+		t.Errorf("the tightest run reached %.0f %% of the bound; want at least 50 %%", 100*tightest)
 	}
 }

@@ -6,7 +6,7 @@ import "testing"
 func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	table := newDenials(1)
 	if len(table.sets) != 1 {
-		t.Fatalf("%d sets for one entry; want 1", len(table.sets))
+		t.Fatalf("a table for one entry has %d sets; want 1", len(table.sets))
 	}
 	var put []*denial
 	for i := range uint64(waysPerSet) {
@@ -19,7 +19,7 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 			t.Errorf("%v finds %v; want %v", e.key, got, e)
 		}
 		if got := table.find(denialKey{e.key.low, e.key.high + 1}); got != nil {
-			t.Errorf("a key that was never put finds %v", got)
+			t.Errorf("a key that was never put finds %v; want nil", got)
 		}
 	}
 }
@@ -33,7 +33,7 @@ func TestDenialThatEndsFirstIsEvictedFirst(t *testing.T) {
 		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35}
 		table.put(e, nil, nil)
 		if table.find(denialKey{low: 2 * want}) != nil || table.find(e.key) != e {
-			t.Errorf("denial %d, which ends first, was not replaced by the new denial", want)
+			t.Errorf("after another put, denial %d, which ends first, is still in the table, or the new denial is not; want it replaced", want)
 		}
 	}
 	if n, evicted := table.entries.Load(), table.evicted.Load(); n != 8 || evicted != 2 {

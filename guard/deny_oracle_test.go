@@ -22,12 +22,14 @@ type trace struct {
 	limits   []*penstock.Plan
 	store    *memstore.Store  // without guards
 	cache    *guard.DenyCache // around store
-	twin     *memstore.Store  // sees the same charges, at the same times, without a cache
+	twin     *memstore.Store  // gets the same charges, at the same times, without a cache
 	step     int
 	timeStep time.Duration // all pauses are multiples of it, because stores round times to µs from different starts
 	log      []string
 
-	local, exact, early, patient, batches int // denials by the cache, by kind
+	// Denials by the cache: all, with the exact RetryAfter, with one that is too short, of patient
+	// charges, and of batches.
+	local, exact, early, patient, batches int
 }
 
 func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOptions) *trace {
@@ -133,12 +135,12 @@ func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 	}
 }
 
-// mode is what the next step does: mostly spend.
-func (tr *trace) mode(mayFree bool) penstock.Mode {
+// mode is the mode of the next charges: mostly Spend.
+func (tr *trace) mode(canFreeUnits bool) penstock.Mode {
 	switch n := tr.rand.IntN(40); {
-	case n == 0 && mayFree:
+	case n == 0 && canFreeUnits:
 		return penstock.Reset
-	case n <= 2 && mayFree:
+	case n <= 2 && canFreeUnits:
 		return penstock.Refund
 	case n == 3:
 		return penstock.Force
@@ -170,7 +172,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 		})
 	}
 	if all.exact < all.local/20 || all.early == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
-		t.Errorf("the traces are too easy: %+v", all)
+		t.Errorf("the traces do not cover all kinds of denials: %+v", all)
 	}
 	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d with a RetryAfter that is too short, "+
 		"%d to the microsecond)", all.local, all.batches, all.patient, all.early, all.exact)
@@ -180,7 +182,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 // long. Decisions of the store must be equal in every field.
 func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 	if d.Allowed != want.Allowed || d.Len() != want.Len() {
-		tr.fatal("allowed %v by %v; the store alone: %v", d.Allowed, d.Source, want.Allowed)
+		tr.fatal("allowed %v by %v; want %v, as by the store alone", d.Allowed, d.Source, want.Allowed)
 	}
 	for i := range charges {
 		got, truth := d.Status(i), want.Status(i)
@@ -242,12 +244,12 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 					continue
 				}
 				charges := tr.charges(tr.mode(false))
-				asks := make([]penstock.Charge, len(charges))
-				copy(asks, charges)
-				for i := range asks {
-					asks[i].Cost, asks[i].Mode = costToPeek(&asks[i])
+				peeks := make([]penstock.Charge, len(charges))
+				copy(peeks, charges)
+				for i := range peeks {
+					peeks[i].Cost, peeks[i].Mode = costToPeek(&peeks[i])
 				}
-				truth := tr.decide(tr.store, asks)
+				truth := tr.decide(tr.store, peeks)
 				d := tr.decide(tr.cache, charges)
 				tr.note(d, charges)
 				if d.Source != penstock.FromDenyCache {
@@ -266,7 +268,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 		})
 	}
 	if wrong == 0 || local < seeds {
-		t.Errorf("the traces are too easy: %d cached denials, %d of them false", local, wrong)
+		t.Errorf("%d denials were cached, %d of them false; want at least %d, and some false", local, wrong, seeds)
 	}
 	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", local, wrong, latest)
 }

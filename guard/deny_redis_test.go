@@ -15,7 +15,7 @@ import (
 )
 
 // Here are two real clocks: that of the process and that of Redis. After each cached denial, the
-// store decides on the same charge and must deny it too. It is only judged if the store answered
+// store decides on the same charge, and must deny it too. The result is only judged if the store answered
 // within half of the 0.1 % by which the cache shortens a denial, and the clocks drifted by less
 // than the other half.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
@@ -34,7 +34,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 		return now.Round(0).Sub(start.Round(0)) - now.Sub(start)
 	}
 	var callers sync.WaitGroup
-	for who, a := range []penstock.Limit{
+	for caller, a := range []penstock.Limit{
 		{Algorithm: penstock.TokenBucket}, {Algorithm: penstock.SlidingLog},
 		{Algorithm: penstock.FixedWindow}, {Algorithm: penstock.SlidingWindow},
 	} {
@@ -44,7 +44,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 			var cached [keys]struct{ retry, drift time.Duration } // of the store's last denial
 			for i := range effort.Of(3000, 20_000) {
 				key := i % keys
-				charge := spend(fmt.Sprint(who, "-", key), limit, 1)
+				charge := spend(fmt.Sprint(caller, "-", key), limit, 1)
 				begin := time.Now()
 				d := decide(t, cache, charge)
 				if d.Source == fromStore {
@@ -55,21 +55,21 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 				local.Add(1)
 				charge.Mode = penstock.Peek
 				truth := decide(t, store, charge)
-				took, parted := time.Since(begin), (drift() - cached[key].drift).Abs()
-				if half := cached[key].retry / 2000; took >= half || parted >= half {
+				took, drifted := time.Since(begin), (drift() - cached[key].drift).Abs()
+				if half := cached[key].retry / 2000; took >= half || drifted >= half {
 					continue
 				}
 				judged.Add(1)
 				if truth.Allowed {
-					t.Errorf("%v: denied by the cache, which had stored %v; %v later the store allowed it; the clocks drifted by %v",
-						limit, cached[key].retry, took, parted)
+					t.Errorf("%v: the cache denied with a RetryAfter of %v, and %v later the store allowed; the clocks drifted by %v; want a denial by both",
+						limit, cached[key].retry, took, drifted)
 				}
 			}
 		})
 	}
 	callers.Wait()
 	if judged.Load() == 0 {
-		t.Error("the store confirmed no denial in time")
+		t.Error("0 denials were confirmed by the store in time; want at least 1")
 	}
 	t.Logf("counted: %d cached denials confirmed by Redis (of %d; the store was called %d times)", judged.Load(), local.Load(), calls.Load())
 }

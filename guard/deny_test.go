@@ -40,7 +40,7 @@ func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
 }
 
-// countingStore counts its calls, and may delay each.
+// A countingStore counts its calls. Each calls before first.
 type countingStore struct {
 	penstock.Store
 	calls  atomic.Int64
@@ -64,7 +64,7 @@ func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock
 	t.Helper()
 	d, err := s.Decide(t.Context(), charges)
 	if err != nil {
-		t.Fatalf("%v: %v", charges, err)
+		t.Fatalf("%v: the error is %v; want a decision", charges, err)
 	}
 	return d
 }
@@ -73,14 +73,14 @@ func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock
 func checkDecision(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
 	t.Helper()
 	if d.Allowed != allowed || d.Source != source {
-		t.Fatalf("allowed %v by %v, want %v by %v: %v", d.Allowed, d.Source, allowed, source, d)
+		t.Fatalf("allowed %v by %v; want %v by %v: %v", d.Allowed, d.Source, allowed, source, d)
 	}
 }
 
 const (
-	yes, no   = true, false
-	fromStore = penstock.FromStore
-	fromCache = penstock.FromDenyCache
+	wantAllowed, wantDenied = true, false
+	fromStore               = penstock.FromStore
+	fromCache               = penstock.FromDenyCache
 )
 
 func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
@@ -96,12 +96,12 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
 		limit := penstock.PerSecond(10).MustCompile()
-		checkDecision(t, decide(t, cache, spend("k", limit, 10)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 10)), wantAllowed, fromStore)
 		first := decide(t, cache, spend("k", limit, 1))
-		checkDecision(t, first, no, fromStore)
+		checkDecision(t, first, wantDenied, fromStore)
 		time.Sleep(60 * time.Millisecond)
 		later := decide(t, cache, spend("k", limit, 1))
-		checkDecision(t, later, no, fromCache)
+		checkDecision(t, later, wantDenied, fromCache)
 		if want := 40 * time.Millisecond; first.RetryAfter() != 100*time.Millisecond || later.RetryAfter() != want {
 			t.Fatalf("RetryAfter is %v, and %v after 60ms, want 100ms and %v", first.RetryAfter(), later.RetryAfter(), want)
 		}
@@ -109,12 +109,12 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 			t.Fatalf("ResetAfter is %v, want %v", got, want)
 		}
 		time.Sleep(39*time.Millisecond + 897*time.Microsecond) // 0.1 % and 2 µs before the end, and 1 more
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
 		time.Sleep(time.Microsecond)
 		calls := store.calls.Load()
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
 		time.Sleep(102 * time.Microsecond)
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 		if got := store.calls.Load() - calls; got != 2 {
 			t.Fatalf("the store was called %d times, want 2", got)
 		}
@@ -133,13 +133,13 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 				key := fmt.Sprint(cost)
 				limit := penstock.PerDay(3).WithName(name).MustCompile()
 				decide(t, cache, spend(key, limit, 3))
-				checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				checkDecision(t, decide(t, cache, spend(key, limit, cost)), wantDenied, fromStore)
 				if age > 0 {
 					time.Sleep(age - 1)
-					checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
+					checkDecision(t, decide(t, cache, spend(key, limit, cost)), wantDenied, fromCache)
 					time.Sleep(time.Nanosecond)
 				}
-				checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				checkDecision(t, decide(t, cache, spend(key, limit, cost)), wantDenied, fromStore)
 			}
 		}
 	})
@@ -160,31 +160,31 @@ func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 		allowed  bool
 		source   penstock.Source
 	}{
-		{penstock.Spend, 8, 0, yes, fromStore},
-		{penstock.Spend, 5, 0, no, fromStore},
-		{penstock.Spend, 5, 0, no, fromCache},
-		{penstock.Spend, 10, 0, no, fromCache},
-		{penstock.Peek, 7, 0, no, fromCache},
-		{penstock.Spend, 11, 0, no, fromStore}, // more than the limit: never
-		{penstock.Spend, 11, 0, no, fromStore}, // the denial of 5 is not replaced
-		{penstock.Spend, 5, 0, no, fromCache},
-		{penstock.Draw, 5, 0, yes, fromStore}, // 2
-		{penstock.Spend, 0, 0, yes, fromStore},
-		{penstock.Spend, 2, 0, no, fromStore},
-		{penstock.Spend, 2, 0, no, fromCache},
-		{penstock.Draw, 2, 0, no, fromStore},
-		{penstock.Draw, 7, 0, no, fromCache},
-		{penstock.Draw, 0, 0, yes, fromStore},
-		{penstock.Spend, 1, 0, no, fromCache},
-		{penstock.Peek, 0, 0, yes, fromStore},
-		{penstock.Spend, 1, time.Second, no, fromStore},
-		{penstock.Spend, 1, time.Second, no, fromCache},
-		{penstock.Spend, 1, time.Minute, no, fromStore},
-		{penstock.Spend, 3, time.Second, no, fromCache},
-		{penstock.Spend, 1, 0, no, fromCache},               // the denial without patience is kept too
-		{penstock.Spend, 1, 23 * time.Hour, yes, fromStore}, // books
-		{penstock.Force, 1, 0, yes, fromStore},
-		{penstock.Spend, 1, 0, no, fromCache},
+		{penstock.Spend, 8, 0, wantAllowed, fromStore},
+		{penstock.Spend, 5, 0, wantDenied, fromStore},
+		{penstock.Spend, 5, 0, wantDenied, fromCache},
+		{penstock.Spend, 10, 0, wantDenied, fromCache},
+		{penstock.Peek, 7, 0, wantDenied, fromCache},
+		{penstock.Spend, 11, 0, wantDenied, fromStore}, // more than the limit: never
+		{penstock.Spend, 11, 0, wantDenied, fromStore}, // the denial of 5 is not replaced
+		{penstock.Spend, 5, 0, wantDenied, fromCache},
+		{penstock.Draw, 5, 0, wantAllowed, fromStore}, // 2
+		{penstock.Spend, 0, 0, wantAllowed, fromStore},
+		{penstock.Spend, 2, 0, wantDenied, fromStore},
+		{penstock.Spend, 2, 0, wantDenied, fromCache},
+		{penstock.Draw, 2, 0, wantDenied, fromStore},
+		{penstock.Draw, 7, 0, wantDenied, fromCache},
+		{penstock.Draw, 0, 0, wantAllowed, fromStore},
+		{penstock.Spend, 1, 0, wantDenied, fromCache},
+		{penstock.Peek, 0, 0, wantAllowed, fromStore},
+		{penstock.Spend, 1, time.Second, wantDenied, fromStore},
+		{penstock.Spend, 1, time.Second, wantDenied, fromCache},
+		{penstock.Spend, 1, time.Minute, wantDenied, fromStore},
+		{penstock.Spend, 3, time.Second, wantDenied, fromCache},
+		{penstock.Spend, 1, 0, wantDenied, fromCache},               // the denial without patience is kept too
+		{penstock.Spend, 1, 23 * time.Hour, wantAllowed, fromStore}, // books
+		{penstock.Force, 1, 0, wantAllowed, fromStore},
+		{penstock.Spend, 1, 0, wantDenied, fromCache},
 	} {
 		if d := decide(t, cache, charge(step.mode, step.cost, step.patience)); d.Allowed != step.allowed || d.Source != step.source {
 			t.Fatalf("step %d: %v by %v; want %+v", i, d, d.Source, step)
@@ -199,17 +199,17 @@ func TestPatientDenialsHaveEntriesOfTheirOwn(t *testing.T) {
 		decide(t, cache, spend("k", limit, 10))
 		patient := spend("k", limit, 1)
 		patient.Patience = 50 * time.Millisecond
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
 		d := decide(t, cache, patient)
-		checkDecision(t, d, no, fromStore)
+		checkDecision(t, d, wantDenied, fromStore)
 		if d.RetryAfter() != 50*time.Millisecond {
 			t.Fatal(d)
 		}
 		time.Sleep(49 * time.Millisecond)
-		checkDecision(t, decide(t, cache, patient), no, fromCache)
+		checkDecision(t, decide(t, cache, patient), wantDenied, fromCache)
 		time.Sleep(11 * time.Millisecond)
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
-		checkDecision(t, decide(t, cache, patient), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
+		checkDecision(t, decide(t, cache, patient), wantAllowed, fromStore)
 	})
 }
 
@@ -220,8 +220,8 @@ func TestWindowsIgnorePatience(t *testing.T) {
 	patient := spend("k", limit, 1)
 	patient.Patience = time.Minute
 	decide(t, cache, spend("k", limit, 1))
-	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
-	checkDecision(t, decide(t, cache, patient), no, fromCache)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
+	checkDecision(t, decide(t, cache, patient), wantDenied, fromCache)
 }
 
 func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
@@ -244,10 +244,10 @@ func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 	limit := penstock.PerMinute(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	draw := penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
-	checkDecision(t, decide(t, cache, draw), no, fromStore)
+	checkDecision(t, decide(t, cache, draw), wantDenied, fromStore)
 	patient := spend("k", limit, 1)
 	patient.Patience = 20 * time.Second
-	checkDecision(t, decide(t, cache, patient), yes, fromStore)
+	checkDecision(t, decide(t, cache, patient), wantAllowed, fromStore)
 }
 
 func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
@@ -255,13 +255,13 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
-	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
 	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
 		t.Fatalf("a cost of 11 with a limit of 10 gets %v; want Never", d)
 	}
 	decide(t, cache, spend("other", limit, 11))
 	d := decide(t, cache, spend("other", limit, 12))
-	checkDecision(t, d, no, fromCache)
+	checkDecision(t, d, wantDenied, fromCache)
 	if d.RetryAfter() != penstock.Never {
 		t.Fatalf("a cost of 12 with a limit of 10 gets %v; want Never", d)
 	}
@@ -274,13 +274,13 @@ func TestRefundAndResetForgetDenials(t *testing.T) {
 		limit, other := penstock.PerDay(10).MustCompile(), penstock.PerHour(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
 		for range 2 {
-			checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
-			checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
-			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromStore)
-			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), wantDenied, fromCache)
 			decide(t, cache, penstock.Charge{Key: "k", Plan: limit, Cost: 2, Mode: mode})
-			checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
-			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), wantAllowed, fromStore)
 			if mode == penstock.Reset {
 				decide(t, cache, spend("k", limit, 8))
 			}
@@ -306,7 +306,7 @@ func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 	if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
 		t.Fatal(err)
 	}
-	checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 }
 
 // A denial that was in flight during a refund is not cached.
@@ -323,12 +323,12 @@ func TestDenialThatARefundOvertookIsNotCached(t *testing.T) {
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
 			t.Fatal(err)
 		}
-		checkDecision(t, <-done, no, fromStore)
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		checkDecision(t, <-done, wantDenied, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 	})
 }
 
-// slowAnswers delays each answer by 10 ms, except that to a Refund.
+// slowAnswers delays each answer by 10 ms, except answers to a Refund.
 type slowAnswers struct{ penstock.Store }
 
 func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -350,12 +350,12 @@ func TestDenialEndsByItsCallAndRetryAfterByItsAnswer(t *testing.T) {
 		}
 		time.Sleep(35 * time.Millisecond) // 45 since the call
 		d := decide(t, cache, spend("k", limit, 1))
-		checkDecision(t, d, no, fromCache)
+		checkDecision(t, d, wantDenied, fromCache)
 		if want := 15 * time.Millisecond; d.RetryAfter() != want {
 			t.Fatalf("RetryAfter is %v, want %v: counted from when the answer arrived", d.RetryAfter(), want)
 		}
 		time.Sleep(5 * time.Millisecond)
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 	})
 }
 
@@ -374,14 +374,14 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 		key := fmt.Sprint(i)
 		decide(t, cache, spend(key, pair[0].MustCompile(), 5))
 		decide(t, cache, penstock.Charge{Key: key, Plan: pair[0].MustCompile(), Cost: 5, Mode: penstock.Force})
-		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromStore)
-		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromCache)
-		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), wantDenied, fromStore)
+		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), wantDenied, fromCache)
+		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), wantAllowed, fromStore)
 		copied, err := pair[0].Compile() // the same in all that counts
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkDecision(t, decide(t, cache, spend(key, copied, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromCache)
 	}
 }
 
@@ -392,21 +392,21 @@ func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	hold := func(holder string) penstock.Charge {
 		return penstock.Charge{Key: "k", Plan: slots, Cost: 1, Holder: holder}
 	}
-	checkDecision(t, decide(t, cache, hold("a")), yes, fromStore)
+	checkDecision(t, decide(t, cache, hold("a")), wantAllowed, fromStore)
 	for range 3 {
-		checkDecision(t, decide(t, cache, hold("b")), no, fromStore)
-		checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, hold("b")), wantDenied, fromStore)
+		checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore)
 	}
 	decide(t, cache, spend("k", rate, 1))
-	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // both deny
-	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore) // both deny
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore)
 	decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
-	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // only the rate would deny from the cache
-	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {           // taking and returning slots keeps the denial of the rate
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore) // only the rate would deny from the cache
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {                   // taking and returning slots keeps the denial of the rate
 		decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: mode, Holder: "e"})
 	}
 	d := decide(t, cache, hold("c"), spend("k", rate, 1))
-	checkDecision(t, d, no, fromCache)
+	checkDecision(t, d, wantDenied, fromCache)
 	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
 		t.Fatalf("%+v, %+v; want 1 slot left, and a denial by the rate", d.Status(0), d.Status(1))
 	}
@@ -421,26 +421,26 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 		}
 		decide(t, cache, batch(10, 4)...)
 		first := decide(t, cache, batch(1, 2)...)
-		checkDecision(t, first, no, fromStore)
+		checkDecision(t, first, wantDenied, fromStore)
 		time.Sleep(20 * time.Millisecond)
 		d := decide(t, cache, batch(1, 2)...)
-		checkDecision(t, d, no, fromCache)
+		checkDecision(t, d, wantDenied, fromCache)
 		if d.Len() != 2 || d.Status(0).RetryAfter != 80*time.Millisecond || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 6 ||
 			d.Status(1).ResetAfter != first.Status(1).ResetAfter-20*time.Millisecond {
 			t.Fatalf("%+v, %+v; want a retry after 80ms, and 6 left", d.Status(0), d.Status(1))
 		}
-		checkDecision(t, decide(t, cache, batch(3, 1)...), no, fromCache)
-		checkDecision(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
-		checkDecision(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), no, fromStore)
-		checkDecision(t, decide(t, cache, spend("k", second, 1)), no, fromStore) // another batch
-		checkDecision(t, decide(t, cache, batch(1, 7)...), no, fromStore)        // 7 of the day would not fit either
+		checkDecision(t, decide(t, cache, batch(3, 1)...), wantDenied, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), wantDenied, fromStore) // another order
+		checkDecision(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), wantDenied, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", second, 1)), wantDenied, fromStore) // another batch
+		checkDecision(t, decide(t, cache, batch(1, 7)...), wantDenied, fromStore)        // 7 of the day would not fit either
 		d = decide(t, cache, batch(1, 7)...)
-		checkDecision(t, d, no, fromCache)
+		checkDecision(t, d, wantDenied, fromCache)
 		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
 			t.Fatalf("%+v, %+v; want two denials", d.Status(0), d.Status(1))
 		}
 		time.Sleep(80 * time.Millisecond)
-		checkDecision(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
+		checkDecision(t, decide(t, cache, batch(1, 2)...), wantAllowed, fromStore)
 	})
 }
 
@@ -479,9 +479,9 @@ func TestErrorsAreNotCached(t *testing.T) {
 		}
 	}
 	store.before = nil
-	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
 	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
-	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache) // a cached denial needs no store
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache) // a cached denial needs no store
 }
 
 func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
@@ -489,9 +489,9 @@ func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
 		limit := penstock.PerSecond(50).MustCompile()
 		decide(t, cache, spend("k", limit, 50))
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // 10 ms too early
 		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
-			t.Fatalf("%+v; want no entry", s)
+			t.Fatalf("the cache has %+v; want no entry", s)
 		}
 	})
 }
@@ -538,7 +538,7 @@ func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, char
 	}
 	synctest.Wait()
 	if got := g.calls.Load(); got != 1 {
-		t.Fatalf("%d of %d callers call the store when a denial has ended, want 1", got, n)
+		t.Fatalf("%d of %d callers call the store when a denial has ended; want 1", got, n)
 	}
 	return decisions
 }
@@ -565,7 +565,7 @@ func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 			}
 		}
 		if got := g.calls.Load(); got != 1 || shared != callers-1 || cache.Stats().Waited != callers-1 {
-			t.Fatalf("the store was called %d times, %d callers shared its answer, %d waited", got, shared, cache.Stats().Waited)
+			t.Fatalf("the store was called %d times, %d callers shared its answer, %d waited; want 1, %[4]d and %[4]d", got, shared, cache.Stats().Waited, callers-1)
 		}
 	})
 }
@@ -609,7 +609,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 			t.Fatalf("%d calls of the store, want one for 5 and one for 3", got)
 		}
 		close(g.open)
-		checkDecision(t, <-less, yes, fromStore)
+		checkDecision(t, <-less, wantAllowed, fromStore)
 		for range 3 {
 			<-decisions
 		}
@@ -631,7 +631,7 @@ func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 			t.Fatal(err)
 		}
 		close(g.open)
-		checkDecision(t, <-decisions, no, fromStore)
+		checkDecision(t, <-decisions, wantDenied, fromStore)
 	})
 }
 
@@ -649,11 +649,11 @@ func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
 		synctest.Wait()
 		if cache.Stats().Waited != 1 {
-			t.Fatal("no caller waits")
+			t.Fatalf("%d callers wait; want 1", cache.Stats().Waited)
 		}
 		close(g.open)
-		checkDecision(t, <-more, no, fromStore)
-		checkDecision(t, <-less, yes, fromStore)
+		checkDecision(t, <-more, wantDenied, fromStore)
+		checkDecision(t, <-less, wantAllowed, fromStore)
 	})
 }
 
@@ -682,7 +682,7 @@ func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 		go func() { others <- decide(t, cache, spend("k", limit, 1)) }()
 		synctest.Wait()
 		close(held)
-		checkDecision(t, <-others, no, fromStore)
+		checkDecision(t, <-others, wantDenied, fromStore)
 	})
 }
 
@@ -692,24 +692,24 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
 		limit := compiled(t, penstock.PerSecond(10))
-		checkDecision(t, decide(t, cache, spend("k", limit, 7)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 7)), wantAllowed, fromStore)
 		d := decide(t, cache, spend("k", limit, 8)) // 3 are left, so the next 7 are there in 400 ms, and 8 in 500
-		checkDecision(t, d, no, fromCache)
+		checkDecision(t, d, wantDenied, fromCache)
 		if s := d.Status(0); s != (penstock.Status{Remaining: 3, RetryAfter: 400 * time.Millisecond, ResetAfter: 700 * time.Millisecond}) {
-			t.Errorf("after 7 of 10 were taken, for 8 more: %+v", s)
+			t.Errorf("after 7 of 10 were taken, a spend of 8 gets %+v; want 3 left, a RetryAfter of 400ms and a ResetAfter of 700ms", s)
 		}
-		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore) // less than was taken is requested
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), wantAllowed, fromStore) // less than was taken is requested
 		d = decide(t, cache, spend("k", limit, 3))
-		checkDecision(t, d, no, fromCache)
+		checkDecision(t, d, wantDenied, fromCache)
 		if d.RetryAfter() != 300*time.Millisecond {
-			t.Errorf("after all were taken, 3 more come in %v; want the time to refill them", d.RetryAfter())
+			t.Errorf("after all were taken, a spend of 3 has RetryAfter %v; want 300ms, in which 3 are refilled", d.RetryAfter())
 		}
 		time.Sleep(300*time.Millisecond + time.Microsecond)
-		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
-		checkDecision(t, decide(t, cache, refund("k", limit, 3)), yes, fromStore)
-		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), wantAllowed, fromStore)
+		checkDecision(t, decide(t, cache, refund("k", limit, 3)), wantAllowed, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), wantAllowed, fromStore)
 		if n := store.calls.Load(); n != 5 {
-			t.Errorf("the store was called %d times", n)
+			t.Errorf("the store was called %d times; want 5", n)
 		}
 	})
 }
@@ -720,13 +720,13 @@ func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
 		small, large := compiled(t, penstock.PerHour(10).WithBurst(2)), compiled(t, penstock.PerHour(10).WithBurst(9))
-		checkDecision(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
-		checkDecision(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
 		for range 7 {
-			checkDecision(t, decide(t, cache, spend("k", small, 1)), no, fromCache)
-			checkDecision(t, decide(t, cache, spend("k", large, 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", large, 1)), wantAllowed, fromStore)
 		}
-		checkDecision(t, decide(t, cache, spend("k", large, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", large, 1)), wantDenied, fromCache)
 	})
 }
 
@@ -749,17 +749,17 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
 		{"with patience", guard.DenyOptions{Grants: true}, []penstock.Charge{patient}},
 		{"of a batch", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
-		{"with as much left", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 5)}},
+		{"with as much left as was taken", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 5)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newCounting()
 				cache := guard.NewDenyCache(store, c.options)
-				checkDecision(t, decide(t, cache, c.charges...), yes, fromStore)
+				checkDecision(t, decide(t, cache, c.charges...), wantAllowed, fromStore)
 				for i := range c.charges {
 					c.charges[i].Cost, c.charges[i].Patience = 10, 0
 				}
-				checkDecision(t, decide(t, cache, c.charges...), no, fromStore)
+				checkDecision(t, decide(t, cache, c.charges...), wantDenied, fromStore)
 			})
 		})
 	}
@@ -770,19 +770,19 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 // reply, and by those that come before the first of these has a reply.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
-	keyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(10+1))
+	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(10+1))
 }
 
 // If grants predict denials, only the first caller calls the store.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.WithoutRace(t)
-	keyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
+	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
 }
 
 // A lease need not add calls: it draws nothing for a key that is used up.
 func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.WithoutRace(t)
-	keyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
+	checkKeyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(50)})
 		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leaseUpTo(50)})
 	}, 100, 1)
@@ -792,7 +792,9 @@ func denyCache(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.St
 	return func(_ *testing.T, store penstock.Store) penstock.Store { return guard.NewDenyCache(store, o) }
 }
 
-func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penstock.Store, perSecond, perUnit int64) {
+// checkKeyOverItsLimit sends 10,000 requests a second for one key. perUnit is how many calls to the
+// store are expected at most for each unit that is refilled.
+func checkKeyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penstock.Store, perSecond, perUnit int64) {
 	synctest.Test(t, func(t *testing.T) {
 		const requests, seconds = 100_000, 10
 		store := newCounting()
@@ -811,7 +813,7 @@ func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penst
 		time.Sleep(time.Second)
 		most := perSecond*(seconds+1)*perUnit + perSecond
 		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.calls.Load() > most {
-			t.Errorf("%d of %d allowed, the store was called %d times, want at most %d", n, requests, store.calls.Load(), most)
+			t.Errorf("%d of %d allowed, the store was called %d times; want %d to %d allowed, and at most %d calls", n, requests, store.calls.Load(), perSecond*seconds, perSecond*(seconds+1), most)
 		}
 		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was called %d times)",
 			requests, allowed.Load(), store.calls.Load())
@@ -820,19 +822,19 @@ func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penst
 
 func TestDenyForMayBeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, ever := range []time.Duration{penstock.Never, penstock.Never - 1} {
-			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: ever})
+		for _, maxAge := range []time.Duration{penstock.Never, penstock.Never - 1} {
+			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: maxAge})
 			limit := penstock.PerDay(1)
-			key := fmt.Sprint(ever)
+			key := fmt.Sprint(maxAge)
 			decide(t, cache, spend(key, limit.MustCompile(), 1))
-			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromStore)
 			time.Sleep(23 * time.Hour)
-			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
-			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), wantDenied, fromStore)
 			time.Sleep(200 * 24 * time.Hour)
-			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromCache)
-			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromStore)
-			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), wantDenied, fromCache)
 		}
 	})
 }
@@ -866,11 +868,11 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 		owners.Go(func() {
 			for range effort.Of(500, 2000) {
 				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
-					t.Errorf("key %s was granted more than its limit: %v", key, d)
+					t.Errorf("key %s has used its limit, and a spend is %v; want denied", key, d)
 				}
 				decide(t, cache, refund(key, limit, 1))
 				if d := decide(t, cache, spend(key, limit, 1)); !d.Allowed {
-					t.Errorf("key %s: its own refund is denied, by %v", key, d.Source)
+					t.Errorf("key %s: after a refund of the caller, its spend is denied by %v; want allowed", key, d.Source)
 				}
 				rounds.Add(1)
 			}
@@ -926,9 +928,9 @@ func TestKeysAreNeverConfused(t *testing.T) {
 	}
 	for _, key := range keys {
 		for _, limit := range []penstock.Limit{limit, other, grouped} {
-			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), yes, fromStore)
-			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
-			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantAllowed, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromCache)
 		}
 	}
 	// The same counters in other pairs or orders are different batches.
@@ -940,8 +942,8 @@ func TestKeysAreNeverConfused(t *testing.T) {
 			}
 			for _, second := range []penstock.Limit{limit, other} {
 				batch := []penstock.Charge{spend(keys[i], limit.MustCompile(), 1), spend(keys[j], second.MustCompile(), 1)}
-				checkDecision(t, decide(t, cache, batch...), no, fromStore)
-				checkDecision(t, decide(t, cache, batch...), no, fromCache)
+				checkDecision(t, decide(t, cache, batch...), wantDenied, fromStore)
+				checkDecision(t, decide(t, cache, batch...), wantDenied, fromCache)
 				batches++
 			}
 		}
