@@ -805,7 +805,7 @@ func TestAvailabilityNeverFallsByItself(t *testing.T) {
 	prove(t, availabilityNeverFallsByItself, allSubjects())
 }
 
-var remainingStaysWithinTheLimit = law{"remaining stays checkBound the limit", func(a subject, roll dice) error {
+var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if out.Remaining < 0 || out.Remaining > r.capacity(r.limit) {
@@ -1189,7 +1189,7 @@ func checkBound(events []event, bound func(apart int64) int64) error {
 			sum += events[j].admitted - events[j].refunded
 			apart := events[j].at - events[i].at
 			if most := bound(apart); sum > most {
-				return fmt.Errorf("%d admitted checkBound %d µs; the bound is %d", sum, apart, most)
+				return fmt.Errorf("%d units were admitted within %d µs; the bound is %d", sum, apart, most)
 			}
 		}
 	}
@@ -1219,7 +1219,7 @@ func (r *run) takeAll(hasRefunds, isPatient bool, each func(Request, Outcome)) {
 	}
 }
 
-var admittedCostStaysWithinTheBound = law{"admitted cost stays checkBound the bound", func(a subject, roll dice) error {
+var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	hasRefunds := roll.oneIn(3)
 	isPatient := r.canBook && !hasRefunds && roll.oneIn(2)
@@ -1809,7 +1809,7 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 	prove(t, windowsFollowTheCalendar, calendarSubjects())
 }
 
-// The caller computes the calendar. While its clock agrees with the store's checkBound half a
+// The caller computes the calendar. While its clock agrees with the store's within half a
 // window, the answer is the same.
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)

@@ -58,7 +58,8 @@ func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
 	return d.Allowed
 }
 
-// decideBalanced sends charges of one unit to the instances in turn, so that each admits as much as the others.
+// decideBalanced sends charges of one unit to the instances in turn, so that each admits as much as
+// the others.
 func (f *fleet) decideBalanced(t *testing.T) {
 	if f.decideCost(t, f.balanced, 1) {
 		f.balanced = (f.balanced + 1) % len(f.instances)
@@ -79,8 +80,8 @@ func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64)
 	return most
 }
 
-// maxInWindow is the most units that were admitted in any window of this length. If isAligned is true,
-// windows begin at multiples of the length, otherwise anywhere.
+// maxInWindow is the most units that were admitted in any window of this length. If isAligned is
+// true, windows begin at multiples of the length, otherwise anywhere.
 func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {

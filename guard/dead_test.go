@@ -15,7 +15,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The tests below have four instances that enforce a limit of 100/s over one store, and the store dies.
+// The tests below have four instances that enforce a limit of 100/s over one store, and the store
+// dies.
 const (
 	fleetSize = 4
 	fleetRate = 100 // units per second, and at once

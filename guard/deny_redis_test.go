@@ -15,9 +15,9 @@ import (
 )
 
 // Here are two real clocks: that of the process and that of Redis. After each cached denial, the
-// store decides on the same charge, and must deny it too. The result is only judged if the store answered
-// within half of the 0.1 % by which the cache shortens a denial, and the clocks drifted by less
-// than the other half.
+// store decides on the same charge, and must deny it too. The result is only judged if the store
+// answered within half of the 0.1 % by which the cache shortens a denial, and the clocks drifted by
+// less than the other half.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

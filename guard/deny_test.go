@@ -203,7 +203,7 @@ func TestPatientDenialsHaveEntriesOfTheirOwn(t *testing.T) {
 		d := decide(t, cache, patient)
 		checkDecision(t, d, wantDenied, fromStore)
 		if d.RetryAfter() != 50*time.Millisecond {
-			t.Fatal(d)
+			t.Fatalf("a spend with a patience of 50ms has RetryAfter %v; want 50ms", d.RetryAfter())
 		}
 		time.Sleep(49 * time.Millisecond)
 		checkDecision(t, decide(t, cache, patient), wantDenied, fromCache)
@@ -234,7 +234,7 @@ func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if d, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.Canceled) {
-		t.Fatal(d, err)
+		t.Fatalf("a canceled caller gets %v, %v; want context.Canceled", d, err)
 	}
 }
 
@@ -304,7 +304,7 @@ func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 		return lost
 	}
 	if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
-		t.Fatal(err)
+		t.Fatalf("the refund returned %v; want an error that wraps ErrUnavailable", err)
 	}
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 }
@@ -346,7 +346,7 @@ func TestDenialEndsByItsCallAndRetryAfterByItsAnswer(t *testing.T) {
 		decide(t, cache, spend("k", limit, 10))
 		time.Sleep(40 * time.Millisecond) // 50 with the delay of the answer: 50 ms are left
 		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
-			t.Fatal(d)
+			t.Fatalf("RetryAfter is %v; want 50ms", d.RetryAfter())
 		}
 		time.Sleep(35 * time.Millisecond) // 45 since the call
 		d := decide(t, cache, spend("k", limit, 1))
@@ -475,7 +475,7 @@ func TestErrorsAreNotCached(t *testing.T) {
 	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
 	for range 2 {
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatal(err)
+			t.Fatalf("without a cached denial, the error is %v; want one that wraps ErrUnavailable", err)
 		}
 	}
 	store.before = nil
@@ -558,7 +558,7 @@ func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 		for range callers {
 			d := <-decisions
 			if d.Allowed {
-				t.Fatal(d)
+				t.Fatalf("a caller gets %v from %v; want denied", d, d.Source)
 			}
 			if d.Source == fromCache {
 				shared++
@@ -628,7 +628,7 @@ func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatal(err)
+			t.Fatalf("the waiting caller gets %v; want context.DeadlineExceeded", err)
 		}
 		close(g.open)
 		checkDecision(t, <-decisions, wantDenied, fromStore)

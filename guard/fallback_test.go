@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// down answers no request. A caller that is cancelled gets its own error.
+// down is a fault that fails each request. A caller that is canceled gets its own error.
 func down(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
@@ -55,11 +55,12 @@ func TestGuardedRedisObeysTheLaw(t *testing.T) {
 	})
 }
 
-// settings returns the settings of each limit by its name.
+// settings returns a function that finds the settings of a limit by its name.
 func settings(by map[string]guard.Settings) func(*penstock.Plan) guard.Settings {
 	return func(l *penstock.Plan) guard.Settings { return by[l.Name()] }
 }
 
+// failing returns settings for three limits, given the names of the limits.
 func failing(open, closed, local string) func(*penstock.Plan) guard.Settings {
 	return settings(map[string]guard.Settings{
 		open: {OnFailure: guard.FailOpen}, closed: {OnFailure: guard.FailClosed}, local: {OnFailure: guard.FailLocal},
@@ -76,7 +77,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		batch   []penstock.Charge
-		times   int // the number of earlier calls
+		earlier int // how many earlier calls there are
 		allowed bool
 		source  penstock.Source
 		retry   []time.Duration // of each charge; -1: more than an hour
@@ -94,7 +95,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			store := guard.Fallback(guard.FallbackOptions{Limits: failing("open", "closed", "local")})(penstock.StoreFunc(down))
-			for range row.times {
+			for range row.earlier {
 				decide(t, store, row.batch...)
 			}
 			d := decide(t, store, row.batch...)
@@ -106,8 +107,8 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 				if row.allowed {
 					granted = 1
 				}
-				long := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
-				if s.RetryAfter != row.retry[i] && !long || s.Remaining != row.left[i] || s.Granted != granted {
+				isLong := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
+				if s.RetryAfter != row.retry[i] && !isLong || s.Remaining != row.left[i] || s.Granted != granted {
 					t.Errorf("charge %d: %+v; want granted %d, %d left, retry after %v", i, s, granted, row.left[i], row.retry[i])
 				}
 			}
@@ -123,8 +124,8 @@ func TestModesWithoutDenialAreErrorsForClosedLimits(t *testing.T) {
 	for mode := range penstock.Reset + 1 {
 		c[0].Mode = mode
 		d, err := store.Decide(t.Context(), c)
-		deniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
-		if deniable != (err == nil && !d.Allowed) || deniable == (err == errDown) {
+		isDeniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
+		if isDeniable != (err == nil && !d.Allowed) || isDeniable == (err == errDown) {
 			t.Errorf("%v: %v, %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
 		}
 	}
@@ -152,13 +153,13 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 		granted := 0
 		for range 300 {
 			if d := decide(t, store, one(limit.MustCompile(), key)...); d.Source != penstock.FromFallback {
-				t.Fatalf("decided by %v; want the fallback", d.Source)
+				t.Fatalf("the decision is from %v; want the fallback", d.Source)
 			} else if d.Allowed {
 				granted++
 			}
 		}
 		if granted != 100 {
-			t.Fatalf("%d granted; want the ceiling of 100, undivided", granted)
+			t.Fatalf("%d units were granted; want the ceiling of 100, undivided", granted)
 		}
 	}
 	invalid := guard.Fallback(guard.FallbackOptions{Limits: settings(map[string]guard.Settings{
@@ -189,15 +190,15 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 	} {
 		c.setFault(failWith(row.err))
 		if d, err := store.Decide(row.ctx, one(limit, "k")); err != row.want {
-			t.Errorf("%v: %v, %v; want %v", row.err, d, err, row.want)
+			t.Errorf("the store returned %v, and the fallback %v, %v; want %v", row.err, d, err, row.want)
 		}
 	}
 	c.setFault(failWith(errDown))
-	for _, way := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store never checked the charge
-		store := guard.Fallback(guard.FallbackOptions{OnFailure: way})(c)
+	for _, mode := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store never checked the charge
+		store := guard.Fallback(guard.FallbackOptions{OnFailure: mode})(c)
 		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("%v: %+v: %v; want ErrInvalid", way, wrong, err)
+				t.Errorf("%v: the batch %+v gets %v; want ErrInvalid", mode, wrong, err)
 			}
 		}
 	}
@@ -271,8 +272,8 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			whole := capacity(t, memstore.New(memstore.Options{Locks: 1}), limit.MustCompile())
 			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
-			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst cannot be counted exactly at the new rate
-			if part < 1 || over > int64(n)-1 || over < 0 && !lowered {
+			isLowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst cannot be counted exactly at the new rate
+			if part < 1 || over > int64(n)-1 || over < 0 && !isLowered {
 				t.Fatalf("%s %+v in %d parts of %d: %d more than the limit of %d; want at most one unit for each part but one", name, limit, n, part, over, whole)
 			}
 			tried++
@@ -294,7 +295,7 @@ func TestShareOfARateIsExact(t *testing.T) {
 			time.Sleep(max(d.RetryAfter(), 0) + time.Microsecond)
 		}
 		if granted < 600 || granted > 601 {
-			t.Fatalf("%d granted in 3 minutes; want 600", granted)
+			t.Fatalf("%d units were granted in 3 minutes; want 600 or 601", granted)
 		}
 	})
 }
@@ -305,63 +306,63 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 			c := newFaulty()
 			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
 			limit := compiled(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
-			left := func(want int64) {
+			wantLeft := func(want int64) {
 				t.Helper()
 				c.setFault(down)
 				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
-					t.Fatalf("%d left; want %d", got, want)
+					t.Fatalf("%d units are left; want %d", got, want)
 				}
 				c.setFault(nil)
 			}
-			do := func(mode penstock.Mode, cost int64, holder string) {
+			charge := func(mode penstock.Mode, cost int64, holder string) {
 				t.Helper()
-				charge := penstock.Charge{Plan: limit, Mode: mode, Cost: cost, Holder: holder}
+				c := penstock.Charge{Plan: limit, Mode: mode, Cost: cost, Holder: holder}
 				if a == penstock.LeakyBucket {
-					charge.Patience = 24 * time.Hour
+					c.Patience = 24 * time.Hour
 				}
-				decide(t, store, charge)
+				decide(t, store, c)
 			}
 			share := int64(10)
 			if a == penstock.LeakyBucket {
 				share = 11 // of 20 that may wait and the one that is admitted
 			}
-			left(share)
-			do(penstock.Peek, 5, "a")
-			do(penstock.Spend, 0, "a")
-			do(penstock.Spend, 100, "a") // denied
-			left(share)
-			do(penstock.Spend, 3, "a")
-			left(share - 3)
+			wantLeft(share)
+			charge(penstock.Peek, 5, "a")
+			charge(penstock.Spend, 0, "a")
+			charge(penstock.Spend, 100, "a") // denied
+			wantLeft(share)
+			charge(penstock.Spend, 3, "a")
+			wantLeft(share - 3)
 			if a.NeedsHolder() {
-				do(penstock.Spend, 3, "a") // renewed
-				left(share - 3)
+				charge(penstock.Spend, 3, "a") // renewed
+				wantLeft(share - 3)
 			}
-			do(penstock.Force, 2, "b")
-			left(share - 5)
-			do(penstock.Refund, 1, "b")
-			left(share - 4)
-			do(penstock.Refund, 1, "nobody")
+			charge(penstock.Force, 2, "b")
+			wantLeft(share - 5)
+			charge(penstock.Refund, 1, "b")
+			wantLeft(share - 4)
+			charge(penstock.Refund, 1, "nobody")
 			if a.NeedsHolder() || a == penstock.LeakyBucket {
-				left(share - 4)
+				wantLeft(share - 4)
 			} else {
-				left(share - 3)
+				wantLeft(share - 3)
 			}
-			do(penstock.Reset, 0, "")
-			left(share)
-			do(penstock.Force, 18, "c")
+			charge(penstock.Reset, 0, "")
+			wantLeft(share)
+			charge(penstock.Force, 18, "c")
 			if a == penstock.LeakyBucket {
-				do(penstock.Draw, 3, "d")
-				left(0)
+				charge(penstock.Draw, 3, "d")
+				wantLeft(0)
 				return
 			}
-			do(penstock.Draw, 100, "d") // the last 2
-			left(0)
-			do(penstock.Refund, 18, "c")
-			left(share - 2)
+			charge(penstock.Draw, 100, "d") // the last 2
+			wantLeft(0)
+			charge(penstock.Refund, 18, "c")
+			wantLeft(share - 2)
 		})
 	}
-	t.Logf("counted: %d algorithms shadowed", len(dividable))
+	t.Logf("counted: %d algorithms mirrored", len(dividable))
 }
 
 func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
@@ -385,7 +386,7 @@ func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
 	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // the share allows 125 ms at most
 	if !d.Allowed {
-		t.Fatal(d)
+		t.Fatalf("%v; want allowed, with the patience that the share can book", d)
 	}
 }
 
@@ -397,15 +398,15 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		acquire := func(allowed bool) *penstock.Hold {
+		acquire := func(isAllowed bool) *penstock.Hold {
 			t.Helper()
 			h, err := l.Acquire(t.Context(), "k")
-			if (err == nil) != allowed {
-				t.Fatalf("acquire: %v; want allowed %v", err, allowed)
+			if (err == nil) != isAllowed {
+				t.Fatalf("Acquire returned %v; want success: %v", err, isAllowed)
 			}
 			return h
 		}
-		must := func(err error) {
+		wantNoError := func(err error) {
 			t.Helper()
 			if err != nil {
 				t.Fatal(err)
@@ -416,18 +417,18 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 		for range 6 { // five minutes of an outage
 			acquire(false)
 			time.Sleep(25 * time.Second)
-			must(a.Renew(t.Context()))
-			must(b.Renew(t.Context()))
-			must(extra.Renew(t.Context()))
+			wantNoError(a.Renew(t.Context()))
+			wantNoError(b.Renew(t.Context()))
+			wantNoError(extra.Renew(t.Context()))
 			time.Sleep(25 * time.Second)
 		}
-		must(extra.Release(t.Context()))
+		wantNoError(extra.Release(t.Context()))
 		acquire(false)
-		must(a.Release(t.Context()))
+		wantNoError(a.Release(t.Context()))
 		local := acquire(true)
 		c.setFault(nil)
-		must(local.Renew(t.Context())) // renewed at the store too
-		must(b.Renew(t.Context()))
+		wantNoError(local.Renew(t.Context())) // renewed at the store too
+		wantNoError(b.Renew(t.Context()))
 		d, err := l.Peek(t.Context(), "k")
 		if err != nil || d.Remaining() != 2 {
 			t.Fatalf("%v, %v; want 2 slots left in the store", d, err)

@@ -30,7 +30,7 @@ func (f *faulty) Decide(ctx context.Context, charges []penstock.Charge) (penstoc
 	return f.store.Decide(ctx, charges)
 }
 
-// setFault gives the store a fault, or with nil repairs it.
+// setFault gives the store a fault. A nil fault repairs the store.
 func (f *faulty) setFault(by fault) {
 	if by == nil {
 		f.fault.Store(nil)
@@ -44,7 +44,7 @@ func failWith(err error) fault {
 	return func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, err }
 }
 
-// hang is a fault that answers no call, like a stopped server: a call ends with its context.
+// hang is a fault that answers no call, like a stopped server. A call ends with its context.
 func hang(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	<-ctx.Done()
 	return penstock.Decision{}, ctx.Err()
@@ -52,7 +52,7 @@ func hang(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 
 var errDown = fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 
-// compiled is a limit as a Limiter has it.
+// compiled is the plan of a limit.
 func compiled(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
 	plan, err := limit.Compile()
@@ -62,22 +62,22 @@ func compiled(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	return plan
 }
 
-// one is a batch of one unit under a key.
+// one is a batch with one charge of one unit.
 func one(limit *penstock.Plan, key string) []penstock.Charge {
 	return []penstock.Charge{{Key: key, Plan: limit, Cost: 1}}
 }
 
 type traceKey struct{}
 
+// traced wraps a store as a tracing decorator does: it forwards only Decide, with another context.
 func traced(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		return store.Decide(context.WithValue(ctx, traceKey{}, "a span"), charges)
 	})
 }
 
-// standard is guard.Standard around a store of one instance, unless the options say otherwise. A
-// decorator around the store forwards only Decide, and wraps the context as tracing does. So guards
-// cannot find other methods of the store.
+// standard is guard.Standard around a store of one instance, unless the options have another
+// number. The store is traced, so guards cannot find its other methods.
 func standard(t testing.TB, store penstock.Store, o guard.Options) *guard.Guarded {
 	t.Helper()
 	if o.Server == nil && o.Instances == 0 {

@@ -13,15 +13,15 @@ import (
 
 // A register is a store's list of instances, with the time at which each registration ends.
 type register struct {
-	mu    sync.Mutex
-	until map[string]time.Time
-	down  bool
+	mu     sync.Mutex
+	until  map[string]time.Time
+	isDown bool
 }
 
 func (r *register) Heartbeat(_ context.Context, name string, life time.Duration) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.down {
+	if r.isDown {
 		return 0, errors.New("no answer")
 	}
 	if r.until == nil {
@@ -36,10 +36,10 @@ func (r *register) Heartbeat(_ context.Context, name string, life time.Duration)
 	return len(r.until), nil
 }
 
-func (r *register) fail(down bool) {
+func (r *register) setDown(isDown bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.down = down
+	r.isDown = isDown
 }
 
 func TestInstancesAreCounted(t *testing.T) {
@@ -49,7 +49,7 @@ func TestInstancesAreCounted(t *testing.T) {
 		for range 4 {
 			all = append(all, guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat}))
 		}
-		want := func(when string, n int, some ...*guard.InstanceCounter) {
+		wantInstances := func(when string, n int, some ...*guard.InstanceCounter) {
 			t.Helper()
 			for i, counter := range some {
 				if got := counter.Instances(); got != n {
@@ -58,38 +58,38 @@ func TestInstancesAreCounted(t *testing.T) {
 			}
 		}
 		time.Sleep(6 * time.Second)
-		want("all there", 4, all...)
+		wantInstances("all there", 4, all...)
 
-		r.fail(true)
+		r.setDown(true)
 		time.Sleep(10 * time.Hour)
-		want("in an outage", 4, all...)
+		wantInstances("in an outage", 4, all...)
 
-		r.fail(false)
+		r.setDown(false)
 		time.Sleep(6 * time.Second)
-		want("after it", 4, all...)
+		wantInstances("after it", 4, all...)
 
 		all[3].Close()
 		time.Sleep(30 * time.Second)
-		want("one has gone, possibly for a moment", 4, all[:3]...)
+		wantInstances("one has gone, possibly for a moment", 4, all[:3]...)
 		time.Sleep(40 * time.Second)
-		want("one has gone", 3, all[:3]...)
+		wantInstances("one has gone", 3, all[:3]...)
 
 		more := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 10})
 		time.Sleep(6 * time.Second)
-		want("one has come", 4, all[:3]...)
-		want("with a floor", 10, more)
+		wantInstances("one has come", 4, all[:3]...)
+		wantInstances("with a floor", 10, more)
 		for _, counter := range append(all[:3], more) {
 			counter.Close()
 		}
 		if n, _ := r.Heartbeat(context.Background(), "x", 0); n != 0 {
-			t.Errorf("%d are still counted", n)
+			t.Errorf("after Close, the register has %d instances; want 0", n)
 		}
 	})
 }
 
 func TestBeforeTheFirstHeartbeatTheFloorIsAssumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := register{down: true}
+		r := register{isDown: true}
 		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 3})
 		defer counter.Close()
 		time.Sleep(time.Hour)

@@ -35,7 +35,7 @@ func TestReturningALeaseKeepsTheCallersDeadline(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			if l.Stats().Live == 0 {
-				t.Fatal("nothing is leased")
+				t.Fatal("the lease holds 0 units; want at least 1")
 			}
 			charge := penstock.Charge{Key: "k", Plan: limit, Cost: 1000, Mode: mode}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -43,11 +43,11 @@ func TestReturningALeaseKeepsTheCallersDeadline(t *testing.T) {
 			start := time.Now()
 			_, err := l.Decide(ctx, []penstock.Charge{charge})
 			if took := time.Since(start); took > 10*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) || refunds.Load() == 0 {
-				t.Errorf("%v: after %v, with %d refunds: %v; want the deadline's error after 10ms", mode, took, refunds.Load(), err)
+				t.Errorf("%v: Decide returned after %v, with %d refunds: %v; want the deadline's error after 10ms, and a refund", mode, took, refunds.Load(), err)
 			}
 			time.Sleep(time.Second)
 			if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Returned == 0 {
-				t.Errorf("%v: %+v: the leased units were not returned", mode, s)
+				t.Errorf("%v: %+v; want that units were returned, and that all drawn units are accounted for", mode, s)
 			}
 		})
 	}

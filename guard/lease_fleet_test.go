@@ -19,12 +19,12 @@ import (
 // A leaseFleet is instances with leases over one store. It records when units were admitted. Units
 // from the store count when they are charged, units from a lease when they are spent.
 type leaseFleet struct {
-	t     *testing.T
-	seed  uint64
-	store penstock.Store
-	limit *penstock.Plan
-	start time.Time
-	o     guard.LeaseOptions
+	t       *testing.T
+	seed    uint64
+	store   penstock.Store
+	limit   *penstock.Plan
+	start   time.Time
+	options guard.LeaseOptions
 
 	mu        sync.Mutex
 	admitted  []admission
@@ -41,7 +41,7 @@ type admission struct {
 
 func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseOptions) *leaseFleet {
 	o.Instances = func() int { return n }
-	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: compiled(t, limit.Limit()), start: time.Now(), o: o}
+	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: compiled(t, limit.Limit()), start: time.Now(), options: o}
 }
 
 func (f *leaseFleet) admit(at time.Time, units int64) {
@@ -58,29 +58,29 @@ type member struct {
 
 	mu          sync.Mutex
 	rng         *rand.Rand
-	dead        bool
-	pausedUntil time.Time // paused
+	isDead      bool
+	pausedUntil time.Time
 	decidedAt   time.Time // when the store decided the last draw that was answered
 	drawn       int64     // granted by the store, in answers that the lease received
-	returned    int64
-	spent       int64
+	returned    int64     // refunded by the store, in answers that the lease received
+	spent       int64     // by decisions from the lease
 }
 
 func (f *leaseFleet) member(stream uint64) *member {
 	m := &member{fleet: f, rng: rand.New(rand.NewPCG(f.seed, stream))}
-	m.lease = guard.NewLease(penstock.StoreFunc(m.roundTrip), f.o)
+	m.lease = guard.NewLease(penstock.StoreFunc(m.roundTrip), f.options)
 	return m
 }
 
 // waitUntilAwake waits until the instance is not paused.
-func (m *member) waitUntilAwake() (alive bool) {
+func (m *member) waitUntilAwake() (isAlive bool) {
 	for {
 		m.mu.Lock()
 		wait := time.Until(m.pausedUntil)
-		dead := m.dead
+		isDead := m.isDead
 		m.mu.Unlock()
 		if wait <= 0 {
-			return !dead
+			return !isDead
 		}
 		time.Sleep(wait)
 	}
@@ -111,17 +111,17 @@ func (m *member) roundTrip(ctx context.Context, charges []penstock.Charge) (pens
 		m.fleet.admit(time.Now(), granted)
 	}
 	decidedAt := time.Now()
-	lost := m.oneIn(200)
-	if lost {
+	isLost := m.oneIn(200)
+	if isLost {
 		time.Sleep(30 * time.Millisecond)
 	} else {
 		time.Sleep(back)
 	}
-	alive := m.waitUntilAwake()
+	isAlive := m.waitUntilAwake()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case lost || !alive:
+	case isLost || !isAlive:
 		if mode == penstock.Draw {
 			m.fleet.mu.Lock()
 			m.fleet.lostUnits += granted
@@ -137,10 +137,10 @@ func (m *member) roundTrip(ctx context.Context, charges []penstock.Charge) (pens
 	return d, nil
 }
 
-func (m *member) oneIn(one int) bool {
+func (m *member) oneIn(n int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.rng.IntN(one) == 0
+	return m.rng.IntN(n) == 0
 }
 
 func (m *member) delay() time.Duration {
@@ -150,14 +150,14 @@ func (m *member) delay() time.Duration {
 }
 
 // run makes calls at changing rates, with pauses, some of which are longer than a Life.
-func (m *member) run(long time.Duration, pausing bool) {
+func (m *member) run(length time.Duration, hasPauses bool) {
 	rates := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
-	end := time.Now().Add(long)
+	end := time.Now().Add(length)
 	for time.Now().Before(end) {
 		m.mu.Lock()
 		every, phase := rates[m.rng.IntN(len(rates))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
 		cost := int64(1 + m.rng.IntN(3)/2)
-		if pausing && m.rng.IntN(4) == 0 {
+		if hasPauses && m.rng.IntN(4) == 0 {
 			m.pausedUntil = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
 			m.fleet.mu.Lock()
 			m.fleet.pauses++
@@ -191,70 +191,72 @@ func (m *member) spend(cost int64) (d penstock.Decision, err error) {
 	return d, err
 }
 
-// crash cuts the link, and checks that no unit is unaccounted for.
+// crash cuts the link, and checks that all units are accounted for.
 func (m *member) crash() {
 	m.mu.Lock()
-	m.dead = true
+	m.isDead = true
 	m.mu.Unlock()
-	m.balance()
+	m.checkUnits()
 }
 
-func (m *member) balance() {
+// checkUnits checks that the counts of the lease add up.
+func (m *member) checkUnits() {
 	s := m.lease.Stats()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent != m.spent {
-		m.fleet.t.Errorf("seed %d: %+v does not add up; %d units were answered from the lease", m.fleet.seed, s, m.spent)
+		m.fleet.t.Errorf("seed %d: %+v does not add up; want Drawn = Spent+Returned+Expired+Lost+Live, and %d spent", m.fleet.seed, s, m.spent)
 	}
 	if s.Drawn > m.drawn || s.Returned > m.returned { // the lease may not have received the answer yet
-		m.fleet.t.Errorf("seed %d: %+v; the store drew %d units and %d were returned", m.fleet.seed, s, m.drawn, m.returned)
+		m.fleet.t.Errorf("seed %d: %+v; want at most what the store granted, %d drawn and %d returned", m.fleet.seed, s, m.drawn, m.returned)
 	}
 }
 
-// play runs n instances with crashes and pauses.
-func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
+// play runs n instances with crashes and pauses. After a crash, another lease takes the instance's
+// place. It returns how many units were spent from leases, and how many were admitted.
+func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 	rng := rand.New(rand.NewPCG(f.seed, 1<<40))
 	var total guard.LeaseStats
-	var seats sync.WaitGroup
-	for seat := range n {
+	var instances sync.WaitGroup
+	for instance := range n {
 		life := make([]time.Duration, 0, 8)
-		for rest := long; rest > 0; {
+		for rest := length; rest > 0; {
 			stretch := time.Duration(1+rng.IntN(8)) * time.Second
 			life = append(life, min(stretch, rest))
 			rest -= stretch
 		}
-		seats.Go(func() {
+		instances.Go(func() {
 			for i, stretch := range life {
-				m := f.member(uint64(seat*1000 + i))
+				m := f.member(uint64(instance*1000 + i))
 				m.run(stretch, true)
-				last := i == len(life)-1
-				if !last {
+				isLast := i == len(life)-1
+				if !isLast {
 					m.crash()
 				} else if m.waitUntilAwake(); m.lease.Close(context.Background()) != nil {
 					f.t.Errorf("seed %d: Close returned an error", f.seed)
 				}
-				m.balance()
+				m.checkUnits()
 				s := m.lease.Stats()
-				if last && (s.Live != 0 || s.Drawn != m.drawn) {
+				if isLast && (s.Live != 0 || s.Drawn != m.drawn) {
 					f.t.Errorf("seed %d: %+v after Close; want no live units, and %d drawn", f.seed, s, m.drawn)
 				}
 				f.mu.Lock()
 				total.Drawn, total.Spent = total.Drawn+m.drawn, total.Spent+s.Spent
-				if !last {
+				if !isLast {
 					f.crashes++
 				}
 				f.mu.Unlock()
 			}
 		})
 	}
-	seats.Wait()
+	instances.Wait()
 	time.Sleep(10 * time.Second) // what is in flight ends
 	slices.SortStableFunc(f.admitted, func(a, b admission) int { return cmp.Compare(a.at, b.at) })
 	for _, a := range f.admitted {
 		all += a.units
 	}
 	if total.Drawn+f.lostUnits > f.drawn {
-		f.t.Errorf("seed %d: %d units were drawn, the store granted %d", f.seed, total.Drawn+f.lostUnits, f.drawn)
+		f.t.Errorf("seed %d: %d units were drawn or lost, but the store granted %d; want at most that", f.seed, total.Drawn+f.lostUnits, f.drawn)
 	}
 	return total.Spent, all
 }
@@ -274,12 +276,12 @@ func (f *leaseFleet) excess() int64 {
 		last = a.at
 		most = max(most, level-burst)
 	}
-	return int64(most + 0.99) // times are exact to the microsecond
+	return int64(most + 0.99) // rounded up, except for the error of times, which are exact to the microsecond
 }
 
-// inWindows is the most units that were admitted in a window. With slide a window begins anywhere,
-// otherwise at a multiple of its length.
-func (f *leaseFleet) inWindows(slide bool) (most int64) {
+// maxInWindow is the most units that were admitted in a window. If isSliding is true, a window
+// begins anywhere, otherwise at a multiple of its length.
+func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 	period := f.limit.Limit().Period
 	since := f.start.UnixNano()
 	var sum int64
@@ -287,7 +289,7 @@ func (f *leaseFleet) inWindows(slide bool) (most int64) {
 	for i, a := range f.admitted {
 		for {
 			old := f.admitted[first].at
-			if slide && a.at-old < period || !slide && (since+int64(old))/int64(period) == (since+int64(a.at))/int64(period) {
+			if isSliding && a.at-old < period || !isSliding && (since+int64(old))/int64(period) == (since+int64(a.at))/int64(period) {
 				break
 			}
 			sum -= f.admitted[first].units
@@ -315,7 +317,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 					limit := penstock.PerSecond(50 + rng.Int64N(4000)).WithBurst(100 + rng.Int64N(4000))
 					f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 					spent, admitted := f.play(n, 12*time.Second)
-					bound := f.o.Excess(f.limit)
+					bound := f.options.Excess(f.limit)
 					excess := f.excess()
 					if excess > bound {
 						t.Errorf("seed %d: %d instances, %v: %d units beyond the limit; the bound is %d", seed, n, limit, excess, bound)
@@ -329,7 +331,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 		}
 	}
 	if leased*5 < all {
-		t.Errorf("only %d of %d units were spent from leases", leased, all)
+		t.Errorf("%d of %d units were spent from leases; want at least a fifth", leased, all)
 	}
 	t.Logf("counted: %d runs of fleets with leases (%d crashes, %d pauses; %d of %d units leased; at most %d%% of a bound reached)",
 		runs, crashes, pauses, leased, all, most)
@@ -341,8 +343,8 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 	runs := 0
 	var leased, all int64
 	for _, a := range []struct {
-		limit penstock.Limit
-		slide bool
+		limit     penstock.Limit
+		isSliding bool
 	}{
 		{penstock.Limit{Name: "fixed", Algorithm: penstock.FixedWindow}, false},
 		{penstock.Limit{Name: "sliding", Algorithm: penstock.SlidingWindow}, false},
@@ -359,7 +361,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 				limit.Count = 100 + rng.Int64N(10_000)
 				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 				spent, admitted := f.play(n, 12*time.Second)
-				if most := f.inWindows(a.slide); most > limit.Count {
+				if most := f.maxInWindow(a.isSliding); most > limit.Count {
 					t.Errorf("seed %d: %d instances, %v: %d units in a window; want %d at most", seed, n, limit, most, limit.Count)
 				}
 				runs, leased, all = runs+1, leased+spent, all+admitted
@@ -367,7 +369,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		}
 	}
 	if leased*5 < all {
-		t.Errorf("only %d of %d units were spent from leases", leased, all)
+		t.Errorf("%d of %d units were spent from leases; want at least a fifth", leased, all)
 	}
 	t.Logf("counted: %d runs of fleets with leased windows (%d of %d units leased)", runs, leased, all)
 }

@@ -87,7 +87,7 @@ func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 		}
 		all.Wait()
 		if denied := decisions[penstock.FromStore].Load(); denied != 500 || g.Stats().Lease.Draws == 0 {
-			t.Errorf("of 500 requests the store denied %d, the fallback decided %d; %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
+			t.Errorf("of 500 requests the store denied %d, the fallback decided %d; want 500 and 0, and draws: %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
 		}
 	})
 }

@@ -58,7 +58,7 @@ func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 // patience is a Life that is long enough for draws on a busy machine.
 const patience = 30 * time.Second
 
-// spendRepeatedly spends n units, one per pause, and counts the answers.
+// spendRepeatedly decides the charges n times, with a pause after each, and counts the answers.
 func spendRepeatedly(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, pause time.Duration) (leased, allowed int) {
 	t.Helper()
 	for range n {
@@ -92,7 +92,7 @@ func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 }
 
 // Most keys occur once. They must not fill the table.
-func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
+func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
@@ -101,7 +101,7 @@ func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
 			decide(t, l, one(limit, fmt.Sprint("once", i))...)
 		}
 		if n := l.Stats().Keys; n > keys/1000 {
-			t.Errorf("%d of %d keys that came once are watched", n, keys)
+			t.Errorf("%d of %d keys that came once are tracked; want at most %d", n, keys, keys/1000)
 		}
 		for range 2 {
 			decide(t, l, one(limit, "twice")...)
@@ -111,7 +111,7 @@ func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		decide(t, l, one(limit, "twice, but long ago")...)
 		if n := l.Stats().Keys; n < 1 || n > keys/1000+1 {
-			t.Errorf("%d keys are watched; want none", n)
+			t.Errorf("%d keys are tracked; want 1, the one that came twice, and at most %d more", n, keys/1000)
 		}
 	})
 }
@@ -286,11 +286,11 @@ func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 		store.setFault(late)
 		// A caller that waits when a draw is sent is answered by it.
 		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 3000, time.Millisecond); int64(leased) != l.Stats().Draws {
-			t.Errorf("%d units were spent from %d leases older than their life", leased, l.Stats().Draws)
+			t.Errorf("%d units were spent from leases, in %d draws; want one for each draw, since the blocks are older than their Life", leased, l.Stats().Draws)
 		}
 		time.Sleep(2 * time.Second)
 		if s := l.Stats(); s.Drawn == 0 || remaining(t, store.store, limit, "k") != 97_000 {
-			t.Errorf("%d left; %+v", remaining(t, store.store, limit, "k"), s)
+			t.Errorf("%d units are left in the store; want 97,000, and some drawn: %+v", remaining(t, store.store, limit, "k"), s)
 		}
 	})
 }
@@ -318,7 +318,7 @@ func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		batch := one(yearly(t, "a", 100_000), "k")
 		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
-			t.Fatal("nothing is leased before the outage")
+			t.Fatal("0 units are leased before the outage; want at least 1")
 		}
 		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.store.Decide(ctx, charges)
@@ -329,12 +329,12 @@ func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 		leased, allowed := spendRepeatedly(t, l, batch, 5000, time.Millisecond)
 		after := l.Stats()
 		if remaining := int(before.Live); leased > remaining || allowed != 5000 || after.Draws-before.Draws > 1 {
-			t.Errorf("%d leased of %d units that were held, %d allowed, %+v; before %+v", leased, remaining, allowed, after, before)
+			t.Errorf("%d leased of %d units that were held, %d allowed; want no more than held, 5000 allowed, and 1 draw at most: %+v; before %+v", leased, remaining, allowed, after, before)
 		}
 		store.setFault(nil)
 		time.Sleep(2 * time.Second)
 		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
-			t.Error("nothing is leased after the outage")
+			t.Error("0 units are leased after the outage; want at least 1")
 		}
 	})
 }
@@ -345,7 +345,7 @@ func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 		limit := yearly(t, "a", 100_000)
 		for i := range 20_000 {
 			if d := decide(t, l, one(limit, fmt.Sprint("k", i%100))...); !d.Allowed {
-				t.Fatal(d)
+				t.Fatalf("request %d is %v; want allowed", i, d)
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
@@ -380,7 +380,7 @@ func TestRefilledUnitsAreNotReturned(t *testing.T) {
 		decide(t, store, penstock.Charge{Key: "k", Plan: limit, Cost: 4000})
 		time.Sleep(200 * time.Millisecond)
 		if s, n := l.Stats(), remaining(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
-			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; %+v", n, s)
+			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; want at most 800, 0 live, and 400 expired: %+v", n, s)
 		}
 	})
 }
@@ -413,11 +413,11 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	t.Run("memory", func(t *testing.T) { manySpenders(t, memstore.New(memstore.Options{})) })
-	t.Run("redis", func(t *testing.T) { manySpenders(t, redis) })
+	t.Run("memory", func(t *testing.T) { checkManySpenders(t, memstore.New(memstore.Options{})) })
+	t.Run("redis", func(t *testing.T) { checkManySpenders(t, redis) })
 }
 
-func manySpenders(t *testing.T, store penstock.Store) {
+func checkManySpenders(t *testing.T, store penstock.Store) {
 	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: patience})
 	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))
 	var allowed, leased atomic.Int64
@@ -445,7 +445,7 @@ func manySpenders(t *testing.T, store penstock.Store) {
 	}
 	s, rest := l.Stats(), remaining(t, store, limit, "k")
 	if allowed.Load()+rest+s.Expired+s.Lost != limit.Limit().Count || leased.Load() != s.Spent || s.Live != 0 {
-		t.Errorf("%d allowed, %d left; %+v", allowed.Load(), rest, s)
+		t.Errorf("%d allowed, %d left; want %d with the expired and lost units: %+v", allowed.Load(), rest, limit.Limit().Count, s)
 	}
 	t.Logf("%d of %d leased, %d left; %+v", leased.Load(), allowed.Load(), rest, s)
 }
@@ -468,7 +468,7 @@ func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 				}
 				d, want := decide(t, l, c...), decide(t, bare, c...)
 				if d.Allowed != want.Allowed || d.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, call %d for %d units: %v from %v; the store alone: %v; %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
+					t.Fatalf("seed %d, call %d for %d units: %v from %v; want %v, as by the store alone: %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
 				}
 				if d.Source == penstock.FromLease {
 					leased++
@@ -483,7 +483,7 @@ func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 
 func BenchmarkLease(b *testing.B) {
 	l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1 << 40)})
-	limit := compiled(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // its bucket is in use
+	limit := compiled(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // so large that the benchmark does not empty it
 	c := one(limit, "user:42")
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		l.Decide(b.Context(), c)

@@ -33,7 +33,7 @@ var countLimits = []penstock.Limit{
 	{Name: "log", Group: "g", Algorithm: penstock.SlidingLog, Count: 50, Period: time.Hour},
 }
 
-// A count is what callers were granted of each limit.
+// A count is how many units callers were granted of each limit.
 type count [3]int64
 
 // An operation is a charge of a limit.
@@ -52,12 +52,12 @@ const dataLoss = -1
 
 // An answer is what a client got. It is unknown if the operations may or may not have been done.
 type answer struct {
-	unknown bool
-	excused bool // a denial by a deny cache during a refund
-	allowed bool
-	source  penstock.Source
-	granted [3]int64 // of each operation
-	left    [3]int64
+	isUnknown bool
+	isExcused bool // a denial by a deny cache during a refund
+	isAllowed bool
+	source    penstock.Source
+	granted   [3]int64 // of each operation
+	left      [3]int64 // of each operation
 }
 
 // countModel is the sequential specification. Up to idle units of each limit may be leased and not
@@ -73,21 +73,21 @@ func countModel(idle int64) porcupine.Model {
 }
 
 // do tells whether an answer is legal, and returns what has been granted afterwards.
-func (c count) do(operations []operation, h answer, idle int64) (legal bool, next count) {
+func (c count) do(operations []operation, h answer, idle int64) (isLegal bool, next count) {
 	if operations[0].limit == dataLoss {
 		return true, count{}
 	}
 	next = c
-	fits, must := true, true // it may be granted; it may not be denied
+	canGrant, mustGrant := true, true
 	for i, d := range operations {
 		count, used := countLimits[d.limit].Count, c[d.limit]
 		free := max(count-used, 0)
 		cost := d.cost
 		switch d.mode {
 		case penstock.Spend, penstock.Peek:
-			fits, must = fits && cost <= free, must && cost+idle <= free
+			canGrant, mustGrant = canGrant && cost <= free, mustGrant && cost+idle <= free
 		case penstock.Draw:
-			fits, must = fits && free > 0, must && idle < free
+			canGrant, mustGrant = canGrant && free > 0, mustGrant && idle < free
 			if cost = min(cost, free); idle > 0 {
 				cost = h.granted[i]
 			}
@@ -103,19 +103,19 @@ func (c count) do(operations []operation, h answer, idle int64) (legal bool, nex
 		if d.mode == penstock.Reset || d.mode == penstock.Peek {
 			granted = 0
 		}
-		if h.allowed && !h.unknown && h.granted[i] != granted {
+		if h.isAllowed && !h.isUnknown && h.granted[i] != granted {
 			return false, c
 		}
 		left := max(count-next[d.limit], 0)
-		if h.allowed && h.source == penstock.FromStore && !h.unknown && (h.left[i] > left || h.left[i] < left-idle) {
+		if h.isAllowed && h.source == penstock.FromStore && !h.isUnknown && (h.left[i] > left || h.left[i] < left-idle) {
 			return false, c
 		}
 	}
 	switch {
-	case h.unknown && !fits, !h.unknown && !h.allowed:
-		return h.unknown || h.excused || !must, c
+	case h.isUnknown && !canGrant, !h.isUnknown && !h.isAllowed:
+		return h.isUnknown || h.isExcused || !mustGrant, c
 	default:
-		return fits, next
+		return canGrant, next
 	}
 }
 
@@ -128,21 +128,21 @@ type countHistory struct {
 }
 
 // record makes a call for a client. It records nothing if the store was not called.
-func (h *countHistory) record(store penstock.Store, who int, key string, operations []operation) (isStoreCalled bool) {
+func (h *countHistory) record(store penstock.Store, client int, key string, operations []operation) (isStoreCalled bool) {
 	charges := make([]penstock.Charge, len(operations))
 	for i, d := range operations {
 		charges[i] = penstock.Charge{Key: key, Plan: countLimits[d.limit].MustCompile(), Mode: d.mode, Cost: d.cost}
 	}
-	op := porcupine.Operation{ClientId: who, Input: operations, Call: int64(time.Since(h.start))}
-	var reached atomic.Bool
-	d, err := store.Decide(context.WithValue(context.Background(), reachedKey{}, &reached), charges)
+	op := porcupine.Operation{ClientId: client, Input: operations, Call: int64(time.Since(h.start))}
+	var hasReached atomic.Bool
+	d, err := store.Decide(context.WithValue(context.Background(), reachedKey{}, &hasReached), charges)
 	op.Return = int64(time.Since(h.start))
-	if (err != nil || d.Source == penstock.FromClosed) && !reached.Load() {
+	if (err != nil || d.Source == penstock.FromClosed) && !hasReached.Load() {
 		return false
 	}
-	out := answer{allowed: d.Allowed, source: d.Source}
+	out := answer{isAllowed: d.Allowed, source: d.Source}
 	if err != nil || d.Source == penstock.FromClosed {
-		out, op.Return = answer{unknown: true}, math.MaxInt64 // the call may take effect at any later time, or never
+		out, op.Return = answer{isUnknown: true}, math.MaxInt64 // the call may take effect at any later time, or never
 	} else {
 		for i := range operations {
 			s := d.Status(i)
@@ -193,13 +193,13 @@ func (h *countHistory) excuseDenials() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
 		out := op.Output.(answer)
-		for _, back := range h.ops {
-			gives := slices.ContainsFunc(back.Input.([]operation), func(d operation) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
-			if out.source == penstock.FromDenyCache && gives && back.Call < op.Return && back.Return > op.Call {
-				out.excused = true
+		for _, other := range h.ops {
+			freesUnits := slices.ContainsFunc(other.Input.([]operation), func(d operation) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
+			if out.source == penstock.FromDenyCache && freesUnits && other.Call < op.Return && other.Return > op.Call {
+				out.isExcused = true
 			}
 		}
-		if out.excused {
+		if out.isExcused {
 			op.Output = out
 			n++
 		}
@@ -207,9 +207,9 @@ func (h *countHistory) excuseDenials() (n int) {
 	return n
 }
 
-func (h *countHistory) unknown() (n int) {
+func (h *countHistory) countUnknown() (n int) {
 	for _, op := range h.ops {
-		if op.Output.(answer).unknown {
+		if op.Output.(answer).isUnknown {
 			n++
 		}
 	}
@@ -225,9 +225,9 @@ func (h *countHistory) String() string {
 	return s.String()
 }
 
-// countHistories has clients call the stores concurrently, repeatedly with new keys, and checks
-// each history. batch makes the charges of a call. disturb, if any, runs at the same time.
-func countHistories(
+// checkHistories makes concurrent calls of clients to the stores, repeatedly with new keys, and
+// checks each history. batch makes the charges of a call. disturb, if any, runs at the same time.
+func checkHistories(
 	t *testing.T, what string, histories, ops int, idle func() int64, stores []penstock.Store,
 	batch func(*rand.Rand) []operation, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
 ) (sources [6]int) {
@@ -240,11 +240,11 @@ func countHistories(
 		if disturb != nil {
 			disturber.Go(func() { disturb(h, stop) })
 		}
-		for who := range countClients {
-			rng := rand.New(rand.NewPCG(seed, uint64(who)))
+		for client := range countClients {
+			rng := rand.New(rand.NewPCG(seed, uint64(client)))
 			clients.Go(func() {
 				for range ops {
-					for !h.record(stores[who%len(stores)], who, key, batch(rng)) {
+					for !h.record(stores[client%len(stores)], client, key, batch(rng)) {
 						time.Sleep(time.Millisecond)
 					}
 					if pause > 0 {
@@ -257,7 +257,7 @@ func countHistories(
 		close(stop)
 		disturber.Wait()
 		operations += len(h.ops)
-		unknown += h.unknown()
+		unknown += h.countUnknown()
 		excused += h.excuseDenials()
 		for i, n := range h.sources {
 			sources[i] += n
@@ -273,12 +273,12 @@ func countHistories(
 		"which %d excused, %d by leases; %d were too large to check)", histories, what, operations, unknown, sources[penstock.FromStore],
 		sources[penstock.FromDenyCache], excused, sources[penstock.FromLease], undecided)
 	if undecided > histories/5 {
-		t.Errorf("%d of %d histories were too large to check", undecided, histories)
+		t.Errorf("%d of %d histories were too large to check; want at most a fifth", undecided, histories)
 	}
 	return sources
 }
 
-// noneIdle is the idle of histories without leases: no unit is leased and unspent.
+// noneIdle is for histories without leases: no unit is leased and unspent.
 func noneIdle() int64 { return 0 }
 
 // spendsAndPeeks is a batch of spends, draws and peeks.
@@ -337,10 +337,10 @@ func recordedStores(t *testing.T, n int, url string, o guard.Options) (stores []
 func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	countHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), allModes, 0, nil)
-	sources := countHistories(t, "one instance", seeds(150), 25, noneIdle, guardedStores(t, 1, server.URL(), guard.Options{}), allModes, 0, nil)
+	checkHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), allModes, 0, nil)
+	sources := checkHistories(t, "one instance", seeds(150), 25, noneIdle, guardedStores(t, 1, server.URL(), guard.Options{}), allModes, 0, nil)
 	if sources[penstock.FromDenyCache] == 0 {
-		t.Error("the deny cache has denied nothing")
+		t.Error("the deny cache has denied 0 batches; want at least 1")
 	}
 }
 
@@ -348,9 +348,9 @@ func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	sources := countHistories(t, "three instances", seeds(150), 25, noneIdle, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndPeeks, 0, nil)
+	sources := checkHistories(t, "three instances", seeds(150), 25, noneIdle, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndPeeks, 0, nil)
 	if sources[penstock.FromDenyCache] == 0 {
-		t.Error("the deny caches have denied nothing")
+		t.Error("the deny caches have denied 0 batches; want at least 1")
 	}
 }
 
@@ -384,7 +384,7 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		}
 		return units
 	}
-	sources := countHistories(t, "leases", seeds(100), 40, idle, stores, spends, 400*time.Microsecond, nil)
+	sources := checkHistories(t, "leases", seeds(100), 40, idle, stores, spends, 400*time.Microsecond, nil)
 	if sources[penstock.FromLease] == 0 && slices.Max(gone) == 0 { // on a busy machine, all leases may expire unused
 		t.Error("no lease has answered, and none has expired; want leases")
 	}
@@ -398,7 +398,7 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	stores := guardedStores(t, 2, "redis://"+proxy.Addr(), guard.Options{
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
 	})
-	countHistories(t, "lost answers", seeds(60), 12, noneIdle, stores, spendsAndPeeks, 0, func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) })
+	checkHistories(t, "lost answers", seeds(60), 12, noneIdle, stores, spendsAndPeeks, 0, func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) })
 }
 
 // A server that is killed and comes back empty loses all its data at one time. The results of calls
@@ -410,7 +410,7 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		DenyFor: -1, // a cached denial would outlive the lost counter
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
 	})
-	countHistories(t, "restarts", seeds(10), 12, noneIdle, stores, spendsAndPeeks, 0, func(h *countHistory, stop <-chan struct{}) {
+	checkHistories(t, "restarts", seeds(10), 12, noneIdle, stores, spendsAndPeeks, 0, func(h *countHistory, stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
@@ -429,7 +429,7 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("the server is not used again after its restart")
+			t.Fatal("20 s after the restart, the server is not used; want that it is")
 		}
 	}
 }
@@ -456,15 +456,15 @@ func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 			}
 			return ops
 		}
-		granted := answer{allowed: true, source: penstock.FromLease, granted: [3]int64{1}}
+		granted := answer{isAllowed: true, source: penstock.FromLease, granted: [3]int64{1}}
 		if porcupine.CheckOperations(model, ops(granted, answer{})) {
-			t.Errorf("%s: a denial of available units is legal", name)
+			t.Errorf("%s: a denial of available units is legal; want illegal", name)
 		}
 		if porcupine.CheckOperations(model, ops(slices.Repeat([]answer{granted}, 61)...)) {
-			t.Errorf("%s: 61 units of 60 are legal", name)
+			t.Errorf("%s: 61 grants of 60 units are legal; want illegal", name)
 		}
 		if !porcupine.CheckOperations(model, ops(append(slices.Repeat([]answer{granted}, 60), answer{})...)) {
-			t.Errorf("%s: 60 units of 60 are illegal", name)
+			t.Errorf("%s: 60 grants of 60 units, and a denial, are illegal; want legal", name)
 		}
 	}
 }

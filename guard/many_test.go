@@ -16,14 +16,14 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A listing store decides lists, and counts them.
-type listing struct {
+// A listStore is a store that also decides lists of calls. It counts them.
+type listStore struct {
 	penstock.Store
 	lists, calls int
 	fail         func(ctx context.Context) error
 }
 
-func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
+func (l *listStore) DecideMany(ctx context.Context, calls []*many.Call) {
 	l.lists++
 	l.calls += len(calls)
 	if l.fail != nil {
@@ -33,8 +33,8 @@ func (l *listing) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Each(ctx, l.Store, calls)
 }
 
-// listed is standard, without the wrapper that decides no lists.
-func listed(t *testing.T, store penstock.Store, o guard.Options) *guard.Guarded {
+// standardWithLists is guard.Standard around a store, without a decorator that decides no lists.
+func standardWithLists(t *testing.T, store penstock.Store, o guard.Options) *guard.Guarded {
 	o.Instances = 1
 	g, err := guard.Standard(store, o)
 	if err != nil {
@@ -64,8 +64,8 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 				}
 				return s
 			}}
-			list := &listing{Store: memstore.New(memstore.Options{})}
-			one, together := standard(t, memstore.New(memstore.Options{}), options), listed(t, list, options)
+			list := &listStore{Store: memstore.New(memstore.Options{})}
+			one, together := standard(t, memstore.New(memstore.Options{}), options), standardWithLists(t, list, options)
 			plans := []*penstock.Plan{
 				compiled(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))),
 				compiled(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")),
@@ -90,10 +90,10 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 					want, err := one.Decide(t.Context(), charges[i:i+1])
 					got := call.Decision
 					if errors.Is(err, penstock.ErrInvalid) != errors.Is(call.Err, penstock.ErrInvalid) || (err == nil) != (call.Err == nil) {
-						t.Fatalf("seed %d, step %d: in a list %v; want %v as alone", seed, step, call.Err, err)
+						t.Fatalf("seed %d, step %d: in a list %v; want %v, as alone", seed, step, call.Err, err)
 					}
 					if err == nil && (got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted || got.Source != want.Source && charges[i].Plan != plans[2]) {
-						t.Fatalf("seed %d, step %d: %v of %v: in a list %v from %v; want %v from %v as alone", seed, step, charges[i].Mode, charges[i].Plan, got, got.Source, want, want.Source)
+						t.Fatalf("seed %d, step %d: %v of %v: in a list %v from %v; want %v from %v, as alone", seed, step, charges[i].Mode, charges[i].Plan, got, got.Source, want, want.Source)
 					}
 					decided++
 				}
@@ -102,7 +102,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		})
 	}
 	if lists == 0 {
-		t.Error("the store decided no list")
+		t.Error("the store decided 0 lists; want at least 1")
 	}
 	t.Logf("counted: %d decisions of lists", decided)
 }
@@ -120,8 +120,8 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &listing{Store: memstore.New(memstore.Options{}), fail: fail}
-			g := listed(t, store, guard.Options{})
+			store := &listStore{Store: memstore.New(memstore.Options{}), fail: fail}
+			g := standardWithLists(t, store, guard.Options{})
 			limit := compiled(t, penstock.PerHour(1))
 			begin := time.Now()
 			calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1},
@@ -133,14 +133,14 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 				}
 			}
 			if took := time.Since(begin); took > 300*time.Millisecond {
-				t.Errorf("%s: the list took %v", name, took)
+				t.Errorf("%s: the list took %v; want at most 300ms", name, took)
 			}
 			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
 				t.Errorf("%s: after five failures the breaker is %v; want open", name, state)
 			}
 			many.Decide(t.Context(), g, calls)
 			if store.lists != 1 {
-				t.Errorf("%s: the store was called %d times, want 1", name, store.lists)
+				t.Errorf("%s: the store got %d lists; want 1, since the breaker is open then", name, store.lists)
 			}
 		})
 	}
@@ -149,11 +149,11 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 // More decisions than may be in flight are not sent.
 func TestListsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &listing{Store: penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+		store := &listStore{Store: penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 			<-ctx.Done()
 			return penstock.Decision{}, ctx.Err()
 		})}
-		g := listed(t, store, guard.Options{Timeout: guard.TimeoutOptions{InFlight: 3}, OnFailure: guard.FailClosed})
+		g := standardWithLists(t, store, guard.Options{Timeout: guard.TimeoutOptions{InFlight: 3}, OnFailure: guard.FailClosed})
 		limit := compiled(t, penstock.PerHour(1))
 		shed := 0
 		var charges []penstock.Charge
@@ -167,21 +167,21 @@ func TestListsAreBounded(t *testing.T) {
 		})(g)
 		many.Decide(t.Context(), observed, callsOf(charges...))
 		if shed != 5 || store.lists != 0 {
-			t.Errorf("%d of 5 calls were denied; the store got %d lists, want 0", shed, store.lists)
+			t.Errorf("%d of 5 calls were denied, and the store got %d lists; want 5 and 0", shed, store.lists)
 		}
 	})
 }
 
 // A panic of a store becomes an error of each call.
 func TestPanicOfAListIsContained(t *testing.T) {
-	g := listed(t, &listing{Store: memstore.New(memstore.Options{}), fail: func(context.Context) error { panic("for the test") }}, guard.Options{})
+	g := standardWithLists(t, &listStore{Store: memstore.New(memstore.Options{}), fail: func(context.Context) error { panic("for the test") }}, guard.Options{})
 	limit := compiled(t, penstock.PerHour(1))
 	for range 5 {
 		calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1})
 		many.Try(t.Context(), g, calls)
 		for _, c := range calls {
 			if !errors.Is(c.Err, penstock.ErrUnavailable) {
-				t.Errorf("the error is %v", c.Err)
+				t.Errorf("after a panic, the error of a call is %v; want one that wraps ErrUnavailable", c.Err)
 			}
 		}
 	}

@@ -43,7 +43,7 @@ func TestEventHasTheCallersDecision(t *testing.T) {
 		c.setFault(failWith(errDown))
 		for _, charges := range [][]penstock.Charge{batch, nil} {
 			if _, err := store.Decide(t.Context(), charges); err != errDown {
-				t.Fatalf("got %v; want the store's error as it is", err)
+				t.Fatalf("the error is %v; want errDown, the store's own", err)
 			}
 		}
 		for i, want := range []struct {
@@ -100,7 +100,7 @@ func TestErrorsHaveReasons(t *testing.T) {
 	for _, row := range rows {
 		c.setFault(failWith(row.err))
 		if store.Decide(row.ctx, one(penstock.PerHour(1).MustCompile(), "k")); got != row.want {
-			t.Errorf("%v is %q; want %q", row.err, got, row.want)
+			t.Errorf("the Reason of %v is %q; want %q", row.err, got, row.want)
 		}
 	}
 	t.Logf("counted: %d classes of errors", len(rows))
@@ -110,10 +110,10 @@ func TestObservingAllocatesNothing(t *testing.T) {
 	store := guard.Observe(func(guard.Event) {})(granting)
 	charges := one(compiled(t, penstock.PerHour(1)), "k")
 	if n := testing.AllocsPerRun(100, func() { store.Decide(context.Background(), charges) }); n != 0 {
-		t.Errorf("%v allocations; want none", n)
+		t.Errorf("an observed decision takes %v allocations; want 0", n)
 	}
 	if next := guard.Observe(nil)(memstore.New(memstore.Options{})); slices.Contains([]any{nil}, any(next)) {
-		t.Error("Observe(nil) returns a nil store")
+		t.Error("Observe(nil) returns a nil store; want the store itself")
 	}
 }
 

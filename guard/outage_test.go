@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A real server is stopped once and killed once. Every call gets a decision, and the breaker spares
-// callers the wait. When the server is back, it is used again.
+// A real server is stopped once and killed once. Every call gets a decision, and the open breaker
+// saves callers the wait. When the server is back, it is used again.
 func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []struct {
@@ -55,7 +55,7 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 				t.Helper()
 				for deadline := time.Now().Add(20 * time.Second); call() != source || len(changes) == 0 || changes[len(changes)-1] != state; {
 					if time.Now().After(deadline) {
-						t.Fatalf("no answer from %v with a breaker %s; it went %v", source, state, changes)
+						t.Fatalf("in 20 s, no decision came from %v while the breaker was %s; want one; the breaker changed to %v", source, state, changes)
 					}
 				}
 			}
@@ -70,9 +70,9 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 			outage.end(server)
 			until(penstock.FromStore, "closed")
 			if changes[0] != "open" || !slices.Contains(changes, "half_open") {
-				t.Errorf("the breaker went %v; want open first, then half_open", changes)
+				t.Errorf("the breaker changed to %v; want open first, then half_open", changes)
 			}
-			t.Logf("counted: %d calls answered in an outage (%d by the server before and after it; the breaker went %v)",
+			t.Logf("counted: %d calls answered in an outage (%d by the server before and after it; the breaker changed to %v)",
 				answered[penstock.FromFallback], answered[penstock.FromStore], changes)
 		})
 	}

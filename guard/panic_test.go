@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// panicsOn is a store that panics on charges of a mode.
+// panicsOn returns a store that panics on charges of a mode.
 func panicsOn(mode penstock.Mode) penstock.Store {
 	memory := memstore.New(memstore.Options{})
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

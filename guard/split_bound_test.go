@@ -24,7 +24,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
 		units, shards, runs := row.units, row.shards, row.runs
-		failed, probes := 0.0, 0
+		failed, moreCalls := 0.0, 0 // failed: denials per run, if the first shard's denial were final
 		for range runs {
 			calls, first := 0, map[string]int{}
 			store := memstore.New(memstore.Options{})
@@ -42,7 +42,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 					t.Fatalf("%d units in %d shards, spend %d: %v; want a grant while units are left", units, shards, i, d)
 				}
 				if i < units {
-					probes += calls - 1
+					moreCalls += calls - 1
 				}
 				if i == units-1 {
 					for _, n := range first {
@@ -52,8 +52,8 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 			}
 		}
 		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
-		t.Logf("%5d units in %2d shards: 0 too many, 0 denied wrongly; %.1f would have been (the formula says %.1f); %.3f more calls per unit", units, shards,
-			failed, formula, float64(probes)/float64(runs*units))
+		t.Logf("%5d units in %2d shards: all granted, and no more; %.1f would be denied by the first shard (%.1f by the formula); %.3f more calls per unit", units, shards,
+			failed, formula, float64(moreCalls)/float64(runs*units))
 		if failed < formula/2 || failed > 2*formula {
 			t.Errorf("%.1f of %d units exceeded the parts of %d shards; want about %.1f: the shards are not chosen evenly", failed, units, shards, formula)
 		}
@@ -102,28 +102,28 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 			for range runs {
 				synctest.Test(t, func(t *testing.T) {
 					store := memstore.New(memstore.Options{})
-					of := map[string]int{} // of each shard
-					noting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+					grantedBy := map[string]int{} // each shard
+					recording := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 						d, err := store.Decide(ctx, charges)
 						if err == nil && d.Allowed {
-							of[charges[0].Key] += int(d.Status(0).Granted)
+							grantedBy[charges[0].Key] += int(d.Status(0).Granted)
 						}
 						return d, err
 					})
-					s := split(shards)(noting)
+					s := split(shards)(recording)
 					old, lowered := compiled(t, penstock.PerDay(from).With(a)), compiled(t, penstock.PerDay(to).With(a))
 					for range used {
 						if !decide(t, s, one(old, "k")...).Allowed {
 							t.Fatal("the old limit denied a unit; want all granted")
 						}
 					}
-					want, whole := 0, max(to-used, 0)
+					want, unsplit := 0, max(to-used, 0) // what the shards, and an unsplit limit, have left
 					for i := range shards {
 						part := to / shards
 						if i < to%shards {
 							part++
 						}
-						want += max(part-of[fmt.Sprintf("k~%02d", i)], 0)
+						want += max(part-grantedBy[fmt.Sprintf("k~%02d", i)], 0)
 					}
 					granted := 0
 					for range from {
@@ -131,17 +131,17 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 							granted++
 						}
 					}
-					if granted != want || granted-whole > to-to/shards || used+granted > from {
-						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; the shards have %d left, an unsplit limit %d", a.Name(), used, from, to,
-							shards, granted, want, whole)
+					if granted != want || granted-unsplit > to-to/shards || used+granted > from {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; want %d, as the shards have left; an unsplit limit has %d", a.Name(), used, from, to,
+							shards, granted, want, unsplit)
 					}
-					more += float64(granted-whole) / runs
+					more += float64(granted-unsplit) / runs
 				})
 			}
 			t.Logf("%v: %d of %d used, lowered to %d in %d shards: %.1f units more than without", a.Name(), used, from, to, shards, more)
 			formula := math.Sqrt(to * shards * (1 - 1.0/shards) / (2 * math.Pi))
 			if used == to && (more < formula/2 || more > 2*formula) {
-				t.Errorf("%v: %.1f units more than without Split; the formula says %.1f", a.Name(), more, formula)
+				t.Errorf("%v: %.1f units more than without Split; want about %.1f, by the formula", a.Name(), more, formula)
 			}
 		}
 	}

@@ -35,7 +35,8 @@ func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return split(1)(memstore.New(memstore.Options{})) })
 }
 
-// A summed store sets Remaining of a split limit by a Peek, because a Spend only estimates it.
+// summed sets Remaining of each decision of a store by a Peek, because a Spend of a split limit
+// only estimates it.
 func summed(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -44,9 +45,9 @@ func summed(store penstock.Store) penstock.Store {
 		}
 		statuses := make([]penstock.Status, d.Len())
 		for i := range statuses {
-			asking := charges[i]
-			asking.Mode, asking.Cost, asking.Patience = penstock.Peek, 0, 0
-			sum, err := store.Decide(ctx, []penstock.Charge{asking})
+			peek := charges[i]
+			peek.Mode, peek.Cost, peek.Patience = penstock.Peek, 0, 0
+			sum, err := store.Decide(ctx, []penstock.Charge{peek})
 			if err != nil {
 				return d, err
 			}
@@ -61,13 +62,13 @@ func summed(store penstock.Store) penstock.Store {
 	})
 }
 
-// lawsExcept checks all laws of a store, except those with one of these parts in their names.
-func lawsExcept(t *testing.T, store func() penstock.Store, except ...string) {
+// checkLawsExcept checks all laws of a store, except those with one of these parts in their names.
+func checkLawsExcept(t *testing.T, store func() penstock.Store, except ...string) {
 	var mu sync.Mutex
 	found := make(map[string]bool)
 	t.Cleanup(func() {
 		if len(found) < len(except) {
-			t.Errorf("of the laws %v, only these exist: %v", except, slices.Collect(maps.Keys(found)))
+			t.Errorf("the laws that match are %v; want one for each of %v", slices.Collect(maps.Keys(found)), except)
 		}
 	})
 	storetest.Run(t, func(t *testing.T) penstock.Store {
@@ -104,7 +105,7 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 				}
 				return s
 			}})
-			lawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
+			checkLawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -122,7 +123,7 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 			}})
 			// These laws have holds of more slots than a shard has, or holds that change their cost.
 			except := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, brokenLaws...)
-			lawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
+			checkLawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -135,7 +136,7 @@ func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	lawsExcept(t, func() penstock.Store {
+	checkLawsExcept(t, func() penstock.Store {
 		return summed(guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
 			if l.Algorithm() != penstock.Concurrency {
 				s.SplitInto = 2
@@ -154,10 +155,10 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	var mu sync.Mutex
-	by := map[string]int{}
+	decisions := map[string]int{} // by server
 	store := split(6)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		mu.Lock()
-		by[redis.Node(charges)]++
+		decisions[redis.Node(charges)]++
 		mu.Unlock()
 		return redis.Decide(ctx, charges)
 	}))
@@ -165,10 +166,10 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	decide(t, store, penstock.Charge{Key: "k", Plan: limit, Mode: penstock.Reset})
 	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the slots of the Cluster are not known")
+			t.Fatal("after 20 s, the client does not know the slots of the Cluster; want that it does")
 		}
 	}
-	clear(by)
+	clear(decisions)
 	var granted, calls atomic.Int64
 	var all sync.WaitGroup
 	for range 16 {
@@ -187,13 +188,13 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	if granted.Load() != 1999 {
 		t.Errorf("%d units were granted; want all 1999", granted.Load())
 	}
-	if len(by) < 2 {
-		t.Errorf("one server made all decisions: %v; want several", by)
+	if len(decisions) < 2 {
+		t.Errorf("the servers made these numbers of decisions: %v; want several servers", decisions)
 	}
-	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(by))
+	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(decisions))
 }
 
-// A clock is advanced by the test.
+// The time of a clock, in µs since the epoch, changes only when a test calls advance.
 type clock struct{ atomic.Int64 }
 
 func newClock() *clock {
@@ -345,9 +346,9 @@ type firstKey struct{}
 
 func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	effort.WithoutRace(t)
-	const crowd = 8
+	const callers = 8
 	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
-		rounds := max(100, 50_000/row.n) // 15 % are then six standard deviations of the mean
+		rounds := max(100, 50_000/row.n) // so many that 15 % are six standard deviations of the mean
 		without, denied, calls := 0, 0, int64(0)
 		for range rounds {
 			store := &firstKeyStore{next: newClock().memory()}
@@ -356,9 +357,9 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 			var mu sync.Mutex
 			first := map[string]int{}
 			var all sync.WaitGroup
-			for who := range crowd {
+			for caller := range callers {
 				all.Go(func() {
-					for i := who; i < row.n; i += crowd {
+					for i := caller; i < row.n; i += callers {
 						key := ""
 						d, err := split.Decide(context.WithValue(context.Background(), firstKey{}, &key), charges)
 						mu.Lock()
@@ -372,11 +373,11 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 			all.Wait()
 			for key, n := range first { // the denials of a burst if the first shard's answer were final
 				shard := int(key[len(key)-2]-'0')*10 + int(key[len(key)-1]-'0')
-				room := row.n / row.shards
+				units := row.n / row.shards
 				if shard < row.n%row.shards {
-					room++
+					units++
 				}
-				without += max(n-room, 0)
+				without += max(n-units, 0)
 			}
 			calls += store.calls.Load()
 		}
@@ -386,11 +387,11 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 		if denied != 0 || math.Abs(mean-formula) > 0.15*formula {
 			t.Errorf("burst of %d over %d shards: %d denied; want 0; without further calls %.1f a burst, by the formula %.1f", row.n, row.shards, denied, mean, formula)
 		}
-		if per := float64(calls) / float64(rounds) / n; per > 3 {
-			t.Errorf("burst of %d over %d shards: %.2f calls per decision; want at most 3", row.n, row.shards, per)
+		if perDecision := float64(calls) / float64(rounds) / n; perDecision > 3 {
+			t.Errorf("burst of %d over %d shards: %.2f calls per decision; want at most 3", row.n, row.shards, perDecision)
 		} else {
 			t.Logf("counted: %d spends in bursts (%d shards; %.1f denials prevented per burst, formula %.1f; %.2f calls per decision)",
-				rounds*row.n, row.shards, mean, formula, per)
+				rounds*row.n, row.shards, mean, formula, perDecision)
 		}
 	}
 }
@@ -413,7 +414,7 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 		}
 		clock.advance(d.RetryAfter() - time.Microsecond)
 		if early := decide(t, store, charge); cost == 1 && early.Allowed {
-			t.Errorf("cost %d is granted before the RetryAfter of %v", cost, d.RetryAfter())
+			t.Errorf("cost %d is granted 1 µs before its RetryAfter of %v; want denied", cost, d.RetryAfter())
 		}
 		clock.advance(time.Microsecond)
 		if d := decide(t, store, charge); cost == 1 && !d.Allowed {
@@ -461,21 +462,21 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 				t.Fatalf("%d shards, hold %d: %v; want a grant", n, i, d)
 			}
 			if d := call(i/2, penstock.Spend); !d.Allowed || d.Status(0).Granted != 0 {
-				t.Fatalf("%d shards, %d lent: hold %d is renewed with %+v", n, i+1, i/2, d.Status(0))
+				t.Fatalf("%d shards, %d slots lent: the renewal of hold %d gets %+v; want granted 0", n, i+1, i/2, d.Status(0))
 			}
 		}
 		if d := call(slots, penstock.Spend); d.Allowed {
-			t.Fatalf("%d shards: one slot too many", n)
+			t.Fatalf("%d shards: a hold beyond the %d slots was allowed; want denied", n, slots)
 		}
 		for i := range slots {
 			first, second := call(i, penstock.Refund), call(i, penstock.Refund)
 			if first.Status(0).Granted != 1 || second.Status(0).Granted != 0 {
-				t.Fatalf("%d shards: hold %d is released with %+v, and then %+v", n, i, first.Status(0), second.Status(0))
+				t.Fatalf("%d shards: two releases of hold %d get %+v, and then %+v; want 1 and 0 granted", n, i, first.Status(0), second.Status(0))
 			}
 		}
 		free := call(0, penstock.Peek)
 		if left := free.Remaining(); left != slots {
-			t.Fatalf("%d shards: %d left", n, left)
+			t.Fatalf("%d shards: %d slots are left after all releases; want %d", n, left, slots)
 		}
 	}
 }
@@ -533,8 +534,8 @@ func TestKeysOfShardsAreUnique(t *testing.T) {
 	memory := newClock().memory()
 	split := split(8)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		for i := range charges {
-			if of, ok := counters[charges[i].Key]; ok && of != key {
-				t.Fatalf("%.20q (%d bytes) and %.20q (%d bytes) share a counter", of, len(of), key, len(key))
+			if other, ok := counters[charges[i].Key]; ok && other != key {
+				t.Fatalf("%.20q (%d bytes) and %.20q (%d bytes) share a counter; want different ones", other, len(other), key, len(key))
 			}
 			counters[charges[i].Key] = key
 		}
@@ -555,11 +556,11 @@ func TestKeysOfShardsAreUnique(t *testing.T) {
 
 func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	memory := newClock().memory()
-	var open error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
-	broken := open
+	var errOpen error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
+	errOfShard := errOpen // of one shard of four
 	store := split(4)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if strings.HasSuffix(charges[0].Key, "~02") {
-			return penstock.Decision{}, broken
+			return penstock.Decision{}, errOfShard
 		}
 		return memory.Decide(ctx, charges)
 	}))
@@ -570,11 +571,11 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 		}
 	}
 	for range 10 {
-		if d, err := store.Decide(t.Context(), charges); err != open {
+		if d, err := store.Decide(t.Context(), charges); err != errOpen {
 			t.Fatalf("%v, %v; want the breaker's error: that shard may have room", d, err)
 		}
 	}
-	broken = errDown // the shard may have charged the unit
+	errOfShard = errDown // the shard may have charged the unit
 	failed := 0
 	for range 100 {
 		store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: charges[0].Plan, Mode: penstock.Reset}})
@@ -583,7 +584,7 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 		}
 	}
 	if failed == 0 {
-		t.Error("a spend whose outcome is unknown was made again")
+		t.Error("0 of 100 spends returned errDown; want some: a spend whose outcome is unknown must not be made again")
 	}
 }
 
@@ -606,7 +607,7 @@ func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 			charges := one(compiled(t, penstock.PerHour(80)), "k")
 			for range 80 {
 				if d := decide(t, splits, charges...); !d.Allowed {
-					t.Fatal(d)
+					t.Fatalf("%v; want each of 80 units granted", d)
 				}
 			}
 			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -651,7 +652,7 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 		return penstock.Decision{}, nil
 	})).Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: leaky, Cost: 1}})
 	if seen != "k" {
-		t.Errorf("a queue was split: key %q", seen)
+		t.Errorf("a charge of a queue was sent with key %q; want k, because queues are not split", seen)
 	}
 }
 

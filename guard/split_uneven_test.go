@@ -25,11 +25,11 @@ func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 		}
 		charge.Patience = wait - time.Microsecond
 		if d := decide(t, store, charge); d.Allowed {
-			t.Errorf("%d units are granted with a patience below %v: %+v", cost, wait, d.Status(0))
+			t.Errorf("%d units with a patience 1 µs below %v: %+v; want denied", cost, wait, d.Status(0))
 		}
 		charge.Patience = wait
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != wait || d.Status(0).Granted != cost {
-			t.Errorf("%d units that may wait: %+v; want a wait of %v", cost, d.Status(0), wait)
+			t.Errorf("%d units with patience: %+v; want a wait of %v", cost, d.Status(0), wait)
 		}
 	}
 }

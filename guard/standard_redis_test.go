@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// patient returns options for a store that may be slow, because the machine may be busy.
+// patient returns options with a long timeout, for a machine that is busy.
 func patient(server guard.Server, o guard.Options) guard.Options {
 	o.Server = server
 	o.Timeout.After = 10 * time.Second
@@ -135,13 +135,13 @@ func (c *caller) batch() (batch []penstock.Charge) {
 	return batch
 }
 
-// same compares two decisions: in every field, or only in what was allowed if a deny cache made the
-// first.
-func same(got, want penstock.Decision) error {
+// compareDecisions compares two decisions: in every field, or only in what was allowed if a deny
+// cache made the first.
+func compareDecisions(got, want penstock.Decision) error {
 	for i := range want.Len() {
 		g, w := got.Status(i), want.Status(i)
 		if got.Allowed != want.Allowed || g.Granted != w.Granted || got.Source == penstock.FromStore && g != w {
-			return fmt.Errorf("charge %d: allowed %v, %+v by %v; memory: %v, %+v", i, got.Allowed, g, got.Source, want.Allowed, w)
+			return fmt.Errorf("charge %d: allowed %v, %+v by %v; want %v, %+v, as by memory", i, got.Allowed, g, got.Source, want.Allowed, w)
 		}
 	}
 	return nil
@@ -168,7 +168,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		seed := rand.Uint64()
 		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
 		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))
-		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // as Redis, which expires keys by the real clock
+		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // keeps its state, because Redis expires keys by the real clock
 		for step := range 100 {
 			switch c.IntN(10) {
 			case 0, 1, 2:
@@ -185,10 +185,10 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 			got, err1 := g.Decide(t.Context(), batch)
 			want, err2 := memory.Decide(t.Context(), batch)
 			if err1 != nil || err2 != nil {
-				t.Fatal(err1, err2)
+				t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
 			}
-			if err := same(got, want); err != nil || got.Source != penstock.FromStore {
-				t.Fatalf("seed %d, step %d, %+v: by %v, want the store: %v", seed, step, batch, got.Source, err)
+			if err := compareDecisions(got, want); err != nil || got.Source != penstock.FromStore {
+				t.Fatalf("seed %d, step %d, %+v: decided by %v; want the store: %v", seed, step, batch, got.Source, err)
 			}
 			decided++
 		}
@@ -196,8 +196,8 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards on Redis as by memory without guards", decided)
 }
 
-// In real time, with the deny cache, the decisions are the same: what the cache denies, the memory
-// would have denied at the time of the store's last denial.
+// In real time, with the deny cache, the decisions are the same. When the cache denies, the store
+// in memory decides at the same time and denies too.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -207,15 +207,15 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		for trace := range 8 {
 			t.Run(fmt.Sprint(trace), func(t *testing.T) {
 				t.Parallel()
-				var read time.Time // the time of the last decision of Redis
-				redis, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { read = time.Now(); return read }})
+				var lastRead time.Time // the time of the last decision of Redis
+				redis, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { lastRead = time.Now(); return lastRead }})
 				if err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { redis.Close() })
 				g := standard(t, redis, patient(redis, guard.Options{DenyFor: time.Hour}))
 				t.Cleanup(g.Close)
-				var at time.Time
+				var at time.Time // the time of the next decision of memory
 				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})
 				for range seeds(4) {
 					seed := rand.Uint64()
@@ -229,15 +229,15 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 						at = time.Now()
 						got, err1 := g.Decide(t.Context(), batch)
 						if got.Source == penstock.FromStore {
-							at = read
+							at = lastRead
 						} else {
 							cached.Add(1)
 						}
 						want, err2 := memory.Decide(t.Context(), batch)
 						if err1 != nil || err2 != nil {
-							t.Fatal(err1, err2)
+							t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
 						}
-						if err := same(got, want); err != nil {
+						if err := compareDecisions(got, want); err != nil {
 							t.Fatalf("seed %d, step %d, %+v: by %v: %v", seed, step, batch, got.Source, err)
 						}
 						decided.Add(1)
@@ -248,6 +248,6 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	})
 	t.Logf("counted: %d decisions through all guards on Redis as by memory without guards (%d by the deny cache)", decided.Load(), cached.Load())
 	if cached.Load() == 0 {
-		t.Error("the deny cache has denied nothing")
+		t.Error("the deny cache has denied 0 batches; want at least 1")
 	}
 }

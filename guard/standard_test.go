@@ -38,7 +38,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			bare := memstore.New(memstore.Options{})
-			// Here only this caller refunds, so a denial may be remembered for as long as it holds.
+			// Only this caller refunds, so a denial may be cached until its RetryAfter.
 			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
 			limits := []penstock.Limit{
 				compiled(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))).Limit(),
@@ -54,7 +54,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 				want, err := bare.Decide(t.Context(), []penstock.Charge{c})
 				got, err2 := guarded.Decide(t.Context(), []penstock.Charge{c})
 				if err != nil || err2 != nil || got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, step %d: %v of %v: %v %v; without guards %v %v", seed, step, c.Mode, c.Plan, got, err2, want, err)
+					t.Fatalf("seed %d, step %d: %v of %v: %v, %v; want %v, %v, as without guards", seed, step, c.Mode, c.Plan, got, err2, want, err)
 				}
 				decided++
 			}
@@ -64,7 +64,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 }
 
 // A limit that may be leased is leased. Its units are returned at the end, so the limit holds.
-func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
+func TestStandardLeasesLimitsWithALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		limit := compiled(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
@@ -73,7 +73,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 		for range 20_000 {
 			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Cost: 1}})
 			if err != nil || !d.Allowed {
-				t.Fatal(d, err)
+				t.Fatalf("a spend is %v, %v; want allowed", d, err)
 			}
 			granted++
 			if d.Source == penstock.FromLease {
@@ -84,7 +84,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 		g.Close()
 		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Mode: penstock.Peek}})
 		if used := 100_000 - d.Remaining(); err != nil || used != granted || leased < 15_000 {
-			t.Errorf("%d were granted, %d by leases, and %d are used: %v", granted, leased, used, err)
+			t.Errorf("%d units were granted, %d by leases, and %d are used in the store, %v; want as many used as granted, and at least 15,000 by leases", granted, leased, used, err)
 		}
 	})
 }
@@ -119,7 +119,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				all.Go(func() {
 					var err error
 					if got[i], err = call(); err != nil {
-						t.Errorf("%s: %v", what, err)
+						t.Errorf("%s: the error of a call is %v; want a decision", what, err)
 					}
 				})
 			}
@@ -128,7 +128,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%s: still decided by %v", what, got[0])
+				t.Fatalf("%s: after 20 s, decisions are from %v; want %v", what, got[0], source)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Reason) },
 			OnStoreError: func(e guard.Event) {
 				if e.Plan == nil || e.Plan.Name() != "hour" || e.Charges != 1 {
-					t.Errorf("the event has %d charges to %v", e.Charges, e.Plan)
+					t.Errorf("the event has %d charges of %v; want 1 of limit hour", e.Charges, e.Plan)
 				}
 				events = append(events, e.Reason)
 			},
@@ -182,10 +182,10 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 		call(t.Context())
 		call(t.Context())
 		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(events, want) {
-			t.Errorf("events %q; want %q", events, want)
+			t.Errorf("OnStoreError got the reasons %q; want %q", events, want)
 		}
 		if want := []string{"store", "fallback", "fallback", "storecanceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
-			t.Errorf("answered by %q; want %q", answers, want)
+			t.Errorf("Observe got the sources and reasons %q; want %q", answers, want)
 		}
 		t.Logf("counted: %d calls without an answer of the store, each reported", len(events))
 	})
@@ -193,7 +193,7 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 
 func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &sharded{Store: memstore.New(memstore.Options{})}
+		store := &nodesStore{Store: memstore.New(memstore.Options{})}
 		g := standard(t, store, guard.Options{Server: store, Limits: settings(map[string]guard.Settings{"day": {Lease: 100}})})
 		hour, day := compiled(t, penstock.PerHour(1)), compiled(t, penstock.PerDay(100_000))
 		for range 3 {
@@ -220,7 +220,7 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if !seen[guard.StateOpen] || seen[guard.StateClosed] {
-			t.Errorf("the breaker of a dead shard was %v", seen)
+			t.Errorf("the breaker of a dead node had the states %v; want open, and never closed", seen)
 		}
 		g.Close()
 		if s := g.Stats().Lease; s.Live != 0 || s.Returned == 0 {
@@ -254,7 +254,7 @@ func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 			call := func() {
 				all.Go(func() {
 					if _, err := g.Decide(t.Context(), one(limit, "k")); err != nil {
-						t.Errorf("seed %d: %v", seed, err)
+						t.Errorf("seed %d: the error of a call is %v; want a decision", seed, err)
 					}
 				})
 			}
@@ -270,7 +270,7 @@ func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 				}
 				took := time.Since(back)
 				if slowest = max(slowest, took); took > time.Second {
-					t.Errorf("seed %d: it took %v", seed, took)
+					t.Errorf("seed %d: the breaker closed %v after the store's return; want at most 1s", seed, took)
 				}
 				outages++
 			}
@@ -280,8 +280,8 @@ func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 	t.Logf("counted: %d outages after which the store was used again (after at most %v)", outages, slowest)
 }
 
-func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
-	store := &sharded{Store: memstore.New(memstore.Options{})}
+func TestStandardHasABreakerForEachNode(t *testing.T) {
+	store := &nodesStore{Store: memstore.New(memstore.Options{})}
 	g := standard(t, store, guard.Options{Server: store})
 	defer g.Close()
 	limit := compiled(t, penstock.PerHour(1_000_000))
@@ -294,18 +294,18 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	}
 	for range 20 {
 		if source := call("dead"); source != penstock.FromFallback {
-			t.Errorf("the key of a dead node was decided by %v", source)
+			t.Errorf("the key of a dead node was decided by %v; want by the fallback", source)
 		}
 	}
 	calls := store.calls.Load()
 	for range 20 {
 		if source := call("alive"); source != penstock.FromStore {
-			t.Errorf("the key of a live node was decided by %v", source)
+			t.Errorf("the key of a live node was decided by %v; want by the store", source)
 		}
 		call("dead")
 	}
 	if n := store.calls.Load() - calls; n > 25 {
-		t.Errorf("the store was called %d times, as if the dead shard's breaker were closed", n)
+		t.Errorf("the store was called %d times; want at most 25, since the breaker of the dead node is open", n)
 	}
 	for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -314,17 +314,17 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	}
 }
 
-// A sharded store has several nodes. The node of the key "dead" is dead.
-type sharded struct {
+// A nodesStore has a node for each key. The node of the key "dead" is dead.
+type nodesStore struct {
 	penstock.Store
 	calls atomic.Int64
 }
 
-func (s *sharded) Node(charges []penstock.Charge) string { return charges[0].Key }
+func (s *nodesStore) Node(charges []penstock.Charge) string { return charges[0].Key }
 
-func (s *sharded) Heartbeat(context.Context, string, time.Duration) (int, error) { return 7, nil }
+func (s *nodesStore) Heartbeat(context.Context, string, time.Duration) (int, error) { return 7, nil }
 
-func (s *sharded) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+func (s *nodesStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	s.calls.Add(1)
 	if charges[0].Key == "dead" {
 		return penstock.Decision{}, errors.Join(penstock.ErrUnavailable, errors.New("dead"))
@@ -337,7 +337,7 @@ func TestStandardNeedsAServerOrACountOfInstances(t *testing.T) {
 	if _, err := guard.Standard(store, guard.Options{}); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Instances") {
 		t.Errorf("neither Server nor Instances: %v; want an error that says what to set", err)
 	}
-	for _, o := range []guard.Options{{Instances: 1}, {Server: &sharded{Store: store}}} {
+	for _, o := range []guard.Options{{Instances: 1}, {Server: &nodesStore{Store: store}}} {
 		g, err := guard.Standard(store, o)
 		if err != nil {
 			t.Fatal(err)

@@ -23,11 +23,11 @@ func TestTimeoutObeysTheLaw(t *testing.T) {
 
 func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 	for _, row := range []struct {
-		name   string
-		after  time.Duration
-		caller time.Duration // its own deadline; 0: none
-		ends   time.Duration
-		isDown bool
+		name      string
+		after     time.Duration
+		caller    time.Duration // its own deadline; 0: none
+		endsAfter time.Duration
+		isDown    bool
 	}{
 		{"by default", 0, 0, 250 * time.Millisecond, true},
 		{"as configured", time.Second, 0, time.Second, true},
@@ -46,9 +46,9 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hang))
 				start := time.Now()
 				_, err := store.Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
-				if took := time.Since(start); took != row.ends || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
+				if took := time.Since(start); took != row.endsAfter || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
 					!errors.Is(err, context.DeadlineExceeded) {
-					t.Fatalf("ended after %v with %v; want %v, unavailable: %v", took, err, row.ends, row.isDown)
+					t.Fatalf("the decision ended after %v with %v; want %v, unavailable: %v", took, err, row.endsAfter, row.isDown)
 				}
 			})
 		})
@@ -61,7 +61,7 @@ func TestCanceledCallerIsNoTimeout(t *testing.T) {
 		time.AfterFunc(time.Millisecond, cancel)
 		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hang)).Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 		if !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("%v; want the caller's cancellation", err)
+			t.Fatalf("the error is %v; want the caller's cancellation", err)
 		}
 	})
 }
@@ -74,20 +74,20 @@ func TestErrorOfTheStoreItselfIsPassedOn(t *testing.T) {
 				return penstock.Decision{}, errDown
 			})).Decide(t.Context(), one(penstock.PerSecond(1).MustCompile(), "k"))
 		if err != errDown {
-			t.Fatalf("%v; want %v", err, errDown)
+			t.Fatalf("the error is %v; want %v, the store's own", err, errDown)
 		}
 	})
 }
 
 func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const most = 8
+		const maxInFlight = 8
 		hung := newFaulty()
 		hung.setFault(hang)
-		store := guard.Timeout(guard.TimeoutOptions{InFlight: most})(hung)
+		store := guard.Timeout(guard.TimeoutOptions{InFlight: maxInFlight})(hung)
 		limit := penstock.PerSecond(1).MustCompile()
-		ended := make(chan error, most)
-		for i := range most {
+		ended := make(chan error, maxInFlight)
+		for i := range maxInFlight {
 			go func() {
 				_, err := store.Decide(t.Context(), one(limit, fmt.Sprint(i)))
 				ended <- err
@@ -99,28 +99,28 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 			start := time.Now()
 			_, err := store.Decide(t.Context(), one(limit, "one more"))
 			if !reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) || time.Since(start) != 0 {
-				t.Fatalf("%v after %v; want ErrShed at once", err, time.Since(start))
+				t.Fatalf("a decision too many ended after %v with %v; want ReasonShed at once", time.Since(start), err)
 			}
 			shed++
 		}
-		if calls := hung.calls.Load(); calls != most {
-			t.Fatalf("the store was called %d times; want %d", calls, most)
+		if calls := hung.calls.Load(); calls != maxInFlight {
+			t.Fatalf("the store was called %d times; want %d", calls, maxInFlight)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || reasonIs(err, penstock.ReasonShed) {
 			t.Fatalf("a canceled caller gets %v; want its own error", err)
 		}
-		for range most {
+		for range maxInFlight {
 			if err := <-ended; reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) {
-				t.Fatalf("%v; want a timeout", err)
+				t.Fatalf("a decision in flight ended with %v; want a timeout", err)
 			}
 		}
 		hung.setFault(nil)
 		if d, err := store.Decide(t.Context(), one(limit, "afterwards")); err != nil || !d.Allowed {
-			t.Fatalf("%v, %v; want that there is room again", d, err)
+			t.Fatalf("a decision afterwards: %v, %v; want allowed", d, err)
 		}
-		t.Logf("counted: %d decisions shed beyond the %d in flight", shed, most)
+		t.Logf("counted: %d decisions shed beyond the %d in flight", shed, maxInFlight)
 	})
 }
 
@@ -131,7 +131,7 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Fatal("the panic was lost, or the decision shed")
+					t.Fatal("Decide returned without a panic; want the store's panic each time, since no decision is in flight")
 				}
 			}()
 			store.Decide(t.Context(), one(penstock.PerSecond(1).MustCompile(), "k"))
@@ -177,7 +177,7 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 				t.Cleanup(end)
 				time.Sleep(time.Second)
 				if synctest.Wait(); ctx.Err() != context.DeadlineExceeded || child.Err() != context.DeadlineExceeded || ctx.Value(key{}) != "value" {
-					t.Errorf("after its deadline its error is %v, its child's %v, its value %v", ctx.Err(), child.Err(), ctx.Value(key{}))
+					t.Errorf("after its deadline, the context's error is %v, its child's %v, its value %v; want DeadlineExceeded twice, and \"value\"", ctx.Err(), child.Err(), ctx.Value(key{}))
 				}
 				return penstock.Decision{}, nil
 			}))
@@ -188,11 +188,11 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 			select {
 			case <-kept.Done():
 			default:
-				t.Errorf("%s: the context is not done after the decision", name)
+				t.Errorf("%s: after the decision, the context's Done is open; want it closed", name)
 			}
 		}
 		if err := kept.Err(); err != context.Canceled {
-			t.Errorf("after the decision the context's error is %v", err)
+			t.Errorf("after the decision, the context's error is %v; want context.Canceled", err)
 		}
 		late := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
 			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
@@ -200,18 +200,18 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 				return penstock.Decision{}, ctx.Err()
 			}))
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("late, without a call of Done: %v; want an ErrUnavailable that wraps DeadlineExceeded", err)
+			t.Errorf("a decision past its deadline, without a call of Done: %v; want an ErrUnavailable that wraps DeadlineExceeded", err)
 		}
 		cancel()
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.Canceled) {
-			t.Errorf("the caller was canceled: %v", err)
+			t.Errorf("a canceled caller gets %v; want context.Canceled", err)
 		}
 	})
 }
 
 // A caller with little time gets the fallback's answer while there is time to send it.
 func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
-	for _, row := range []struct{ answerBy, ends time.Duration }{
+	for _, row := range []struct{ answerBy, endsAfter time.Duration }{
 		{15 * time.Millisecond, 15 * time.Millisecond},
 		{time.Minute, 250 * time.Millisecond}, // the store's own deadline is earlier
 		{-time.Second, 0},
@@ -224,8 +224,8 @@ func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
 			defer g.Close()
 			start := time.Now()
 			d, err := g.Decide(guard.AnswerBy(t.Context(), start.Add(row.answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
-			if took := time.Since(start); err != nil || d.Source != penstock.FromFallback || took != row.ends {
-				t.Errorf("with %v it ended after %v: %v, %v from %v; want the fallback's answer after %v", row.answerBy, took, d, err, d.Source, row.ends)
+			if took := time.Since(start); err != nil || d.Source != penstock.FromFallback || took != row.endsAfter {
+				t.Errorf("with AnswerBy in %v, the decision ended after %v: %v, %v from %v; want the fallback's answer after %v", row.answerBy, took, d, err, d.Source, row.endsAfter)
 			}
 		})
 	}

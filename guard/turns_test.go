@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// withoutRetryAfter removes RetryAfter from denials. It is for guards that promise no exact
-// RetryAfter, so that it is not checked.
+// withoutRetryAfter replaces the RetryAfter of denials by Never, which storetest.Turns does not
+// check. It is for guards that promise no exact RetryAfter.
 func withoutRetryAfter(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -34,10 +34,10 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	t.Parallel()
 	type chain struct {
 		name  string
-		of    func(store *faulty) (guarded penstock.Store, end func())
-		slack func(*penstock.Plan) int64
+		guard func(store *faulty) (guarded penstock.Store, end func())
+		slack func(*penstock.Plan) int64 // the bound of the guards beyond that of the limit; nil: 0
 	}
-	by := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
+	decorated := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) { return d(store), func() {} }
 	}
 	leased := func(o guard.LeaseOptions) func(*faulty) (penstock.Store, func()) {
@@ -61,12 +61,12 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}
 		return over
 	}
-	cut := guard.Settings{SplitInto: 3}
+	splitInThree := guard.Settings{SplitInto: 3}
 	chains := []chain{
 		{"deny", func(store *faulty) (penstock.Store, func()) {
 			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
 		}, nil},
-		{"fallback of a store that answers", by(guard.Fallback(guard.FallbackOptions{})), nil},
+		{"fallback of a store that answers", decorated(guard.Fallback(guard.FallbackOptions{})), nil},
 		{"fallback of a store that does not", func(store *faulty) (penstock.Store, func()) {
 			store.setFault(failWith(errDown))
 			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
@@ -87,7 +87,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		{"split", func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(split(3)(store)), func() {} }, nil},
 		{"lease", leased(lease), lease.Excess},
 		{"standard", standard(guard.Settings{}), nil},
-		{"standard with shards", standard(cut), nil},
+		{"standard with shards", standard(splitInThree), nil},
 		{"standard with a lease", standard(guard.Settings{Lease: 100}), lease.Excess},
 		{"standard with both", standard(guard.Settings{Lease: 100, SplitInto: 3}), lease.Excess},
 	}
@@ -106,7 +106,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 							}
 						}
 						var end func()
-						turns.Store, end = c.of(newFaulty())
+						turns.Store, end = c.guard(newFaulty())
 						defer end()
 						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
 							t.Errorf("seed %d, %v: %v", seed, limits[0], err)
@@ -163,7 +163,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 						slack = max(slack, o.Excess(l))
 					}
 					if limits[0].Algorithm().Name() == penstock.FixedWindow.Name() && len(lengths) > 1 {
-						slack = instances * 25
+						slack = instances * 25 // a block is a quarter of the Count of 400, divided by the instances
 					}
 					bound := storetest.InTurn(limits)
 					var at []time.Time
@@ -188,12 +188,12 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 					for i := range at {
 						for j := range i + 1 {
 							if w := at[i].Sub(at[j]); int64(i-j+1) > bound(w)+slack {
-								t.Fatalf("seed %d: %d units within %v; the bound is %d and %d", seed, i-j+1, w, bound(w), slack)
+								t.Fatalf("seed %d: %d units were admitted within %v; want at most %d, and %d more for leases", seed, i-j+1, w, bound(w), slack)
 							}
 						}
 					}
 					if leased < 100 {
-						t.Errorf("seed %d: only %d of %d were leased", seed, leased, len(at))
+						t.Errorf("seed %d: %d of %d units were leased; want at least 100", seed, leased, len(at))
 					}
 				})
 			}

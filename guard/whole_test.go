@@ -30,10 +30,10 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 			charge := penstock.Charge{Key: "k", Plan: penstock.PerSecond(400).WithName(name).MustCompile(), Cost: 1, Mode: mode}
 			start := time.Now()
 			if _, err := s.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
-				t.Errorf("%v of %s: %v", mode, name, err)
+				t.Errorf("%v of limit %s: the error is %v; want a decision", mode, name, err)
 			}
 			if took := time.Since(start); took > 250*time.Millisecond {
-				t.Errorf("%v of %s took %v", mode, name, took)
+				t.Errorf("%v of limit %s took %v; want at most 250ms", mode, name, took)
 			} else {
 				late = max(late, took)
 			}
@@ -46,13 +46,13 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 				}
 				time.Sleep(200 * time.Microsecond)
 			}
-			slow := time.Duration(200*round) * time.Millisecond // 0: for ever
+			answerTime := time.Duration(200*round) * time.Millisecond // 0: the store never answers
 			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-				if slow == 0 {
+				if answerTime == 0 {
 					return hang(ctx, charges)
 				}
 				select {
-				case <-time.After(slow):
+				case <-time.After(answerTime):
 					return store.store.Decide(ctx, charges)
 				case <-ctx.Done():
 					return penstock.Decision{}, ctx.Err()
@@ -75,7 +75,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 						took := time.Since(start)
 						late = max(late, took)
 						if err != nil || took > 250*time.Millisecond {
-							t.Errorf("%v of %s while each answer takes %v: %v after %v", charge.Mode, name, slow, err, took)
+							t.Errorf("%v of limit %s, while each answer takes %v, ended with error %v after %v; want a decision within 250ms", charge.Mode, name, answerTime, err, took)
 						}
 					})
 				}
@@ -101,32 +101,32 @@ func TestBreakerClosesWithoutCallers(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		if calls := store.calls.Load(); calls > 4*3600 {
-			t.Errorf("the store was called %d times in an hour in which it was dead", calls)
+			t.Errorf("the store was called %d times in an hour in which it was dead; want at most %d", calls, 4*3600)
 		}
 		if state := s.Stats().Breakers[""]; state == guard.StateClosed {
-			t.Error("the breaker is closed while the store is dead")
+			t.Error("the breaker is closed while the store is dead; want open or half-open")
 		}
 		store.setFault(nil)
 		time.Sleep(time.Second)
 		if state := s.Stats().Breakers[""]; state != guard.StateClosed {
-			t.Errorf("the breaker is %v a second after the store's return", state)
+			t.Errorf("the breaker is %v a second after the store's return; want closed", state)
 		}
 		var all sync.WaitGroup
-		var denied atomic.Int64
+		var notByStore atomic.Int64
 		for i := range 1000 {
 			all.Go(func() {
 				if d, err := s.Decide(t.Context(), one(limit, fmt.Sprint(i))); err != nil || d.Source != penstock.FromStore {
-					denied.Add(1)
+					notByStore.Add(1)
 				}
 			})
 		}
 		all.Wait()
-		if n := denied.Load(); n > 0 {
-			t.Errorf("%d of 1000 that came later were not decided by the store", n)
+		if n := notByStore.Load(); n > 0 {
+			t.Errorf("%d of 1000 later requests were not decided by the store; want 0", n)
 		}
 		// The breaker's probes have charged nothing.
 		if d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Peek}}); err != nil || d.Status(0).Remaining != 1_000_000 {
-			t.Errorf("%+v, %v for a key that was never charged", d, err)
+			t.Errorf("a peek at a key that was never charged is %+v, %v; want all units left", d, err)
 		}
 		store.setFault(failWith(errDown))
 		for range 20 {
@@ -136,7 +136,7 @@ func TestBreakerClosesWithoutCallers(t *testing.T) {
 		calls := store.calls.Load()
 		time.Sleep(time.Hour)
 		if now := store.calls.Load(); now != calls {
-			t.Errorf("the store was called %d times after Close", now-calls)
+			t.Errorf("the store was called %d times after Close; want 0", now-calls)
 		}
 	})
 }
@@ -146,14 +146,14 @@ func TestBreakerClosesWithoutCallers(t *testing.T) {
 func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
-		store := &moving{faulty: newFaulty()}
-		s := standard(t, store, guard.Options{})
+		store := &movingStore{faulty: newFaulty()}
+		s := standard(t, store, guard.Options{Breaker: guard.BreakerOptions{Node: store.node}})
 		defer s.Close()
 		limit := compiled(t, penstock.PerSecond(1_000_000))
 		servers := 0
 		for range 3000 {
 			servers++
-			store.at.Store(int64(servers))
+			store.server.Store(int64(servers))
 			if servers%2 == 0 {
 				store.setFault(failWith(errDown))
 			}
@@ -166,30 +166,32 @@ func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
 				t.Fatalf("%d breakers after %d servers, each used for a second; want 70 at most", n, servers)
 			}
 		}
-		store.at.Store(0)
+		store.server.Store(0)
 		time.Sleep(time.Second)
 		for range 3 {
 			s.Decide(t.Context(), one(limit, "k"))
 			time.Sleep(time.Minute)
 		}
-		if b := s.Stats().Breakers; len(b) != 1 || b["server 0"] != guard.StateClosed {
-			t.Errorf("%v; want only that of the last server", b)
+		b := s.Stats().Breakers
+		if state, isThere := b["server 0"]; len(b) != 1 || !isThere || state != guard.StateClosed {
+			t.Errorf("the breakers are %v; want a closed one of \"server 0\" only", b)
 		}
 		t.Logf("counted: %d servers that came and went", servers)
 	})
 }
 
-type moving struct {
+// A movingStore has one node at a time, whose number changes.
+type movingStore struct {
 	*faulty
-	at atomic.Int64
+	server atomic.Int64 // its number
 }
 
-func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", m.at.Load()) }
+func (m *movingStore) node([]penstock.Charge) string { return fmt.Sprint("server ", m.server.Load()) }
 
 // A timeout of a caller with a very short deadline does not count as a failure of the store. That
 // of a caller with more than half of the store's own deadline does.
 func TestShortDeadlinesDoNotOpenTheBreaker(t *testing.T) {
-	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
+	for patience, opensBreaker := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFaulty()
 			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -204,15 +206,15 @@ func TestShortDeadlinesDoNotOpenTheBreaker(t *testing.T) {
 				s.Decide(ctx, one(limit, "k"))
 				cancel()
 			}
-			if open := s.Stats().Breakers[""] != guard.StateClosed; open != opens {
-				t.Errorf("50 callers with a deadline of %v: the breaker is open: %v; want %v", patience, open, opens)
+			if isOpen := s.Stats().Breakers[""] != guard.StateClosed; isOpen != opensBreaker {
+				t.Errorf("50 callers with a deadline of %v: the breaker is open: %v; want %v", patience, isOpen, opensBreaker)
 			}
 		})
 	}
 }
 
-// A caller may wait for another's answer and then have to call the store itself. If it runs out of
-// time although the store answers each call in time, that is not a failure of the store.
+// A caller may wait for the answer to another request, and then call the store itself. If it runs
+// out of time although the store answers each call in time, that is not a failure of the store.
 func TestTimeSpentWaitingDoesNotOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
@@ -251,17 +253,17 @@ func TestTimeSpentWaitingDoesNotOpenTheBreaker(t *testing.T) {
 			all.Wait()
 		}
 		if state := s.Stats().Breakers[""]; state != guard.StateClosed || opened != 0 {
-			t.Errorf("the breaker of a store that answers within 15ms is %v, and has opened %d times", state, opened)
+			t.Errorf("the breaker of a store that answers within 15ms is %v, and has opened %d times; want closed, and 0", state, opened)
 		}
 		if late.Load() < 300 {
-			t.Errorf("%d decisions ran out of time; the test no longer covers this case", late.Load())
+			t.Errorf("%d decisions ran out of time; want at least 300, or the test does not cover this case", late.Load())
 		}
 	})
 }
 
 // When a store hangs, only the first callers wait for the deadline. Afterwards the breaker itself
 // probes whether the store is back.
-func TestOpenBreakerSparesCallersTheWait(t *testing.T) {
+func TestCallersDoNotWaitWhileTheBreakerIsOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{})
@@ -276,7 +278,7 @@ func TestOpenBreakerSparesCallersTheWait(t *testing.T) {
 		for range 20_000 {
 			start := time.Now()
 			if _, err := s.Decide(t.Context(), one(limit, "k")); err != nil || time.Since(start) > 0 {
-				t.Fatalf("a decision took %v, %v", time.Since(start), err)
+				t.Fatalf("a decision took %v, with the error %v; want no time and no error", time.Since(start), err)
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -312,7 +314,7 @@ func TestBreakerClosesAlthoughItsProbeIsInconclusive(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if state := s.Stats().Breakers[""]; state != guard.StateClosed {
-			t.Errorf("the breaker is %v two seconds after the store's return", state)
+			t.Errorf("the breaker is %v two seconds after the store's return; want closed", state)
 		}
 	})
 }

@@ -13,11 +13,11 @@ func TestCachedSharesAreBounded(t *testing.T) {
 		limit := penstock.PerSecond(int64(i + 1)).With(penstock.TokenBucket)
 		for range 2 {
 			if s := shares.Get(limit, 3, func(l penstock.Limit, n int) *penstock.Plan { return l.MustCompile().Share(n) }); s == nil || s.Limit().Burst != (limit.Count+2)/3 {
-				t.Fatalf("a third of %v is %v", limit, s)
+				t.Fatalf("a third of %v is %v; want a burst of %d", limit, s, (limit.Count+2)/3)
 			}
 		}
 		if len(shares.known) > maxDivided {
-			t.Fatalf("%d are cached; want %d at most", len(shares.known), maxDivided)
+			t.Fatalf("%d shares are cached; want %d at most", len(shares.known), maxDivided)
 		}
 	}
 	t.Logf("counted: %d shares, of which at most %d are cached", tried, maxDivided)

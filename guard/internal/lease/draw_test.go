@@ -27,7 +27,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	return l, k, p
 }
 
-// A process that was stopped may use its lease before any timer has run.
+// A process that was stopped may use its lease before a timer has run.
 func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
@@ -35,15 +35,15 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	p.block = 50
 	reply := penstock.Single(penstock.Status{Granted: 50, ResetAfter: time.Hour})
 	if refunds := l.receiveLocked(k, p, &draw{block: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
-		t.Fatalf("refunds %+v; want none", refunds)
+		t.Fatalf("receiveLocked returned the refunds %+v; want none", refunds)
 	}
 	p.timer.Stop()
 	for _, row := range []struct {
-		now  time.Duration
-		take bool
+		now      time.Duration
+		canSpend bool
 	}{{time.Millisecond, true}, {l.life - 1, true}, {l.life, false}, {time.Hour, false}} {
-		if took := k.trySpendLocked(p, row.now, 1); took != row.take {
-			t.Errorf("%v after the draw, a unit was spent: %v; want %v", row.now, took, row.take)
+		if isSpent := k.trySpendLocked(p, row.now, 1); isSpent != row.canSpend {
+			t.Errorf("%v after the draw, a unit was spent: %v; want %v", row.now, isSpent, row.canSpend)
 		}
 	}
 }
@@ -54,21 +54,21 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	const early, late = 40, 100
 	for _, row := range []struct {
-		name                  string
-		grants                int64         // at most
-		takes                 time.Duration // the draw
-		earlyLeave, lateLeave int
-		drawn, left           int64 // afterwards
-		earlyTake, lateTake   int
-		expired               int64
+		name                    string
+		grants                  int64         // at most
+		takes                   time.Duration // how long the draw takes
+		earlyLeave, lateLeave   int
+		drawn, left             int64 // units afterwards
+		earlyServed, lateServed int   // callers who get a unit
+		expired                 int64 // units
 	}{
-		{name: "all", grants: 1000, drawn: 140, earlyTake: 40, lateTake: 100},
-		{name: "some late callers have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyTake: 40, lateTake: 70},
-		{name: "some early callers have left", grants: 1000, earlyLeave: 10, lateLeave: 5, drawn: 140, left: 5, earlyTake: 30, lateTake: 95, expired: 10},
-		{name: "little is granted", grants: 20, drawn: 20, left: 20, earlyTake: 20},
-		{name: "a little more is granted", grants: 60, drawn: 60, earlyTake: 40, lateTake: 20},
+		{name: "all", grants: 1000, drawn: 140, earlyServed: 40, lateServed: 100},
+		{name: "some late callers have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyServed: 40, lateServed: 70},
+		{name: "some early callers have left", grants: 1000, earlyLeave: 10, lateLeave: 5, drawn: 140, left: 5, earlyServed: 30, lateServed: 95, expired: 10},
+		{name: "little is granted", grants: 20, drawn: 20, left: 20, earlyServed: 20},
+		{name: "a little more is granted", grants: 60, drawn: 60, earlyServed: 40, lateServed: 20},
 		{name: "nothing is granted"},
-		{name: "the answer comes late", grants: 1000, takes: 2 * time.Second, drawn: 140, earlyTake: 40},
+		{name: "the answer comes late", grants: 1000, takes: 2 * time.Second, drawn: 140, earlyServed: 40},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
 				for range early {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersBefore {
-						t.Fatal("an early caller does not share the draw")
+						t.Fatal("a caller before the draw is sent is not among waitersBefore")
 					}
 				}
 				k.mu.Unlock()
@@ -98,11 +98,11 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				k.mu.Lock()
 				for range late {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersAfter {
-						t.Fatal("a late caller does not share the draw")
+						t.Fatal("a caller after the draw is sent is not among waitersAfter")
 					}
 				}
 				if pending.addWaiterLocked(p, 1) != nil {
-					t.Error("a caller joined a draw whose block has no units left")
+					t.Error("addWaiterLocked accepted a caller although the block has no units left; want nil")
 				}
 				for range row.earlyLeave {
 					pending.waitersBefore.removeWaiterLocked(k, 1)
@@ -119,7 +119,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				if calls != early+100 || k.counts.drawn != row.drawn || p.left() != row.left {
 					t.Errorf("%d requested, %d drawn, %d left; want %d, %d and %d", calls, k.counts.drawn, p.left(), early+100, row.drawn, row.left)
 				}
-				takes := func(group *waiters, n int) (taken int) {
+				serve := func(group *waiters, n int) (taken int) {
 					for range n {
 						if group.spendLocked(k, p, l.now(), 1) {
 							taken++
@@ -127,19 +127,19 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 					}
 					return taken
 				}
-				earlyTake, lateTake := takes(&pending.waitersBefore, early-row.earlyLeave), takes(&pending.waitersAfter, late-row.lateLeave)
-				if earlyTake != row.earlyTake || lateTake != row.lateTake {
-					t.Errorf("%d of the early and %d of the late were served; want %d and %d", earlyTake, lateTake, row.earlyTake, row.lateTake)
+				earlyServed, lateServed := serve(&pending.waitersBefore, early-row.earlyLeave), serve(&pending.waitersAfter, late-row.lateLeave)
+				if earlyServed != row.earlyServed || lateServed != row.lateServed {
+					t.Errorf("%d of the early and %d of the late were served; want %d and %d", earlyServed, lateServed, row.earlyServed, row.lateServed)
 				}
 				if k.counts.expired != row.expired {
-					t.Errorf("%d have expired; want %d", k.counts.expired, row.expired)
+					t.Errorf("%d units have expired; want %d", k.counts.expired, row.expired)
 				}
 				k.mu.Unlock()
-				balanced(t, l)
+				checkUnits(t, l)
 				if err := l.Close(t.Context()); err != nil {
 					t.Error(err)
 				}
-				balanced(t, l)
+				checkUnits(t, l)
 			})
 		})
 	}
@@ -162,12 +162,12 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", pending.waitersBefore, k.counts)
 	}
 	k.mu.Unlock()
-	balanced(t, l)
+	checkUnits(t, l)
 }
 
-func balanced(t *testing.T, l *Store) {
+func checkUnits(t *testing.T, l *Store) {
 	t.Helper()
 	if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live {
-		t.Errorf("%+v: not everything is accounted for", s)
+		t.Errorf("%+v; want Drawn = Spent+Returned+Expired+Lost+Live", s)
 	}
 }
