@@ -71,7 +71,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		for _, user := range []string{"limiter", "other"} {
 			code, _, errors := command("explain", "--store", "redis://"+user+":SECRET@"+s.Addr, "-X", "POST", "/api/rides/request")
 			if code != exitOK {
-				t.Errorf("%s, user %s: exit code %d, %s; want %d", role, user, code, errors, exitOK)
+				t.Errorf("%s, user %s: exit status %d, %s; want %d", role, user, code, errors, exitOK)
 			}
 		}
 		for _, forbidden := range [][]string{{"GET", "ps1{k}x"}, {"FLUSHALL"}, {"CONFIG", "GET", "*"}, {"KEYS", "*"}, {"ACL", "LIST"}} {
@@ -89,10 +89,10 @@ func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
 		"--client jedis": "write penstock or go-redis", "--user a,b": "is not a valid user name", "extra": "unknown command",
 	} {
 		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
-			t.Errorf("%s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, exitUsage, want)
+			t.Errorf("%s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, exitUsage, want)
 		}
 	}
 	if code, _, errors := command("acl", "--prefix", "a b"); code != exitUsage || !strings.Contains(errors, "prefix") {
-		t.Errorf("prefix: exit code %d, %s; want %d with %q", code, errors, exitUsage, "prefix")
+		t.Errorf("prefix: exit status %d, %s; want %d with %q", code, errors, exitUsage, "prefix")
 	}
 }

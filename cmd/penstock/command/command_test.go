@@ -85,7 +85,7 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 	} {
 		code, out, err := command(strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(err, c.text) || (c.code == exitOK) != (out != "") || strings.Contains(err, "hunter2") {
-			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d with %s", c.args, code, len(out), err, c.code, c.text)
+			t.Errorf("penstock %s: exit status %d, %d bytes, %s\nwant %d with %s", c.args, code, len(out), err, c.code, c.text)
 		}
 	}
 }
@@ -350,7 +350,7 @@ func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("no lost line was counted")
+			t.Fatalf("after %v, rate_limiter_log_lines_lost_total is 0; want more", patience)
 		}
 	}
 	mustGet(t, "http://"+open.Listen+"/api/fares/estimate")

@@ -78,7 +78,7 @@ func TestComposeFile(t *testing.T) {
 	ports := make(map[string]string)
 	for name, s := range file.Services {
 		if !pinned.MatchString(s.Image) {
-			t.Errorf("%s: the image %q has no version", name, s.Image)
+			t.Errorf("%s: the image is %q; want one with a whole version, such as 1.2.3", name, s.Image)
 		}
 		if s.Build != "" {
 			if _, err := os.Stat(filepath.Join(deploy, "compose", s.Build, "Dockerfile")); err != nil {
@@ -96,7 +96,7 @@ func TestComposeFile(t *testing.T) {
 		}
 		for _, secret := range s.Secrets {
 			if file.Secrets[secret].File != "./secrets/"+secret {
-				t.Errorf("%s has the secret %s, which has the file %q", name, secret, file.Secrets[secret].File)
+				t.Errorf("%s: the secret %s has the file %q; want ./secrets/%s", name, secret, file.Secrets[secret].File, secret)
 			}
 		}
 		for other, d := range s.DependsOn {

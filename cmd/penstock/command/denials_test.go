@@ -44,7 +44,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	for to, args := range map[*lockedBuffer]string{out: "--rule login", jsonOut: "--key key:customer-4711 -o json"} {
 		all.Go(func() {
 			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
-				t.Errorf("%s: exit code %d, %s; want %d", args, code, to, exitOK)
+				t.Errorf("%s: exit status %d, %s; want %d", args, code, to, exitOK)
 			}
 		})
 	}
@@ -66,7 +66,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	f.await(t, "request denied")
 
 	if code, out, errors := command("denials", "--admin", f.admin, "--rule", "login"); code != exitOK || !strings.Contains(out, "login.hour") || strings.Contains(out, "near.") || strings.Contains(out, "4711") {
-		t.Errorf("without --follow: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour")
+		t.Errorf("without --follow: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour")
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -80,7 +80,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 		"--follow --admin " + f.admin + " --admin-ca=/": {exitUsage, "--admin-ca"},
 	} {
 		if code, out, errors := command(append([]string{"denials"}, strings.Fields(args)...)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
-			t.Errorf("denials %s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
+			t.Errorf("denials %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	}
 	stop()
 	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
-		t.Errorf("exit code %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
+		t.Errorf("exit status %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
 	}
 }
 

@@ -254,7 +254,7 @@ func TestRecommendedRedisIsFit(t *testing.T) {
 	code, out, errors := command("doctor", "--store-timeout", "1m", "--store", server.URL())
 	for _, check := range []string{"eviction", "memory", "persistence"} {
 		if !regexp.MustCompile(`(?m)^ok +` + check + ` `).MatchString(out) {
-			t.Errorf("the check %s is not ok (exit code %d):\n%s%s", check, code, out, errors)
+			t.Errorf("the check %s is not ok (exit status %d):\n%s%s", check, code, out, errors)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func TestExitStatusOfDoctor(t *testing.T) {
 	} {
 		code, out, errors := command(append([]string{"doctor"}, strings.Fields(args)...)...)
 		if code != want.code || !strings.Contains(out+errors, want.text) || strings.Contains(out+errors, "hunter2") {
-			t.Errorf("penstock doctor %s: exit code %d\n%s%s\nwant %d with %s", args, code, out, errors, want.code, want.text)
+			t.Errorf("penstock doctor %s: exit status %d\n%s%s\nwant %d with %s", args, code, out, errors, want.code, want.text)
 		}
 	}
 	_, out, _ := command("doctor", "-o", "json", "--store", evicts.URL())

@@ -206,7 +206,7 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				named = slices.Compact(named)
 				written := slices.DeleteFunc(keysOf(t, redis), isOwnKey)
 				if !slices.Equal(named, written) {
-					t.Errorf("key %.20q: explain names %q\nRedis has %q", key, named, written)
+					t.Errorf("key %.20q: explain names %q\nand Redis has %q\nwant the same", key, named, written)
 				}
 				compared += len(named)
 				if _, err := redis.Do("FLUSHALL"); err != nil {

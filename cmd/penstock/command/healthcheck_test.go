@@ -19,12 +19,12 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	_, port, _ := net.SplitHostPort(p.admin)
 	for _, address := range []string{p.admin, "http://" + p.admin, ":" + port, "0.0.0.0:" + port, "localhost:" + port} {
 		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
-			t.Errorf("%s: exit code %d, %q, %s; want %d", address, code, out, errors, 0)
+			t.Errorf("%s: exit status %d, %q, %s; want %d", address, code, out, errors, 0)
 		}
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", p.admin)
 	if code, out, errors := command("healthcheck"); code != 0 || out != "ok\n" {
-		t.Errorf("with the address in PENSTOCK_ADMIN_LISTEN: exit code %d, %q, %s; want %d", code, out, errors, 0)
+		t.Errorf("with the address in PENSTOCK_ADMIN_LISTEN: exit status %d, %q, %s; want %d", code, out, errors, 0)
 	}
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 		code, _, errors = command("healthcheck")
 	}
 	if code != 1 || !strings.Contains(errors, "not ready: status 503") {
-		t.Errorf("while it drains: exit code %d, %s; want %d with %q", code, errors, 1, "not ready: status 503")
+		t.Errorf("while it drains: exit status %d, %s; want %d with %q", code, errors, 1, "not ready: status 503")
 	}
 }
 
@@ -45,7 +45,7 @@ func TestHealthcheckOfADegradedService(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())
 	s.Kill()
 	if code, out, errors := command("healthcheck", "--admin", p.admin); code != 0 || out != "degraded: store\n" {
-		t.Errorf("exit code %d, %q, %s; want %d", code, out, errors, 0)
+		t.Errorf("exit status %d, %q, %s; want %d", code, out, errors, 0)
 	}
 }
 
@@ -65,12 +65,12 @@ func TestHealthcheckOverUnixSocket(t *testing.T) {
 	defer server.Close()
 	for _, address := range []string{"unix:" + path, "unix://" + path} {
 		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
-			t.Errorf("%s: exit code %d, %q, %s; want %d", address, code, out, errors, 0)
+			t.Errorf("%s: exit status %d, %q, %s; want %d", address, code, out, errors, 0)
 		}
 	}
 }
 
-// Docker reserves the exit code 2 of a health check, so every failure has 1.
+// Docker reserves the exit status 2 of a health check, so every failure has 1.
 func TestEveryFailureOfHealthcheckExitsWith1(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,11 +88,11 @@ func TestEveryFailureOfHealthcheckExitsWith1(t *testing.T) {
 		"--timeout 50ms --admin " + silent.Addr().String(): "deadline exceeded",
 	} {
 		if code, out, errors := command(append([]string{"healthcheck"}, strings.Fields(args)...)...); code != 1 || out != "" || !strings.Contains(errors, want) {
-			t.Errorf("%s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, 1, want)
+			t.Errorf("%s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, 1, want)
 		}
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", "off")
 	if code, _, errors := command("healthcheck"); code != 1 || !strings.Contains(errors, "is off") {
-		t.Errorf("PENSTOCK_ADMIN_LISTEN=off: exit code %d, %s; want %d with %q", code, errors, 1, "is off")
+		t.Errorf("PENSTOCK_ADMIN_LISTEN=off: exit status %d, %s; want %d with %q", code, errors, 1, "is off")
 	}
 }

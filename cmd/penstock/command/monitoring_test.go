@@ -182,7 +182,7 @@ func checkMonitoring(t *testing.T, page string) {
 	queries := map[string][]string{"rules.yaml": yamlValues(t, "rules.yaml", "expr"), "alerts.yaml": yamlValues(t, "alerts.yaml", "expr"), "dashboard.json": queriesOfDashboard(t)}
 	docs, err := filepath.Glob("../../../docs/*.md")
 	if err != nil || len(docs) == 0 {
-		t.Fatal(docs, err)
+		t.Fatalf("the docs are %q, %v; want some pages", docs, err)
 	}
 	for _, path := range docs {
 		text, err := os.ReadFile(path)

@@ -68,7 +68,7 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 			name = name[:strings.LastIndex(name, "_")] // a histogram
 		}
 		if types[name] == "" {
-			t.Errorf("%s has no type", m[1])
+			t.Errorf("the metrics have no TYPE line for %s", m[1])
 			continue
 		}
 		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {

@@ -19,10 +19,10 @@ func newRatelimit(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c := &cobra.Command{
 		Use:   ratelimitName,
 		Short: "Run the service with the environment variables of envoyproxy/ratelimit",
-		Long: "ratelimit is serve with settings from the environment variables of envoyproxy/ratelimit, such as RUNTIME_ROOT and REDIS_URL.\n" +
+		Long: "ratelimit runs serve with the environment variables of envoyproxy/ratelimit, such as RUNTIME_ROOT and REDIS_URL.\n" +
 			"Variables of Penstock take precedence, such as PENSTOCK_ENVOY_MODE=exact. As with envoyproxy/ratelimit, callers need no token,\n" +
-			"so the network must protect the service. The program does the same if it is started under the name ratelimit, for example\n" +
-			"by a link in an image.",
+			"so the network must protect the service. The program runs this command if its file is named ratelimit, for example by a\n" +
+			"link in an image.",
 		Example: "  RUNTIME_ROOT=/data REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 penstock ratelimit",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

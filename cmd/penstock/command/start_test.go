@@ -84,7 +84,7 @@ rules:
 				}
 			}
 			for series := range want {
-				t.Errorf("%s is missing", series)
+				t.Errorf("the metrics lack %s", series)
 			}
 		})
 		if !ok {

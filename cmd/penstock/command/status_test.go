@@ -107,10 +107,10 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	const none = "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, busy.minute 0+60, login.everyone 0+5000"
 	code, used, denied := f.status(t, "key:abc")
 	if code != exitOK || used != none || denied != "" {
-		t.Errorf("an unknown key: exit code %d, %s, denied by %q; want %d, %s", code, used, denied, exitOK, none)
+		t.Errorf("an unknown key: exit status %d, %s, denied by %q; want %d, %s", code, used, denied, exitOK, none)
 	}
 	if code, out, _ := f.run("reset", "key:abc", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
-		t.Errorf("reset of an unused key: exit code %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
+		t.Errorf("reset of an unused key: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
 	}
 
 	var allowed []bool
@@ -126,18 +126,18 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 	code, used, denied = f.status(t, "key:abc")
 	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; used != want || denied != "login.hour" || code != exitDenied {
-		t.Errorf("exit code %d, denied by %q\n%s; want\n%s", code, denied, used, want)
+		t.Errorf("exit status %d, denied by %q\n%s; want\n%s", code, denied, used, want)
 	}
 	if code, out, errors := f.run("status", "key:abc"); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free).") || strings.Contains(out+errors, "hunter2") {
-		t.Errorf("as text: exit code %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
+		t.Errorf("as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
 	}
 
 	if code, out, errors := f.run("reset", "key:abc", "--reason", "r"); code != exitUsage || out != "" || !strings.Contains(errors, "write --yes") {
-		t.Errorf("without a terminal: exit code %d, %s%s; want %d with %q", code, out, errors, exitUsage, "write --yes")
+		t.Errorf("without a terminal: exit status %d, %s%s; want %d with %q", code, out, errors, exitUsage, "write --yes")
 	}
 	code, out, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
 	if code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before, 30 left now for tier premium") || !strings.Contains(out, "for up to 1s more") || strings.Contains(out, "busy") {
-		t.Errorf("reset: exit code %d, %s\n%s; want %d with %q", code, out, audit, exitOK, "login.hour was reset: 3 used before, 30 left now for tier premium")
+		t.Errorf("reset: exit status %d, %s\n%s; want %d with %q", code, out, audit, exitOK, "login.hour was reset: 3 used before, 30 left now for tier premium")
 	}
 	checkAudit(t, audit, "login.hour 3 0", "login.day 3 0", "login.day.candidate 2 0")
 	for _, secret := range []string{"abc\"", "key:abc", "hunter2"} {
@@ -163,13 +163,13 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 	// All parts of a split limit.
 	if code, out, _ := f.run("reset", "key:abc", "--rule", "busy", "--reason", "r", "--yes", "-o", "json"); code != exitOK || !strings.Contains(out, `"used": 7`) {
-		t.Errorf("a split limit: exit code %d, %s; want %d with 7 used before", code, out, exitOK)
+		t.Errorf("a split limit: exit status %d, %s; want %d with 7 used before", code, out, exitOK)
 	}
 	if _, used, _ := f.status(t, "key:abc", "--rule", "busy"); used != "busy.minute 0+60" {
 		t.Errorf("after the reset, the split limit is %s; want it unused", used)
 	}
 	if code, out, _ := f.run("reset", "global", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.everyone was reset: ") {
-		t.Errorf("the global key: exit code %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
+		t.Errorf("the global key: exit status %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
 	}
 }
 
@@ -225,10 +225,10 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	t.Setenv("PENSTOCK_AUDIT_FILE", t.TempDir())
 	f.request(t, "/login", "abc")
 	if code, _, errors := f.run("reset", "key:abc", "--reason", "r", "--yes", "--audit-file", t.TempDir()); code != exitInvalid || !strings.Contains(errors, "nothing was reset") {
-		t.Errorf("a folder as --audit-file: exit code %d, %s; want %d with %q", code, errors, exitInvalid, "nothing was reset")
+		t.Errorf("a folder as --audit-file: exit status %d, %s; want %d with %q", code, errors, exitInvalid, "nothing was reset")
 	}
 	if code, out, errors := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "audit-file (PENSTOCK_AUDIT_FILE)") || !strings.Contains(errors, "nothing was reset") {
-		t.Errorf("a folder as the audit file: exit code %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "audit-file (PENSTOCK_AUDIT_FILE)")
+		t.Errorf("a folder as the audit file: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "audit-file (PENSTOCK_AUDIT_FILE)")
 	}
 }
 
@@ -243,7 +243,7 @@ func TestStatusOfAnAddress(t *testing.T) {
 	}
 	_, out, _ := f.run("status", "ip:2001:db8::1")
 	if !strings.Contains(out, "key ip:2001:db8::\n") && !strings.Contains(out, "key ip:2001:db8::/64\n") {
-		t.Errorf("an address of IPv6 stands for its network; printed\n%s", out)
+		t.Errorf("the status of an IPv6 address is\n%s\nwant the key of its network", out)
 	}
 }
 
@@ -286,11 +286,11 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 	} {
 		code, out, errors := command(strings.Fields(args)...)
 		if code != want.code || out != "" || !strings.Contains(errors, want.text) || strings.Contains(errors, "hunter2") {
-			t.Errorf("penstock %s: exit code %d, %q, %s\nwant %d with %s", args, code, out, errors, want.code, want.text)
+			t.Errorf("penstock %s: exit status %d, %q, %s\nwant %d with %s", args, code, out, errors, want.code, want.text)
 		}
 	}
 	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "on one line") {
-		t.Errorf("a reason of two lines: exit code %d, %s; want %d with %q", code, errors, exitUsage, "on one line")
+		t.Errorf("a reason of two lines: exit status %d, %s; want %d with %q", code, errors, exitUsage, "on one line")
 	}
 }
 
@@ -314,7 +314,7 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		}
 	}
 	if code != exitDenied || denied != "login.hour" {
-		t.Errorf("exit code %d, denied by %q; want %d, login.hour", code, denied, exitDenied)
+		t.Errorf("exit status %d, denied by %q; want %d, login.hour", code, denied, exitDenied)
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -328,23 +328,23 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		"status key:abc --store redis://h:1 --admin " + local.admin: {exitUsage, "omit one of them"},
 	} {
 		if code, out, errors := command(strings.Fields(args)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
-			t.Errorf("penstock %s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
+			t.Errorf("penstock %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
 	for _, one := range []string{"status key:abc", "top", "denials"} {
 		if code, out, errors := command(append(strings.Fields(one), "--admin", "127.0.0.1:"+port)...); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong or too short") {
-			t.Errorf("%s with a short token: exit code %d, %s%s; want %d with %q", one, code, out, errors, exitInvalid, "the token is wrong or too short")
+			t.Errorf("%s with a short token: exit status %d, %s%s; want %d with %q", one, code, out, errors, exitInvalid, "the token is wrong or too short")
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitDenied || !strings.Contains(out, "login.hour (free)") {
-		t.Errorf("with the token: exit code %d, %s%s; want %d with %q", code, out, errors, exitDenied, "login.hour (free)")
+		t.Errorf("with the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "login.hour (free)")
 	}
 	f.redis.Kill()
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
 	if !strings.Contains(out, "read from the instance itself") && code != exitUnreachable {
-		t.Errorf("without the store: exit code %d, %s%s; want %d, or %q", code, out, errors, exitUnreachable, "read from the instance itself")
+		t.Errorf("without the store: exit status %d, %s%s; want %d, or %q", code, out, errors, exitUnreachable, "read from the instance itself")
 	}
 }
 
@@ -363,11 +363,11 @@ func TestResetByARunningInstance(t *testing.T) {
 		return command(append([]string{"reset", "key:abc", "--reason", "support-4711", "--admin", guarded.admin}, strings.Fields(args)...)...)
 	}
 	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "set PENSTOCK_OPERATOR_TOKEN") {
-		t.Errorf("without the token: exit code %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "set PENSTOCK_OPERATOR_TOKEN")
+		t.Errorf("without the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "set PENSTOCK_OPERATOR_TOKEN")
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "another-token-of-operators")
 	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong") {
-		t.Errorf("with a wrong token: exit code %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "the token is wrong")
+		t.Errorf("with a wrong token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "the token is wrong")
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	for args, want := range map[string]struct {
@@ -381,7 +381,7 @@ func TestResetByARunningInstance(t *testing.T) {
 		"--yes --store redis://h:1":    {exitUsage, "omit one of them"},
 	} {
 		if code, out, errors := reset(args); code != want.code || out != "" || !strings.Contains(errors, want.text) {
-			t.Errorf("reset %s: exit code %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
+			t.Errorf("reset %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
 		}
 	}
 	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 3+27") {
@@ -391,7 +391,7 @@ func TestResetByARunningInstance(t *testing.T) {
 	code, out, errors := reset("--yes --rule login --limit hour -o json")
 	var done resetReport
 	if err := json.Unmarshal([]byte(out), &done); err != nil || code != exitOK || errors != "" || done.Identity != "key:abc" {
-		t.Fatalf("exit code %d, %v, %s%s; want %d, the key key:abc and no message", code, err, out, errors, exitOK)
+		t.Fatalf("exit status %d, %v, %s%s; want %d, the key key:abc and no message", code, err, out, errors, exitOK)
 	}
 	if len(done.Before) != 1 || len(done.After) != 1 || done.Before[0].Used != 3 || done.After[0].Used != 0 || fmt.Sprint(done.Reset.Reset) != "[login.hour]" {
 		t.Errorf("the reset of one limit prints %s; want login.hour with 3 used before and 0 after", out)
@@ -400,10 +400,10 @@ func TestResetByARunningInstance(t *testing.T) {
 		t.Errorf("after the reset of one limit, the limits are %s; want only login.hour unused", used)
 	}
 	if code, out, errors := reset("--yes"); code != exitOK || !strings.Contains(out, "login.day was reset: 3 used before") || !strings.Contains(out, "busy.minute was reset: 1 used") {
-		t.Errorf("all limits: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.day was reset: 3 used before")
+		t.Errorf("all limits: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.day was reset: 3 used before")
 	}
 	if code, out, _ := reset("--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
-		t.Errorf("nothing is used: exit code %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
+		t.Errorf("nothing is used: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
 	}
 	checkRefs(t, guarded)
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
@@ -412,14 +412,14 @@ func TestResetByARunningInstance(t *testing.T) {
 		code, out, errors := command(append(strings.Fields(args), "--admin", guarded.admin)...)
 		isRejected := code == exitInvalid && out == "" && strings.Contains(errors, "the token is wrong or too short")
 		if want := strings.HasPrefix(args, "reset"); isRejected != want {
-			t.Errorf("%s with a short token: exit code %d, %s%s; want an error about the token: %v", args, code, out, errors, want)
+			t.Errorf("%s with a short token: exit status %d, %s%s; want an error about the token: %v", args, code, out, errors, want)
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	f.request(t, "/busy", "abc")
 	f.redis.Kill()
 	if code, out, errors := reset("--yes --rule busy"); code != exitUnreachable || out != "" {
-		t.Errorf("without the store: exit code %d, %s%s; want %d", code, out, errors, exitUnreachable)
+		t.Errorf("without the store: exit status %d, %s%s; want %d", code, out, errors, exitUnreachable)
 	}
 }
 
@@ -437,15 +437,15 @@ func TestNewIdentitiesAreNamedAndNotRead(t *testing.T) {
 		f.request(t, "/", key)
 	}
 	if code, out, errors := command("denials", "--admin", f.admin); code != exitOK || !strings.Contains(out, "ride-request.new-identities  ip:127.0.0.0/24#") {
-		t.Errorf("denials: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "ride-request.new-identities  ip:127.0.0.0/24#")
+		t.Errorf("denials: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "ride-request.new-identities  ip:127.0.0.0/24#")
 	}
 	const note = "Not read: ride-request.new-identities. Each instance counts"
 	for _, where := range []*statusFixture{f, {args: []string{"--admin", f.admin}}} {
 		if code, out, errors := where.run("status", "ip:127.0.0.1"); code != exitOK || !strings.Contains(out, "None of these limits would deny") || !strings.Contains(out, note) {
-			t.Errorf("status: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "None of these limits would deny")
+			t.Errorf("status: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "None of these limits would deny")
 		}
 		if code, out, errors := where.run("reset", "ip:127.0.0.1", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, note) {
-			t.Errorf("reset: exit code %d, %s%s; want %d with %q", code, out, errors, exitDenied, note)
+			t.Errorf("reset: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, note)
 		}
 		if _, out, _ := where.run("status", "key:a"); strings.Contains(out, note) {
 			t.Errorf("the status of a key has the note about new identities: %s", out)
@@ -463,20 +463,20 @@ func checkRefs(t *testing.T, p *process) {
 	code, out, errors := command("denials", "--admin", p.admin, "-o", "json")
 	var found adminapi.Offenders
 	if err := json.Unmarshal([]byte(out), &found); err != nil || code != exitOK || len(found.Offenders) != 1 || !redact.IsMasked(found.Offenders[0].Identity) {
-		t.Fatalf("denials: exit code %d, %v, %s%s; want %d and one masked key", code, err, out, errors, exitOK)
+		t.Fatalf("denials: exit status %d, %v, %s%s; want %d and one masked key", code, err, out, errors, exitOK)
 	}
 	ref := found.Offenders[0].Ref
 	if code, out, errors := command("status", "--ref", ref, "--admin", p.admin); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free)") || strings.Contains(out, "4711") {
-		t.Errorf("status by the ref: exit code %d, %s%s; want %d with %q", code, out, errors, exitDenied, "would be denied now, by login.hour (free)")
+		t.Errorf("status by the ref: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "would be denied now, by login.hour (free)")
 	}
 	if code, out, errors := command("reset", "--ref", ref, "--admin", p.admin, "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before") {
-		t.Errorf("reset by the ref: exit code %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour was reset: 3 used before")
+		t.Errorf("reset by the ref: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour was reset: 3 used before")
 	}
 	if !f.request(t, "/login", "customer-4711") {
 		t.Error("after the reset the key is denied")
 	}
 	if code, _, errors := command("status", "--ref", "0123456789abcdef", "--admin", p.admin); code != exitUsage || !strings.Contains(errors, "no offender of the last hour has this ref") {
-		t.Errorf("an unknown ref: exit code %d, %s; want %d with %q", code, errors, exitUsage, "no offender of the last hour has this ref")
+		t.Errorf("an unknown ref: exit status %d, %s; want %d with %q", code, errors, exitUsage, "no offender of the last hour has this ref")
 	}
 }
 
@@ -506,7 +506,7 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		code, out, errors := command("reset", "key:a", "--reason", "r", "--yes", "--admin", server.Listener.Addr().String())
 		server.Close()
 		if code != c.code || out != "" || !strings.Contains(errors, c.text) {
-			t.Errorf("%s, %s: exit code %d, %q, %s; want %d with %q", c.key, c.reset, code, out, errors, c.code, c.text)
+			t.Errorf("%s, %s: exit status %d, %q, %s; want %d with %q", c.key, c.reset, code, out, errors, c.code, c.text)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestEveryMistakeHasItsPlaceAndFix(t *testing.T) {
 		if m := mistakeLine.FindStringSubmatch(line); m != nil {
 			places = append(places, m[1])
 		} else {
-			t.Errorf("not in the form file:line:column: mistake; fix: %s", line)
+			t.Errorf("validate prints %q; want the form file:line:column: mistake; fix", line)
 		}
 	}
 	if want := []string{"7:19", "10:16", "11:11", "13:10", "15:22"}; !slices.Equal(places, want) {
@@ -48,7 +48,7 @@ func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
 	lines := slices.Collect(strings.Lines(out))
 	for i, line := range lines {
 		if i >= len(want) || !strings.HasPrefix(line, file+":"+want[i]) || !strings.Contains(line, "; write ") {
-			t.Errorf("not in the form file:line:column: setting: mistake; fix: %s", line)
+			t.Errorf("validate prints %q; want the form file:line:column: setting: mistake; fix", line)
 		}
 	}
 	if len(lines) != len(want) {

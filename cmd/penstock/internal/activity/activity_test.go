@@ -239,7 +239,7 @@ func TestRecorderSamplesFloods(t *testing.T) {
 	for _, item := range a.Tops[Denied].Items {
 		least, most := item.Bounds()
 		if n := exact[item.Name]; n < least || n > most {
-			t.Errorf("the bounds of %s are %d to %d; its true weight is %d", item.Name, least, most, n)
+			t.Errorf("the bounds of %s are %d to %d; want bounds around its true weight, %d", item.Name, least, most, n)
 		}
 		if exact[item.Name] > 1000 {
 			found++
@@ -314,7 +314,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 			}
 		}
 		if least, most := item.Bounds(); exact < least || exact > most+a.Tops[Denied].Missed {
-			t.Errorf("the bounds of %s are %d to %d, and %d were missed; its true weight is %d", item.Name, least, most, a.Tops[Denied].Missed, exact)
+			t.Errorf("the bounds of %s are %d to %d, and %d were missed; want bounds around its true weight, %d", item.Name, least, most, a.Tops[Denied].Missed, exact)
 		}
 	}
 }
@@ -394,6 +394,6 @@ func TestMemoryIsBounded(t *testing.T) {
 	runtime.KeepAlive(r)
 	t.Logf("counted: %d KB of memory at first, %d KB with all windows full of long keys, %d KB with all rings", unused>>10, keys>>10, all>>10)
 	if all > 16<<20 {
-		t.Errorf("a recorder has %d KB; at most 16 MB are allowed", all>>10)
+		t.Errorf("a recorder uses %d KB; want at most 16 MB", all>>10)
 	}
 }

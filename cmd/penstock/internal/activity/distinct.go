@@ -119,8 +119,8 @@ func (d *distinctCounter) read(isLast bool) *Distinct {
 	return found
 }
 
-// A Distinct is a count of different keys, once for each limit that denied them. It has their Size
-// smallest hashes, or all hashes if there are fewer.
+// A Distinct counts different keys. A key counts once for each limit that denied it. A Distinct has
+// the Size smallest hashes of keys, or all hashes if there are fewer.
 type Distinct struct {
 	Size   int
 	Hashes []DistinctHash // ascending

@@ -64,7 +64,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 		listed[item.Name] = true
 		least, most := item.Bounds()
 		if n := exact[item.Name]; n < least || n > most {
-			t.Fatalf("%s: the bounds of %s are %d to %d; its true weight is %d", what, item.Name, least, most, n)
+			t.Fatalf("%s: the bounds of %s are %d to %d; want bounds around its true weight, %d", what, item.Name, least, most, n)
 		}
 		if item.Error > bound {
 			t.Fatalf("%s: %s has an error of %d; the bound is %d", what, item.Name, item.Error, bound)
@@ -140,7 +140,7 @@ func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 		}
 		for _, item := range s.top().Items {
 			if least, most := item.Bounds(); exact[item.Name] < least || exact[item.Name] > most {
-				t.Errorf("%s: the bounds of %s are %d to %d; its true weight is %d", stream.name, item.Name, least, most, exact[item.Name])
+				t.Errorf("%s: the bounds of %s are %d to %d; want bounds around its true weight, %d", stream.name, item.Name, least, most, exact[item.Name])
 			}
 		}
 	}

@@ -48,11 +48,11 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 			t.Errorf("%s: written again, the summary has %d bytes, %v; want at most %d", name, len(again), err, MaxSummary)
 		}
 		if read.Version != s.Version || !read.Started.Equal(s.Started) || read.Seed != s.Seed {
-			t.Errorf("%s: %+v was read as %+v", name, s, read)
+			t.Errorf("%s: %+v was read as %+v; want the same", name, s, read)
 		}
 		for i, c := range read.Counts {
 			if c != s.Counts[i] {
-				t.Fatalf("%s: the count %v was read as %v", name, s.Counts[i], c)
+				t.Fatalf("%s: the count %v was read as %v; want the same", name, s.Counts[i], c)
 			}
 		}
 		for w, a := range read.Activity {
@@ -60,12 +60,12 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 				want := *s.Activity[w].Tops[k]
 				want.Cut(len(top.Items))
 				if top.Total != want.Total || top.Floor != want.Floor || len(top.Items) > 0 && !reflect.DeepEqual(top.Items, want.Items) {
-					t.Errorf("%s: %v was read as %v", name, want, top)
+					t.Errorf("%s: %v was read as %v; want the same", name, want, top)
 				}
 			}
 			n, deviation := a.Denied.Count()
 			if want, _ := s.Activity[w].Denied.Count(); n < want-5*deviation || n > want+5*deviation {
-				t.Errorf("%s: %v different keys were read as %v ± %v", name, want, n, deviation)
+				t.Errorf("%s: %v different keys were read as %v ± %v; want at most 5 deviations of difference", name, want, n, deviation)
 			}
 		}
 	}

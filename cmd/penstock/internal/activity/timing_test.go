@@ -30,7 +30,7 @@ func TestQuantilesAreWithinAQuarter(t *testing.T) {
 		}
 		for percent, q := range map[int]time.Duration{50: got.P50, 95: got.P95, 99: got.P99} {
 			if exact := all[(percent*len(all)+99)/100-1]; q <= exact || q*4/5 > exact {
-				t.Fatalf("of %d calls, %d %% took at most %v; the answer is %v, which is less, or more than 25 %% more", len(all), percent, exact, q)
+				t.Fatalf("of %d calls, %d %% took at most %v; the quantile is %v; want more, but at most 25 %% more", len(all), percent, exact, q)
 			}
 		}
 	}

@@ -5,7 +5,7 @@ import "time"
 // A Window is the span of time of an Activity, up to now.
 type Window struct {
 	Name   string
-	Length time.Duration // the most that it covers: FiveMinutes may cover a minute less, and Hour ten
+	Length time.Duration // the most that it covers; FiveMinutes may cover 1 min less, and Hour 10 min
 }
 
 // The windows.

@@ -292,7 +292,7 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 	case h.IsLocal, req.TLS != nil && len(req.TLS.VerifiedChains) > 0: // a client certificate of an operator
 		return Viewer{}, nil
 	case !h.token.IsSet():
-		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or let admin_listen be 127.0.0.1 or a Unix socket")
+		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or set admin_listen to 127.0.0.1 or to a Unix socket")
 	}
 	h.AuthFailed(false)
 	return Viewer{}, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer")

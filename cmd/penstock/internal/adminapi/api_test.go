@@ -412,7 +412,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 	f.options.Recorder.Tick(2*time.Second, func(add func(activity.Series, uint64)) { add(activity.Series{Name: "source:store"}, 99) })
 	f.stateCache.made = time.Time{}
 	if again := f.get("state", "If-None-Match: "+tag); again.Code != 200 || again.Header().Get("ETag") == tag {
-		t.Errorf("a changed state has the same ETag as before")
+		t.Errorf("a changed state gets %d with the ETag %s; want 200 with another one", again.Code, again.Header().Get("ETag"))
 	}
 }
 

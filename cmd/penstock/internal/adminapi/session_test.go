@@ -28,7 +28,7 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	}
 	q.Header.Set("Origin", "https://ops.example")
 	if c, _ := remote.LogIn(token, q); !c.Secure {
-		t.Error("the cookie of a page with TLS is not Secure")
+		t.Errorf("the cookie of a page with TLS is %+v; want it Secure", c)
 	}
 	end, signature, _ := strings.Cut(c.Value, ".")
 	old := strconv.FormatInt(time.Now().Add(-time.Second).Unix(), 10)

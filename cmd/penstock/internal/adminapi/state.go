@@ -232,7 +232,8 @@ func spanOf(q url.Values) (span string, n int, err error) {
 	return span, n, err
 }
 
-// history returns the last n counts of each series that has selects. If has is nil, it selects all.
+// history returns the last n counts of each series for which has returns true. If has is nil, it
+// returns those of all series.
 func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
 	all := h.Recorder.History()
@@ -246,7 +247,8 @@ func (h *Handler) history(span string, n int, isSummed bool, has func(activity.S
 		lines = sumRules(lines)
 	}
 	for _, line := range lines {
-		if found.Cut = len(found.Lines) == maxLines; found.Cut {
+		if len(found.Lines) == maxLines {
+			found.IsCut = true
 			break
 		}
 		found.Lines = append(found.Lines, Line{line.Rule, line.Limit, line.Name, line.Counts})
@@ -254,7 +256,8 @@ func (h *Handler) history(span string, n int, isSummed bool, has func(activity.S
 	return found
 }
 
-// sumRules adds up the limits of each rule, and all rules as the rule "".
+// sumRules adds up the lines of equal names: for each rule those of its limits, and for the rule ""
+// all of them.
 func sumRules(lines []activity.Line) []activity.Line {
 	sums := make(map[activity.Series][]uint32)
 	add := func(s activity.Series, counts []uint32) {
@@ -325,10 +328,10 @@ func readAt(second func() int64, read func()) int64 {
 }
 
 // number reads a parameter that is a number from 1 to most. If it is missing, number returns
-// fallback.
-func number(q url.Values, name string, fallback, most int) (int, error) {
+// ifMissing.
+func number(q url.Values, name string, ifMissing, most int) (int, error) {
 	if !q.Has(name) {
-		return fallback, nil
+		return ifMissing, nil
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {

@@ -96,11 +96,11 @@ type LimitBound struct {
 
 // A Memory is the memory of a server.
 type Memory struct {
-	Used   int64  `json:"used_bytes"`
-	Max    int64  `json:"max_bytes" doc:"0: no bound"`
-	Policy string `json:"policy" doc:"maxmemory-policy"`
-	Server string `json:"server,omitempty" doc:"on a Cluster: its address"`
-	Evicts bool   `json:"evicts" doc:"the server may delete counters, so clients may use their limits again"`
+	Used     int64  `json:"used_bytes"`
+	Max      int64  `json:"max_bytes" doc:"0: no bound"`
+	Policy   string `json:"policy" doc:"maxmemory-policy"`
+	Server   string `json:"server,omitempty" doc:"on a Cluster: its address"`
+	CanEvict bool   `json:"evicts" doc:"the server may delete counters, so clients may use their limits again"`
 }
 
 // Rules are the rules in force.
@@ -232,7 +232,7 @@ type History struct {
 	End   time.Time `json:"end" doc:"end of the last second or minute"`
 	Last  int64     `json:"last" doc:"index of the last second or minute, counted from the start of the instance"`
 	Lines []Line    `json:"lines"`
-	Cut   bool      `json:"cut" doc:"lines are missing because there are too many; name a rule"`
+	IsCut bool      `json:"cut" doc:"lines are missing because there are too many; name a rule"`
 }
 
 // A Line is how much one counter has grown.

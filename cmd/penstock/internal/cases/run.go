@@ -62,8 +62,8 @@ type runner struct {
 	now    time.Time
 	held   []heldRequest
 
-	mu    sync.Mutex // shadows are decided at the same time
-	seen  observation
+	mu    sync.Mutex                         // shadows are decided at the same time
+	seen  observation                        // of the latest request
 	waits map[*penstock.Charge]time.Duration // waits of decisions, by their first charge
 }
 
@@ -137,6 +137,8 @@ func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstoc
 	return penstock.NewDecision(statuses), nil
 }
 
+// observe records the outcome of a request or of a shadow. It copies texts, because the event may
+// reuse their memory.
 func (r *runner) observe(e *admission.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

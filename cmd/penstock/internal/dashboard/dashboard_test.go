@@ -359,7 +359,7 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 			t.Errorf("%s has the inline code %s; want none", path, found)
 		}
 		if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; style-src 'self'") || strings.Contains(got, "unsafe") {
-			t.Errorf("%s has the policy %q", path, got)
+			t.Errorf("%s has the content security policy %q; want a strict one", path, got)
 		}
 		if strings.Count(body, "<main") != 1 && path != "nothing?" || strings.Contains(body, "ZgotmplZ") {
 			t.Errorf("the page %s has no single main element, or an unsafe value: %s", path, body)

@@ -71,7 +71,7 @@ type Rate struct {
 // slots is how many counts there are for Rate.PerLimit. Limits with equal hashes share a count.
 const slots = 64
 
-// room is how many denials wait for a reader.
+// room is the most denials that wait for a reader.
 const room = 64
 
 // MaxReaders is how many readers there may be: those of the admin API, and the log.

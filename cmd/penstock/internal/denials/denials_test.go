@@ -62,7 +62,7 @@ func TestReadersGetABoundedSampleInWhichNoLimitHidesOthers(t *testing.T) {
 		r.Observe(denied(t, fmt.Sprint("rule", i), "key:a"))
 	}
 	if n := len(take(reader)); n != 5 {
-		t.Errorf("of 20 limits, %d denials; want 5", n)
+		t.Errorf("of the denials by 20 limits, the reader gets %d; want 5", n)
 	}
 	r.Leave(reader)
 	r.Tick()

@@ -535,7 +535,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
 	eventually(t, func() error { // a node may answer with the layout that it had just before
 		if c := examined(t, url).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "2 of 16384 slots have no primary") {
-			return fmt.Errorf("two slots without a primary: %+v", c)
+			return fmt.Errorf("two slots have no primary, and the check of the topology is %+v", c)
 		}
 		return nil
 	})
@@ -578,7 +578,7 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 	eventually(t, func() error {
 		r := examined(t, sentinelURL(s, ""))
 		if c := r.worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "cannot fail over") || c.Remedy == "" {
-			return fmt.Errorf("two of three Sentinels are down: %+v", c)
+			return fmt.Errorf("two of three Sentinels are down, and the check of the topology is %+v", c)
 		}
 		return nil
 	})

@@ -20,6 +20,7 @@ const (
 	minSpread   = 1000 // keys; with fewer, their distribution is not judged
 	maxSpread   = 1.5  // largest good ratio of the fullest primary to the mean
 	maxExamples = 3
+	batchSize   = 500 // keys whose types and TTLs are read together
 )
 
 // A sample is the result of reading some keys of a server.
@@ -49,7 +50,7 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 		d.checkTenants(s)
 		return
 	}
-	for batch := range slices.Chunk(keys, 500) {
+	for batch := range slices.Chunk(keys, batchSize) {
 		d.readKeys(ctx, s, batch)
 	}
 	d.judgeKeys(s)
@@ -130,25 +131,27 @@ func (m *sample) addExample(problem, key string) {
 }
 
 // masked returns a key without the identity in its braces, which may be a secret. Only the
-// identity's kind stays.
+// identity's kind stays. Of a key without braces, the text up to the first separator stays, if it
+// is short, or else a few characters.
 func masked(key string) string {
+	const maxShown, fewShown, maxKind, maxRest = 24, 6, 16, 80 // bytes
 	begin := strings.IndexByte(key, '{') + 1
 	length := strings.IndexByte(key[begin:], '}')
 	if begin == 0 || length < 0 {
 		shown := strings.IndexAny(key, ":{/|") + 1
-		if shown == 0 || shown > 24 {
-			shown = min(len(key), 6)
+		if shown == 0 || shown > maxShown {
+			shown = min(len(key), fewShown)
 		}
 		return strconv.Quote(key[:shown] + "…")
 	}
 	kind, _, _ := strings.Cut(key[begin:begin+length], ":")
-	if len(kind) > 16 || kind == key[begin:begin+length] {
+	if len(kind) > maxKind || kind == key[begin:begin+length] {
 		kind = ""
 	} else {
 		kind += ":"
 	}
 	rest := key[begin+length+1:]
-	return strconv.Quote(key[:begin] + kind + "…}" + rest[:min(len(rest), 80)])
+	return strconv.Quote(key[:begin] + kind + "…}" + rest[:min(len(rest), maxRest)])
 }
 
 // typeOf returns the Redis type that a key of a store must have, or "" for any. isOurs is true for

@@ -38,33 +38,33 @@ type Report struct {
 
 // A Rule is a rule that matches.
 type Rule struct {
-	Name    string `json:"name"`
-	Applies bool   `json:"applies"`
-	Why     string `json:"why"`
+	Name      string `json:"name"`
+	IsApplied bool   `json:"applies"`
+	Why       string `json:"why"`
 }
 
 // A Charge is what a limit charges for the request.
 type Charge struct {
-	Rule         string  `json:"rule"`
-	Limit        string  `json:"limit"`
-	Identity     string  `json:"identity"`
-	Rate         string  `json:"rate"`
-	Algorithm    string  `json:"algorithm"`
-	Cost         int64   `json:"cost"`
-	WaitMS       int64   `json:"wait_ms,omitempty"`
-	OnFailure    string  `json:"on_failure"`
-	Ceiling      string  `json:"ceiling,omitempty"` // with on_failure open
-	Lease        int64   `json:"lease,omitempty"`
-	SplitInto    int     `json:"split_into,omitempty"`
-	DenyForMS    *int64  `json:"deny_cache_ttl_ms,omitempty"` // 0: never
-	Kind         string  `json:"kind"`                        // enforced, shadow or candidate
-	Note         string  `json:"note,omitempty"`
-	Key          string  `json:"key"`               // in Redis
-	Corrupt      bool    `json:"corrupt,omitempty"` // the key has a value that Penstock did not write
-	Remaining    *int64  `json:"remaining,omitempty"`
-	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
-	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // the wait, if sent now
-	Bounds       []Bound `json:"bounds,omitempty"`         // of enforced limits
+	Rule           string  `json:"rule"`
+	Limit          string  `json:"limit"`
+	Identity       string  `json:"identity"`
+	Rate           string  `json:"rate"`
+	Algorithm      string  `json:"algorithm"`
+	Cost           int64   `json:"cost"`
+	WaitMS         int64   `json:"wait_ms,omitempty"`
+	OnFailure      string  `json:"on_failure"`
+	Ceiling        string  `json:"ceiling,omitempty"` // with on_failure open
+	Lease          int64   `json:"lease,omitempty"`
+	SplitInto      int     `json:"split_into,omitempty"`
+	DenyCacheTTLMS *int64  `json:"deny_cache_ttl_ms,omitempty"` // 0: never
+	Kind           string  `json:"kind"`                        // enforced, shadow or candidate
+	Note           string  `json:"note,omitempty"`
+	Key            string  `json:"key"`               // in Redis
+	IsCorrupt      bool    `json:"corrupt,omitempty"` // the key has a value that Penstock did not write
+	Remaining      *int64  `json:"remaining,omitempty"`
+	RetryAfterMS   *int64  `json:"retry_after_ms,omitempty"` // -1: never
+	TurnAfterMS    *int64  `json:"turn_after_ms,omitempty"`  // how long the request would wait now
+	Bounds         []Bound `json:"bounds,omitempty"`         // of enforced limits
 
 	isInFlight   bool
 	storeFailure string // what happens while the store does not answer, in words
@@ -143,17 +143,17 @@ func (r *Report) addRules(inspection *httplimit.Inspection) {
 		}
 	}
 	for _, rule := range inspection.Matching {
-		line := Rule{Name: rule.Name, Applies: slices.Contains(inspection.Evaluation.Matched, rule)}
+		line := Rule{Name: rule.Name, IsApplied: slices.Contains(inspection.Evaluation.Matched, rule)}
 		switch {
 		case r.List != "":
 			line.Why = "the client is on the list " + r.List
-		case line.Applies && rule.Shadow:
+		case line.IsApplied && rule.Shadow:
 			line.Why = "a shadow rule: counted, never enforced"
 		case rule.Always:
 			line.Why = "applies in addition to other rules (always: true)"
-		case line.Applies && rule.Unlimited:
+		case line.IsApplied && rule.Unlimited:
 			line.Why = "the most specific match; it sets no limit"
-		case line.Applies:
+		case line.IsApplied:
 			line.Why = "the most specific match"
 		default:
 			line.Why = mostSpecific + " is more specific"
@@ -196,7 +196,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 func (c *Charge) setGuards(s *guard.Settings) {
 	c.Lease, c.SplitInto = s.Lease, s.SplitInto
 	if s.DenyFor != 0 {
-		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
+		c.DenyCacheTTLMS = new(max(s.DenyFor, 0).Milliseconds())
 	}
 	if s.Ceiling.Algorithm != nil {
 		if plan, err := s.Ceiling.Compile(); err == nil {
@@ -233,7 +233,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	d, err := store.Decide(ctx, charges)
 	if err != nil {
 		for i := range r.Charges {
-			r.Charges[i].Corrupt = isCorrupt(err) && isCorruptKey(ctx, store, charges[i])
+			r.Charges[i].IsCorrupt = isCorrupt(err) && isCorruptKey(ctx, store, charges[i])
 		}
 		return err
 	}
@@ -293,7 +293,7 @@ func (r *Report) Print(out io.Writer) error {
 			label = "rules"
 		}
 		applies := "does not apply"
-		if rule.Applies {
+		if rule.IsApplied {
 			applies = "applies"
 		}
 		printable.Fprintf(w, "%s\t%s %s: %s\n", label, rule.Name, applies, rule.Why)
@@ -340,7 +340,7 @@ func (c *Charge) print(out io.Writer, label string) {
 	if c.SplitInto > 0 {
 		printable.Fprintf(w, "   split_into\t%d counters; their keys end in ~00 to ~%02d\n", c.SplitInto, c.SplitInto-1)
 	}
-	switch deny := c.DenyForMS; {
+	switch deny := c.DenyCacheTTLMS; {
 	case deny == nil:
 	case *deny == 0:
 		printable.Fprintf(w, "   deny cache\toff\n")
@@ -351,7 +351,7 @@ func (c *Charge) print(out io.Writer, label string) {
 		printable.Fprintf(w, "   if the store fails\t%s\n", c.storeFailure)
 	}
 	printable.Fprintf(w, "   key in the store\t%s\n", c.Key)
-	if c.Corrupt {
+	if c.IsCorrupt {
 		printable.Fprintf(w, "   \tthis key has a value that Penstock did not write: delete the key\n")
 	}
 	if c.Remaining != nil {

@@ -70,7 +70,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 func brief(r *Report) string {
 	words := []string{r.Path, r.Tier, r.List}
 	for _, rule := range r.Rules {
-		words = append(words, fmt.Sprintf("%s=%t", rule.Name, rule.Applies))
+		words = append(words, fmt.Sprintf("%s=%t", rule.Name, rule.IsApplied))
 	}
 	for _, c := range slices.Concat(r.Charges, r.Shadows) {
 		words = append(words, fmt.Sprintf("%s %s.%s %s %s", c.Kind, c.Rule, c.Limit, c.Identity, c.Rate))

@@ -99,7 +99,7 @@ func readRoot(name string, text []byte) (*yaml.Node, error) {
 
 // readPaths adds the operations of all paths.
 func (d *description) readPaths(name string, root *yaml.Node) error {
-	shared, err := d.servers(name, root, []string{""})
+	sharedBases, err := d.basesOf(name, root, []string{""})
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			return fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
 		}
 		segments := segmentsOf(key.Value)
-		ofPath, err := d.servers(name, item, shared)
+		pathBases, err := d.basesOf(name, item, sharedBases)
 		if err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 				keyName, d.keyHeader = all.neededKey(security)
 			}
 			d.addTokens(all, security)
-			bases, err := d.servers(name, at, ofPath)
+			bases, err := d.basesOf(name, at, pathBases)
 			if err != nil {
 				return err
 			}
@@ -198,9 +198,9 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// servers returns the base paths of the servers that an object has, or those that it inherits.
-// Paths beyond maxBases are left out.
-func (d *description) servers(name string, object *yaml.Node, inherited []string) (bases []string, err error) {
+// basesOf returns the paths of the servers that an object has, or those that it inherits. It adds
+// new ones to d.bases. Beyond maxBases it adds them to d.otherBases, and does not return them.
+func (d *description) basesOf(name string, object *yaml.Node, inherited []string) (bases []string, err error) {
 	servers := field(object, "servers")
 	if servers == nil || servers.Kind != yaml.SequenceNode || len(servers.Content) == 0 {
 		return inherited, nil

@@ -52,7 +52,7 @@ func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := check(text); err != nil {
-			t.Errorf("%s: %v\n%s", url, err, text)
+			t.Errorf("the report of %s does not obey the schema: %v\n%s", url, err, text)
 		}
 		for _, c := range report.Checks {
 			seen[c.Status] = true

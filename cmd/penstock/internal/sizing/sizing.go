@@ -66,9 +66,9 @@ func stringSize(n int) int {
 }
 
 // Usage returns the memory that limits of one group need for one key, and the number of their keys
-// in Redis. The memory is the sum of what MEMORY USAGE reports for these keys. key is the length of
-// the key's name in Redis. Collections have the most elements that their limits admit.
-func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
+// in Redis. keyLength is the length of the key's name in Redis. The memory is the sum of what
+// MEMORY USAGE reports for these keys. Collections have the most elements that limits admit.
+func Usage(keyLength int, limits []*penstock.Plan) (bytes, keys int) {
 	const timeField = 4 // bytes of the time with which a string begins
 	value := timeField
 	for _, l := range limits {
@@ -76,12 +76,12 @@ func Usage(key int, limits []*penstock.Plan) (bytes, keys int) {
 			value += 3 + 7*numbers(l) // the tag and the numbers, less trailing zeros
 			continue
 		}
-		name := key + len(":"+l.Name()+":"+l.Algorithm().Name())
-		bytes += roundUp(stringSize(name)) + entry + object + sortedSet(l)
+		nameLength := keyLength + len(":"+l.Name()+":"+l.Algorithm().Name())
+		bytes += roundUp(stringSize(nameLength)) + entry + object + sortedSet(l)
 		keys++
 	}
 	if value > timeField {
-		bytes += roundUp(stringSize(key)) + entry
+		bytes += roundUp(stringSize(keyLength)) + entry
 		if value <= 44 { // Redis stores the header and such a text in one piece
 			bytes += roundUp(object + 4 + value)
 		} else {

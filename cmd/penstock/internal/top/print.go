@@ -114,7 +114,7 @@ func (p *printer) printStore() {
 			p.strong("breaker    %s %s: a few requests test the server", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
 		}
 	}
-	if m := s.Store.Memory; m != nil && m.Evicts {
+	if m := s.Store.Memory; m != nil && m.CanEvict {
 		p.strong("memory     the server may delete counters: maxmemory-policy is %s", printable.Line(m.Policy))
 	}
 	p.wrapped("answers    " + p.snapshot.answers())
