@@ -133,10 +133,10 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	}
 	found.Instances = append([]activity.Instance{self}, others...)
 	found.Ignored = activity.Ignored{OtherVersion: f.otherVersion.Load(), Corrupt: f.corrupt.Load(), OtherSecret: f.otherSecret.Load()}
-	for window := range activity.Windows() {
+	for i := range activity.Windows() {
 		var parts []*activity.Activity
 		for _, instance := range found.Instances {
-			parts = append(parts, instance.Activity[window])
+			parts = append(parts, instance.Activity[i])
 		}
 		found.Activity = append(found.Activity, activity.MergeActivities(maxOffenders, parts...))
 	}

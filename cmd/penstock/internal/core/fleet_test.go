@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -23,9 +24,7 @@ import (
 func openDemo(t *testing.T, store string, more map[string]string) *Core {
 	t.Helper()
 	flags := map[string]string{"demo": "true", "store": store, "store-timeout": "20s"}
-	for name, text := range more {
-		flags[name] = text
-	}
+	maps.Copy(flags, more)
 	s, err := settings.Load(settings.Sources{Flags: flags})
 	if err != nil {
 		t.Fatal(err)
@@ -118,6 +117,8 @@ func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
 	awaitName(t, other)
 	other.deny("key:x")
 	other.fleet.write(t.Context())
+	// The first byte of a summary is its version. Two of these texts have another one, and two are
+	// corrupt.
 	for i, text := range []string{"\x7ffuture", "\x01corrupt", "", strings.Repeat("\x01", 10_000)} {
 		name := fmt.Sprint("forged", i)
 		if _, err := a.fleet.store.Heartbeat(t.Context(), name, time.Minute); err != nil {

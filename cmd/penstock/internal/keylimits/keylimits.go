@@ -73,43 +73,44 @@ func Normalize(rules *policy.Rules, key string) string {
 	return kind + ":" + policy.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
 }
 
-// Find returns the limits that count under a key, in the order of the policy: those of one rule if
-// rule is not "". It returns at most MaxLimits, and how many others it skipped.
+// Find returns the limits that count under a key, in the order of the policy. If rule is not "", it
+// returns only those of that rule. It returns at most MaxLimits, and how many others it skipped.
 func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 	tiers := rules.Spec().Tiers
 	for _, r := range rules.Rules() {
 		if rule != "" && r.Name != rule {
 			continue
 		}
-		for _, base := range r.Limits {
-			for _, l := range []*policy.Limit{base, base.Candidate} {
-				if l == nil || !l.Key.CanBe(key) {
-					continue
-				}
-				kind := Candidate
-				if l == base {
-					kind = KindOf(base)
-				}
-				for tier, plan := range l.Variants {
-					if len(found) == MaxLimits {
-						skipped++
-						continue
-					}
-					limit := Limit{Rule: r.Name, Limit: l.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard}
-					if len(l.Variants) > 1 {
-						limit.Tier = tiers[tier].Name
-					}
-					found = append(found, limit)
-				}
+		for _, l := range r.Limits {
+			found = append(found, variants(r.Name, KindOf(l), l, key, tiers)...)
+			if l.Candidate != nil {
+				found = append(found, variants(r.Name, Candidate, l.Candidate, key, tiers)...)
 			}
 		}
 	}
-	return found, skipped
+	skipped = max(len(found)-MaxLimits, 0)
+	return found[:len(found)-skipped], skipped
 }
 
-// NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address:
-// those of one rule if rule is not "". Each instance counts them in its own memory, so they are not
-// read or reset with the others.
+// variants returns a limit for each tier, or one if the tiers do not differ. It returns none if the
+// limit cannot count under the key.
+func variants(rule, kind string, l *policy.Limit, key string, tiers []policy.Tier) (all []Limit) {
+	if !l.Key.CanBe(key) {
+		return nil
+	}
+	for tier, plan := range l.Variants {
+		limit := Limit{Rule: rule, Limit: l.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard}
+		if len(l.Variants) > 1 {
+			limit.Tier = tiers[tier].Name
+		}
+		all = append(all, limit)
+	}
+	return all
+}
+
+// NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address.
+// If rule is not "", it returns only that of that rule. Each instance counts them in its own
+// memory, so they are not read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	if !strings.HasPrefix(key, "ip:") {
 		return nil
@@ -122,8 +123,8 @@ func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	return names
 }
 
-// Envoy returns the limits of Envoy's files that were found for a key: those of one rule if rule is
-// not "".
+// Envoy returns the limits of Envoy's files that were found for a key. If rule is not "", it
+// returns only those of that rule.
 func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 	for _, l := range found {
 		if rule != "" && rule != l.Rule {
@@ -140,10 +141,10 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 
 // Globals returns the limits for all clients together that are in the same rules as the given
 // limits. They may deny requests of the key too.
-func Globals(rules *policy.Rules, of []Limit) (found []Limit, skipped int) {
+func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 	all, skipped := Find(rules, Global, "")
 	return slices.DeleteFunc(all, func(l Limit) bool {
-		return !l.policy.Key.Global || !slices.ContainsFunc(of, func(other Limit) bool { return other.Rule == l.Rule })
+		return !l.policy.Key.Global || !slices.ContainsFunc(limits, func(other Limit) bool { return other.Rule == l.Rule })
 	}), skipped
 }
 

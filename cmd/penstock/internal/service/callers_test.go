@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -45,9 +46,7 @@ func forwardAuth(t *testing.T, client *http.Client, base, address, path string) 
 func TestServiceWithoutUpstreamServesCallers(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0"}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		r := startLimited(t, nil, oncePerHour, all)
 		if r.Listen != "" {
 			t.Errorf("there is no upstream, but the proxy listens on %s", r.Listen)
@@ -191,9 +190,7 @@ func (r *testService) redis(args ...string) string {
 func TestRedisClientsGetDecisions(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "resp": "127.0.0.1:0"}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		r := startLimited(t, nil, oncePerHour, all)
 		// The command is CL.THROTTLE key max_burst count period [quantity], with the period in seconds.
 		// The reply has 0 or 1 (denied), the limit, the units left, and the seconds until a retry (-1:
@@ -269,9 +266,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 	const series = `{algorithm="token-bucket",limit="cl.throttle",rule="cl.throttle"}`
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"resp": "127.0.0.1:0"}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		all = limitedBy(t, oncePerHour, all)
 		r := start(t, nil, all)
 		expect := func(when string, counts map[string]string) {
@@ -305,8 +300,8 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		t.Errorf("without a policy %q calls are counted, want 1", n)
 	}
 	r.wait()
-	none := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "127.0.0.1:0"}))
-	if n := none.metric("rate_limiter_allowed_total" + series); n != "" {
+	withoutRESP := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "127.0.0.1:0"}))
+	if n := withoutRESP.metric("rate_limiter_allowed_total" + series); n != "" {
 		t.Errorf("without a RESP listener, the series of CL.THROTTLE is %s; want none", n)
 	}
 }
@@ -333,7 +328,7 @@ func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
 		}
 		want := 0
 		if level == slog.LevelDebug {
-			want = 6
+			want = 6 // 5 with a wrong password, and 1 without
 		}
 		if lines := log.Lines("level=DEBUG", "client=127.0.0.1:"); len(lines) != want {
 			t.Errorf("%d lines of level debug have an address, want %d", len(lines), want)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -67,9 +68,7 @@ func callCheckAPI(t *testing.T, r *testService, token, path, body string) checkA
 func TestCheckAPIDecidesInJSON(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "allow-stated-limits": "true"}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		r := startLimited(t, nil, checkPolicy, all)
 		for i, c := range []struct {
 			token, path, body string
@@ -130,9 +129,7 @@ func TestPublicAddressRequiresAToken(t *testing.T) {
 func TestCheckAPIDecidesByGRPC(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"api": "127.0.0.1:0", "grpc": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		r := startLimited(t, nil, checkPolicy, all)
 		client := penstockv1.NewLimitServiceClient(r.grpcClient(nil))
 		search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1", Cost: new(int64(2))}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"maps"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -25,9 +26,7 @@ func (r *testService) authorize(address, path string) *authv3.CheckResponse {
 func TestExtAuthzEnforcesThePolicy(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		all := map[string]string{"grpc": "127.0.0.1:0"}
-		for name, text := range flags {
-			all[name] = text
-		}
+		maps.Copy(all, flags)
 		r := startLimited(t, nil, oncePerHour, all)
 		for _, c := range []struct {
 			address, path string

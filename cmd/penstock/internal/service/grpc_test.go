@@ -141,7 +141,7 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 		}
 		return err
 	}
-	first, end := context.WithCancel(callContext(t))
+	first, endFirst := context.WithCancel(callContext(t))
 	if err := watch(first); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 	if err := watch(callContext(t)); err == nil {
 		t.Errorf("a connection has more than %d health checks open; want the next one refused", maxProbes)
 	}
-	end()
+	endFirst()
 	await(t, "room for another health check", func() bool { return watch(callContext(t)) == nil })
 }
 

@@ -35,7 +35,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 		t.Errorf("the metric has %s instances; want 2, the value of min-instances", n)
 	}
 	requests := 0
-	await(t, "leases", func() bool {
+	await(t, "300 decisions by leases", func() bool {
 		for range 100 {
 			if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
 				t.Fatalf("the response is %s; want 200", res.Status)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -88,9 +89,7 @@ const noLimits = "rules: [{name: none, match: {path: /no/test/requests/this}, pe
 func options(t *testing.T, upstream http.Handler, flags map[string]string) Options {
 	t.Helper()
 	all := map[string]string{"listen": "127.0.0.1:0", "admin-listen": "127.0.0.1:0"}
-	for name, text := range flags {
-		all[name] = text
-	}
+	maps.Copy(all, flags)
 	switch {
 	case all["upstream"] != "":
 	case upstream == nil && (all["api"] != "" || all["grpc"] != "" || all["resp"] != ""):
@@ -224,9 +223,7 @@ func limitedBy(t *testing.T, policy string, flags map[string]string) map[string]
 	t.Helper()
 	all := map[string]string{"config": filepath.Join(t.TempDir(), "rules.yaml"), "store-timeout": "20s"}
 	replaceFile(t, all["config"], policy)
-	for name, text := range flags {
-		all[name] = text
-	}
+	maps.Copy(all, flags)
 	return all
 }
 

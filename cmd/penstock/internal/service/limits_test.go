@@ -89,6 +89,7 @@ rules:
 			{[]string{"X-Cost: 5000"}, 0},
 		} {
 			key := fmt.Sprint("X-API-Key: ", i)
+			// This response has the quota before the true cost is known, and the next one has it after.
 			res := r.mustSend("GET", "/", append(c.headers, key)...)
 			if quota := res.Header.Get("RateLimit"); res.StatusCode != 200 || !strings.HasPrefix(quota, `"chat.tokens";r=900;`) {
 				t.Errorf("%v got %s with RateLimit %s; want 200 with 900 left", c.headers, res.Status, quota)
