@@ -12,22 +12,22 @@ import (
 
 // A call is the state of one request while it is decided. Calls are pooled and reused.
 type call struct {
-	engine  *Engine
-	state   *state
-	request *Request
+	engine   *Engine
+	compiled *compiledConfig
+	request  *Request
 
 	items         []item
 	resets        []int64       // by descriptor, in seconds
 	rules         *policy.Rules // of a request that the policy decides; else nil
 	policyShadows []policy.Shadow
 	configMatch   envoyconfig.Match
-	buffer        []byte
-	pending       []int // indexes of items that this round decides
+	buffer        []byte // for keys and metric paths
+	pending       []int // indexes of items that this round decides; see decide
 	nextRound     []int // indexes of items that the next round decides
 	isDenied      bool  // the request is denied already: nothing more may be spent
 	isQuota       bool  // a limit with quota_mode has applied
 
-	direct  policy.DirectCall
+	direct  policy.DirectCall // the charges of this round that are enforced, and its shadows
 	shadows []policy.Shadow
 	charges []penstock.Charge // of shadows, which refer to parts of it: it must not grow
 	limits  []*policy.Limit   // of shadows
@@ -40,7 +40,7 @@ type item struct {
 	descriptor int // its index
 	kind       kind
 	limit      *limit
-	event      *policy.Limit // the limit as events name it
+	eventLimit *policy.Limit // the limit as events name it
 	key        string
 	cost       int64
 
@@ -91,8 +91,10 @@ func (c *call) release() {
 	clear(c.limits[:cap(c.limits)])
 	clear(c.direct.Charges[:cap(c.direct.Charges)])
 	*c = call{
-		items: c.items[:0], resets: c.resets[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch, buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0], shadows: c.shadows[:0],
-		charges: c.charges[:0], limits: c.limits[:0], direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
+		items: c.items[:0], resets: c.resets[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
+		buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0],
+		shadows: c.shadows[:0], charges: c.charges[:0], limits: c.limits[:0],
+		direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
 	}
 	e.calls.Put(c)
 }
@@ -100,7 +102,7 @@ func (c *call) release() {
 // match finds the limits of all descriptors and their costs.
 func (c *call) match() error {
 	r := c.request
-	if domain := c.state.config.Domain(r.Domain); domain != nil {
+	if domain := c.compiled.config.Domain(r.Domain); domain != nil {
 		for i := range r.Descriptors {
 			c.items = append(c.items, item{descriptor: i})
 			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
@@ -124,27 +126,28 @@ func (c *call) match() error {
 	return nil
 }
 
+// matchOne finds the limit of one descriptor: its override, or else a limit of the configuration.
 func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) error {
 	e, m := c.engine, &c.configMatch
 	m.Limit, m.Shared = nil, m.Shared[:0]
 	if d.Override != nil {
-		l, err := e.override(c.state, *d.Override)
+		l, err := e.override(c.compiled, *d.Override)
 		if err != nil {
 			return err
 		}
-		it.limit, it.event = l, c.state.tables.domains[domain.Name]
+		it.limit, it.eventLimit = l, c.compiled.overrides.events[domain.Name]
 		it.isQuota = e.options.QuotaMode
 	} else {
 		domain.Match(d.Entries, m)
 		if m.Limit == nil {
 			return nil
 		}
-		it.limit = c.state.limits[m.Limit.Index]
+		it.limit = c.compiled.limits[m.Limit.Index]
 		if m.Limit.IsUnlimited {
 			it.kind = unlimited
 			return nil
 		}
-		it.event, c.buffer = e.eventLimitOf(c.state, it.limit, m, domain.Name, d.Entries, c.buffer)
+		it.eventLimit, c.buffer = e.eventLimitOf(c.compiled, it.limit, m, domain.Name, d.Entries, c.buffer)
 		it.isShadow, it.isQuota = m.Limit.ShadowMode, m.Limit.QuotaMode || e.options.QuotaMode
 	}
 	c.buffer = appendKey(c.buffer[:0], domain.Name, d.Entries, m.Shared)
@@ -336,16 +339,16 @@ func (c *call) compose() {
 				c.shadows = append(c.shadows, policy.Shadow{})
 			}
 			it.batch, it.at = 1, len(c.charges)
-			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
+			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
 			c.shadows[0].Charges, c.shadows[0].Limits = c.charges, c.limits
 		case it.isShadow, it.isQuota: // a shadow by itself
 			at := len(c.charges)
-			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
+			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
 			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at : at+1 : at+1], Limits: c.limits[at : at+1 : at+1]})
 			it.batch, it.at = len(c.shadows), 0
 		default:
 			it.batch, it.at = 0, len(c.direct.Charges)
-			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.event)
+			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.eventLimit)
 		}
 	}
 	c.shadows = append(c.shadows, c.policyShadows...)

@@ -19,7 +19,7 @@ import (
 type Engine struct {
 	controller *admission.Controller
 	options    Options
-	state      atomic.Pointer[state]
+	compiled   atomic.Pointer[compiledConfig]
 	ruleset    atomic.Pointer[ruleset] // of the policy that was used last
 	calls      sync.Pool               // of *call
 }
@@ -42,17 +42,17 @@ func New(controller *admission.Controller, o Options) (*Engine, error) {
 // SetConfig replaces the configuration. Requests in flight keep the old one. If SetConfig fails,
 // the old one stays in force, and the error wraps penstock.ErrInvalid.
 func (e *Engine) SetConfig(c *envoyconfig.Config) error {
-	s, err := e.newState(c)
+	s, err := e.compileConfig(c)
 	if err != nil {
 		return err
 	}
-	e.state.Store(s)
+	e.compiled.Store(s)
 	return nil
 }
 
 // Config returns the configuration in force, or nil if there is none yet.
 func (e *Engine) Config() *envoyconfig.Config {
-	if s := e.state.Load(); s != nil {
+	if s := e.compiled.Load(); s != nil {
 		return s.config
 	}
 	return nil
@@ -90,12 +90,12 @@ func (e *Engine) begin(r *Request) (*call, error) {
 	case len(r.Descriptors) > MaxDescriptors:
 		return nil, invalid("the request has %d descriptors; send at most %d", len(r.Descriptors), MaxDescriptors)
 	}
-	s := e.state.Load()
+	s := e.compiled.Load()
 	if s == nil {
 		return nil, errNoConfig
 	}
 	c := e.calls.Get().(*call)
-	c.engine, c.state, c.request = e, s, r
+	c.engine, c.compiled, c.request = e, s, r
 	if err := c.match(); err != nil {
 		c.release()
 		return nil, err

@@ -21,7 +21,7 @@ type KeyLimit struct {
 // The key is the domain and the entries of a descriptor, as in rides|api_key=abc. Limits that allow
 // nothing or everything are not in the result, nor are limits that came with a request.
 func (e *Engine) KeyLimits(key string) []KeyLimit {
-	s := e.state.Load()
+	s := e.compiled.Load()
 	if s == nil {
 		return nil
 	}

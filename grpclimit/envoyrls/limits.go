@@ -14,34 +14,35 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A state is a compiled configuration. Only its caches, named and tables, change.
-type state struct {
+// A compiledConfig is a configuration with its compiled limits. Only its caches change.
+type compiledConfig struct {
 	config *envoyconfig.Config
 	limits []*limit // by their Index
 
-	mu     sync.RWMutex
-	named  map[string]*policy.Limit // by metric path: limits with detailed_metric or value_to_metric
-	tables tables
+	mu           sync.RWMutex
+	byMetricPath map[string]*policy.Limit // limits with detailed_metric or value_to_metric, as events name them
+
+	overrides overrides
 }
 
-// tables cache the limits that come with requests.
-type tables struct {
-	mu        sync.RWMutex
-	overrides map[Override]*limit
-	domains   map[string]*policy.Limit // by domain: how events name overrides
+// overrides caches the limits that come with requests.
+type overrides struct {
+	mu     sync.RWMutex
+	limits map[Override]*limit
+	events map[string]*policy.Limit // by domain: its overrides as events name them
 }
 
 // The bounds of the caches that requests fill. To compile a dropped limit again takes a few
 // microseconds.
 const (
-	maxNamed     = 1000
-	maxOverrides = 1024
+	maxMetricPaths = 1000
+	maxOverrides   = 1024
 )
 
 // A limit is a limit of the configuration, of a request or of a policy in compiled form.
 type limit struct {
 	config  *envoyconfig.Limit // nil for a limit of a request or of a policy
-	policy  *policy.Limit      // names it in events; nil if config is nil
+	policy  *policy.Limit      // the limit as events name it; nil if config is nil
 	current CurrentLimit
 	period  time.Duration
 
@@ -104,10 +105,10 @@ func counterName(l CurrentLimit) string {
 	return name
 }
 
-// newState compiles a configuration.
-func (e *Engine) newState(c *envoyconfig.Config) (*state, error) {
-	s := &state{config: c, named: make(map[string]*policy.Limit)}
-	s.tables.overrides, s.tables.domains = make(map[Override]*limit), make(map[string]*policy.Limit)
+// compileConfig compiles the limits of a configuration.
+func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
+	s := &compiledConfig{config: c, byMetricPath: make(map[string]*policy.Limit)}
+	s.overrides.limits, s.overrides.events = make(map[Override]*limit), make(map[string]*policy.Limit)
 	shared := make(map[CurrentLimit]*limit) // many limits have the same numbers
 	for _, configured := range c.Limits() {
 		if configured.IsUnlimited {
@@ -129,7 +130,7 @@ func (e *Engine) newState(c *envoyconfig.Config) (*state, error) {
 		s.limits = append(s.limits, &l)
 	}
 	for _, domain := range c.Domains() {
-		s.tables.domains[domain] = e.overrideLimit(domain)
+		s.overrides.events[domain] = e.overrideLimit(domain)
 	}
 	return s, nil
 }
@@ -161,7 +162,7 @@ type EventName struct{ Rule, Limit, Algorithm string }
 // EventNames returns the names that events about the present configuration can have, except those
 // that NewLimit is called with.
 func (e *Engine) EventNames() (names []EventName) {
-	s := e.state.Load()
+	s := e.compiled.Load()
 	if s == nil {
 		return nil
 	}
@@ -171,17 +172,17 @@ func (e *Engine) EventNames() (names []EventName) {
 			add(l.policy)
 		}
 	}
-	for _, l := range s.tables.domains {
+	for _, l := range s.overrides.events {
 		add(l)
 	}
 	return names
 }
 
 // override returns the compiled form of a limit that comes with a request.
-func (e *Engine) override(s *state, o Override) (*limit, error) {
-	t := &s.tables
+func (e *Engine) override(s *compiledConfig, o Override) (*limit, error) {
+	t := &s.overrides
 	t.mu.RLock()
-	l := t.overrides[o]
+	l := t.limits[o]
 	t.mu.RUnlock()
 	if l != nil {
 		return l, nil
@@ -195,55 +196,55 @@ func (e *Engine) override(s *state, o Override) (*limit, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for dropped := range t.overrides {
-		if len(t.overrides) < maxOverrides {
+	for dropped := range t.limits {
+		if len(t.limits) < maxOverrides {
 			break
 		}
-		delete(t.overrides, dropped)
+		delete(t.limits, dropped)
 	}
-	t.overrides[o] = l
+	t.limits[o] = l
 	return l, nil
 }
 
 // eventLimitOf returns the name of a matched limit in events. For detailed_metric and
-// value_to_metric it depends on the request. After maxNamed such names, further requests get the
+// value_to_metric it depends on the request. After maxMetricPaths such names, further requests get the
 // name in the configuration.
-func (e *Engine) eventLimitOf(s *state, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
+func (e *Engine) eventLimitOf(s *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
 		return l.policy, buffer
 	}
 	buffer = m.AppendMetricPath(buffer[:0], domain, entries)
 	s.mu.RLock()
-	named, count := s.named[string(buffer)], len(s.named)
+	named, count := s.byMetricPath[string(buffer)], len(s.byMetricPath)
 	s.mu.RUnlock()
 	if named != nil {
 		return named, buffer
 	}
-	if count >= maxNamed || len(buffer) > maxMetricPath {
+	if count >= maxMetricPaths || len(buffer) > maxMetricPathLength {
 		return l.policy, buffer
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	path := string(buffer)
-	if named = s.named[path]; named != nil {
+	if named = s.byMetricPath[path]; named != nil {
 		return named, buffer
 	}
-	if len(s.named) >= maxNamed {
+	if len(s.byMetricPath) >= maxMetricPaths {
 		return l.policy, buffer
 	}
 	named = e.eventLimit(path, l.probe)
 	e.options.NewLimit(EventName{named.Rule.Name, named.Name, named.Algorithm})
-	s.named[path] = named
+	s.byMetricPath[path] = named
 	return named, buffer
 }
 
-// maxMetricPath is how long a name made of a request may be, in bytes.
-const maxMetricPath = 512
+// maxMetricPathLength is how long a name made of a request may be, in bytes.
+const maxMetricPathLength = 512
 
 // Plans returns the compiled limits of a configuration, in the order in which requests charge them.
 // A store loads its scripts from them.
 func (e *Engine) Plans() (plans []*penstock.Plan) {
-	s := e.state.Load()
+	s := e.compiled.Load()
 	if s == nil {
 		return nil
 	}

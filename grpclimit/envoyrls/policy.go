@@ -130,7 +130,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
 			}
-			it := item{descriptor: i, limit: compiled, event: l, key: v.Charges[j].Key}
+			it := item{descriptor: i, limit: compiled, eventLimit: l, key: v.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}
