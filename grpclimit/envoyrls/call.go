@@ -22,10 +22,10 @@ type call struct {
 	policyShadows []policy.Shadow
 	configMatch   envoyconfig.Match
 	buffer        []byte // for keys and metric paths
-	pending       []int // indexes of items that this round decides; see decide
-	nextRound     []int // indexes of items that the next round decides
-	isDenied      bool  // the request is denied already: nothing more may be spent
-	isQuota       bool  // a limit with quota_mode has applied
+	pending       []int  // indexes of items that this round decides; see decide
+	nextRound     []int  // indexes of items that the next round decides
+	isDenied      bool   // the request is denied already: nothing more may be spent
+	isQuota       bool   // a limit with quota_mode has applied
 
 	direct  policy.DirectCall // the charges of this round that are enforced, and its shadows
 	shadows []policy.Shadow
@@ -369,7 +369,7 @@ func (c *call) charge(it *item) penstock.Charge {
 	case refund:
 		charge.Mode = penstock.Refund
 	case forbid:
-		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1
+		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1 // which never fits
 	case check:
 		charge.Mode = penstock.Peek
 		if !c.isExact() {

@@ -207,8 +207,8 @@ func (e *Engine) override(s *compiledConfig, o Override) (*limit, error) {
 }
 
 // eventLimitOf returns the name of a matched limit in events. For detailed_metric and
-// value_to_metric it depends on the request. After maxMetricPaths such names, further requests get the
-// name in the configuration.
+// value_to_metric it depends on the request. After maxMetricPaths such names, further requests get
+// the name in the configuration.
 func (e *Engine) eventLimitOf(s *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
 		return l.policy, buffer

@@ -36,33 +36,33 @@ type conn struct {
 	readBy    time.Time // the read deadline of nc
 	isPinged  bool      // whether a ping was sent since lastRead
 
-	mu           sync.Mutex
-	changed      sync.Cond // out was written, a window was opened, or the connection was closed
-	streams      map[uint32]*stream
-	open         int       // streams that count for MaxStreams, with those that are cancelled but whose handler runs
-	public       int       // open streams of public methods
-	incomplete   int       // requests that have not arrived completely
-	running      int       // handlers that run in other goroutines
-	buffered     int       // bytes of incomplete messages
-	received     int       // bytes of DATA since the last WINDOW_UPDATE of the connection
-	kept         int       // bytes of received that the fallback has not read
-	lastID       uint32    // the largest ID of a stream that the client has opened
-	idleSince    time.Time // when open became 0
-	out          []byte    // bytes that the next write sends
-	spare        []byte    // memory for the next out
-	isWriting    bool
-	isClosed     bool
-	window       int64     // bytes of DATA that the client accepts
-	streamWindow int64     // what window of a new stream is
-	maxList      uint32    // bytes of headers that the client accepts
-	mustShrink   bool      // the client accepts only a smaller header table, so the first block must begin with shrink
-	hasShrunk    bool      // a header block began with shrink
-	blocked      []*stream // responses that wait for a window, the oldest first
-	drainState   drainState
-	drainedAt    time.Time // when drainState changed
-	drainAt      time.Time // the end of MaxAge; zero: none
-	mustTick     bool      // the reader must call tick
-	sweptAt      time.Time
+	mu                 sync.Mutex
+	changed            sync.Cond // out was written, a window was opened, or the connection was closed
+	streams            map[uint32]*stream
+	openStreams        int       // streams that count for MaxStreams: also those that are cancelled but whose handler runs
+	publicStreams      int       // open streams of public methods
+	incompleteRequests int       // requests that have not arrived completely
+	runningHandlers    int       // handlers that run in other goroutines
+	bufferedBytes      int       // of incomplete messages
+	receivedBytes      int       // of DATA since the last WINDOW_UPDATE of the connection
+	keptBytes          int       // of receivedBytes, those that the fallback has not read
+	lastID             uint32    // the largest ID of a stream that the client has opened
+	idleSince          time.Time // when openStreams became 0
+	out                []byte    // bytes that the next write sends
+	spare              []byte    // memory for the next out
+	isWriting          bool
+	isClosed           bool
+	window             int64     // bytes of DATA that the client accepts
+	streamWindow       int64     // the window that a new stream has
+	maxList            uint32    // bytes of headers that the client accepts
+	mustShrink         bool      // the client accepts only a smaller header table, so the first block must begin with shrink
+	hasShrunk          bool      // a header block began with shrink
+	blockedStreams     []*stream // whose responses that wait for a window, the oldest first
+	drainState         drainState
+	drainedAt          time.Time // when drainState changed
+	drainAt            time.Time // the end of MaxAge; zero: none
+	mustTick           bool      // the reader must call tick
+	sweptAt            time.Time // when sweepLocked last examined all streams
 }
 
 // Sizes and times of HTTP/2, and bounds of a connection.
@@ -324,7 +324,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	}
 	switch c.drainState {
 	case notDraining:
-		if c.open == 0 {
+		if c.openStreams == 0 {
 			due = c.idleSince.Add(o.IdleTimeout)
 		}
 		due = earlier(due, c.drainAt)
@@ -346,7 +346,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 			return due, errDrained
 		}
 	}
-	if c.open > 0 {
+	if c.openStreams > 0 {
 		silentAt := c.lastRead.Add(o.KeepAlive) // when the client has been silent for too long
 		if c.isPinged {
 			silentAt = silentAt.Add(o.ReadTimeout)
@@ -380,7 +380,7 @@ func earlier(a, b time.Time) time.Time {
 // not accept in time. It returns when it must be called again, or zero if no stream waits.
 func (c *conn) sweepLocked(now time.Time) time.Time {
 	o := &c.server.options
-	if c.incomplete == 0 && len(c.blocked) == 0 {
+	if c.incompleteRequests == 0 && len(c.blockedStreams) == 0 {
 		return time.Time{}
 	}
 	every := min(o.ReadTimeout, o.WriteTimeout) / 4
@@ -389,7 +389,7 @@ func (c *conn) sweepLocked(now time.Time) time.Time {
 	}
 	c.sweptAt = now
 	for _, s := range c.streams {
-		isLate := s.state == arriving && now.Sub(s.since) >= o.ReadTimeout || s.state == answering && now.Sub(s.since) >= o.WriteTimeout
+		isLate := s.state == arriving && now.Sub(s.stateSince) >= o.ReadTimeout || s.state == answering && now.Sub(s.stateSince) >= o.WriteTimeout
 		if isLate && s.exchange == nil {
 			c.abortLocked(s, http2.ErrCodeCancel)
 		}

@@ -67,17 +67,17 @@ func (c *conn) gatherLists() {
 func (c *conn) start(s *stream) bool {
 	n := 1 + len(s.others)
 	c.mu.Lock()
-	if c.running > 0 && c.running+n > c.server.options.Parallel {
+	if c.runningHandlers > 0 && c.runningHandlers+n > c.server.options.Parallel {
 		c.mu.Unlock()
 		return false
 	}
-	c.running += n
+	c.runningHandlers += n
 	c.mu.Unlock()
 	c.server.goroutines.Add(1) // the reader's goroutine is counted already, so Wait cannot have returned
 	if !c.server.workers.Start(s) {
 		c.server.goroutines.Done()
 		c.mu.Lock()
-		c.running -= n
+		c.runningHandlers -= n
 		c.mu.Unlock()
 		return false
 	}
@@ -89,9 +89,9 @@ func (s *stream) handle() {
 	c := s.conn
 	s.run()
 	c.mu.Lock()
-	c.running -= 1 + len(s.others)
+	c.runningHandlers -= 1 + len(s.others)
 	s.answerLocked()
-	isLast := c.running == 0
+	isLast := c.runningHandlers == 0
 	c.mu.Unlock()
 	c.flush(!isLast)
 }

@@ -80,7 +80,7 @@ func (e *exchange) receiveLocked(f *http2.DataFrame) {
 		data = nil
 	}
 	e.body = append(e.body, data...)
-	c.kept += len(data)
+	c.keptBytes += len(data)
 	e.creditLocked(int(f.Length) - len(data)) // padding
 	if f.StreamEnded() {
 		e.endLocked()
@@ -99,7 +99,7 @@ func (e *exchange) creditLocked(n int) {
 	c := s.conn
 	if s.credit += n; s.credit > initialWindow/4 && !e.hasEnded && !e.isOver {
 		c.out = appendWindowUpdate(c.out, s.id, s.credit)
-		s.received -= s.credit
+		s.receivedBytes -= s.credit
 		s.credit = 0
 	}
 	c.creditLocked()
@@ -133,7 +133,7 @@ func (e *exchange) Read(p []byte) (int, error) {
 	if e.body = e.body[n:]; len(e.body) == 0 {
 		e.body = nil
 	}
-	c.kept -= n
+	c.keptBytes -= n
 	e.creditLocked(n)
 	c.unlockAndFlush()
 	return n, nil
@@ -151,7 +151,7 @@ func (e *exchange) Close() error {
 
 func (e *exchange) dropBodyLocked() {
 	c := e.stream.conn
-	c.kept -= len(e.body)
+	c.keptBytes -= len(e.body)
 	e.body = nil
 	c.creditLocked()
 	c.changed.Broadcast()

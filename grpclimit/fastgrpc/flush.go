@@ -50,7 +50,7 @@ func (c *conn) flush(mayWait bool) {
 
 // isDoneLocked tells whether a connection that drains has sent its last byte.
 func (c *conn) isDoneLocked() bool {
-	return c.drainState == final && c.open == 0 && len(c.out) == 0
+	return c.drainState == final && c.openStreams == 0 && len(c.out) == 0
 }
 
 // unlockAndFlush unlocks mu, and writes out if it is not empty.

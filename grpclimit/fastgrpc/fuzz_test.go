@@ -89,8 +89,8 @@ func FuzzConnection(f *testing.F) {
 			c.run()
 			c.close()
 			s.goroutines.Wait()
-			if c.open != 0 || c.incomplete != 0 || c.buffered != 0 || c.kept != 0 || len(c.streams) != 0 || c.running != 0 {
-				t.Errorf("at the end %d streams are open, %d incomplete, %d bytes buffered, %d kept, %d known, %d handlers run; want 0 of each", c.open, c.incomplete, c.buffered, c.kept, len(c.streams), c.running)
+			if c.openStreams != 0 || c.incompleteRequests != 0 || c.bufferedBytes != 0 || c.keptBytes != 0 || len(c.streams) != 0 || c.runningHandlers != 0 {
+				t.Errorf("at the end %d streams are open, %d requests are incomplete, %d bytes are buffered, %d bytes are kept, %d streams are known, %d handlers run; want 0 of each", c.openStreams, c.incompleteRequests, c.bufferedBytes, c.keptBytes, len(c.streams), c.runningHandlers)
 			}
 			const perField = 32 // bytes that HTTP/2 counts for an empty field
 			most := 4*maxFields*len(servers) + s.options.MaxHeaderList/perField

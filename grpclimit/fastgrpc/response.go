@@ -54,7 +54,7 @@ func (c *conn) answerLocked(s *stream, err error) {
 	}
 	c.appendBlockLocked(s.id, headersOfSuccess, http2.FlagHeadersEndHeaders)
 	n := int64(len(s.prefix) + len(s.Response))
-	if len(c.blocked) == 0 && n <= min(c.window, s.window, maxFrame) {
+	if len(c.blockedStreams) == 0 && n <= min(c.window, s.window, maxFrame) {
 		c.out = appendFrame(c.out, int(n), http2.FrameData, 0, s.id)
 		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response)))
 		c.out = append(c.out, s.Response...)
@@ -62,10 +62,10 @@ func (c *conn) answerLocked(s *stream, err error) {
 		c.endLocked(s)
 		return
 	}
-	s.rest = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
-	s.state, s.since = answering, time.Now()
-	c.blocked = append(c.blocked, s)
-	if c.unblockLocked(); len(c.blocked) == 1 {
+	s.unsent = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
+	s.state, s.stateSince = answering, time.Now()
+	c.blockedStreams = append(c.blockedStreams, s)
+	if c.unblockLocked(); len(c.blockedStreams) == 1 {
 		c.interruptLocked() // tick cancels the stream if it waits for too long
 	}
 }
@@ -88,12 +88,12 @@ func (c *conn) endLocked(s *stream) {
 // unblockLocked sends as much of the waiting responses as the windows have room for.
 func (c *conn) unblockLocked() {
 	c.changed.Broadcast() // for exchanges
-	if len(c.blocked) == 0 {
+	if len(c.blockedStreams) == 0 {
 		return
 	}
-	c.blocked = slices.DeleteFunc(c.blocked, func(s *stream) bool {
-		s.rest = c.appendDataLocked(s, s.rest)
-		if len(s.rest) > 0 {
+	c.blockedStreams = slices.DeleteFunc(c.blockedStreams, func(s *stream) bool {
+		s.unsent = c.appendDataLocked(s, s.unsent)
+		if len(s.unsent) > 0 {
 			return false
 		}
 		c.endLocked(s)

@@ -25,19 +25,19 @@ type stream struct {
 	timeout  time.Duration // negative: none
 
 	// The connection's mutex guards the fields below, except those that only the reader uses.
-	state        streamState
-	isRemoved    bool      // no longer in conn.streams: the response is dropped
-	isRunning    bool      // the handler runs or will run
-	isPublic     bool      // conn.public counts it
-	hasEnded     bool      // the client has sent the whole request
-	since        time.Time // when the state began: arriving or answering
-	window       int64     // bytes of DATA that the client accepts
-	received     int       // bytes of DATA since the last WINDOW_UPDATE of the stream
-	credit       int       // bytes of received that an exchange has read, and that no WINDOW_UPDATE has returned
-	prefix       [5]byte   // of the message: flag and size
-	prefixLength int
-	size         int    // of the message in bytes, once the prefix is complete
-	rest         []byte // of the response: bytes that wait for a window
+	state         streamState
+	isRemoved     bool      // no longer in conn.streams: the response is dropped
+	isRunning     bool      // the handler runs or will run
+	isPublic      bool      // conn.publicStreams counts it
+	hasEnded      bool      // the client has sent the whole request
+	stateSince    time.Time // when the state began: arriving or answering
+	window        int64     // bytes of DATA that the client accepts
+	receivedBytes int       // of DATA since the last WINDOW_UPDATE of the stream
+	credit        int       // of receivedBytes, those that an exchange has read and no WINDOW_UPDATE has returned
+	prefix        [5]byte   // of the message: flag and size
+	prefixLength  int
+	size          int    // of the message in bytes, once the prefix is complete
+	unsent        []byte // the rest of the response, which waits for a window
 }
 
 // A streamState is the phase of a unary call.
@@ -99,7 +99,7 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 	}
 	refused := r.check()
 	isPublic := c.server.options.IsPublic != nil && c.server.options.IsPublic(r.path)
-	if refused == nil && (c.open >= c.server.options.MaxStreams || isPublic && c.public >= maxPublic) {
+	if refused == nil && (c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublic) {
 		c.out = appendReset(c.out, id, http2.ErrCodeRefusedStream)
 		return c.spend(1)
 	}
@@ -125,21 +125,21 @@ func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
 	}
 	s := newStream(c, id)
 	s.list = c.server.lists[r.path]
-	s.handler, s.timeout, s.since, s.window = handler, -1, c.lastRead, c.streamWindow
+	s.handler, s.timeout, s.stateSince, s.window = handler, -1, c.lastRead, c.streamWindow
 	s.trace = r.trace
 	if r.hasTimeout {
 		s.timeout = r.timeout
 	}
 	c.streams[id] = s
-	c.open++
+	c.openStreams++
 	if s.isPublic = isPublic; isPublic {
-		c.public++
+		c.publicStreams++
 	}
 	if isFallback {
 		c.exchangeLocked(s, r, isEnd)
 		return nil
 	}
-	c.incomplete++
+	c.incompleteRequests++
 	if isEnd {
 		c.completeLocked(s)
 	}
@@ -219,7 +219,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := int(f.Length)
-	if c.received += n; c.received > connWindow {
+	if c.receivedBytes += n; c.receivedBytes > connWindow {
 		return connectionError{http2.ErrCodeFlowControl, "there is more DATA than the window of the connection allows"}
 	}
 	s := c.streams[f.StreamID]
@@ -235,7 +235,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 		c.abortLocked(s, http2.ErrCodeStreamClosed)
 		return c.spend(costOfMistake)
 	}
-	if s.received += n; s.received > initialWindow {
+	if s.receivedBytes += n; s.receivedBytes > initialWindow {
 		c.abortLocked(s, http2.ErrCodeFlowControl)
 		return c.spend(costOfMistake)
 	}
@@ -255,9 +255,9 @@ func (c *conn) data(f *http2.DataFrame) error {
 		c.completeLocked(s)
 		return nil
 	}
-	if s.received > initialWindow/2 {
-		c.out = appendWindowUpdate(c.out, s.id, s.received)
-		s.received = 0
+	if s.receivedBytes > initialWindow/2 {
+		c.out = appendWindowUpdate(c.out, s.id, s.receivedBytes)
+		s.receivedBytes = 0
 	}
 	if n < smallData {
 		return c.spend(1)
@@ -268,9 +268,9 @@ func (c *conn) data(f *http2.DataFrame) error {
 // creditLocked opens the connection's window by the bytes that were received, except those that
 // exchanges keep.
 func (c *conn) creditLocked() {
-	if n := c.received - c.kept; n > connWindow/4 {
+	if n := c.receivedBytes - c.keptBytes; n > connWindow/4 {
 		c.out = appendWindowUpdate(c.out, 0, n)
-		c.received -= n
+		c.receivedBytes -= n
 	}
 }
 
@@ -298,8 +298,8 @@ func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
 	if len(s.Request)+len(data) > s.size {
 		return status.New(codes.Internal, "bytes follow the message; a unary call has one message")
 	}
-	if c.buffered += len(data); c.buffered > maxBuffered {
-		c.buffered -= len(data)
+	if c.bufferedBytes += len(data); c.bufferedBytes > maxBuffered {
+		c.bufferedBytes -= len(data)
 		return status.Newf(codes.ResourceExhausted, "messages of more than %d bytes are arriving on the connection at once", maxBuffered)
 	}
 	s.Request = append(s.Request, data...)
@@ -327,8 +327,8 @@ func (c *conn) completeLocked(s *stream) {
 // leaveArrivingLocked ends the state arriving: the request has arrived, or it was cancelled.
 func (c *conn) leaveArrivingLocked(s *stream) {
 	if s.state == arriving && s.exchange == nil {
-		c.incomplete--
-		c.buffered -= len(s.Request)
+		c.incompleteRequests--
+		c.bufferedBytes -= len(s.Request)
 	}
 }
 
@@ -348,8 +348,8 @@ func (c *conn) removeLocked(s *stream) {
 	}
 	c.leaveArrivingLocked(s)
 	if s.state == answering {
-		if i := slices.Index(c.blocked, s); i >= 0 {
-			c.blocked = slices.Delete(c.blocked, i, i+1)
+		if i := slices.Index(c.blockedStreams, s); i >= 0 {
+			c.blockedStreams = slices.Delete(c.blockedStreams, i, i+1)
 		}
 	}
 	if !s.isRunning {
@@ -361,9 +361,9 @@ func (c *conn) removeLocked(s *stream) {
 // afterwards.
 func (c *conn) releaseLocked(s *stream) {
 	if s.isPublic {
-		c.public--
+		c.publicStreams--
 	}
-	if c.open--; c.open == 0 {
+	if c.openStreams--; c.openStreams == 0 {
 		c.idleSince = time.Now()
 	}
 	if s.exchange == nil {
