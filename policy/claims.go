@@ -57,8 +57,8 @@ func lookUp(object map[string]any, name string) any {
 	return nil
 }
 
-// claimText returns the text of a claim, if it has one. Two texts are never equal numbers, so -0,
-// 1.0 and 1e3 have none.
+// claimText returns the text of a claim, if it has one. A number must be an integer in its only
+// spelling, so -0, 1.0 and 1e3 have none.
 func claimText(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

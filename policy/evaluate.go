@@ -140,6 +140,7 @@ func (s *selection) canAdd(m *Matcher) bool {
 	return s.rule == nil
 }
 
+// add records that a rule matches.
 func (s *selection) add(m *Matcher) {
 	switch {
 	case m.rule.Always:
@@ -194,6 +195,7 @@ func (it *matcherIter) next() bool {
 	return true
 }
 
+// reset removes the results of the previous request, and begins with another one.
 func (v *Evaluation) reset(r *Rules, a Attributes) {
 	clear(v.Charges)
 	clear(v.Shadows)
@@ -246,7 +248,7 @@ func (v *Evaluation) has(r *Rule) bool {
 	return false
 }
 
-// apply adds the charges of a rule.
+// apply adds the charges of a rule that applies.
 func (v *Evaluation) apply(m *Matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m

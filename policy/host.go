@@ -57,7 +57,7 @@ func ParseHost(text string) (string, error) {
 	name := strings.TrimPrefix(text, "*.")
 	host, ok := CleanHost(name)
 	_, port, hasColon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
-	hasPort := hasColon && (ok || host != "" && !strings.Contains(port, "/")) // a slash: it is a URL
+	hasPort := hasColon && (ok || host != "" && !strings.Contains(port, "/")) // with a slash, it is a URL
 	isWildcardIPv6 := name != text && strings.Contains(host, ":")
 	switch {
 	case strings.Contains(name, "%") && strings.Contains(name, ":"):

@@ -63,9 +63,9 @@ func (p Paths) Clean(escaped string) (string, error) {
 	var err error
 	b := append(room[:0], '/')
 	for at := 1; at <= len(escaped); {
-		segment, _, more := strings.Cut(escaped[at:], "/")
+		segment, _, hasMore := strings.Cut(escaped[at:], "/")
 		end := at + len(segment)
-		start := len(b) // after the slash before the segment
+		start := len(b) // where the segment begins
 		if b, err = p.appendSegment(b, escaped, at, end); err != nil {
 			return "", err
 		}
@@ -77,7 +77,7 @@ func (p Paths) Clean(escaped string) (string, error) {
 		case hidesDots(name):
 			return "", badPath(escaped, at, end, "is a dot segment to some servers only; "+
 				"write . and .. without parameters and encoded slashes")
-		case more:
+		case hasMore:
 			b = append(b, '/')
 		}
 		at = end + 1

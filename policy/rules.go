@@ -15,7 +15,7 @@ type Rules struct {
 	index      map[string][]*Matcher      // by the first segment of their paths, the most specific first
 	general    []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
 	beforeAuth []*Matcher                 // of rules with BeforeAuth
-	keyCount   int                        // how many identities have a key that a request keeps in request.keys
+	keyCount   int                        // the length of request.keys
 	settings   map[string][]limitSettings // by rule
 	byName     map[string]*Rule
 
@@ -189,7 +189,7 @@ func (s *Statuses) Has(status int) bool {
 	return status >= 0 && status < 64*len(s) && s[status/64]>>(status%64)&1 != 0
 }
 
-// Add adds all statuses between two, which are included.
+// Add adds all statuses between from and to, and these two.
 func (s *Statuses) Add(from, to int) {
 	for status := from; status <= to; status++ {
 		s[status/64] |= 1 << (status % 64)

@@ -25,7 +25,7 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 		}
 	}
 	if count > 1 {
-		c.fail(cost, "the cost has %d of units, methods, header and body; keep one of units, methods, header and body", count)
+		c.fail(cost, "the cost has %d of the fields units, methods, header and body; keep one of them", count)
 	}
 	if cost.Units != nil {
 		l.Cost.Units = c.checkUnits(cost.Units, *cost.Units)

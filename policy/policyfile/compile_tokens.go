@@ -18,10 +18,10 @@ func (c *compiler) compileTokens() {
 		c.warn(t, "%s", warning)
 	}
 	if c.isWritten(&t.Leeway) && t.Leeway == 0 {
-		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or remove it for %s", wording.Period(jwt.DefaultLeeway))
+		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or remove it to use %s", wording.Period(jwt.DefaultLeeway))
 	}
 	if c.isWritten(&t.Refresh) && t.Refresh == 0 {
-		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or remove it for %s", wording.Period(jwt.DefaultRefresh))
+		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or remove it to use %s", wording.Period(jwt.DefaultRefresh))
 	}
 	verifier, err := jwt.New(*t, dir)
 	for _, one := range flatten(err) {

@@ -441,13 +441,13 @@ func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 		v.SetString(text)
 	case reflect.Bool:
 		if text != "true" && text != "false" {
-			return fmt.Sprintf("%q is neither; write true or false", wording.Clip(text))
+			return fmt.Sprintf("%q is neither true nor false; write one of the two", wording.Clip(text))
 		}
 		v.SetBool(text == "true")
 	case reflect.Int, reflect.Int64:
 		parsed, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 53) // bits, one for the sign
 		if err != nil {
-			return fmt.Sprintf("%q is not a whole number below 2^52; write one as 10 or 1000", wording.Clip(text))
+			return fmt.Sprintf("%q is not a whole number below 2^52; write one such as 10 or 1000", wording.Clip(text))
 		}
 		v.SetInt(parsed)
 	default:

@@ -104,7 +104,6 @@ var intended = map[string]string{
 
 // suggestOf returns the end of an error message for an unknown word: the word that was probably
 // meant, or all known ones.
-// suggestOf returns which of the known names was probably meant, or all of them.
 func suggestOf(name string, known []string) string {
 	if word := intended[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
 		return fmt.Sprintf("did you mean %s?", word)

@@ -354,7 +354,7 @@ func isEndless(n *yaml.Node, within []*yaml.Node) bool {
 
 var (
 	// mistakeOfForm matches the messages about unknown fields and values of a wrong kind.
-	mistakeOfForm = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither; write|is not a duration|is not a size|` +
+	mistakeOfForm = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither true nor false|is not a duration|is not a size|` +
 		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
 
 	// unknownToSchema matches the messages about mistakes that a schema cannot find: 1.0 is a whole
