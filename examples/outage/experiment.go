@@ -19,7 +19,7 @@ type experiment struct {
 	watcher          sync.WaitGroup // the goroutine that runs watch
 
 	mu       sync.Mutex
-	wasReset bool // Redis has just lost its data
+	wasReset bool // since the last second; see interval.wasReset
 	seconds  []interval
 	record   record
 	totals   [len(failureModes)]int64 // admitted requests of each policy

@@ -84,6 +84,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return rulesIn(t, "policy.yaml", text)
 }
 
+// rulesIn compiles a policy as if it stood in a file.
 func rulesIn(t testing.TB, file, text string) *policy.Rules {
 	t.Helper()
 	return policyIn(t, file, text).Rules
@@ -110,6 +111,7 @@ func hashed(value string) string {
 	return "#" + hex.EncodeToString(sum[:])
 }
 
+// write writes a file.
 func write(t testing.TB, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {

@@ -92,7 +92,7 @@ var errWatcherClosed = errors.New("policy: the watcher is closed")
 func Watch(path string, o WatchOptions) (*Watcher, error) {
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
-		notices = nil // no watches left: polling finds changes
+		notices = nil // the system has no watches left, and polling finds changes
 	}
 	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, notices)
 }
@@ -166,7 +166,7 @@ func (w *Watcher) run() {
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
-	quiet := time.NewTimer(0)
+	quiet := time.NewTimer(0) // fires when no further change came; at first at once, for changes since the first load
 	defer quiet.Stop()
 	var firstChange time.Time // that was not loaded yet
 	for {
