@@ -40,8 +40,8 @@ func (a *Admission) countBody() {
 // maxAhead is how many bytes of a body are read while its request waits.
 const maxAhead = 16 << 10
 
-// readAhead reads a small body while its request waits, because net/http does not notice that a
-// client has left before the body has been read.
+// readAhead reads a small body while its request waits. net/http notices that a client has left
+// only after the body was read.
 func readAhead(waiting policy.Attributes) {
 	a := waiting.(*attributes)
 	n := a.request.ContentLength

@@ -109,7 +109,7 @@ func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	})))
 	defer server.CloseClientConnections()
 	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-read != "hello<nil>" {
-		t.Fatal("the first request did not pass:", err)
+		t.Fatalf("the first request: %v; want that it passes with its body", err)
 	}
 	var clients []net.Conn
 	for range 20 {
@@ -328,7 +328,7 @@ func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
 	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := httplimit.DecisionOf(r.Context()); ok {
-			t.Error("there is a decision, although no enforced limit applies")
+			t.Error("DecisionOf finds a decision; want none, because no enforced limit applies")
 		}
 		httplimit.MarkStatusUnknown(r)
 		w.WriteHeader(http.StatusBadGateway)

@@ -155,7 +155,7 @@ rules:
 		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
 		response, err := http.ReadResponse(answers, nil)
 		if err != nil {
-			t.Fatalf("%s: no response: %v", target, err)
+			t.Fatalf("%s: %v; want a response", target, err)
 		}
 		io.Copy(io.Discard, response.Body)
 		switch {

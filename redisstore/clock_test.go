@@ -31,10 +31,10 @@ type slowClockServer struct {
 	rng *rand.Rand
 }
 
-func (w *slowClockServer) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	w.mu.Lock()
-	call := clockServer{requestTime: time.Duration(w.rng.Int64N(int64(2 * time.Second))), replyTime: time.Duration(w.rng.Int64N(int64(2 * time.Second)))}
-	w.mu.Unlock()
+func (s *slowClockServer) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	s.mu.Lock()
+	call := clockServer{requestTime: time.Duration(s.rng.Int64N(int64(2 * time.Second))), replyTime: time.Duration(s.rng.Int64N(int64(2 * time.Second)))}
+	s.mu.Unlock()
 	return call.Eval(ctx, script, keys, args)
 }
 

@@ -63,6 +63,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 			return penstock.Decision{}, err
 		}
 	}
+	// The second round counts for a key that it denied, or if there was no first round.
 	for _, group := range deniable {
 		if !hasDryRun || slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 }) {
 			for _, i := range group {
@@ -139,7 +140,7 @@ func (s *Store) runEach(ctx context.Context, groups [][]int, charges []penstock.
 	var all sync.WaitGroup
 	for n, group := range groups {
 		run := func() { errs[n] = s.runGroup(ctx, group, charges, statuses) }
-		if n == len(groups)-1 {
+		if n == len(groups)-1 { // the last one runs on this goroutine
 			run()
 		} else {
 			all.Go(run)

@@ -112,12 +112,12 @@ func (g *coalescingTest) call(key string, cost int64) *pendingCall {
 }
 
 func (g *coalescingTest) callIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *pendingCall {
-	a := &pendingCall{cancel: cancel, done: make(chan struct{})}
+	call := &pendingCall{cancel: cancel, done: make(chan struct{})}
 	go func() {
-		defer close(a.done)
-		a.decision, a.err = g.store.Decide(ctx, charges)
+		defer close(call.done)
+		call.decision, call.err = g.store.Decide(ctx, charges)
 	}()
-	return a
+	return call
 }
 
 func (g *coalescingTest) await(what string, ready func() bool) {
@@ -156,11 +156,11 @@ func (g *coalescingTest) awaitWaiters(n int) {
 
 func (g *coalescingTest) countGranted(calls []*pendingCall) (granted int) {
 	g.Helper()
-	for _, a := range calls {
-		<-a.done
-		if a.err != nil {
-			g.Errorf("a call failed: %v; want a decision", a.err)
-		} else if a.decision.Allowed {
+	for _, call := range calls {
+		<-call.done
+		if call.err != nil {
+			g.Errorf("a call failed: %v; want a decision", call.err)
+		} else if call.decision.Allowed {
 			granted++
 		}
 	}
@@ -180,10 +180,10 @@ func TestWaitersShareAScript(t *testing.T) {
 		t.Errorf("%d of 62 were granted in %d scripts; want all of them, in 3", granted, g.client.scripts.Load())
 	}
 	for _, key := range []string{"key0", "key1", "key2"} {
-		a := g.call(key, 1)
+		call := g.call(key, 1)
 		g.client.pass(1)
-		if granted := g.countGranted([]*pendingCall{a}); granted != 0 {
-			t.Errorf("%s: more was granted than its 30 units", key)
+		if granted := g.countGranted([]*pendingCall{call}); granted != 0 {
+			t.Errorf("%s: a call after all 30 units were spent was granted; want a denial", key)
 		}
 	}
 }
@@ -202,10 +202,10 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
 	}
 	left := make(map[int64]int)
-	for _, a := range calls[2:] {
-		if a.decision.Allowed {
-			left[a.decision.Remaining()]++
-		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
+	for _, call := range calls[2:] {
+		if call.decision.Allowed {
+			left[call.decision.Remaining()]++
+		} else if status := call.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
 			t.Errorf("a denied call got %+v; want the status of a denial", status)
 		}
 	}
@@ -227,11 +227,11 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		leave = append(leave, g.call("k", 1))
 	}
 	g.awaitWaiters(20)
-	for _, a := range leave {
-		a.cancel()
-		<-a.done
-		if !errors.Is(a.err, context.Canceled) || errors.Is(a.err, penstock.ErrUnavailable) {
-			t.Errorf("a caller that left got %v; want context.Canceled", a.err)
+	for _, call := range leave {
+		call.cancel()
+		<-call.done
+		if !errors.Is(call.err, context.Canceled) || errors.Is(call.err, penstock.ErrUnavailable) {
+			t.Errorf("a caller that left got %v; want context.Canceled", call.err)
 		}
 	}
 	g.awaitWaiters(10)
@@ -239,9 +239,9 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	if granted := g.countGranted(calls); granted != 12 {
 		t.Errorf("%d of 12 were granted; want all", granted)
 	}
-	a := g.call("k", 20)
+	call := g.call("k", 20)
 	g.client.pass(1)
-	if g.countGranted([]*pendingCall{a}) != 1 {
+	if g.countGranted([]*pendingCall{call}) != 1 {
 		t.Error("20 of 30 units were denied after 10 calls were granted; want no charge for callers that left")
 	}
 }
@@ -267,9 +267,9 @@ func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	if granted := g.countGranted(calls); granted != 11 {
 		t.Errorf("%d of 11 were granted; want all", granted)
 	}
-	a := g.call("k", 20) // of 30: ten were charged, including the caller that left
+	call := g.call("k", 20) // of 30: ten were charged, including the caller that left
 	g.client.pass(1)
-	if g.countGranted([]*pendingCall{a}) != 1 {
+	if g.countGranted([]*pendingCall{call}) != 1 {
 		t.Error("20 of 30 units were denied; want that only ten were charged before")
 	}
 }
@@ -288,11 +288,11 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
 	later := g.call("k", 1)
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
-	for _, a := range together {
-		<-a.done
+	for _, call := range together {
+		<-call.done
 		var failure *penstock.StoreError
-		if !errors.As(a.err, &failure) || !failure.MayBeCharged {
-			t.Errorf("a caller of the failed script got %v; want the script's error", a.err)
+		if !errors.As(call.err, &failure) || !failure.MayBeCharged {
+			t.Errorf("a caller of the failed script got %v; want the script's error", call.err)
 		}
 	}
 	g.client.pass(1)
@@ -324,11 +324,11 @@ func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 		if granted := g.countGranted(calls); granted != 7 {
 			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
 		}
-		for _, a := range fail {
-			<-a.done
+		for _, call := range fail {
+			<-call.done
 			var failure *penstock.StoreError
-			if !errors.As(a.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-				t.Errorf("%q: %v; want an error of reason corrupt", foreign, a.err)
+			if !errors.As(call.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
+				t.Errorf("%q: %v; want an error of reason corrupt", foreign, call.err)
 			}
 		}
 	}
@@ -348,15 +348,15 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	ended := make(chan struct{})
 	g.client.held <- func(ctx context.Context) error {
 		defer close(ended)
-		for i, a := range together {
+		for i, call := range together {
 			if ctx.Err() != nil {
-				t.Errorf("the script was canceled while %d of 3 callers waited", 3-i)
+				t.Errorf("the script was canceled while %d of 3 callers waited; want it to run", 3-i)
 			}
-			a.cancel()
-			<-a.done
+			call.cancel()
+			<-call.done
 		}
 		if ctx.Err() == nil {
-			t.Error("the script still runs after its last caller has left")
+			t.Error("the script still runs after its last caller has left; want it canceled")
 		}
 		return ctx.Err()
 	}
@@ -364,9 +364,9 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	if granted := g.countGranted(others); granted != 2 {
 		t.Errorf("%d of 2 were granted; want all", granted)
 	}
-	for _, a := range together {
-		if !errors.Is(a.err, context.Canceled) {
-			t.Errorf("a caller that left got %v; want context.Canceled", a.err)
+	for _, call := range together {
+		if !errors.Is(call.err, context.Canceled) {
+			t.Errorf("a caller that left got %v; want context.Canceled", call.err)
 		}
 	}
 }
@@ -463,18 +463,18 @@ type keepingClient struct {
 // keptArguments are the arguments of a failed script, and a copy made when it was called.
 type keptArguments struct{ given, copied []string }
 
-func (h *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
+func (c *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
 	time.Sleep(time.Millisecond) // so that other callers wait
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.calls++; h.calls%2 == 0 {
-		return h.Client.EvalSha(context.Background(), "", keys, args)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls++; c.calls%2 == 0 {
+		return c.Client.EvalSha(context.Background(), "", keys, args)
 	}
 	arguments := keptArguments{given: slices.Concat(keys, args)}
 	for _, s := range arguments.given {
 		arguments.copied = append(arguments.copied, strings.Clone(s))
 	}
-	h.kept = append(h.kept, arguments)
+	c.kept = append(c.kept, arguments)
 	return "", errors.New("lost")
 }
 

@@ -27,22 +27,22 @@ type slowClient struct {
 	given        atomic.Pointer[context.Context] // of the last call
 }
 
-func (h *slowClient) Sharded(context.Context) (bool, error) { return false, nil }
+func (c *slowClient) Sharded(context.Context) (bool, error) { return false, nil }
 
-func (h *slowClient) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
-	if h.isHealed.Load() {
+func (c *slowClient) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
+	if c.isHealed.Load() {
 		return "", redisstore.ReplyError("LOADING")
 	}
-	h.given.Store(&ctx)
-	n := h.running.Add(1)
-	defer h.running.Add(-1)
-	for m := h.max.Load(); n > m && !h.max.CompareAndSwap(m, n); m = h.max.Load() {
+	c.given.Store(&ctx)
+	n := c.running.Add(1)
+	defer c.running.Add(-1)
+	for m := c.max.Load(); n > m && !c.max.CompareAndSwap(m, n); m = c.max.Load() {
 	}
 	time.Sleep(time.Hour)
 	return "", errors.New("it took an hour")
 }
 
-func (h *slowClient) Close() error { return nil }
+func (c *slowClient) Close() error { return nil }
 
 // Whatever a client does, callers return at their deadlines, and the calls that they leave running
 // are bounded.
@@ -142,7 +142,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			if len(ended) > 0 {
-				t.Fatalf("%v before the store is closed", <-ended)
+				t.Fatalf("before the store was closed, a caller returned %v; want it to wait", <-ended)
 			}
 			closed := time.Now()
 			_ = store.Close()
@@ -183,6 +183,7 @@ type goroutineCounter struct {
 
 func (c *goroutineCounter) EvalSha(context.Context, string, []string, []string) (string, error) {
 	text := make([]byte, 64)
+	// The text begins with the number of the goroutine: "goroutine 7 [running]".
 	name, _, _ := strings.Cut(string(text[:runtime.Stack(text, false)]), " [")
 	if c.seen == nil {
 		c.seen = make(map[string]bool)
@@ -191,6 +192,7 @@ func (c *goroutineCounter) EvalSha(context.Context, string, []string, []string) 
 	return "", redisstore.ReplyError("LOADING")
 }
 
+// A panickingClient panics in each call.
 type panickingClient struct{ slowClient }
 
 func (*panickingClient) EvalSha(context.Context, string, []string, []string) (string, error) {

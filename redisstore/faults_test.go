@@ -248,7 +248,7 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
 }
 
-// The test makes random charges by the clock of the server, and then compares the TTL of every key
+// The test makes random charges by the clock of the server. Then it compares the TTL of every key
 // with the time for which its state is needed.
 func TestEveryKeyExpires(t *testing.T) {
 	effort.WithoutRace(t)
@@ -282,7 +282,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		}
 		d, err := store.Decide(t.Context(), batch)
 		if err != nil {
-			t.Fatalf("seed %d: %+v: %v", seed, batch, err)
+			t.Fatalf("seed %d: %+v: %v; want a decision", seed, batch, err)
 		}
 		for i := range d.Len() {
 			if end := time.Now().Add(2 * d.Status(i).ResetAfter); end.After(longest[user]) {
@@ -315,7 +315,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		case ttl < 0:
 			t.Errorf("seed %d: key %q never expires; want a TTL", seed, key)
 		case ttl+time.Since(calledAt) < needed:
-			t.Errorf("seed %d: key %q expires in %v, but its state is needed for %v", seed, key, ttl, needed)
+			t.Errorf("seed %d: key %q expires in %v; want at least %v, for which its state is needed", seed, key, ttl, needed)
 		case ttl > time.Until(longest[user])+6*time.Second: // a key outlives its state by algorithm.MaxStall; a second more for a slow test
 			t.Errorf("seed %d: key %q expires in %v; want at most %v", seed, key, ttl, time.Until(longest[user]))
 		}

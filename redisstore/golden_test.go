@@ -179,7 +179,7 @@ func (g *goldenStore) decide(calls []goldenCall) []goldenCall {
 		}
 		d, err := g.store.Decide(context.Background(), charges)
 		if err != nil {
-			g.Fatalf("call %d: %v", i, err)
+			g.Fatalf("call %d: %v; want a decision", i, err)
 		}
 		c.Allowed = d.Allowed
 		for n := range charges {
@@ -193,7 +193,7 @@ func (g *goldenStore) do(args ...string) any {
 	g.Helper()
 	reply, err := g.server.Do(args...)
 	if err != nil {
-		g.Fatalf("%s: %v", args[0], err)
+		g.Fatalf("command %v: %v; want no error", args, err)
 	}
 	return reply
 }

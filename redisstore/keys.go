@@ -70,7 +70,11 @@ func appendName(b []byte, key string) []byte {
 	if key == "" {
 		return append(b, '%', '_')
 	}
-	return appendTag(b, key)
+	if b, fits := appendEncoded(b, key); fits {
+		return b
+	}
+	sum := sha256.Sum256([]byte(key))
+	return hex.AppendEncode(append(b, '%', '#'), sum[:])
 }
 
 // Names writes the names that keys have in the store: the text between the braces. So programs can
@@ -141,14 +145,6 @@ func KeyOfName(name string) (key string, ok bool) {
 		}
 	}
 	return string(b), len(name) > 0
-}
-
-func appendTag(b []byte, key string) []byte {
-	if b, fits := appendEncoded(b, key); fits {
-		return b
-	}
-	sum := sha256.Sum256([]byte(key))
-	return hex.AppendEncode(append(b, '%', '#'), sum[:])
 }
 
 // appendEncoded appends the encoding of a key, unless it is longer than maxTag.

@@ -45,7 +45,7 @@ func tagOf(t testing.TB, name string) string {
 	_, rest, isOpened := strings.Cut(name, "{")
 	tag, _, isClosed := strings.Cut(rest, "}")
 	if !isOpened || !isClosed || tag == "" || strings.Count(name, "{") != 1 || strings.Count(name, "}") != 1 {
-		t.Errorf("the name %.200q has no single hash tag", name)
+		t.Errorf("the name is %.200q; want exactly one hash tag, in braces", name)
 	}
 	return tag
 }
@@ -110,7 +110,7 @@ func TestDifferentKeysHaveDifferentNames(t *testing.T) {
 			name := s.nameOf(key, plan)
 			tagOf(t, name)
 			if other, ok := keys[name]; ok {
-				t.Errorf("%.60q and %.60q are both %q", key, other, name)
+				t.Errorf("%.60q and %.60q both have the name %q; want two names", key, other, name)
 			}
 			keys[name] = key
 		}
@@ -136,7 +136,7 @@ func TestLimitsOfOneKeyHaveTheirOwnNames(t *testing.T) {
 				}
 				what := fmt.Sprint(group, "/", name, "/", plan.Algorithm().Name())
 				if other, ok := seen[where]; ok {
-					t.Errorf("%s and %s are both kept at %q", what, other, where)
+					t.Errorf("%s and %s are both kept at %q; want two places", what, other, where)
 				}
 				seen[where] = what
 			}
@@ -157,7 +157,7 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 			t.Errorf("a key of 10 kB has a name of %d bytes; want at most 200", len(name))
 		}
 		if seen[name] {
-			t.Errorf("two keys of 10 kB are both %q", name)
+			t.Errorf("two keys of 10 kB both have the name %q; want two names", name)
 		}
 		seen[name] = true
 	}
@@ -175,14 +175,14 @@ func TestSecretHidesTheKey(t *testing.T) {
 	for _, key := range []string{"anna@example.org", "", "a", "{", strings.Repeat("anna", 1000)} {
 		names := map[string]bool{plainly.nameOf(key, plan): true, one.nameOf(key, plan): true, two.nameOf(key, plan): true}
 		if len(names) != 3 {
-			t.Errorf("key %.20q: two secrets give one name: %v", key, names)
+			t.Errorf("key %.20q: no secret and two secrets give %d names: %v; want 3", key, len(names), names)
 		}
 		name := one.nameOf(key, plan)
 		if len(key) > 1 && strings.Contains(name, key[:2]) || !strings.HasPrefix(name, "ps1{%#") {
 			t.Errorf("key %.20q has the name %q; want a hash that does not show the key", key, name)
 		}
 		if name != keyStore(t, "one").nameOf(key, plan) {
-			t.Errorf("key %.20q: one secret gives two names", key)
+			t.Errorf("key %.20q: two stores with one secret give two names; want one", key)
 		}
 	}
 }
@@ -250,7 +250,7 @@ func FuzzKey(f *testing.F) {
 		}
 		for i := range len(name) {
 			if name[i] <= ' ' || name[i] > '~' {
-				t.Errorf("%q is encoded as %q, which cannot be typed", a, name)
+				t.Errorf("%q is encoded as %q; want printable ASCII without spaces", a, name)
 			}
 		}
 		switch {
@@ -278,7 +278,7 @@ func TestNeighboringKeysDiffer(t *testing.T) {
 		b := append([]byte(nil), a...)
 		b[rng.IntN(len(b))]++
 		if s.nameOf(string(a), plan) == s.nameOf(string(b), plan) {
-			t.Errorf("seed %d: %q and %q have one name", seed, a, b)
+			t.Errorf("seed %d: %q and %q have one name; want two", seed, a, b)
 		}
 	}
 }

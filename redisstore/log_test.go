@@ -59,7 +59,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	for range entries {
 		clock = clock.Add(time.Second)
 		if !decide(plain, long.MustCompile(), penstock.Spend, 1).Allowed {
-			t.Fatalf("a log of %d entries is full too early", entries)
+			t.Fatalf("a log of %d entries denied one of its first %d; want a grant", entries, entries)
 		}
 	}
 	// Three binary searches read three values for each entry at which they look.

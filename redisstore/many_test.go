@@ -104,7 +104,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	server.Resume()
 	for _, c := range calls {
 		if c.Err == nil {
-			t.Errorf("a server that is stopped decided: %v", c.Decision)
+			t.Errorf("while the server is stopped: %v; want an error", c.Decision)
 		}
 	}
 	calls = list()

@@ -36,7 +36,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 			case strings.HasPrefix(name, "%#"):
 				hashed++
 				if ok {
-					t.Errorf("%q: the hash %s has the key %q", key, name, got)
+					t.Errorf("%q: KeyOfName finds the key %q of the hash %s; want none", key, got, name)
 				}
 			case !ok || got != key:
 				t.Errorf("the name %q has the key %q, %v; want %q", name, got, ok, key)

@@ -77,7 +77,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 		}
 		for key, state := range dump(t, s) {
 			if before[key] != state {
-				t.Errorf("%s: %q has changed from\n%s to\n%s", name, key, before[key], state)
+				t.Errorf("%s: %q has changed; want it unchanged\nbefore %s\nafter  %s", name, key, before[key], state)
 			}
 			delete(before, key)
 		}
@@ -85,7 +85,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 			t.Errorf("%s: %q was deleted; want nothing changed", name, key)
 		}
 		if err := step.run(completeStores); err != nil {
-			t.Fatalf("%s, with all rights: %v", name, err)
+			t.Fatalf("%s, with all rights: %v; want no error", name, err)
 		}
 	}
 	return refused
@@ -219,7 +219,7 @@ func dump(t *testing.T, s *redistest.Server) map[string]string {
 	for _, key := range mustDo(t, s, "KEYS", "*").([]any) {
 		expires := mustDo(t, s, "PEXPIRETIME", key.(string)).(int64)
 		if expires == -1 {
-			t.Errorf("key %q has no TTL", key)
+			t.Errorf("key %q has no TTL; want one", key)
 		}
 		if expires == -2 { // the key has just expired
 			continue
@@ -233,7 +233,7 @@ func mustDo(t testing.TB, s *redistest.Server, args ...string) any {
 	t.Helper()
 	reply, err := s.Do(args...)
 	if err != nil {
-		t.Fatalf("%v: %v", args, err)
+		t.Fatalf("command %v: %v; want no error", args, err)
 	}
 	return reply
 }

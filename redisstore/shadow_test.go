@@ -47,7 +47,7 @@ func (t *shadowedCall) wait(g *coalescingTest) {
 	if !t.batch.Take() {
 		return
 	}
-	g.Error("the shadow was not decided")
+	g.Error("nobody has taken the shadow; want it decided")
 }
 
 func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
@@ -55,16 +55,16 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 	g := newCoalescing(t, dial(server.URL())(t))
 	allowed, shadow := 0, 0
 	for range 60 {
-		a := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+		call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 		g.client.pass(1)
-		a.wait(g)
-		if a.err != nil || a.batch.Err != nil || a.separateCalls.Load() != 0 {
-			t.Fatalf("%v; the shadow: %v, %d calls of its own; want no error and no call", a.err, a.batch.Err, a.separateCalls.Load())
+		call.wait(g)
+		if call.err != nil || call.batch.Err != nil || call.separateCalls.Load() != 0 {
+			t.Fatalf("%v; the shadow: %v, %d calls of its own; want no error and no call", call.err, call.batch.Err, call.separateCalls.Load())
 		}
-		if a.decision.Allowed {
+		if call.decision.Allowed {
 			allowed++
 		}
-		if a.batch.Decision.Allowed {
+		if call.batch.Decision.Allowed {
 			shadow++
 		}
 	}
@@ -83,8 +83,8 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		for range 62 {
 			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 			if hasShadows {
-				a := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
-				calls, all = append(calls, a.pendingCall), append(all, a)
+				call := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+				calls, all = append(calls, call.pendingCall), append(all, call)
 			} else {
 				calls = append(calls, g.call("k", 1))
 			}
@@ -99,11 +99,11 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
 		}
 		shadow := 0
-		for _, a := range all {
-			if a.batch.Err != nil || a.separateCalls.Load() != 0 {
-				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call", a.batch.Err, a.separateCalls.Load())
+		for _, call := range all {
+			if call.batch.Err != nil || call.separateCalls.Load() != 0 {
+				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call", call.batch.Err, call.separateCalls.Load())
 			}
-			if a.batch.Decision.Allowed {
+			if call.batch.Decision.Allowed {
 				shadow++
 			}
 		}
@@ -122,17 +122,17 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	var all []*shadowedCall
 	for i := range 62 {
 		key := fmt.Sprint("key", i)
-		a := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
-		calls, all = append(calls, a.pendingCall), append(all, a)
+		call := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
+		calls, all = append(calls, call.pendingCall), append(all, call)
 	}
 	g.awaitWaiters(1 + 2*62)
 	g.client.pass(3 + 2) // three that are held, and two for the waiters
 	if granted := g.countGranted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
 		t.Errorf("%d of %d granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
 	}
-	for i, a := range all {
-		if a.batch.Err != nil || a.separateCalls.Load() != 0 || !a.batch.Decision.Allowed || a.batch.Decision.Remaining() != 49 {
-			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call", i, a.batch.Decision, a.batch.Err, a.separateCalls.Load())
+	for i, call := range all {
+		if call.batch.Err != nil || call.separateCalls.Load() != 0 || !call.batch.Decision.Allowed || call.batch.Decision.Remaining() != 49 {
+			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call", i, call.batch.Decision, call.batch.Err, call.separateCalls.Load())
 		}
 	}
 }
@@ -159,24 +159,24 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 				l.Name, l.Group = name, "g"
 				return []penstock.Charge{{Key: fmt.Sprint(random.IntN(2)), Plan: algorithm(l).MustCompile(), Cost: random.Int64N(8)}}
 			}
-			a, b := charge("limit", 20), charge("candidate", 5+random.Int64N(40))
-			batch := &piggyback.Batch{Charges: b, DecideAlone: func() { t.Error("the shadow needed a call of its own") }}
-			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: a, Shadows: []*piggyback.Batch{batch}})
-			got, err := store.Decide(ctx, a)
+			enforcedCharges, shadowCharges := charge("limit", 20), charge("candidate", 5+random.Int64N(40))
+			batch := &piggyback.Batch{Charges: shadowCharges, DecideAlone: func() { t.Error("the shadow needed a call of its own; want it in the script of the batch") }}
+			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: enforcedCharges, Shadows: []*piggyback.Batch{batch}})
+			got, err := store.Decide(ctx, enforcedCharges)
 			if err != nil || batch.Err != nil {
 				t.Fatalf("seed %d, step %d: %v; the shadow: %v; want two decisions", seed, step, err, batch.Err)
 			}
-			want, _ := enforced.Decide(t.Context(), a)
-			wantShadow, _ := shadow.Decide(t.Context(), b)
+			want, _ := enforced.Decide(t.Context(), enforcedCharges)
+			wantShadow, _ := shadow.Decide(t.Context(), shadowCharges)
 			if got.Status(0) != want.Status(0) || got.Allowed != want.Allowed || batch.Decision.Status(0) != wantShadow.Status(0) || batch.Decision.Allowed != wantShadow.Allowed {
-				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\nshadow got  %+v\nshadow want %+v", seed, step, a, b, got, want, batch.Decision, wantShadow)
+				t.Fatalf("seed %d, step %d: %+v with %+v\ngot  %+v\nwant %+v\nshadow got  %+v\nshadow want %+v", seed, step, enforcedCharges, shadowCharges, got, want, batch.Decision, wantShadow)
 			}
 			now = now.Add(time.Duration(random.Int64N(3_000_000)) * time.Microsecond)
 		}
 	}
 }
 
-// A foreign value under a shadow's key does not affect the enforced batch, and a foreign value
+// A foreign value under a shadow's key does not affect the enforced batch. Nor does a foreign value
 // under the batch's key does not affect the shadow.
 func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
@@ -197,16 +197,16 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 			calls = g.holdTwo()
 		}
 		good := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
-		a := g.callWithShadow(good, bad)
+		call := g.callWithShadow(good, bad)
 		if isQueued {
 			g.awaitWaiters(2)
 		}
 		g.client.pass(1 + len(calls))
-		a.wait(g)
+		call.wait(g)
 		g.countGranted(calls)
 		var failure *penstock.StoreError
-		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", isQueued, a.decision, a.err, a.batch.Err)
+		if call.err != nil || !call.decision.Allowed || !errors.As(call.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
+			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", isQueued, call.decision, call.err, call.batch.Err)
 		}
 		b := g.callWithShadow(bad, good)
 		g.client.pass(1)
@@ -222,15 +222,15 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	a := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
 	g.countGranted(calls)
-	a.wait(g)
+	call.wait(g)
 	var failure *penstock.StoreError
-	if !errors.As(a.err, &failure) || !failure.MayBeCharged || a.batch.Err == nil || a.separateCalls.Load() != 0 {
-		t.Errorf("%v; the shadow: %v, %d calls of its own; want the script's error twice, and no call", a.err, a.batch.Err, a.separateCalls.Load())
+	if !errors.As(call.err, &failure) || !failure.MayBeCharged || call.batch.Err == nil || call.separateCalls.Load() != 0 {
+		t.Errorf("%v; the shadow: %v, %d calls of its own; want the script's error twice, and no call", call.err, call.batch.Err, call.separateCalls.Load())
 	}
 }
 
@@ -239,15 +239,15 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	a := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
-	a.cancel()
-	a.wait(g)
+	call.cancel()
+	call.wait(g)
 	g.awaitWaiters(0)
 	g.client.pass(2)
 	g.countGranted(calls)
-	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil || g.client.scripts.Load() != 2 {
-		t.Errorf("%v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", a.err, a.batch.Err, g.client.scripts.Load())
+	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil || g.client.scripts.Load() != 2 {
+		t.Errorf("%v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", call.err, call.batch.Err, g.client.scripts.Load())
 	}
 }
 
@@ -256,21 +256,21 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	others := g.holdTwo()
-	a := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	ended := make(chan struct{})
 	g.client.held <- func(ctx context.Context) error {
 		defer close(ended)
-		a.cancel()
+		call.cancel()
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	<-ended
-	a.wait(g)
+	call.wait(g)
 	g.countGranted(others)
-	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil {
-		t.Errorf("%v; the shadow: %v; want context.Canceled and an error", a.err, a.batch.Err)
+	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil {
+		t.Errorf("%v; the shadow: %v; want context.Canceled and an error", call.err, call.batch.Err)
 	}
 }
 

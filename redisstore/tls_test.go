@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// urlsWithTLS are the URLs of a Cluster and of Sentinels with TLS only, where each server has a
+// urlsWithTLS are the URLs of a Cluster and of Sentinels with TLS only. Each server has a
 // certificate for its own address or name.
 func urlsWithTLS(t *testing.T, a redistest.TLS) map[string]string {
 	t.Helper()

@@ -64,11 +64,11 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 				g.awaitWaiters(5)
 				clienttest.Do(fault.make)(t, server)
 				g.client.pass(3)
-				for _, a := range append(calls, together...) {
-					<-a.done
+				for _, call := range append(calls, together...) {
+					<-call.done
 					var failure *penstock.StoreError
-					if !errors.As(a.err, &failure) || failure.Reason != fault.reason || !errors.Is(a.err, penstock.ErrUnavailable) {
-						t.Errorf("%v; want the reason %v", a.err, fault.reason)
+					if !errors.As(call.err, &failure) || failure.Reason != fault.reason || !errors.Is(call.err, penstock.ErrUnavailable) {
+						t.Errorf("%v; want the reason %v", call.err, fault.reason)
 					}
 				}
 			})

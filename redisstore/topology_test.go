@@ -74,22 +74,22 @@ type layoutClient struct {
 	inFlight, max atomic.Int64 // queries in flight now, and the most at once
 }
 
-func (q *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
+func (c *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (q *layoutClient) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (c *layoutClient) EvalSha(context.Context, string, []string, []string) (string, error) {
 	return "", errors.New("the connection broke")
 }
 
-func (q *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
-	q.max.Store(max(q.max.Load(), q.inFlight.Add(1)))
-	defer q.inFlight.Add(-1)
-	if q.queries.Add(1) > 10_000 {
+func (c *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
+	c.max.Store(max(c.max.Load(), c.inFlight.Add(1)))
+	defer c.inFlight.Add(-1)
+	if c.queries.Add(1) > 10_000 {
 		<-ctx.Done() // a busy loop would not let the bubble's time pass
 	}
-	return "", q.answer(ctx)
+	return "", c.answer(ctx)
 }
 
-func (q *layoutClient) Close() error { return nil }
+func (c *layoutClient) Close() error { return nil }
 
 // However many calls need the layout, and however fast a query fails, there are only a few queries
 // per second. They run one at a time, except for those that were abandoned.

@@ -28,7 +28,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 					Limits: turns, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
 				}
 				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {
-					t.Fatalf("PENSTOCK_SEED=%d: %v", seed, err)
+					t.Fatalf("PENSTOCK_SEED=%d: %v; want no violation", seed, err)
 				}
 			}
 		})

@@ -106,9 +106,9 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		if rng.IntN(4) == 0 {
 			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4))
 		}
-		same := rng.IntN(3) // callers often make equal batches
+		repeats := rng.IntN(3) // callers often make equal batches: a half to three quarters of them
 		for i := range batches {
-			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(same+2) > 0 {
+			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(repeats+2) > 0 {
 				batches[i] = batches[i-1]
 			}
 		}
@@ -285,11 +285,12 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 	for range n {
 		l := limits[rng.IntN(len(limits))]
 		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Plan: l, Cost: 1}
-		c.Mode = []penstock.Mode{
+		modes := []penstock.Mode{ // the more frequent, the more often listed
 			penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend,
 			penstock.Draw, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Refund, penstock.Refund,
 			penstock.Reset,
-		}[rng.IntN(14)]
+		}
+		c.Mode = modes[rng.IntN(len(modes))]
 		if c.Mode == penstock.Reset && rng.IntN(3) > 0 {
 			c.Mode = penstock.Spend
 		}

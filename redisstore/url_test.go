@@ -269,7 +269,7 @@ func TestErrorsOfURLsNeverShowThePassword(t *testing.T) {
 			}
 			url := fmt.Sprintf(form, password)
 			if _, err := redisstore.ParseURL(url); err != nil && (strings.Contains(err.Error(), "s3") || strings.Contains(err.Error(), "cret")) {
-				t.Errorf("the error of %s shows the password: %v", url, err)
+				t.Errorf("%s: %v; want an error that does not show the password", url, err)
 			}
 		}
 	}

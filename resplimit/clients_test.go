@@ -33,7 +33,7 @@ func TestRedisCLIWorks(t *testing.T) {
 		cmd.Stdin = strings.NewReader(input)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
-			t.Fatalf("%v: %v\n%s", args, err, out)
+			t.Fatalf("redis-cli %v: %v; want no error\n%s", args, err, out)
 		}
 		return strings.TrimSpace(string(out))
 	}
@@ -108,7 +108,7 @@ func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 			}
 			payload, err := strconv.Unquote(line[2:])
 			if err != nil {
-				t.Fatalf("%s: %s: %v", file, line, err)
+				t.Fatalf("%s: %s: %v; want a Go string", file, line, err)
 			}
 			if line[0] == '>' {
 				w.send(payload)

@@ -25,7 +25,7 @@ func exchange(t *testing.T, addr, input string) string {
 	io.WriteString(conn, input+encode("QUIT")) // an error is no failure: the server may have closed it
 	output, err := io.ReadAll(conn)
 	if e, ok := err.(net.Error); ok && e.Timeout() {
-		t.Fatalf("%.60q: the connection stays open", input)
+		t.Fatalf("%.60q: the connection stays open after QUIT; want its end", input)
 	}
 	return string(output)
 }

@@ -72,9 +72,9 @@ func TestHostileInputIsContained(t *testing.T) {
 		for r := bufio.NewReader(conn); ; replies++ {
 			_, err := readReply(r)
 			if e, ok := err.(net.Error); ok && e.Timeout() {
-				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: neither a reply nor the end of the connection", seed, i, input)
+				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: no reply; want one, or the end of the connection", seed, i, input)
 			} else if strings.HasPrefix(fmt.Sprint(err), "a reply begins") {
-				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: a malformed reply: %v", seed, i, input, err)
+				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: %v; want a well-formed reply", seed, i, input, err)
 			} else if err != nil {
 				break
 			}

@@ -241,7 +241,7 @@ type exclusiveStore struct {
 func (e *exclusiveStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	for i := range charges {
 		if _, isBusy := e.busy.LoadOrStore(charges[i].Key, true); isBusy {
-			e.t.Errorf("two decisions of %q overlap", charges[i].Key)
+			e.t.Errorf("two decisions of %q overlap; want one after the other", charges[i].Key)
 		}
 		defer e.busy.Delete(charges[i].Key)
 	}

@@ -337,7 +337,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 			io.WriteString(connection, head(target)+"X-Forwarded-For: 203.0.113.9\r\n\r\n")
 			response, err := http.ReadResponse(answers, nil)
 			if err != nil {
-				t.Fatalf("%s: no response: %v", target, err)
+				t.Fatalf("%s: %v; want a response", target, err)
 			}
 			io.Copy(io.Discard, response.Body)
 			status := fmt.Sprint(response.StatusCode)

@@ -77,7 +77,7 @@ func (r readMetrics) series(t *testing.T) (all []string) {
 					}
 				}
 			default:
-				t.Errorf("%s is a %T", m.Name, d)
+				t.Errorf("%s is a %T; want a sum, a gauge or a histogram", m.Name, d)
 			}
 		}
 	}
@@ -194,7 +194,7 @@ func spansOf(t *testing.T, f func(*Spans)) (all []string) {
 	for _, s := range exporter.GetSpans() {
 		text := fmt.Sprintf("%s %s %s %s", s.Name, s.SpanKind, s.EndTime.Sub(s.StartTime), s.Status.Code)
 		if s.Parent.TraceID() != s.SpanContext.TraceID() || !s.Parent.IsRemote() {
-			t.Errorf("%s is not in the request's trace", text)
+			t.Errorf("%s; want the remote span of the request as its parent", text)
 		}
 		for _, a := range s.Attributes {
 			text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(string(a.Key), "ratelimit."), a.Value.String())
@@ -256,7 +256,7 @@ func TestRequestsHaveSpans(t *testing.T) {
 			t.Errorf("got  %q\nwant %q", got, row.want)
 		}
 		if strings.Contains(fmt.Sprint(got), "4711") {
-			t.Error("a span contains the key")
+			t.Errorf("the span is %q; want no key in it", got)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func TestGuardsHaveMetrics(t *testing.T) {
 	s := newScraped(Options{})
 	s.BreakerChanged("", guard.StateClosed, guard.StateOpen)
 	if page := s.page(t); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
-		t.Error("the page has series of guards although SetGuards was not called")
+		t.Errorf("before SetGuards was called, the page is\n%s\nwant no series of guards", page)
 	}
 	s.SetGuards(someGuards)
 	page := s.page(t)
@@ -66,12 +66,12 @@ func TestGuardsHaveMetrics(t *testing.T) {
 	}
 	for _, line := range lines {
 		if !strings.Contains(page, "\n"+line+"\n") {
-			t.Errorf("the page lacks %s", line)
+			t.Errorf("the page is\n%s\nwant the line %s", page, line)
 		}
 	}
 	s.SetGuards(observe.Guards{})
 	if page := s.page(t); strings.Contains(page, "rate_limiter_instances") || strings.Contains(page, "rate_limiter_scripts") {
-		t.Error("the page has series of functions that are not set")
+		t.Errorf("the page is\n%s\nwant no series of functions that are not set", page)
 	}
 	t.Logf("counted: %d series of guards", len(lines))
 }

@@ -180,7 +180,7 @@ func TestNoKeyIsALabel(t *testing.T) {
 	}
 	for _, family := range s.gather(t) {
 		if text := family.String(); strings.Contains(text, "4711") {
-			t.Errorf("%s contains the key: %s", family.GetName(), text)
+			t.Errorf("%s is %s; want no key in it", family.GetName(), text)
 		}
 	}
 }

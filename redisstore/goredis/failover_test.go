@@ -105,7 +105,7 @@ func await(t *testing.T, what string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for: %s", what)
+			t.Fatalf("after 30s still not so: %s", what)
 		}
 	}
 }

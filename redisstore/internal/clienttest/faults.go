@@ -155,7 +155,7 @@ func forgetScripts(t *testing.T, target Target, m Maker) {
 		for ; ; flushes++ {
 			for _, s := range target.Servers {
 				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
-					t.Errorf("script flush: %v", err)
+					t.Errorf("SCRIPT FLUSH: %v; want no error", err)
 				}
 			}
 			select {
@@ -295,7 +295,7 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 		t.Logf("%s: decides %v after the server came up", m.Name, time.Since(start))
 	}
 	if left := Remaining(t, stores[0], "k", SlowRefill("d", 10)); left != 10-int64(len(stores)) {
-		t.Errorf("%d units are left of 10 after %d were spent: failed calls were charged later", left, len(stores))
+		t.Errorf("%d units are left of 10 after %d were spent; want that failed calls are not charged later", left, len(stores))
 	}
 }
 
@@ -339,7 +339,7 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 		l.slowest.Store(int64(took))
 	}
 	if took > patienceOfLoad+tolerance {
-		t.Errorf("a call with a deadline of %v took %v: %v", patienceOfLoad, took, err)
+		t.Errorf("a call with a deadline of %v took %v: %v; want at most %v more", patienceOfLoad, took, err, tolerance)
 	}
 	switch {
 	case err == nil:
@@ -348,7 +348,7 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 	case !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded):
 		t.Errorf("a call failed with %v; want an ErrUnavailable or the end of its context", err)
 	case !l.hasFault.Load() && took < patienceOfLoad:
-		t.Errorf("a call failed before the fault: %v", err)
+		t.Errorf("a call failed before the fault: %v; want a decision", err)
 	default:
 		l.failures.Add(1)
 	}

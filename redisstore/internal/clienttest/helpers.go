@@ -94,7 +94,7 @@ func Eventually(t testing.TB, limit time.Duration, ok func() error) {
 			return
 		}
 		if time.Since(start) > limit {
-			t.Fatalf("not within %v: %v", limit, err)
+			t.Fatalf("after %v still: %v", limit, err)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -120,7 +120,7 @@ func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch fun
 				err := h.record(ctx, stores[who%len(stores)], prefix, who, batch(rng, who, keys))
 				cancel()
 				if err != nil {
-					t.Errorf("seed %d: %v", seed, err)
+					t.Errorf("seed %d: %v; want a decision, or an error of the connection", seed, err)
 				}
 			}
 		})
@@ -148,7 +148,7 @@ func linearizable(t *testing.T, suite Suite, n int) {
 		h, seed := makeHistory(t, stores, linearOps, 1+i%linearKeys, randomBatch)
 		ops += len(h.ops)
 		if h.check(t, seed) == porcupine.Illegal {
-			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
@@ -164,7 +164,7 @@ func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 	for range n {
 		h, seed := makeHistory(t, stores, linearOps, 1, randomBatch)
 		if h.check(t, seed) == porcupine.Illegal {
-			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
@@ -190,7 +190,7 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 		unknown += h.unknown()
 		switch porcupine.CheckOperationsTimeout(linearModel, h.ops, 2*time.Second) {
 		case porcupine.Illegal:
-			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
 		case porcupine.Unknown: // an unknown charge may have been made at any time, so some histories have too many orders
 			undecided++
 		}
@@ -220,9 +220,9 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 		}
 	}
 	had, free := *own, max(count-taken-*own, 0)
-	spend, cost := had, c.cost // counter: a Spend adds its cost
+	base, cost := had, c.cost  // counter: a Spend adds its cost to what was used
 	if c.limit == slotsLimit { // slots: a Spend sets the number that the holder holds
-		spend, free = 0, max(count-taken, had)
+		base, free = 0, max(count-taken, had)
 	}
 	granted, fits := int64(0), true
 	switch c.mode {
@@ -240,8 +240,8 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 			s.holds[c.key] = [linearClients]int64{}
 		}
 	}
-	if spends := c.mode == penstock.Spend || c.mode == penstock.Draw || c.mode == penstock.Force; spends && fits && cost > 0 {
-		*own = spend + cost
+	if isSpend := c.mode == penstock.Spend || c.mode == penstock.Draw || c.mode == penstock.Force; isSpend && fits && cost > 0 {
+		*own = base + cost
 		granted = max(*own-had, 0)
 	}
 	if !fits {
@@ -345,7 +345,7 @@ func (h *history) check(t *testing.T, seed uint64) porcupine.CheckResult {
 	t.Helper()
 	result := porcupine.CheckOperationsTimeout(linearModel, h.ops, time.Minute)
 	if result == porcupine.Unknown {
-		t.Errorf("seed %d: the check of %d operations took more than a minute", seed, len(h.ops))
+		t.Errorf("seed %d: the check of %d operations took more than a minute; want a result", seed, len(h.ops))
 	}
 	return result
 }

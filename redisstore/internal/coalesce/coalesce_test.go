@@ -32,22 +32,22 @@ const scriptTime = time.Second
 // kind is the Script of charges without a holder.
 type kind struct{}
 
-func (b *setup) ScriptFor(charges []penstock.Charge) Script {
+func (s *setup) ScriptFor(charges []penstock.Charge) Script {
 	if charges[0].Holder != "" {
 		return nil
 	}
 	return kind{}
 }
 
-func (b *setup) DecideFlight(ctx context.Context, f *Flight) {
-	b.mu.Lock()
-	b.sizes = append(b.sizes, f.Len())
-	cause := b.fail
-	b.mu.Unlock()
+func (s *setup) DecideFlight(ctx context.Context, f *Flight) {
+	s.mu.Lock()
+	s.sizes = append(s.sizes, f.Len())
+	cause := s.fail
+	s.mu.Unlock()
 	for _, r := range f.Requests {
 		for _, w := range r.Waiters {
 			if w.Err = cause; cause == nil {
-				w.Decision, w.Err = b.store.Decide(context.Background(), r.Charges)
+				w.Decision, w.Err = s.store.Decide(context.Background(), r.Charges)
 			}
 		}
 	}
@@ -58,28 +58,28 @@ func (b *setup) DecideFlight(ctx context.Context, f *Flight) {
 }
 
 // inBubble runs a test in a synctest bubble, where time passes only while all goroutines wait.
-func inBubble(t *testing.T, test func(b *setup)) {
+func inBubble(t *testing.T, test func(s *setup)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &setup{T: t, store: memstore.New(memstore.Options{})}
-		b.c = New(b)
-		test(b)
+		s := &setup{T: t, store: memstore.New(memstore.Options{})}
+		s.c = New(s)
+		test(s)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if b.c.inFlight != 0 || len(b.c.queue) != 0 || len(b.c.flights) != 0 {
-			t.Errorf("at the end %d scripts are in flight, %d queued; want none", b.c.inFlight, len(b.c.queue))
+		if s.c.inFlight != 0 || len(s.c.queue) != 0 || len(s.c.flights) != 0 {
+			t.Errorf("at the end %d scripts are in flight, %d queued; want none", s.c.inFlight, len(s.c.queue))
 		}
 	})
 }
 
 // hold keeps two scripts in flight, so that all others wait, until the test calls release.
-func (b *setup) hold() (release func()) {
+func (s *setup) hold() (release func()) {
 	for range 2 {
-		if !b.c.Enter(b.Context(), new(Waiter)) {
-			b.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
+		if !s.c.Enter(s.Context(), new(Waiter)) {
+			s.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
 		}
 	}
-	return func() { b.c.Exit(); b.c.Exit() }
+	return func() { s.c.Exit(); s.c.Exit() }
 }
 
 // A result is what a caller got.
@@ -91,15 +91,15 @@ type result struct {
 }
 
 // decide decides a waiter's batch.
-func (b *setup) decide(ctx context.Context, w *Waiter) result {
+func (s *setup) decide(ctx context.Context, w *Waiter) result {
 	begin := time.Now()
-	if b.c.Enter(ctx, w) {
-		defer b.c.Exit()
-		d, err := b.store.Decide(ctx, w.Charges)
+	if s.c.Enter(ctx, w) {
+		defer s.c.Exit()
+		d, err := s.store.Decide(ctx, w.Charges)
 		time.Sleep(scriptTime)
 		return result{d, true, err, time.Since(begin)}
 	}
-	isSent, err := b.c.Wait(ctx, w)
+	isSent, err := s.c.Wait(ctx, w)
 	if err != nil { // the flight may still write to the waiter
 		return result{penstock.Decision{}, isSent, err, time.Since(begin)}
 	}
@@ -107,22 +107,22 @@ func (b *setup) decide(ctx context.Context, w *Waiter) result {
 }
 
 // call decides charges in the background.
-func (b *setup) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
-	return b.callWaiter(ctx, &Waiter{Charges: charges})
+func (s *setup) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
+	return s.callWaiter(ctx, &Waiter{Charges: charges})
 }
 
-func (b *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
+func (s *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
 	results := make(chan result, 1)
-	go func() { results <- b.decide(ctx, w) }()
+	go func() { results <- s.decide(ctx, w) }()
 	synctest.Wait()
 	return results
 }
 
 // within makes a call whose deadline has no timer of its own, like those of guard.Timeout.
-func (b *setup) within(after time.Duration, charges ...penstock.Charge) <-chan result {
+func (s *setup) within(after time.Duration, charges ...penstock.Charge) <-chan result {
 	results := make(chan result, 1)
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		r := b.decide(ctx, &Waiter{Charges: charges})
+		r := s.decide(ctx, &Waiter{Charges: charges})
 		results <- r
 		return r.decision, r.err
 	})
@@ -139,50 +139,50 @@ func spend(key string, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: thirty, Cost: cost}
 }
 
-func (b *setup) wantUsed(key string, want int64) {
-	b.Helper()
-	d, err := b.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirty, Mode: penstock.Peek}})
+func (s *setup) wantUsed(key string, want int64) {
+	s.Helper()
+	d, err := s.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirty, Mode: penstock.Peek}})
 	if err != nil {
-		b.Fatal(err)
+		s.Fatal(err)
 	}
 	if used := 30 - d.Remaining(); used != want {
-		b.Errorf("%d units of %q are used, want %d", used, key, want)
+		s.Errorf("%d units of %q are used, want %d", used, key, want)
 	}
 }
 
-func (b *setup) failWith(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fail = err
+func (s *setup) failWith(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
 }
 
-func (b *setup) wantFlights(sizes ...int) {
-	b.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !slices.Equal(b.sizes, sizes) {
-		b.Errorf("flights of %v waiters were sent, want %v", b.sizes, sizes)
+func (s *setup) wantFlights(sizes ...int) {
+	s.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.sizes, sizes) {
+		s.Errorf("flights of %v waiters were sent, want %v", s.sizes, sizes)
 	}
 }
 
 func TestCallersDoNotWaitForAnIdleStore(t *testing.T) {
-	inBubble(t, func(b *setup) {
+	inBubble(t, func(s *setup) {
 		for range 3 {
-			if r := <-b.call(b.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
+			if r := <-s.call(s.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
 				t.Errorf("%+v; want a decision after %v", r, scriptTime)
 			}
 		}
-		b.wantFlights()
-		b.wantUsed("k", 3)
+		s.wantFlights()
+		s.wantUsed("k", 3)
 	})
 }
 
 func TestEqualBatchesAreOneRequest(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
+	inBubble(t, func(s *setup) {
+		release := s.hold()
 		var calls []<-chan result
 		for range 200 {
-			calls = append(calls, b.call(b.Context(), spend("k", 1)))
+			calls = append(calls, s.call(s.Context(), spend("k", 1)))
 		}
 		release()
 		granted := 0
@@ -196,7 +196,7 @@ func TestEqualBatchesAreOneRequest(t *testing.T) {
 		if granted != 30 {
 			t.Errorf("%d of 30 units were granted; want all", granted)
 		}
-		b.wantFlights(200)
+		s.wantFlights(200)
 	})
 }
 
@@ -213,24 +213,24 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 		{"equal requests", func(int) penstock.Charge { return spend("k", 1) }, 600, []int{253, 253, 94}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, func(b *setup) {
-				defer b.hold()()
-				b.sendThird()
+			inBubble(t, func(s *setup) {
+				defer s.hold()()
+				s.sendThird()
 				for i := range row.n {
-					b.call(b.Context(), row.call(i))
+					s.call(s.Context(), row.call(i))
 				}
-				b.wantFlights(thirdFlightMinRequests)
+				s.wantFlights(thirdFlightMinRequests)
 				time.Sleep(time.Minute)
-				b.wantFlights(append([]int{thirdFlightMinRequests}, row.want...)...)
+				s.wantFlights(append([]int{thirdFlightMinRequests}, row.want...)...)
 			})
 		})
 	}
 }
 
 // sendThird sends a third script.
-func (b *setup) sendThird() {
+func (s *setup) sendThird() {
 	for i := range thirdFlightMinRequests {
-		b.call(b.Context(), spend(fmt.Sprint("third", i), 1))
+		s.call(s.Context(), spend(fmt.Sprint("third", i), 1))
 	}
 }
 
@@ -246,23 +246,23 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 		{"equal requests", func(int) penstock.Charge { return spend("hot", 1) }, secondFlightMinWaiters},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, func(b *setup) {
-				release := b.hold()
-				b.call(b.Context(), spend("first", 1))
+			inBubble(t, func(s *setup) {
+				release := s.hold()
+				s.call(s.Context(), spend("first", 1))
 				release() // the first flight is sent
 				synctest.Wait()
 				var calls []<-chan result
 				for i := range row.least - 1 {
-					calls = append(calls, b.call(b.Context(), row.call(i)))
+					calls = append(calls, s.call(s.Context(), row.call(i)))
 				}
-				b.wantFlights(1)
-				calls = append(calls, b.call(b.Context(), row.call(row.least-1)))
-				b.wantFlights(1, row.least)
-				small := b.call(b.Context(), spend("small", 1))
+				s.wantFlights(1)
+				calls = append(calls, s.call(s.Context(), row.call(row.least-1)))
+				s.wantFlights(1, row.least)
+				small := s.call(s.Context(), spend("small", 1))
 				for _, c := range append(calls, small) {
 					<-c
 				}
-				b.wantFlights(1, row.least, 1)
+				s.wantFlights(1, row.least, 1)
 			})
 		})
 	}
@@ -280,49 +280,49 @@ func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 		{15, []int{15}, 15},
 		{60, []int{16, 44}, 2 * maxFlightMinRequests},
 	} {
-		inBubble(t, func(b *setup) {
-			release := b.hold()
+		inBubble(t, func(s *setup) {
+			release := s.hold()
 			for i := range row.first {
-				b.call(b.Context(), spend(fmt.Sprint("first", i), 1))
+				s.call(s.Context(), spend(fmt.Sprint("first", i), 1))
 			}
 			release()
 			synctest.Wait()
 			for i := range row.least - 1 {
-				b.call(b.Context(), spend(fmt.Sprint("next", i), 1))
+				s.call(s.Context(), spend(fmt.Sprint("next", i), 1))
 			}
-			b.wantFlights(row.sent...)
-			b.call(b.Context(), spend("last", 1))
-			b.wantFlights(append(row.sent, row.least)...)
+			s.wantFlights(row.sent...)
+			s.call(s.Context(), spend("last", 1))
+			s.wantFlights(append(row.sent, row.least)...)
 		})
 	}
 }
 
 // A third flight needs many different requests; equal ones do not count. There is no fourth.
 func TestThirdFlightHasAThreshold(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		defer b.hold()()
+	inBubble(t, func(s *setup) {
+		defer s.hold()()
 		for range 100 {
-			b.call(b.Context(), spend("hot", 1))
+			s.call(s.Context(), spend("hot", 1))
 		}
 		for i := range thirdFlightMinRequests - 2 {
-			b.call(b.Context(), spend(fmt.Sprint(i), 1))
+			s.call(s.Context(), spend(fmt.Sprint(i), 1))
 		}
-		b.wantFlights()
-		b.call(b.Context(), spend("last", 1))
-		b.wantFlights(100 + thirdFlightMinRequests - 1)
+		s.wantFlights()
+		s.call(s.Context(), spend("last", 1))
+		s.wantFlights(100 + thirdFlightMinRequests - 1)
 		for i := range 40 {
-			b.call(b.Context(), spend(fmt.Sprint(i), 1))
+			s.call(s.Context(), spend(fmt.Sprint(i), 1))
 		}
-		b.wantFlights(100 + thirdFlightMinRequests - 1)
+		s.wantFlights(100 + thirdFlightMinRequests - 1)
 	})
 }
 
 // A waiter that leaves before its flight is sent is not charged, and others are.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
-		ctx, cancel := context.WithCancel(b.Context())
-		leaves, stays := b.call(ctx, spend("k", 1)), b.call(b.Context(), spend("k", 1))
+	inBubble(t, func(s *setup) {
+		release := s.hold()
+		ctx, cancel := context.WithCancel(s.Context())
+		leaves, stays := s.call(ctx, spend("k", 1)), s.call(s.Context(), spend("k", 1))
 		cancel()
 		if r := <-leaves; !errors.Is(r.err, context.Canceled) || r.isSent {
 			t.Errorf("the waiter that left: %+v; want context.Canceled, not sent", r)
@@ -331,27 +331,27 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
 			t.Errorf("the waiter that stayed: %+v; want a grant", r)
 		}
-		b.wantUsed("k", 1)
-		b.wantFlights(1)
+		s.wantUsed("k", 1)
+		s.wantFlights(1)
 	})
 }
 
 // A deadline with a timer ends the wait exactly then, one without at most minTimerInterval later.
 func TestDeadlinesEndTheWait(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
-		ctx, cancel := context.WithTimeout(b.Context(), 20*time.Millisecond)
+	inBubble(t, func(s *setup) {
+		release := s.hold()
+		ctx, cancel := context.WithTimeout(s.Context(), 20*time.Millisecond)
 		defer cancel()
-		plain := b.call(ctx, spend("k", 30))
+		plain := s.call(ctx, spend("k", 30))
 		if r := <-plain; !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after != 20*time.Millisecond {
 			t.Errorf("with a timer: %+v; want DeadlineExceeded after 20ms, not sent", r)
 		}
 		for range 2 {
-			if r := <-b.within(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
+			if r := <-s.within(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
 				t.Errorf("without a timer: %+v; want DeadlineExceeded after about 20ms, not sent", r)
 			}
 		}
-		stays := b.within(time.Hour, spend("k", 30)) // the earlier deadlines have no effect
+		stays := s.within(time.Hour, spend("k", 30)) // the earlier deadlines have no effect
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
 			t.Errorf("the waiter that stayed: %+v; want a grant", r)
@@ -363,18 +363,18 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 // charged; otherwise its outcome is unknown. The others get their answers.
 func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 	for _, isSent := range []bool{false, true} {
-		inBubble(t, func(b *setup) {
-			release := b.hold()
+		inBubble(t, func(s *setup) {
+			release := s.hold()
 			var stay, leave []<-chan result
 			var deadlines []time.Duration
 			for i := range 12 {
 				if i%4 == 0 { // the first has the latest deadline
-					stay = append(stay, b.within(time.Hour, spend("k", 1)))
+					stay = append(stay, s.within(time.Hour, spend("k", 1)))
 					continue
 				}
 				deadline := 20*time.Millisecond + time.Duration(i)*300*time.Microsecond
 				deadlines = append(deadlines, deadline)
-				leave = append(leave, b.within(deadline, spend("k", 1)))
+				leave = append(leave, s.within(deadline, spend("k", 1)))
 			}
 			if isSent {
 				release()
@@ -397,7 +397,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			if isSent {
 				used += int64(len(leave))
 			}
-			b.wantUsed("k", used)
+			s.wantUsed("k", used)
 		})
 	}
 }
@@ -423,16 +423,16 @@ func (c *borrowedContext) Deadline() (time.Time, bool) {
 // The context of a waiter that has left is not used again, although its batch is still in flight.
 func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 	for _, hasExtra := range []bool{false, true} {
-		inBubble(t, func(b *setup) {
-			release := b.hold()
-			ctx, cancel := context.WithCancel(b.Context())
+		inBubble(t, func(s *setup) {
+			release := s.hold()
+			ctx, cancel := context.WithCancel(s.Context())
 			borrowed := &borrowedContext{Context: ctx, deadline: time.Now().Add(100 * time.Millisecond)}
 			w := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
 			if hasExtra {
 				w.Extras = []*Waiter{{Charges: []penstock.Charge{spend("l", 1)}}}
 			}
-			leaves := b.callWaiter(borrowed, w)
-			stays := b.within(time.Hour, spend("k", 1))
+			leaves := s.callWaiter(borrowed, w)
+			stays := s.within(time.Hour, spend("k", 1))
 			release()
 			synctest.Wait()
 			cancel()
@@ -444,7 +444,7 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 				t.Errorf("the waiter that stayed: %+v; want a grant", r)
 			}
 			if n := borrowed.late.Load(); n > 0 {
-				t.Errorf("Deadline of the context was called %d times after its call had returned", n)
+				t.Errorf("Deadline of the context was called %d times after its call had returned; want never", n)
 			}
 		})
 	}
@@ -452,18 +452,18 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 
 // A flight runs as long as one of its waiters waits, and is canceled when the last has left.
 func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
+	inBubble(t, func(s *setup) {
+		release := s.hold()
 		var cancels []context.CancelFunc
 		var calls []<-chan result
 		for range 3 {
-			ctx, cancel := context.WithCancel(b.Context())
+			ctx, cancel := context.WithCancel(s.Context())
 			cancels = append(cancels, cancel)
-			calls = append(calls, b.call(ctx, spend("k", 1)))
+			calls = append(calls, s.call(ctx, spend("k", 1)))
 		}
 		release()
 		synctest.Wait()
-		flight := b.c.flights[0].ctx
+		flight := s.c.flights[0].ctx
 		for i, cancel := range cancels {
 			if flight.Err() != nil {
 				t.Errorf("the flight was canceled while %d waiters wait; want that it runs", 3-i)
@@ -481,17 +481,17 @@ func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 
 // If a flight fails, only its waiters fail.
 func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
-		b.failWith(errors.New("the connection broke"))
+	inBubble(t, func(s *setup) {
+		release := s.hold()
+		s.failWith(errors.New("the connection broke"))
 		var fail []<-chan result
 		for range 5 {
-			fail = append(fail, b.call(b.Context(), spend("k", 1)))
+			fail = append(fail, s.call(s.Context(), spend("k", 1)))
 		}
 		release()
 		synctest.Wait()
-		later := b.call(b.Context(), spend("k", 1))
-		b.failWith(nil)
+		later := s.call(s.Context(), spend("k", 1))
+		s.failWith(nil)
 		for _, c := range fail {
 			if r := <-c; r.err == nil || !r.isSent {
 				t.Errorf("a waiter of the failed flight: %+v; want the flight's error", r)
@@ -500,37 +500,37 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 		if r := <-later; r.err != nil {
 			t.Errorf("a waiter of the next flight: %+v; want no error", r)
 		}
-		b.wantFlights(5, 1)
+		s.wantFlights(5, 1)
 	})
 }
 
 // Batches of different uniform scripts do not share a flight. All batches without one share a
 // flight.
 func TestFlightsHaveOneScript(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		release := b.hold()
+	inBubble(t, func(s *setup) {
+		release := s.hold()
 		held := penstock.InFlight(100, time.Hour).MustCompile()
 		for i := range 5 {
-			b.call(b.Context(), spend(fmt.Sprint(i), 1))
-			b.call(b.Context(), penstock.Charge{Key: fmt.Sprint(i), Plan: held, Cost: 1, Holder: fmt.Sprint(i)})
+			s.call(s.Context(), spend(fmt.Sprint(i), 1))
+			s.call(s.Context(), penstock.Charge{Key: fmt.Sprint(i), Plan: held, Cost: 1, Holder: fmt.Sprint(i)})
 		}
 		release()
 		time.Sleep(time.Minute)
-		b.wantFlights(5, 5)
+		s.wantFlights(5, 5)
 	})
 }
 
 // Extras join the flight of their waiter, and leave the queue with it.
 func TestExtrasGoWithTheirWaiter(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		inBubble(t, func(b *setup) {
-			release := b.hold()
+		inBubble(t, func(s *setup) {
+			release := s.hold()
 			extra := &Waiter{Charges: []penstock.Charge{spend("extra", 1)}}
-			ctx, cancel := context.WithCancel(b.Context())
+			ctx, cancel := context.WithCancel(s.Context())
 			defer cancel()
-			call := b.callWaiter(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
+			call := s.callWaiter(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
 			if !extra.HasJoined() {
-				t.Error("the extra has not joined the flight of its waiter")
+				t.Error("the extra has not joined a flight; want that of its waiter")
 			}
 			want := int64(1)
 			if leaves {
@@ -540,33 +540,33 @@ func TestExtrasGoWithTheirWaiter(t *testing.T) {
 			}
 			release()
 			time.Sleep(time.Minute)
-			b.wantUsed("k", want)
-			b.wantUsed("extra", want)
+			s.wantUsed("k", want)
+			s.wantUsed("extra", want)
 		})
 	}
 }
 
 func TestSlotsDoNotWaitForEachOther(t *testing.T) {
-	inBubble(t, func(b *setup) {
-		slots := NewSlots(b)
+	inBubble(t, func(s *setup) {
+		slots := NewSlots(s)
 		one, other := slots.Of(1), slots.Of(2)
 		if one == other || slots.Of(1) != one {
-			t.Fatal("two slots share a Coalescer, or one slot has two")
+			t.Fatal("two slots share a Coalescer, or one slot has two; want one for each slot")
 		}
 		for range 2 {
-			one.Enter(b.Context(), new(Waiter))
+			one.Enter(s.Context(), new(Waiter))
 		}
 		waiter := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
-		if one.Enter(b.Context(), waiter) || slots.Waiting() != 1 {
-			t.Error("the third caller of a slot does not wait")
+		if one.Enter(s.Context(), waiter) || slots.Waiting() != 1 {
+			t.Errorf("%d callers wait after the third call of a slot; want 1", slots.Waiting())
 		}
-		if !other.Enter(b.Context(), new(Waiter)) {
-			t.Error("a caller waits for another slot")
+		if !other.Enter(s.Context(), new(Waiter)) {
+			t.Error("a caller of an idle slot waits; want that it decides itself")
 		}
 		other.Exit()
 		one.Exit()
 		one.Exit()
-		if _, err := one.Wait(b.Context(), waiter); err != nil {
+		if _, err := one.Wait(s.Context(), waiter); err != nil {
 			t.Errorf("the waiter of slot 1: %v; want no error", err)
 		}
 	})

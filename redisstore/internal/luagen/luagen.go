@@ -5,8 +5,8 @@
 //   - a harness, the main program: single.lua, uniform.lua or mixed.lua
 //   - storage.lua: reading and writing of stored strings, for single.lua and uniform.lua
 //
-// Harnesses are templates (see template.go). Functions are inlined (see inline.go), because a
-// script defines its functions again in every call, and to define one costs as much as to run it.
+// Harnesses are templates (see template.go). Functions are inlined (see inline.go): a script
+// defines its functions again in every call, and defining one costs as much as running it.
 package luagen
 
 import (

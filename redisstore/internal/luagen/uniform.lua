@@ -47,7 +47,7 @@ for index = 1, #KEYS do
     -- which there is room are decided as one batch with the summed cost. This requires that the
     -- algorithms are additive: then the state is the same as one by one, and each reply differs
     -- from the one before by the same amounts. If the outcome shows otherwise, the batches are
-    -- decided one by one.
+    -- decided one by one. sum is how many batches the next step decides.
     local sum, canSum = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
     local @list{remainingBefore$, resetBefore$}
     while callers > 0 do
