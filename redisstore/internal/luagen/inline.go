@@ -207,8 +207,8 @@ func writeBlock(out *strings.Builder, indent, locals, body, results string) {
 }
 
 // bind replaces f's parameters by its arguments. An argument that is a name replaces a parameter
-// that the body never assigns. Other arguments become local variables. The argument of a parameter _
-// is dropped, unless the body uses _ as a variable.
+// that the body never assigns. Other arguments become local variables. The argument of a parameter
+// _ is dropped, unless the body uses _ as a variable.
 func (f *function) bind(arguments string) (body, locals string) {
 	values, _ := argumentsAt(arguments+")", 0)
 	renamed := make(map[string]string)
