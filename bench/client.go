@@ -55,7 +55,7 @@ func openCallers(server *redistest.Server) ([]*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := ofStore("penstock", store, penstock.PerDay(ampleLimit).MustCompile())
+	own, err := storeCaller("penstock", store, penstock.PerDay(ampleLimit).MustCompile())
 	if err != nil {
 		return nil, err
 	}
@@ -65,17 +65,17 @@ func openCallers(server *redistest.Server) ([]*caller, error) {
 	if store, err = redisstore.New(goredis.New(client), redisstore.Options{Prefix: "gr"}); err != nil {
 		return nil, err
 	}
-	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(ampleLimit).MustCompile())
+	adapted, err := storeCaller("penstock over go-redis", store, penstock.PerDay(ampleLimit).MustCompile())
 	if err != nil {
 		return nil, err
 	}
 	adapted.close = func() { _ = client.Close() }
 
-	peer, err := ofRedisRate(pooled(server), redis_rate.Limit{Rate: ampleLimit, Burst: ampleLimit, Period: 24 * time.Hour})
+	peer, err := redisRateCaller(pooled(server), redis_rate.Limit{Rate: ampleLimit, Burst: ampleLimit, Period: 24 * time.Hour})
 	return []*caller{peer, own, adapted}, err
 }
 
-func ofRedisRate(client *redis.Client, limit redis_rate.Limit) (*caller, error) {
+func redisRateCaller(client *redis.Client, limit redis_rate.Limit) (*caller, error) {
 	limiter := redis_rate.NewLimiter(client)
 	return &caller{
 		name: "redis_rate v10",
@@ -88,8 +88,8 @@ func ofRedisRate(client *redis.Client, limit redis_rate.Limit) (*caller, error) 
 	}, nil
 }
 
-// ofStore returns a caller that decides by a token bucket in a store.
-func ofStore(name string, store penstock.Store, limit *penstock.Plan) (*caller, error) {
+// storeCaller returns a caller that uses a limit in a store.
+func storeCaller(name string, store penstock.Store, limit *penstock.Plan) (*caller, error) {
 	limiter, err := penstock.NewLimiter(store, "search", limit.Limit())
 	if err != nil {
 		return nil, err
@@ -209,8 +209,8 @@ const (
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {
-			if round <= 1 { // the first round opens the connections
-				c.reset()
+			if round <= 1 {
+				c.reset() // drops the results of round 0, which opens the connections
 			}
 			if err := c.run(goroutines, window, names); err != nil {
 				return err

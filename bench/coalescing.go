@@ -70,7 +70,7 @@ func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coales
 	if separate, err = uncoalesced(server, limit); err != nil {
 		return nil, nil, err
 	}
-	coalesced, err = ofOptions("coalesced", server, redisstore.Options{Prefix: "coalesced"}, limit)
+	coalesced, err = redisCaller("coalesced", server, redisstore.Options{Prefix: "coalesced"}, limit)
 	return separate, coalesced, err
 }
 
@@ -95,7 +95,7 @@ func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error
 		defer func() { idle <- store }()
 		return store.Decide(ctx, charges)
 	})
-	c, err := ofStore("separate", each, limit)
+	c, err := storeCaller("separate", each, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -103,12 +103,12 @@ func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error
 	return c, nil
 }
 
-func ofOptions(name string, server *redistest.Server, o redisstore.Options, limit *penstock.Plan) (*caller, error) {
+func redisCaller(name string, server *redistest.Server, o redisstore.Options, limit *penstock.Plan) (*caller, error) {
 	store, err := redisstore.Open(server.URL(), o)
 	if err != nil {
 		return nil, err
 	}
-	c, err := ofStore(name, store, limit)
+	c, err := storeCaller(name, store, limit)
 	if err != nil {
 		return nil, err
 	}

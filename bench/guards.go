@@ -34,7 +34,7 @@ func (g guardedStore) caller(server *redistest.Server, prefix string, limit *pen
 		return nil, err
 	}
 	store, excess, end := g.wrap(inner, limit)
-	c, err := ofStore(g.name, store, limit)
+	c, err := storeCaller(g.name, store, limit)
 	if err != nil {
 		return nil, err
 	}

@@ -55,12 +55,12 @@ func librariesSection(r *report) error {
 func peers(server *redistest.Server) (all []*caller, err error) {
 	for _, open := range []func(*redistest.Server) (*caller, error){
 		func(server *redistest.Server) (*caller, error) {
-			return ofRedisRate(pooled(server), redis_rate.PerSecond(peersLimit))
+			return redisRateCaller(pooled(server), redis_rate.PerSecond(peersLimit))
 		},
 		func(server *redistest.Server) (*caller, error) {
-			return ofOptions("penstock", server, redisstore.Options{}, penstock.PerSecond(peersLimit).MustCompile())
+			return redisCaller("penstock", server, redisstore.Options{}, penstock.PerSecond(peersLimit).MustCompile())
 		},
-		ofThrottled, ofUlule, ofRueidisLimiter,
+		throttledCaller, ululeCaller, rueidisLimiterCaller,
 	} {
 		c, err := open(server)
 		if err != nil {
@@ -71,7 +71,7 @@ func peers(server *redistest.Server) (all []*caller, err error) {
 	return all, nil
 }
 
-func ofThrottled(server *redistest.Server) (*caller, error) {
+func throttledCaller(server *redistest.Server) (*caller, error) {
 	client := pooled(server)
 	store, err := goredisstore.NewCtx(client, "throttled:")
 	if err != nil {
@@ -92,7 +92,7 @@ func ofThrottled(server *redistest.Server) (*caller, error) {
 	}, nil
 }
 
-func ofUlule(server *redistest.Server) (*caller, error) {
+func ululeCaller(server *redistest.Server) (*caller, error) {
 	client := pooled(server)
 	store, err := ululeredis.NewStoreWithOptions(client, ulule.StoreOptions{Prefix: "ulule"})
 	if err != nil {
@@ -110,7 +110,7 @@ func ofUlule(server *redistest.Server) (*caller, error) {
 	}, nil
 }
 
-func ofRueidisLimiter(server *redistest.Server) (*caller, error) {
+func rueidisLimiterCaller(server *redistest.Server) (*caller, error) {
 	option, err := redisstore.ParseURL(server.URL())
 	if err != nil {
 		return nil, err

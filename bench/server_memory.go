@@ -12,11 +12,11 @@ import (
 
 // serverMemorySection measures the memory of a live key in Redis.
 func serverMemorySection(r *report) error {
-	rig, err := newRig()
+	server, err := newMeasuredServer()
 	if err != nil {
 		return err
 	}
-	defer rig.close()
+	defer server.close()
 	r.title("Server memory: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state, and what MEMORY USAGE "+
 		"says of a key)", coldKeys)
 	r.row("", "bytes", "/ source", "memory usage")
@@ -25,21 +25,21 @@ func serverMemorySection(r *report) error {
 		return err
 	}
 	subjects = slices.DeleteFunc(subjects, func(s *subject) bool { return s.name == threeName })
-	together, err := ofPenstock(threeName, daily(false))
+	together, err := penstockSubject(threeName, daily(false))
 	if err != nil {
 		return err
 	}
-	separate, err := ofPenstock(threeName+", separate", daily(true))
+	separate, err := penstockSubject(threeName+", separate", daily(true))
 	if err != nil {
 		return err
 	}
 	var source float64
 	for _, s := range append(subjects, together, separate) {
-		bytes, err := rig.space(s, coldKeys)
+		bytes, err := server.space(s, coldKeys)
 		if err != nil {
 			return err
 		}
-		usage, err := rig.usage()
+		usage, err := server.usage()
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func serverMemorySection(r *report) error {
 		}
 		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
 		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 { // a log has an entry for each charge
-			bytes, err := rig.space(s, coldKeys/entries)
+			bytes, err := server.space(s, coldKeys/entries)
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ func serverMemorySection(r *report) error {
 }
 
 // usage returns the MEMORY USAGE of one of the keys that were just charged.
-func (r *rig) usage() (int64, error) {
+func (r *measuredServer) usage() (int64, error) {
 	name, err := r.server.Do("RANDOMKEY")
 	if err != nil {
 		return 0, err
@@ -102,7 +102,7 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 }
 
 // space makes coldKeys charges in all, on a number of keys in turn. It returns the bytes per key.
-func (r *rig) space(s *subject, keys int) (float64, error) {
+func (r *measuredServer) space(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err
 	}
@@ -117,7 +117,7 @@ func (r *rig) space(s *subject, keys int) (float64, error) {
 	for i := range coldKeys {
 		s.add(&l, i%keys, known)
 	}
-	if err := r.wire.run(&l); err != nil {
+	if err := r.pipeline.run(&l); err != nil {
 		return 0, err
 	}
 	time.Sleep(300 * time.Millisecond) // until Redis has resized its hash tables

@@ -57,8 +57,8 @@ type subject struct {
 	process [3][]float64 // CPU time of the whole process
 }
 
-// ofPenstock returns a subject that decides charges with these limits of count units.
-func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subject, error) {
+// penstockSubject returns a subject that decides charges with these limits of count units.
+func penstockSubject(name string, limits func(count int64) []penstock.Limit) (*subject, error) {
 	r := &recorder{load: new(load), scripts: make(map[string]string)}
 	store, err := redisstore.New(r, redisstore.Options{})
 	if err != nil {
@@ -106,9 +106,9 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 	return s, nil
 }
 
-// ofScript returns a subject that calls a script. args returns the arguments for a limit of count
+// scriptSubject returns a subject that calls a script. args returns the arguments for a limit of count
 // units per day.
-func ofScript(name, script, prefix string, args func(count, cost int) []string) *subject {
+func scriptSubject(name, script, prefix string, args func(count, cost int) []string) *subject {
 	digest := digestOf(script)
 	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, p phase) {
 		key, count, cost := key(i), coldCount, 1
@@ -124,7 +124,7 @@ func ofScript(name, script, prefix string, args func(count, cost int) []string) 
 
 // source returns the token bucket of source.lua.
 func source() *subject {
-	return ofScript("source's script", sourceLua, "rate_limit:", func(count, cost int) []string {
+	return scriptSubject("source's script", sourceLua, "rate_limit:", func(count, cost int) []string {
 		rate, now := float64(count)/86_400_000, time.Now().UnixMilli()
 		return []string{strconv.Itoa(count), fmt.Sprint(rate), strconv.FormatInt(now, 10), strconv.Itoa(cost), "172800"}
 	})
@@ -132,7 +132,7 @@ func source() *subject {
 
 // gcra returns the script of gcra.lua.
 func gcra() *subject {
-	return ofScript("redis_rate's shape", gcraLua, "rate:limits", func(count, cost int) []string {
+	return scriptSubject("redis_rate's shape", gcraLua, "rate:limits", func(count, cost int) []string {
 		return []string{strconv.Itoa(count), strconv.Itoa(count), "86400", strconv.Itoa(cost)}
 	})
 }
@@ -158,7 +158,7 @@ func three(count int64) []penstock.Limit {
 func redisSubjects() ([]*subject, error) {
 	subjects := []*subject{source(), gcra()}
 	for _, c := range cases {
-		s, err := ofPenstock(c.name, c.limits)
+		s, err := penstockSubject(c.name, c.limits)
 		if err != nil {
 			return nil, err
 		}
@@ -184,32 +184,32 @@ var cases = []struct {
 	{threeName, three},
 }
 
-// A rig is a server, and a connection that sends it the load.
-type rig struct {
-	server *redistest.Server
-	wire   *wire
+// A measuredServer is a Redis server, and the connection that sends it the load.
+type measuredServer struct {
+	server   *redistest.Server
+	pipeline *pipeline
 }
 
-func newRig() (*rig, error) {
+func newMeasuredServer() (*measuredServer, error) {
 	server, err := redistest.Launch()
 	if err != nil {
 		return nil, err
 	}
-	w, err := dialWire(server.Socket)
+	w, err := dialPipeline(server.Socket)
 	if err != nil {
 		server.Close()
 		return nil, err
 	}
-	return &rig{server, w}, nil
+	return &measuredServer{server, w}, nil
 }
 
-func (r *rig) close() {
-	_ = r.wire.conn.Close()
+func (r *measuredServer) close() {
+	_ = r.pipeline.conn.Close()
 	r.server.Close()
 }
 
 // prepare loads a subject's scripts, and uses up the limits of its hot keys.
-func (r *rig) prepare(s *subject) error {
+func (r *measuredServer) prepare(s *subject) error {
 	var l load
 	for _, script := range s.scripts {
 		l.add("SCRIPT", "LOAD", script)
@@ -217,11 +217,11 @@ func (r *rig) prepare(s *subject) error {
 	for i := range hotKeys * hotCount {
 		s.add(&l, i, denied)
 	}
-	return r.wire.run(&l)
+	return r.pipeline.run(&l)
 }
 
 // measure runs the n-th window of a subject.
-func (r *rig) measure(s *subject, n int, p phase) error {
+func (r *measuredServer) measure(s *subject, n int, p phase) error {
 	var l load
 	for i := range window {
 		s.add(&l, n*window+i, p)
@@ -234,7 +234,7 @@ func (r *rig) measure(s *subject, n int, p phase) error {
 	if err != nil {
 		return err
 	}
-	if err := r.wire.run(&l); err != nil {
+	if err := r.pipeline.run(&l); err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
 	after, err := r.server.CPU()
@@ -259,13 +259,13 @@ func serverTimeSection(r *report) error {
 	if err != nil {
 		return err
 	}
-	rigs := make([]*rig, len(subjects)) // each subject has a server with only its own keys
+	servers := make([]*measuredServer, len(subjects)) // each subject has a server with only its own keys
 	for i, s := range subjects {
-		if rigs[i], err = newRig(); err != nil {
+		if servers[i], err = newMeasuredServer(); err != nil {
 			return err
 		}
-		defer rigs[i].close()
-		if err := rigs[i].prepare(s); err != nil {
+		defer servers[i].close()
+		if err := servers[i].prepare(s); err != nil {
 			return err
 		}
 	}
@@ -278,7 +278,7 @@ func serverTimeSection(r *report) error {
 		for n := range rounds {
 			for i, s := range subjects {
 				for _, p := range phases {
-					if err := rigs[i].measure(s, n, p); err != nil {
+					if err := servers[i].measure(s, n, p); err != nil {
 						return err
 					}
 				}

@@ -431,7 +431,7 @@ func (b *servicesBench) throttle(r *report) error {
 	if err != nil {
 		return err
 	}
-	crab, err := b.throttlecrab() // before the load connects: the build may take long, and servers close idle connections
+	throttlecrab, err := b.throttlecrab() // before the load connects: the build may take long, and servers close idle connections
 	if err != nil {
 		return err
 	}
@@ -445,11 +445,11 @@ func (b *servicesBench) throttle(r *report) error {
 			return err
 		}
 	}
-	if crab != nil {
-		if err := crab.connectLines(command("THROTTLE"), respConnections, serviceStreams, readThrottle); err != nil {
+	if throttlecrab != nil {
+		if err := throttlecrab.connectLines(command("THROTTLE"), respConnections, serviceStreams, readThrottle); err != nil {
 			return err
 		}
-		services = append(services, crab)
+		services = append(services, throttlecrab)
 	}
 	cell, err := b.redisCell()
 	if err != nil {

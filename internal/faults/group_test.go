@@ -231,11 +231,11 @@ func (e *experiment) slotOf(k limitKey) int {
 	return slot
 }
 
-// current returns a random key that is in use now, as pickLocked picks it.
+// current returns a random key that is in use now.
 func (e *experiment) current(rng *rand.Rand) limitKey {
 	e.load.mu.Lock()
 	defer e.load.mu.Unlock()
 	policy := rng.IntN(len(policies))
-	p := &policies[policy]
-	return limitKey{policy, fmt.Sprint("k", e.load.picked[policy]/int64(overload*p.units())+rng.Int64N(max(p.keys-1, 1)))}
+	n := e.load.firstKeyLocked(policy) + rng.Int64N(max(policies[policy].keys-1, 1))
+	return limitKey{policy, fmt.Sprint("k", n)}
 }

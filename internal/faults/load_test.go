@@ -117,11 +117,17 @@ func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	policy := rng.IntN(len(policies))
 	l.picked[policy]++
 	p := &policies[policy]
-	n := l.picked[policy]/int64(overload*p.units()) + rng.Int64N(p.keys)
+	n := l.firstKeyLocked(policy) + rng.Int64N(p.keys)
 	if n%4 == 3 && (l.phase == before) != (i == 0) {
 		n--
 	}
 	return limitKey{policy, fmt.Sprint("k", n)}
+}
+
+// firstKeyLocked returns the number of the first of the keys that a policy uses now.
+func (l *load) firstKeyLocked(policy int) int64 {
+	requestsPerKey := overload * policies[policy].units()
+	return l.picked[policy] / int64(requestsPerKey)
 }
 
 // nextRequest starts a request on instance i. It returns the phase, the units that were granted to

@@ -165,9 +165,9 @@ func wantPolicy(limit penstock.Limit) (q, window int64, unit any, isBucket bool)
 		if a.Name() == "leakybucket" {
 			q = limit.Burst + 1
 		}
-		whole := new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(q, limit.Count))
-		if whole.Cmp(big.NewRat(1, 1)) >= 0 {
-			window = ceilRat(whole)
+		fillTime := new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(q, limit.Count))
+		if fillTime.Cmp(big.NewRat(1, 1)) >= 0 {
+			window = ceilRat(fillTime)
 		}
 		return q, window, nil, true
 	case a.IsCalendar():

@@ -13,18 +13,18 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A wire is a connection that sends enough commands in advance that the server never waits for one.
-type wire struct {
+// A pipeline is a connection that sends enough commands in advance that the server never waits for one.
+type pipeline struct {
 	conn    net.Conn
 	replies *bufio.Reader
 }
 
-func dialWire(socket string) (*wire, error) {
+func dialPipeline(socket string) (*pipeline, error) {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {
 		return nil, err
 	}
-	return &wire{conn, bufio.NewReaderSize(conn, 64<<10)}, nil
+	return &pipeline{conn, bufio.NewReaderSize(conn, 64<<10)}, nil
 }
 
 const (
@@ -53,7 +53,7 @@ func (l *load) add(words ...string) {
 }
 
 // run sends the load and reads all replies. It returns the first error.
-func (w *wire) run(l *load) error {
+func (w *pipeline) run(l *load) error {
 	start, read := 0, 0 // bytes that are written, and replies that are read
 	for sent := 0; read < len(l.ends); {
 		if sent < len(l.ends) {
@@ -76,7 +76,7 @@ func (w *wire) run(l *load) error {
 }
 
 // skipReply reads one reply, and returns an error if it is an error.
-func (w *wire) skipReply() error {
+func (w *pipeline) skipReply() error {
 	line, err := w.replies.ReadSlice('\n')
 	if err != nil {
 		return err
