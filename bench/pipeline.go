@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A pipeline is a connection that sends enough commands in advance that the server never waits for one.
+// A pipeline is a connection that sends enough commands in advance that the server never waits for
+// one.
 type pipeline struct {
 	conn    net.Conn
 	replies *bufio.Reader

@@ -86,8 +86,8 @@ func (r *measuredServer) usage() (int64, error) {
 	return 0, fmt.Errorf("RANDOMKEY returned only hot keys")
 }
 
-// daily returns a batch of three token buckets whose state lasts. They are stored in one string, or
-// each in its own string.
+// daily returns a batch of three token buckets whose state does not expire during a run. Redis has
+// one string for all of them, or if isSeparate is true, one for each.
 func daily(isSeparate bool) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limits := three(count)

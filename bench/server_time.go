@@ -106,8 +106,8 @@ func penstockSubject(name string, limits func(count int64) []penstock.Limit) (*s
 	return s, nil
 }
 
-// scriptSubject returns a subject that calls a script. args returns the arguments for a limit of count
-// units per day.
+// scriptSubject returns a subject that calls a script. args returns the arguments for a limit of
+// count units per day.
 func scriptSubject(name, script, prefix string, args func(count, cost int) []string) *subject {
 	digest := digestOf(script)
 	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, p phase) {

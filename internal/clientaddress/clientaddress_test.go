@@ -83,13 +83,13 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 	t.Parallel()
 	n := 0
 	for _, header := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Cf-Connecting-Ip"} {
-		for _, a := range []*Proxies{mustTrust(t, header, proxies...), mustTrust(t, header, "unix"), mustTrust(t, "")} {
+		for _, p := range []*Proxies{mustTrust(t, header, proxies...), mustTrust(t, header, "unix"), mustTrust(t, "")} {
 			for remote, want := range map[string]string{
 				"203.0.113.7:5555": "203.0.113.7", "[::ffff:203.0.113.7]:5555": "203.0.113.7", "[2001:db8::7]:5555": "2001:db8::7",
 				"[fe80::7%eth0]:1": "fe80::7",
 			} {
 				for _, lines := range forgeries {
-					if got := clientOf(a, request(remote, header, lines...)); got.String() != want {
+					if got := clientOf(p, request(remote, header, lines...)); got.String() != want {
 						t.Errorf("%s from %s makes the client %s; want %s\n%.300q", header, remote, got, want, lines)
 					}
 					n++
@@ -98,10 +98,10 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 		}
 	}
 	// Behind a proxy, only the configured header is read.
-	a := mustTrust(t, "", proxies...)
+	p := mustTrust(t, "", proxies...)
 	for _, header := range []string{"Forwarded", "X-Real-Ip", "Cf-Connecting-Ip", "True-Client-Ip", "X-Forwarded", "Via", "x-forwarded-for"} {
 		for _, lines := range forgeries {
-			if got := clientOf(a, request("10.0.0.1:80", header, lines...)); got.String() != "10.0.0.1" {
+			if got := clientOf(p, request("10.0.0.1:80", header, lines...)); got.String() != "10.0.0.1" {
 				t.Errorf("%s, which is not the configured header, makes the client %s; want the proxy, 10.0.0.1\n%.300q", header, got, lines)
 			}
 			n++
@@ -129,21 +129,21 @@ func TestForgedHeadersDoNotChangeAClientBehindAProxy(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	written := slices.Clone(forgeries)
+	headers := slices.Clone(forgeries)
 	for range 500 { // random addresses too, so that an attacker has a new one in each request
 		forged := netip.AddrFrom4([4]byte{byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}).String()
-		written = append(written, []string{forged}, []string{forged, forged + ", 10.0.0.1"})
-		written = append(written, []string{"for=" + forged}, []string{`for="` + forged})
+		headers = append(headers, []string{forged}, []string{forged, forged + ", 10.0.0.1"})
+		headers = append(headers, []string{"for=" + forged}, []string{`for="` + forged})
 	}
 	n := 0
 	for _, list := range lists {
-		a := mustTrust(t, list.header, proxies...)
+		p := mustTrust(t, list.header, proxies...)
 		attacker := fmt.Sprintf(list.append, "203.0.113.7")
 		proxy := fmt.Sprintf(list.append, "10.0.0.2")
-		for _, lines := range written {
-			passings := slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy), appended(lines, attacker, proxy, proxy))
-			for _, passed := range passings {
-				if got := clientOf(a, request("10.0.0.1:80", list.header, passed...)); got.String() != "203.0.113.7" {
+		for _, lines := range headers {
+			variants := slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy), appended(lines, attacker, proxy, proxy))
+			for _, passed := range variants {
+				if got := clientOf(p, request("10.0.0.1:80", list.header, passed...)); got.String() != "203.0.113.7" {
 					t.Errorf("%s makes the client %s; want the attacker, 203.0.113.7 (seed %d)\n%.300q", list.header, got, seed, passed)
 				}
 				n++
@@ -292,14 +292,14 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 			"203.0.113.7,":    peer,
 		}},
 	} {
-		a := mustTrust(t, row.header, proxies...)
+		p := mustTrust(t, row.header, proxies...)
 		for lines, want := range row.want {
-			if got := clientOf(a, request("10.0.0.1:80", row.header, strings.Split(lines, "|")...)); got.String() != want {
+			if got := clientOf(p, request("10.0.0.1:80", row.header, strings.Split(lines, "|")...)); got.String() != want {
 				t.Errorf("%s: %s makes the client %s; want %s", row.header, lines, got, want)
 			}
 			n++
 		}
-		if got := clientOf(a, &http.Request{RemoteAddr: "10.0.0.1:80"}); got.String() != peer {
+		if got := clientOf(p, &http.Request{RemoteAddr: "10.0.0.1:80"}); got.String() != peer {
 			t.Errorf("without %s, the client is %s; want the peer, %s", row.header, got, peer)
 		}
 	}
@@ -309,7 +309,7 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 func TestLongListsAreReadUpToABound(t *testing.T) {
 	t.Parallel()
 	for _, header := range []string{"X-Forwarded-For", "Forwarded"} {
-		a := mustTrust(t, header, proxies...)
+		p := mustTrust(t, header, proxies...)
 		node := func(address string) string {
 			if header == "Forwarded" {
 				return "for=" + address
@@ -340,7 +340,7 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 			{"100,000 hops left of the client, which are not read", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
 			{"100,000 lines before the client's, which are not read", append(slices.Repeat([]string{proxy}, 100_000), client), "203.0.113.7"},
 		} {
-			if got := clientOf(a, request("10.0.0.1:80", header, row.lines...)); got.String() != row.want {
+			if got := clientOf(p, request("10.0.0.1:80", header, row.lines...)); got.String() != row.want {
 				t.Errorf("%s: %s: the client is %s; want %s", header, row.name, got, row.want)
 			}
 		}
@@ -424,11 +424,11 @@ func TestProxiesAreNamedByNetworkOrAddress(t *testing.T) {
 		"::ffff:10.0.0.0/104": "10.1.1.1:80", "::ffff:10.0.0.1": "10.0.0.1:80", "fe80::/10": "[fe80::1%eth0]:80",
 		"10.0.0.0/9": "[::ffff:10.1.1.1]:80", "::1": "[::1]:1",
 	} {
-		a := mustTrust(t, "x-forwarded-for", text)
-		if got := clientOf(a, request(inside, "X-Forwarded-For", "203.0.113.7")); got.String() != "203.0.113.7" {
+		p := mustTrust(t, "x-forwarded-for", text)
+		if got := clientOf(p, request(inside, "X-Forwarded-For", "203.0.113.7")); got.String() != "203.0.113.7" {
 			t.Errorf("the proxy %s, which is in %s: the client is %s; want 203.0.113.7", inside, text, got)
 		}
-		if got := clientOf(a, request("192.0.2.1:80", "X-Forwarded-For", "203.0.113.7")); got.String() != "192.0.2.1" {
+		if got := clientOf(p, request("192.0.2.1:80", "X-Forwarded-For", "203.0.113.7")); got.String() != "192.0.2.1" {
 			t.Errorf("the peer 192.0.2.1, which is not in %s: the client is %s; want the peer", text, got)
 		}
 	}
@@ -466,17 +466,17 @@ func FuzzClientAddress(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, written, remote string, kind uint8) {
 		list := lists[int(kind)%len(lists)]
-		a := mustTrust(t, list.header, append([]string{"unix"}, proxies...)...)
+		p := mustTrust(t, list.header, append([]string{"unix"}, proxies...)...)
 		peer := clientOf(mustTrust(t, ""), request(remote, ""))
 		lines := strings.Split(written, "\n")
-		client := clientOf(a, request(remote, list.header, lines...))
+		client := clientOf(p, request(remote, list.header, lines...))
 		if client.Is4In6() || client.Zone() != "" {
 			t.Errorf("%q from %q: the client is %s; want no zone, and no IPv4-mapped address", lines, remote, client)
 		}
-		isPeerTrusted := a.trusts(peer) || PeerOf(remote).IsSocket
+		isPeerTrusted := p.trusts(peer) || PeerOf(remote).IsSocket
 		if client != peer {
 			left := addressesIn(written)
-			mayPass := func(address netip.Addr) bool { return a.trusts(address) || list.header == "Forwarded" }
+			mayPass := func(address netip.Addr) bool { return p.trusts(address) || list.header == "Forwarded" }
 			for len(left) > 0 && left[len(left)-1] != client && mayPass(left[len(left)-1]) {
 				left = left[:len(left)-1]
 			}
@@ -490,7 +490,7 @@ func FuzzClientAddress(f *testing.F) {
 			if isPeerTrusted {
 				want = netip.MustParseAddr("203.0.113.7")
 			}
-			if got := clientOf(a, request(remote, list.header, passed...)); got != want {
+			if got := clientOf(p, request(remote, list.header, passed...)); got != want {
 				t.Errorf("%q from %q: the client is %s; want %s", passed, remote, got, want)
 			}
 		}
@@ -511,9 +511,9 @@ var benchmarks = []struct {
 
 func TestClientAddressCostsNoAllocation(t *testing.T) {
 	for _, row := range benchmarks {
-		a := mustTrust(t, row.header, row.trusted...)
-		r := request("10.0.0.1:80", a.header, row.lines...)
-		if got := testing.AllocsPerRun(100, func() { clientOf(a, r) }); got != 0 {
+		p := mustTrust(t, row.header, row.trusted...)
+		r := request("10.0.0.1:80", p.header, row.lines...)
+		if got := testing.AllocsPerRun(100, func() { clientOf(p, r) }); got != 0 {
 			t.Errorf("%s: %v allocations; want 0", row.name, got)
 		}
 	}
@@ -522,11 +522,11 @@ func TestClientAddressCostsNoAllocation(t *testing.T) {
 func BenchmarkClientAddress(b *testing.B) {
 	for _, row := range benchmarks {
 		b.Run(row.name, func(b *testing.B) {
-			a := mustTrust(b, row.header, row.trusted...)
-			r := request("10.0.0.1:80", a.header, row.lines...)
+			p := mustTrust(b, row.header, row.trusted...)
+			r := request("10.0.0.1:80", p.header, row.lines...)
 			b.ReportAllocs()
 			for b.Loop() {
-				clientOf(a, r)
+				clientOf(p, r)
 			}
 		})
 	}

@@ -214,6 +214,7 @@ func (e *experiment) cycle() {
 	e.recoveryTimes = append(e.recoveryTimes, time.Since(faultEnded))
 }
 
+// optionOf returns how instance i connects to the target.
 func (e *experiment) optionOf(i int) rueidis.ClientOption {
 	if e.fault.option != nil {
 		return e.fault.option(e, i)

@@ -142,6 +142,7 @@ func (l *load) nextRequest(i int, rng *rand.Rand) (phase, grants, limitKey) {
 	return l.phase, *l.grants[k], k
 }
 
+// send sends a request to instance i, and records the decision.
 func (l *load) send(i int, rng *rand.Rand) {
 	startPhase, known, k := l.nextRequest(i, rng)
 	charge := [1]penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}}

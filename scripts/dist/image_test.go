@@ -48,7 +48,7 @@ func TestImageIsValidAndAlwaysTheSame(t *testing.T) {
 		t.Errorf("the stored image is not valid: %v, %v", err, validate.Image(read))
 	}
 	if again, err := testImage(t).Digest(); again != first {
-		t.Errorf("two images of the same files have the digests %v and %v, %v", first, again, err)
+		t.Errorf("two images of the same files have the digests %v and %v, %v; want equal digests", first, again, err)
 	}
 }
 
