@@ -83,7 +83,7 @@ trials:
 readme: tools
 	@scripts/run-readme
 
-## browsers: checks in Chromium what web pages of other origins see of limits, and the pages of the dashboard; writes pictures to bin/dashboard/pictures
+## browsers: checks in Chromium which responses web pages of other origins can read, and the pages of the dashboard; writes pictures to bin/dashboard/pictures
 browsers: tools
 	@scripts/need chromium chromium
 	@scripts/need npm npm
@@ -144,7 +144,7 @@ surge: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd examples && go run ./surge -full -penstock ../bin/penstock
 
-## outage-data: runs examples/outage, and saves what it counts in each second for make pictures
+## outage-data: runs examples/outage, and saves its counts of each second for make pictures
 outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
 

@@ -1,4 +1,4 @@
-// The failure catalog: a module of its own, so that what breaks the connections here is nobody else's requirement.
+// The failure catalog. It is a separate module, so that no other module requires toxiproxy.
 module github.com/penstock/penstock/internal/faults
 
 go 1.26.0

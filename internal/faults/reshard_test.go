@@ -134,8 +134,8 @@ func restartVictim(e *experiment) {
 	e.must(e.target.awaitSlotsWithout(e.group.successor))
 }
 
-// othersDecide sends requests for keys of every shard. Fallbacks must decide those of the dead
-// shard, and the store the others.
+// othersDecide sends requests for keys of every shard. Fallbacks must decide the requests for the
+// dead shard, and the store the others.
 func othersDecide(e *experiment) {
 	e.await("the breakers of the shard to open", func() bool {
 		return e.every(func(i, _ int) bool {

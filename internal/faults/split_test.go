@@ -137,7 +137,7 @@ func awaitNoPrimary(e *experiment) {
 	e.load.begin(during)
 }
 
-// endSplit ends the split. What the old primary granted during the split is lost.
+// endSplit ends the split. The units that the old primary granted during the split are lost.
 func endSplit(e *experiment) {
 	if e.target.cluster != nil {
 		e.target.cluster.Heal()

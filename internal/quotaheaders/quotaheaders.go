@@ -156,7 +156,7 @@ func PoliciesOf(rules *policy.Rules) Policies {
 	return all
 }
 
-// Quota returns what a response shows about a limit after a decision.
+// Quota returns the state of a limit after a decision, as a response shows it.
 func (p Policies) Quota(s *admission.LimitStatus) Quota {
 	known := p[s.Plan]
 	if known == nil { // a Plan that is not in the rules

@@ -68,7 +68,7 @@ func StartProxiedCluster(t testing.TB) (*Cluster, []*Proxy) {
 	return mustStart(t, c, err), proxies
 }
 
-// Addrs returns the addresses for clients: those of the proxies if there are any, else those of the
+// Addrs returns the addresses for clients: of the proxies if the cluster is proxied, or of the
 // nodes.
 func (c *Cluster) Addrs() []string {
 	var addrs []string

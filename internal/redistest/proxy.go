@@ -255,7 +255,7 @@ func (l *link) forwardReplies() {
 	}
 }
 
-// A fate is what the proxy does with a reply.
+// A fate is the proxy's treatment of a reply.
 type fate int
 
 const (
@@ -264,7 +264,7 @@ const (
 	disconnected
 )
 
-// decideFate decides what happens to a reply that has just arrived.
+// decideFate decides the fate of a reply that has just arrived.
 func (l *link) decideFate() fate {
 	p := l.proxy
 	p.mu.Lock()

@@ -163,7 +163,7 @@ func (n *node) decide(now time.Time, charges []penstock.Charge) (penstock.Decisi
 	return n.store.Decide(context.Background(), charges)
 }
 
-// peek returns what the store would decide now, whatever its health.
+// peek returns the decision that the store would make now if all nodes were healthy.
 func (s *server) peek(charges []penstock.Charge) penstock.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()

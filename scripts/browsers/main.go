@@ -1,4 +1,4 @@
-// Command browsers checks what web pages of other origins can read of limits. It runs penstock
+// Command browsers checks which responses web pages of other origins can read. It runs penstock
 // serve in front of an upstream, and opens pages in a real Chromium. The pages send requests to it.
 // The only argument is the penstock program.
 package main

@@ -10,8 +10,8 @@
 //   - penstock serve reloads the policy when the ConfigMap changes
 //   - the Valkey of the chart starts, and the few rights of its user are enough for penstock serve
 //
-// It also checks that helm rejects bad values, that deploy/kubernetes has what the default values
-// render, and that the chart has the same bytes when it is packed twice.
+// It also checks that helm rejects bad values, that deploy/kubernetes has the objects of the
+// default values, and that the chart has the same bytes when it is packed twice.
 package main
 
 import (

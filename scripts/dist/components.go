@@ -56,7 +56,7 @@ var (
 	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)
 )
 
-// embeddedIn returns the npm package whose files the dashboard has, and its license.
+// embeddedIn returns the npm package of which the dashboard has files, and its license.
 func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) {
 	folder := filepath.Join(tree, filepath.FromSlash(dashboardFolder))
 	record, err := os.ReadFile(filepath.Join(folder, "VENDORED"))

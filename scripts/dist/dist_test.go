@@ -255,7 +255,8 @@ func TestModulesMustHaveTheSumsOfGoSum(t *testing.T) {
 	}
 }
 
-// TestPreparedModulesHaveTheSumsOfTheirTags: a proxy of the prepared tree serves what go.sum has.
+// TestPreparedModulesHaveTheSumsOfTheirTags compares the sums in go.sum with the modules that a
+// proxy of the prepared tree serves.
 func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 	tree := t.TempDir()
 	for _, dir := range tagged {

@@ -301,8 +301,8 @@ func clientFrom(address net.IP) *http.Client {
 	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
 }
 
-// send sends a request to the proxy as it is written, with headers in pairs. A target that begins
-// with http:// is sent in absolute-form.
+// send sends a request to the proxy without changing its target. header has names and values in
+// turn. A target that begins with http:// is sent in absolute-form.
 func (r *row) send(method, target, host string, header ...string) answer {
 	return r.sendBody(method, target, host, nil, header...)
 }
