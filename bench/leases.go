@@ -67,6 +67,22 @@ func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed 
 	return nil
 }
 
+// A steadyLimit is a limit whose utilization is measured.
+type steadyLimit struct {
+	name  string
+	limit *penstock.Plan
+}
+
+func steadyLimits() []steadyLimit {
+	limit := penstock.PerSecond(steadyCount).WithName("steady")
+	return []steadyLimit{
+		{"token bucket", limit.MustCompile()},
+		{"fixed window", limit.With(penstock.FixedWindow).MustCompile()},
+		{"sliding window", limit.With(penstock.SlidingWindow).MustCompile()},
+		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10)).MustCompile()},
+	}
+}
+
 // utilization measures how much of the traffic below a limit is admitted with leases, compared to a
 // store without guards. Each load has its own key. The loads with the same rate run at the same
 // time.
@@ -90,16 +106,7 @@ func utilization(r *report, server *redistest.Server) error {
 			fleets[n] = append(fleets[n], g)
 		}
 	}
-	limit := penstock.PerSecond(steadyCount).WithName("steady")
-	kinds := []struct {
-		name  string
-		limit *penstock.Plan
-	}{
-		{"token bucket", limit.MustCompile()},
-		{"fixed window", limit.With(penstock.FixedWindow).MustCompile()},
-		{"sliding window", limit.With(penstock.SlidingWindow).MustCompile()},
-		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10)).MustCompile()},
-	}
+	kinds := steadyLimits()
 	for _, kind := range kinds { // the first decisions open the connections
 		charges := []penstock.Charge{{Key: "first", Plan: kind.limit, Cost: 1}}
 		for _, store := range slices.Concat([]penstock.Store{alone}, fleets[1], fleets[4]) {
@@ -108,7 +115,17 @@ func utilization(r *report, server *redistest.Server) error {
 			}
 		}
 	}
-	var loads []*steadyLoad
+	loads, err := runSteadyLoads(kinds, alone, fleets)
+	if err != nil {
+		return err
+	}
+	reportUtilization(r, kinds, loads)
+	return nil
+}
+
+// runSteadyLoads sends each limit's load to a store without guards, and to fleets by their size. It
+// runs the loads of one rate at the same time.
+func runSteadyLoads(kinds []steadyLimit, alone penstock.Store, fleets map[int][]penstock.Store) (loads []*steadyLoad, err error) {
 	for _, perSecond := range []int{150, 210, 240} {
 		var simultaneous []*steadyLoad
 		for _, kind := range kinds {
@@ -124,10 +141,14 @@ func utilization(r *report, server *redistest.Server) error {
 		}
 		for range simultaneous {
 			if err := <-errs; err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
+	return loads, nil
+}
+
+func reportUtilization(r *report, kinds []steadyLimit, loads []*steadyLoad) {
 	r.title("Leases of %d, %d/s, below the limit: admitted, beside what the store alone admits of the same requests", steadyLease, steadyCount)
 	r.row("algorithm", "instances", "offered/s", "requests", "store %", "leases %", "leased %", "leases / store")
 	for _, kind := range kinds {
@@ -144,5 +165,4 @@ func utilization(r *report, server *redistest.Server) error {
 		}
 		r.atLeast("guards: utilization of leases, "+kind.name+": admitted / by the store alone", worst, guard.LeaseUtilization)
 	}
-	return nil
 }

@@ -222,118 +222,140 @@ func wantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 
 const mostInteger = 999_999_999_999_999
 
+// A response has random quotas, and the headers that a Writer has written for them.
+type response struct {
+	limits     []penstock.Limit
+	statuses   []penstock.Status // of the limits
+	isDenied   bool
+	retryAfter time.Duration
+	settings   Settings
+	now        time.Time
+
+	header   http.Header
+	reported int64 // result of Write
+}
+
+func drawResponse(rt *rapid.T) *response {
+	n := rapid.IntRange(1, 4).Draw(rt, "quotas")
+	r := &response{header: make(http.Header)}
+	var quotas []Quota
+	for i := range n {
+		limit, status := drawLimit(rt), drawStatus(rt)
+		limit.Name = fmt.Sprintf("%s.%d", limit.Name, i)
+		quotas = append(quotas, Quota{Policy: policyOf(limit.Name, limit), Status: status})
+		r.limits, r.statuses = append(r.limits, limit), append(r.statuses, status)
+		r.isDenied = r.isDenied || status.RetryAfter > 0
+		r.retryAfter = max(r.retryAfter, status.RetryAfter)
+	}
+	r.settings.Dialects = []Dialect{rapid.SampledFrom([]Dialect{Draft11, Draft07}).Draw(rt, "RateLimit")}
+	for _, d := range []Dialect{Draft06, XRateLimit} {
+		if rapid.Bool().Draw(rt, string(d)) {
+			r.settings.Dialects = append(r.settings.Dialects, d)
+		}
+	}
+	r.now = time.Unix(1_800_000_000, rapid.SampledFrom([]int64{0, 1, 999_999_999}).Draw(rt, "ns"))
+	r.settings.Now = func() time.Time { return r.now }
+	r.settings.IsResetInSeconds = rapid.Bool().Draw(rt, "reset in seconds")
+	r.settings.Jitter = time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter"))
+	r.reported = New(r.settings).Write(r.header, quotas, r.isDenied, r.retryAfter)
+	return r
+}
+
 func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 	responses, values := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
-		n := rapid.IntRange(1, 4).Draw(rt, "quotas")
-		limits, statuses, quotas := make([]penstock.Limit, n), make([]penstock.Status, n), make([]Quota, n)
-		isDenied, retryAfter := false, time.Duration(0)
-		for i := range n {
-			limits[i], statuses[i] = drawLimit(rt), drawStatus(rt)
-			limits[i].Name = fmt.Sprintf("%s.%d", limits[i].Name, i)
-			quotas[i] = Quota{Policy: policyOf(limits[i].Name, limits[i]), Status: statuses[i]}
-			isDenied = isDenied || statuses[i].RetryAfter > 0
-			retryAfter = max(retryAfter, statuses[i].RetryAfter)
-		}
-		dialects := []Dialect{rapid.SampledFrom([]Dialect{Draft11, Draft07}).Draw(rt, "RateLimit")}
-		for _, d := range []Dialect{Draft06, XRateLimit} {
-			if rapid.Bool().Draw(rt, string(d)) {
-				dialects = append(dialects, d)
-			}
-		}
-		now := time.Unix(1_800_000_000, rapid.SampledFrom([]int64{0, 1, 999_999_999}).Draw(rt, "ns"))
-		settings := Settings{
-			Dialects: dialects, Now: func() time.Time { return now }, IsResetInSeconds: rapid.Bool().Draw(rt, "reset in seconds"),
-			Jitter: time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter")),
-		}
-		h := make(http.Header)
-		wrote := New(settings).Write(h, quotas, isDenied, retryAfter)
+		r := drawResponse(rt)
 		responses++
-
-		strictest := wantStrictest(limits, statuses)
-		q, window, _, _ := wantPolicy(limits[strictest])
-		least, most := wantReset(limits[strictest], statuses[strictest])
-		want := shownLimit{min(q, mostInteger), min(statuses[strictest].Remaining, mostInteger), least}
-		checkShown := func(dialect Dialect, shown shownLimit) {
+		strictest := wantStrictest(r.limits, r.statuses)
+		limit, status := r.limits[strictest], r.statuses[strictest]
+		q, window, _, _ := wantPolicy(limit)
+		least, most := wantReset(limit, status)
+		want := shownLimit{min(q, mostInteger), min(status.Remaining, mostInteger), least}
+		for _, dialect := range r.settings.Dialects {
+			var shown shownLimit
+			if dialect == Draft11 {
+				shown = r.checkItems(t, rt, strictest)
+				values += 4 * len(r.limits)
+			} else {
+				shown = r.shownBy(t, dialect)
+			}
 			values += 3
 			if shown.limit != want.limit || shown.remaining != want.remaining || shown.reset < least || shown.reset > most {
-				rt.Fatalf("%s shows %+v; want %+v (reset up to %d) for limit %v, status %+v: %v",
-					dialect, shown, want, most, limits[strictest], statuses[strictest], h)
+				rt.Fatalf("%s shows %+v; want %+v (reset up to %d) for limit %v, status %+v: %v", dialect, shown, want, most, limit, status, r.header)
 			}
 			want.reset, least, most = shown.reset, shown.reset, shown.reset // the next dialect must show exactly the same
 		}
-
-		longest := int64(0) // RetryAfter in seconds
-		for i := range limits {
-			if statuses[i].RetryAfter > 0 && statuses[i].RetryAfter != penstock.Never {
-				longest = max(longest, ceilRat(ratOf(statuses[i].RetryAfter)))
-			}
-		}
-		for _, dialect := range dialects {
-			if dialect != Draft11 {
-				shown := parseOld(t, h, dialect)
-				if dialect == XRateLimit && !settings.IsResetInSeconds && shown.reset >= 0 {
-					unixNow := now.Unix()
-					if now.Nanosecond() > 0 {
-						unixNow++
-					}
-					shown.reset -= unixNow
-				}
-				checkShown(dialect, shown)
-				continue
-			}
-			names, items := parseLists(t, h)
-			for i, limit := range limits {
-				item := items[limit.Name]
-				q, window, unit, _ := wantPolicy(limit)
-				least, most := wantReset(limit, statuses[i])
-				values += 4
-				if names[i] != limit.Name || item["q"] != min(q, mostInteger) || item["r"] != min(statuses[i].Remaining, mostInteger) || item["qu"] != unit {
-					rt.Fatalf("item %d is %v; want q %d, qu %v for %v, %+v", i, item, q, unit, limit, statuses[i])
-				}
-				if w, ok := item["w"]; ok != (window > 0) || ok && w != window {
-					rt.Fatalf("item %d has w %v; want %d for %v", i, w, window, limit)
-				}
-				if reset, ok := item["t"].(int64); ok != (least >= 0) || ok && (reset < least || reset > most) {
-					rt.Fatalf("item %d has t %v; want %d to %d for %v, %+v", i, item["t"], least, most, limit, statuses[i])
-				}
-			}
-			item := items[limits[strictest].Name]
-			shown := shownLimit{item["q"].(int64), item["r"].(int64), -1}
-			if reset, ok := item["t"].(int64); ok {
-				shown.reset = reset
-			}
-			checkShown(Draft11, shown)
-		}
-		if !slices.Contains(dialects, Draft11) {
+		if !slices.Contains(r.settings.Dialects, Draft11) {
 			field := ""
 			if window > 0 {
 				field = fmt.Sprintf("%d;w=%d", want.limit, window)
 			}
-			if got := h.Get("RateLimit-Policy"); got != field {
+			if got := r.header.Get("RateLimit-Policy"); got != field {
 				rt.Fatalf("RateLimit-Policy: %q; want %q", got, field)
 			}
 		}
-
-		retry, jitter := h.Get("Retry-After"), ceilRat(ratOf(settings.Jitter))
-		switch {
-		case !isDenied || retryAfter == penstock.Never:
-			if retry != "" || wrote != 0 {
-				rt.Fatalf("Retry-After: %s, reported as %d; want none (denied %v, retry after %v)", retry, wrote, isDenied, retryAfter)
-			}
-		default:
-			got, err := strconv.ParseInt(retry, 10, 64)
-			if err != nil || got != wrote || got < max(longest, 1) || got > max(longest+jitter, 1) {
-				rt.Fatalf("Retry-After: %q, reported as %d; want %d to %d", retry, wrote, longest, longest+jitter)
-			}
-		}
-		for key := range h {
+		r.checkRetryAfter(rt)
+		for key := range r.header {
 			if key != http.CanonicalHeaderKey(key) {
 				rt.Fatalf("header %s is not canonical", key)
 			}
 		}
 	})
 	t.Logf("counted: %d random responses in all dialects (%d values compared)", responses, values)
+}
+
+// shownBy returns the limit that one of the older dialects shows. Its reset counts from now.
+func (r *response) shownBy(t *testing.T, dialect Dialect) shownLimit {
+	shown := parseOld(t, r.header, dialect)
+	if dialect == XRateLimit && !r.settings.IsResetInSeconds && shown.reset >= 0 {
+		unixNow := r.now.Unix()
+		if r.now.Nanosecond() > 0 {
+			unixNow++
+		}
+		shown.reset -= unixNow
+	}
+	return shown
+}
+
+// checkItems checks the item of each limit in draft-11. It returns the limit of one item.
+func (r *response) checkItems(t *testing.T, rt *rapid.T, returned int) shownLimit {
+	names, items := parseLists(t, r.header)
+	for i, limit := range r.limits {
+		item := items[limit.Name]
+		q, window, unit, _ := wantPolicy(limit)
+		least, most := wantReset(limit, r.statuses[i])
+		if names[i] != limit.Name || item["q"] != min(q, mostInteger) || item["r"] != min(r.statuses[i].Remaining, mostInteger) || item["qu"] != unit {
+			rt.Fatalf("item %d is %v; want q %d, qu %v for %v, %+v", i, item, q, unit, limit, r.statuses[i])
+		}
+		if w, ok := item["w"]; ok != (window > 0) || ok && w != window {
+			rt.Fatalf("item %d has w %v; want %d for %v", i, w, window, limit)
+		}
+		if reset, ok := item["t"].(int64); ok != (least >= 0) || ok && (reset < least || reset > most) {
+			rt.Fatalf("item %d has t %v; want %d to %d for %v, %+v", i, item["t"], least, most, limit, r.statuses[i])
+		}
+	}
+	item := items[r.limits[returned].Name]
+	shown := shownLimit{item["q"].(int64), item["r"].(int64), -1}
+	if reset, ok := item["t"].(int64); ok {
+		shown.reset = reset
+	}
+	return shown
+}
+
+// checkRetryAfter checks that Retry-After is the longest RetryAfter, plus at most the jitter.
+func (r *response) checkRetryAfter(rt *rapid.T) {
+	text := r.header.Get("Retry-After")
+	if !r.isDenied || r.retryAfter == penstock.Never {
+		if text != "" || r.reported != 0 {
+			rt.Fatalf("Retry-After: %s, reported as %d; want none (denied %v, retry after %v)", text, r.reported, r.isDenied, r.retryAfter)
+		}
+		return
+	}
+	longest, jitter := ceilRat(ratOf(r.retryAfter)), ceilRat(ratOf(r.settings.Jitter))
+	got, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || got != r.reported || got < max(longest, 1) || got > max(longest+jitter, 1) {
+		rt.Fatalf("Retry-After: %q, reported as %d; want %d to %d", text, r.reported, longest, longest+jitter)
+	}
 }
 
 // These are the headers for two decisions of a real store, for each algorithm.
