@@ -325,7 +325,8 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	mine, leasedUnits := stopped.spent()
 	windows := map[int64]int64{}
 	for _, g := range append(mine, grants...) {
-		if period := windowed.Limit().Period.Microseconds(); g.from/period == g.to/period { // otherwise its window is unknown
+		period := windowed.Limit().Period.Microseconds()
+		if g.from/period == g.to/period { // otherwise its window is unknown
 			windows[g.to/period]++
 		}
 	}

@@ -20,7 +20,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 		limit, status := drawLimit(rt), drawStatus(rt)
 		status.Remaining = 0
 		q := Quota{Policy: policyOf(limit.Name, limit), Status: status}
-		until, known := q.until()
+		until, hasReset := q.until()
 		now := time.Unix(1_800_000_000, 0)
 		for _, dialect := range dialects {
 			for _, inSeconds := range []bool{true, false} {
@@ -33,13 +33,13 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					Write(h, []Quota{q}, false, 0)
 				h.Set("Date", now.UTC().Format(http.TimeFormat))
 				want := time.Duration(CeilSeconds(until)) * time.Second
-				if !known {
+				if !hasReset {
 					want = 0
 				}
 				if pause := pauseAfter(t, http.StatusOK, h); pause != want {
 					rt.Fatalf("%s: %v pauses for %v; want %v", dialect, h, pause, want)
 				}
-				if !known {
+				if !hasReset {
 					want = time.Second // the pause after a 429 without a time
 				}
 				if pause := pauseAfter(t, http.StatusTooManyRequests, h); pause != want {

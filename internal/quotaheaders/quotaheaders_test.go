@@ -478,7 +478,7 @@ Retry-After: 30`},
 		c.limit.Name = "x"
 		now := time.Date(2026, 7, 1, 12, 0, 45, 0, time.UTC)
 		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
-		write := New(Settings{})
+		w := New(Settings{})
 		var got []string
 		for i, cost := range []int64{c.first, c.second} {
 			charge := penstock.Charge{Key: "k", Plan: c.limit.MustCompile(), Cost: cost}
@@ -490,7 +490,7 @@ Retry-After: 30`},
 				t.Fatalf("%v: %v", c.limit, err)
 			}
 			h := make(http.Header)
-			write.Write(h, []Quota{{Policy: policyOf("x", c.limit), Status: d.Status(0)}}, !d.Allowed, d.RetryAfter())
+			w.Write(h, []Quota{{Policy: policyOf("x", c.limit), Status: d.Status(0)}}, !d.Allowed, d.RetryAfter())
 			var lines strings.Builder
 			for _, name := range []string{"RateLimit-Policy", "RateLimit", "Retry-After"} {
 				if h.Get(name) != "" {

@@ -105,7 +105,11 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint
 				t.Parallel()
 				for !t.Failed() {
 					seed := next.Add(1) - 1
-					if effort.IsSoak && time.Now().After(end) || !effort.IsSoak && seed >= n {
+					isOver := seed >= n
+					if effort.IsSoak {
+						isOver = time.Now().After(end)
+					}
+					if isOver {
 						return
 					}
 					run(t, *firstSeed+seed)

@@ -62,11 +62,14 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 
 // A rateLimitTrial runs Penstock as Envoy's rate limit service.
 type rateLimitTrial struct {
-	dir, recipesDir, store, grpc string
-	penstock                     *process
-	passing, denying             *row // Envoy with failure_mode_deny false, and true
-	checks                       int
-	failures                     []string
+	dir, recipesDir string
+	store           string // URL
+	grpc            string // address of Penstock
+	penstock        *process
+	passing         *row // Envoy with failure_mode_deny: false
+	denying         *row // Envoy with failure_mode_deny: true
+	checks          int
+	failures        []string
 }
 
 func (l *rateLimitTrial) startPenstock() (err error) {

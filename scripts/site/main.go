@@ -28,7 +28,7 @@ const repository = "https://github.com/penstock/penstock"
 
 func main() {
 	log.SetFlags(0)
-	check := flag.Bool("check", false, "search for the words of the index, in Chromium")
+	shouldCheck := flag.Bool("check", false, "search for the words of the index, in Chromium")
 	flag.Parse()
 	if flag.NArg() != 2 {
 		log.Fatal("usage: site [-check] TREE FOLDER")
@@ -38,7 +38,7 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s has %d pages\n", filepath.Join(flag.Arg(1), "index.html"), len(pages.all))
-	if *check {
+	if *shouldCheck {
 		if err := checkSearch(pages, flag.Arg(1)); err != nil {
 			log.Fatal(err)
 		}
