@@ -34,7 +34,8 @@ var refusing = []fault{
 	},
 	{
 		id: "F6", name: "read-only",
-		begin:      runCommands("REPLICAOF 127.0.0.1 1"), // no server listens at port 1 end: runCommands("REPLICAOF NO ONE"),
+		begin:      runCommands("REPLICAOF 127.0.0.1 1"), // no server listens at port 1
+		end:        runCommands("REPLICAOF NO ONE"),
 		wantErrors: unready,
 	},
 	{
