@@ -293,7 +293,7 @@ func TestPlainManifests(t *testing.T) {
 	}
 	environ = append(environ, "PENSTOCK_STORE_FILE="+store)
 	if set, err := settings.Load(settings.Sources{Environ: environ}); err != nil || len(set.Unknown) > 0 || set.API == "" {
-		t.Errorf("the variables %q are unknown, or do not fit together: %v", set.Unknown, err)
+		t.Errorf("the unknown variables are %q, API is %q, and the error is %v; want none unknown, an API address and no error", set.Unknown, set.API, err)
 	}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {

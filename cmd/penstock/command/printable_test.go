@@ -154,7 +154,7 @@ func TestResetPrintsNothingHostile(t *testing.T) {
 	}
 }
 
-// TestReportsPrintNothingHostile: nor do texts of stores, policies and requests steer the terminal.
+// Texts of stores, policies and requests cannot steer the terminal.
 func TestReportsPrintNothingHostile(t *testing.T) {
 	t.Parallel()
 	for name, print := range map[string]func(io.Writer) error{

@@ -159,7 +159,7 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 		isAllowed = f.request(t, "/login", "abc")
 	}
 	if !isAllowed {
-		t.Error("after the reset the service still denies")
+		t.Errorf("the service still denies the client %v after the reset", patience)
 	}
 	// All parts of a split limit.
 	if code, out, _ := f.run("reset", "key:abc", "--rule", "busy", "--reason", "r", "--yes", "-o", "json"); code != exitOK || !strings.Contains(out, `"used": 7`) {

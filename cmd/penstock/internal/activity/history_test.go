@@ -167,10 +167,10 @@ func TestHistoryIsBounded(t *testing.T) {
 		t.Errorf("there are %d rings; want %d and one for all others", n, MaxSeries)
 	}
 	if n := total(1); n != 2*MaxSeries {
-		t.Errorf("%d were counted in a second; want %d", n, 2*MaxSeries)
+		t.Errorf("%d events were counted in a second; want %d", n, 2*MaxSeries)
 	}
 	if n := total(Seconds); n != 4*2*MaxSeries {
-		t.Errorf("%d were counted; want %d", n, 4*2*MaxSeries)
+		t.Errorf("%d events were counted; want %d", n, 4*2*MaxSeries)
 	}
 	// After a day without growth, other counters get the rings.
 	h.Sample(25*time.Hour, func(add func(Series, uint64)) { add(Series{"r", fmt.Sprint(2*MaxSeries - 1), "allowed"}, 9) })

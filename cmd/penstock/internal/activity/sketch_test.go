@@ -72,10 +72,10 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 	}
 	for key, n := range exact {
 		if !listed[key] && n > top.Floor {
-			t.Fatalf("%s: %s with %d is missing; the floor is %d", what, key, n, top.Floor)
+			t.Fatalf("%s: %s is missing with a count of %d; want it listed above the floor of %d", what, key, n, top.Floor)
 		}
 		if !listed[key] && n > bound {
-			t.Fatalf("%s: the heavy item %s with %d of %d is missing", what, key, n, total)
+			t.Fatalf("%s: the heavy item %s is missing with a count of %d of %d", what, key, n, total)
 		}
 	}
 }

@@ -178,17 +178,18 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	}
 	missing := strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 	var needed, useful []string
-	why, onKeys, missingOnKeys := "", 0, 0 // numbers of commands that have a key
+	why := ""
+	keyed, missingKeyed := 0, 0 // all commands that use a key, and those that the user lacks
 	for _, right := range rights {
 		hasKey := slices.Contains(right.Example, redisstore.KeyOfExample)
 		if hasKey {
-			onKeys++
+			keyed++
 		}
 		if !slices.Contains(missing, right.Command) {
 			continue
 		}
 		if hasKey {
-			missingOnKeys++
+			missingKeyed++
 		}
 		if right.Without == "" {
 			needed = append(needed, "+"+right.Command)
@@ -196,7 +197,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 			useful, why = append(useful, "+"+right.Command), "without it, serve cannot "+right.Without
 		}
 	}
-	if missingOnKeys == onKeys { // the user may not use the keys at all
+	if missingKeyed == keyed { // the user may not use the keys at all
 		needed = append([]string{"~" + d.base + "*"}, needed...)
 	}
 	switch {

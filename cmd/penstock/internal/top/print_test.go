@@ -140,7 +140,7 @@ func TestNothingIsCutWithoutAWidth(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "…\n") {
-		t.Errorf("a text is cut:\n%s", text)
+		t.Errorf("a text is cut, although there is no width:\n%s", text)
 	}
 }
 
