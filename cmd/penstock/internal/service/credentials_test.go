@@ -20,8 +20,8 @@ import (
 )
 
 // TestCredentialsAreNotIgnoredInAnySpelling: in every spelling of a credential that the upstream
-// receives, the service recognizes it or rejects the request. The client's limit is used up, and
-// the client is on the deny list. Each odd spelling comes from a new address with a fresh limit. So
+// receives, the service recognizes it or rejects the request. The client's limit is used up, or the
+// client is on the deny list. Each odd spelling comes from a new address with a fresh limit. So
 // a request that passes must have reached the upstream without the credential.
 func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
 	effort.WithoutRace(t)
@@ -32,8 +32,9 @@ func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
 		mac.Write([]byte(signed))
 		return signed + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 	}
-	claims := fmt.Sprintf(`{"sub":"%%s","exp":%d}`, time.Now().Add(time.Hour).Unix())
-	good, banned := token(fmt.Sprintf(claims, "good")), token(fmt.Sprintf(claims, "banned"))
+	expiry := time.Now().Add(time.Hour).Unix()
+	good := token(fmt.Sprintf(`{"sub":"good","exp":%d}`, expiry))
+	banned := token(fmt.Sprintf(`{"sub":"banned","exp":%d}`, expiry))
 	const policyText = `
 http: {trusted_proxies: [127.0.0.1]}
 tokens: {secret: "` + secret + `"}
@@ -58,17 +59,17 @@ rules:
 	})
 	flags := limitedBy(t, policyText, nil)
 	r := start(t, upstream, flags)
-	n := 0
+	sent := 0
 	// try sends a request from a new address. It returns the status and what the upstream received.
 	try := func(target string, lines ...string) (status int, forwarded string) {
-		n++
+		sent++
 		conn, err := net.Dial("tcp", r.Listen)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		var request bytes.Buffer
-		fmt.Fprintf(&request, "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Forwarded-For: 198.51.%d.%d\r\n", target, n/250, 1+n%250)
+		fmt.Fprintf(&request, "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Forwarded-For: 198.51.%d.%d\r\n", target, sent/250, 1+sent%250)
 		for _, line := range lines {
 			request.WriteString(line + "\r\n")
 		}
@@ -117,10 +118,12 @@ rules:
 		}
 	}
 	for _, token := range []string{good, banned} {
-		// The last letter of the signature has two unused bits.
-		trailing := token[:len(token)-1] + string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[strings.IndexByte(
-			"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", token[len(token)-1])|1])
-		start, _, _ := strings.Cut(token, ".")
+		// The last letter of the signature has two unused bits. trailing has one of them set, which
+		// some decoders ignore.
+		const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+		last := len(token) - 1
+		trailing := token[:last] + string(alphabet[strings.IndexByte(alphabet, token[last])|1])
+		head, _, _ := strings.Cut(token, ".") // of the token; enough to find the token in a request
 		for _, value := range []string{
 			"Bearer\t" + token, "Bearer  " + token, "bearer " + token, "BEARER " + token, "Bearer " + token + " ", "Bearer " + token + "\t", " Bearer " + token,
 			"Bearer " + token + "=", "Bearer " + token + "==", "Bearer " + token + ".", "Bearer " + trailing, "Bearer " + token + ",", "Bearer " + token + ", Bearer " + token,
@@ -128,13 +131,13 @@ rules:
 			"Bearer \"" + token + "\"", "Bearer '" + token + "'", "JWT " + token, "Token " + token, "Basic " + token, token, "Bearer\u00a0" + token, "Bearer " + token + "\u00a0",
 			"Bearer " + token + "\xa0", "Bearer " + strings.ReplaceAll(token, ".", "%2E"), "Bearer Bearer " + token, "x Bearer " + token, "Negotiate x, Bearer " + token,
 		} {
-			tryOdd(start, "/", "Authorization: "+value)
-			tryOdd(start, "/", "Authorization: "+value, "Authorization: "+value)
-			tryOdd(start, "/", "Authorization: Basic dTpw", "Authorization: "+value)
+			tryOdd(head, "/", "Authorization: "+value)
+			tryOdd(head, "/", "Authorization: "+value, "Authorization: "+value)
+			tryOdd(head, "/", "Authorization: Basic dTpw", "Authorization: "+value)
 		}
-		tryOdd(start, "/", "authorization: Bearer "+token, "AUTHORIZATION: Bearer x")
-		tryOdd(start, "/", "Authorization:", "Authorization: Bearer "+token)
-		tryOdd(start, "/", "Authorization: Bearer "+token, "Connection: Authorization")
+		tryOdd(head, "/", "authorization: Bearer "+token, "AUTHORIZATION: Bearer x")
+		tryOdd(head, "/", "Authorization:", "Authorization: Bearer "+token)
+		tryOdd(head, "/", "Authorization: Bearer "+token, "Connection: Authorization")
 	}
 	for _, lines := range [][]string{
 		{"X-API-Key: k-4711", "X-API-Key: k-4711"}, {"X-API-Key: k-4711", "X-API-Key: x"}, {"X-API-Key: x", "X-API-Key: k-4711"}, {"X-API-Key:", "X-API-Key: k-4711"},
@@ -196,5 +199,5 @@ rules:
 	} {
 		tryOdd("q-4711", "/?"+query)
 	}
-	t.Logf("counted: %d requests, of which %d passed without their credential", n, passed)
+	t.Logf("counted: %d requests, of which %d passed without their credential", sent, passed)
 }

@@ -50,7 +50,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	} {
 		conn := r.dial()
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", c.path)
-		defer func() {
+		defer func() { // after the service has stopped
 			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, c.want) {
 				t.Errorf("%s got %d %s, %v; want 503 and %s", c.path, status, body, err, c.want)
 			}
