@@ -124,6 +124,7 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if own == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

@@ -90,6 +90,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if used > 0 then
     reset = last - now
   end
+  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -195,21 +195,22 @@ type window struct {
 
 func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
-	ends, next, length, kind := windowEnd(first, second, align, now)
+	currentEnd, nextEnd, length, kind := windowEnd(first, second, align, now)
 	end, used, repaired := s.End, s.Used, false
 	if end <= now {
-		end, used = ends, 0
+		end, used = currentEnd, 0
 	}
 	granted, after, fits := take(r, used, count)
-	if end > next || s.Kind != kind {
+	// The window is of another limit, or the clock has stepped back: bound the window's end.
+	if end > nextEnd || s.Kind != kind {
 		latest, windows := end, max(cdiv(min(used, after), count), 1) // so many windows have room for the used units
-		if end > ends && windows-1 < cdiv(end-ends, length) {
-			latest = ends + (windows-1)*length
+		if end > currentEnd && windows-1 < cdiv(end-currentEnd, length) {
+			latest = currentEnd + (windows-1)*length
 		}
 		if s.Kind == kind && end-length-now <= MaxStall {
 			latest = end
 		} else if s.Kind == kind {
-			latest = max(latest, next)
+			latest = max(latest, nextEnd)
 		}
 		if end > latest {
 			end, repaired = latest, true
@@ -223,14 +224,16 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 			out.RetryAfter = Never
 		}
 	}
+	// A grant makes it a window of this limit.
 	if after > used && (s.Kind != kind || align != alignFirst) {
-		end = max(end, ends)
+		end = max(end, currentEnd)
 	}
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if after == used && !(repaired && (r.Mode != Peek || !fits)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

@@ -1,11 +1,11 @@
 local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, was)
-  local ends, following, length, kind = 0, 0, first, first -- ends and following: the ends of the current window and of the next
+  local currentend, nextend, length, kind = 0, 0, first, first -- the ends of the current window and of the next
   if align == 1 then
-    ends = now + first
-    following = ends
+    currentend = now + first
+    nextend = currentend
   elseif align == 0 then
-    ends = now - fmod(now, first) + first
-    following = ends + first
+    currentend = now - fmod(now, first) + first
+    nextend = currentend + first
   else -- align is the third end of a calendar's windows
     kind, length = 3, align - second
     if align - first < 345600000000 then -- two windows are less than 4 days
@@ -14,30 +14,31 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       kind = 2
     end
     if now < first then
-      ends, following, length = first, second, second - first
+      currentend, nextend, length = first, second, second - first
     elseif now < second then
-      ends, following = second, align
+      currentend, nextend = second, align
     elseif now < align then
-      ends, following = align, align + length
+      currentend, nextend = align, align + length
     else
-      ends = now - fmod(now - align, length) + length
-      following = ends + length
+      currentend = now - fmod(now - align, length) + length
+      nextend = currentend + length
     end
   end
   local repaired = false
   if not ending or ending <= now then
-    ending, used = ends, 0
+    ending, used = currentend, 0
   end
   local granted, after, fits = take(mode, cost, used, count)
-  if ending > following or was ~= kind then
+  -- The window is of another limit, or the clock has stepped back: bound the window's end.
+  if ending > nextend or was ~= kind then
     local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- so many windows have room for the used units
-    if ending > ends and windows - 1 < cdiv(ending - ends, length) then
-      latest = ends + (windows - 1) * length
+    if ending > currentend and windows - 1 < cdiv(ending - currentend, length) then
+      latest = currentend + (windows - 1) * length
     end
     if was == kind and ending - length - now <= MAXSTALL then
       latest = ending
     elseif was == kind then
-      latest = math.max(latest, following)
+      latest = math.max(latest, nextend)
     end
     if ending > latest then
       ending, repaired = latest, true
@@ -51,8 +52,9 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       retry = NEVER
     end
   end
-  if after > used and ending < ends and (was ~= kind or align ~= 1) then
-    ending = ends
+  -- A grant makes it a window of this limit.
+  if after > used and ending < currentend and (was ~= kind or align ~= 1) then
+    ending = currentend
   end
   if after < count then
     remaining = count - after
@@ -60,6 +62,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if after > 0 then
     reset = ending - now
   end
+  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if after == used and not (repaired and (mode ~= PEEK or not fits)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

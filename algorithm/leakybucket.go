@@ -118,6 +118,7 @@ func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	if level > 0 {
 		out.ResetAfter = cdiv(level, rate) + ahead
 	}
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if level == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

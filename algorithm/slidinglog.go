@@ -63,6 +63,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	if never(r, count) {
 		out.RetryAfter = Never
 	} else if !fits {
+		// The request fits once the grants up to this sum have expired.
 		enough := last.sum + r.need() - count
 		i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= enough })
 		at := s.grants[i].at
@@ -78,6 +79,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
 		out.Keep = Unchanged
@@ -92,9 +94,11 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 		if repaired {
 			at = now
 		}
+		// No grant is dropped before an earlier one.
 		if n := len(next.grants); n > 0 {
 			keep = max(keep, next.grants[n-1].at+next.grants[n-1].keep-at)
 		}
+		// The sums would become too large: count them from base on.
 		if last.sum+granted > Max {
 			next, last.sum = rebase(next, base), last.sum-base
 		}
@@ -152,7 +156,7 @@ func gatherGrants(s record, now int64) record {
 	return record{append(s.grants[:i:i], grant{now, s.grants[len(s.grants)-1].sum, keep})}
 }
 
-// rebase makes the sums count from base.
+// rebase subtracts base from all sums, and drops the expired grants.
 func rebase(s record, base int64) record {
 	var live []grant
 	for _, g := range s.grants {

@@ -14,7 +14,7 @@ local function fromkeep(member)
 end
 
 -- Returns the rank, time and member of the first grant, from rank low on, whose sum is at least
--- enough. There must be one.
+-- enough. There must be one. It searches by bisection, since sums grow with the rank.
 local function reaching(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do
@@ -48,6 +48,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
+    -- The request fits once the grants up to this sum have expired.
     local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
     local _, at = reaching(key, enough, expired)
     if repaired then
@@ -61,6 +62,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
 
   remaining = math.max(count - after, 0)
+  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
       reset = (repaired and now or last) + period - now
@@ -85,7 +87,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
   local length = keeping -- of the entry that will be the newest
   if after > used then
-    length = math.max(period, last + keeping - at)
+    length = math.max(period, last + keeping - at) -- no grant is dropped before an earlier one
     if not newest[1] or after == 0 then
       length = period
     end

@@ -75,14 +75,17 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	} else if r.Mode == Reset {
 		current, previous = 0, 0
 	}
+	// The windows have another limit's width, and this limit decides for the first time.
 	if width != period && s.Owner != period {
 		start, current, width, previous = gather(count, period, now, start, current, width, previous)
 		repaired = true
 	}
+	// The limit's own ticks are for its own width, and for at most count units.
 	if width != period || previous > count {
 		tick = cdiv(width, Max/max(count, previous))
 		ticks = cdiv(width, tick)
 	}
+	// fading is how many units of the previous window still count.
 	fading := cdiv(previous*(ticks-max(now-start, 0)/tick), ticks)
 	if r.Mode == Force {
 		out.Granted = min(r.Cost, Max/2-current)
@@ -124,6 +127,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	} else if previous > 0 {
 		out.ResetAfter = start + width - now
 	}
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if out.Granted == 0 && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
@@ -155,7 +159,7 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 // gather moves the used units into windows that begin now and last k Periods, where k·count covers
 // the used units. If they fade sooner in their present windows, it moves nothing.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
-	step := cdiv(width, Max/max(count, previous))
+	step := cdiv(width, Max/max(count, previous)) // µs per tick of the present windows
 	steps := cdiv(width, step)
 	used := min(current+cdiv(previous*(steps-max(now-start, 0)/step), steps), Max/2)
 	gone := start + width // when the used units have faded

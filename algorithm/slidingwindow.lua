@@ -21,9 +21,10 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif mode == RESET then
     current, previous = 0, 0
   end
+  -- The windows have another limit's width, and this limit decides for the first time.
   if width ~= period and owner ~= period then
     repaired = true
-    local step = cdiv(width, div(MAX, math.max(count, previous)))
+    local step = cdiv(width, div(MAX, math.max(count, previous))) -- µs per tick of the present windows
     local steps = cdiv(width, step)
     local used = math.min(current + cdiv(previous * (steps - div(math.max(now - start, 0), step)), steps), MAX / 2)
     local gone = start + width -- when the used units have faded
@@ -35,10 +36,12 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       start, current, width, previous = now, used, windows * period, 0
     end
   end
+  -- The limit's own ticks are for its own width, and for at most count units.
   if width ~= period or previous > count then
     tick = cdiv(width, div(MAX, math.max(count, previous)))
     ticks = cdiv(width, tick)
   end
+  -- fading is how many units of the previous window still count.
   local fading = previous
   if previous > 0 and now > start then
     fading = cdiv(previous * (ticks - div(now - start, tick)), ticks)
@@ -85,6 +88,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif previous > 0 then
     reset = start + width - now
   end
+  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if granted == 0 and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -66,6 +66,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	count, width, n := p[0], p[1], p[2]
 	next, used, repaired := advanceParts(s, width, n, now)
 	granted, after, fits := take(r, used, count)
+	// A refund returns the newest units first.
 	for i, back := 0, used-after; back > 0; i++ {
 		taken := min(back, next.Used[i])
 		next.Used[i] -= taken
@@ -76,6 +77,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 		next = next.gather(min(used, after), count, width, n, now)
 		own, repaired = next.Width == width && next.Count == n, true
 	}
+	// A grant moves the used units into a part of this limit.
 	if after > used && !own && r.Mode != Force {
 		next, own = parts{Width: width, Count: n, Start: now - now%width}, true
 		next.Used[0] = used
@@ -100,6 +102,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if after > 0 {
 		out.ResetAfter = next.gone() - now
 	}
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

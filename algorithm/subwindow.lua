@@ -31,6 +31,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     next[i] = next[i] or 0
   end
   local granted, after, fits = take(mode, cost, used, count)
+  -- A refund returns the newest units first.
   local part, back = 1, used - after
   while back > 0 do
     local taken = math.min(back, next[part])
@@ -47,6 +48,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     end
     own, repaired = old == width and oldn == n, true
   end
+  -- A grant moves the used units into a part of this limit.
   if after > used and not own and mode ~= FORCE then
     next, start, oldn, old, own = { used }, now - fmod(now, width), n, width, true
   end
@@ -74,6 +76,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if after > 0 then
     reset = goneof(start, oldn, old, next) - now
   end
+  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -132,6 +132,7 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
+	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
 	if level == before && !(repaired && (r.Mode != Peek || retry != 0)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return s
