@@ -729,8 +729,8 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 
 func TestLimitsOfCallsAreCompiledOnceAndBounded(t *testing.T) {
 	compiled := 0
-	step := func(s int64, p algorithm.Params, a algorithm.Request, _ int64) (algorithm.Outcome, int64) {
-		return algorithm.Outcome{Granted: a.Cost, Remaining: p[0], Keep: algorithm.Unchanged}, s
+	step := func(s int64, p algorithm.Params, r algorithm.Request, _ int64) (algorithm.Outcome, int64) {
+		return algorithm.Outcome{Granted: r.Cost, Remaining: p[0], Keep: algorithm.Unchanged}, s
 	}
 	counted := algorithm.Define("counted", "", step, func(l algorithm.Limit) (algorithm.Params, error) {
 		compiled++
@@ -780,7 +780,7 @@ func TestSurplusStaysChargedIfTheStoreFails(t *testing.T) {
 func TestNamesOfUnknownValuesDoNotPanic(t *testing.T) {
 	for _, text := range []string{penstock.Source(200).String(), penstock.Mode(200).String(), penstock.Reason(200).String(), algorithm.CalendarUnit(200).String()} {
 		if text == "" {
-			t.Error("an unknown value has an empty name")
+			t.Error("an unknown value has an empty name; want any text")
 		}
 	}
 	if err := penstock.PerDay(1).With(penstock.CalendarWindow(9, time.UTC)).Validate(); !errors.Is(err, penstock.ErrInvalid) {

@@ -1,4 +1,4 @@
-local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, was)
+local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, oldkind)
   local currentend, nextend, length, kind = 0, 0, first, first -- the ends of the current window and of the next
   if align == 1 then
     currentend = now + first
@@ -30,14 +30,14 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   end
   local granted, after, fits = take(mode, cost, used, count)
   -- The window is of another limit, or the clock has stepped back: bound the window's end.
-  if ending > nextend or was ~= kind then
+  if ending > nextend or oldkind ~= kind then
     local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- so many windows have room for the used units
     if ending > currentend and windows - 1 < cdiv(ending - currentend, length) then
       latest = currentend + (windows - 1) * length
     end
-    if was == kind and ending - length - now <= MAXSTALL then
+    if oldkind == kind and ending - length - now <= MAXSTALL then
       latest = ending
-    elseif was == kind then
+    elseif oldkind == kind then
       latest = math.max(latest, nextend)
     end
     if ending > latest then
@@ -53,7 +53,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
     end
   end
   -- A grant makes it a window of this limit.
-  if after > used and ending < currentend and (was ~= kind or align ~= 1) then
+  if after > used and ending < currentend and (oldkind ~= kind or align ~= 1) then
     ending = currentend
   end
   if after < count then

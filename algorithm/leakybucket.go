@@ -64,10 +64,10 @@ type queue struct {
 func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	rate, parts, places, who := p[0], p[1], p[2], HolderID(r.Holder)
 	capacity := places * parts
-	level, old, tail, taken := s.Level, s.Rate, s.Tail, s.Taken
-	if old != 0 && old != rate {
-		level = convert(level, old, rate)
-		taken = convert(taken, old, rate)
+	level, oldRate, tail, taken := s.Level, s.Rate, s.Tail, s.Taken
+	if oldRate != 0 && oldRate != rate {
+		level = convert(level, oldRate, rate)
+		taken = convert(taken, oldRate, rate)
 		taken = max(taken-3, 0) // convert rounded it up by less than 3
 	}
 	level, at, ahead, repaired := drain(rate, now, level, s.At)

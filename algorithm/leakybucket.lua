@@ -1,9 +1,9 @@
-local function leakybucket(rate, parts, places, _, mode, cost, patience, now, who, level, at, old, tail, taken)
+local function leakybucket(rate, parts, places, _, mode, cost, patience, now, who, level, at, oldrate, tail, taken)
   local capacity = places * parts
   tail, taken = tail or 0, taken or 0
-  if old and old ~= rate then
-    level = convert(level, old, rate)
-    taken = convert(taken, old, rate)
+  if oldrate and oldrate ~= rate then
+    level = convert(level, oldrate, rate)
+    taken = convert(taken, oldrate, rate)
     taken = math.max(taken - 3, 0) -- convert rounded it up by less than 3
   end
   local ahead, repaired

@@ -7,14 +7,15 @@ local function goneof(start, n, width, parts)
   return start + (n + 1 - newest) * width
 end
 
-local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, old, owner, ...)
+-- oldn and oldwidth are the number and the width of the stored parts, whose counts follow owner.
+local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, oldwidth, owner, ...)
   local passed, used, repaired = 0, 0, false
   local next = {} -- the current part first
-  if old and start <= now then
-    passed = div(now - start, old)
+  if oldwidth and start <= now then
+    passed = div(now - start, oldwidth)
   end
-  if not old or passed > oldn then
-    start, oldn, old = now - fmod(now, width), n, width
+  if not oldwidth or passed > oldn then
+    start, oldn, oldwidth = now - fmod(now, width), n, width
   else
     local counts = { ... }
     for i = 1, oldn + 1 - passed do
@@ -22,9 +23,9 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
       next[passed + i] = c
       used = used + c
     end
-    start = start + passed * old
+    start = start + passed * oldwidth
     if start - now > MAXSTALL then
-      next, start, repaired = { used }, now - fmod(now, old), used > 0
+      next, start, repaired = { used }, now - fmod(now, oldwidth), used > 0
     end
   end
   for i = 1, oldn + 1 do
@@ -39,18 +40,18 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     back = back - taken
     part = part + 1
   end
-  local own = old == width and oldn == n -- the parts are those of this limit
+  local own = oldwidth == width and oldn == n -- the parts are those of this limit
   if not own and owner ~= width * n then
     local k = math.max(cdiv(math.min(used, after), count), 1) -- k parts have room for the used units
     local wide = k * width
-    if k <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, old, next) then
-      next, start, oldn, old = { math.min(used, after) }, now - fmod(now, wide), n, wide
+    if k <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, oldwidth, next) then
+      next, start, oldn, oldwidth = { math.min(used, after) }, now - fmod(now, wide), n, wide
     end
-    own, repaired = old == width and oldn == n, true
+    own, repaired = oldwidth == width and oldn == n, true
   end
   -- A grant moves the used units into a part of this limit.
   if after > used and not own and mode ~= FORCE then
-    next, start, oldn, old, own = { used }, now - fmod(now, width), n, width, true
+    next, start, oldn, oldwidth, own = { used }, now - fmod(now, width), n, width, true
   end
   for i = 1, oldn + 1 do
     next[i] = next[i] or 0
@@ -70,16 +71,16 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
       k = k - 1
       left = left - next[k]
     end
-    retry = start + (oldn + 2 - k) * old - now
+    retry = start + (oldn + 2 - k) * oldwidth - now
   end
   remaining = math.max(count - after, 0)
   if after > 0 then
-    reset = goneof(start, oldn, old, next) - now
+    reset = goneof(start, oldn, oldwidth, next) - now
   end
   -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
   if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, start, oldn, old, own and 0 or width * n, unpack(next, 1, oldn + 1)
+  return granted, remaining, retry, reset, 0, keep, start, oldn, oldwidth, own and 0 or width * n, unpack(next, 1, oldn + 1)
 end

@@ -82,9 +82,9 @@ type bucket struct {
 func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
 	rate, parts, burst := p[0], p[1], p[2]
 	capacity := burst * parts
-	level, old := s.Level, s.Parts
-	if old != 0 && old != parts {
-		level = convert(level, old, parts)
+	level, oldParts := s.Level, s.Parts
+	if oldParts != 0 && oldParts != parts {
+		level = convert(level, oldParts, parts)
 	}
 	level, at, ahead, repaired := drain(rate, now, level, s.At)
 	room := capacity - level

@@ -1,7 +1,7 @@
-local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, level, at, old)
+local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, level, at, oldparts)
   local capacity = burst * parts
-  if old and old ~= parts then
-    level = convert(level, old, parts)
+  if oldparts and oldparts ~= parts then
+    level = convert(level, oldparts, parts)
   end
   local ahead, repaired
   level, at, ahead, repaired = drain(rate, now, level, at)

@@ -350,7 +350,7 @@ func TestNextCallerGetsTheTurnOfACanceledOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		if since := time.Since(start); since != 10*time.Minute {
-			t.Errorf("the next caller was admitted after %v, want 10m", since)
+			t.Errorf("the next caller was admitted after %v; want 10m", since)
 		}
 	})
 }

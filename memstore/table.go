@@ -18,9 +18,9 @@ type table struct {
 	states    algorithm.States // by cell
 	counters  []counter        // by cell
 	index     []uint32         // cells; 0 where empty. Its length is a power of two
-	live      int
-	cursor    uint32 // the cell that was swept last
-	swept     int64  // when the whole table was swept last, in µs
+	live      int              // how many counters there are
+	cursor    uint32           // the cell that was swept last
+	swept     int64            // when the whole table was swept last, in µs
 
 	// The request and the outcome of the current decision. They are not on the stack, because copies
 	// would cost more than the step.

@@ -63,14 +63,15 @@ type stripe struct {
 // be wrong, because keys with nearly the same hash count as one. The low 16 bits of a place are the
 // number of the Life in which it was written.
 func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
-	const times = 1<<16 - 1
-	time := uint64(now/life) & times
+	const lifeMask = 1<<16 - 1
+	thisLife := uint64(now/life) & lifeMask
+	lastLife := (thisLife - 1) & lifeMask
 	place := &s.seenOnce[hash/stripes%uint64(len(s.seenOnce))]
-	old, seen := place.Load(), hash&^times|time
-	if old == seen || old == hash&^times|(time-1)&times {
+	seen := place.Load()
+	if seen == hash&^lifeMask|thisLife || seen == hash&^lifeMask|lastLife {
 		return true
 	}
-	place.Store(seen)
+	place.Store(hash&^lifeMask | thisLife)
 	return false
 }
 
