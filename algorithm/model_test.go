@@ -20,8 +20,8 @@ type model interface {
 	remaining(now int64) int64
 	// refundable is the number of units that could be refunded.
 	refundable(now int64) int64
-	// empty tells whether nothing is used.
-	empty(now int64) bool
+	// isEmpty tells whether nothing is used.
+	isEmpty(now int64) bool
 	// wait is how long a caller whose request is granted must wait.
 	wait(r Request, now int64) int64
 	spend(cost int64, r Request, now int64)
@@ -61,7 +61,7 @@ func decide(m model, r Request, now int64) Outcome {
 		m.reset()
 	}
 	out.Remaining = m.remaining(now)
-	out.ResetAfter = first(func(after int64) bool { return m.empty(now + after) })
+	out.ResetAfter = first(func(after int64) bool { return m.isEmpty(now + after) })
 	return out
 }
 
@@ -161,7 +161,7 @@ func (m *bucketModel) remaining(now int64) int64 {
 
 func (m *bucketModel) refundable(now int64) int64 { return ceiling(m.usedAt(now)) }
 
-func (m *bucketModel) empty(now int64) bool { return m.usedAt(now).Sign() == 0 }
+func (m *bucketModel) isEmpty(now int64) bool { return m.usedAt(now).Sign() == 0 }
 
 func (m *bucketModel) spend(cost int64, r Request, now int64) {
 	if cost > 0 {
@@ -222,7 +222,7 @@ func (m *ledger) remaining(now int64) int64 { return max(m.count-m.used(m.grants
 
 func (m *ledger) refundable(now int64) int64 { return m.sum(m.grants, now) }
 
-func (m *ledger) empty(now int64) bool {
+func (m *ledger) isEmpty(now int64) bool {
 	for _, g := range m.grants {
 		if m.counts(g.at, now) {
 			return false
@@ -289,7 +289,7 @@ func modelFor(a subject, l Limit) model {
 		begins := int64(0)
 		m := newLedger(l, func(at, now int64) bool { return at >= begins && now < begins+l.Period })
 		m.starts = func(now int64) {
-			if m.empty(now) {
+			if m.isEmpty(now) {
 				begins = now
 			}
 		}

@@ -127,6 +127,12 @@ func brokenLimiters() []brokenLimiter {
 	}
 }
 
+// In the steps below, p has the parameters of the sound step: of a bucket the rate, the parts of a
+// token and the capacity; of a queue the rate, parts and places; of a fixed window the count and
+// the period; of a sliding window the count, the period, the tick and the ticks; of sub-windows the
+// count, the width and the number of parts; of a log the count and the period; of slots their
+// number and the period.
+
 // A published bucket that treats an elapsed time below 0 as 0, and then stores now as the time of
 // its last refill.
 func timeWrittenBackwards(s bucket, p Params, r Request, now int64) (Outcome, bucket) {

@@ -606,7 +606,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 		go func() { less <- decide(t, cache, spend("k", limit, 3)) }()
 		synctest.Wait()
 		if got := g.calls.Load(); got != 2 {
-			t.Fatalf("%d calls of the store, want one for 5 and one for 3", got)
+			t.Fatalf("the store was called %d times; want 2: for the cost of 5, and for that of 3", got)
 		}
 		close(g.open)
 		checkDecision(t, <-less, wantAllowed, fromStore)

@@ -52,7 +52,7 @@ type FallbackOptions struct {
 // The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances and
 // at least Floor. The shares of n instances exceed the limit by at most n-1 units. (Of a bucket,
 // only the Burst is rounded. The rate is divided exactly.) While the store is down, m instances
-// that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1
+// that divide by n admit in any interval at most m/n of what the limit allows in it, plus n-1
 // units.
 //
 // While the store answers, its grants are charged to the local memory too. So an instance enters

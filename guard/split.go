@@ -14,16 +14,16 @@ type SplitOptions struct {
 }
 
 // Split keeps a limit with Settings.SplitInto = S in S counters under S keys, the shards. So
-// several servers can share the work of one hot key. Each shard has an S-th of the limit. If that
-// does not divide, the first shards have one unit more. Together they are the limit, so no more
-// than the limit is ever admitted. S is at most 32, and at most the units of the limit.
+// several servers can share the work of one hot key. Each shard has an S-th of the limit. If the
+// units cannot be divided evenly, the first shards have one unit more. Together they are the limit,
+// so no more than the limit is ever admitted. S is at most 32, and at most the units of the limit.
 //
 // A Spend is sent to a random shard. If that denies it, it is sent to the next, until all have
 // denied it. So every unit can be granted. That takes one call while much is left, and S calls for
 // a denial. If the context's deadline leaves no time for another call, the denials so far decide,
-// although another shard may have units. Put Deny inside too: then a shard that is known to be
-// empty is not called. A cost that only several shards together have is taken from them in one
-// batch. If others spend meanwhile, it may be denied although the units are there.
+// although another shard may have units. Put another Deny inside Split: then a shard that is known
+// to be empty is not called. A cost that only several shards together have is taken from them in
+// one batch. If others spend meanwhile, it may be denied although the units are there.
 //
 // What else differs from a limit that is not split:
 //
@@ -48,13 +48,13 @@ type SplitOptions struct {
 //     again, it takes slots of both until Period later. A hold must not change its cost. A hold of
 //     more slots than a shard has takes equal parts of all, or is denied.
 //   - An AnchoredWindow begins at the first charge of each shard.
-//   - A limit whose SplitInto changes is a new limit, in part or whole. Up to as much again is
-//     admitted once.
+//   - A limit whose SplitInto changes is a new limit, in part or whole. So up to the whole limit is
+//     admitted once more.
 //   - A limit that is lowered from A to B units, or that alternates with a smaller one, denies at
 //     each shard until that shard has drained below its part. A shard that has used less grants
-//     the rest of its part, even if all together have used B. At once that is about
-//     √(B·S(1-1/S)/2π) units more than without Split (7 if 150 become 50 in 8 shards), at most B -
-//     ⌊B/S⌋. Together with what was used before it is never more than A.
+//     the rest of its part, even if all together have used B. The units granted at once beyond
+//     those of an unsplit limit are about √(B·S(1-1/S)/2π) (7 if 150 become 50 in 8 shards), and at
+//     most B - ⌊B/S⌋. Together with the units used before, they never exceed A.
 //   - Limits that use one counter must have the same SplitInto. A limit of fewer units than
 //     SplitInto has fewer shards. Then the rates of both limits add up.
 //
