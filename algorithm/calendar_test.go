@@ -52,8 +52,8 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	t.Logf("counted: %d changes of the clock in %d zones (%d far from midnight were skipped)", checked, len(zones), skipped)
 }
 
-// checkDaysAround finds the beginnings of the days around a change of the clock by trying every
-// moment, and compares them with the ends of the windows.
+// checkDaysAround finds the beginnings of the days around a change of the clock in small
+// steps, and compares them with the ends of the windows.
 func checkDaysAround(t *testing.T, zone *time.Location, change time.Time) {
 	t.Helper()
 	const step = 15 * time.Minute

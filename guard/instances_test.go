@@ -94,7 +94,7 @@ func TestBeforeTheFirstHeartbeatTheFloorIsAssumed(t *testing.T) {
 		defer counter.Close()
 		time.Sleep(time.Hour)
 		if n := counter.Instances(); n != 3 {
-			t.Errorf("it counts %d; want 3", n)
+			t.Errorf("the counter returns %d instances; want 3, the floor", n)
 		}
 	})
 }
