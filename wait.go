@@ -49,8 +49,8 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	}
 }
 
-// canRetrySucceed looks at the time until ctx's deadline. If a limit that can book the
-// future denied, a retry fails too: the limit has considered all turns up to the deadline.
+// canRetrySucceed tells whether a retry before ctx's deadline can be granted. If a limit that can
+// book the future has denied, no retry can: the limit has considered all turns up to the deadline.
 func (l *Limiter) canRetrySucceed(ctx context.Context, d Decision) bool {
 	for i, plan := range l.plans {
 		if d.Status(i).RetryAfter != 0 && plan.Algorithm().CanBook() {
@@ -70,8 +70,8 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter lengthens a delay by up to a tenth, at most 100 ms, so that callers that were denied
-// together do not all retry together.
+// jitter lengthens a delay by up to a tenth (at most 100 ms) and 1 ms, so that callers that were
+// denied together do not all retry together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }

@@ -183,7 +183,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 		factor := float64(n) / float64(known)
 		got, bound := f.maxBeyondRate(start, factor*perSecond), factor*burst+float64(n)
 		if got > bound+1e-6 {
-			t.Errorf("%d instances with shares for %d, limit %v: %.3f units at once; the bound is %.3f", n, known, limit, got, bound)
+			t.Errorf("%d instances with shares for %d, limit %v: %.3f units beyond the rate; the bound is %.3f", n, known, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
 		if calls := f.calls.Load(); calls != f.decisions {
@@ -214,7 +214,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
 		got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)
 		if got > bound+1e-6 {
-			t.Errorf("%d instances, limit %v: %.3f units at once over the beginning; the bound is %.3f", n, limit, got, bound)
+			t.Errorf("%d instances, limit %v: %.3f units beyond the rate around the beginning of the outage; the bound is %.3f", n, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
 		f.setFault(nil)
@@ -222,7 +222,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 		before := f.decisions
 		load.arriveFor(5*time.Second, decideBalanced)
 		if got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)+boundOf(t, n, limit, "store returns"); got > bound+1e-6 {
-			t.Errorf("%d instances, limit %v: %.3f units at once over the end; the bound is %.3f", n, limit, got, bound)
+			t.Errorf("%d instances, limit %v: %.3f units beyond the rate around the end of the outage; the bound is %.3f", n, limit, got, bound)
 		}
 		if f.calls.Load()-calls != f.decisions-before {
 			t.Errorf("after the outage the store was called %d times for %d decisions; want once for each", f.calls.Load()-calls, f.decisions-before)
@@ -253,7 +253,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 		f.load(random, perSecond).arriveFor(3*time.Second, func() { f.decideCost(t, random.IntN(n), 1) })
 		got, bound := f.maxBeyondRate(start, perSecond), burst+boundOf(t, n, limit, "store fails")
 		if got > bound+1e-6 {
-			t.Errorf("%d instances, limit %v: %.3f units at once; the bound is %.3f", n, limit, got, bound)
+			t.Errorf("%d instances, limit %v: %.3f units beyond the rate; the bound is %.3f", n, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
 	})

@@ -54,12 +54,12 @@ type waiters struct {
 // the blocks. If there is not enough, it spends nothing.
 func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int64) bool {
 	part := min(w.share, cost)
-	taken := part == cost || k.trySpendLocked(p, now, cost-part)
-	if taken {
+	isSpent := part == cost || k.trySpendLocked(p, now, cost-part)
+	if isSpent {
 		w.share -= part
 	}
 	w.removeWaiterLocked(k, cost)
-	return taken
+	return isSpent
 }
 
 // removeWaiterLocked ends a caller's wait. What the last caller leaves of the share stays
