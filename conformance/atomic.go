@@ -36,7 +36,7 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, 
 	isDenied := false // in an earlier round
 	for len(pending) > 0 {
 		charges, later := m.compose(request, results, pending, now)
-		m.markCached(charges, results, isDenied, now)
+		m.markCached(charges, results, now)
 		isDenying := false // in this round
 		for _, c := range charges {
 			isDenying = isDenying || !c.isAlone && !m.fits(c, results)
@@ -54,9 +54,9 @@ func (m *model) decideTogether(request *rls.RateLimitRequest, results []result, 
 const cachedFor = 2
 
 // markCached marks the descriptors whose status may come from a cached denial.
-func (m *model) markCached(charges []*charge, results []result, isDenied bool, now int64) {
-	together := make(map[string][]*charge)
-	key := ""
+func (m *model) markCached(charges []*charge, results []result, now int64) {
+	together := make(map[string][]*charge) // charges that have one entry in the deny cache, by its key
+	key := ""                              // of the charges that are enforced
 	for _, c := range charges {
 		if c.isAlone {
 			together[c.limit+"\n"] = []*charge{c} // a cached denial also answers a request with only this charge

@@ -51,7 +51,7 @@ type comparison struct {
 
 // A startConfig is what both services start with: configuration files and settings.
 type startConfig struct {
-	configs  string // the folder with the files of the domains
+	dir      string // the folder with the files of the domains
 	domains  []*domain
 	settings settings
 }
@@ -117,7 +117,7 @@ func (c *comparison) startOnce(first, requests int) error {
 		}
 	}
 	n := first / domainsPerStart // the starts have different settings in turn
-	conf := &startConfig{configs: configs, domains: domains, settings: settings{
+	conf := &startConfig{dir: configs, domains: domains, settings: settings{
 		hasHeaders: n%2 == 0, hasMetadata: n%3 != 1, isQuota: n%4 == 1,
 		isShadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
 	}}
@@ -172,7 +172,7 @@ func (c *comparison) compareDomain(number int, conf *startConfig, i int, text st
 		}
 		x := exchange{request: request, now: before, left: leftAnswer, right: rightAnswer, shared: m.left.shared(request, before)}
 		x.expected, x.cause = m.decide(request, before, x.shared)
-		if before != after {
+		if before != after { // the models have counted it, but the answers may be of different seconds
 			continue
 		}
 		c.tally.add("compared", 1)

@@ -50,7 +50,7 @@ func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProces
 	if err != nil {
 		return nil, err
 	}
-	files, err := envoyconfig.ReadDir(conf.configs)
+	files, err := envoyconfig.ReadDir(conf.dir)
 	if err != nil {
 		return nil, err
 	}

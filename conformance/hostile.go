@@ -85,7 +85,7 @@ func hostileCases() []hostileCase {
 	}
 }
 
-// withConfigs calls run with a generation of one file.
+// withConfigs calls run with a configuration of one file.
 func withConfigs(text string, run func(*startConfig) error) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
@@ -99,7 +99,7 @@ func withConfigs(text string, run func(*startConfig) error) error {
 	if err := os.WriteFile(filepath.Join(configs, "config.yaml"), []byte(text), 0o600); err != nil {
 		return err
 	}
-	return run(&startConfig{configs: configs})
+	return run(&startConfig{dir: configs})
 }
 
 // hostile sends messages that few clients send to envoyproxy/ratelimit and to both gRPC servers of

@@ -21,7 +21,7 @@ type model struct {
 	settings    settings
 	domains     map[string]*domain
 	counters    map[string]uint64 // by their names
-	named       map[string]string // by name in Redis: the identity of the counter, or "several"; see shared
+	named       map[string]string // by name in Redis: the identity of the counter, or several; see shared
 	denied      map[string]int64  // when charges were last denied together, by their limits
 	maybeCached []bool            // of the last request, by descriptor; see decideTogether
 	unused      []bool            // of the last request, by descriptor: its window has no hits
@@ -199,6 +199,9 @@ func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 	return uint64(max(1, request.HitsAddend)), false
 }
 
+// several stands for the identities of counters that have the same name in Redis.
+const several = "several"
+
 // shared tells, by descriptor, whether its counter has also counted for other entries or units.
 // envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
 // In the first second of a day, the counter of that second and the one of the day have one name. It
@@ -214,11 +217,11 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 			m.named[name] = identity
 		}
 		if m.named[name] != identity {
-			m.named[name], shared[i] = "several", true
+			m.named[name], shared[i] = several, true
 		}
 	}
 	for i, match := range m.find(request) { // a later descriptor may have made the name of an earlier one ambiguous
-		shared[i] = shared[i] || match.hasCounter() && m.named[match.redisName(request, i, now)] == "several"
+		shared[i] = shared[i] || match.hasCounter() && m.named[match.redisName(request, i, now)] == several
 	}
 	return shared
 }

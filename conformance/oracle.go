@@ -62,7 +62,7 @@ func (o *oracle) start(name string, conf *startConfig, redis string) (*service, 
 	if err != nil {
 		return nil, err
 	}
-	dir, base := filepath.Split(filepath.Clean(conf.configs))
+	dir, base := filepath.Split(filepath.Clean(conf.dir))
 	port := func(i int) string { return addresses[i][strings.LastIndex(addresses[i], ":")+1:] }
 	environment := []string{
 		"GRPC_HOST=127.0.0.1", "GRPC_PORT=" + port(0), "HOST=127.0.0.1", "PORT=" + port(1), "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + port(2),

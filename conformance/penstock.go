@@ -34,7 +34,7 @@ func (p *program) penstock(mode, server string) starter {
 			return nil, err
 		}
 		args := []string{
-			"serve", "--envoy-config", conf.configs, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
+			"serve", "--envoy-config", conf.dir, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
 			"--store", "redis://" + redis, "--store-timeout", answerTimeout.String(), // so that a busy machine causes no fallback
 		}
 		for _, flag := range []struct {
@@ -51,7 +51,7 @@ func (p *program) penstock(mode, server string) starter {
 			}
 		}
 		s := &service{name: name, grpc: addresses[0], http: addresses[1]}
-		return s, s.start(filepath.Dir(conf.configs), nil, p.penstockFile, args...)
+		return s, s.start(filepath.Dir(conf.dir), nil, p.penstockFile, args...)
 	}
 }
 

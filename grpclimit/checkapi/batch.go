@@ -52,7 +52,7 @@ type readCheck struct {
 func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1.CheckBatchResponse {
 	answers := make([]*penstockv1.CheckBatchAnswer, len(checks))
 	var next atomic.Int64
-	work := func() {
+	decideRest := func() {
 		for {
 			i := int(next.Add(1)) - 1
 			if i >= len(answers) {
@@ -69,10 +69,10 @@ func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1
 		}
 		workers.Go(func() {
 			defer s.parallel.Add(-1)
-			work()
+			decideRest()
 		})
 	}
-	work()
+	decideRest()
 	workers.Wait()
 	all := &penstockv1.CheckBatchResponse{Allowed: true, Answers: answers}
 	for _, a := range answers {

@@ -37,7 +37,7 @@ func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
 	if it.kind == spend {
 		it.remaining = s.Remaining
 	} else {
-		it.remaining = max(s.Remaining-1, 0)
+		it.remaining = max(s.Remaining-1, 0) // the probe has one unit more than the limit
 	}
 	switch it.kind {
 	case refund:

@@ -57,7 +57,7 @@ type conn struct {
 	maxList            uint32    // bytes of headers that the client accepts
 	mustShrink         bool      // the client accepts only a smaller header table, so the first block must begin with shrink
 	hasShrunk          bool      // a header block began with shrink
-	blockedStreams     []*stream // whose responses that wait for a window, the oldest first
+	blockedStreams     []*stream // whose responses wait for a window, the oldest first
 	drainState         drainState
 	drainedAt          time.Time // when drainState changed
 	drainAt            time.Time // the end of MaxAge; zero: none
