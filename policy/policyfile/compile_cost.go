@@ -31,24 +31,7 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 		l.Cost.Units = c.checkUnits(cost.Units, *cost.Units)
 	}
 	if cost.Methods != nil {
-		if len(cost.Methods) == 0 {
-			c.fail(&cost.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
-		}
-		l.Cost.Methods = make(map[string]int64)
-		for i := range cost.Methods {
-			e := &cost.Methods[i]
-			n := c.checkUnits(&e.Value, e.Value)
-			if e.Name == "default" {
-				l.Cost.Units = n
-				continue
-			}
-			name := strings.ToUpper(e.Name)
-			c.checkMethod(&e.Name, name)
-			if _, twice := l.Cost.Methods[name]; twice && name != e.Name {
-				c.fail(&e.Name, "the cost of %s occurs twice; keep one", wording.Clip(name))
-			}
-			l.Cost.Methods[name] = n
-		}
+		c.compileMethodCosts(l, cost)
 	}
 	if c.isWritten(&cost.Min) || cost.Min != 0 {
 		l.Cost.Min = c.checkUnits(&cost.Min, cost.Min)
@@ -63,6 +46,28 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 	c.checkCost(l, cost, c.orWritten(config, cost))
 }
 
+// compileMethodCosts compiles the costs by method.
+func (c *compiler) compileMethodCosts(l *policy.Limit, cost *CostConfig) {
+	if len(cost.Methods) == 0 {
+		c.fail(&cost.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
+	}
+	l.Cost.Methods = make(map[string]int64)
+	for i := range cost.Methods {
+		e := &cost.Methods[i]
+		units := c.checkUnits(&e.Value, e.Value)
+		if e.Name == "default" {
+			l.Cost.Units = units
+			continue
+		}
+		name := strings.ToUpper(e.Name)
+		c.checkMethod(&e.Name, name)
+		if _, isRepeated := l.Cost.Methods[name]; isRepeated && name != e.Name {
+			c.fail(&e.Name, "the cost of %s occurs twice; keep one", wording.Clip(name))
+		}
+		l.Cost.Methods[name] = units
+	}
+}
+
 // checkUnits returns a cost if it is possible. Otherwise it reports it, and returns 1.
 func (c *compiler) checkUnits(p any, n int64) int64 {
 	if n < 0 || n > penstock.MaxCost {
@@ -74,16 +79,21 @@ func (c *compiler) checkUnits(p any, n int64) int64 {
 
 // compileCostFields compiles header, body, min, max and actual.
 func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
+	hasHeader := cost.Header != ""
+	hasMax, hasMin := cost.Max != 0 || c.isWritten(&cost.Max), cost.Min != 0 || c.isWritten(&cost.Min)
+	// A header or a body may be written with a mistake, which is reported elsewhere.
+	mayHaveHeader := hasHeader || c.isWritten(&cost.Header)
+	mayHaveBody := cost.Body != 0 || c.isWritten(&cost.Body)
 	switch {
-	case cost.Header != "" && !policy.IsToken(cost.Header):
+	case hasHeader && !policy.IsToken(cost.Header):
 		c.fail(&cost.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(cost.Header))
-	case cost.Header != "" && !c.isWritten(&cost.Max) && cost.Max == 0:
+	case hasHeader && !hasMax:
 		c.fail(&cost.Header, "clients control the header, so its cost needs an upper bound; add max:")
-	case cost.Header != "" && cost.Max < 1:
+	case hasHeader && cost.Max < 1:
 		c.fail(&cost.Max, "max is %d; write the upper bound for the header", cost.Max)
-	case cost.Header == "" && !c.isWritten(&cost.Header) && (cost.Max != 0 || c.isWritten(&cost.Max)):
+	case !mayHaveHeader && hasMax:
 		c.fail(&cost.Max, "max belongs to header; remove it")
-	case cost.Header == "" && cost.Body == 0 && !c.isWritten(&cost.Header) && !c.isWritten(&cost.Body) && (cost.Min != 0 || c.isWritten(&cost.Min)):
+	case !mayHaveHeader && !mayHaveBody && hasMin:
 		c.fail(&cost.Min, "min belongs to header and body; remove it")
 	case l.Cost.Min > l.Cost.Max:
 		c.fail(&cost.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)

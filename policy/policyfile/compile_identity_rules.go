@@ -84,20 +84,25 @@ func (c *compiler) warnInventedIdentities() {
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
-					at, sharedNote := c.notes[id].source, ""
-					if !l.Key.IsAlwaysPresent() {
-						missing := "it"
-						if id != l.Key {
-							missing = "any part of the identity"
-						}
-						sharedNote = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
-					}
-					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
-						"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, sharedNote)
+					c.warnInventedIdentity(l, id)
 				}
 			}
 		}
 	}
+}
+
+// warnInventedIdentity warns about one part of a limit's identity.
+func (c *compiler) warnInventedIdentity(l *policy.Limit, id *policy.Identity) {
+	at, sharedNote := c.notes[id].source, ""
+	if !l.Key.IsAlwaysPresent() {
+		missing := "it"
+		if id != l.Key {
+			missing = "any part of the identity"
+		}
+		sharedNote = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
+	}
+	c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
+		"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, sharedNote)
 }
 
 // boundsAddresses reports whether a rule has a limit that counts each of its requests by the

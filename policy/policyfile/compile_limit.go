@@ -106,27 +106,12 @@ func hasBurst(algorithm string) bool {
 
 // compileShape compiles the limit's variants: one for all tiers, or one for each.
 func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
-	switch {
-	case s.rate.isSet() && s.inFlight.isSet():
-		c.fail(s.inFlight, "a limit has a rate or in_flight, not both; make two limits of it")
+	if !c.checkShape(s) {
 		return
-	case !s.rate.isSet() && !s.inFlight.isSet():
-		if !c.isWritten(s.rate) && !c.isWritten(s.inFlight) && !c.isMisnamed(s.at, "rate", "in_flight") {
-			c.fail(s.at, "the limit has no rate; add one, as in rate: 100/s, or in_flight: 50")
-		}
-		return
-	case s.rate.isSet() && *s.ttl != 0:
-		c.fail(s.ttl, "ttl belongs to in_flight; remove it")
 	}
-	tiers := []string{""}
-	if s.rate.Tiers != nil || s.burst.Tiers != nil || s.inFlight.Tiers != nil {
-		if tiers = c.tierNames(); len(tiers) == 0 {
-			c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or write one number")
-			return
-		}
-		for _, p := range []*PerTier{s.rate, s.burst, s.inFlight} {
-			c.checkTiersOf(p, tiers)
-		}
+	tiers, ok := c.tiersOf(s)
+	if !ok {
+		return
 	}
 	for _, tier := range tiers {
 		limit, ok := c.compileVariant(s, tier)
@@ -165,6 +150,39 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 	if *s.algorithm == "sub-window" {
 		l.SubWindows = cmp.Or(*s.subWindows, defaultSubWindows)
 	}
+}
+
+// checkShape reports whether a limit has either a rate or in_flight.
+func (c *compiler) checkShape(s shape) bool {
+	switch {
+	case s.rate.isSet() && s.inFlight.isSet():
+		c.fail(s.inFlight, "a limit has a rate or in_flight, not both; make two limits of it")
+		return false
+	case !s.rate.isSet() && !s.inFlight.isSet():
+		if !c.isWritten(s.rate) && !c.isWritten(s.inFlight) && !c.isMisnamed(s.at, "rate", "in_flight") {
+			c.fail(s.at, "the limit has no rate; add one, as in rate: 100/s, or in_flight: 50")
+		}
+		return false
+	case s.rate.isSet() && *s.ttl != 0:
+		c.fail(s.ttl, "ttl belongs to in_flight; remove it")
+	}
+	return true
+}
+
+// tiersOf returns the tiers for which a limit needs a variant each, or only "" if it has one number
+// for all.
+func (c *compiler) tiersOf(s shape) (tiers []string, ok bool) {
+	if s.rate.Tiers == nil && s.burst.Tiers == nil && s.inFlight.Tiers == nil {
+		return []string{""}, true
+	}
+	if tiers = c.tierNames(); len(tiers) == 0 {
+		c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or write one number")
+		return nil, false
+	}
+	for _, p := range []*PerTier{s.rate, s.burst, s.inFlight} {
+		c.checkTiersOf(p, tiers)
+	}
+	return tiers, true
 }
 
 // checkTiersOf reports numbers for tiers that do not exist.

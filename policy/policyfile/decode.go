@@ -380,32 +380,39 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 			d.decodeFields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
-		isTexts := v.Type() == reflect.TypeFor[[]string]()
-		if isTexts && n.Kind != yaml.SequenceNode { // one text needs no list
-			v.Set(reflect.ValueOf(make([]string, 1)))
-			if d.decodeValue(n, v.Index(0).Addr().Interface()); d.broken[v.Index(0).Addr().Interface()] {
-				d.markUnread(v.Addr().Interface())
-			}
-			return
-		}
-		if isTexts && len(n.Content) == 0 {
-			d.fail(n, "the list is empty; add values, or remove the line")
-			d.markUnread(v.Addr().Interface())
-		}
-		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, v.Type().Elem()))
-			d.markUnread(v.Addr().Interface())
-			return
-		}
-		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
-		for i, item := range n.Content {
-			d.decodeValue(item, v.Index(i).Addr().Interface())
-		}
+		d.decodeList(n, v)
 	case n.Kind != yaml.ScalarNode:
 		d.fail(n, "expected one value, found %s; write the value alone", describeNode(n))
 		d.markUnread(v.Addr().Interface())
 	default:
 		d.decodeScalar(n, v)
+	}
+}
+
+// decodeList decodes a node into a slice. A single text needs no list.
+func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
+	p := v.Addr().Interface()
+	isTexts := v.Type() == reflect.TypeFor[[]string]()
+	if isTexts && n.Kind != yaml.SequenceNode {
+		v.Set(reflect.ValueOf(make([]string, 1)))
+		only := v.Index(0).Addr().Interface()
+		if d.decodeValue(n, only); d.broken[only] {
+			d.markUnread(p)
+		}
+		return
+	}
+	if isTexts && len(n.Content) == 0 {
+		d.fail(n, "the list is empty; add values, or remove the line")
+		d.markUnread(p)
+	}
+	if n.Kind != yaml.SequenceNode {
+		d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, v.Type().Elem()))
+		d.markUnread(p)
+		return
+	}
+	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+	for i, item := range n.Content {
+		d.decodeValue(item, v.Index(i).Addr().Interface())
 	}
 }
 
