@@ -24,7 +24,7 @@ type rejection struct {
 	retrySeconds int64         // of Retry-After; 0 if there is none
 }
 
-// A rejectionReason says why a request is rejected.
+// A rejectionReason is why a request is rejected.
 type rejectionReason uint8
 
 const (
@@ -32,9 +32,9 @@ const (
 	failedClosed                            // 503: the store is unavailable, and a limit fails closed
 	requestCanceled                         // 503: its context ended before it was admitted: the client left, or the server closes
 	clientRefused                           // 403: the client is on the deny list
-	requestMalformed                        // 400: servers could read it in different ways; detail says why
+	requestMalformed                        // 400: servers could read it in different ways; detail is the reason
 	tooManyNew                              // 429: the address sent too many new identities
-	peerRefused                             // 403: only trusted proxies are served; detail says how to become one
+	peerRefused                             // 403: only trusted proxies are served; detail is how to become one
 	rejectionReasonCount
 )
 

@@ -172,7 +172,7 @@ func TestTemplateHasEveryField(t *testing.T) {
 }
 
 func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
-	many := searchDenied
+	many := searchDenied // 60 names of 66 bytes: twenty times each is above maxTemplateOut
 	for i := range 60 {
 		many.policies = append(many.policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
 	}

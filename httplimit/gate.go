@@ -17,7 +17,7 @@ import (
 
 // Options configure a Gate that New makes. The zero value is useful.
 type Options struct {
-	// HasFallback says that the store itself decides while its server gives no answer, as with
+	// HasFallback means that the store itself decides while its server gives no answer, as with
 	// guard.Standard; see admission.Options. Default: New puts a guard.Fallback around the store.
 	HasFallback bool
 

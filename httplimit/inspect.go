@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An Inspection says how a policy reads a request: which charges a Gate would make, and why.
+// An Inspection is how a policy reads a request: which charges a Gate would make, and why.
 type Inspection struct {
 	Path       string     // as rules match it, and as it is sent on
 	Address    netip.Addr // the client's

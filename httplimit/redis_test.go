@@ -33,8 +33,8 @@ func openStore(t *testing.T, address string) penstock.Store {
 	return store
 }
 
-// guarded puts the guards around a store, with a timeout that suits slow machines.
-func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Duration) penstock.Store {
+// withGuards puts the guards around a store, with a timeout that suits slow machines.
+func withGuards(t *testing.T, store penstock.Store, text string, denyFor time.Duration) penstock.Store {
 	t.Helper()
 	g, err := guard.Standard(store, guard.Options{
 		Instances: 1,
@@ -74,9 +74,9 @@ rules:
 				store := openStore(t, address)
 				switch name {
 				case "single guarded":
-					store = guarded(t, store, text, time.Hour)
+					store = withGuards(t, store, text, time.Hour)
 				case "cluster guarded":
-					store = guarded(t, store, text, -1) // without a deny cache: a denial may come from a moment when a refund was in flight
+					store = withGuards(t, store, text, -1) // without a deny cache: a denial may come from a moment when a refund was in flight
 				}
 				gate, _ := gateOn(t, store, text)
 				server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })))
@@ -212,7 +212,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { store.Close() })
-		gate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
+		gate, seen := gateOver(t, withGuards(t, store, text, -1), true, text)
 		h := gate.Middleware(respond(200))
 		for range requests {
 			send(h, "GET", "/", "X-API-Key", "k")
@@ -231,7 +231,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
-	gate, seen := gateOver(t, guarded(t, openStore(t, server.URL()), text, time.Hour), true, text)
+	gate, seen := gateOver(t, withGuards(t, openStore(t, server.URL()), text, time.Hour), true, text)
 	h := gate.Middleware(respond(200))
 	for range 10 {
 		send(h, "GET", "/", "X-API-Key", "k")
@@ -277,7 +277,7 @@ rules:
 	if _, err := server.Do("LPUSH", key, "x"); err != nil {
 		t.Fatal(err)
 	}
-	guardedGate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
+	guardedGate, seen := gateOver(t, withGuards(t, store, text, -1), true, text)
 	h := guardedGate.Middleware(respond(200))
 	for i, want := range []int{200, 429, 429} { // one was admitted before
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {

@@ -221,7 +221,7 @@ func isDenied(statuses []penstock.Status) bool {
 }
 
 // denyMultiSlot returns the decision of a batch that was denied. For a charge that was not itself
-// denied, the status only says how much is left.
+// denied, the status only reports how much is left.
 func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
 	for i := range statuses {
 		if statuses[i].RetryAfter == 0 {

@@ -207,9 +207,9 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		batch   []penstock.Charge
-		allowed bool
-		scripts int64
+		batch     []penstock.Charge
+		isAllowed bool
+		scripts   int64
 	}{
 		"granted":                                  {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
 		"denied by the first":                      {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
@@ -224,8 +224,8 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	} {
 		before := client.sent.Load()
 		d, err := store.Decide(t.Context(), c.batch)
-		if err != nil || d.Allowed != c.allowed {
-			t.Fatalf("%s: %v, %v; want allowed %v", name, d, err, c.allowed)
+		if err != nil || d.Allowed != c.isAllowed {
+			t.Fatalf("%s: %v, %v; want allowed %v", name, d, err, c.isAllowed)
 		}
 		if got := client.sent.Load() - before; got != c.scripts {
 			t.Errorf("%s: %d scripts, want %d", name, got, c.scripts)

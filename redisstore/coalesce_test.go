@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A gatedClient delays scripts until the test says what happens to them.
+// A gatedClient delays scripts until the test decides what happens to them.
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
@@ -92,7 +92,7 @@ type coalescingTest struct {
 	prefix string
 }
 
-func newCoalescing(t *testing.T, client redisstore.Client) *coalescingTest {
+func newCoalescingTest(t *testing.T, client redisstore.Client) *coalescingTest {
 	g := &coalescingTest{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
 	g.store = newStore(t, g.client, redisstore.Options{Prefix: g.prefix})
 	return g
@@ -169,7 +169,7 @@ func (g *coalescingTest) countGranted(calls []*pendingCall) (granted int) {
 
 func TestWaitersShareAScript(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	for i := range 60 {
 		calls = append(calls, g.call(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
@@ -191,7 +191,7 @@ func TestWaitersShareAScript(t *testing.T) {
 // Any number of equal batches share a script, and each caller has an answer of its own.
 func TestEqualBatchesShareAScript(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	for range 200 {
 		calls = append(calls, g.call("k", 1))
@@ -219,7 +219,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 // A caller that leaver before the script is sent is not charged, and the others are served.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	var leave []*pendingCall
 	for range 10 {
@@ -249,7 +249,7 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 // A caller that leaver while the script is in flight does not cancel it for the others.
 func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	leaver := g.call("k", 1)
 	for range 9 {
@@ -277,7 +277,7 @@ func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 // If a script fails, only its callers fail, and it is not sent again.
 func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	others := g.holdTwo()
 	var together []*pendingCall
 	for range 5 {
@@ -305,7 +305,7 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, foreign := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
-		g := newCoalescing(t, dial(server.URL())(t))
+		g := newCoalescingTest(t, dial(server.URL())(t))
 		key, err := redisstore.KeyOf(penstock.Charge{Key: "malformed", Plan: g.limit}, redisstore.Options{Prefix: g.prefix})
 		if err != nil {
 			t.Fatal(err)
@@ -337,7 +337,7 @@ func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 // A script runs as long as one of its callers waits, and is canceled when the last has left.
 func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	others := g.holdTwo()
 	var together []*pendingCall
 	for range 3 {
@@ -374,7 +374,7 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 // Batches of all kinds are coalesced, those of one kind in one script.
 func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdThree()
 	kinds := [][]penstock.Charge{
 		{{Plan: penstock.PerHour(10).MustCompile(), Cost: 1}},
@@ -418,7 +418,7 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.SharedCluster(t)
-	g := newCoalescing(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
+	g := newCoalescingTest(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
 	var calls []*pendingCall
 	for range 2 {
 		calls = append(calls, g.call("hot", 1))

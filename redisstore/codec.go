@@ -40,8 +40,8 @@ const (
 	extended = luagen.ExtendedMode // added to the mode if an extension follows
 )
 
-// dryRun is added to the modes of a batch that charges nothing. The reply says what is left under
-// each limit, as if another charge of the batch had been denied.
+// dryRun is added to the modes of a batch that charges nothing. The reply reports what is left
+// under each limit, as if another charge of the batch had been denied.
 const dryRun penstock.Mode = luagen.DryRunMode
 
 // encode packs the call's batches for single.lua and mixed.lua. If now is 0, the script reads

@@ -160,7 +160,7 @@ var reasonsInside = []struct {
 	{"CORRUPT ", penstock.ReasonCorrupt},
 }
 
-// isTimeout tells whether an error says that it is a timeout.
+// isTimeout tells whether an error is a timeout by its own method.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error

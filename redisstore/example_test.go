@@ -100,7 +100,7 @@ func ExampleNewRueidis() {
 	// <nil>
 }
 
-// The reason of an error says whether the charges may have been made.
+// The reason of an error shows whether the charges may have been made.
 func ExampleError() {
 	store, err := redisstore.Open("unix:///nowhere/redis.sock", redisstore.Options{})
 	if err != nil {

@@ -42,7 +42,7 @@ func isLetterOrDigit(c byte) bool {
 
 // appendKey appends the name of the Redis key that has the state of a plan's limit for key.
 func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
-	b = s.appendTagged(b, key)
+	b = s.appendKeyStart(b, key)
 	b = append(b, plan.Group()...)
 	if plan.Algorithm().IsCollection() {
 		b = append(b, ':')
@@ -53,8 +53,8 @@ func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
 	return b
 }
 
-// appendTagged appends the beginning of all names for key: the prefix and the hash tag.
-func (s *Store) appendTagged(b []byte, key string) []byte {
+// appendKeyStart appends the beginning of all names for key: the prefix and the hash tag.
+func (s *Store) appendKeyStart(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
 	if s.secret != nil {

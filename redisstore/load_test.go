@@ -38,8 +38,8 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	clienttest.WantLoadedOnly(t, s)
 }
 
-// A caller that leaves while a script is loaded has charged nothing, and its error tells so. Other
-// callers then use the script.
+// A caller that leaves while a script is loaded has charged nothing, and its error has the
+// reason late. Other callers then use the script.
 func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	t.Parallel()
 	client := &clienttest.CountingClient{Client: dial(redistest.Start(t).URL())(t), Proceed: make(chan struct{})}

@@ -20,7 +20,7 @@ type Right struct {
 // KeyOfExample stands for a key in Right.Example.
 const KeyOfExample = luagen.KeyOfExample
 
-// RightsOptions say how a Store is used.
+// RightsOptions describe how a Store is used.
 type RightsOptions struct {
 	DecideOnly bool // only Decide and Load: no Heartbeat, Servers, Ping or summaries
 	SampleKeys bool // SampleKeys too
@@ -35,7 +35,7 @@ type RightsOptions struct {
 }
 
 // Rights returns the rights that the user of a Store needs, in groups: to run scripts, inside
-// scripts, and for the connection. The scripts themselves say which commands they run.
+// scripts, and for the connection. The commands are read from the scripts themselves.
 func Rights(o RightsOptions) []Right {
 	rights := []Right{
 		{Command: "evalsha", Example: []string{"EVALSHA", strings.Repeat("0", 40), "1", KeyOfExample}},

@@ -97,7 +97,7 @@ func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 // with the fewest algorithms.
 func (l *scriptCache) known(kind kind, charges []penstock.Charge) (best *script) {
 	for _, s := range l.list(kind, len(charges)).all() {
-		if !s.fits(charges) {
+		if !s.canDecide(charges) {
 			continue
 		}
 		if kind != mixed {
@@ -157,9 +157,9 @@ func (l *scriptList) add(s *script) {
 	l.scripts.Store(&scripts)
 }
 
-// fits tells whether the script can decide these charges. The kind mixed must have all of their
-// algorithms; the others must have exactly these, in their order.
-func (s *script) fits(charges []penstock.Charge) bool {
+// canDecide tells whether the script can decide these charges. The kind mixed must have all of
+// their algorithms; the others must have exactly these, in their order.
+func (s *script) canDecide(charges []penstock.Charge) bool {
 	if s.kind != mixed && len(charges) != len(s.algorithms) {
 		return false
 	}

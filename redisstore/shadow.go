@@ -65,7 +65,7 @@ func (s *Store) prepareShadow(c *call, shadow *shadowBatch) bool {
 		return false
 	}
 	shadow.waiter.Charges = shadow.offer.Charges
-	return isCompact(shadow.waiter.Charges) && s.scripts.find(uniform, c.charges).fits(shadow.waiter.Charges)
+	return isCompact(shadow.waiter.Charges) && s.scripts.find(uniform, c.charges).canDecide(shadow.waiter.Charges)
 }
 
 // sendShadowsOfOtherSlots starts a call of its own for each shadow in another slot of a Cluster.

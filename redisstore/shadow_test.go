@@ -34,13 +34,15 @@ func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shado
 	return t
 }
 
-// looser is a limit of the algorithm of g.limit, for shadows.
+// looser returns a limit for shadows. It has the algorithm of g.limit, and admits 50 instead of 30.
 func looser(g *coalescingTest) *penstock.Plan {
 	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
 	return l.MustCompile()
 }
 
+// wait returns when the call has ended. It fails the test if the store did not take the shadow:
+// then Take would still return true.
 func (t *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
 	<-t.done
@@ -52,7 +54,7 @@ func (t *shadowedCall) wait(g *coalescingTest) {
 
 func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	allowed, shadow := 0, 0
 	for range 60 {
 		call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
@@ -77,7 +79,7 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, hasShadows := range []bool{false, true} {
-		g := newCoalescing(t, dial(server.URL())(t))
+		g := newCoalescingTest(t, dial(server.URL())(t))
 		calls := g.holdTwo()
 		var all []*shadowedCall
 		for range 62 {
@@ -117,7 +119,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 // shadows.
 func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := append(g.holdThree(), g.call("odd", 1)) // so that pairs do not fill a script exactly
 	var all []*shadowedCall
 	for i := range 62 {
@@ -181,7 +183,7 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, isQueued := range []bool{false, true} {
-		g := newCoalescing(t, dial(server.URL())(t))
+		g := newCoalescingTest(t, dial(server.URL())(t))
 		limit := looser(g).Limit()
 		limit.Group = "tried"
 		bad := penstock.Charge{Key: "malformed", Plan: limit.MustCompile(), Cost: 1}
@@ -220,7 +222,7 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 // If the script fails, the enforced batch and its shadow fail with the same error.
 func TestShadowsFailWithTheScript(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
@@ -237,7 +239,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 // If a caller leaves before its script is sent, its shadow leaves too.
 func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
@@ -254,7 +256,7 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 // A script is canceled when all its callers have left, although their shadows are in it.
 func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	others := g.holdTwo()
 	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)

@@ -130,7 +130,7 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Decide implements penstock.Store. A *penstock.StoreError says whether the charges may have been
+// Decide implements penstock.Store. A *penstock.StoreError shows whether the charges may have been
 // made. Decide never sends a call twice, except after NOSCRIPT, which proves that nothing ran.
 //
 // On a Cluster, charges with different Keys are decided by one script for each Key. First Decide

@@ -16,7 +16,7 @@ import (
 // first caller takes 4, and each other one takes 1. So a script decides at most 253 of them.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	server := redistest.Shared(t)
-	g := newCoalescing(t, dial(server.URL())(t))
+	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdThree()
 	for range 600 {
 		calls = append(calls, g.call("k", 1))
@@ -50,7 +50,7 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 			t.Run(fault.name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
-				g := newCoalescing(t, dial(server.URL())(t))
+				g := newCoalescingTest(t, dial(server.URL())(t))
 				calls := g.holdTwo()
 				var together []*pendingCall
 				for range 5 {

@@ -47,7 +47,7 @@ func (s *Store) Node(charges []penstock.Charge) string {
 // slotOfKey returns the slot of all limits of a key.
 func (s *Store) slotOfKey(key string) uint16 {
 	var room [256]byte
-	return slotOf(s.appendTagged(room[:0], key))
+	return slotOf(s.appendKeyStart(room[:0], key))
 }
 
 // topology knows which server of a Cluster has which slot. The layout is first fetched when Node or

@@ -145,8 +145,9 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 	return s.decideTogether(ctx, batches, 0)
 }
 
-// decideTogether is decideList with more added to the modes.
-func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, more penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
+// decideTogether does what decideList does for several batches. It adds a number to the modes, such
+// as dryRun.
+func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, addedMode penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
 	serial := &serialDecider{decider: decider{s}}
 	c := coalesce.New(serial)
 	for range 2 { // others wait as long as two scripts are in flight
@@ -162,7 +163,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 		}
 		waiters[i].Charges = slices.Clone(batch)
 		for j := range batch {
-			waiters[i].Charges[j].Mode += more
+			waiters[i].Charges[j].Mode += addedMode
 		}
 		c.Enter(ctx, &waiters[i])
 		index[&waiters[i]] = i
@@ -241,7 +242,7 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	}
 }
 
-// hostileStep moves the clock: not at all, to a time at which an answer said that something
+// hostileStep moves the clock: not at all, to a time at which, by an answer, something
 // changes, by parts of a period, and back.
 func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *penstock.Decision) time.Time {
 	period := max(limit.Limit().Period.Microseconds(), 1)

@@ -36,8 +36,8 @@ func (f AuthFailure) String() string {
 // AuthFailures returns all reasons for which clients are rejected for their passwords.
 func AuthFailures() []AuthFailure { return []AuthFailure{WrongPassword, NoPassword} }
 
-// authFailed reports that the client is rejected.
-func (c *client) authFailed(f AuthFailure) {
+// reportAuthFailure reports that the client is rejected.
+func (c *client) reportAuthFailure(f AuthFailure) {
 	if report := c.server.options.AuthFailed; report != nil {
 		report(f, c.conn.RemoteAddr())
 	}

@@ -83,7 +83,7 @@ func (c *client) decide(b *batch) {
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
 		}
-	case s.lists == nil || b.hasNamed():
+	case s.lists == nil || b.hasNamedCheck():
 		s.decideInParallel(b)
 	default:
 		s.decideLists(b)
@@ -95,8 +95,8 @@ func (c *client) decide(b *batch) {
 	b.dropJobs()
 }
 
-// hasNamed tells whether there is a job that the policy decides.
-func (b *batch) hasNamed() bool {
+// hasNamedCheck tells whether there is a job that the policy decides.
+func (b *batch) hasNamedCheck() bool {
 	for i := range b.jobs {
 		if b.jobs[i].kind == namedCheck {
 			return true

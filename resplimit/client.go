@@ -18,7 +18,7 @@ type client struct {
 	reader *reader
 	id     int64
 
-	proto           int // 2 or 3
+	proto           int // the version of RESP: 2 or 3
 	name, user      string
 	isAuthenticated bool
 	authenticateBy  time.Time

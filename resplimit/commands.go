@@ -19,7 +19,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	}
 	toUpper(name)
 	if !c.isAuthenticated && needsUser(name) {
-		c.authFailed(NoPassword)
+		c.reportAuthFailure(NoPassword)
 		c.fail(b, "NOAUTH Authentication required.")
 		return true
 	}
@@ -184,7 +184,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 		b.fail(wrongNumber(args[0]))
 		return true
 	case len(c.server.credentials) == 0:
-		c.authFailed(WrongPassword)
+		c.reportAuthFailure(WrongPassword)
 		b.fail(errNoPassword)
 		return true
 	}
@@ -199,7 +199,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 func (c *client) authenticate(user, password []byte) bool {
 	if !c.server.credentials.hasMatch(user, password) {
 		c.wrongPasswords++
-		c.authFailed(WrongPassword)
+		c.reportAuthFailure(WrongPassword)
 		return false
 	}
 	c.user, c.isAuthenticated = string(user), true
@@ -245,7 +245,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 		return c.wrongPasswords < maxWrongPasswords
 	}
 	if !c.isAuthenticated {
-		c.authFailed(NoPassword)
+		c.reportAuthFailure(NoPassword)
 		b.fail(errNoAuth)
 		return true
 	}

@@ -15,19 +15,19 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A record keeps lines about events.
-type record struct {
+// An eventRecord keeps lines about events.
+type eventRecord struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (r *record) add(line string) {
+func (r *eventRecord) add(line string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lines = append(r.lines, line)
 }
 
-func (r *record) observe(e *admission.Event) {
+func (r *eventRecord) observe(e *admission.Event) {
 	line := fmt.Sprintf("%s/%s %s %s %s %s", e.Rule, e.Limit, e.Algorithm, e.Key, e.Outcome, e.Source)
 	if e.Latency <= 0 {
 		line += " without latency"
@@ -42,7 +42,7 @@ func (r *record) observe(e *admission.Event) {
 }
 
 // take returns the lines since the last call.
-func (r *record) take() []string {
+func (r *eventRecord) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lines := r.lines
@@ -50,7 +50,7 @@ func (r *record) take() []string {
 	return lines
 }
 
-func (r *record) expect(t *testing.T, about string, want ...string) {
+func (r *eventRecord) expect(t *testing.T, about string, want ...string) {
 	t.Helper()
 	if got := r.take(); !slices.Equal(got, want) {
 		t.Errorf("%s: the events are %q; want %q", about, got, want)
@@ -60,7 +60,7 @@ func (r *record) expect(t *testing.T, about string, want ...string) {
 func TestEachThrottleHasOneEvent(t *testing.T) {
 	const allowed, denied = "cl.throttle/cl.throttle token-bucket a allowed store", "cl.throttle/cl.throttle token-bucket a denied store"
 	for _, parallel := range []int{1, 64} {
-		var r record
+		var r eventRecord
 		store := memstore.New(memstore.Options{Now: newClock().Now})
 		_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerDay(1)), Options{Parallel: parallel, Observe: r.observe})
 		w := connect(t, addr)
@@ -86,7 +86,7 @@ func TestEachThrottleHasOneEvent(t *testing.T) {
 }
 
 func TestEventsHaveTheirOwnName(t *testing.T) {
-	var r record
+	var r eventRecord
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{LimitName: "calls", Observe: r.observe})
 	connect(t, addr).do("CL.THROTTLE a 1 1 60")
 	r.expect(t, "another LimitName", "calls/calls token-bucket a allowed store")
@@ -94,15 +94,15 @@ func TestEventsHaveTheirOwnName(t *testing.T) {
 
 func TestAStoreThatFailsIsInTheEvent(t *testing.T) {
 	fallback := func(mode guard.FailureMode) penstock.Store {
-		return penstock.Wrap(failing(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
+		return penstock.Wrap(newFailingStore(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
 	}
 	for want, store := range map[string]penstock.Store{
-		"failed_closed store error": failing(penstock.ReasonTimeout),
+		"failed_closed store error": newFailingStore(penstock.ReasonTimeout),
 		"failed_closed closed":      fallback(guard.FailClosed),
 		"failed_open open":          fallback(guard.FailOpen),
 		"allowed fallback":          fallback(guard.FailLocal),
 	} {
-		var r record
+		var r eventRecord
 		_, addr := serve(t, store, nil, Options{Observe: r.observe})
 		connect(t, addr).do("CL.THROTTLE a 15 3 60")
 		r.expect(t, want, "cl.throttle/cl.throttle token-bucket a "+want)
@@ -110,7 +110,7 @@ func TestAStoreThatFailsIsInTheEvent(t *testing.T) {
 }
 
 func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
-	var r record
+	var r eventRecord
 	started := make(chan struct{})
 	store := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		close(started)
@@ -137,7 +137,7 @@ func TestPanicOfAnObserverIsContained(t *testing.T) {
 }
 
 func TestRefusedPasswordsAreReported(t *testing.T) {
-	var r record
+	var r eventRecord
 	failed := func(f AuthFailure, peer net.Addr) { r.add(f.String() + " " + peer.String()) }
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"ann", "secret"}}, AuthFailed: failed})
 	w := connect(t, addr)

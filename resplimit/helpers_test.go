@@ -184,14 +184,14 @@ func readReply(r *bufio.Reader) (string, error) {
 	return "", fmt.Errorf("a reply begins with %q; want one of the RESP types", kind)
 }
 
-// failing is a store that gives no answer.
-func failing(reason penstock.Reason) penstock.Store {
+// newFailingStore returns a store that gives no answer.
+func newFailingStore(reason penstock.Reason) penstock.Store {
 	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(reason, errors.New("secret.example:6379"))
 	})
 }
 
-// controllerOf has a policy of a rule "search" by user, with these limits.
+// controllerOf returns a controller with a policy of a rule "search" by user, with these limits.
 func controllerOf(t testing.TB, store penstock.Store, onFailure guard.FailureMode, limits ...penstock.Limit) *admission.Controller {
 	t.Helper()
 	spec, err := policy.Simple("search", policy.By("user", policy.Header("X-User")), onFailure, limits...)

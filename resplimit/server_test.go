@@ -336,7 +336,7 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 
 func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 	fallback := func(mode guard.FailureMode) penstock.Store {
-		return penstock.Wrap(failing(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
+		return penstock.Wrap(newFailingStore(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
 	}
 	panics := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("a bug in a store") })
 	day := penstock.PerDay(100).WithBurst(16)
@@ -345,8 +345,8 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 		store         penstock.Store
 		throttle, del string // the replies to CL.THROTTLE and DEL
 	}{
-		{"timeout", failing(penstock.ReasonTimeout), "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
-		{"unreachable", failing(penstock.ReasonUnreachable), "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged", "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"},
+		{"timeout", newFailingStore(penstock.ReasonTimeout), "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
+		{"unreachable", newFailingStore(penstock.ReasonUnreachable), "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged", "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"},
 		{"panic", panics, "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made", "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made"},
 		{"local", fallback(guard.FailLocal), "[0 16 15 -1 20]", "1"},
 		{"open", fallback(guard.FailOpen), "[0 16 16 -1 0]", "1"},
@@ -366,7 +366,7 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 		guard.FailOpen:   "[0 16 16 -1 0 failed_open search.day]",
 		guard.FailClosed: "[1 16 0 1 0 failed_closed search.day]",
 	} {
-		_, addr := serve(t, nil, controllerOf(t, failing(penstock.ReasonTimeout), mode, day), Options{})
+		_, addr := serve(t, nil, controllerOf(t, newFailingStore(penstock.ReasonTimeout), mode, day), Options{})
 		connect(t, addr).expect("PENSTOCK.CHECK search user:1", want)
 	}
 }
@@ -427,15 +427,15 @@ func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	if err := s.Shutdown(context.Background()); err != nil || s.Connections() != 0 {
 		t.Errorf("Shutdown returns %v with %d connections; want nil with none", err, s.Connections())
 	}
-	if err := s.Serve(closedOnly{}); !errors.Is(err, ErrServerClosed) {
+	if err := s.Serve(closedListener{}); !errors.Is(err, ErrServerClosed) {
 		t.Errorf("Serve after Shutdown returns %v; want ErrServerClosed", err)
 	}
 }
 
-// closedOnly is a listener that is only closed.
-type closedOnly struct{ net.Listener }
+// closedListener is a listener that is only closed.
+type closedListener struct{ net.Listener }
 
-func (closedOnly) Close() error { return nil }
+func (closedListener) Close() error { return nil }
 
 func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}

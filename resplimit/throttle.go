@@ -63,7 +63,7 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 	}
 }
 
-// checkNumbers checks max_burst, count, period and quantity. The text says what is wrong with them.
+// checkNumbers checks max_burst, count, period and quantity. The text is the error, or "".
 func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
 	switch {

@@ -266,7 +266,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 			t.Errorf("%s %q: %s %s; want %s with %q", c.target, c.header, got, w.Body, want, c.want)
 		}
 	}
-	t.Logf("counted: %d descriptions that are refused", n)
+	t.Logf("counted: %d descriptions that are rejected", n)
 }
 
 func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
@@ -445,13 +445,13 @@ func TestOtherPathsAreNotFound(t *testing.T) {
 	}
 }
 
-// down is a store that is down.
-func down(context.Context, []penstock.Charge) (penstock.Decision, error) {
+// failToDecide is a store that is down.
+func failToDecide(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Decision{}, fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
 }
 
-// hanging is a store that gives no answer until the request ends.
-func hanging(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+// hangUntilDone is a store that gives no answer until the request ends.
+func hangUntilDone(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	<-ctx.Done()
 	return penstock.Decision{}, ctx.Err()
 }
@@ -465,7 +465,7 @@ rules:
   - {name: local, match: {path: /local}, per: ip, limits: [{rate: 1/h}]}
 `
 	for endpoint := range encodings {
-		h := handlerOf(t, penstock.StoreFunc(down), text, forwardauth.Options{})
+		h := handlerOf(t, penstock.StoreFunc(failToDecide), text, forwardauth.Options{})
 		for path, statuses := range map[string][]string{"/open": {"200", "200"}, "/closed": {"503", "503"}, "/local": {"200", "429"}} {
 			for i, want := range statuses {
 				w := send(h, endpoint, description{"GET", "a", path, "203.0.113.9"})
@@ -479,7 +479,7 @@ rules:
 		}
 		// Without a decision, nginx too gets 503 rather than 403. It takes that as a failure of this
 		// service, and its own failure mode applies.
-		h = handlerOf(t, penstock.StoreFunc(hanging), text, forwardauth.Options{})
+		h = handlerOf(t, penstock.StoreFunc(hangUntilDone), text, forwardauth.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errors.New("the service shuts down"))
 		method, target, host, header := encodings[endpoint](description{"GET", "a", "/closed", "203.0.113.9"})

@@ -110,7 +110,7 @@ func (e *NotSentError) Error() string {
 
 func (e *NotSentError) Unwrap() error { return e.Err }
 
-// ErrPaused in a NotSentError says that the server has paused its requests.
+// ErrPaused in a NotSentError means that the server has paused its requests.
 var ErrPaused = errors.New("the server has paused its requests")
 
 // RoundTrip sends the request as soon as the limits allow it. An error is a *NotSentError, the

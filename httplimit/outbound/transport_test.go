@@ -739,7 +739,7 @@ func TestTruncatedResponseIsReturnedAsItIs(t *testing.T) {
 		broken := errors.New("broken")
 		s := newServer(func(int) *http.Response {
 			a := response(429, "Retry-After", "1")
-			a.Body = io.NopCloser(io.MultiReader(strings.NewReader("half"), &failsOnce{err: broken}))
+			a.Body = io.NopCloser(io.MultiReader(strings.NewReader("half"), &failingOnceReader{err: broken}))
 			return a
 		})
 		r, _ := newRequest(t, t.Context(), "GET", "http://a.example/", "x")
@@ -756,9 +756,9 @@ func TestTruncatedResponseIsReturnedAsItIs(t *testing.T) {
 	})
 }
 
-type failsOnce struct{ err error }
+type failingOnceReader struct{ err error }
 
-func (f *failsOnce) Read([]byte) (int, error) {
+func (f *failingOnceReader) Read([]byte) (int, error) {
 	err := f.err
 	f.err = io.EOF
 	return 0, err
@@ -766,7 +766,7 @@ func (f *failsOnce) Read([]byte) (int, error) {
 
 func TestErrorsOfTheBaseAreReturned(t *testing.T) {
 	refused := errors.New("refused")
-	client := &Transport{Base: roundTrip(func(r *http.Request) (*http.Response, error) { r.Body.Close(); return nil, refused }), Retries: 3}
+	client := &Transport{Base: roundTripFunc(func(r *http.Request) (*http.Response, error) { r.Body.Close(); return nil, refused }), Retries: 3}
 	if _, err := send(t, client, "http://a.example/"); err != refused {
 		t.Errorf("the error is %v; want the Base's", err)
 	}
@@ -782,9 +782,9 @@ func TestErrorsOfTheBaseAreReturned(t *testing.T) {
 	}
 }
 
-type roundTrip func(*http.Request) (*http.Response, error)
+type roundTripFunc func(*http.Request) (*http.Response, error)
 
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // An idleRecorder records whether its idle connections were closed.
 type idleRecorder struct {

@@ -33,7 +33,7 @@ type readMetrics struct {
 	reader *sdkmetric.ManualReader
 }
 
-func newRead(t *testing.T) readMetrics {
+func newReadMetrics(t *testing.T) readMetrics {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
 	m, err := NewMetrics(MetricsOptions{Provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
@@ -102,7 +102,7 @@ func sampledContext(t testing.TB) context.Context {
 }
 
 func TestRequestsAreExportedAsMetrics(t *testing.T) {
-	r := newRead(t)
+	r := newReadMetrics(t)
 	r.SetRules([]observe.Rule{search})
 	for range 3 {
 		r.count(t.Context(), admission.Allowed)
@@ -130,7 +130,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 }
 
 func TestGuardsAreExportedAsMetrics(t *testing.T) {
-	r := newRead(t)
+	r := newReadMetrics(t)
 	r.BreakerChanged("", guard.StateClosed, guard.StateOpen)
 	r.SetGuards(observe.Guards{
 		Stats: func() guard.Stats {
@@ -171,7 +171,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 }
 
 func TestRequestsCreateNoSeries(t *testing.T) {
-	r := newRead(t)
+	r := newReadMetrics(t)
 	r.SetRules([]observe.Rule{search})
 	r.ObserveRequest(&admission.Event{Rule: "unknown", Outcome: admission.Denied, Latency: time.Millisecond})
 	before := len(r.series(t))
@@ -311,7 +311,7 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 // A decision with metrics and spans allocates as often as without, unless its trace is sampled.
 func TestObservingAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
-	r := newRead(t)
+	r := newReadMetrics(t)
 	spans := NewSpans(SpansOptions{Provider: sdktrace.NewTracerProvider()})
 	limiter := func(store penstock.Store) func() {
 		l, err := penstock.NewLimiter(store, "mail", penstock.PerSecond(1_000_000).WithName("second"))

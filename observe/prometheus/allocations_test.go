@@ -16,7 +16,7 @@ import (
 // A decision with metrics allocates as often as without metrics.
 func TestObservingAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	limit := penstock.PerSecond(1_000_000).WithName("second")
 	limiter := func(store penstock.Store) func() {
 		l, err := penstock.NewLimiter(store, "mail", limit)

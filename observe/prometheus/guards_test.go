@@ -37,7 +37,7 @@ func (s scrapedMetrics) page(t *testing.T) string {
 }
 
 func TestGuardsHaveMetrics(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	s.BreakerChanged("", guard.StateClosed, guard.StateOpen)
 	if page := s.page(t); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
 		t.Errorf("before SetGuards was called, the page is\n%s\nwant no series of guards", page)

@@ -11,7 +11,7 @@ import (
 
 // With 8,000 rules, only the rules with requests have series.
 func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	var rules []observe.Rule
 	for i := range 8000 {
 		rules = append(rules, observe.Rule{Name: fmt.Sprintf("rule-%d", i), Limit: "second", Algorithm: "token-bucket"})
@@ -36,7 +36,7 @@ func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
 }
 
 func TestAFewRulesHaveZerosAndNoHistogram(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	_, none := s.sums(t)
 	s.SetRules([]observe.Rule{search})
 	_, one := s.sums(t)

@@ -32,7 +32,7 @@ type scrapedMetrics struct {
 	registry *prometheus.Registry
 }
 
-func newScraped(o Options) scrapedMetrics {
+func newScrapedMetrics(o Options) scrapedMetrics {
 	s := scrapedMetrics{New(o), prometheus.NewPedanticRegistry()}
 	s.registry.MustRegister(s.Metrics)
 	return s
@@ -66,7 +66,7 @@ func (s scrapedMetrics) sums(t *testing.T) (found map[string]float64, series int
 }
 
 func TestNamesAndHelpPassThePrometheusLinter(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	s.SetRules([]observe.Rule{search})
 	s.count(search, admission.Allowed, time.Millisecond)
 	s.SetGuards(someGuards)
@@ -78,7 +78,7 @@ func TestNamesAndHelpPassThePrometheusLinter(t *testing.T) {
 }
 
 func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	s.SetRules([]observe.Rule{search, login})
 	const workers = 8
 	each, outcomes := effort.Of(4_000, 100_000), admission.Outcomes()
@@ -123,7 +123,7 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 
 func TestEachOutcomeBelongsToASum(t *testing.T) {
 	for _, o := range admission.Outcomes() {
-		s := newScraped(Options{})
+		s := newScrapedMetrics(Options{})
 		s.SetRules([]observe.Rule{search})
 		s.count(search, o, 0)
 		got, _ := s.sums(t)
@@ -143,7 +143,7 @@ func TestEachOutcomeBelongsToASum(t *testing.T) {
 }
 
 func TestRequestsCreateNoSeries(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	s.SetRules([]observe.Rule{search, login})
 	for _, o := range admission.Outcomes() {
 		s.count(search, o, time.Millisecond)
@@ -164,7 +164,7 @@ func TestRequestsCreateNoSeries(t *testing.T) {
 // No label of any series contains the key of an event.
 func TestNoKeyIsALabel(t *testing.T) {
 	const secret = "user:secret-4711"
-	s := newScraped(Options{TraceID: func(context.Context) string { return "4bf92f3577b34da6a3ce929d0e0e4736" }})
+	s := newScrapedMetrics(Options{TraceID: func(context.Context) string { return "4bf92f3577b34da6a3ce929d0e0e4736" }})
 	s.SetRules([]observe.Rule{search})
 	s.SetGuards(someGuards)
 	plan := penstock.PerSecond(5).WithName("second").MustCompile()
@@ -186,7 +186,7 @@ func TestNoKeyIsALabel(t *testing.T) {
 }
 
 func TestSeriesFollowTheRules(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	series := func(rules ...observe.Rule) int {
 		s.SetRules(rules)
 		_, n := s.sums(t)
@@ -205,7 +205,7 @@ func TestSeriesFollowTheRules(t *testing.T) {
 
 // A program without a policy has one Rule for each limit.
 func TestDecisionsAreCountedAsRequests(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Observe(s.ObserveDecision))
 	limiter, err := penstock.NewLimiter(store, "mail", penstock.PerHour(2).WithName("hour"))
 	if err != nil {
@@ -242,7 +242,7 @@ func TestDecisionsAreCountedAsRequests(t *testing.T) {
 type traceKey struct{}
 
 func TestLatenciesHaveExemplars(t *testing.T) {
-	s := newScraped(Options{TraceID: func(ctx context.Context) string {
+	s := newScrapedMetrics(Options{TraceID: func(ctx context.Context) string {
 		id, _ := ctx.Value(traceKey{}).(string)
 		return id
 	}})
@@ -280,7 +280,7 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 
 // A rule whose name is not UTF-8 has no series. Scrapes and requests still succeed.
 func TestRuleNamesThatAreNotUTF8HaveNoSeries(t *testing.T) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	bad := observe.Rule{Name: "\xff", Limit: "x", Algorithm: "y"}
 	s.SetRules([]observe.Rule{search, bad})
 	s.count(bad, admission.Denied, time.Millisecond)
@@ -291,7 +291,7 @@ func TestRuleNamesThatAreNotUTF8HaveNoSeries(t *testing.T) {
 }
 
 func BenchmarkObserveRequest(b *testing.B) {
-	s := newScraped(Options{})
+	s := newScrapedMetrics(Options{})
 	s.SetRules([]observe.Rule{search, login})
 	b.ReportAllocs()
 	for b.Loop() {

@@ -84,7 +84,7 @@ func Within(t testing.TB, limit time.Duration) context.Context {
 	return ctx
 }
 
-// Eventually polls ok until it returns nil. Its error says what is missing.
+// Eventually polls ok until it returns nil. The error of ok names what is missing.
 func Eventually(t testing.TB, limit time.Duration, ok func() error) {
 	t.Helper()
 	start := time.Now()

@@ -51,7 +51,7 @@ type linearCharge struct {
 // A linearStatus is what the model predicts of a status.
 type linearStatus struct {
 	granted, remaining int64
-	retry              time.Duration // 0; 1 for any finite time; or Never
+	retry              time.Duration // simplified: 0, or 1 for any finite time, or Never
 }
 
 // A linearAnswer is nil if it is unknown whether the charges were made.

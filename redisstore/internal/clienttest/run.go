@@ -21,7 +21,7 @@ type Suite struct {
 	AtOnce int64
 }
 
-type test struct {
+type suiteTest struct {
 	name string
 	run  func(*testing.T, Suite)
 }
@@ -30,12 +30,12 @@ type test struct {
 // Cluster that they all share.
 func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.Cluster)) {
 	s.run(t,
-		test{"server comes up later", serverComesUpLater},
-		test{"server cannot decide", serverCannotDecide},
-		test{"server is loading", serverIsLoading},
-		test{"wrong login", wrongLogin},
-		test{"rights on one server", rightsOnOneServer},
-		test{"wrong digest", wrongDigest},
+		suiteTest{"server comes up later", serverComesUpLater},
+		suiteTest{"server cannot decide", serverCannotDecide},
+		suiteTest{"server is loading", serverIsLoading},
+		suiteTest{"wrong login", wrongLogin},
+		suiteTest{"rights on one server", rightsOnOneServer},
+		suiteTest{"wrong digest", wrongDigest},
 	)
 	// These tests use one Cluster in turn: some flush scripts, set the memory or add users, and
 	// the last one kills most of it.
@@ -53,15 +53,15 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 // RunConcurrent runs the tests that make several calls at a time.
 func RunConcurrent(t *testing.T, s Suite) {
 	s.run(t,
-		test{"lost replies never charge twice", func(t *testing.T, s Suite) { lostRepliesNeverChargeTwice(t, s, OneBehindProxy(t)) }},
-		test{"forgotten scripts charge once", func(t *testing.T, s Suite) { forgottenScriptsChargeOnce(t, s, OneBehindProxy(t)) }},
-		test{"every call ends", everyCallEnds},
-		test{"loaded limits need no other script", loadedLimits},
-		test{"one caller loads", oneCallerLoads},
-		test{"one caller sends the text", oneCallerSendsTheText},
-		test{"deadlines while connecting", func(t *testing.T, s Suite) { DeadlinesWhileConnecting(t, s.Library) }},
-		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
-		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
+		suiteTest{"lost replies never charge twice", func(t *testing.T, s Suite) { lostRepliesNeverChargeTwice(t, s, OneBehindProxy(t)) }},
+		suiteTest{"forgotten scripts charge once", func(t *testing.T, s Suite) { forgottenScriptsChargeOnce(t, s, OneBehindProxy(t)) }},
+		suiteTest{"every call ends", everyCallEnds},
+		suiteTest{"loaded limits need no other script", loadedLimits},
+		suiteTest{"one caller loads", oneCallerLoads},
+		suiteTest{"one caller sends the text", oneCallerSendsTheText},
+		suiteTest{"deadlines while connecting", func(t *testing.T, s Suite) { DeadlinesWhileConnecting(t, s.Library) }},
+		suiteTest{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
+		suiteTest{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
 	)
 	// These tests use one Cluster in turn: some flush scripts, some lose replies.
 	t.Run("cluster", func(t *testing.T) {
@@ -74,7 +74,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 	})
 }
 
-func (s Suite) run(t *testing.T, tests ...test) {
+func (s Suite) run(t *testing.T, tests ...suiteTest) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -155,7 +155,7 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := w.flight
-	if slices.Contains(c.flights, f) && f.has(w) {
+	if slices.Contains(c.flights, f) && f.hasWaiter(w) {
 		w.lazy = nil // the caller may reuse its context when it returns
 		f.departed++
 		for _, extra := range w.Extras {

@@ -368,7 +368,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			var stay, leave []<-chan result
 			var deadlines []time.Duration
 			for i := range 12 {
-				if i%4 == 0 { // the first has the latest deadline
+				if i%4 == 0 { // also the first waiter: its deadline is later than those that follow
 					stay = append(stay, s.within(time.Hour, spend("k", 1)))
 					continue
 				}
@@ -382,7 +382,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			for i, c := range leave {
 				r := <-c
 				if !errors.Is(r.err, context.DeadlineExceeded) || r.isSent != isSent || r.after < deadlines[i] || r.after > deadlines[i]+minTimerInterval {
-					t.Errorf("sent: %v; the waiter with %v to wait: %+v; want DeadlineExceeded then", isSent, deadlines[i], r)
+					t.Errorf("sent: %v; the waiter with %v to wait: %+v; want DeadlineExceeded at that time", isSent, deadlines[i], r)
 				}
 			}
 			if !isSent {

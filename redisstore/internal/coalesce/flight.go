@@ -239,8 +239,8 @@ type deadlineContext struct {
 
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// has tells whether a waiter is in the flight.
-func (f *Flight) has(w *Waiter) bool {
+// hasWaiter tells whether a waiter is in the flight.
+func (f *Flight) hasWaiter(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }
 

@@ -106,7 +106,7 @@ func (c *Coalescer) wakeExpired() {
 				continue
 			}
 			if !f.earliest.After(now) {
-				f.wakeExpired(now)
+				f.wakeIfExpired(now)
 			}
 			next = earlier(next, f.earliest)
 		}
@@ -120,8 +120,8 @@ func (c *Coalescer) wakeExpired() {
 	}
 }
 
-// wakeExpired wakes all waiters if the deadlines of some have passed.
-func (f *Flight) wakeExpired(now time.Time) {
+// wakeIfExpired wakes all waiters if the deadlines of some have passed.
+func (f *Flight) wakeIfExpired(now time.Time) {
 	f.earliest = time.Time{}
 	someExpired := false
 	for i := range f.requests {

@@ -68,7 +68,7 @@ func functionsOf(lua string, others []function) []function {
 
 func newFunction(name, parameters, body string, others []function) function {
 	f := function{name: name, parameters: strings.Split(parameters, ", ")}
-	f.hasLoop = mentions(body, "while") || mentions(body, "for") || mentions(body, "repeat") // before inlining, which adds repeat blocks
+	f.hasLoop = hasName(body, "while") || hasName(body, "for") || hasName(body, "repeat") // before inlining, which adds repeat blocks
 	body = replaceAllCalls(body, others)
 	f.body = body
 	if expression, ok := strings.CutPrefix(strings.TrimSpace(body), "return "); ok && !strings.Contains(expression, "\n") {
@@ -114,7 +114,7 @@ func addNames(set map[string]bool, names string) {
 func inline(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		f := &functions[i]
-		if text = f.replaceCalls(text); mentions(text, f.name) {
+		if text = f.replaceCalls(text); hasName(text, f.name) {
 			text = "local function " + f.name + "(" + strings.Join(f.parameters, ", ") + ")\n" + f.body + "end\n" + text
 		}
 	}
@@ -145,7 +145,7 @@ func (f *function) asStatement(text string) string {
 	for from := 0; ; {
 		at := indexName(text, f.name+"(", from)
 		if at < 0 {
-			return finished(&out, text)
+			return withRest(&out, text)
 		}
 		// text[start:end] is the line that has the call: indent, code, call.
 		start := strings.LastIndexByte(text[:at], '\n') + 1
@@ -246,7 +246,7 @@ func (f *function) asExpression(text string) string {
 	for {
 		at := indexName(text, f.name+"(", 0)
 		if at < 0 {
-			return finished(&out, text)
+			return withRest(&out, text)
 		}
 		if out.Len() == 0 {
 			out.Grow(len(text) + len(text)/4)
@@ -262,8 +262,8 @@ func (f *function) asExpression(text string) string {
 	}
 }
 
-// finished returns what was written, followed by the rest of the text.
-func finished(out *strings.Builder, rest string) string {
+// withRest returns what was written, followed by the rest of the text.
+func withRest(out *strings.Builder, rest string) string {
 	if out.Len() == 0 {
 		return rest
 	}
@@ -328,8 +328,8 @@ func indexName(text, begin string, from int) int {
 	}
 }
 
-// mentions tells whether a text contains a name.
-func mentions(text, name string) bool {
+// hasName tells whether a text contains a name.
+func hasName(text, name string) bool {
 	for from := 0; ; {
 		i := indexName(text, name, from)
 		if i < 0 {

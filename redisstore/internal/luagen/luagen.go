@@ -136,7 +136,7 @@ func finish(body string) string {
 	body = CheckRights(body)
 	text := "#!lua\n"
 	for _, line := range preludeOf().names {
-		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && hasName(body, name) {
 			text += line + "\n"
 		}
 	}

@@ -73,7 +73,7 @@ local function convert(level, old, parts)
     return MAX
   end
   local rest = level - whole * old
-  if rest > div(MAX, parts) then
+  if rest > div(MAX, parts) then -- the product would not be exact, so it is rounded up by one more
     rest = math.min(parts, math.ceil(rest / old * parts) + 1)
   elseif rest > 0 then
     rest = cdiv(rest * parts, old)

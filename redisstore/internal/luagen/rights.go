@@ -32,7 +32,7 @@ const KeyOfExample = "KEY"
 
 // Examples are calls of the commands that scripts run, to check whether the user may run them. They
 // must have as many arguments as the command takes: Redis 7.0 crashes if the key is missing.
-// Commands without an example are not checked. Scripts run those before they write.
+// Commands without an example are not checked, because scripts run them before they write.
 var Examples = map[string][]string{
 	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
 	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
