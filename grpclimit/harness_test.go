@@ -207,7 +207,7 @@ func detail[T any](t testing.TB, err error) (found T) {
 			return d
 		}
 	}
-	t.Fatalf("%v has no detail of type %T; it has %v", err, found, status.Convert(err).Details())
+	t.Fatalf("the error %v has no detail of type %T; it has %v", err, found, status.Convert(err).Details())
 	return found
 }
 

@@ -57,7 +57,7 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 		}
 	}
 	if text := fmt.Sprint(r.err, status.Convert(r.err).Details(), r.trailer); strings.Contains(text, "secret-of-a") {
-		t.Errorf("the response contains the key: %s", text)
+		t.Errorf("the response contains the key: %s; want none", text)
 	}
 	if r := buy(t, conn, "Look", "a", "x-key", "secret-of-a"); r.err != nil || r.header["ratelimit"] != nil {
 		t.Errorf("another method: %+v; want no error and no metadata about limits", r)

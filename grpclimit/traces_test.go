@@ -163,7 +163,7 @@ func decide(t *testing.T, conn *grpc.ClientConn, method, key string, want codes.
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("after %v the store does not decide: %v", patience, r.err)
+			t.Fatalf("after %v the store does not decide: %v; want a decision", patience, r.err)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func TestLongStreams(t *testing.T) {
 		answer := new(wrapperspb.StringValue)
 		for i := range messages {
 			if err := stream.RecvMsg(answer); err != nil || answer.Value != strconv.Itoa(i) {
-				received <- fmt.Errorf("message %d: %q, %w", i, answer.Value, err)
+				received <- fmt.Errorf("message %d: %q, %w; want its number", i, answer.Value, err)
 				return
 			}
 		}

@@ -266,7 +266,7 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 			t.Errorf("%s: WWW-Authenticate is missing", name)
 		}
 		if strings.Contains(w.Body.String(), callerToken[1:]) {
-			t.Errorf("%s: the response contains the token: %s", name, w.Body)
+			t.Errorf("%s: the response contains the token: %s; want none", name, w.Body)
 		}
 	}
 	if len(s.events) != 1 {

@@ -169,7 +169,7 @@ func objectOf(t testing.TB, text string) object {
 	t.Helper()
 	var answer object
 	if err := json.Unmarshal([]byte(text), &answer); err != nil {
-		t.Fatalf("%v in %s", err, text)
+		t.Fatalf("the text is not a JSON object: %v: %s", err, text)
 	}
 	return answer
 }
@@ -197,6 +197,6 @@ func (o object) remaining(t testing.TB, limit string) int64 {
 			return int64(l["remaining"].(float64))
 		}
 	}
-	t.Fatalf("%v has no limit %s", o, limit)
+	t.Fatalf("the response %v has no limit %s; want one", o, limit)
 	return 0
 }

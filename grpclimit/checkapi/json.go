@@ -32,11 +32,11 @@ func unmarshal(text []byte, m proto.Message) error {
 	}
 	d := decoder{json.NewDecoder(bytes.NewReader(text))}
 	d.UseNumber()
-	token, err := d.next("the body")
+	token, err := d.nextToken("the body")
 	if err != nil {
 		return err
 	}
-	if err := d.message(token, m.ProtoReflect(), ""); err != nil {
+	if err := d.readMessage(token, m.ProtoReflect(), ""); err != nil {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
@@ -47,7 +47,7 @@ func unmarshal(text []byte, m proto.Message) error {
 
 type decoder struct{ *json.Decoder }
 
-func (d decoder) next(at string) (json.Token, error) {
+func (d decoder) nextToken(at string) (json.Token, error) {
 	token, err := d.Token()
 	switch {
 	case err == io.EOF || err == io.ErrUnexpectedEOF:
@@ -58,16 +58,16 @@ func (d decoder) next(at string) (json.Token, error) {
 	return token, nil
 }
 
-// message reads an object whose first token has been read. path is the path of the object, for
+// readMessage reads an object whose first token has been read. path is the path of the object, for
 // errors.
-func (d decoder) message(first json.Token, m protoreflect.Message, path string) error {
+func (d decoder) readMessage(first json.Token, m protoreflect.Message, path string) error {
 	if first != json.Delim('{') {
 		return invalid(placeOf(path), "it must be an object")
 	}
 	fields := m.Descriptor().Fields()
 	var seen []protoreflect.FieldNumber
 	for {
-		token, err := d.next(placeOf(path))
+		token, err := d.nextToken(placeOf(path))
 		if err != nil {
 			return err
 		}
@@ -86,11 +86,11 @@ func (d decoder) message(first json.Token, m protoreflect.Message, path string) 
 		seen = append(seen, field.Number())
 		switch {
 		case field.IsMap():
-			err = d.fillMap(m.Mutable(field).Map(), at)
+			err = d.readMap(m.Mutable(field).Map(), at)
 		case field.IsList():
-			err = d.list(field, m.Mutable(field).List(), at)
+			err = d.readList(field, m.Mutable(field).List(), at)
 		default:
-			err = d.field(field, m, at)
+			err = d.readField(field, m, at)
 		}
 		if err != nil {
 			return err
@@ -98,13 +98,13 @@ func (d decoder) message(first json.Token, m protoreflect.Message, path string) 
 	}
 }
 
-func (d decoder) field(field protoreflect.FieldDescriptor, m protoreflect.Message, at string) error {
-	token, err := d.next(at)
+func (d decoder) readField(field protoreflect.FieldDescriptor, m protoreflect.Message, at string) error {
+	token, err := d.nextToken(at)
 	if err != nil {
 		return err
 	}
 	if field.Message() != nil {
-		return d.message(token, m.Mutable(field).Message(), at)
+		return d.readMessage(token, m.Mutable(field).Message(), at)
 	}
 	value, err := scalar(field, token, at)
 	switch {
@@ -122,8 +122,8 @@ func (d decoder) field(field protoreflect.FieldDescriptor, m protoreflect.Messag
 // maxListed is how many elements a list or a map may have.
 const maxListed = 1000
 
-func (d decoder) list(field protoreflect.FieldDescriptor, list protoreflect.List, at string) error {
-	token, err := d.next(at)
+func (d decoder) readList(field protoreflect.FieldDescriptor, list protoreflect.List, at string) error {
+	token, err := d.nextToken(at)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (d decoder) list(field protoreflect.FieldDescriptor, list protoreflect.List
 		return invalid(at, "it must be a list")
 	}
 	for {
-		token, err := d.next(at)
+		token, err := d.nextToken(at)
 		switch {
 		case err != nil:
 			return err
@@ -150,15 +150,15 @@ func (d decoder) list(field protoreflect.FieldDescriptor, list protoreflect.List
 				return err
 			}
 			list.Append(value)
-		} else if err := d.message(token, list.AppendMutable().Message(), place); err != nil {
+		} else if err := d.readMessage(token, list.AppendMutable().Message(), place); err != nil {
 			return err
 		}
 	}
 }
 
-// fillMap reads an object into a map of strings.
-func (d decoder) fillMap(values protoreflect.Map, at string) error {
-	token, err := d.next(at)
+// readMap reads an object into a map of strings.
+func (d decoder) readMap(values protoreflect.Map, at string) error {
+	token, err := d.nextToken(at)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (d decoder) fillMap(values protoreflect.Map, at string) error {
 		return invalid(at, "it must be an object")
 	}
 	for {
-		token, err := d.next(at)
+		token, err := d.nextToken(at)
 		if err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (d decoder) fillMap(values protoreflect.Map, at string) error {
 		case values.Len() == maxListed:
 			return invalid(at, "it has more than %d fields", maxListed)
 		}
-		if token, err = d.next(at); err != nil {
+		if token, err = d.nextToken(at); err != nil {
 			return err
 		}
 		text, isText := token.(string)

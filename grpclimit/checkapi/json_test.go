@@ -32,7 +32,7 @@ func FuzzUnmarshal(f *testing.F) {
 			t.Fatalf("unmarshal accepts %q, which is not JSON", text)
 		}
 		if err := protojson.Unmarshal(text, &same); err != nil || !proto.Equal(&read, &same) {
-			t.Fatalf("%q is read as %v; protojson reads %v, %v", text, &read, &same, err)
+			t.Fatalf("%q is read as %v; want %v, %v as by protojson", text, &read, &same, err)
 		}
 		var again penstockv1.CheckRequest
 		if err := protojson.Unmarshal(withoutMaps(&read), &again); err != nil {
@@ -59,7 +59,7 @@ func TestAnswersAreJSON(t *testing.T) {
 	text := marshal(nil, m.ProtoReflect())
 	var ours, theirs any
 	if err := json.Unmarshal(text, &ours); err != nil {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("marshal writes %s, which is not JSON: %v", text, err)
 	}
 	want := `{"allowed":true,"outcome":"a\"\\\n\u00e9\u2028","source":"","retry_after_ms":9007199254740991,"limits":[
 		{"limit":"l","capacity":0,"remaining":-1,"retry_after_ms":0,"reset_after_ms":0},

@@ -164,7 +164,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 	s := newService(t)
 	id := s.reserve(`{"check":{"rule":"search","key":"user:secret","cost":2}}`)
 	if strings.Contains(id, "secret") || len(id) > 600 {
-		t.Errorf("the id %s contains the key or is too long", id)
+		t.Errorf("the id %s has %d bytes; want at most 600, and no key in it", id, len(id))
 	}
 	hold := s.call("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
 	old, err := s.sealer.seal(reservationKind, &ticket{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})

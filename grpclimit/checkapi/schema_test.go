@@ -44,11 +44,11 @@ func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
 	}
 	var value any
 	if err := json.Unmarshal(w.Body.Bytes(), &value); err != nil {
-		t.Errorf("%s: %v in %s", path, err, w.Body)
+		t.Errorf("%s: the response is not JSON: %v: %s", path, err, w.Body)
 		return
 	}
 	if err := fits(content.Schema, value, "the answer"); err != nil {
-		t.Errorf("%s: %v: %s", path, err, w.Body)
+		t.Errorf("%s: the response differs from the OpenAPI file: %v: %s", path, err, w.Body)
 	}
 }
 

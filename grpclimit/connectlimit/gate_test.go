@@ -270,7 +270,7 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 	var code connect.Code
 	handler := func(ctx context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
 		if _, ok := connectlimit.DecisionOf(ctx); !ok {
-			t.Error("DecisionOf returns false in the handler")
+			t.Error("DecisionOf returns false in the handler; want true")
 		}
 		if r.Msg.Value == "settle" {
 			return connect.NewResponse(r.Msg), connectlimit.Settle(ctx, 4)
@@ -320,7 +320,7 @@ func TestPanicsReturnSlots(t *testing.T) {
 	buy := connect.NewClient[text, text](client, url+procedure)
 	for range 3 {
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "panic"})); err == nil {
-			t.Error("the call whose handler panics returns no error")
+			t.Error("the call whose handler panics returns no error; want one")
 		}
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "a"})); err != nil {
 			t.Errorf("a call after the panic: %v; want that it gets the slot", err)

@@ -15,7 +15,7 @@ func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}
 	p.b.WriteString(policyHead)
 	for _, w := range c.warnings {
-		p.comment("", "warning: "+w.String())
+		p.writeComment("", "warning: "+w.String())
 	}
 	limits := slices.Clone(c.limits)
 	slices.SortStableFunc(limits, compareLimits)
@@ -32,7 +32,7 @@ func (c *Config) Policy() string {
 	}
 	p.b.WriteString("\nrules:\n")
 	for _, l := range limits {
-		p.rule(l)
+		p.writeRule(l)
 	}
 	if p.rules == 0 {
 		p.b.WriteString("# A policy can express none of the limits. This rule keeps the file valid.\n- {name: none, match: {descriptor domain: none}, unlimited: true}\n")
@@ -69,28 +69,28 @@ type policyWriter struct {
 	rules  int
 }
 
-func (p *policyWriter) comment(indent, text string) {
+func (p *policyWriter) writeComment(indent, text string) {
 	for line := range strings.Lines(text) {
 		p.b.WriteString(indent + "# " + strings.TrimRight(line, "\n") + "\n")
 	}
 }
 
-func (p *policyWriter) rule(l *Limit) {
+func (p *policyWriter) writeRule(l *Limit) {
 	p.b.WriteString("\n")
-	p.comment("", place(l.File, l.Line)+": "+clean(l.Path))
+	p.writeComment("", place(l.File, l.Line)+": "+clean(l.Path))
 	if why := l.obstacle(); why != "" {
-		p.comment("", "Left out: "+why)
+		p.writeComment("", "Left out: "+why)
 		return
 	}
 	if slices.Contains(p.denied, l) {
-		p.comment("", "See deny above.")
+		p.writeComment("", "See deny above.")
 		return
 	}
 	for _, note := range l.notes() {
-		p.comment("", note)
+		p.writeComment("", note)
 	}
 	p.rules++
-	fmt.Fprintf(&p.b, "- name: %s\n  match: {%s}\n", p.name(l), l.conditions())
+	fmt.Fprintf(&p.b, "- name: %s\n  match: {%s}\n", p.ruleName(l), l.conditions())
 	if l.IsUnlimited {
 		p.b.WriteString("  unlimited: true\n")
 		return
@@ -108,8 +108,8 @@ var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", W
 // so there is room for a number.
 const maxName = 56
 
-// name returns a unique rule name, made from the path of the limit.
-func (p *policyWriter) name(l *Limit) string {
+// ruleName returns a unique rule name, made from the path of the limit.
+func (p *policyWriter) ruleName(l *Limit) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(l.Path) {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '_' || r == '.' || r == '-' {

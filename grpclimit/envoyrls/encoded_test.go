@@ -51,7 +51,7 @@ func (s *encodedService) call(ctx context.Context, m *rlsv3.RateLimitRequest) (*
 	}
 	response := new(rlsv3.RateLimitResponse)
 	if err := proto.Unmarshal(data.Materialize(), response); err != nil {
-		s.t.Error(err)
+		s.t.Errorf("the response cannot be decoded: %v", err)
 	}
 	return response, nil
 }
@@ -155,7 +155,7 @@ func TestFullListsDoNotWait(t *testing.T) {
 		for i := range 2 + 3*32 {
 			done.Go(func() {
 				if _, err := service.call(t.Context(), message(fmt.Sprint("a=", i))); err != nil {
-					t.Error(err)
+					t.Errorf("call %d: %v; want no error", i, err)
 				}
 			})
 			synctest.Wait()

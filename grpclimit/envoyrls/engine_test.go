@@ -462,7 +462,7 @@ func TestEachRequestHasItsEvents(t *testing.T) {
 		}
 	}
 	if left := strings.Join(f.events, ""); left != "" {
-		t.Errorf("the events %q are unexpected", f.events)
+		t.Errorf("there are the events %q besides those that are wanted", f.events)
 	}
 }
 

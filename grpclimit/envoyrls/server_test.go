@@ -138,7 +138,7 @@ func TestBothStoresGiveTheSameResponses(t *testing.T) {
 			answers = append(answers, strings.Join(all, "\n"))
 		})
 		if answers[0] != answers[1] {
-			t.Errorf("in mode %v the memory answers\n%s\nand Redis\n%s", mode, answers[0], answers[1])
+			t.Errorf("in mode %v the memory store returns\n%s\nand Redis\n%s\nwant the same", mode, answers[0], answers[1])
 		}
 	}
 }
@@ -270,7 +270,7 @@ func TestDecideMessageEqualsTheService(t *testing.T) {
 			continue
 		}
 		if err := proto.Unmarshal(answer[len("before"):], got); err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: the response cannot be decoded: %v", name, err)
 		}
 		if !proto.Equal(got, want) {
 			t.Errorf("%s: the response is\n%v; want, as from the service,\n%v", name, got, want)

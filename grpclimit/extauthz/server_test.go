@@ -126,7 +126,7 @@ func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckReque
 		t.Errorf("Envoy refuses the response: %v\n%v", err, answer)
 	}
 	if isOK := answer.GetStatus().GetCode() == int32(codes.OK); isOK != (answer.GetOkResponse() != nil) {
-		t.Errorf("the status contradicts the response: %v", answer)
+		t.Errorf("the status contradicts the response: %v; want both OK or none", answer)
 	}
 	return answer
 }
@@ -416,7 +416,7 @@ func FuzzCheck(f *testing.F) {
 			t.Fatal(err)
 		}
 		if err := answer.ValidateAll(); err != nil {
-			t.Errorf("Envoy refuses the answer: %v", err)
+			t.Errorf("Envoy refuses the response: %v; want that it is valid", err)
 		}
 		if code := status(answer); !slices.Contains([]int{200, 400, 429}, code) {
 			t.Errorf("the status is %d; want 200, 400 or 429", code)

@@ -114,7 +114,7 @@ func (c *conn) serve() {
 func (c *conn) run() {
 	err := c.begin()
 	for err == nil {
-		if err = c.next(); len(c.batch) >= maxBatch {
+		if err = c.handleNext(); len(c.batch) >= maxBatch {
 			c.dispatch()
 		}
 	}
@@ -178,37 +178,37 @@ func (c *conn) begin() error {
 	if !isSettings || settings.IsAck() {
 		return connectionError{http2.ErrCodeProtocol, "the first frame is not SETTINGS"}
 	}
-	return c.settings(settings)
+	return c.handleSettings(settings)
 }
 
-// next reads and handles one frame.
-func (c *conn) next() error {
+// handleNext reads and handles one frame.
+func (c *conn) handleNext() error {
 	if err := c.wait(); err != nil {
 		return err
 	}
 	f, err := c.readFrame()
 	if se, ok := errors.AsType[http2.StreamError](err); ok {
-		return c.streamError(se)
+		return c.handleStreamError(se)
 	}
 	if err != nil {
 		return err
 	}
 	switch f := f.(type) {
 	case *http2.HeadersFrame:
-		return c.requestHeaders(f)
+		return c.handleHeaders(f)
 	case *http2.DataFrame:
-		return c.data(f)
+		return c.handleData(f)
 	case *http2.SettingsFrame:
 		if f.IsAck() {
 			return c.spend(1)
 		}
-		return c.settings(f)
+		return c.handleSettings(f)
 	case *http2.WindowUpdateFrame:
-		return c.windowUpdate(f)
+		return c.handleWindowUpdate(f)
 	case *http2.PingFrame:
-		return c.ping(f)
+		return c.handlePing(f)
 	case *http2.RSTStreamFrame:
-		return c.reset(f)
+		return c.handleReset(f)
 	case *http2.PushPromiseFrame:
 		return connectionError{http2.ErrCodeProtocol, "a client cannot push"}
 	}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// settings applies the client's settings, and acknowledges them.
-func (c *conn) settings(f *http2.SettingsFrame) error {
+// handleSettings applies the client's settings, and acknowledges them.
+func (c *conn) handleSettings(f *http2.SettingsFrame) error {
 	if f.HasDuplicates() || f.NumSettings() > maxSettings {
 		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many settings"}
 	}
@@ -51,7 +51,7 @@ func (c *conn) setLocked(s http2.Setting) error {
 	return nil
 }
 
-func (c *conn) windowUpdate(f *http2.WindowUpdateFrame) error {
+func (c *conn) handleWindowUpdate(f *http2.WindowUpdateFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.StreamID == 0 {
@@ -75,7 +75,7 @@ func (c *conn) windowUpdate(f *http2.WindowUpdateFrame) error {
 	return c.spend(1)
 }
 
-func (c *conn) ping(f *http2.PingFrame) error {
+func (c *conn) handlePing(f *http2.PingFrame) error {
 	c.mu.Lock()
 	switch {
 	case !f.IsAck():
@@ -87,8 +87,8 @@ func (c *conn) ping(f *http2.PingFrame) error {
 	return c.spend(1)
 }
 
-// reset cancels a stream. Its handler continues, and its response is dropped.
-func (c *conn) reset(f *http2.RSTStreamFrame) error {
+// handleReset cancels a stream. Its handler continues, and its response is dropped.
+func (c *conn) handleReset(f *http2.RSTStreamFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s := c.streams[f.StreamID]; s != nil {
@@ -99,8 +99,8 @@ func (c *conn) reset(f *http2.RSTStreamFrame) error {
 	return c.spend(1)
 }
 
-// streamError cancels the stream of a malformed frame.
-func (c *conn) streamError(e http2.StreamError) error {
+// handleStreamError cancels the stream of a malformed frame.
+func (c *conn) handleStreamError(e http2.StreamError) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s := c.streams[e.StreamID]; s != nil {

@@ -174,13 +174,13 @@ func (r *raw) outcome(id uint32) string {
 
 const good = "200/0 answered"
 
-// frameCases are sent to grpc-go's server and to ours. Where grpc-go's outcome differs, standard
-// says what it is: these are all known differences.
+// frameCases are sent to grpc-go's server and to ours. The column standard lists all known
+// differences.
 var frameCases = []struct {
 	name     string
 	send     func(r *raw)
 	want     string // the outcome
-	standard string // "": as want; "ignored": the next call is answered; "undefined": it varies
+	standard string // the outcome of grpc-go. "": as want; "ignored": the next call is answered; "undefined": it varies
 	isOver   bool   // the connection cannot be used afterwards
 	stream   uint32 // whose outcome is compared; 0: stream 1
 }{

@@ -107,7 +107,7 @@ func startFast(t testing.TB, o fastgrpc.Options) (*fastgrpc.Server, string) {
 	t.Cleanup(func() {
 		s.Close()
 		if err := <-served; err != fastgrpc.ErrServerClosed {
-			t.Errorf("Serve: %v", err)
+			t.Errorf("Serve: %v; want ErrServerClosed", err)
 		}
 	})
 	return s, l.Addr().String()

@@ -142,7 +142,7 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 	for len(got) < 300_000 {
 		f, err := r.ReadFrame()
 		if err != nil {
-			t.Fatalf("after %d bytes: %v", len(got), err)
+			t.Fatalf("after %d bytes: %v; want 300,000 bytes", len(got), err)
 		}
 		switch f := f.(type) {
 		case *http2.DataFrame:
@@ -279,7 +279,7 @@ func TestShutdownAnswersCallsInFlight(t *testing.T) {
 	idle.Close()
 	select {
 	case err := <-down:
-		t.Fatalf("Shutdown returned %v while calls were in flight", err)
+		t.Fatalf("Shutdown returned %v while calls were in flight; want that it waits", err)
 	default:
 	}
 	close(release)
@@ -444,7 +444,7 @@ func TestTLSNeedsH2(t *testing.T) {
 	}
 	defer conn.Close()
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
-		t.Error(err)
+		t.Errorf("a client that offers h2: %v; want no error", err)
 	}
 	without, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "test.example"})
 	if err != nil {

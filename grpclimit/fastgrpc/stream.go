@@ -67,8 +67,8 @@ func newStream(c *conn, id uint32) *stream {
 	return s
 }
 
-// requestHeaders opens a stream, or ends one with its trailers.
-func (c *conn) requestHeaders(f *http2.HeadersFrame) error {
+// handleHeaders opens a stream, or ends one with its trailers.
+func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	id, isEnd := f.StreamID, f.StreamEnded()
 	block, err := c.wholeBlock(f)
 	if err != nil {
@@ -214,8 +214,8 @@ func (c *conn) authorize(r *request) *refusal {
 	return &refusal{200, statusOf(err)}
 }
 
-// data handles a DATA frame.
-func (c *conn) data(f *http2.DataFrame) error {
+// handleData handles a DATA frame.
+func (c *conn) handleData(f *http2.DataFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := int(f.Length)
