@@ -12,10 +12,10 @@ import (
 // bool, nil, []any and map[string]any. They must not be changed.
 type Claims map[string]any
 
-// Text returns a claim that is a string, an integer or a boolean. A name with dots is first the
-// whole name of a claim, and otherwise the path to a claim in an object ("realm.role"). Other
-// claims have no text. An empty string has no text either, nor has a string with U+FFFD, which
-// stands for a broken character.
+// Text returns a claim that is a string, an integer or a boolean. A name with dots is the whole
+// name of a claim if there is such a claim. Otherwise it is the path to a claim in an object
+// ("realm.role"). Other claims have no text. An empty string has no text either, nor has a string
+// with U+FFFD, which stands for a broken character.
 func (c Claims) Text(name string) (string, bool) { return claimText(lookUp(c, name)) }
 
 // Values returns the texts of a claim that is a list, and otherwise its text, if it has one. The

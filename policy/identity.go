@@ -43,7 +43,7 @@ func FirstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
 // AllOf limits by the combination of several identities.
 func AllOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }
 
-// These are keys that no identity with a source has, because those contain a colon.
+// No identity with a source has one of these keys, because its keys contain a colon.
 const (
 	globalKey  = "global"  // of all requests
 	unknownKey = "unknown" // of requests without a key by their identity

@@ -72,8 +72,8 @@ func (p Paths) Clean(escaped string) (string, error) {
 		switch name := b[start:]; {
 		case len(name) == 0 || string(name) == ".":
 			b = b[:start]
-		case string(name) == "..": // removes the segment before it
-			b = b[:1+bytes.LastIndexByte(b[:max(1, start-1)], '/')]
+		case string(name) == "..":
+			b = removeLastSegment(b[:start])
 		case hidesDots(name):
 			return "", badPath(escaped, at, end, "is a dot segment to some servers only; "+
 				"write . and .. without parameters and encoded slashes")
@@ -89,6 +89,12 @@ func (p Paths) Clean(escaped string) (string, error) {
 		return escaped, nil
 	}
 	return string(b), nil
+}
+
+// removeLastSegment removes the last segment of a path that ends with a slash. The root stays.
+func removeLastSegment(path []byte) []byte {
+	end := max(1, len(path)-1) // before the last slash
+	return path[:1+bytes.LastIndexByte(path[:end], '/')]
 }
 
 // Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is its decoded form. It
@@ -138,7 +144,8 @@ func (p Paths) isPlain(path string) bool {
 		}
 		isAfterSlash = c == '/'
 	}
-	return !isAfterSlash || len(path) == 1 || !p.IgnoreTrailingSlash
+	hasTrailingSlash := isAfterSlash && len(path) > 1
+	return !hasTrailingSlash || !p.IgnoreTrailingSlash
 }
 
 // appendSegment appends the canonical form of escaped[at:end], which has no slash.

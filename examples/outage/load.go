@@ -36,14 +36,14 @@ const workers = 4
 func startLoad(all []*instance) *load {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(failureModes)}, Timeout: 10 * time.Second}, stop: stop}
-	every := time.Second * workers * instances / requested
-	sender := 0
+	every := time.Second * workers * instances / requested // between two requests of one worker
+	started := 0                                           // workers
 	for _, one := range all {
 		for p := range failureModes {
 			for range workers {
-				startDelay := every * time.Duration(sender) / (workers * instances * time.Duration(len(failureModes)))
+				startDelay := every * time.Duration(started) / (workers * instances * time.Duration(len(failureModes)))
 				l.work.Go(func() { l.send(ctx, "http://"+one.listen+"/"+failureModes[p], p, every, startDelay) })
-				sender++
+				started++
 			}
 		}
 	}

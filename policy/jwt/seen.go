@@ -42,6 +42,7 @@ func (s *seenTokens) add(sum [sha256.Size]byte, c claims, size int) {
 	s.addLocked(sum, seenToken{c, size})
 }
 
+// addLocked adds a token to the younger generation. If that is full, it becomes the older one.
 func (s *seenTokens) addLocked(sum [sha256.Size]byte, t seenToken) {
 	if _, ok := s.young[sum]; ok {
 		return

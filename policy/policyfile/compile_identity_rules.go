@@ -27,10 +27,11 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 	for i, l := range r.Limits {
 		at := c.orWritten(at, &config.Limits[i])
+		isSettled := l.Status != nil || l.Adjustable || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
 		switch {
 		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
 			c.fail(at, "before a token is verified, claims and tiers are not known, and limit %s uses one; use per: ip", wording.Clip(l.Name))
-		case l.Status != nil || l.Adjustable || l.Patience > 0 || l.Shadow || l.Candidate != nil || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder():
+		case isSettled || l.Patience > 0 || l.Shadow || l.Candidate != nil:
 			c.fail(at, "limit %s is decided before the token is verified; it cannot have in_flight, on_status, actual, max_wait, shadow or candidate", wording.Clip(l.Name))
 		}
 	}

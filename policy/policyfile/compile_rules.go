@@ -208,7 +208,7 @@ func (c *compiler) compileMatch(r *policy.Rule, config *MatchConfig) (matchers [
 		}
 	}
 	r.Match.Where = c.compileCondition(config.Where, "match")
-	places := []any{config}
+	places := []any{config} // by Matcher.PathIndex: the path or the match, as written
 	if len(config.Path) > 0 {
 		places = nil
 	}

@@ -553,8 +553,8 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 		{"cost", reflect.TypeFor[CostConfig](), false}, {"tokens", reflect.TypeFor[jwt.Config](), false},
 	}
 	names := make(map[string]bool)
-	for known := range known {
-		names[known] = true
+	for field := range known {
+		names[field] = true
 	}
 	for _, s := range sections {
 		names[s.SectionName()] = true
@@ -565,12 +565,12 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 			if place.isList {
 				form = "%s: [{%s: ...}]"
 			}
-			return fmt.Sprintf("it belongs into %s, as in "+form, place.field, place.field, name)
+			return fmt.Sprintf("it belongs in %s, as in "+form, place.field, place.field, name)
 		}
 	}
 	for _, s := range sections {
 		if _, ok := fieldsOf(reflect.TypeOf(s).Elem())[name]; ok {
-			return fmt.Sprintf("it belongs into %s", s.SectionName())
+			return fmt.Sprintf("it belongs in %s", s.SectionName())
 		}
 	}
 	return suggest(name, names)

@@ -63,7 +63,7 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 	}
 	for _, item := range node.Content {
 		if item.Kind == yaml.MappingNode {
-			d.fail(item, "a group of fields does not belong into a list of values; write {file: NAME} alone, without other values beside it")
+			d.fail(item, "a group of fields does not belong in a list of values; write {file: NAME} alone, without other values beside it")
 			return
 		}
 	}
