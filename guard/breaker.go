@@ -436,6 +436,7 @@ func (c *circuit) changeLocked(to State) {
 	}
 }
 
+// nextPauseLocked returns a pause of the length that BreakerOptions.Pause documents, within 20 %.
 func (c *circuit) nextPauseLocked(from State) *pause {
 	p := &pause{err: errBreakerOpen(c.node, c.last), slot: -1}
 	if from == StateHalfOpen || time.Since(c.closedAt) < 4*c.lastPause {

@@ -588,7 +588,7 @@ func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 			}
 		}
 		if allowed != units {
-			t.Fatalf("%d allowed, want %d", allowed, units)
+			t.Fatalf("%d requests were allowed; want %d", allowed, units)
 		}
 	})
 }

@@ -43,8 +43,8 @@ type operation struct {
 	cost  int64
 }
 
-func (d operation) String() string {
-	return fmt.Sprintf("%v %d of %s", d.mode, d.cost, countLimits[d.limit].Name)
+func (o operation) String() string {
+	return fmt.Sprintf("%v %d of %s", o.mode, o.cost, countLimits[o.limit].Name)
 }
 
 // dataLoss is the limit of the operation in which a server loses all data.
@@ -66,54 +66,54 @@ func countModel(idle int64) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return count{} },
 		Step: func(state, input, output any) (bool, any) {
-			return state.(count).do(input.([]operation), output.(answer), idle)
+			return state.(count).apply(input.([]operation), output.(answer), idle)
 		},
 		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v -> %+v", input, output) },
 	}
 }
 
-// do tells whether an answer is legal, and returns what has been granted afterwards.
-func (c count) do(operations []operation, h answer, idle int64) (isLegal bool, next count) {
+// apply tells whether an answer is legal, and returns what has been granted afterwards.
+func (c count) apply(operations []operation, got answer, idle int64) (isLegal bool, next count) {
 	if operations[0].limit == dataLoss {
 		return true, count{}
 	}
 	next = c
 	canGrant, mustGrant := true, true
-	for i, d := range operations {
-		count, used := countLimits[d.limit].Count, c[d.limit]
+	for i, o := range operations {
+		count, used := countLimits[o.limit].Count, c[o.limit]
 		free := max(count-used, 0)
-		cost := d.cost
-		switch d.mode {
+		cost := o.cost
+		switch o.mode {
 		case penstock.Spend, penstock.Peek:
 			canGrant, mustGrant = canGrant && cost <= free, mustGrant && cost+idle <= free
 		case penstock.Draw:
 			canGrant, mustGrant = canGrant && free > 0, mustGrant && idle < free
 			if cost = min(cost, free); idle > 0 {
-				cost = h.granted[i]
+				cost = got.granted[i]
 			}
 		case penstock.Refund:
 			cost = -min(cost, used)
 		case penstock.Reset:
 			cost = -used
 		}
-		if d.mode != penstock.Peek {
-			next[d.limit] += cost
+		if o.mode != penstock.Peek {
+			next[o.limit] += cost
 		}
 		granted := max(cost, -cost)
-		if d.mode == penstock.Reset || d.mode == penstock.Peek {
+		if o.mode == penstock.Reset || o.mode == penstock.Peek {
 			granted = 0
 		}
-		if h.isAllowed && !h.isUnknown && h.granted[i] != granted {
+		if got.isAllowed && !got.isUnknown && got.granted[i] != granted {
 			return false, c
 		}
-		left := max(count-next[d.limit], 0)
-		if h.isAllowed && h.source == penstock.FromStore && !h.isUnknown && (h.left[i] > left || h.left[i] < left-idle) {
+		left := max(count-next[o.limit], 0)
+		if got.isAllowed && got.source == penstock.FromStore && !got.isUnknown && (got.left[i] > left || got.left[i] < left-idle) {
 			return false, c
 		}
 	}
 	switch {
-	case h.isUnknown && !canGrant, !h.isUnknown && !h.isAllowed:
-		return h.isUnknown || h.isExcused || !mustGrant, c
+	case got.isUnknown && !canGrant, !got.isUnknown && !got.isAllowed:
+		return got.isUnknown || got.isExcused || !mustGrant, c
 	default:
 		return canGrant, next
 	}
