@@ -69,7 +69,7 @@ func wantError(t *testing.T, err, wraps error, words ...string) {
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Fatalf("%q does not contain %q", err, word)
+			t.Fatalf("the error is %q; want it to contain %q", err, word)
 		}
 	}
 }
@@ -625,7 +625,7 @@ func TestHoldEndsUnlessRenewed(t *testing.T) {
 	wantDenied(t, err, 20*time.Second)
 	now.pass(20 * time.Second)
 	if err := first.Renew(ctx); err != nil {
-		t.Fatalf("a free slot was not acquired: %v", err)
+		t.Fatalf("Renew of an expired hold returned %v; want that it acquires the free slot", err)
 	}
 	now.pass(time.Minute)
 	second, err := l.Acquire(ctx, "alice")
@@ -637,7 +637,7 @@ func TestHoldEndsUnlessRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := second.Renew(ctx); err != nil {
-		t.Errorf("another holder's release ended the hold: %v", err)
+		t.Errorf("after another holder's release, Renew returned %v; want no error", err)
 	}
 }
 

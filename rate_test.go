@@ -186,7 +186,7 @@ func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 		}
 		for _, word := range row.words {
 			if !strings.Contains(err.Error(), word) {
-				t.Errorf("ParseRate(%q): %q does not contain %q", row.text, err, word)
+				t.Errorf("ParseRate(%q): the error is %q; want it to contain %q", row.text, err, word)
 			}
 		}
 		if strings.Count(err.Error(), penstock.ErrInvalid.Error()) != 1 {
@@ -223,7 +223,7 @@ func FuzzParseRate(f *testing.F) {
 		limit, err := penstock.ParseRate(text)
 		if err != nil {
 			if !errors.Is(err, penstock.ErrInvalid) {
-				t.Fatalf("%q: %v does not wrap ErrInvalid", text, err)
+				t.Fatalf("ParseRate(%q): the error is %v; want one that wraps ErrInvalid", text, err)
 			}
 			return
 		}

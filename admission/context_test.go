@@ -26,7 +26,7 @@ rules:
 		if id, _ := e.Context.Value(requestKey{}).(string); id == "r1" {
 			seen[e.Outcome.String()]++
 		} else {
-			t.Errorf("an event with outcome %s has the context of request %q", e.Outcome, id)
+			t.Errorf("an event with outcome %s has the context of request %q; want r1", e.Outcome, id)
 		}
 	}})
 	if err != nil {

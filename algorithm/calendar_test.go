@@ -135,11 +135,11 @@ func allZones(t *testing.T) []string {
 	}
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
-		t.Fatal("no list of zones on this machine: ", err)
+		t.Fatalf("this machine has no list of time zones: %v; install tzdata", err)
 	}
 	archive, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
 	if err != nil {
-		t.Fatal("no list of zones on this machine: ", err)
+		t.Fatalf("this machine has no list of time zones: %v; install tzdata", err)
 	}
 	defer archive.Close()
 	for _, file := range archive.File {

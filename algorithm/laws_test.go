@@ -632,13 +632,13 @@ var denialChangesNothing = law{"denial changes nothing", func(a subject, roll di
 		out := r.decide(request)
 		if !out.OK() {
 			if out.Keep != Unchanged || out.Granted != 0 || out.Wait != 0 || !reflect.DeepEqual(r.state, before) {
-				return r.lawError("a denial left another state, or granted something")
+				return r.lawError("a denial has the outcome %+v and leaves %+v; want nothing granted, and the state %+v", out, r.state, before)
 			}
 			continue
 		}
 		without.now = r.now
 		if got := without.decide(request); answer(got) != answer(out) {
-			return r.lawError("without the earlier denials, the outcome is %+v", got)
+			return r.lawError("the outcome is %+v, but %+v without the earlier denials; want the same", out, got)
 		}
 	}
 	return nil
@@ -655,7 +655,7 @@ var peekChangesNothing = law{"peek changes nothing", func(a subject, roll dice) 
 			return nil // the denial repaired the state
 		}
 		if out.Granted != 0 || out.Keep != Unchanged || !reflect.DeepEqual(before, orNil(after, before)) {
-			return r.lawError("a peek has the outcome %+v and leaves %+v", out, after)
+			return r.lawError("a peek has the outcome %+v and leaves %+v; want nothing granted, and the state unchanged", out, after)
 		}
 		return nil
 	})
@@ -725,16 +725,16 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, roll dice) e
 		}
 		if out.RetryAfter == Never {
 			if later := r.decideAt(request, r.now+roll(0, 4*r.refillTime(r.limit))); later.RetryAfter != Never {
-				return r.lawError("RetryAfter was Never, and later the outcome is %+v", later)
+				return r.lawError("RetryAfter was Never, but later the outcome is %+v; want Never again", later)
 			}
 			continue
 		}
 		if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
-			return r.lawError("at its RetryAfter, the request is denied: %+v", at)
+			return r.lawError("at its RetryAfter, the request is denied: %+v; want granted", at)
 		}
 		for _, early := range []int64{1, roll(1, out.RetryAfter)} {
 			if before := r.decideAt(request, r.now+out.RetryAfter-early); before.RetryAfter != early {
-				return r.lawError("%d µs before its RetryAfter, the outcome is %+v", early, before)
+				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; want a RetryAfter of that time", early, before)
 			}
 		}
 	}
@@ -749,7 +749,7 @@ var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", fun
 		request := r.anyRequest(Spend, Peek)
 		out := r.decideAt(request, r.now)
 		if (out.RetryAfter == Never) != (request.Cost > r.capacity(r.limit)) {
-			return r.lawError("%v %d, with room for %d in a fresh state, has the outcome %+v", request.Mode, request.Cost, r.capacity(r.limit), out)
+			return r.lawError("%v %d, with room for %d in a fresh state, has the outcome %+v; want Never only for a cost above that", request.Mode, request.Cost, r.capacity(r.limit), out)
 		}
 		return nil
 	})
@@ -768,10 +768,10 @@ var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(
 		cheaper.Cost = roll(0, request.Cost)
 		less := r.decideAt(cheaper, r.now)
 		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
-			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v", request.Cost, out, cheaper.Cost, less)
+			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v; want the second granted too, with no longer Wait", request.Cost, out, cheaper.Cost, less)
 		}
 		if out.RetryAfter > 0 && (less.RetryAfter == Never || less.RetryAfter > out.RetryAfter) {
-			return r.lawError("a cost of %d has RetryAfter %d, and a cost of %d has %d", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
+			return r.lawError("a cost of %d has RetryAfter %d, and a cost of %d has %d; want the second no longer", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
 		}
 		return nil
 	})
@@ -794,7 +794,7 @@ var availabilityNeverFallsByItself = law{"availability never falls by itself", f
 		r.pass()
 		now, leftNow := r.decideAt(request, r.now), r.peek(r.now)
 		if leftNow.Remaining < left.Remaining || now.Granted < before.Granted || before.OK() && !now.OK() {
-			return r.lawError("without a request, %+v became %+v, %d left became %d", before, now, left.Remaining, leftNow.Remaining)
+			return r.lawError("without a request, %+v became %+v, and %d left became %d; want no less", before, now, left.Remaining, leftNow.Remaining)
 		}
 		before, left = now, leftNow
 	}
@@ -809,7 +809,7 @@ var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if out.Remaining < 0 || out.Remaining > r.capacity(r.limit) {
-			return r.lawError("%d remain of %d", out.Remaining, r.capacity(r.limit))
+			return r.lawError("Remaining is %d; want 0 to %d", out.Remaining, r.capacity(r.limit))
 		}
 		return nil
 	})
@@ -895,11 +895,11 @@ var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subj
 		request.Patience = Max
 	}
 	if out := r.decideAt(request, r.now); !out.OK() {
-		return r.lawError("%d remain, and a spend of them has the outcome %+v", left, out)
+		return r.lawError("%d remain, and a spend of them has the outcome %+v; want granted", left, out)
 	}
 	request.Cost++
 	if out := r.decideAt(request, r.now); out.OK() {
-		return r.lawError("%d remain, and a spend of one more has the outcome %+v", left, out)
+		return r.lawError("%d remain, and a spend of one more has the outcome %+v; want denied", left, out)
 	}
 	return nil
 }}
@@ -914,7 +914,7 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, roll dice) erro
 	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
 		out := r.decideAt(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
-			return r.lawError("%v 0 has the outcome %+v, a peek has %+v", mode, out, left)
+			return r.lawError("%v 0 has the outcome %+v, and a peek has %+v; want the same Remaining and ResetAfter, and no new state", mode, out, left)
 		}
 	}
 	return nil
@@ -925,7 +925,7 @@ func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()
 var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	if out := r.decide(Request{Mode: Refund, Cost: r.fittingCost(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
-		return r.lawError("nothing was used, and the refund is %+v", out)
+		return r.lawError("nothing was used, and the refund has the outcome %+v; want 0 granted, and all units left", out)
 	}
 	granted, refunded := int64(0), int64(0)
 	for range roll(1, 20) {
@@ -939,10 +939,10 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll
 		}
 		refunded += out.Granted
 		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.capacity(r.limit) {
-			return r.lawError("a refund of %d made Remaining %d; before it was %d", out.Granted, out.Remaining, before.Remaining)
+			return r.lawError("a refund of %d made Remaining %d; before it was %d; want it to grow by the refund, and by 1 more at most", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
-			return r.lawError("%d units were granted, but %d were refunded", granted, refunded)
+			return r.lawError("%d units were granted, but %d were refunded; want no more than granted", granted, refunded)
 		}
 	}
 	if !isCounter(a) {
@@ -950,7 +950,7 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll
 	}
 	r.decide(Request{Mode: Refund, Cost: Max / 2})
 	if out := r.decide(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.capacity(r.limit) {
-		return r.lawError("after a refund of all units, %d remain of %d", out.Remaining, r.capacity(r.limit))
+		return r.lawError("after a refund of all units, %d remain; want %d", out.Remaining, r.capacity(r.limit))
 	}
 	return nil
 }}
@@ -961,7 +961,7 @@ var outcomeIsKept = law{"an outcome is kept", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
-			return r.lawError("the outcome was %+v, and a peek has %+v", out, kept)
+			return r.lawError("the outcome was %+v, and a peek has %+v; want the same Remaining and ResetAfter", out, kept)
 		}
 		return nil
 	})
@@ -984,14 +984,14 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 			continue
 		}
 		if out.Keep > out.ResetAfter {
-			return r.lawError("the state is kept for %d µs, but is fresh after %d", out.Keep, out.ResetAfter)
+			return r.lawError("the state is kept for %d µs, but is fresh after %d; want it kept no longer", out.Keep, out.ResetAfter)
 		}
 		r.state, r.last = next, out
 		fresh := r.clone()
 		fresh.state = nil
 		if out.Keep == 0 { // stores forget it at once
 			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
-				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v", kept, other)
+				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v; want the same", kept, other)
 			}
 			r.state = nil
 		} else if from := r.now + out.Keep + roll(0, 3); from <= late {
@@ -1030,7 +1030,7 @@ var resetForgetsEverything = law{"reset forgets everything", func(a subject, rol
 	return r.useWithChanges(func(Request, Outcome) error {
 		out := r.decideAt(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.capacity(r.limit) {
-			return r.lawError("a reset has the outcome %+v", out)
+			return r.lawError("a reset has the outcome %+v; want all units left, Keep 0 and ResetAfter 0", out)
 		}
 		return nil
 	})
@@ -1047,10 +1047,10 @@ var stepsArePure = law{"steps are pure", func(a subject, roll dice) error {
 		seen := fmt.Sprint(next)
 		r.decideAt(other, r.now)
 		if again, nextAgain := r.step(r.state, r.paramsAt(r.now), request, r.now); again != out || !reflect.DeepEqual(next, nextAgain) {
-			return r.lawError("the same request gets %+v, then %+v", out, again)
+			return r.lawError("the same request gets %+v, and then %+v; want the same", out, again)
 		}
 		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != seen {
-			return r.lawError("a step wrote to the state that it was given, or to one that it returned before")
+			return r.lawError("the state %v became %v, or the next state %v became %v; want that a step writes to neither", before, r.state, seen, next)
 		}
 		return nil
 	})
@@ -1074,7 +1074,7 @@ var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a 
 		shifted.now = r.now + shift
 		request := r.anyRequest(Spend, Draw, Peek, Force, Refund)
 		if out, other := r.decide(request), shifted.decide(request); out != other {
-			return r.lawError("the same request %d µs later has the outcome %+v", shift, other)
+			return r.lawError("a request has the outcome %+v, and %+v after a shift of %d µs; want the same", out, other, shift)
 		}
 	}
 	return nil
@@ -1096,10 +1096,10 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 		admitted += single.decide(Request{Mode: Spend, Cost: 1}).Granted
 	}
 	if admitted != min(left, cost) {
-		return single.lawError("%d units remained, and %d of %d single units were admitted", left, admitted, cost)
+		return single.lawError("%d units remained, and %d of %d single units were admitted; want as many as remained", left, admitted, cost)
 	}
 	if out := whole.decide(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
-		return whole.lawError("%d units alone are admitted, but their sum has the outcome %+v", admitted, out)
+		return whole.lawError("%d single units are admitted, and their sum has the outcome %+v; want it granted exactly if all single units are", admitted, out)
 	}
 	if admitted < cost {
 		return nil
@@ -1127,10 +1127,10 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	for i := range times {
 		out := one.decide(request)
 		if out.Granted != request.Cost || out.Wait != 0 {
-			return one.lawError("%d times the cost is granted at once, but not one by one", times)
+			return one.lawError("%d times the cost is granted at once, but one of the single spends has the outcome %+v; want it granted", times, out)
 		}
 		if i > 0 && out.Remaining != last.Remaining-request.Cost {
-			return one.lawError("a spend of the cost changed Remaining from %d to %d", last.Remaining, out.Remaining)
+			return one.lawError("a spend of %d changed Remaining from %d to %d; want it to fall by the cost", request.Cost, last.Remaining, out.Remaining)
 		}
 		if i > 0 {
 			least, most = min(least, out.ResetAfter-last.ResetAfter), max(most, out.ResetAfter-last.ResetAfter)
@@ -1142,7 +1142,7 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	}
 	total.Granted = last.Granted
 	if total != last || !reflect.DeepEqual(one.state, sum.state) {
-		return sum.lawError("one by one the outcome is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
+		return sum.lawError("one by one, the last outcome is %+v and the state %+v; as a sum they are %+v and %+v; want the same", last, one.state, total, sum.state)
 	}
 	return nil
 }}
@@ -1160,7 +1160,7 @@ var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a sub
 			actual = 0 // RetryAfterGrant then returns 0
 		}
 		if predicted > actual || predicted < actual-1 {
-			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; they are granted after %d", cost, predicted, actual)
+			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; want %d, or 1 less", cost, predicted, actual)
 		}
 		return nil
 	})
@@ -1266,7 +1266,7 @@ var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subj
 			}
 		}
 		if most := r.limit.Count + muldiv(r.limit.Count, r.now-begins, r.limit.Period); sum > most || inWindow > r.limit.Count {
-			return r.lawError("%d admitted in the period before, %d in the window; at most %d", sum, inWindow, most)
+			return r.lawError("%d units were admitted in the period before, and %d in the window; want at most %d and %d", sum, inWindow, most, r.limit.Count)
 		}
 	}
 	return nil
@@ -1354,9 +1354,9 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 			switch {
 			case out.Granted == 0:
 			case tail != &line[len(line)-1]:
-				return r.lawError("a place with others behind it was refunded")
+				return r.lawError("a place with others behind it was refunded: %+v; want 0 granted", out)
 			case out.Granted > tail.cost:
-				return r.lawError("a holder refunded the place of another")
+				return r.lawError("a holder of %d places refunded %d; want no more than its own", tail.cost, out.Granted)
 			default: // a holder that refunds all of its places has not left the queue
 				if tail.cost -= out.Granted; tail.cost == 0 {
 					line = line[:len(line)-1]
@@ -1371,13 +1371,13 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 		}
 		line = append(line, departure{request.Holder, r.now + out.Wait, out.Granted})
 		if queue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > queue+MaxStall {
-			return r.lawError("Wait is %d µs; the queue is %d µs long", out.Wait, queue)
+			return r.lawError("Wait is %d µs; want at most the length of the queue, %d µs, and MaxStall", out.Wait, queue)
 		}
 		if n := len(line); n > 1 {
 			first, second := line[n-2], line[n-1]
 			if gap := second.at - first.at; gap < 0 || gap+1 <= muldiv(first.cost, r.limit.Period, r.limit.Count)-1 ||
 				!isProductAbove(gap+1, r.limit.Count, first.cost, r.limit.Period) {
-				return r.lawError("after %d units at %d, the next leave at %d", first.cost, first.at, second.at)
+				return r.lawError("%d units leave at %d, and the next at %d; want Period/Count between two units", first.cost, first.at, second.at)
 			}
 		}
 	}
@@ -1421,7 +1421,7 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		return nil // the new limit counts time in other ticks
 	}
 	if after := r.peek(r.now); after.Remaining != before.Remaining+raise {
-		return r.lawError("after raising the limit by %d, Remaining changed from %d to %d", raise, before.Remaining, after.Remaining)
+		return r.lawError("a raise of the limit by %d changed Remaining from %d to %d; want the same difference", raise, before.Remaining, after.Remaining)
 	}
 	return nil
 }}
@@ -1479,7 +1479,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	case "leakybucket": // callers that wait keep their turns, so the time until all have left stays
 		least, most = 0, capacity
 		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
-			return r.lawError("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
+			return r.lawError("all would have left after %d µs under %+v, and now after %d; want at most 2 µs later", before.ResetAfter, old, after.ResetAfter)
 		}
 	case "slidingwindow": // the weights of both windows are rounded against the caller: by 3 µs, and by a tick at each end
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
@@ -1498,7 +1498,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		least, most = min(least, capacity), min(most, capacity)
 	}
 	if usedNow < least || usedNow > most {
-		return r.lawError("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, capacity, least, most)
+		return r.lawError("%d were used under %+v, and now %d of %d are; want %d to %d", used, old, usedNow, capacity, least, most)
 	}
 	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
 	longest := min(times(max(used, usedNow)/capacity+2, r.refillTime(limit)), math.MaxInt64/2) + MaxStall
@@ -1555,7 +1555,7 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 	before := r.peek(r.now)
 	r.now -= MaxStall + pick(roll, roll(1, 10), roll(1, day), roll(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
-		return r.lawError("the step back changed Remaining to %d; before it was %d", after.Remaining, before.Remaining)
+		return r.lawError("the step back changed Remaining to %d; before it was %d; want no more", after.Remaining, before.Remaining)
 	}
 	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
 	out := r.decide(request)
@@ -1566,7 +1566,7 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 	for !out.OK() {
 		r.now += max(roll(1, out.RetryAfter), out.RetryAfter/8)
 		if out = r.decide(request); r.now+out.RetryAfter != granted {
-			return r.lawError("a cost of %d would be granted at %d by the first RetryAfter, and at %d by a later one", request.Cost, granted, r.now+out.RetryAfter)
+			return r.lawError("a cost of %d would be granted at %d by the first RetryAfter, and at %d by a later one; want the same", request.Cost, granted, r.now+out.RetryAfter)
 		}
 	}
 	return nil
@@ -1616,7 +1616,7 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, roll d
 	cost := max(min(r.fittingCost()-booked, Max/2-(r.capacity(r.limit)-left)), 0)
 	out := r.decide(Request{Mode: Force, Cost: cost, Holder: r.newHolder()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
-		return r.lawError("%d units remained, and force %d has the outcome %+v", left, cost, out)
+		return r.lawError("%d units remained, and force %d has the outcome %+v; want all granted, and Remaining lower by them", left, cost, out)
 	}
 	return nil
 }}
@@ -1634,7 +1634,7 @@ var drawTakesWhatFits = law{"draw takes what fits", func(a subject, roll dice) e
 		}
 		out := r.decide(request)
 		if want := min(left, request.Cost); out.Granted != want || out.OK() != (want > 0 || request.Cost == 0) {
-			return r.lawError("%d units remained, and draw %d has the outcome %+v", left, request.Cost, out)
+			return r.lawError("%d units remained, and draw %d has the outcome %+v; want as many granted as remained", left, request.Cost, out)
 		}
 	}
 	return nil
@@ -1684,11 +1684,11 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll
 			}
 			holds[request.Holder] = held{cost, r.now + r.limit.Period}
 			if others+cost > slots {
-				return r.lawError("%d slots are held by others, %d by %s; the limit has %d", others, cost, request.Holder, slots)
+				return r.lawError("%d slots are held by others, and %d by %s; want at most %d together", others, cost, request.Holder, slots)
 			}
 		}
 		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !hasSteps && out.OK() != fits {
-			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v", others, slots, request.Mode, request.Cost, out)
+			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v; want it granted exactly if it fits", others, slots, request.Mode, request.Cost, out)
 		}
 	}
 	return nil
@@ -1705,7 +1705,7 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) erro
 	cost := r.fittingCost()
 	mine := Request{Mode: Spend, Cost: cost, Holder: "mine"}
 	if out := r.decide(mine); out.Granted != cost {
-		return r.lawError("a fresh state has no room for %d", cost)
+		return r.lawError("a spend of %d on a fresh state has the outcome %+v; want all granted", cost, out)
 	}
 	takeFree := func() int64 { return r.decide(Request{Mode: Draw, Cost: Max / 2, Holder: r.newHolder()}).Granted }
 	takeFree()
@@ -1713,7 +1713,7 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) erro
 		r.now += roll(0, r.limit.Period-1)
 		takeFree()
 		if out := r.decide(mine); !out.OK() || out.Granted != 0 {
-			return r.lawError("the renewal has the outcome %+v", out)
+			return r.lawError("the renewal has the outcome %+v; want allowed, with 0 granted", out)
 		}
 	}
 	r.decide(Request{Mode: Reset})
@@ -1723,11 +1723,11 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) erro
 	r.now = ends - 1
 	r.decide(Request{Mode: Spend, Cost: 1, Holder: "late"})
 	if left := r.peek(ends - 1).Remaining; left != 0 {
-		return r.lawError("%d slots are free before the hold has ended", left)
+		return r.lawError("%d slots are free before the hold has ended; want 0", left)
 	}
 	r.now = ends
 	if got := takeFree(); got != r.capacity(r.limit) {
-		return r.lawError("%d slots of %d are free when the holds have ended", got, r.capacity(r.limit))
+		return r.lawError("%d slots are free when the holds have ended; want %d", got, r.capacity(r.limit))
 	}
 	return nil
 }}
@@ -1750,10 +1750,10 @@ var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject
 	}
 	part := roll(0, cost)
 	if out := r.decide(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
-		return r.lawError("a refund of %d of %d slots has the outcome %+v", part, cost, out)
+		return r.lawError("a refund of %d of %d slots has the outcome %+v; want that many granted", part, cost, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
-		return r.lawError("a refund of %d of %d after %d has the outcome %+v", cost, cost, part, out)
+		return r.lawError("a refund of %d of %d slots after %d has the outcome %+v; want the rest granted", cost, cost, part, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
 		return r.lawError("a second refund has the outcome %+v; want 0 granted", out)
@@ -1793,13 +1793,13 @@ var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject
 		left := r.limit.Count - used[date]
 		out := r.decide(request)
 		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && request.Cost <= left {
-			return r.lawError("%d of %d units were left on the first charge of %s", left, r.limit.Count, date)
+			return r.lawError("%d of %d units were left on %s, and a charge has the outcome %+v; want it granted if it fits, and the rest left", left, r.limit.Count, date, out)
 		}
 		if out.ResetAfter == 0 {
 			continue
 		}
 		if ends := r.now + out.ResetAfter; dated(ends-1) != date || dated(ends) == date {
-			return r.lawError("the window of %s ends at %v", date, time.UnixMicro(ends).In(zone))
+			return r.lawError("the window of %s ends at %v; want the first moment of the next date", date, time.UnixMicro(ends).In(zone))
 		}
 	}
 	return nil
@@ -1828,7 +1828,7 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 		skewed.calendarAt = func(p Params, now int64) Params { return r.calendarAt(p, now+skew) }
 		request := r.anyRequest(Spend, Draw, Refund)
 		if out, other := r.decide(request), skewed.decide(request); answer(out) != answer(other) {
-			return r.lawError("for a caller %d µs ahead, the outcome is %+v", skew, other)
+			return r.lawError("the outcome is %+v, and %+v for a caller %d µs ahead; want the same", out, other, skew)
 		}
 	}
 	return nil
@@ -1849,11 +1849,11 @@ var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subj
 		r.calendarAt = func(p Params, now int64) Params { return calendar(p, now-behind) }
 		out := r.decide(Request{Mode: Force, Cost: 1})
 		if out.ResetAfter <= 0 || out.ResetAfter > r.refillTime(r.limit)+MaxStall {
-			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs", behind, out.ResetAfter)
+			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs; want above 0, and at most two units of the calendar", behind, out.ResetAfter)
 		}
 		right := calendar(r.params, r.now)
 		if end, _, _, _ := windowEnd(right[1], right[2], right[3], r.now); r.now+out.ResetAfter != end && a.name == "fixedwindow/day/Asia/Kolkata" {
-			return r.lawError("days of one length end at multiples of it; by a clock that is %d µs behind, one ends at %d", behind, r.now+out.ResetAfter)
+			return r.lawError("by a clock that is %d µs behind, a day ends at %d; want %d, since all days have one length", behind, r.now+out.ResetAfter, end)
 		}
 	}
 	return nil
@@ -1881,9 +1881,9 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 		if exact.Cmp(whole(Max)) >= 0 {
 			exact = whole(Max)
 		}
-		if got.Cmp(exact) < 0 && got.Cmp(whole(Max)) < 0 || got.Cmp(whole(Max)) > 0 || got.Cmp(exact.Add(exact, slack)) > 0 &&
+		if got.Cmp(exact) < 0 && got.Cmp(whole(Max)) < 0 || got.Cmp(whole(Max)) > 0 || got.Cmp(new(big.Rat).Add(exact, slack)) > 0 &&
 			got.Cmp(whole(Max)) < 0 {
-			t.Fatalf("case %d of seed %d: %d in parts of 1/%d became %v in parts of 1/%d", i, seed, level, old, got, parts)
+			t.Fatalf("case %d of seed %d: %d in parts of 1/%d became %v in parts of 1/%d; want at least %v, and at most %v more", i, seed, level, old, got, parts, exact, slack)
 		}
 	}
 }

@@ -155,16 +155,16 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 		}
 		if !out.OK() && out.RetryAfter != Never {
 			if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
-				return r.lawError("after its RetryAfter, the request is denied: %+v; the limits are %+v", at, turns)
+				return r.lawError("after its RetryAfter, the request is denied: %+v; want granted; the limits are %+v", at, turns)
 			}
 			if early := roll(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
-				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; the limits are %+v", early,
+				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; want a RetryAfter of that time; the limits are %+v", early,
 					r.decideAt(request, r.now+out.RetryAfter-early), turns)
 			}
 			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.capacity)/a.capacity(l)+2, a.refillTime(l)) })
 			if out.RetryAfter > longest && !a.isQueue && !a.needsHolder ||
 				out.RetryAfter > a.refillTime(r.limit)+refillTime && (a.isQueue || a.needsHolder) {
-				return r.lawError("RetryAfter is %d, longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
+				return r.lawError("RetryAfter is %d; want no longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
 			}
 		}
 		if out.Granted == 0 {
@@ -179,7 +179,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 				}
 			}
 			if most := most(turns, a.capacity); used > most {
-				return r.lawError("%d slots are held of %d; the limits are %+v", used, most, turns)
+				return r.lawError("%d slots are held; want at most %d; the limits are %+v", used, most, turns)
 			}
 			continue
 		}

@@ -131,7 +131,7 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 		c.reach(1000, 5)
 		_, err := c.Decide(t.Context(), c.charges)
 		if !strings.Contains(err.Error(), "connection refused") {
-			t.Fatalf("%q does not contain the failure, \"connection refused\"", err)
+			t.Fatalf("the error is %q; want it to contain the failure, \"connection refused\"", err)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -377,7 +377,7 @@ func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 			if _, err := c.Decide(t.Context(), one(limit, key)); reasonIs(err, penstock.ReasonBreakerOpen) {
 				rejected[key[0]]++
 				if !strings.Contains(err.Error(), `"b"`) {
-					t.Fatalf("%q does not contain the node, \"b\"", err)
+					t.Fatalf("the error is %q; want it to contain the node, \"b\"", err)
 				}
 			}
 		}

@@ -114,7 +114,7 @@ func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
 func (tr *trace) decide(s penstock.Store, charges []penstock.Charge) penstock.Decision {
 	d, err := s.Decide(tr.t.Context(), charges)
 	if err != nil {
-		tr.fatal("%v", err)
+		tr.fatal("the error is %v; want a decision", err)
 	}
 	return d
 }
@@ -172,7 +172,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 		})
 	}
 	if all.exact < all.local/20 || all.early == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
-		t.Errorf("the traces do not cover all kinds of denials: %+v", all)
+		t.Errorf("the denials by kind are local %d, exact %d, early %d, patient %d, batches %d; want some of each kind", all.local, all.exact, all.early, all.patient, all.batches)
 	}
 	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d with a RetryAfter that is too short, "+
 		"%d to the microsecond)", all.local, all.batches, all.patient, all.early, all.exact)
@@ -188,15 +188,15 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 		got, truth := d.Status(i), want.Status(i)
 		if d.Source == penstock.FromStore {
 			if got != truth {
-				tr.fatal("charge %d: %+v from the guarded store; the store alone: %+v", i, got, truth)
+				tr.fatal("charge %d: %+v from the guarded store; want %+v, as from the store alone", i, got, truth)
 			}
 			continue
 		}
 		if got.Granted != 0 || got.Wait != 0 || got.RetryAfter > truth.RetryAfter {
-			tr.fatal("charge %d: the cache returns %+v, the store %+v", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want nothing granted, RetryAfter no longer, and Never only if the store returns it", i, got, truth)
 		}
 		if (got.RetryAfter == penstock.Never) != (truth.RetryAfter == penstock.Never) && len(charges) == 1 {
-			tr.fatal("charge %d: the cache returns %+v, the store %+v", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want nothing granted, RetryAfter no longer, and Never only if the store returns it", i, got, truth)
 		}
 	}
 	if d.Source == penstock.FromDenyCache {
@@ -261,7 +261,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 					late := time.Since(freed)
 					latest = max(latest, late)
 					if late >= maxAge {
-						tr.fatal("denied %v after units came back; MaxAge is %v", late, maxAge)
+						tr.fatal("a cached denial is used %v after units came back; want less than MaxAge, %v", late, maxAge)
 					}
 				}
 			}

@@ -233,7 +233,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 				if !isLast {
 					m.crash()
 				} else if m.waitUntilAwake(); m.lease.Close(context.Background()) != nil {
-					f.t.Errorf("seed %d: Close returned an error", f.seed)
+					f.t.Errorf("seed %d: Close returned an error; want nil", f.seed)
 				}
 				m.checkUnits()
 				s := m.lease.Stats()

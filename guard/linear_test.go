@@ -264,7 +264,7 @@ func checkHistories(
 		}
 		switch porcupine.CheckOperationsTimeout(countModel(idle()), h.ops, 5*time.Second) {
 		case porcupine.Illegal:
-			t.Fatalf("seed %d: no order of these calls explains the answers\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls gives these answers; want one\n%v", seed, h)
 		case porcupine.Unknown:
 			undecided++
 		}

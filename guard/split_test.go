@@ -266,7 +266,7 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 				steps++
 			}
 			if most := burst + count*(clock.Load()-start)/1_000_000; granted > most {
-				t.Fatalf("%d granted by %v in %d shards after %d µs; the limit allows %d", granted, limit, n, clock.Load()-start, most)
+				t.Fatalf("%d units were granted by %v in %d shards after %d µs; want at most %d", granted, limit, n, clock.Load()-start, most)
 			}
 		}
 	})
@@ -306,7 +306,7 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 				used += want
 			case penstock.Draw:
 				if want = s.Granted; want > min(cost, count-used) || want == 0 && cost > 0 && used < count {
-					t.Fatalf("draw %d with %d of %d used: %+v", cost, used, count, s)
+					t.Fatalf("draw %d with %d of %d used: %+v; want some units granted, and no more than are left", cost, used, count, s)
 				}
 				used += want
 				fits = want > 0 || cost == 0

@@ -59,7 +59,7 @@ func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 		t.Errorf("after 3 requests: %v of %v, %d left; want a grant of the store that leaves none", d.Allowed, d.Source, d.Remaining())
 	}
 	if d := decide(b); d.Allowed {
-		t.Error("the fourth request of two stores is admitted; the limit is 3")
+		t.Errorf("the fourth request of two stores is %v; want denied by the limit of 3", d)
 	}
 
 	server.Close()

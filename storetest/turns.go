@@ -149,7 +149,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 		t.Advance(after - time.Microsecond)
 		d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
 		if err == nil && d.RetryAfter() != time.Microsecond {
-			err = fmt.Errorf("RetryAfter was %v, but 1 µs before it the decision is %v", after, d)
+			err = fmt.Errorf("RetryAfter was %v, but 1 µs before it the decision is %v; want a RetryAfter of 1 µs", after, d)
 		}
 		if err != nil {
 			return penstock.Status{}, err
@@ -158,7 +158,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 	t.Advance(time.Microsecond)
 	d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
 	if err == nil && !d.Allowed {
-		err = fmt.Errorf("RetryAfter was %v, but at that time the decision is %v", after, d)
+		err = fmt.Errorf("RetryAfter was %v, but at that time the decision is %v; want allowed", after, d)
 	}
 	return d.Status(0), err
 }
