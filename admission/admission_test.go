@@ -130,7 +130,7 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 		want := jsonResponse{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
 			Remaining: map[string]int64{"search.hour": 0, "search.day": 8}}
 		if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
-			t.Errorf("%+v; want %+v", got, want)
+			t.Errorf("a denied request: %+v; want %+v", got, want)
 		}
 		if got := send("b", "/search"); got.Outcome != "allowed" {
 			t.Errorf("another user: %+v; want it allowed", got)

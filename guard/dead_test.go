@@ -37,14 +37,14 @@ func (s *countedStore) Heartbeat(ctx context.Context, name string, life time.Dur
 	return s.register.Heartbeat(ctx, name, life)
 }
 
-// A clusteredStore is a store that guards can use as their Server too.
-type clusteredStore interface {
+// A serverStore is a store that guards can use as their Server too.
+type serverStore interface {
 	penstock.Store
 	guard.Server
 }
 
 // newFourInstances returns four instances, once each has counted four.
-func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.Guarded) {
+func newFourInstances(t *testing.T, store func() serverStore) (all []*guard.Guarded) {
 	t.Helper()
 	for range fleetSize {
 		s := store()
@@ -62,6 +62,7 @@ func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.G
 	}
 }
 
+// fleetPatience is the timeout of a decision of the instances.
 const fleetPatience = 50 * time.Millisecond
 
 // In virtual time the numbers are exact. The instances admit the limit, for any distribution of the
@@ -72,7 +73,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	for _, isSkewed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &countedStore{faulty: newFaulty()}
-			all := newFourInstances(t, func() clusteredStore { return store })
+			all := newFourInstances(t, func() serverStore { return store })
 			limit := compiled(t, penstock.PerSecond(fleetRate))
 			// drain spends at the instances in turn until all deny, and returns how many units were granted.
 			drain := func(instances []*guard.Guarded, source penstock.Source) (units int) {
@@ -136,7 +137,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
-	all := newFourInstances(t, func() clusteredStore {
+	all := newFourInstances(t, func() serverStore {
 		redis, err := redisstore.Open(server.URL(), redisstore.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -297,7 +298,7 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 			const rate, burst = 1000, 10
 			const foundAfter = 0.68 // seconds; the store fails at once here: a pause of 480 ms, and 200 ms of probes
 			store := &countedStore{faulty: newFaulty()}
-			all := newFourInstances(t, func() clusteredStore { return store })
+			all := newFourInstances(t, func() serverStore { return store })
 			limit := compiled(t, penstock.PerSecond(rate).WithBurst(burst))
 			start := time.Now()
 			var grants []grant
