@@ -127,6 +127,7 @@ type usualFields struct {
 	mayBeCharged, isStoreFault, isPermanent bool
 }
 
+// The columns are name, mayBeCharged, isStoreFault and isPermanent.
 var usuals = [...]usualFields{
 	ReasonUnknown:          {"unknown", true, true, false},
 	ReasonTimeout:          {"timeout", true, true, false},

@@ -61,8 +61,8 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	}
 }
 
-// Under more load than fits, a split bucket of S shards admits at most Burst + r·w units, and at most
-// S+1 units less than that.
+// Under more load than fits, a split bucket of S shards admits at most Burst + r·w units, and at
+// most S+1 units less than that.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
