@@ -58,7 +58,7 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 		return nil
 	}
 	err := s.client.Load(ctx, "", wanted)
-	s.loads.noteRight(err)
+	s.loads.recordRight(err)
 	if err != nil {
 		return s.unavailable(ctx, err)
 	}
@@ -151,17 +151,17 @@ func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
 // order. These are the compact batches that charges of the group can form. It stops at maxSequences
 // in all.
 func addSequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
-	last := [][]*algorithm.Algorithm{nil}
+	ofGroup := [][]*algorithm.Algorithm{nil} // grows: each sequence so far, without and with the next algorithm
 	for _, a := range group {
-		for _, before := range last {
+		for _, before := range ofGroup {
 			if len(before) == luagen.MaxCharges || len(known) >= maxSequences {
 				continue
 			}
 			next := append(slices.Clip(before), a)
-			if !slices.ContainsFunc(last, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, haveSameStep) }) {
-				last = append(last, next)
+			if !hasSequence(ofGroup, next) {
+				ofGroup = append(ofGroup, next)
 			}
-			if !slices.ContainsFunc(known, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, haveSameStep) }) {
+			if !hasSequence(known, next) {
 				known = append(known, next)
 			}
 		}
@@ -169,6 +169,11 @@ func addSequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) 
 	return known
 }
 
+func hasSequence(list [][]*algorithm.Algorithm, sequence []*algorithm.Algorithm) bool {
+	return slices.ContainsFunc(list, func(other []*algorithm.Algorithm) bool { return slices.EqualFunc(other, sequence, haveSameStep) })
+}
+
+// add adds an algorithm, unless its step is in the list already.
 func add(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorithm.Algorithm {
 	if indexOf(all, a) >= 0 {
 		return all
@@ -193,8 +198,8 @@ type pendingLoad struct {
 	err  error // valid once done is closed
 }
 
-// noteRight records whether the user may load scripts.
-func (l *scriptLoads) noteRight(err error) {
+// recordRight records whether the user may load scripts.
+func (l *scriptLoads) recordRight(err error) {
 	switch {
 	case err == nil:
 		l.isForbidden.Store(false)
@@ -284,7 +289,7 @@ func (s *Store) startLoading(name string, pending *pendingLoad, script *script, 
 		ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 		defer cancel()
 		err := s.client.Load(ctx, key, []Script{script.Script})
-		s.loads.noteRight(err)
+		s.loads.recordRight(err)
 		if err == nil {
 			s.loads.loaded.Add(1)
 		}

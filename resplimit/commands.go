@@ -148,7 +148,7 @@ func unknownCommand(args [][]byte) string {
 			break
 		}
 		list.WriteByte('\'')
-		list.Write(cString(arg, most-(list.Len()-1)))
+		list.Write(cString(arg, most-(list.Len()-1))) // the quote before it does not count
 		list.WriteString("' ")
 	}
 	return fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", cString(args[0], most), list.String())

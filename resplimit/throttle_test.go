@@ -54,6 +54,8 @@ func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now 
 	return reply, isRounded
 }
 
+// cellSeconds returns a time in ns as redis-cell does: rounded up to seconds, but a part of a
+// second below 1 ms is cut off.
 func cellSeconds(ns int64) (s int64, isRounded bool) {
 	s, rest := ns/1e9, ns%1e9
 	if rest >= 1e6 {
@@ -94,9 +96,11 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 		which := random.IntN(len(cellLimits))
 		maxBurst, count, period := cellLimits[which][0], cellLimits[which][1], cellLimits[which][2]
 		key := fmt.Sprintf("key:%d:%d", which, random.IntN(3))
-		quantity := []int64{1, 1, 1, 0, 2, random.Int64N(maxBurst + 3)}[random.IntN(6)]
-		interval := period * 1_000_000 / count // µs
-		now.advance(time.Duration([]int64{0, 0, 1, random.Int64N(interval + 1), interval, 400, random.Int64N(3_000_000)}[random.IntN(7)]) * time.Microsecond)
+		quantities := []int64{1, 1, 1, 0, 2, random.Int64N(maxBurst + 3)}
+		quantity := quantities[random.IntN(len(quantities))]
+		interval := period * 1_000_000 / count                                                          // µs
+		steps := []int64{0, 0, 1, random.Int64N(interval + 1), interval, 400, random.Int64N(3_000_000)} // µs
+		now.advance(time.Duration(steps[random.IntN(len(steps))]) * time.Microsecond)
 		line := fmt.Sprintf("CL.THROTTLE %s %d %d %d %d", key, maxBurst, count, period, quantity)
 		if quantity == 1 && random.IntN(2) == 0 {
 			line = strings.TrimSuffix(line, " 1")

@@ -118,7 +118,7 @@ func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
 	if err := Await(r.Context, w.ended, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
 		return "", err
 	}
-	d.keep(w)
+	d.addIdle(w)
 	return r.reply, r.err
 }
 
@@ -157,7 +157,7 @@ func (w *worker[S]) work(d *Detached[S]) {
 			r.run(d)
 			w.ended <- struct{}{}
 		case <-timer.C:
-			if d.drop(w) {
+			if d.removeIdle(w) {
 				return
 			}
 		}
@@ -165,8 +165,8 @@ func (w *worker[S]) work(d *Detached[S]) {
 	}
 }
 
-// keep adds a worker whose call has ended to the idle ones.
-func (d *Detached[S]) keep(w *worker[S]) {
+// addIdle adds a worker whose call has ended to the idle ones.
+func (d *Detached[S]) addIdle(w *worker[S]) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.isClosed {
@@ -176,8 +176,8 @@ func (d *Detached[S]) keep(w *worker[S]) {
 	d.idle = append(d.idle, w)
 }
 
-// drop removes a worker that is idle, and returns false if it is not.
-func (d *Detached[S]) drop(w *worker[S]) bool {
+// removeIdle removes a worker that is idle, and returns false if it is not.
+func (d *Detached[S]) removeIdle(w *worker[S]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := slices.Index(d.idle, w)

@@ -90,7 +90,7 @@ func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 		if rng.IntN(8) == 0 {
 			holder = rng.IntN(linearClients)
 		}
-		mode := modes[rng.IntN(len(modes)-rng.IntN(2))]
+		mode := modes[rng.IntN(len(modes)-rng.IntN(2))] // Reset, the last, is half as frequent
 		if mode == penstock.Reset && rng.IntN(4) > 0 {
 			mode = penstock.Refund
 		}
