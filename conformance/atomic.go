@@ -131,13 +131,13 @@ func (m *model) fits(c *charge, results []result) bool {
 // round.
 func (m *model) settle(c *charge, request *rls.RateLimitRequest, results []result, now int64, isDenying, isDenied bool) (later []int) {
 	fits := m.fits(c, results)
-	ignoresDenial := c.isAlone && m.rules.shouldChargeShadow // of other descriptors in this round
+	canIgnoreDenial := c.isAlone && m.rules.shouldChargeShadow // of other descriptors in this round
 	switch {
 	case c.isForced && isDenying && !c.isAlone:
 		return c.members
 	case c.isForced:
 		m.counters[c.name] += c.cost
-	case fits && !isDenied && (!isDenying || ignoresDenial):
+	case fits && !isDenied && (!isDenying || canIgnoreDenial):
 		m.counters[c.name] += c.cost
 	}
 	for _, i := range c.members {

@@ -225,7 +225,7 @@ func (c *comparison) unexpected(x *exchange, m *model) []string {
 			}
 			got, want := x.right.response.Statuses[i], x.expected[1].response.Statuses[i]
 			window := seconds[unitNames[want.CurrentLimit.GetUnit()]]
-			isNewWindow := window > 0 && x.now%window <= 2 // the denial may be from the window before
+			isNewWindow := window > 0 && x.now%window <= cachedFor // the denial may be from the window before
 			switch name {
 			case "duration_until_reset.seconds":
 				later := got.DurationUntilReset.Seconds - want.DurationUntilReset.Seconds

@@ -272,11 +272,11 @@ func (m *model) read(res *result, request *rls.RateLimitRequest, i int, now int6
 }
 
 func (m *model) answer(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
-	quotaDenies := m.rules.canQuotaDeny
+	isQuotaDenying := m.rules.canQuotaDeny // all limits with quota_mode are over
 	for i := range results {
 		res := &results[i]
 		if res.hasCounter() && res.isQuota && !res.isOver {
-			quotaDenies = false
+			isQuotaDenying = false
 		}
 	}
 	response := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
@@ -314,7 +314,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		case res.isQuota:
 			violations = append(violations, float64(i))
 		}
-		if res.isQuota && !quotaDenies {
+		if res.isQuota && !isQuotaDenying {
 			status.DurationUntilReset = nil
 		} else {
 			status.Code, response.OverallCode = rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OVER_LIMIT

@@ -276,7 +276,7 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 	for range 2 {
 		s.call("/v1/release", `{"id":"`+third["id"].(string)+`"}`)
 	}
-	renew(second, true)
+	renew(second, true) // it takes the slot that the third returned
 	if fourth := acquire(""); fourth["id"] != "" {
 		t.Errorf("a fourth: %v; want a denial: one slot was released once", fourth)
 	}

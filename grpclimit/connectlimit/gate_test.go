@@ -160,7 +160,7 @@ func TestConnectDenialsHaveStatus429(t *testing.T) {
 		body, err := io.ReadAll(response.Body)
 		response.Body.Close()
 		if err != nil || response.StatusCode != want || response.Header.Get("RateLimit") == "" || (want == 429) != (response.Header.Get("Retry-After") == "3600") {
-			t.Errorf("%s %s %v, %v; want %d", response.Status, body, response.Header, err, want)
+			t.Errorf("%s %s %v, %v; want %d with RateLimit, and Retry-After: 3600 for a denial", response.Status, body, response.Header, err, want)
 		}
 	}
 }

@@ -111,6 +111,7 @@ func (c *conn) serve() {
 	c.run()
 }
 
+// run serves like serve, and lets a panic through. Tests call it.
 func (c *conn) run() {
 	err := c.begin()
 	for err == nil {

@@ -56,7 +56,7 @@ func (c *conn) answerLocked(s *stream, err error) {
 	n := int64(len(s.prefix) + len(s.Response))
 	if len(c.blockedStreams) == 0 && n <= min(c.window, s.window, maxFrame) {
 		c.out = appendFrame(c.out, int(n), http2.FrameData, 0, s.id)
-		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response)))
+		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response))) // 0: not compressed
 		c.out = append(c.out, s.Response...)
 		c.window -= n
 		c.endLocked(s)

@@ -203,6 +203,7 @@ func (c *conn) trailersLocked(id uint32, isEnd bool) error {
 	return nil
 }
 
+// authorize returns why Options.Authorize refuses a request, or nil.
 func (c *conn) authorize(r *request) *refusal {
 	if c.server.options.Authorize == nil {
 		return nil
