@@ -152,7 +152,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 			http.NewResponseController(w).Flush()
 			time.Sleep(150 * time.Millisecond)
 		}
-	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "250ms", "idle-timeout": "100ms"})
+	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "600ms", "idle-timeout": "100ms"})
 	for _, version := range []int{1, 2} {
 		protocols := new(http.Protocols)
 		protocols.SetHTTP1(version == 1)
