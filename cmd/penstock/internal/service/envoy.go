@@ -272,7 +272,11 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 
 // registerEnvoy serves Envoy's rate limit service by gRPC.
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
-	if s.envoy != nil {
+	switch {
+	case s.envoy == nil:
+	case s.Telemetry.HasTraces(): // a list of calls would have one context, so no traces
+		envoyrls.Register(to, s.envoy.engine)
+	default:
 		envoyrls.RegisterEncoded(to, s.envoy.engine)
 	}
 	return nil

@@ -38,16 +38,18 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
 			return err
 		})
-		o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
-			messages := make([]envoyrls.Message, len(list))
-			for i, call := range list {
-				messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
-			}
-			engine.DecideMessages(ctx, messages)
-			for i, call := range list {
-				call.Response, call.Err = messages[i].Response, messages[i].Err
-			}
-		})}
+		if !s.Telemetry.HasTraces() { // a list of calls would have one context, so no traces
+			o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
+				messages := make([]envoyrls.Message, len(list))
+				for i, call := range list {
+					messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
+				}
+				engine.DecideMessages(ctx, messages)
+				for i, call := range list {
+					call.Response, call.Err = messages[i].Response, messages[i].Err
+				}
+			})}
+		}
 	}
 	fast, err := fastgrpc.New(o)
 	if err != nil {
@@ -94,7 +96,7 @@ func (c *grpcCalls) wrapFast(method string, handler fastgrpc.Handler) fastgrpc.H
 	}
 }
 
-// wrapFastList is like wrapFast for a handler of several calls. They have no spans.
+// wrapFastList is like wrapFast for a handler of several calls. It makes no spans.
 func (c *grpcCalls) wrapFastList(method string, handler fastgrpc.ListHandler) fastgrpc.ListHandler {
 	return func(ctx context.Context, list []*fastgrpc.Call) {
 		c.service.inFlight.Add(int64(len(list)))

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -113,6 +114,38 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		}
 		if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
 			t.Errorf("the exported metrics lack rate_limiter_requests_total: %v", c.Metrics())
+		}
+	})
+}
+
+// Calls that arrive together have traces of their own.
+func TestSimultaneousCallsHaveTheirOwnTraces(t *testing.T) {
+	withBothGRPCServers(t, func(t *testing.T, server string) {
+		c := fakecollector.New()
+		defer c.Close()
+		r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits)}, withCollector(t, c))
+		client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+		const calls = 64
+		var all sync.WaitGroup
+		for i := range calls {
+			all.Go(func() {
+				_, header := trace(i)
+				ctx := metadata.AppendToOutgoingContext(callContext(t), "traceparent", header)
+				if _, err := client.ShouldRateLimit(ctx, envoyRequest("192.0.2.1")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		r.wait() // all spans are exported at the end
+		spans := strings.Join(c.Spans(), "\n")
+		for i := range calls {
+			id, _ := trace(i)
+			for _, name := range []string{"envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", "ratelimit.decide"} {
+				if n := strings.Count(spans, name+" "+id); n != 1 {
+					t.Errorf("call %d has %d spans %s; want 1", i, n, name)
+				}
+			}
 		}
 	})
 }

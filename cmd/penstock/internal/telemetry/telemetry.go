@@ -57,11 +57,14 @@ type Plan struct {
 // TraceID returns a function that returns the id of a request's trace, for exemplars; nil: requests
 // have no traces.
 func (p Plan) TraceID() func(context.Context) string {
-	if p.Traces == "" && !p.IsContinuing {
+	if !p.HasTraces() {
 		return nil
 	}
 	return penstockotel.SampledTraceID
 }
+
+// HasTraces reports whether requests have traces.
+func (p Plan) HasTraces() bool { return p.Traces != "" || p.IsContinuing }
 
 // A Protocol of OTLP.
 type Protocol string
@@ -73,7 +76,7 @@ const (
 )
 
 // IsOn reports whether Open does anything.
-func (p Plan) IsOn() bool { return p.Traces != "" || p.Metrics != "" || p.IsContinuing }
+func (p Plan) IsOn() bool { return p.HasTraces() || p.Metrics != "" }
 
 // PlanOf reads the variables that choose what is exported. The exporters and the SDK read all
 // others, such as headers, timeouts, the sampler and attributes of the resource.
