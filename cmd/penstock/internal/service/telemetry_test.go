@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 // callerSpan is the span id in all headers of trace.
@@ -123,14 +124,16 @@ func TestSimultaneousCallsHaveTheirOwnTraces(t *testing.T) {
 	withBothGRPCServers(t, func(t *testing.T, server string) {
 		c := fakecollector.New()
 		defer c.Close()
-		r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits)}, withCollector(t, c))
+		r := start(t, nil, map[string]string{
+			"grpc": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits), "store": redistest.Start(t).URL(),
+		}, withCollector(t, c))
 		client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 		const calls = 64
 		var all sync.WaitGroup
 		for i := range calls {
 			all.Go(func() {
 				_, header := trace(i)
-				ctx := metadata.AppendToOutgoingContext(callContext(t), "traceparent", header)
+				ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", header) // calls of a list have the same deadline: none
 				if _, err := client.ShouldRateLimit(ctx, envoyRequest("192.0.2.1")); err != nil {
 					t.Error(err)
 				}
