@@ -129,7 +129,7 @@ func (r *rules) recordFirst(p *policyfile.Policy) {
 func (r *rules) reloadSucceeded(p Policy) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.metrics.Reloaded(nil, time.Now())
+	r.metrics.Reloaded(metrics.ConfigPolicy, nil, time.Now())
 	r.isRefused = false
 	for _, file := range p.EmptyDeny {
 		if !slices.Contains(r.emptyDeny, file) {
@@ -150,7 +150,7 @@ func (r *rules) reloadSucceeded(p Policy) {
 func (r *rules) reloadFailed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.metrics.Reloaded(err, time.Now())
+	r.metrics.Reloaded(metrics.ConfigPolicy, err, time.Now())
 	r.isRefused = true
 	logMistakes(r.log, r.settings.Config, err)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"net/http"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,7 +34,19 @@ type Metrics struct {
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
+
+	mu     sync.Mutex
+	failed map[ConfigSource]bool // the sources whose last load failed
 }
+
+// A ConfigSource is where limits are configured.
+type ConfigSource string
+
+// The sources that are reloaded.
+const (
+	ConfigPolicy ConfigSource = "policy"
+	ConfigEnvoy  ConfigSource = "envoy" // files of envoyproxy/ratelimit, or xDS
+)
 
 // New makes Metrics without rules. The version is shown in rate_limiter_build_info. traceID returns
 // the trace of a request for exemplars; nil: there are none.
@@ -43,18 +56,19 @@ func New(version string, traceID func(context.Context) string) *Metrics {
 		registry:     prometheus.NewRegistry(),
 		authFailures: newAuthFailures(),
 		storeProbes:  newStoreProbes(),
+		failed:       make(map[ConfigSource]bool),
 	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
-		Help: "1 if the last load of the policy succeeded, else 0.",
+		Help: "1 if the last load of the policy, and of Envoy's limits if there are any, succeeded; else 0.",
 	})
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_success_timestamp_seconds",
-		Help: "Unix time of the last successful load of the policy.",
+		Help: "Unix time of the last successful load of the policy or of Envoy's limits.",
 	})
 	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_config_reloads_total",
-		Help: "Reloads of the policy, by outcome.",
+		Help: "Reloads of the policy and of Envoy's limits, by outcome.",
 	}, []string{"outcome"})
 	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -110,16 +124,25 @@ func (m *Metrics) AddCertificate(listener string, expiry func() time.Time) {
 // Loaded records the first load of the policy.
 func (m *Metrics) Loaded(at time.Time) {
 	m.reloadOK.Set(1)
-	m.reloadTime.Set(float64(at.UnixNano()) / 1e9)
+	m.reloadTime.Set(unixSeconds(at))
 }
 
-// Reloaded counts a reload of the policy file, which succeeded if err is nil.
-func (m *Metrics) Reloaded(err error, at time.Time) {
+// Reloaded counts a reload, which succeeded if err is nil.
+func (m *Metrics) Reloaded(source ConfigSource, err error, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err != nil {
+		m.failed[source] = true
 		m.reloadOK.Set(0)
 		m.notReloaded.Inc()
 		return
 	}
-	m.Loaded(at)
+	delete(m.failed, source)
+	if len(m.failed) == 0 {
+		m.reloadOK.Set(1)
+	}
+	m.reloadTime.Set(unixSeconds(at))
 	m.reloaded.Inc()
 }
+
+func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

@@ -37,10 +37,12 @@ func TestReloadsAreCounted(t *testing.T) {
 	}
 	m.Loaded(time.Unix(100, 0))
 	check("after the first load", 1, 100, 0)
-	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
+	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))
 	check("after a broken reload", 0, 100, 1)
-	m.Reloaded(nil, time.Unix(300, 0))
-	check("after a good reload", 1, 300, 2)
+	m.Reloaded(ConfigEnvoy, nil, time.Unix(250, 0))
+	check("after a good reload of the other source", 0, 250, 2)
+	m.Reloaded(ConfigPolicy, nil, time.Unix(300, 0))
+	check("after a good reload", 1, 300, 3)
 }
 
 // pageOf returns the page of metrics, without those of the process and of Go.
@@ -88,7 +90,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.AddAPI()(checkapi.AuthFailures()[1])
 	m.AddAdmin()(true)
 	m.Loaded(time.Unix(100, 0))
-	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
+	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))
 	n := 0 // of the event: gives each one a source and a latency
 	for _, rule := range []Rule{busy, envoy, {Name: "gone", Limit: "x", Algorithm: "y"}} {
 		for _, o := range admission.Outcomes() {

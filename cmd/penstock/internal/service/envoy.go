@@ -218,7 +218,7 @@ func (e *envoy) logWarningsLocked(warnings []envoyconfig.Warning) {
 
 // reloaded logs the result of a reload.
 func (e *envoy) reloaded(err error) {
-	e.service.metrics.Reloaded(err, time.Now())
+	e.service.metrics.Reloaded(metrics.ConfigEnvoy, err, time.Now())
 	if err == nil {
 		return
 	}
