@@ -165,15 +165,15 @@ func (check *validCheck) appendTo(c *policy.DirectCall, rules *policy.Rules) err
 		c.Charges, c.Limits = append(c.Charges, check.direct.Charges...), append(c.Limits, check.direct.Limits...)
 		return nil
 	}
-	var v policy.Evaluation
-	if err := rules.EvaluateNamed(*check.named, &v); err != nil {
+	var evaluation policy.Evaluation
+	if err := rules.EvaluateNamed(*check.named, &evaluation); err != nil {
 		return err
 	}
-	for _, l := range v.Limits {
+	for _, l := range evaluation.Limits {
 		if err := check.checkLimit(l); err != nil {
 			return err
 		}
 	}
-	c.Charges, c.Limits = append(c.Charges, v.Charges...), append(c.Limits, v.Limits...)
+	c.Charges, c.Limits = append(c.Charges, evaluation.Charges...), append(c.Limits, evaluation.Limits...)
 	return nil
 }

@@ -14,19 +14,19 @@ import (
 
 // Reset implements the service, for operators.
 func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.ResetResponse, error) {
-	_, v, err := s.evaluate(r)
+	_, evaluation, err := s.evaluate(r)
 	if err != nil {
 		return nil, err
 	}
-	if len(v.Charges) == 0 {
+	if len(evaluation.Charges) == 0 {
 		return nil, failf(codes.FailedPrecondition, "no limit applies to the request, so nothing can be reset")
 	}
-	for i := range v.Charges {
-		v.Charges[i].Mode, v.Charges[i].Patience = penstock.Reset, 0
+	for i := range evaluation.Charges {
+		evaluation.Charges[i].Mode, evaluation.Charges[i].Patience = penstock.Reset, 0
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
 	defer cancel()
-	d, err := s.store.Decide(ctx, v.Charges)
+	d, err := s.store.Decide(ctx, evaluation.Charges)
 	switch {
 	case err != nil:
 		return nil, notCorrected(asFailure(err))
@@ -42,39 +42,39 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Eva
 	if err != nil {
 		return nil, nil, err
 	}
-	v := new(policy.Evaluation)
+	evaluation := new(policy.Evaluation)
 	switch {
 	case check.attributes != nil:
-		check.rules.Evaluate(check.attributes, v)
-		if v.Unclear != "" {
-			return nil, nil, failf(codes.FailedPrecondition, "%s", v.Unclear)
+		check.rules.Evaluate(check.attributes, evaluation)
+		if evaluation.Unclear != "" {
+			return nil, nil, failf(codes.FailedPrecondition, "%s", evaluation.Unclear)
 		}
-		return check, v, nil
+		return check, evaluation, nil
 	case check.named != nil:
-		err = check.rules.EvaluateNamed(*check.named, v)
+		err = check.rules.EvaluateNamed(*check.named, evaluation)
 	default:
-		err = check.rules.EvaluateDirect(*check.direct, v)
+		err = check.rules.EvaluateDirect(*check.direct, evaluation)
 	}
 	if err != nil {
 		return nil, nil, failf(codes.FailedPrecondition, "%s", withoutKind(err))
 	}
-	return check, v, nil
+	return check, evaluation, nil
 }
 
 // Explain implements the service, for operators.
 func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penstockv1.ExplainResponse, error) {
-	check, v, err := s.evaluate(r)
+	check, evaluation, err := s.evaluate(r)
 	if err != nil {
 		return nil, err
 	}
-	answer := &penstockv1.ExplainResponse{Tier: v.Tier}
-	switch v.ListMatch {
+	answer := &penstockv1.ExplainResponse{Tier: evaluation.Tier}
+	switch evaluation.ListMatch {
 	case policy.AllowListed:
 		answer.List = "allow"
 	case policy.DenyListed:
 		answer.List = "deny"
 	}
-	answer.Rules = explainRules(check, v)
+	answer.Rules = explainRules(check, evaluation)
 	add := func(charges []penstock.Charge, limits []*policy.Limit, isShadow bool) {
 		for i := range charges {
 			c, l := &charges[i], limits[i]
@@ -83,21 +83,21 @@ func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penst
 			})
 		}
 	}
-	add(v.Charges, v.Limits, false)
-	for i := range v.Shadows {
-		add(v.Shadows[i].Charges, v.Shadows[i].Limits, true)
+	add(evaluation.Charges, evaluation.Limits, false)
+	for i := range evaluation.Shadows {
+		add(evaluation.Shadows[i].Charges, evaluation.Shadows[i].Limits, true)
 	}
 	return answer, nil
 }
 
 // explainRules lists the rules that match, the most specific first.
-func explainRules(check *validCheck, v *policy.Evaluation) (all []*penstockv1.ExplainedRule) {
-	matching := v.Matched
+func explainRules(check *validCheck, evaluation *policy.Evaluation) (all []*penstockv1.ExplainedRule) {
+	matching := evaluation.Matched
 	if check.attributes != nil {
 		matching = check.rules.Matching(check.attributes)
 	}
 	for _, rule := range matching {
-		all = append(all, &penstockv1.ExplainedRule{Name: rule.Name, Applies: slices.Contains(v.Matched, rule)})
+		all = append(all, &penstockv1.ExplainedRule{Name: rule.Name, Applies: slices.Contains(evaluation.Matched, rule)})
 	}
 	return all
 }

@@ -112,35 +112,35 @@ func (c *call) matchPolicy(s *ruleset) error {
 	for i := range c.request.Descriptors {
 		d := &c.request.Descriptors[i]
 		attributes := descriptorAttributes{c.request.Domain, d.Entries}
-		v := &c.evaluation
-		s.rules.Evaluate(attributes, v)
+		evaluation := &c.evaluation
+		s.rules.Evaluate(attributes, evaluation)
 		switch {
-		case v.Unclear != "":
-			return invalid("%s", v.Unclear)
-		case v.ListMatch == policy.DenyListed:
+		case evaluation.Unclear != "":
+			return invalid("%s", evaluation.Unclear)
+		case evaluation.ListMatch == policy.DenyListed:
 			c.items = append(c.items, item{descriptor: i, kind: refuse})
-		case v.ListMatch == policy.AllowListed:
+		case evaluation.ListMatch == policy.AllowListed:
 			continue
 		}
-		for j, l := range v.Limits {
+		for j, l := range evaluation.Limits {
 			if !NeedsDescriptor(l.Rule) {
 				continue
 			}
-			compiled, err := s.limitOf(l, v.Charges[j].Plan)
+			compiled, err := s.limitOf(l, evaluation.Charges[j].Plan)
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
 			}
-			it := item{descriptor: i, limit: compiled, eventLimit: l, key: v.Charges[j].Key}
+			it := item{descriptor: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}
 			var ok bool
-			if it.cost, ok = product(it.cost, v.Charges[j].Cost); !ok {
+			if it.cost, ok = product(it.cost, evaluation.Charges[j].Cost); !ok {
 				return invalid("the cost is out of range; the largest is %d", int64(penstock.MaxCost))
 			}
 			c.items = append(c.items, it)
 		}
-		if err := c.addShadows(v, d); err != nil {
+		if err := c.addShadows(evaluation, d); err != nil {
 			return err
 		}
 	}
@@ -157,13 +157,13 @@ func product(a, b int64) (cost int64, ok bool) {
 }
 
 // addShadows adds the shadows of the policy for a descriptor. The response does not show them.
-func (c *call) addShadows(v *policy.Evaluation, d *Descriptor) error {
+func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
 	var it item
 	it.limit = noPlan
 	if err := c.setCost(&it, d); err != nil || it.kind == check || it.kind == refund {
 		return err
 	}
-	for _, shadow := range v.Shadows {
+	for _, shadow := range evaluation.Shadows {
 		if !NeedsDescriptor(shadow.Limits[0].Rule) {
 			continue
 		}
