@@ -16,6 +16,7 @@ func TestChi(t *testing.T) {
 		router.Get("/fails", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusBadGateway) })
 		router.Get("/panics", func(w http.ResponseWriter, r *http.Request) { panic("on purpose") })
 		router.Get("/waits", func(w http.ResponseWriter, r *http.Request) { wait() })
+		router.Get("/costs-twice", func(w http.ResponseWriter, r *http.Request) { w.Header()["X-Cost"] = []string{"5", "5"} })
 		router.Get("/costs", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Cost", "5") })
 		router.Get("/settles", func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 5); err != nil {

@@ -27,6 +27,10 @@ func TestEcho(t *testing.T) {
 		e.GET("/fails", func(c *echo.Context) error { return echo.NewHTTPError(http.StatusBadGateway, "no") })
 		e.GET("/panics", func(c *echo.Context) error { panic("as it should") })
 		e.GET("/waits", func(c *echo.Context) error { wait(); return nil })
+		e.GET("/costs-twice", func(c *echo.Context) error {
+			c.Response().Header()["X-Cost"] = []string{"5", "5"}
+			return nil
+		})
 		e.GET("/costs", func(c *echo.Context) error {
 			c.Response().Header().Set("X-Cost", "5")
 			return c.NoContent(http.StatusOK)

@@ -47,8 +47,9 @@ func Middleware(gate *httplimit.Gate) fiber.Handler {
 			}
 		}
 		status = c.Response().StatusCode()
+		clear(w.header)
 		for name, value := range c.Response().Header.All() {
-			w.header.Set(string(name), string(value)) // for policies with cost.actual
+			w.header.Add(string(name), string(value)) // for policies with cost.actual
 		}
 		return nil
 	}

@@ -33,6 +33,11 @@ func service(config fiber.Config, gate *httplimit.Gate, wait func()) func(net.Li
 	app.Get("/panics", func(c fiber.Ctx) error { panic("as it should") })
 	app.Get("/waits", func(c fiber.Ctx) error { wait(); return nil })
 	app.Get("/costs", func(c fiber.Ctx) error { c.Set("X-Cost", "5"); return nil })
+	app.Get("/costs-twice", func(c fiber.Ctx) error {
+		c.Response().Header.Add("X-Cost", "5")
+		c.Response().Header.Add("X-Cost", "5")
+		return nil
+	})
 	app.Get("/settles", func(c fiber.Ctx) error { return httplimit.SettleContext(c.Context(), 5) })
 	app.Get("/files/*", respond("a file"))
 	return func(l net.Listener) error {

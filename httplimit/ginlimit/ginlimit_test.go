@@ -30,6 +30,7 @@ func TestGin(t *testing.T) {
 		router.GET("/fails", func(c *gin.Context) { c.AbortWithError(http.StatusBadGateway, errors.New("no")) })
 		router.GET("/panics", func(c *gin.Context) { panic("as it should") })
 		router.GET("/waits", func(c *gin.Context) { wait() })
+		router.GET("/costs-twice", func(c *gin.Context) { c.Writer.Header()["X-Cost"] = []string{"5", "5"} })
 		router.GET("/costs", func(c *gin.Context) { c.Header("X-Cost", "5") })
 		router.GET("/settles", func(c *gin.Context) {
 			if err := httplimit.Settle(c.Request, 5); err != nil {

@@ -26,6 +26,7 @@ import (
 //	/panics      panics
 //	/waits       calls wait
 //	/costs       responds with the header X-Cost: 5
+//	/costs-twice responds with the header X-Cost: 5 twice
 //	/settles     settles a cost of 5 with httplimit.Settle or SettleContext
 //	/files/**    responds with 200, by one route for all paths with this prefix
 type Service func(gate *httplimit.Gate, wait func()) (serve func(net.Listener) error)
@@ -125,6 +126,16 @@ rules:
 			t.Errorf("the admitted request got %s", res.Status)
 		}
 		s.wantStatus(t, 1, "/files/a", http.StatusOK)
+	})
+
+	t.Run("ARepeatedCostIsIgnored", func(t *testing.T) {
+		s := start(t, service, parse(t, `
+rules:
+  - name: costs
+    per: global
+    limits: [{rate: 10/h, cost: {actual: X-Cost}}]
+`))
+		s.wantStatus(t, 10, "/costs-twice", http.StatusOK)
 	})
 
 	for _, path := range []string{"/costs", "/settles"} {
