@@ -38,8 +38,8 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	if b.settings.OnFailure == FailDefault {
 		b.settings.OnFailure = o.OnFailure
 	}
-	if b.settings.DenyFor == 0 {
-		b.settings.DenyFor = o.DenyFor
+	if b.settings.DenyCacheTTL == 0 {
+		b.settings.DenyCacheTTL = o.DenyCacheTTL
 	}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.n) }
 	all := []Bound{{"always", 0, plan.Bound()}}
@@ -50,7 +50,7 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
 			p.N(), units(plan.Capacity()-p.MinUnits))})
 	}
-	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Algorithm().NeedsHolder() {
+	if o.DenyCacheTTL >= 0 && b.settings.DenyCacheTTL >= 0 && !plan.Algorithm().NeedsHolder() {
 		all = append(all, b.denials())
 	}
 	all = append(all, b.failing()...)
@@ -88,7 +88,7 @@ func (b *bounds) denials() Bound {
 	if b.n == 1 {
 		return Bound{"denials", 0, noMore}
 	}
-	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
+	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyCacheTTL, denyCacheTTL))}
 }
 
 // clockForward returns the bound around a jump of the store's clock. Before the jump, and again

@@ -38,7 +38,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{bucket, guard.Settings{SplitInto: 64}, 1, "split", 0, "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
 		{bucket, guard.Settings{}, 1, "denials", 0, "no more, with one instance"},
 		{bucket, guard.Settings{}, 2, "denials", 0, "no more; a refund by another instance is seen within 1s"},
-		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 2, "denials", 0, "no more; a refund by another instance is seen within 5s"},
+		{bucket, guard.Settings{DenyCacheTTL: 5 * time.Second}, 2, "denials", 0, "no more; a refund by another instance is seen within 5s"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, with one instance; and up to 10 if its clock and the store's differ, since windows begin by the clock"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; each instance may hold up to 2 units unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
@@ -102,8 +102,8 @@ func TestSettingsThatDoNotApplyHaveNoBound(t *testing.T) {
 	}
 	for _, c := range []struct{ got, want string }{
 		{situations(guard.Options{}, penstock.PerSecond(9).MustCompile()), "always, denials, store fails, store returns, store forgets, clock forward"},
-		{situations(guard.Options{DenyFor: -1, OnFailure: guard.FailClosed}, penstock.PerSecond(9).MustCompile()), "always, store fails, store forgets, clock forward"},
-		{situations(settings(guard.Settings{DenyFor: -1, Lease: 100, SplitInto: 9, OnFailure: guard.FailOpen}), penstock.PerSecond(7).With(penstock.LeakyBucket).MustCompile()),
+		{situations(guard.Options{DenyCacheTTL: -1, OnFailure: guard.FailClosed}, penstock.PerSecond(9).MustCompile()), "always, store fails, store forgets, clock forward"},
+		{situations(settings(guard.Settings{DenyCacheTTL: -1, Lease: 100, SplitInto: 9, OnFailure: guard.FailOpen}), penstock.PerSecond(7).With(penstock.LeakyBucket).MustCompile()),
 			"always, store fails, store forgets, clock forward"}, // a leaky bucket is neither leased nor split
 		{situations(guard.Options{}, penstock.InFlight(9, time.Minute).MustCompile()), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
 	} {

@@ -22,7 +22,7 @@ type DenyOptions struct {
 	// keeps alive. Default: 65,536.
 	MaxEntries int
 
-	// Limits returns the Settings of a limit. Their DenyFor replaces MaxAge. It is called for each
+	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. It is called for each
 	// denial that is cached, by many goroutines at once. Default: no limit has any.
 	Limits func(*penstock.Plan) Settings
 
@@ -95,7 +95,7 @@ type DenyCache struct {
 // NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
 func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxAge <= 0 {
-		o.MaxAge = denyFor
+		o.MaxAge = denyCacheTTL
 	}
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
@@ -305,15 +305,15 @@ func safeFor(retryAfter time.Duration) time.Duration {
 func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
 	age := d.maxAge
 	if d.limits != nil {
-		if own := d.limits(plan).DenyFor; own != 0 {
+		if own := d.limits(plan).DenyCacheTTL; own != 0 {
 			age = own
 		}
 	}
 	return min(age, maxDuration)
 }
 
-// denyFor is the default of MaxAge.
-const denyFor = time.Second
+// denyCacheTTL is the default of MaxAge.
+const denyCacheTTL = time.Second
 
 // maxDuration bounds MaxAge, so that adding it to a time does not overflow.
 const maxDuration time.Duration = 1 << 61

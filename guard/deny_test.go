@@ -125,7 +125,7 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		limits := func(l *penstock.Plan) guard.Settings {
-			return guard.Settings{DenyFor: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name()]}
+			return guard.Settings{DenyCacheTTL: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name()]}
 		}
 		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: limits})
 		for name, age := range map[string]time.Duration{"usual": 2 * time.Second, "long": 5 * time.Second, "never": 0} {
@@ -744,7 +744,7 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 	}{
 		{"without Grants", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
-		{"of a limit without a deny cache", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
+		{"of a limit without a deny cache", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyCacheTTL: -1})},
 			[]penstock.Charge{spend("k", bucket, 10)}},
 		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
 		{"with patience", guard.DenyOptions{Grants: true}, []penstock.Charge{patient}},
@@ -820,7 +820,7 @@ func checkKeyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) 
 	})
 }
 
-func TestDenyForMayBeUnlimited(t *testing.T) {
+func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, maxAge := range []time.Duration{penstock.Never, penstock.Never - 1} {
 			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: maxAge})

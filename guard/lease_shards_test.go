@@ -61,7 +61,7 @@ func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		both := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 8, Lease: 100} }
-		g := standard(t, store, guard.Options{Limits: both, DenyFor: -1, OnFailure: guard.FailLocal})
+		g := standard(t, store, guard.Options{Limits: both, DenyCacheTTL: -1, OnFailure: guard.FailLocal})
 		defer g.Close()
 		charges := one(compiled(t, penstock.PerHour(800)), "k")
 		for range 1000 {

@@ -337,7 +337,7 @@ func recordedStores(t *testing.T, n int, url string, o guard.Options) (stores []
 func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	checkHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), allModes, 0, nil)
+	checkHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyCacheTTL: -1}), allModes, 0, nil)
 	sources := checkHistories(t, "one instance", seeds(150), 25, noneIdle, guardedStores(t, 1, server.URL(), guard.Options{}), allModes, 0, nil)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny cache has denied 0 batches; want at least 1")
@@ -407,8 +407,8 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	stores := guardedStores(t, 2, server.URL(), guard.Options{
-		DenyFor: -1, // a cached denial would outlive the lost counter
-		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
+		DenyCacheTTL: -1, // a cached denial would outlive the lost counter
+		Breaker:      guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
 	})
 	checkHistories(t, "restarts", seeds(10), 12, noneIdle, stores, spendsAndPeeks, 0, func(h *countHistory, stop <-chan struct{}) {
 		select {

@@ -58,7 +58,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
-			options := guard.Options{DenyFor: time.Hour, Limits: func(p *penstock.Plan) (s guard.Settings) {
+			options := guard.Options{DenyCacheTTL: time.Hour, Limits: func(p *penstock.Plan) (s guard.Settings) {
 				if p.Name() == "split" {
 					s.SplitInto = 2
 				}

@@ -27,9 +27,9 @@ type Settings struct {
 	// Default: 0.
 	SplitInto int
 
-	// DenyFor is how long a denial may be cached at most. Negative: not at all. Default:
+	// DenyCacheTTL is how long a denial may be cached at most. Negative: not at all. Default:
 	// DenyOptions.MaxAge.
-	DenyFor time.Duration
+	DenyCacheTTL time.Duration
 }
 
 // A FailureMode says how charges are decided while the store does not answer.

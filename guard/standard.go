@@ -44,9 +44,9 @@ type Options struct {
 	// without one it is required.
 	Instances int
 
-	// DenyFor is how long a denial is cached at most. A refund by another instance is noticed within
+	// DenyCacheTTL is how long a denial is cached at most. A refund by another instance is noticed within
 	// this time. Negative: not at all. Default: 1 s.
-	DenyFor time.Duration
+	DenyCacheTTL time.Duration
 
 	// Lease configures the lease of limits whose Settings have one. Standard sets its Limits and
 	// Instances.
@@ -102,7 +102,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits, Grants: true}, d),
+		g.denying(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, d),
 		d.Within,
 		g.leasing(o.Lease, d),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),

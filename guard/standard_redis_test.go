@@ -31,7 +31,7 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	for name, o := range map[string]guard.Options{
 		"as it is":           {Observe: func(guard.Event) {}},
 		"leased":             {Limits: leaseUpTo(100), Instances: 2},
-		"leased, no denials": {Limits: leaseUpTo(100), DenyFor: -1},
+		"leased, no denials": {Limits: leaseUpTo(100), DenyCacheTTL: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -161,7 +161,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	// A deny cache uses the real clock, and would not notice these jumps.
-	g := standard(t, redis, patient(redis, guard.Options{DenyFor: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
+	g := standard(t, redis, patient(redis, guard.Options{DenyCacheTTL: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
 	for range seeds(100) {
@@ -213,7 +213,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { redis.Close() })
-				g := standard(t, redis, patient(redis, guard.Options{DenyFor: time.Hour}))
+				g := standard(t, redis, patient(redis, guard.Options{DenyCacheTTL: time.Hour}))
 				t.Cleanup(g.Close)
 				var at time.Time // the time of the next decision of memory
 				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})

@@ -39,7 +39,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			bare := memstore.New(memstore.Options{})
 			// Only this caller refunds, so a denial may be cached until its RetryAfter.
-			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
+			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyCacheTTL: time.Hour})
 			limits := []penstock.Limit{
 				compiled(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))).Limit(),
 				compiled(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)).Limit(),
@@ -230,7 +230,7 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 }
 
 func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
-	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: -1, Instances: 3})
+	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyCacheTTL: -1, Instances: 3})
 	defer g.Close()
 	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
 		t.Errorf("%+v of %d instances; want no entry, 1 breaker and 3 instances", s, g.Instances())

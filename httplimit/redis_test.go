@@ -34,11 +34,11 @@ func openStore(t *testing.T, address string) penstock.Store {
 }
 
 // withGuards puts the guards around a store, with a timeout that suits slow machines.
-func withGuards(t *testing.T, store penstock.Store, text string, denyFor time.Duration) penstock.Store {
+func withGuards(t *testing.T, store penstock.Store, text string, denyCacheTTL time.Duration) penstock.Store {
 	t.Helper()
 	g, err := guard.Standard(store, guard.Options{
 		Instances: 1,
-		Limits:    rulesOf(t, text).Settings, Timeout: guard.TimeoutOptions{After: 10 * time.Second}, DenyFor: denyFor,
+		Limits:    rulesOf(t, text).Settings, Timeout: guard.TimeoutOptions{After: 10 * time.Second}, DenyCacheTTL: denyCacheTTL,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 		return nil, nil, nil, err
 	}
 	s := newSpy(store)
-	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: children, DenyFor: 50 * time.Millisecond,
+	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: children, DenyCacheTTL: 50 * time.Millisecond,
 		Timeout: guard.TimeoutOptions{After: patient}})
 	if err != nil {
 		return nil, nil, nil, err

@@ -17,7 +17,7 @@ type breakage struct {
 	isUndivided    bool                                      // each instance counts only itself, so its share is the whole limit
 	isBreakerStuck bool                                      // an open breaker pauses for an hour
 	timeout        time.Duration                             // of a decision
-	denyFor        time.Duration                             // of the deny cache
+	denyCacheTTL   time.Duration                             // of the deny cache
 	falsify        func([]penstock.Charge, *penstock.Status) // changes each status that the store returns
 }
 
@@ -60,7 +60,7 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 		{"a breaker that stays open", "recovery", breakage{isBreakerStuck: true}, nil},
 		{"a timeout of 2 s", "deadline", breakage{timeout: 2 * time.Second}, nil},
 		{"a denial whose RetryAfter counts from the reply", "denial", breakage{falsify: delayRetry(6 * time.Millisecond)}, nil},
-		{"a denial that never ends", "liveness", breakage{denyFor: 100 * time.Hour, falsify: delayRetry(50 * time.Hour)}, nil},
+		{"a denial that never ends", "liveness", breakage{denyCacheTTL: 100 * time.Hour, falsify: delayRetry(50 * time.Hour)}, nil},
 		{"a lease that outlives its window", "bound", breakage{falsify: func(charges []penstock.Charge, s *penstock.Status) {
 			if charges[0].Mode == penstock.Draw {
 				s.ResetAfter += time.Hour

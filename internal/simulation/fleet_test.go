@@ -82,14 +82,14 @@ func (sim *simulation) join() *instance {
 	if sim.broken.isBreakerStuck {
 		breaker.Pause = time.Hour
 	}
-	denyFor := sim.plan.denyFor
-	if sim.broken.denyFor > 0 {
-		denyFor = sim.broken.denyFor
+	denyCacheTTL := sim.plan.denyCacheTTL
+	if sim.broken.denyCacheTTL > 0 {
+		denyCacheTTL = sim.broken.denyCacheTTL
 	}
 	var err error
 	i.store, err = guard.Standard(i.link, guard.Options{
 		Server: i.link,
-		Limits: sim.plan.settingsOf, Instances: sim.plan.configured, DenyFor: denyFor, Breaker: breaker,
+		Limits: sim.plan.settingsOf, Instances: sim.plan.configured, DenyCacheTTL: denyCacheTTL, Breaker: breaker,
 		Timeout: guard.TimeoutOptions{After: sim.broken.timeout},
 	})
 	if err != nil {
@@ -314,7 +314,7 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 	if isLeased {
 		calls *= 5 // a draw, two returns, and the caller's own call; or a wait for calls in flight
 	}
-	if sim.plan.denyFor >= 0 {
+	if sim.plan.denyCacheTTL >= 0 {
 		calls *= 2 // a waiter may make its own call afterwards
 	}
 	took := sim.history.now() - c.began
@@ -329,7 +329,7 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 // checkDenial compares a denial of the deny cache with the store. It skips denials that may be
 // older than the latest credit, since the store may have room again.
 func (sim *simulation) checkDenial(c *call) {
-	life := sim.plan.denyFor // of a cached denial
+	life := sim.plan.denyCacheTTL // of a cached denial
 	if life <= 0 {
 		life = time.Second // the default of guard.Deny
 	}

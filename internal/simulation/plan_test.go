@@ -22,7 +22,7 @@ type plan struct {
 	clockAhead        time.Duration // how far the server's clock is ahead
 	keys              int
 	policies          []policy
-	denyFor           time.Duration // guard.Options.DenyFor
+	denyCacheTTL      time.Duration // guard.Options.DenyCacheTTL
 	isLoadEarly       bool          // the load starts before the instances know each other
 	hasPatientCallers bool          // no caller has its own deadline
 	phases            []phase
@@ -74,8 +74,8 @@ func (p *plan) settingsOf(l *penstock.Plan) guard.Settings {
 
 func (p *plan) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, %v one way, clock %v ahead, %d keys, DenyFor %v\n",
-		p.instances, p.configured, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyFor)
+	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, %v one way, clock %v ahead, %d keys, DenyCacheTTL %v\n",
+		p.instances, p.configured, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyCacheTTL)
 	for i := range p.policies {
 		fmt.Fprintf(&s, "  %v\n", &p.policies[i])
 	}
@@ -123,7 +123,7 @@ func newPlan(seed uint64) *plan {
 	}
 	p.clockAhead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
 	p.keys = 1 + rng.IntN(3)
-	p.denyFor = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
+	p.denyCacheTTL = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
 	p.isLoadEarly = rng.IntN(5) == 0
 	for i := range 1 + rng.IntN(3) {
 		p.policies = append(p.policies, randomPolicy(rng, i, p.instances))

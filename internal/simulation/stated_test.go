@@ -47,7 +47,7 @@ func outagePlan(seed uint64) *plan {
 // guard.Options.Bounds.
 func (h *history) checkStatedBounds(p *plan) {
 	o := guard.Options{
-		Limits: p.settingsOf, Instances: p.instances, DenyFor: p.denyFor,
+		Limits: p.settingsOf, Instances: p.instances, DenyCacheTTL: p.denyCacheTTL,
 	}
 	clear(h.utilization)
 	type name struct {

@@ -246,9 +246,9 @@ func (p *printer) guards(l *policy.Limit) {
 	if g.SplitInto > 0 {
 		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))
 	}
-	if g.DenyFor > 0 {
-		p.line("    denials", "cached for up to "+wording.Period(g.DenyFor))
-	} else if g.DenyFor < 0 {
+	if g.DenyCacheTTL > 0 {
+		p.line("    denials", "cached for up to "+wording.Period(g.DenyCacheTTL))
+	} else if g.DenyCacheTTL < 0 {
 		p.line("    denials", "never cached")
 	}
 	p.line("    store fails", StoreFailure(g))

@@ -36,7 +36,7 @@ func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
 		c.compileSplitInto(l, config)
 	}
 	if config.DenyCacheTTL != nil {
-		c.compileDenyFor(l, config)
+		c.compileDenyCacheTTL(l, config)
 	}
 	if l.Shadow {
 		l.Guard = shadowSettings(l.Guard)
@@ -47,7 +47,7 @@ func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
 // request waits for it. It is not counted while the store gives no answer, because a fallback would
 // decide it, and not the store.
 func shadowSettings(s guard.Settings) guard.Settings {
-	return guard.Settings{OnFailure: guard.FailOpen, DenyFor: s.DenyFor}
+	return guard.Settings{OnFailure: guard.FailOpen, DenyCacheTTL: s.DenyCacheTTL}
 }
 
 var failureModes = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
@@ -143,16 +143,16 @@ func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-func (c *compiler) compileDenyFor(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *LimitConfig) {
 	at := &config.DenyCacheTTL
-	l.Guard.DenyFor = *config.DenyCacheTTL
+	l.Guard.DenyCacheTTL = *config.DenyCacheTTL
 	switch {
 	case config.InFlight.isSet():
 		c.fail(at, "denials of in_flight are never cached, because a slot may become free at any time; remove deny_cache_ttl")
 	case *config.DenyCacheTTL > maxDenyCacheTTL:
 		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to cache none", wording.Period(*config.DenyCacheTTL))
 	case *config.DenyCacheTTL <= 0:
-		l.Guard.DenyFor = -1
+		l.Guard.DenyCacheTTL = -1
 	}
 }
 

@@ -59,9 +59,9 @@ rules:
 		t.Fatal(err)
 	}
 	wants := map[string]guard.Settings{
-		"a.second":           {OnFailure: guard.FailOpen, Ceiling: ceiling.Limit(), Lease: 20, DenyFor: 5 * time.Second},
-		"a.minute":           {OnFailure: guard.FailOpen, Lease: 9, SplitInto: 4, DenyFor: -1},
-		"b.second":           {OnFailure: guard.FailOpen, DenyFor: 5 * time.Second},
+		"a.second":           {OnFailure: guard.FailOpen, Ceiling: ceiling.Limit(), Lease: 20, DenyCacheTTL: 5 * time.Second},
+		"a.minute":           {OnFailure: guard.FailOpen, Lease: 9, SplitInto: 4, DenyCacheTTL: -1},
+		"b.second":           {OnFailure: guard.FailOpen, DenyCacheTTL: 5 * time.Second},
 		"c.second":           {OnFailure: guard.FailOpen, SplitInto: 4},
 		"c.second.candidate": {OnFailure: guard.FailOpen},
 	}

@@ -239,7 +239,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 func cachesOf(limits []keylimits.Limit) (text string) {
 	denyCacheTTL, hasLease := time.Duration(0), false
 	for _, l := range limits {
-		denyCacheTTL = max(denyCacheTTL, l.DenyFor())
+		denyCacheTTL = max(denyCacheTTL, l.DenyCacheTTL())
 		hasLease = hasLease || l.HasLease()
 	}
 	if denyCacheTTL > 0 {

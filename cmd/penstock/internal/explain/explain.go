@@ -195,8 +195,8 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 // setGuards sets the fields that describe the guards.
 func (c *Charge) setGuards(s *guard.Settings) {
 	c.Lease, c.SplitInto = s.Lease, s.SplitInto
-	if s.DenyFor != 0 {
-		c.DenyCacheTTLMS = new(max(s.DenyFor, 0).Milliseconds())
+	if s.DenyCacheTTL != 0 {
+		c.DenyCacheTTLMS = new(max(s.DenyCacheTTL, 0).Milliseconds())
 	}
 	if s.Ceiling.Algorithm != nil {
 		if plan, err := s.Ceiling.Compile(); err == nil {

@@ -231,10 +231,10 @@ func DeniedBy(limits []Limit) []string {
 // Name returns the limit's name in the policy, RULE.LIMIT.
 func (l *Limit) Name() string { return l.Rule + "." + l.Limit }
 
-// DenyFor returns how long instances may repeat a denial from their caches after a reset.
-func (l *Limit) DenyFor() time.Duration {
+// DenyCacheTTL returns how long instances may repeat a denial from their caches after a reset.
+func (l *Limit) DenyCacheTTL() time.Duration {
 	const byDefault = time.Second // the default of guard.DenyOptions.MaxAge
-	return max(cmp.Or(l.guard.DenyFor, byDefault), 0)
+	return max(cmp.Or(l.guard.DenyCacheTTL, byDefault), 0)
 }
 
 // HasLease reports whether instances may hold leased units of the limit. A reset does not clear
