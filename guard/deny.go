@@ -22,8 +22,8 @@ type DenyOptions struct {
 	// keeps alive. Default: 65,536.
 	MaxEntries int
 
-	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. It is called for each
-	// denial that is cached, by many goroutines at once. Default: no limit has any.
+	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. It is called for
+	// each denial that is cached, by many goroutines at once. Default: no limit has any.
 	Limits func(*penstock.Plan) Settings
 
 	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,

@@ -44,8 +44,8 @@ type Options struct {
 	// without one it is required.
 	Instances int
 
-	// DenyCacheTTL is how long a denial is cached at most. A refund by another instance is noticed within
-	// this time. Negative: not at all. Default: 1 s.
+	// DenyCacheTTL is how long a denial is cached at most. A refund by another instance is noticed
+	// within this time. Negative: not at all. Default: 1 s.
 	DenyCacheTTL time.Duration
 
 	// Lease configures the lease of limits whose Settings have one. Standard sets its Limits and
