@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A clock before 1970 is an error that names the option, and changes nothing.
-func TestClocksBefore1970AreRefused(t *testing.T) {
+// A time before 1970 or after 2112 is an error that names the option, and changes nothing.
+func TestClocksOutsideTheirRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
 	for _, now := range []time.Time{{}, time.Unix(0, 0), time.Unix(-1, 0), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
@@ -36,9 +36,9 @@ func TestClocksBefore1970AreRefused(t *testing.T) {
 // Both stores return the same error for a context that has ended.
 func TestEndedContextsGetTheSameError(t *testing.T) {
 	t.Parallel()
-	late, done := context.WithDeadline(t.Context(), time.Unix(1, 0))
-	defer done()
-	gone, cancel := context.WithCancel(t.Context())
+	late, cancelLate := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer cancelLate()
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, s := range map[string]penstock.Store{
 		"redisstore": open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: newPrefix()}),
@@ -48,7 +48,7 @@ func TestEndedContextsGetTheSameError(t *testing.T) {
 		if _, err := s.Decide(late, charges); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("%s after the deadline: %v; want an ErrUnavailable that wraps DeadlineExceeded", name, err)
 		}
-		if _, err := s.Decide(gone, charges); !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+		if _, err := s.Decide(canceled, charges); !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("%s after the caller was canceled: %v; want context.Canceled only", name, err)
 		}
 	}

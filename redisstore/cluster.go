@@ -40,7 +40,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	firstRound := make([]penstock.Status, len(charges))
 	hasDryRun := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
 	if hasDryRun {
-		if err := s.runEach(ctx, append(deniable[:len(deniable):len(deniable)], undeniable...), toDryRun(charges), firstRound); err != nil {
+		if err := s.runEach(ctx, slices.Concat(deniable, undeniable), toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
 		if isDenied(firstRound) {
@@ -91,17 +91,15 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		done     = make(chan struct{})
 	)
 	ownCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	if !s.work.Start(func(untilClose context.Context) {
+	chargeOrRefund := func(untilClose context.Context) {
 		defer close(done)
 		defer cancel()
 		defer context.AfterFunc(untilClose, cancel)()
-		chargeErr := s.runEach(ownCtx, deniable, charges, statuses)
-		if chargeErr == nil && !isDenied(statuses) {
-			chargeErr = s.runEach(ownCtx, undeniable, charges, statuses)
-			if chargeErr == nil && !isDenied(statuses) && state.CompareAndSwap(running, hasEnded) {
-				err = nil
-				return
-			}
+		chargeErr := s.chargeInOrder(ownCtx, deniable, undeniable, charges, statuses)
+		isGranted := chargeErr == nil && !isDenied(statuses)
+		if isGranted && state.CompareAndSwap(running, hasEnded) {
+			err = nil
+			return
 		}
 		refundErr := s.refund(ownCtx, refundsOf(charges, statuses))
 		switch err = chargeErr; {
@@ -110,10 +108,11 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		case refundErr != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(chargeErr, refundErr))
 		}
-		if !state.CompareAndSwap(running, hasEnded) {
+		if wasLeft := !state.CompareAndSwap(running, hasEnded); wasLeft {
 			s.outliving.Add(-1)
 		}
-	}) {
+	}
+	if !s.work.Start(chargeOrRefund) {
 		cancel()
 		return nil, s.unavailable(ctx, client.NotSent(client.ErrClosed))
 	}
@@ -130,6 +129,15 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 	}
 	<-done
 	return statuses, err
+}
+
+// chargeInOrder makes the charges that can be denied. If all of them are granted, it makes the
+// others.
+func (s *Store) chargeInOrder(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge, statuses []penstock.Status) error {
+	if err := s.runEach(ctx, deniable, charges, statuses); err != nil || isDenied(statuses) {
+		return err
+	}
+	return s.runEach(ctx, undeniable, charges, statuses)
 }
 
 // runEach decides groups of charges at once, each in a script of its own, and writes their

@@ -188,8 +188,8 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 	return nil
 }
 
-// A batch over several slots takes few scripts. The scripts of one round are sent together, so the
-// round trips are few too.
+// A batch over several slots takes few scripts: one for each key as a dry run, and one for each key
+// that charges. The scripts of one round are sent together, so the round trips are few too.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
@@ -277,9 +277,9 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			if err != nil || d.Allowed {
 				t.Fatalf("%s: %v, %v; want a denial", name, d, err)
 			}
-			window := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
-			if d.RetryAfter() != window || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
-				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), window)
+			windowEnds := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
+			if d.RetryAfter() != windowEnds || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
+				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), windowEnds)
 			}
 			if after := peek(first.MustCompile(), "a"); after != before {
 				t.Errorf("%s: after the denial %+v; want %+v, as before", name, after, before)

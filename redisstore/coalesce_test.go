@@ -22,7 +22,7 @@ import (
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
-	held    chan func(context.Context) error // runs before the next script; nil lets it pass at once
+	held    chan func(context.Context) error // each value runs before one script; nil lets it pass at once
 
 	mu      sync.Mutex
 	unknown map[string]int // by digest, how many calls got NOSCRIPT and will be repeated
@@ -202,7 +202,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
 	}
 	left := make(map[int64]int)
-	for _, call := range calls[2:] {
+	for _, call := range calls[2:] { // without the two of holdTwo
 		if call.decision.Allowed {
 			left[call.decision.Remaining()]++
 		} else if status := call.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
@@ -216,7 +216,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 	}
 }
 
-// A caller that leaver before the script is sent is not charged, and the others are served.
+// A caller that leaves before the script is sent is not charged, and the others are served.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
@@ -246,7 +246,7 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	}
 }
 
-// A caller that leaver while the script is in flight does not cancel it for the others.
+// A caller that leaves while the script is in flight does not cancel it for the others.
 func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
@@ -376,6 +376,7 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdThree()
+	// Each batch gets a group of its own, and each caller a holder of its own.
 	kinds := [][]penstock.Charge{
 		{{Plan: penstock.PerHour(10).MustCompile(), Cost: 1}},
 		{{Plan: penstock.PerHour(10).With(penstock.SlidingLog).MustCompile(), Cost: 1}},
@@ -508,7 +509,7 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	all.Wait()
 	for i, arguments := range client.kept {
 		if !slices.Equal(arguments.given, arguments.copied) {
-			t.Fatalf("script %d of %d had the arguments %q; later they are %q", i, len(client.kept), arguments.copied, arguments.given)
+			t.Fatalf("script %d of %d had the arguments %q; later they are %q; want them unchanged", i, len(client.kept), arguments.copied, arguments.given)
 		}
 	}
 	t.Logf("counted: %d failed scripts whose arguments did not change", len(client.kept))
@@ -534,7 +535,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 				store := newStore(t, new(slowClient), redisstore.Options{})
 				errs := make(chan error, 3)
 				for i := range cap(errs) { // two scripts are sent, and the third caller waits
-					after := time.Duration(20-5*i) * time.Millisecond
+					after := time.Duration(20-5*i) * time.Millisecond // the waiting caller has the first deadline
 					go func() {
 						_, err := within(store, after).Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(30).MustCompile(), 1)})
 						errs <- err

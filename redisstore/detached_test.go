@@ -23,7 +23,7 @@ import (
 type slowClient struct {
 	redisstore.Client
 	isHealed     atomic.Bool
-	running, max atomic.Int64
+	running, max atomic.Int64                    // calls that run now, and the most at once
 	given        atomic.Pointer[context.Context] // of the last call
 }
 
@@ -36,7 +36,7 @@ func (c *slowClient) EvalSha(ctx context.Context, _ string, _, _ []string) (stri
 	c.given.Store(&ctx)
 	n := c.running.Add(1)
 	defer c.running.Add(-1)
-	for m := c.max.Load(); n > m && !c.max.CompareAndSwap(m, n); m = c.max.Load() {
+	for most := c.max.Load(); n > most && !c.max.CompareAndSwap(most, n); most = c.max.Load() {
 	}
 	time.Sleep(time.Hour)
 	return "", errors.New("it took an hour")
@@ -80,7 +80,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		client.isHealed.Store(true)
 		time.Sleep(time.Hour)
 		if _, reason := decide(); reason != penstock.ReasonNotReady {
-			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", reason)
+			t.Errorf("when all calls have ended, a decision fails with the reason %v; want the client's error", reason)
 		}
 	})
 }
@@ -91,7 +91,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	for _, row := range []struct {
 		name     string
 		isClosed bool
-		lasts    time.Duration
+		lasts    time.Duration // after the caller has left
 	}{{"the caller leaves", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,6 +102,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 				synctest.Wait()
 				given := *client.given.Load()
+				// The client may wait for a reply 1 s longer than the caller (overtime of package client).
 				if at, ok := given.Deadline(); given.Err() != nil || !ok || time.Until(at) != 20*time.Millisecond+time.Second {
 					t.Errorf("while the caller waits, Err is %v and the deadline in %v; want nil and 1.02s", given.Err(), time.Until(at))
 				}
@@ -203,11 +204,11 @@ func TestPanicOfAClientIsAnError(t *testing.T) {
 	store := newStore(t, new(panickingClient), redisstore.Options{})
 	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
-		t.Errorf("%v; want an error of which the outcome is unknown", err)
+		t.Errorf("%v; want an error whose outcome is unknown", err)
 	}
 }
 
-// A stuckConn takes for ever to be dialed or closed, even if the context ends.
+// A stuckConn is never closed before release is closed, even if a context ends.
 type stuckConn struct {
 	net.Conn
 	closing *atomic.Int64
@@ -221,7 +222,7 @@ func (s *stuckConn) Close() error {
 }
 
 // No caller dials or closes a connection: each returns at its deadline, although dialing and
-// closing take for ever.
+// closing never end.
 func TestNoCallerDialsOrCloses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A foreignValue is a foreign value under a key of the store.
+// A foreignValue is a value under a key of the store that the store has not written.
 type foreignValue struct {
 	name  string
 	write []string // a command; its second word stands for the key
@@ -64,13 +64,13 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 			charge := spend("k", row.limit.MustCompile(), 1)
 			charge.Holder = "holder"
 			other := spend("k", slowRefill("other", 10), 1)
-			for _, p := range row.values {
+			for _, value := range row.values {
 				must(t, s, "FLUSHALL")
 				if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
 					t.Fatal(err)
 				}
 				key := onlyKey(t, s)
-				write := slices.Clone(p.write)
+				write := slices.Clone(value.write)
 				write[1] = key
 				must(t, s, "DEL", key)
 				must(t, s, write...)
@@ -79,19 +79,19 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 					charge.Mode = mode
 					for _, batch := range [][]penstock.Charge{{charge}, {charge, other}, {other, charge}} {
 						_, err := store.Decide(t.Context(), batch)
-						wantReason(t, fmt.Sprintf("%s: %v in a batch of %d", p.name, mode, len(batch)), err, penstock.ReasonCorrupt)
+						wantReason(t, fmt.Sprintf("%s: %v in a batch of %d", value.name, mode, len(batch)), err, penstock.ReasonCorrupt)
 					}
 				}
 				charge.Mode = penstock.Spend
 				if after := must(t, s, "DUMP", key); after != before {
-					t.Errorf("%s: the store has overwritten the value; want it unchanged", p.name)
+					t.Errorf("%s: the store has overwritten the value; want it unchanged", value.name)
 				}
 				if left := remaining(t, store, "k", other.Plan); left != 10 {
-					t.Errorf("%s: %d units of another limit are left, want 10", p.name, left)
+					t.Errorf("%s: %d units of another limit are left, want 10", value.name, left)
 				}
 				must(t, s, "DEL", key)
 				if d, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil || d.Status(0).Remaining != 9 {
-					t.Errorf("%s: after the key was deleted: %+v, %v; want 9 units left", p.name, d.Status(0), err)
+					t.Errorf("%s: after the key was deleted: %+v, %v; want 9 units left", value.name, d.Status(0), err)
 				}
 			}
 		})
@@ -128,8 +128,8 @@ func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	}
 }
 
-// replies are errors of Redis and Valkey, word for word, and what they must become. The version
-// does not matter.
+// replies are errors of Redis and Valkey, word for word, with the reason and hint that each must
+// get, whichever server the store uses.
 var replies = []struct {
 	server, text string
 	reason       penstock.Reason

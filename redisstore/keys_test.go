@@ -171,9 +171,9 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 func TestSecretHidesTheKey(t *testing.T) {
 	t.Parallel()
 	plan := planOf(t, penstock.PerSecond(1))
-	plainly, one, two := keyStore(t, ""), keyStore(t, "one"), keyStore(t, "two")
+	plain, one, two := keyStore(t, ""), keyStore(t, "one"), keyStore(t, "two")
 	for _, key := range []string{"anna@example.org", "", "a", "{", strings.Repeat("anna", 1000)} {
-		names := map[string]bool{plainly.nameOf(key, plan): true, one.nameOf(key, plan): true, two.nameOf(key, plan): true}
+		names := map[string]bool{plain.nameOf(key, plan): true, one.nameOf(key, plan): true, two.nameOf(key, plan): true}
 		if len(names) != 3 {
 			t.Errorf("key %.20q: no secret and two secrets give %d names: %v; want 3", key, len(names), names)
 		}

@@ -62,7 +62,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 			t.Fatalf("a log of %d entries denied one of its first %d; want a grant", entries, entries)
 		}
 	}
-	// Three binary searches read three values for each entry at which they look.
+	// Three binary searches read three values for each entry at which they look. A few values more
+	// are read before them.
 	most := int64(10 * bits.Len(entries))
 	for _, row := range []struct {
 		name  string

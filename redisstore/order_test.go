@@ -48,10 +48,11 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 }
 
 // A caller that calls after another was given a turn gets a later turn, also at another instance,
-// with any number of concurrent callers. (The clock does not run here, so a wait is a place.)
+// with any number of concurrent callers. The clock does not run here, so the time that each caller
+// must wait shows its place in the queue.
 func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
-	const callers, each = 48, 20
+	const callers, callsOfEach = 48, 20
 	server, prefix := redistest.Shared(t), newPrefix()
 	now := time.Now()
 	var stores []*redisstore.Store
@@ -64,21 +65,21 @@ func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 		stores = append(stores, store)
 	}
 	for _, limit := range []penstock.Limit{
-		penstock.PerSecond(100).With(penstock.LeakyBucket).WithBurst(2 * callers * each),
+		penstock.PerSecond(100).With(penstock.LeakyBucket).WithBurst(2 * callers * callsOfEach),
 		penstock.PerSecond(100).WithBurst(1),
 	} {
 		limit = limit.WithName("queue")
-		var clock atomic.Int64
+		var events atomic.Int64 // a count of calls and answers
 		var mu sync.Mutex
 		var places []place
 		var all sync.WaitGroup
 		for caller := range callers {
 			all.Go(func() {
-				for i := range each {
+				for i := range callsOfEach {
 					c := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1, Patience: time.Hour, Holder: fmt.Sprint(caller, "-", i)}
-					p := place{calledAt: clock.Add(1)}
+					p := place{calledAt: events.Add(1)}
 					d, err := stores[caller%2].Decide(t.Context(), []penstock.Charge{c})
-					p.answeredAt = clock.Add(1)
+					p.answeredAt = events.Add(1)
 					if err != nil || !d.Allowed {
 						t.Errorf("%v: %v, %v; want a grant", limit, d, err)
 						return
@@ -91,8 +92,8 @@ func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if p, q, found := overtaken(places); found {
-			t.Errorf("%v: %+v had its answer before %+v called; want the first to go first", limit, p, q)
+		if first, second, found := overtaken(places); found {
+			t.Errorf("%v: %+v had its answer before %+v called; want the first to go first", limit, first, second)
 		}
 		t.Logf("counted: %d places in a queue", len(places))
 	}

@@ -32,15 +32,15 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 	single := "redis://limiter:secret@" + group.Primary.Addr
 	for _, c := range []struct {
 		name, url string
-		right     redisstore.RightsOptions
-		command   string
+		options   redisstore.RightsOptions
+		command   string // the right that the test takes away
 	}{
 		{"sentinel", sentinel, redisstore.RightsOptions{Sentinel: true}, "+role"},
 		{"database", single + "/2", redisstore.RightsOptions{Database: true}, "+select"},
 		{"both", sentinel + "/2", redisstore.RightsOptions{Sentinel: true, Database: true}, "+role"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			less := c.right
+			less := c.options
 			less.Sentinel, less.Database = false, c.name == "both"
 			allow(t, group.Primary, less)
 			err := decide(t, c.url)
@@ -48,7 +48,7 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 			if e := penstock.AsStoreError(err); e == nil || e.Hint != c.command {
 				t.Errorf("without %s: %v; want a hint that names it", c.command, err)
 			}
-			allow(t, group.Primary, c.right)
+			allow(t, group.Primary, c.options)
 			if err := decide(t, c.url); err != nil {
 				t.Errorf("with %s: %v; want a decision", c.command, err)
 			}

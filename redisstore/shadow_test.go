@@ -178,8 +178,8 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 	}
 }
 
-// A foreign value under a shadow's key does not affect the enforced batch. Nor does a foreign value
-// under the batch's key does not affect the shadow.
+// A foreign value under a shadow's key fails the shadow, but not the enforced batch. A foreign
+// value under the key of the enforced batch fails both.
 func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, isQueued := range []bool{false, true} {
@@ -210,11 +210,11 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 		if call.err != nil || !call.decision.Allowed || !errors.As(call.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
 			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", isQueued, call.decision, call.err, call.batch.Err)
 		}
-		b := g.callWithShadow(bad, good)
+		corrupt := g.callWithShadow(bad, good)
 		g.client.pass(1)
-		b.wait(g)
-		if !errors.As(b.err, &failure) || failure.Reason != penstock.ReasonCorrupt || b.batch.Err == nil {
-			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, b.err, b.batch.Err)
+		corrupt.wait(g)
+		if !errors.As(corrupt.err, &failure) || failure.Reason != penstock.ReasonCorrupt || corrupt.batch.Err == nil {
+			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, corrupt.err, corrupt.batch.Err)
 		}
 	}
 }

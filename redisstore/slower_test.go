@@ -50,8 +50,8 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 					t.Fatalf("the keys are %v; want one", keys)
 				}
 				d := decide(slower.MustCompile())
-				if ttl, used := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
-					t.Errorf("the TTL is %v; want at least %v, for which the state is used", ttl, used)
+				if ttl, usedFor := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; usedFor < time.Minute || ttl < usedFor {
+					t.Errorf("the TTL is %v; want at least %v, for which the state is used", ttl, usedFor)
 				}
 			})
 		}
@@ -78,11 +78,11 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			used := d.Status(0).ResetAfter
-			longest = max(longest, used)
+			usedFor := d.Status(0).ResetAfter
+			longest = max(longest, usedFor)
 			for _, key := range must(t, server, "KEYS", prefix+"*").([]any) {
-				if ttl := ttlOf(t, server, key); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
-					t.Errorf("%v, after %v %d: the TTL is %v; want at least %v, for which the state is used, and at most twice %v plus 5s", limit, step.mode, step.cost, ttl, used, longest)
+				if ttl := ttlOf(t, server, key); ttl < usedFor || ttl > 2*longest+5*time.Second+2*time.Millisecond {
+					t.Errorf("%v, after %v %d: the TTL is %v; want at least %v, for which the state is used, and at most twice %v plus 5s", limit, step.mode, step.cost, ttl, usedFor, longest)
 				}
 			}
 		}

@@ -16,9 +16,9 @@ import (
 
 // urlsWithTLS are the URLs of a Cluster and of Sentinels with TLS only. Each server has a
 // certificate for its own address or name.
-func urlsWithTLS(t *testing.T, a redistest.TLS) map[string]string {
+func urlsWithTLS(t *testing.T, config redistest.TLS) map[string]string {
 	t.Helper()
-	ofCluster, ofSentinels := a, a
+	ofCluster, ofSentinels := config, config
 	c, s := redistest.StartTLSCluster(t, &ofCluster), redistest.StartTLSSentinel(t, &ofSentinels)
 	return map[string]string{
 		"cluster":             "rediss+cluster://" + strings.Join(c.Addrs(), ",") + "?" + ofCluster.Options().Encode(),
@@ -42,12 +42,12 @@ func decideEverywhere(t *testing.T, url string) error {
 func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	for name, a := range map[string]redistest.TLS{
+	for name, config := range map[string]redistest.TLS{
 		"by address, with client certificates": {IsClientCertRequired: true, ExtraNames: []string{"redis.test"}},
 		"by host name":                         {ServerName: "localhost", ExtraNames: []string{"redis.test"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for what, url := range urlsWithTLS(t, a) {
+			for what, url := range urlsWithTLS(t, config) {
 				if err := decideEverywhere(t, url); err != nil {
 					t.Errorf("%s: %v; want decisions", what, err)
 				}
@@ -62,8 +62,8 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 
 func TestServerWithACertificateForAnotherIsUnreachable(t *testing.T) {
 	t.Parallel()
-	a := &redistest.TLS{ExtraNames: []string{"127.0.3.1", "redis.test"}}
-	url := "rediss://" + redistest.StartTLS(t, a).Addr + "?" + a.Options().Encode()
+	config := &redistest.TLS{ExtraNames: []string{"127.0.3.1", "redis.test"}}
+	url := "rediss://" + redistest.StartTLS(t, config).Addr + "?" + config.Options().Encode()
 	wantReason(t, "by its address", decideEverywhere(t, url), penstock.ReasonUnreachable)
 	for _, name := range []string{"127.0.3.1", "redis.test"} {
 		if err := decideEverywhere(t, url+"&server_name="+name); err != nil {
@@ -76,9 +76,9 @@ func TestServerWithACertificateForAnotherIsUnreachable(t *testing.T) {
 // new connection to a node of a Cluster gets the alert within a call.
 func TestClientWithoutACertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
-	a := &redistest.TLS{IsClientCertRequired: true, ExtraNames: []string{"127.0.0.1"}}
-	s := redistest.StartTLS(t, a)
-	options := a.Options()
+	config := &redistest.TLS{IsClientCertRequired: true, ExtraNames: []string{"127.0.0.1"}}
+	s := redistest.StartTLS(t, config)
+	options := config.Options()
 	options.Del("cert")
 	options.Del("key")
 	wantReason(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), penstock.ReasonUnreachable)

@@ -17,15 +17,15 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Shared(t)
-	for _, turns := range storetest.SomeTurns() {
-		t.Run(turns[0].String(), func(t *testing.T) {
+	for _, limits := range storetest.SomeTurns() {
+		t.Run(limits[0].String(), func(t *testing.T) {
 			for n := range effort.Of(3, 60) {
 				seed := effort.Seed() + uint64(n)
 				now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 				clock := func() time.Time { return now }
 				turns := storetest.Turns{
 					Store:  open(t, server.URL(), redisstore.Options{Now: clock, Prefix: newPrefix()}),
-					Limits: turns, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
+					Limits: limits, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
 				}
 				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d: %v; want no violation", seed, err)

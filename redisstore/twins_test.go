@@ -216,8 +216,8 @@ func describe(batch []penstock.Charge) string {
 	return text
 }
 
-// hostileLimit draws a limit with extreme values. Its name is one of few, so that limits change and
-// share strings.
+// hostileLimit draws a limit with extreme values. There are few names and groups, so that limits
+// change while they are in use, and share strings.
 func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	for {
 		a := subject.algorithms[rng.IntN(len(subject.algorithms))]
@@ -242,8 +242,8 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	}
 }
 
-// hostileStep moves the clock: not at all, to a time at which, by an answer, something
-// changes, by parts of a period, and back.
+// hostileStep moves the clock: not at all, by a part of a period, by several periods, or back. It
+// also moves the clock to a time that the last answer named, or to just before that time.
 func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *penstock.Decision) time.Time {
 	period := max(limit.Limit().Period.Microseconds(), 1)
 	status := last.Status(rng.IntN(last.Len()))

@@ -120,10 +120,11 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err == nil {
 		t.Error("the call succeeded; want that its reply is lost")
 	}
-	charged, err := strconv.Atoi(clienttest.Must(t, target.Servers[0], "GET", "counter").(string))
-	t.Logf("one call has charged %d times", charged-1)
-	if err != nil || charged < 3 {
-		t.Errorf("one call has charged %d times, %v; want twice or more, because go-redis retries after a lost reply", charged-1, err)
+	counter, err := strconv.Atoi(clienttest.Must(t, target.Servers[0], "GET", "counter").(string))
+	charged := counter - 1 // without the first call, whose reply arrived
+	t.Logf("one call has charged %d times", charged)
+	if err != nil || charged < 2 {
+		t.Errorf("one call has charged %d times, %v; want twice or more, because go-redis retries after a lost reply", charged, err)
 	}
 }
 

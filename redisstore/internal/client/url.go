@@ -74,7 +74,8 @@ func parseURL(text string, readFile func(string) ([]byte, error)) (option rueidi
 	database := strings.TrimPrefix(u.Path, "/")
 	switch {
 	case transport == "unix":
-		err, database = setSocket(&option, u.Path, hosts), ""
+		database = "" // the path is that of the socket
+		err = setSocket(&option, u.Path, hosts)
 	case form == "sentinel":
 		if database, err = setSentinels(&option, database, query); err == nil {
 			err = setHosts(&option, hosts, form, "26379")

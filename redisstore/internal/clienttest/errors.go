@@ -144,13 +144,13 @@ func serverIsLoading(t *testing.T, suite Suite) {
 // wrongLogin logs in with wrong names and passwords.
 func wrongLogin(t *testing.T, suite Suite) {
 	s := redistest.Start(t, "--requirepass", "right")
-	for _, user := range []struct {
+	for _, login := range []struct {
 		name           string
 		user, password string
 	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
-		t.Run(user.name, func(t *testing.T) {
+		t.Run(login.name, func(t *testing.T) {
 			t.Parallel()
-			client := suite.One(t, s.Addr, Options{User: user.user, Password: user.password})
+			client := suite.One(t, s.Addr, Options{User: login.user, Password: login.password})
 			store := NewStore(t, client, redisstore.Options{})
 			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			WantReason(t, "decide", err, penstock.ReasonPermissionDenied)
@@ -164,7 +164,9 @@ func wrongLogin(t *testing.T, suite Suite) {
 
 // clusterDown kills two of three primaries of a Cluster.
 func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
-	for i := range 3 { // no quorum is left, so no replica is promoted
+	// The nodes are three primaries, then their replicas. No quorum is left, so no replica is
+	// promoted.
+	for i := range 3 {
 		c.Nodes[3+i].Kill()
 		if i > 0 {
 			c.Nodes[i].Kill()
@@ -191,7 +193,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 	t.Logf("errors by reason: %v", found)
 	if found[penstock.ReasonNotReady] == 0 {
-		t.Errorf("no error has the reason not_ready; want CLUSTERDOWN from the live node; the reasons are %v", found)
+		t.Errorf("the reasons are %v; want not_ready too, for CLUSTERDOWN from the live node", found)
 	}
 }
 

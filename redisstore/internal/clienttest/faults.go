@@ -87,7 +87,7 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	direct := OpenStore(t, target.Direct, redisstore.Options{Prefix: prefix})
 	limit := SlowRefill("d", 1000)
 	key := func(i int) string { return fmt.Sprint("k", i%lostKeys) }
-	// Peek until every server knows the script, and every client its servers.
+	// Peek until every server knows the script, and every client knows its servers.
 	for i := range lostKeys {
 		for _, s := range []penstock.Store{direct, store} {
 			Eventually(t, 5*time.Second, func() error {
@@ -241,7 +241,7 @@ func everyCallEnds(t *testing.T, suite Suite) {
 type load struct {
 	hasFault          atomic.Bool
 	answers, failures atomic.Int64 // how many calls ended with a decision, or with an error
-	slowest           atomic.Int64 // call, in ns
+	slowest           atomic.Int64 // the time of the slowest call, in ns
 }
 
 const patienceOfLoad = 100 * time.Millisecond

@@ -18,9 +18,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
+// The size of a history whose linearizability is checked.
 const (
 	linearClients = 8
-	linearOps     = 25 // of each client
+	linearOps     = 25 // calls of each client
 	linearKeys    = 3
 )
 
@@ -37,8 +38,8 @@ const slotsLimit = 3 // the index of the concurrency limit; those before it are 
 
 // A linearState is the state of the model: units used by limit, and slots held by holder.
 type linearState struct {
-	used  [linearKeys][slotsLimit]int64
-	holds [linearKeys][linearClients]int64
+	used  [linearKeys][slotsLimit]int64    // by key and limit
+	holds [linearKeys][linearClients]int64 // by key and holder
 }
 
 // A linearCharge is a charge, with its key, limit and holder as numbers.
@@ -209,22 +210,13 @@ func (c linearCharge) String() string {
 // get, and the state after it.
 func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Limit().Count, s
-	// own is what this charge changes; taken are the slots of other holders.
-	taken, own := int64(0), &s.used[c.key%linearKeys][c.limit%slotsLimit]
-	if c.limit == slotsLimit {
-		own = &s.holds[c.key][c.holder]
-		for who, n := range s.holds[c.key] {
-			if who != c.holder {
-				taken += n
-			}
-		}
+	own, takenByOthers := s.numberOf(c)
+	had := *own
+	base, free := had, max(count-had, 0) // counter: a Spend adds its cost to what was used
+	if c.limit == slotsLimit {           // slots: a Spend sets the number that the holder holds
+		base, free = 0, max(count-takenByOthers, had)
 	}
-	had, free := *own, max(count-taken-*own, 0)
-	base, cost := had, c.cost  // counter: a Spend adds its cost to what was used
-	if c.limit == slotsLimit { // slots: a Spend sets the number that the holder holds
-		base, free = 0, max(count-taken, had)
-	}
-	granted, fits := int64(0), true
+	cost, granted, fits := c.cost, int64(0), true
 	switch c.mode {
 	case penstock.Spend, penstock.Peek:
 		fits = cost <= free || cost == 0
@@ -240,7 +232,8 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 			s.holds[c.key] = [linearClients]int64{}
 		}
 	}
-	if isSpend := c.mode == penstock.Spend || c.mode == penstock.Draw || c.mode == penstock.Force; isSpend && fits && cost > 0 {
+	isSpending := c.mode == penstock.Spend || c.mode == penstock.Draw || c.mode == penstock.Force
+	if isSpending && fits && cost > 0 {
 		*own = base + cost
 		granted = max(*own-had, 0)
 	}
@@ -257,14 +250,24 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	return status, s
 }
 
-func (s linearState) remaining(c linearCharge) int64 {
-	used := s.used[c.key][c.limit%slotsLimit]
-	if c.limit == slotsLimit {
-		used = 0
-		for _, n := range s.holds[c.key] {
-			used += n
+// numberOf returns the number that a charge changes: a counter, or the slots of its holder. It also
+// returns how many slots other holders have.
+func (s *linearState) numberOf(c linearCharge) (own *int64, takenByOthers int64) {
+	if c.limit < slotsLimit {
+		return &s.used[c.key][c.limit], 0
+	}
+	for who, n := range s.holds[c.key] {
+		if who != c.holder {
+			takenByOthers += n
 		}
 	}
+	return &s.holds[c.key][c.holder], takenByOthers
+}
+
+// remaining returns how much the limit of a charge has left.
+func (s linearState) remaining(c linearCharge) int64 {
+	own, takenByOthers := s.numberOf(c)
+	used := *own + takenByOthers
 	return max(linearLimits[c.limit].Limit().Count-used, 0)
 }
 

@@ -19,8 +19,8 @@ import (
 // A setup has a Coalescer whose scripts take a second, and a store in memory that decides them.
 type setup struct {
 	*testing.T
-	c     *Coalescer
-	store *memstore.Store
+	coalescer *Coalescer
+	store     *memstore.Store
 
 	mu    sync.Mutex
 	sizes []int // waiters of each flight that was sent
@@ -62,12 +62,12 @@ func inBubble(t *testing.T, test func(s *setup)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &setup{T: t, store: memstore.New(memstore.Options{})}
-		s.c = New(s)
+		s.coalescer = New(s)
 		test(s)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if s.c.inFlight != 0 || len(s.c.queue) != 0 || len(s.c.flights) != 0 {
-			t.Errorf("at the end %d scripts are in flight, %d queued; want none", s.c.inFlight, len(s.c.queue))
+		if s.coalescer.inFlight != 0 || len(s.coalescer.queue) != 0 || len(s.coalescer.flights) != 0 {
+			t.Errorf("at the end %d scripts are in flight, %d queued; want none", s.coalescer.inFlight, len(s.coalescer.queue))
 		}
 	})
 }
@@ -75,11 +75,11 @@ func inBubble(t *testing.T, test func(s *setup)) {
 // hold keeps two scripts in flight, so that all others wait, until the test calls release.
 func (s *setup) hold() (release func()) {
 	for range 2 {
-		if !s.c.Enter(s.Context(), new(Waiter)) {
+		if !s.coalescer.Enter(s.Context(), new(Waiter)) {
 			s.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
 		}
 	}
-	return func() { s.c.Exit(); s.c.Exit() }
+	return func() { s.coalescer.Exit(); s.coalescer.Exit() }
 }
 
 // A result is what a caller got.
@@ -87,19 +87,19 @@ type result struct {
 	decision penstock.Decision
 	isSent   bool
 	err      error
-	after    time.Duration
+	after    time.Duration // how long the caller waited for it
 }
 
 // decide decides a waiter's batch.
 func (s *setup) decide(ctx context.Context, w *Waiter) result {
 	begin := time.Now()
-	if s.c.Enter(ctx, w) {
-		defer s.c.Exit()
+	if s.coalescer.Enter(ctx, w) {
+		defer s.coalescer.Exit()
 		d, err := s.store.Decide(ctx, w.Charges)
 		time.Sleep(scriptTime)
 		return result{d, true, err, time.Since(begin)}
 	}
-	isSent, err := s.c.Wait(ctx, w)
+	isSent, err := s.coalescer.Wait(ctx, w)
 	if err != nil { // the flight may still write to the waiter
 		return result{penstock.Decision{}, isSent, err, time.Since(begin)}
 	}
@@ -201,13 +201,14 @@ func TestEqualBatchesAreOneRequest(t *testing.T) {
 }
 
 // A flight costs the server at most 256 units: 4 for a request of one charge, and 1 for each
-// further waiter. Here three scripts are in flight, so that all others wait.
+// further waiter. So it has up to 64 different requests, or 253 equal ones. Here three scripts are
+// in flight, so that all others wait.
 func TestCostOfAFlightIsBounded(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		call func(i int) penstock.Charge
-		n    int
-		want []int
+		n    int   // how many calls are made
+		want []int // waiters of each flight
 	}{
 		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, 200, []int{64, 64, 64, 8}},
 		{"equal requests", func(int) penstock.Charge { return spend("k", 1) }, 600, []int{253, 253, 94}},
@@ -272,8 +273,8 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 // divided into many small scripts.
 func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 	for _, row := range []struct {
-		first int
-		sent  []int // when two scripts have ended
+		first int   // how many calls wait at first
+		sent  []int // waiters of each flight that is sent when two scripts have ended
 		least int   // how many calls make a further flight
 	}{
 		{1, []int{1}, secondFlightMinRequests},
@@ -365,21 +366,21 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 	for _, isSent := range []bool{false, true} {
 		inBubble(t, func(s *setup) {
 			release := s.hold()
-			var stay, leave []<-chan result
+			var staying, leaving []<-chan result
 			var deadlines []time.Duration
 			for i := range 12 {
 				if i%4 == 0 { // also the first waiter: its deadline is later than those that follow
-					stay = append(stay, s.within(time.Hour, spend("k", 1)))
+					staying = append(staying, s.within(time.Hour, spend("k", 1)))
 					continue
 				}
 				deadline := 20*time.Millisecond + time.Duration(i)*300*time.Microsecond
 				deadlines = append(deadlines, deadline)
-				leave = append(leave, s.within(deadline, spend("k", 1)))
+				leaving = append(leaving, s.within(deadline, spend("k", 1)))
 			}
 			if isSent {
 				release()
 			}
-			for i, c := range leave {
+			for i, c := range leaving {
 				r := <-c
 				if !errors.Is(r.err, context.DeadlineExceeded) || r.isSent != isSent || r.after < deadlines[i] || r.after > deadlines[i]+minTimerInterval {
 					t.Errorf("sent: %v; the waiter with %v to wait: %+v; want DeadlineExceeded at that time", isSent, deadlines[i], r)
@@ -388,14 +389,14 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			if !isSent {
 				release()
 			}
-			for _, c := range stay {
+			for _, c := range staying {
 				if r := <-c; r.err != nil || !r.decision.Allowed {
 					t.Errorf("sent: %v; a waiter that stayed: %+v; want a grant", isSent, r)
 				}
 			}
-			used := int64(len(stay))
+			used := int64(len(staying))
 			if isSent {
-				used += int64(len(leave))
+				used += int64(len(leaving))
 			}
 			s.wantUsed("k", used)
 		})
@@ -463,7 +464,7 @@ func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 		}
 		release()
 		synctest.Wait()
-		flight := s.c.flights[0].ctx
+		flight := s.coalescer.flights[0].ctx
 		for i, cancel := range cancels {
 			if flight.Err() != nil {
 				t.Errorf("the flight was canceled while %d waiters wait; want that it runs", 3-i)
@@ -484,15 +485,15 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 	inBubble(t, func(s *setup) {
 		release := s.hold()
 		s.failWith(errors.New("the connection broke"))
-		var fail []<-chan result
+		var failing []<-chan result
 		for range 5 {
-			fail = append(fail, s.call(s.Context(), spend("k", 1)))
+			failing = append(failing, s.call(s.Context(), spend("k", 1)))
 		}
 		release()
 		synctest.Wait()
 		later := s.call(s.Context(), spend("k", 1))
 		s.failWith(nil)
-		for _, c := range fail {
+		for _, c := range failing {
 			if r := <-c; r.err == nil || !r.isSent {
 				t.Errorf("a waiter of the failed flight: %+v; want the flight's error", r)
 			}

@@ -102,7 +102,7 @@ func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
 	}
 }
 
-// Join adds a waiter, unless the flight would cost the server too much.
+// Join adds a waiter. It returns false if the flight would then cost the server too much.
 func (f *Flight) Join(w *Waiter) bool {
 	if f.Script == nil {
 		return f.addRequest(w) >= 0
@@ -134,7 +134,8 @@ func (f *Flight) Join(w *Waiter) bool {
 	return i >= 0
 }
 
-// joinRecent adds a waiter if its batch equals that of the waiter before.
+// joinRecent adds a waiter if its batch equals that of the waiter before. Otherwise it returns
+// false.
 func (f *Flight) joinRecent(w *Waiter) bool {
 	if f.Script == nil || len(w.Charges) != len(f.requests[f.recent].Charges) {
 		return false
@@ -167,7 +168,7 @@ func (f *Flight) addRequest(w *Waiter) int {
 	return i
 }
 
-// joinRequest adds a waiter to a request, if there is room.
+// joinRequest adds a waiter to the request at index i. It returns false if there is no room.
 func (f *Flight) joinRequest(w *Waiter, i int) bool {
 	cost := len(f.requests[i].Charges)
 	if f.cost+cost > maxCost {
@@ -177,6 +178,7 @@ func (f *Flight) joinRequest(w *Waiter, i int) bool {
 	return true
 }
 
+// add records a waiter of the request at index i, and the cost of the waiter.
 func (f *Flight) add(w *Waiter, i, cost int) {
 	w.flight = f
 	f.requests[i].Waiters = append(f.requests[i].Waiters, w)
@@ -257,7 +259,9 @@ func (f *Flight) remove(w *Waiter) bool {
 	return false
 }
 
-// areEqual tells whether two batches of one group are the same request.
+// areEqual tells whether two batches of one group are the same request. Two Plans are equal if
+// their parameters are. The parameters of a calendar algorithm depend on the time, so its Plans
+// only equal themselves.
 func areEqual(a, b []penstock.Charge) bool {
 	for i := range a {
 		if a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {

@@ -12,7 +12,7 @@ import (
 // A Waiter is a batch that waits to be decided. It can be reused.
 type Waiter struct {
 	Charges []penstock.Charge
-	Extras  []*Waiter // batches that the same script may decide; they never delay it
+	Extras  []*Waiter // batches that the same script may decide; they never delay this one
 
 	Decision penstock.Decision // if Err is nil
 	Err      error
@@ -46,7 +46,7 @@ func (w *Waiter) prepare(ctx context.Context) {
 	w.canceled, w.deadline = w.lazy.Lazy()
 }
 
-// wait returns nil when the waiter has its answer, or the error of the context that ended before.
+// wait returns nil when the waiter has its answer. If ctx ends before, it returns the error of ctx.
 func (w *Waiter) wait(ctx context.Context) error {
 	for wakeup := w.wakeup; ; wakeup = wakeup.next {
 		if w.canceled == nil {
@@ -81,7 +81,7 @@ func newWakeup() *wakeup { return &wakeup{fired: make(chan struct{})} }
 // caller waits beyond its deadline.
 const minTimerInterval = time.Millisecond
 
-// armTimerLocked makes the timer fire at a time, or before.
+// armTimerLocked makes the timer fire at the time at, or before.
 func (c *Coalescer) armTimerLocked(at time.Time) {
 	if !c.timerAt.IsZero() && !at.Before(c.timerAt) {
 		return

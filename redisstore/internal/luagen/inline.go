@@ -93,7 +93,7 @@ func newFunction(name, parameters, body string, others []function) function {
 	return f
 }
 
-// listEnd returns the length of the list of names at the beginning of a text.
+// listEnd returns the length of the list of names that a text begins with.
 func listEnd(text string) int {
 	for i := range len(text) {
 		if c := text[i]; !isNameByte(c) && c != ',' && c != ' ' {
@@ -132,20 +132,20 @@ func replaceAllCalls(text string, functions []function) string {
 func (f *function) replaceCalls(text string) string {
 	switch {
 	case f.expression != "":
-		return f.asExpression(text)
+		return f.inlineExpression(text)
 	case f.hasLoop: // a return would become a break, which only leaves the inner loop
 		return text
 	}
-	return f.asStatement(text)
+	return f.inlineStatements(text)
 }
 
-// asStatement replaces the statements that assign the results of f.
-func (f *function) asStatement(text string) string {
+// inlineStatements replaces the statements that assign the results of f.
+func (f *function) inlineStatements(text string) string {
 	var out strings.Builder
 	for from := 0; ; {
 		at := indexName(text, f.name+"(", from)
 		if at < 0 {
-			return withRest(&out, text)
+			return appendRest(&out, text)
 		}
 		// text[start:end] is the line that has the call: indent, code, call.
 		start := strings.LastIndexByte(text[:at], '\n') + 1
@@ -206,9 +206,10 @@ func writeBlock(out *strings.Builder, indent, locals, body, results string) {
 	out.WriteString(indent + "until true")
 }
 
-// bind replaces f's parameters by its arguments. An argument that is a name replaces a parameter
-// that the body never assigns. Other arguments become local variables. The argument of a parameter
-// _ is dropped, unless the body uses _ as a variable.
+// bind returns f's body, with the arguments of a call in place of its parameters. An argument that
+// is a name replaces a parameter that the body never assigns. Other arguments become local
+// variables, which locals defines. The argument of a parameter _ is dropped, unless the body uses _
+// as a variable.
 func (f *function) bind(arguments string) (body, locals string) {
 	values, _ := argumentsAt(arguments+")", 0)
 	renamed := make(map[string]string)
@@ -240,13 +241,13 @@ func (f *function) isHidden(names string) bool {
 	return false
 }
 
-// asExpression replaces the calls of f by its expression.
-func (f *function) asExpression(text string) string {
+// inlineExpression replaces each call of f by its expression.
+func (f *function) inlineExpression(text string) string {
 	var out strings.Builder
 	for {
 		at := indexName(text, f.name+"(", 0)
 		if at < 0 {
-			return withRest(&out, text)
+			return appendRest(&out, text)
 		}
 		if out.Len() == 0 {
 			out.Grow(len(text) + len(text)/4)
@@ -254,7 +255,7 @@ func (f *function) asExpression(text string) string {
 		arguments, end := argumentsAt(text, at+len(f.name)+1)
 		values := make(map[string]string, len(arguments))
 		for i, name := range f.parameters {
-			values[name] = parenthesize(f.asExpression(arguments[i]))
+			values[name] = parenthesize(f.inlineExpression(arguments[i]))
 		}
 		out.WriteString(text[:at])
 		out.WriteString("(" + replaceNames(f.expression, values) + ")")
@@ -262,8 +263,8 @@ func (f *function) asExpression(text string) string {
 	}
 }
 
-// withRest returns what was written, followed by the rest of the text.
-func withRest(out *strings.Builder, rest string) string {
+// appendRest returns what was written, followed by the rest of the text.
+func appendRest(out *strings.Builder, rest string) string {
 	if out.Len() == 0 {
 		return rest
 	}

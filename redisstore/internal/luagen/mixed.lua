@@ -10,7 +10,9 @@ RIGHTS
 -- step, or zeros if there was none: granted, remaining, retry, reset, wait, keep. The numbers of
 -- the state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state,
 -- negative if it is unchanged.
-local strings, changed = {}, {} -- by key; the keys of strings that must be saved
+--
+-- strings has the loaded strings by key. changed has the keys of strings that must be saved.
+local strings, changed = {}, {}
 
 local function formatof(n)
   return '<' .. string.rep('I7', math.min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
@@ -39,6 +41,7 @@ local function load(key)
   return strings[key]
 end
 
+-- Runs the step of an algorithm for one charge. p1 to p4 are the algorithm's parameters.
 local FRESH = {}
 local function step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p3, p4)
   local cell

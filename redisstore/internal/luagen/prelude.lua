@@ -1,6 +1,6 @@
 -- Short names, the twins of package algorithm's helpers, and helpers of the storage format. The
--- generator (luagen.go) keeps what a script uses, and puts calls of these functions in line.
--- Names in capitals stand for numbers.
+-- generator (luagen.go) keeps what a script uses, and inlines the functions. It replaces names in
+-- capitals by numbers.
 local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
@@ -21,8 +21,8 @@ local function cdiv(a, b)
   return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
 end
 
--- The size in bytes of an entry of n numbers: 4 for its word, 6 for the third number, 7 for each
--- other number.
+-- The size in bytes of an entry of n numbers (see storage.lua): 4 for its word, 6 for the third
+-- number, 7 for each other number.
 local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
@@ -34,12 +34,13 @@ local function ttlof(keep)
 end
 
 -- The time in seconds before which a key that is written now with ttlof(keep) cannot expire. It is
--- stored in 32 bits.
+-- stored in 32 bits, so it is at most 4294967295.
 local function expiryof(now, keep)
   return math.min(div(now + 2 * keep + CERTAINSLACK, 1000000), 4294967295)
 end
 
--- The twin of take in algorithm.go: what is granted, what is used afterwards, whether it fits.
+-- The twin of take in algorithm.go. It returns what is granted, what is used afterwards, and
+-- whether the cost fits.
 local function take(mode, cost, used, count)
   if mode == SPEND then
     if cost == 0 or cost <= count - used then
@@ -61,7 +62,7 @@ local function take(mode, cost, used, count)
   return 0, 0, true
 end
 
--- The twin of never in algorithm.go: whether the cost cannot fit even a new key.
+-- The twin of never in algorithm.go: it tells whether the cost cannot fit even a new key.
 local function never(mode, cost, count)
   return (mode == SPEND or mode == PEEK) and cost > count
 end
@@ -81,8 +82,8 @@ local function convert(level, old, parts)
   return whole * parts + rest
 end
 
--- The twin of drain in tokenbucket.go: the level now, the time for which it is right, how far that
--- is ahead of now, and whether the state was repaired.
+-- The twin of drain in tokenbucket.go. It returns the level, the time for which the level is right,
+-- how far that time is ahead of now, and whether the state was repaired.
 local function drain(rate, now, level, at)
   if not level then
     return 0, now, 0, false

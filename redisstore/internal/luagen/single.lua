@@ -3,8 +3,8 @@
 -- COUNT is the number of charges.
 --
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if
--- no value differs from 0. x in a format skips a byte: counts and numbers of keys and algorithms,
--- which are known here. 12 and 40 bytes are the sizes of the head and of a charge.
+-- all three are 0. x in a format skips a byte. The skipped bytes are the counts, and the numbers of
+-- keys and algorithms: all of them are known here. The head has 12 bytes, and a charge has 40.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, holder$} = @list{0, 0, 0}

@@ -1,7 +1,9 @@
--- Blocks of the harnesses. All read the time (clock). single.lua and uniform.lua load the numbers
--- of a batch's limits from their string (load), run the algorithms (decide), and save the new
--- numbers (save). GET and FAIL stand for what differs between the two: how to get the string, and
--- what to do if it is malformed.
+-- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
+-- uniform.lua also use load, decide and save: they load the numbers of a batch's limits from their
+-- string, run the algorithms, and save the new numbers. GET and FAIL stand for what differs between
+-- the two: how to get the string, and what to do if it is malformed.
+
+-- now is 0 unless the caller gives the time. virtual is added to TTLs, in ms.
 @clock
 if now == 0 then
   local time = call('TIME')
@@ -13,12 +15,14 @@ end
 
 @load
 -- The first 4 bytes of a string are a time in seconds: the key does not expire before it. Entries
--- follow, one for each limit: a word that is the limit's tag plus the count of its numbers, then
--- the numbers. Trailing zeros are not stored. Usually the string has only the entries of this
--- batch, in its order, with three numbers each. Then they are read and written in one call.
+-- follow, one for each limit: a word, then the numbers of the limit's state. The word is the
+-- limit's tag, a multiple of 128, plus the count of the numbers. Trailing zeros are not stored.
+-- In a usual string there are only the entries of this batch, in its order, with three numbers
+-- (24 bytes) each. Then they are read and written in one call.
 --
--- For each charge: first$ is the position of its entry, if it is not the usual one. n$ is its word
--- or its count of numbers. s$1 to s$6 are the stored numbers.
+-- For each charge: first$ is the position of its entry in a string that is not usual. n$ is the
+-- word of its entry in a usual string; else it is the count of the entry's numbers. s$1 to s$6 are
+-- the stored numbers.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
@@ -34,7 +38,7 @@ if stored then
     if size >= 5 then
       expiresAfter = sunpack('<I4', stored)
     end
-    while pos + 17 <= size do
+    while pos + 17 <= size do -- the smallest entry has 18 bytes: a word and two numbers
       local word = sunpack('<I4', stored, pos)
       local n = fmod(word, 128)
       local nextPos = pos + widthof(n)
@@ -84,7 +88,10 @@ end
 @enddecide
 
 @save
-local keep, need = UNCHANGED, 0 -- need: how long the string must exist, also for unchanged entries
+-- keep is the longest of the charges' keep$. need is how long the string must exist, also for
+-- unchanged entries. Entries of a usual string are overwritten in place, if its TTL is long enough.
+-- Otherwise the string is written again if an entry has changed, or if its TTL is too short.
+local keep, need = UNCHANGED, 0
 @each
 if keep$ > keep then
   keep = keep$

@@ -7,16 +7,19 @@ local now, at = sunpack('<d', args)
 local get = call
 if #KEYS > 1 then
   RIGHTS
-  get = redis.pcall
+  get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 
-local replies, filled = {}, 0 -- numbers: the kind of a reply (ReplyPlain in luagen.go), then its fields
+-- The numbers of the reply, and how many there are: the kind of each reply (ReplyPlain and the
+-- others in luagen.go), then its fields.
+local replies, filled = {}, 0
 for index = 1, #KEYS do
   local key, isCorrupt = KEYS[index], false
   local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$}
   requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
 @load
 
+  -- The outcome of the last step that was accepted, for save: s$1 to s$6 have its numbers.
   local @list{keepLast$} = @list{UNCHANGED}
   local @list{resetLast$} = @list{0}
   for request = 1, requests do
@@ -44,18 +47,18 @@ for index = 1, #KEYS do
     end
 
     -- Several callers may have sent equal batches. After the first is granted, the next ones for
-    -- which there is room are decided as one batch with the summed cost. This requires that the
-    -- algorithms are additive: then the state is the same as one by one, and each reply differs
-    -- from the one before by the same amounts. If the outcome shows otherwise, the batches are
-    -- decided one by one. sum is how many batches the next step decides.
-    local sum, canSum = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
+    -- which there is room are merged: one step decides them as a batch with the summed cost. This
+    -- requires that the algorithms are additive. Then the state is the same as one by one, and each
+    -- reply differs from the one before by the same amounts. If the outcome shows otherwise, the
+    -- batches are decided one by one. merged is how many batches the next step decides.
+    local merged, canMerge = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
     local @list{remainingBefore$, resetBefore$}
     while callers > 0 do
-      local @list{cost$} = @list{callerCost$ * sum}
+      local @list{cost$} = @list{callerCost$ * merged}
 @decide
 
-      if sum > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and fmod(reset$ - resetBefore$, sum) == 0}) then
-        sum, canSum = 1, false
+      if merged > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and fmod(reset$ - resetBefore$, merged) == 0}) then
+        merged, canMerge = 1, false
       else
 @each
         resetLast$ = reset$
@@ -65,16 +68,16 @@ for index = 1, #KEYS do
           keepLast$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
         end
 @endeach
-        callers = callers - sum
+        callers = callers - merged
         local isUnchanged = false
-        if sum > 1 then
-          replies[filled + 1], replies[filled + 2] = REPLYREPEAT, sum
+        if merged > 1 then
+          replies[filled + 1], replies[filled + 2] = REPLYREPEAT, merged
           filled = filled + 2
 @each
-          replies[filled + 1], replies[filled + 2] = callerCost$, (reset$ - resetBefore$) / sum
+          replies[filled + 1], replies[filled + 2] = callerCost$, (reset$ - resetBefore$) / merged
           filled = filled + 2
 @endeach
-          sum = 1
+          merged = 1
         elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
           isUnchanged = @all{keep$ < 0}
           replies[filled + 1] = REPLYPLAIN
@@ -83,8 +86,8 @@ for index = 1, #KEYS do
           replies[filled + 1], replies[filled + 2] = remaining$, reset$
           filled = filled + 2
 @endeach
-          if canSum and callers > 0 then
-            sum = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
+          if canMerge and callers > 0 then
+            merged = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
             @list{remainingBefore$} = @list{remaining$}
             @list{resetBefore$} = @list{reset$}
           end
