@@ -12,7 +12,8 @@ import (
 
 type requestKey struct{}
 
-// Every event has the context of its request: those of shadows and of requests without a limit too.
+// Every event has the context of its request. So do the events of shadows, and of requests that are
+// not decided, such as the third one here: its rule does not exist.
 func TestEventsHaveTheContextOfTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `
 rules:

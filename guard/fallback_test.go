@@ -109,7 +109,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 				}
 				isLong := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
 				if s.RetryAfter != row.retry[i] && !isLong || s.Remaining != row.left[i] || s.Granted != granted {
-					t.Errorf("charge %d: %+v; want granted %d, %d left, retry after %v", i, s, granted, row.left[i], row.retry[i])
+					t.Errorf("charge %d: %+v; want granted %d, %d left, retry after %v (-1ns: more than an hour)", i, s, granted, row.left[i], row.retry[i])
 				}
 			}
 		})
@@ -118,14 +118,15 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	t.Logf("counted: %d mixtures of failure modes", tried)
 }
 
-func TestModesWithoutDenialAreErrorsForClosedLimits(t *testing.T) {
+func TestClosedLimitsReturnTheErrorOfModesThatCannotBeDenied(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed})(penstock.StoreFunc(down))
 	c := one(penstock.PerSecond(1).MustCompile(), "k")
 	for mode := range penstock.Reset + 1 {
 		c[0].Mode = mode
 		d, err := store.Decide(t.Context(), c)
 		isDeniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
-		if isDeniable != (err == nil && !d.Allowed) || isDeniable == (err == errDown) {
+		isDenied, isStoreError := err == nil && !d.Allowed, err == errDown
+		if isDenied != isDeniable || isStoreError == isDeniable {
 			t.Errorf("%v: %v, %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
 		}
 	}
@@ -134,10 +135,13 @@ func TestModesWithoutDenialAreErrorsForClosedLimits(t *testing.T) {
 func TestModesOfAnOpenLimit(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(down))
 	c := penstock.Charge{Key: "k", Plan: penstock.PerSecond(3).MustCompile(), Cost: 2}
-	for mode, granted := range []int64{2, 2, 0, 2, 2, 0} {
-		c.Mode = penstock.Mode(mode)
-		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != granted {
-			t.Errorf("%v: %+v from %v; want %d granted", c.Mode, d.Status(0), d.Source, granted)
+	for _, row := range []struct {
+		mode    penstock.Mode
+		granted int64
+	}{{penstock.Spend, 2}, {penstock.Draw, 2}, {penstock.Peek, 0}, {penstock.Force, 2}, {penstock.Refund, 2}, {penstock.Reset, 0}} {
+		c.Mode = row.mode
+		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != row.granted {
+			t.Errorf("%v: allowed %v from %v, %+v; want %d granted from %v", row.mode, d.Allowed, d.Source, d.Status(0), row.granted, penstock.FromOpen)
 		}
 	}
 }
@@ -147,7 +151,7 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.PerHour(100)},
 	})})(penstock.StoreFunc(down))
-	for i, key := range []string{"a", "b", "b"} {
+	for i, key := range []string{"a", "b", "b"} { // each key in each group has the whole ceiling
 		limit := limit.Limit().WithName("hour")
 		limit.Group = fmt.Sprint("group", i)
 		granted := 0
@@ -194,7 +198,7 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 		}
 	}
 	c.setFault(failWith(errDown))
-	for _, mode := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store never checked the charge
+	for _, mode := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store fails before it checks the charges, so the fallback must check them
 		store := guard.Fallback(guard.FallbackOptions{OnFailure: mode})(c)
 		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {

@@ -198,7 +198,8 @@ func (g *goldenStore) do(args ...string) any {
 	return reply
 }
 
-// keys are the keys that the store has written.
+// keys returns the keys that the store has written. Members and scores of sets are in hex, because
+// members need not be UTF-8.
 func (g *goldenStore) keys() (keys []goldenKey) {
 	begin := g.prefix + schemaVersion
 	for _, name := range g.do("KEYS", begin+"{*").([]any) {
@@ -236,7 +237,7 @@ func (g *goldenStore) restore(keys []goldenKey) {
 	}
 }
 
-// newGoldenCases are the cases that this version would write: one per algorithm, a group whose
+// newGoldenCases returns the cases that this version would write: one per algorithm, a group whose
 // numbers share a string, and a mixture of strings and sets.
 func newGoldenCases() (cases []goldenCase) {
 	const day = 24 * time.Hour
@@ -257,20 +258,20 @@ func newGoldenCases() (cases []goldenCase) {
 		case strings.HasPrefix(name, "calendar month"):
 			c.Period = 31 * day
 		}
-		cases = append(cases, goldenCase{name, goldenCalls(0, []goldenCharge{c}), nil, goldenCalls(time.Minute, []goldenCharge{c})})
+		cases = append(cases, goldenCase{Name: name, Before: goldenCalls(0, []goldenCharge{c}), After: goldenCalls(time.Minute, []goldenCharge{c})})
 	}
 	bucket := goldenCharge{Key: "Ä {x}", Name: "bucket", Group: "shared", Algorithm: "token bucket", Count: 10, Period: time.Hour, Burst: 12}
 	window := goldenCharge{Key: "Ä {x}", Name: "window", Group: "shared", Algorithm: "sliding window", Count: 20, Period: time.Hour}
 	log := goldenCharge{Key: "Ä {x}", Name: "log", Group: "shared", Algorithm: "sliding log", Count: 30, Period: time.Hour}
 	slots := goldenCharge{Key: "Ä {x}", Name: "slots", Group: "shared", Algorithm: "concurrency", Count: 9, Period: time.Hour}
 	for name, charges := range map[string][]goldenCharge{"a group": {bucket, window}, "a mixture": {bucket, window, log, slots}} {
-		cases = append(cases, goldenCase{name, goldenCalls(0, charges), nil, goldenCalls(time.Minute, charges)})
+		cases = append(cases, goldenCase{Name: name, Before: goldenCalls(0, charges), After: goldenCalls(time.Minute, charges)})
 	}
 	return cases
 }
 
-// goldenCalls are calls of all modes. They are made after a fixed time, plus later. The first one
-// is a Peek, which shows the state as it was stored.
+// goldenCalls returns calls of all modes except Reset. They begin at a fixed time plus later. The
+// first one is a Peek, which shows the state as it was stored.
 func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCall) {
 	at := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).Add(later)
 	for i, op := range []struct {
@@ -294,6 +295,7 @@ func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCal
 			c.Mode, c.Cost = op.mode, op.cost
 			switch c.Algorithm {
 			case "concurrency", "leaky bucket":
+				// The same in Before and After, which begin a minute apart.
 				c.Holder = fmt.Sprintf("holder %d of %d", i, at.Unix()%60)
 			}
 			if c.Algorithm == "concurrency" {

@@ -30,11 +30,10 @@ type instance struct {
 // A line is a line of an instance's log.
 type line struct {
 	Level, Msg string
-	Listen     string // the line "listening" has the addresses
+	Listen     string // only in the line "listening", as Admin
 	Admin      string `json:"admin_listen"`
-	Critical   bool
-	Requests   int64
-	text       string
+	Critical   bool   // requests pass without limits
+	text       string // the whole line
 }
 
 // startInstance starts one of two instances, and returns when it accepts requests.

@@ -400,7 +400,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 		return
 	}
 	it.batch, it.at = other.batch, other.at
-	if it.kind != spend && it.kind != force && it.kind != refund {
+	if it.kind != spend && it.kind != force && it.kind != refund { // a Peek: one answers both items
 		return
 	}
 	charges := c.direct.Charges

@@ -31,7 +31,7 @@ type conn struct {
 	framer    *http2.Framer
 	headers   headers
 	batch     []*stream // requests that have arrived completely and have no handler yet
-	allowance allowance
+	allowance allowance // of frames that carry no part of a request
 	lastRead  time.Time
 	readBy    time.Time // the read deadline of nc
 	isPinged  bool      // whether a ping was sent since lastRead
@@ -45,7 +45,7 @@ type conn struct {
 	runningHandlers    int       // handlers that run in other goroutines
 	bufferedBytes      int       // of incomplete messages
 	receivedBytes      int       // of DATA since the last WINDOW_UPDATE of the connection
-	keptBytes          int       // of receivedBytes, those that the fallback has not read
+	keptBytes          int       // those of receivedBytes that are kept until the fallback handler reads them
 	lastID             uint32    // the largest ID of a stream that the client has opened
 	idleSince          time.Time // when openStreams became 0
 	out                []byte    // bytes that the next write sends
@@ -55,7 +55,7 @@ type conn struct {
 	window             int64     // bytes of DATA that the client accepts
 	streamWindow       int64     // the window that a new stream has
 	maxList            uint32    // bytes of headers that the client accepts
-	mustShrink         bool      // the client accepts only a smaller header table, so the first block must begin with shrink
+	mustShrink         bool      // the client has made its header table smaller, so the first header block must begin with the instruction shrink
 	hasShrunk          bool      // a header block began with shrink
 	blockedStreams     []*stream // whose responses wait for a window, the oldest first
 	drainState         drainState
@@ -75,7 +75,7 @@ const (
 	maxOut        = 256 << 10   // bytes of out above which nothing more is read
 	maxSpare      = 64 << 10    // bytes of the largest out whose memory is reused
 	maxBatch      = 256         // requests that are handled together
-	maxListed     = 32          // calls of a list: 64 open calls make two lists, so that one can arrive while the store decides the other
+	maxListed     = 32          // calls that are decided together: a client with 64 open calls has two such lists, and one can arrive while the store decides the other
 	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
 	drainPause    = time.Second // how long drain waits for the answer to goAwayPing

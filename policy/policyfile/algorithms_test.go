@@ -11,25 +11,27 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// everySecond is a custom algorithm: it admits one request per period.
-var everySecond = algorithm.Define("everysecond", "", func(opens int64, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, int64) {
+// everySecond is a custom algorithm: it admits one request per period. Its state is the time at
+// which the next request is admitted. It has no Lua twin, so only a memstore can use it.
+var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algorithm.Params, request algorithm.Request, now int64) (algorithm.Outcome, int64) {
+	period := p[0]
 	switch {
-	case a.Mode == algorithm.Reset:
+	case request.Mode == algorithm.Reset:
 		return algorithm.Outcome{Remaining: 1}, 0
-	case now < opens:
-		return algorithm.Outcome{RetryAfter: opens - now, ResetAfter: opens - now, Keep: algorithm.Unchanged}, opens
-	case a.Mode != algorithm.Spend:
-		return algorithm.Outcome{Remaining: 1, Keep: algorithm.Unchanged}, opens
+	case now < opensAt:
+		return algorithm.Outcome{RetryAfter: opensAt - now, ResetAfter: opensAt - now, Keep: algorithm.Unchanged}, opensAt
+	case request.Mode != algorithm.Spend:
+		return algorithm.Outcome{Remaining: 1, Keep: algorithm.Unchanged}, opensAt
 	}
-	return algorithm.Outcome{Granted: 1, ResetAfter: p[0], Keep: p[0]}, now + p[0]
+	return algorithm.Outcome{Granted: 1, ResetAfter: period, Keep: period}, now + period
 }, func(l algorithm.Limit) (algorithm.Params, error) {
 	return algorithm.Params{l.Period}, nil
 }, algorithm.Title("every-second"))
 
-const ownAlgorithm = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
+const customAlgorithm = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
 
 func TestFilesMayNameCustomAlgorithms(t *testing.T) {
-	config, err := Parse("p.yaml", []byte(ownAlgorithm), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	config, err := Parse("p.yaml", []byte(customAlgorithm), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,13 +47,13 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 		var v policy.Evaluation
 		p.Rules.Evaluate(testRequest{}, &v)
 		if d, err := store.Decide(t.Context(), v.Charges); err != nil || d.Allowed != want {
-			t.Errorf("%v, %v; want %v", d.Allowed, err, want)
+			t.Errorf("the decision is allowed %v, %v; want %v", d.Allowed, err, want)
 		}
 	}
 }
 
 func TestUnregisteredAlgorithmsAreUnknown(t *testing.T) {
-	if err := mistakesOf("p.yaml", ownAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
+	if err := mistakesOf("p.yaml", customAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
 		t.Errorf("the error is %v; want one that names the unknown algorithm", err)
 	}
 }

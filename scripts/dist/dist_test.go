@@ -78,7 +78,7 @@ func TestProxyServesWhatGitWouldTag(t *testing.T) {
 }
 
 func TestModulesWithReplaceAreNotTagged(t *testing.T) {
-	err := addModule("../..", "scripts", []string{"v0.9.8"}, t.TempDir(), time.Unix(0, 0))
+	err := addToProxy("../..", "scripts", []string{"v0.9.8"}, t.TempDir(), time.Unix(0, 0))
 	if err == nil || !strings.Contains(err.Error(), "replace") {
 		t.Errorf("for a module with replace the error is %v; want one about replace", err)
 	}

@@ -17,19 +17,20 @@ import (
 	"golang.org/x/mod/sumdb/dirhash"
 )
 
-// prepare makes all tagged modules of a tree require each other at the version. It writes the sums
-// of these modules to go.sum, and the version to the files for deployments. Then one commit can
-// have the tags of all modules: the sums of a module depend only on modules that are tagged before
-// it.
+// prepare makes all tagged modules of a tree require each other at the version. It writes the
+// checksums of the required modules to each go.sum, and the version to the files for deployments.
+//
+// A module requires only modules that come before it in the list tagged. So their checksums are
+// final when its go.sum is written, and one commit can have the tags of all modules.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
 		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
 	}
-	work, err := os.MkdirTemp("", "penstock-prepare-")
+	proxy, err := os.MkdirTemp("", "penstock-prepare-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer os.RemoveAll(proxy)
 	if err := setVersions(tree, version); err != nil { // first, because the root's sum includes these files
 		return err
 	}
@@ -38,11 +39,11 @@ func prepare(tree, version string) error {
 		if err := require(filepath.Join(tree, dir), version, sums); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-		if err := addModule(tree, dir, []string{version}, work, time.Unix(0, 0)); err != nil {
+		if err := addToProxy(tree, dir, []string{version}, proxy, time.Unix(0, 0)); err != nil { // the date is not in the sums
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 		modulePath := path.Join(root, dir)
-		if sums[modulePath], err = sumsOf(filepath.Join(work, modulePath, "@v"), modulePath, version); err != nil {
+		if sums[modulePath], err = sumsOf(filepath.Join(proxy, modulePath, "@v"), modulePath, version); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 	}
@@ -94,8 +95,8 @@ func sumsOf(folder, modulePath, version string) (string, error) {
 	return fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", modulePath, version, archive, modSum), err
 }
 
-// require sets the version at which a module requires other modules of this repository, and their
-// lines in its go.sum. sums has the lines of the modules that are tagged before it.
+// require makes a module require the other modules of this repository at the version, and writes
+// their lines to its go.sum. sums has the lines of the modules that come before it in tagged.
 func require(dir, version string, sums map[string]string) error {
 	name := filepath.Join(dir, "go.mod")
 	text, err := os.ReadFile(name)

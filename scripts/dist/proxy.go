@@ -38,15 +38,15 @@ func moduleVersions(version string) map[string][]string {
 // install the modules as users will after the release.
 func writeProxy(tree, folder string, versions map[string][]string, date time.Time) error {
 	for _, dir := range tagged {
-		if err := addModule(tree, dir, versions[dir], folder, date); err != nil {
+		if err := addToProxy(tree, dir, versions[dir], folder, date); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 	}
 	return nil
 }
 
-// addModule puts a module into the proxy, as the files .info, .mod and .zip of each version.
-func addModule(tree, dir string, versions []string, proxy string, date time.Time) error {
+// addToProxy puts a module into the proxy, as the files .info, .mod and .zip of each version.
+func addToProxy(tree, dir string, versions []string, proxy string, date time.Time) error {
 	mod, err := os.ReadFile(filepath.Join(tree, dir, "go.mod"))
 	if err != nil {
 		return err

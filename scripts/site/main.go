@@ -47,11 +47,11 @@ func main() {
 
 // build writes all pages of a tree, their pictures and the search index to a folder.
 func build(tree, folder string) (*pages, error) {
-	all, err := load(tree)
+	site, err := load(tree)
 	if err != nil {
 		return nil, err
 	}
-	if err := all.resolveLinks(tree); err != nil {
+	if err := site.resolveLinks(tree); err != nil {
 		return nil, err
 	}
 	layout, err := template.ParseFS(assets, "assets/page.html")
@@ -61,8 +61,8 @@ func build(tree, folder string) (*pages, error) {
 	if err := os.RemoveAll(folder); err != nil {
 		return nil, err
 	}
-	for _, p := range all.all {
-		html, err := all.render(p)
+	for _, p := range site.all {
+		html, err := site.render(p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.source, err)
 		}
@@ -72,7 +72,7 @@ func build(tree, folder string) (*pages, error) {
 			Root   string // path from the page to the folder of the site
 			Groups []group
 			Body   template.HTML
-		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), all.groups(p), template.HTML(html)}
+		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), site.groups(p), template.HTML(html)}
 		if err := layout.Execute(&text, data); err != nil {
 			return nil, err
 		}
@@ -80,16 +80,16 @@ func build(tree, folder string) (*pages, error) {
 			return nil, err
 		}
 	}
-	index, err := all.searchIndex()
+	index, err := site.searchIndex()
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(write(folder, "search-index.js", "window.searchIndex = "+index+";\n"), all.copyPictures(tree, folder))
+	err = errors.Join(write(folder, "search-index.js", "window.searchIndex = "+index+";\n"), site.copyPictures(tree, folder))
 	for _, name := range []string{"site.css", "site.js"} {
 		text, readErr := assets.ReadFile("assets/" + name)
 		err = errors.Join(err, readErr, write(folder, name, string(text)))
 	}
-	return all, err
+	return site, err
 }
 
 func write(folder, name, text string) error {

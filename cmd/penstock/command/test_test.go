@@ -63,7 +63,7 @@ func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "write ")
 		}
 	}
-	for _, args := range []string{"test none.yaml " + ridesCases, "test " + ridesPolicy + " none.yaml", "test " + mistakes + " " + ridesCases} {
+	for _, args := range []string{"test none.yaml " + ridesCases, "test " + ridesPolicy + " none.yaml", "test " + fileWithMistakes + " " + ridesCases} {
 		if code, _, err := command(strings.Fields(args)...); code != exitInvalid {
 			t.Errorf("%s: exit status %d, %s; want %d", args, code, err, exitInvalid)
 		}

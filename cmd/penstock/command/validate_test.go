@@ -15,13 +15,13 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-const mistakes = "testdata/five-mistakes.yaml"
+const fileWithMistakes = "testdata/five-mistakes.yaml"
 
 // mistakeLine is a line of validate: its place, what is wrong, and how to fix it.
 var mistakeLine = regexp.MustCompile(`^testdata/five-mistakes\.yaml:(\d+:\d+): ([^;]+); (.+)\n$`)
 
 func TestEveryMistakeHasItsPlaceAndFix(t *testing.T) {
-	code, out, err := command("validate", mistakes)
+	code, out, err := command("validate", fileWithMistakes)
 	if code != exitInvalid || err != "" {
 		t.Errorf("exit status %d, %s; want %d and nothing on standard error", code, err, exitInvalid)
 	}
@@ -99,8 +99,8 @@ type findings struct {
 }
 
 func TestJSONHasTheSameMistakes(t *testing.T) {
-	_, text, _ := command("validate", mistakes)
-	code, out, _ := command("validate", "-o", "json", mistakes)
+	_, text, _ := command("validate", fileWithMistakes)
+	code, out, _ := command("validate", "-o", "json", fileWithMistakes)
 	var got findings
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || got.Valid == nil || *got.Valid {
 		t.Fatalf("exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
@@ -133,8 +133,8 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 	}{
 		{good, exitOK, []string{valid}},
 		{good + " " + good, exitOK, []string{valid, valid}},
-		{good + " " + mistakes, exitInvalid,
-			[]string{valid, mistakes + ":7:", mistakes + ":10:", mistakes + ":11:", mistakes + ":13:", mistakes + ":15:"}},
+		{good + " " + fileWithMistakes, exitInvalid,
+			[]string{valid, fileWithMistakes + ":7:", fileWithMistakes + ":10:", fileWithMistakes + ":11:", fileWithMistakes + ":13:", fileWithMistakes + ":15:"}},
 		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
 		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
 		{warned, exitOK, []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
@@ -164,7 +164,7 @@ func TestVerboseDescribesThePolicy(t *testing.T) {
 	if want := describe.Spec(p.Rules.Spec()) + good + ": valid, 4 rules, digest " + p.Digest + "\n"; code != exitOK || out != want {
 		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
 	}
-	if _, out, _ := command("validate", "-v", mistakes); strings.Count(out, "\n") != 5 {
+	if _, out, _ := command("validate", "-v", fileWithMistakes); strings.Count(out, "\n") != 5 {
 		t.Errorf("validate -v of an invalid policy prints %s; want its 5 mistakes only", out)
 	}
 }

@@ -204,7 +204,7 @@ func (l *Store) blockSize(p *pool, now time.Duration) int64 {
 	for i := range p.parts {
 		most = min(most, l.options.LargestBlock(p.parts[i].plan))
 	}
-	if demand < min(most, worthDraw) {
+	if demand < min(most, minDraw) {
 		return 0
 	}
 	return min(demand, most)
@@ -273,7 +273,7 @@ func (l *Store) receiveLocked(
 	if units < size {
 		p.noPrefetchUntil = now + l.life/prefetchPauses
 	}
-	if units < min(size, worthDraw) { // the key is at its limit: a cached denial costs less
+	if units < min(size, minDraw) { // the key is at its limit: a cached denial costs less
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
 	room := p.block - p.held()

@@ -275,7 +275,7 @@ func (p *pool) isScarce() bool {
 		if part.decay == algorithm.DecayContinuous {
 			left += part.flow(p.roundTrip)
 		}
-		if left < worthDraw {
+		if left < minDraw {
 			return true
 		}
 	}

@@ -207,26 +207,28 @@ func (l *Store) stats() (s Stats, removedBefore int64) {
 	return s, removedBefore
 }
 
-// Excess returns how many units more than the limit alone all instances together may admit under a
-// key, in any interval: n·b for a TokenBucket, 0 elsewhere. See guard.Lease.
+// Excess returns how many units beyond the limit all instances together may admit under a key, in
+// any interval. For a TokenBucket that is the largest block, times the number of instances. For
+// other algorithms it is 0. See guard.Lease.
 func (o Options) Excess(plan *penstock.Plan) int64 {
-	if plan.Algorithm().Decay() != algorithm.DecayContinuous {
+	if plan.Algorithm().Decay() != algorithm.DecayContinuous { // units of a window are spent in that window, or lost
 		return 0
 	}
-	b := o.LargestBlock(plan)
-	if b < MinBlock {
+	largest := o.LargestBlock(plan)
+	if largest < MinBlock {
 		return 0
 	}
-	return b * int64(o.instances())
+	return largest * int64(o.instances())
 }
 
 const (
-	MinBlock  = 2 // the smallest block: a limit that allows less is not leased
-	worthDraw = 4 // the fewest units for which a draw costs less than a call for each unit
+	MinBlock = 2 // units of the smallest block: a limit that allows less is not leased
+	minDraw  = 4 // units: to draw fewer costs more than a call for each unit
 )
 
-// LargestBlock returns the largest block of a limit. A limit whose block is below MinBlock is not
-// leased.
+// LargestBlock returns the largest block of a limit: at most Options.Block, and at most a quarter
+// of the limit's Capacity, divided by the number of instances. The quarter bounds what all
+// instances may admit beyond the limit. A limit whose block is below MinBlock is not leased.
 func (o Options) LargestBlock(plan *penstock.Plan) int64 {
 	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown {
 		return 0

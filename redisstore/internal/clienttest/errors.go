@@ -3,6 +3,7 @@ package clienttest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,15 +163,11 @@ func wrongLogin(t *testing.T, suite Suite) {
 	}
 }
 
-// clusterDown kills two of three primaries of a Cluster.
+// clusterDown kills all replicas and two of three primaries of a Cluster.
 func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
-	// The nodes are three primaries, then their replicas. No quorum is left, so no replica is
-	// promoted.
-	for i := range 3 {
-		c.Nodes[3+i].Kill()
-		if i > 0 {
-			c.Nodes[i].Kill()
-		}
+	replicas, killedPrimaries := c.Nodes[3:6], c.Nodes[1:3]
+	for _, node := range slices.Concat(replicas, killedPrimaries) {
+		node.Kill()
 	}
 	Eventually(t, 20*time.Second, func() error {
 		if info := Must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
@@ -197,8 +194,8 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 }
 
-// RulesOf returns the rules of a user with the rights that a store of the prefix limiter needs,
-// as penstock acl prints them.
+// RulesOf returns the ACL rules of the user of a store. They allow only what the store needs, with
+// keys that begin with "limiter". The command penstock acl prints the same rules.
 func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
 	t.Helper()
 	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, redisstore.Rights(o))

@@ -177,11 +177,11 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 		out.WriteString(indent + "local " + names + "\n")
 	}
 	body, locals := f.bind(arguments)
-	if !f.isHidden(names) {
+	if !f.hasAnyOf(names) {
 		writeBlock(out, indent, locals, body, names)
 		return
 	}
-	// The body assigns to r1, r2, … instead, and these are copied to the names afterwards.
+	// The body assigns to r1, r2, … instead of the names, and these are copied to the names afterwards.
 	var results []string
 	for i := range strings.Count(names, ",") + 1 {
 		results = append(results, fmt.Sprintf("r%d", i+1))
@@ -230,9 +230,9 @@ func (f *function) bind(arguments string) (body, locals string) {
 	return replaceNames(f.body, renamed), locals
 }
 
-// isHidden tells whether one of the names may mean something else inside f, so that its body cannot
-// assign to it.
-func (f *function) isHidden(names string) bool {
+// hasAnyOf tells whether f uses one of the names for a variable of its own. Then its body cannot
+// assign to the caller's variable of that name.
+func (f *function) hasAnyOf(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
 		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {
 			return true

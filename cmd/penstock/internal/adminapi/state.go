@@ -46,17 +46,18 @@ func (h *Handler) state(ctx context.Context) encoded {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	fleet := h.Fleet(ctx)
-	now := &State{Health: h.Health(ctx), Store: h.storeState(ctx), Counts: h.counts(), AllTotal: totals(fleet), Waiting: h.Waiting(),
+	current := &State{Health: h.Health(ctx), Store: h.storeState(ctx), Counts: h.counts(), AllTotal: totals(fleet), Waiting: h.Waiting(),
 		Fleet: FleetState{Shown: len(fleet.Instances), Registered: fleet.Registered, Problem: fleet.Problem}}
 	if name := h.Upstream(); name != "" {
-		now.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
+		current.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
-	stable, _ := json.Marshal(now) // for the ETag: without the fields below, which change every second
+	stable, _ := json.Marshal(current) // for the ETag: without the fields below, which change every second
 	sum := sha256.Sum256(stable)
-	now.Time = time.Now().UTC()
-	now.Recent, now.Times = h.history("seconds", recent, true, nil), h.timings("seconds", recent)
-	s.state = now
-	text, _ := json.Marshal(now)
+	current.Time = time.Now().UTC()
+	current.Recent = h.history("seconds", recent, true, nil) // of all series, summed by rule
+	current.Times = h.timings("seconds", recent)
+	s.state = current
+	text, _ := json.Marshal(current)
 	s.latest = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}
 	s.made = time.Now()
 	return s.latest
@@ -67,16 +68,16 @@ const recent = 10
 
 // storeState returns the state of the store as this instance sees it.
 func (h *Handler) storeState(ctx context.Context) StoreState {
-	now := h.StoreInfo(ctx)
-	now.Latency = latencyOf(&h.Recorder.Store)
-	isFailing := now.IsFailing
-	for _, state := range now.Breakers {
+	store := h.StoreInfo(ctx)
+	store.Latency = latencyOf(&h.Recorder.Store)
+	isFailing := store.IsFailing
+	for _, state := range store.Breakers {
 		isFailing = isFailing || state != "closed"
 	}
 	if isFailing {
-		now.Over = h.overAdmission(max(now.Instances, 1))
+		store.Over = h.overAdmission(max(store.Instances, 1))
 	}
-	return now
+	return store
 }
 
 func latencyOf(t *activity.Timing) Latency {
@@ -84,16 +85,17 @@ func latencyOf(t *activity.Timing) Latency {
 	return Latency{times.Calls, times.Failed, times.P50.Microseconds(), times.P95.Microseconds(), times.P99.Microseconds()}
 }
 
-// overAdmission returns how much more than allowed the limits may admit while the store fails.
+// overAdmission returns how many units beyond each limit may be admitted while the store fails, and
+// when it returns.
 func (h *Handler) overAdmission(instances int) *OverAdmission {
-	const most = 50
+	const maxListed = 50 // limits; Skipped counts the others
 	rules, all := h.Rules(), &OverAdmission{Limits: []LimitBound{}}
 	for _, r := range rules.Rules() {
 		for _, l := range r.Limits {
 			switch {
 			case keylimits.KindOf(l) != keylimits.Enforced || len(l.Variants) == 0:
 				continue
-			case len(all.Limits) == most:
+			case len(all.Limits) == maxListed:
 				all.Skipped++
 				continue
 			}

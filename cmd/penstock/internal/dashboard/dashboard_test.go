@@ -61,8 +61,10 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	names, store := redisstore.Options{}, memstore.New(memstore.Options{})
-	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+	storeOptions, store := redisstore.Options{}, memstore.New(memstore.Options{})
+	// The activity records the names that keys would have in a redisstore.
+	newAppendName := func() func(b []byte, key string) []byte { return redisstore.NewNames(storeOptions).Append }
+	recorder := activity.New(activity.Options{Names: newAppendName})
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
 	s.options = adminapi.Options{
@@ -82,14 +84,14 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 			return adminapi.StoreState{Name: "memory", Breakers: map[string]string{"default": "closed"}, Instances: 1}
 		},
 		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
-			report, charges, err := explain.Explain(p.Rules, r, descriptor, names, 1)
+			report, charges, err := explain.Explain(p.Rules, r, descriptor, storeOptions, 1)
 			if err != nil {
 				return nil, err
 			}
 			return report, report.Peek(ctx, store, charges)
 		},
 		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
-		Name:  func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
+		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: redisstore.KeyOfName,
 	}
 	if change != nil {
 		change(&s.options)

@@ -224,7 +224,7 @@ var faults = []fault{
 		if err != nil {
 			t.Fatal(err)
 		}
-		do(t, s, fmt.Sprint("CONFIG SET maxmemory ", used+used/7))
+		do(t, s, fmt.Sprint("CONFIG SET maxmemory ", used*8/7)) // 87 % are in use, more than maxMemoryShare
 	}, check: "memory", status: Warning, summary: "% in use", remedy: "CONFIG SET maxmemory"},
 	{name: "evicts", prepare: commands("CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru"), check: "eviction", status: Failed, summary: "allkeys-lru", remedy: "CONFIG SET maxmemory-policy noeviction"},
 	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, summary: "volatile-ttl", remedy: "noeviction"},
@@ -267,8 +267,9 @@ func TestEachFaultIsFound(t *testing.T) {
 			}
 			r := examined(t, "redis://"+f.user+s.Addr, change...)
 			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
-				isAsBad := c.Status == f.status || f.check == "latency" && c.Status == Failed // Failed if the server stops for longer
-				return c.Name == f.check && isAsBad && strings.Contains(c.Summary, f.summary) && strings.Contains(c.Remedy, f.remedy) && c.Why != "" && c.Remedy != ""
+				// On a busy machine, the pauses of the fault slow become so long that the check fails.
+				hasStatus := c.Status == f.status || f.check == "latency" && c.Status == Failed
+				return c.Name == f.check && hasStatus && strings.Contains(c.Summary, f.summary) && strings.Contains(c.Remedy, f.remedy) && c.Why != "" && c.Remedy != ""
 			}) {
 				t.Errorf("no check %s has the status %s, a summary with %q and a remedy with %q:\n%s", f.check, f.status, f.summary, f.remedy, r.text())
 			}
@@ -318,8 +319,8 @@ func runInBackground(t *testing.T, run func(i int)) {
 	})
 }
 
-// failSnapshot makes snapshots fail: the name of the server's file becomes a folder that is not
-// empty.
+// failSnapshot makes snapshots fail: where the server writes dump.rdb, there is a folder of that
+// name that is not empty.
 func failSnapshot(t *testing.T, s *redistest.Server) {
 	if err := os.MkdirAll(filepath.Join(filepath.Dir(s.Socket), "dump.rdb", "x"), 0o700); err != nil {
 		t.Fatal(err)
@@ -378,7 +379,8 @@ func connections(n int) func(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// instances registers an instance for each summary.
+// instances registers an instance for each summary. A summary has the form "DIGEST VERSION SEED",
+// perhaps followed by "health PROBLEM". Instances with different secrets have different seeds.
 func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()

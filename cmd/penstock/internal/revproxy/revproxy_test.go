@@ -738,13 +738,13 @@ func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 		select {
 		case <-ended:
 		case <-time.After(patience):
-			t.Fatalf("with a response started: %v, the upstream still works", hasStarted)
+			t.Fatalf("with a response started: %v, the request to the upstream still runs %v after the client left; want it canceled", hasStarted, patience)
 		}
 		if !hasStarted {
 			await(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
 		}
 		if got := log.String(); strings.Contains(got, "WARN") || strings.Contains(got, "ERROR") {
-			t.Errorf("with a response started: %v, logged as an error: %s", hasStarted, got)
+			t.Errorf("with a response started: %v, the log is %s; want no warning and no error", hasStarted, got)
 		}
 	}
 }
@@ -786,8 +786,8 @@ func TestUpstreamsOfAllSchemes(t *testing.T) {
 	defer withTLS.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(withTLS.Certificate())
-	oldTLS := httptest.NewTLSServer(http.HandlerFunc(echo))
-	defer oldTLS.Close()
+	tlsWithoutHTTP2 := httptest.NewTLSServer(http.HandlerFunc(echo))
+	defer tlsWithoutHTTP2.Close()
 
 	plain := httptest.NewUnstartedServer(http.HandlerFunc(echo))
 	plain.Config.Protocols = new(http.Protocols)
@@ -798,7 +798,7 @@ func TestUpstreamsOfAllSchemes(t *testing.T) {
 	for _, c := range []struct{ upstream, proto string }{
 		{"unix:" + socket, "HTTP/1.1"},
 		{withTLS.URL, "HTTP/2.0"},
-		{oldTLS.URL, "HTTP/1.1"},
+		{tlsWithoutHTTP2.URL, "HTTP/1.1"},
 		{strings.Replace(plain.URL, "http:", "h2c:", 1), "HTTP/2.0"},
 	} {
 		site := startProxy(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)

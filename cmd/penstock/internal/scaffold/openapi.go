@@ -410,8 +410,8 @@ func (p part) join(q part) part {
 func makeGroups(operations []operation) []*group {
 	common := commonPrefix(operations)
 	var all []*group
-	byPattern := make(map[string]*group) // by the pattern without the path of a server
-	byPath := make(map[string]*group)    // by the whole pattern, so that only one group has it
+	byPattern := make(map[string]*group) // by the pattern without the server's base path
+	byPath := make(map[string]*group)    // by the pattern with the base path: only one group has it
 	for _, o := range operations {
 		pattern, name := patternOf(o.segments, common)
 		for _, base := range o.bases {

@@ -3,6 +3,8 @@ package service
 // A connectionBudget says how many connections of each kind may be open at once. It leaves file
 // descriptors for the store, files and health checks. Otherwise clients could use all descriptors,
 // and /livez could not respond.
+//
+// callers is the number for each listener that decides for callers, such as those of the check API.
 type connectionBudget struct{ clients, upstream, callers, admin int64 }
 
 // maxReserved is the most descriptors that are reserved for other uses than the connections of
