@@ -181,7 +181,7 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 		writeBlock(out, indent, locals, body, names)
 		return
 	}
-	// The body assigns to r1, r2, … instead of the names, and these are copied to the names afterwards.
+	// The body assigns to r1, r2, … instead. They are copied to the names afterwards.
 	var results []string
 	for i := range strings.Count(names, ",") + 1 {
 		results = append(results, fmt.Sprintf("r%d", i+1))
