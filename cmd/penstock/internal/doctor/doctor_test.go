@@ -379,8 +379,8 @@ func connections(n int) func(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// instances registers an instance for each summary. A summary has the form "DIGEST VERSION SEED",
-// perhaps followed by "health PROBLEM". Instances with different secrets have different seeds.
+// instances registers an instance for each summary. A summary has the form "DIGEST VERSION SEED" or
+// "DIGEST VERSION SEED health PROBLEM". Instances with different secrets have different seeds.
 func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
