@@ -180,7 +180,7 @@ modules:
 	@scripts/run-modules
 
 .PHONY: upgrade
-## upgrade: replaces instances of the newest tag, or of OLD=COMMIT, one after the other, on one Redis, while clients send requests
+## upgrade: replaces instances of the newest tag, or of OLD=COMMIT, one after the other, on one Redis, with requests before and after each replacement
 upgrade: tools
 	@scripts/run-upgrade $(OLD)
 

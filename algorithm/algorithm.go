@@ -78,7 +78,7 @@ func (r Request) need() int64 {
 	return r.Cost
 }
 
-// An Outcome answers r Request. All times are µs from now.
+// An Outcome answers a Request. All times are µs from now.
 type Outcome struct {
 	Granted    int64 // units taken. For a Refund: whole units returned; it may return a fraction more
 	Remaining  int64 // units that a Spend could take now

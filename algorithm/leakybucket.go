@@ -9,7 +9,7 @@ import (
 var leakyBucketLua string
 
 // LeakyBucket is a queue with a constant outflow. Units leave Period/Count apart, and at most Burst
-// of them wait (default 0: no parts waits). An outcome has the Wait until the caller's turn. A
+// of them wait (default 0: no unit waits). An outcome has the Wait until the caller's turn. A
 // request is denied if the queue is full, or if the wait is longer than its patience. The queue has
 // the order in which the store decides: a request that begins after another has its outcome is
 // behind it. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket

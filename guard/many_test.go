@@ -109,7 +109,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		t.Error("the store decided 0 lists; want at least 1")
 	}
 	if forgotten > decided/100 { // a Reset also invalidates the denials of counters with the same set
-		t.Errorf("of %d denials one stack had forgotten %d; want 1 %% at most", decided, forgotten)
+		t.Errorf("of %d decisions, %d were denials that one stack had forgotten; want 1 %% at most", decided, forgotten)
 	}
 	t.Logf("counted: %d decisions of lists", decided)
 }

@@ -33,7 +33,7 @@ type Handler struct {
 	mux http.ServeMux
 }
 
-// csp lets a page load only files of this origin. Only live.js may parse a text as HTML. It does
+// csp lets a page load only files of this origin. Only sync.js may parse a text as HTML. It does
 // that by the Trusted Types policy named penstock.
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types penstock"

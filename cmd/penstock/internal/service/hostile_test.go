@@ -160,7 +160,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		transport := &http.Transport{Protocols: protocols}
 		body, feed := io.Pipe()
 		go func() {
-			for range 10 { // the whole takes much longer than either timeout
+			for range 10 { // the whole takes 1 s, longer than each timeout
 				feed.Write(make([]byte, 1000))
 				time.Sleep(100 * time.Millisecond)
 			}
