@@ -56,7 +56,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 
 // canonicalizePath gives the request the path that rules match.
 func (a *Admission) canonicalizePath(c *compiledRules) error {
-	host, err := checkHost(a.Request)
+	host, err := checkHostAndMethod(a.Request)
 	if err != nil {
 		return err
 	}
@@ -88,9 +88,9 @@ var (
 	errMethodCase = errors.New("the method is a known one in small letters; write it in capitals")
 )
 
-// checkHost returns the request's host. It fails if servers may read the host or the method in
-// different ways.
-func checkHost(r *http.Request) (host string, err error) {
+// checkHostAndMethod returns the request's host. It fails if servers may read the host or the
+// method in different ways.
+func checkHostAndMethod(r *http.Request) (host string, err error) {
 	host, ok := policy.CleanHost(r.Host)
 	if !ok {
 		return "", errHost

@@ -35,16 +35,16 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 		t.Run(fmt.Sprintf("guarded=%t", isGuarded), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, rules, seen := newFlaky(), rulesOf(t, text), new(events)
-				o, use := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}, penstock.Store(store)
+				options, gateStore := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}, penstock.Store(store)
 				if isGuarded {
 					all, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
 					if err != nil {
 						t.Fatal(err)
 					}
 					defer all.Close()
-					use = all
+					gateStore = all
 				}
-				gate, err := httplimit.New(use, func() *policy.Rules { return rules }, o)
+				gate, err := httplimit.New(gateStore, func() *policy.Rules { return rules }, options)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -54,8 +54,8 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 	}
 }
 
-// ways is a policy with a rule for each way in which limits fail.
-const ways = `
+// allModes is a policy with a rule for each failure mode.
+const allModes = `
 rules:
   - {name: open, match: {path: /open}, per: ip, limits: [{rate: 1/h, on_failure: open}, {rate: 5/d, on_failure: open}]}
   - {name: ceiling, match: {path: /ceiling}, per: ip, limits: [{rate: 1/h, on_failure: open, ceiling: 3/h}]}
@@ -65,7 +65,7 @@ rules:
 `
 
 func TestEachLimitHasItsFailureMode(t *testing.T) {
-	withAndWithoutGuards(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, allModes, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		h := gate.Middleware(respond(200))
 		for _, c := range []struct {
@@ -112,7 +112,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 
 func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 	store := newFlaky()
-	gate, seen := gateOn(t, store, ways)
+	gate, seen := gateOn(t, store, allModes)
 	h := gate.Middleware(respond(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
 	for _, isDown := range []bool{false, true, false} {
@@ -131,10 +131,10 @@ func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 
 // The store may have charged a batch although its answer was lost.
 func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
-	for way, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
-		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n"
+	for mode, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
+		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + mode + "}, {rate: 1/h, on_failure: " + mode + "}]}\n"
 		want := []string{"in-flight"}
-		if way != "local" { // with local, the second failed call opens the breaker: the shadow is not charged, so there is no refund
+		if mode != "local" { // with local, the second failed call opens the breaker: the shadow is not charged, so there is no refund
 			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
 			want = append(want, "tried")
 		}
@@ -142,17 +142,17 @@ func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 			store.IsDown.Store(true)
 			store.LosesAnswers.Store(true)
 			h := gate.Middleware(respond(200))
-			if way == "local" {
+			if mode == "local" {
 				send(h, "GET", "/") // it uses up the limit
 			}
 			store.Forget()
 			if got := send(h, "GET", "/").Code; got != status {
-				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
+				t.Fatalf("on_failure: %s: status %d; want %d", mode, got, status)
 			}
 			synctest.Wait()
 			got := store.Received(penstock.Refund)
 			if slices.Sort(got); !slices.Equal(got, want) {
-				t.Errorf("on_failure: %s: the refunds are %v; want %v", way, got, want)
+				t.Errorf("on_failure: %s: the refunds are %v; want %v", mode, got, want)
 			}
 		})
 	}
@@ -190,7 +190,7 @@ rules:
       - {name: open, rate: 5/h, on_failure: open}
       - {name: slots, in_flight: 5, on_failure: open}
 `
-	for _, isBack := range []bool{false, true} {
+	for _, isBack := range []bool{false, true} { // whether the store is back when the client leaves
 		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			store.IsDown.Store(true)
 			h := gate.Middleware(respond(200))
@@ -203,9 +203,9 @@ rules:
 			store.Forget()
 			leave()
 			gone.Wait()
-			given := store.Received(penstock.Refund)
-			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || isBack && slices.Contains(given, "local") {
-				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", isBack, given)
+			refunds := store.Received(penstock.Refund)
+			if !slices.Contains(refunds, "slots") || slices.Contains(refunds, "open") || isBack && slices.Contains(refunds, "local") {
+				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", isBack, refunds)
 			}
 			if isBack {
 				return
@@ -353,7 +353,7 @@ rules:
 
 func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
-	gate, seen := gateOn(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), ways)
+	gate, seen := gateOn(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), allModes)
 	h := gate.Middleware(respond(200))
 	for path, want := range map[string]int{"/open": 200, "/mixed": 503, "/local": 503, "/closed": 503} {
 		seen.list = nil
@@ -370,7 +370,7 @@ func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 }
 
 func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
-	withAndWithoutGuards(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, allModes, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
@@ -462,7 +462,7 @@ rules:
 
 // A store in memory fails only when it is full, and then it has no fallback.
 func TestFullMemoryRejectsNewKeysUnlessTheLimitIsOpen(t *testing.T) {
-	gate, seen := gateOver(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), true, `
+	gate, seen := gateWith(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), true, `
 rules:
   - {name: local, match: {path: /local}, per: {key: header X-Key}, limits: [{rate: 2/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]}
@@ -501,18 +501,18 @@ func TestGuardsOfTheStoreDefineHowLimitsFail(t *testing.T) {
 }
 
 func TestOptionsDefineHowLimitsInCodeFail(t *testing.T) {
-	for way, want := range map[guard.FailureMode][]int{
+	for mode, want := range map[guard.FailureMode][]int{
 		guard.FailDefault: {200, 429}, guard.FailLocal: {200, 429}, guard.FailOpen: {200, 200}, guard.FailClosed: {503, 503},
 	} {
 		store := newFlaky()
 		store.IsDown.Store(true)
-		gate, err := httplimit.NewSimple(store, "api", []penstock.Limit{penstock.PerHour(1)}, httplimit.SimpleOptions{OnFailure: way})
+		gate, err := httplimit.NewSimple(store, "api", []penstock.Limit{penstock.PerHour(1)}, httplimit.SimpleOptions{OnFailure: mode})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, want := range want {
 			if got := send(gate.Middleware(respond(200)), "GET", "/").Code; got != want {
-				t.Errorf("%v: request %d: status %d; want %d", way, i+1, got, want)
+				t.Errorf("%v: request %d: status %d; want %d", mode, i+1, got, want)
 			}
 		}
 	}
@@ -530,13 +530,13 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	}
 	h := gate.Middleware(respond(200))
 	for _, c := range []struct {
-		way  string
+		mode string
 		want []int
 	}{{"closed", []int{503, 503}}, {"open", []int{200, 200}}, {"local", []int{200, 429}}} {
-		now.Store(rulesOf(t, fmt.Sprintf(text, c.way)))
+		now.Store(rulesOf(t, fmt.Sprintf(text, c.mode)))
 		for i, want := range c.want {
 			if got := send(h, "GET", "/").Code; got != want {
-				t.Errorf("%s: request %d: status %d; want %d", c.way, i+1, got, want)
+				t.Errorf("%s: request %d: status %d; want %d", c.mode, i+1, got, want)
 			}
 		}
 	}

@@ -44,16 +44,18 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 // gateOf returns a gate with a policy and a store in memory, and what it observes.
 func gateOf(t testing.TB, text string) (*httplimit.Gate, *events) {
 	t.Helper()
-	return gateOver(t, memstore.New(memstore.Options{}), true, text)
+	return gateWith(t, memstore.New(memstore.Options{}), true, text)
 }
 
 // gateOn does what gateOf does, for a store that has no fallback.
 func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
 	t.Helper()
-	return gateOver(t, store, false, text)
+	return gateWith(t, store, false, text)
 }
 
-func gateOver(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
+// gateWith returns a gate over a store, and what it observes. hasFallback is that of
+// httplimit.Options.
+func gateWith(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
 	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: hasFallback, Observe: seen.add})
@@ -63,6 +65,7 @@ func gateOver(t testing.TB, store penstock.Store, hasFallback bool, text string)
 	return gate, seen
 }
 
+// events are the events of a gate.
 type events struct {
 	mu   sync.Mutex
 	list []admission.Event
@@ -131,8 +134,8 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 			t.Fatalf("a path without a rule: %d %v; want 200 without RateLimit", w.Code, w.Header())
 		}
 	}
-	if a, d := seen.count(admission.Allowed), seen.count(admission.Denied); a != 4 || d != 2 {
-		t.Errorf("observed %d allowed and %d denied requests, not 4 and 2", a, d)
+	if allowed, denied := seen.count(admission.Allowed), seen.count(admission.Denied); allowed != 4 || denied != 2 {
+		t.Errorf("observed %d allowed and %d denied requests, not 4 and 2", allowed, denied)
 	}
 	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
 		t.Errorf("the event is %+v; want rule search, limit hour and its algorithm", e)
@@ -324,7 +327,7 @@ rules:
     per: global
     limits: [{name: tokens, rate: 1000/h, cost: {units: 100, actual: X-Tokens}, headers: true}]
 `
-	left := func(h http.Handler) string { return send(h, "GET", "/", "X-Peek", "1").Header().Get("RateLimit") }
+	peek := func(h http.Handler) string { return send(h, "GET", "/", "X-Peek", "1").Header().Get("RateLimit") }
 	for _, c := range []struct {
 		what    string
 		handler http.HandlerFunc
@@ -353,8 +356,8 @@ rules:
 			}
 		}))
 		send(h, "GET", "/")
-		if got := left(h); !strings.HasPrefix(got, c.want+";") {
-			t.Errorf("%s: %s, not %s", c.what, got, c.want)
+		if got := peek(h); !strings.HasPrefix(got, c.want+";") {
+			t.Errorf("%s: RateLimit is %s, not %s", c.what, got, c.want)
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
@@ -375,7 +378,7 @@ rules:
 		w := sendBody(h, "POST", "/", strings.NewReader(strings.Repeat("x", c.bytes)))
 		left -= c.units
 		if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left); !strings.HasPrefix(got, want) {
-			t.Errorf("%d bytes: %s, not %s", c.bytes, got, want)
+			t.Errorf("after %d bytes RateLimit is %s, not %s", c.bytes, got, want)
 		}
 	}
 	// A body of unknown size is charged by the bytes that are read.
@@ -384,7 +387,7 @@ rules:
 	left -= 10
 	w := sendBody(h, "POST", "/", nil)
 	if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left-1); !strings.HasPrefix(got, want) {
-		t.Errorf("after 10,000 bytes of unknown size: %s, not %s", got, want)
+		t.Errorf("after 10,000 bytes of unknown size RateLimit is %s, not %s", got, want)
 	}
 }
 
@@ -583,8 +586,8 @@ rules:
 	if got := send(h, "GET", "/").Code; got != 200 {
 		t.Errorf("the first request of another client: status %d; want 200, because lists charge nothing", got)
 	}
-	if e, r := seen.count(admission.Exempt), seen.count(admission.Refused); e != 3 || r != 3 {
-		t.Errorf("observed %d exempt and %d refused requests, not 3 and 3", e, r)
+	if exempt, refused := seen.count(admission.Exempt), seen.count(admission.Refused); exempt != 3 || refused != 3 {
+		t.Errorf("observed %d exempt and %d refused requests, not 3 and 3", exempt, refused)
 	}
 }
 
@@ -706,7 +709,7 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 		}
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), begins) {
-			t.Errorf("body: %s: %d %s; want the policy's body", body, w.Code, w.Body)
+			t.Errorf("with the body %s a denial is %d %s; want 429 with a body that begins with %q", body, w.Code, w.Body, begins)
 		}
 	}
 }
@@ -716,7 +719,7 @@ func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 3); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("cost: %s: %v; want an error only without actual", cost, err)
+				t.Errorf("with the cost %s, Settle returns %v; want an error only without actual", cost, err)
 			}
 		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}

@@ -28,7 +28,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		gate, seen := gateOver(t, store, true, boundedNew)
+		gate, seen := gateWith(t, store, true, boundedNew)
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		send := func(address, key string) *httptest.ResponseRecorder {
 			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
@@ -39,7 +39,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 			handler.ServeHTTP(w, r)
 			return w
 		}
-		send("192.0.2.1", "known")
+		send("192.0.2.1", "known") // the first of 20 new identities
 		passed := 0
 		var last *httptest.ResponseRecorder
 		for i := range 10_000 {
@@ -75,7 +75,14 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 
 // new_identities does not count identities that the policy lists.
 func TestOnlyInventedIdentitiesAreNew(t *testing.T) {
-	gate, _ := gateOf(t, strings.ReplaceAll(strings.ReplaceAll(boundedNew, "[{key: header X-API-Key}", "[{user: {header X-User: [a, b]}}, {key: header X-API-Key}"), "20/min", "1/h"))
+	gate, _ := gateOf(t, `
+identities: {client: {first_of: [{user: {header X-User: [a, b]}}, {key: header X-API-Key}, ip]}}
+rules:
+  - name: api
+    per: client
+    new_identities: 1/h
+    limits: [{rate: 5/h}]
+`)
 	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	send := func(name, value string) int {
 		r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()

@@ -212,7 +212,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { store.Close() })
-		gate, seen := gateOver(t, withGuards(t, store, text, -1), true, text)
+		gate, seen := gateWith(t, withGuards(t, store, text, -1), true, text)
 		h := gate.Middleware(respond(200))
 		for range requests {
 			send(h, "GET", "/", "X-API-Key", "k")
@@ -231,7 +231,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
-	gate, seen := gateOver(t, withGuards(t, openStore(t, server.URL()), text, time.Hour), true, text)
+	gate, seen := gateWith(t, withGuards(t, openStore(t, server.URL()), text, time.Hour), true, text)
 	h := gate.Middleware(respond(200))
 	for range 10 {
 		send(h, "GET", "/", "X-API-Key", "k")
@@ -277,7 +277,7 @@ rules:
 	if _, err := server.Do("LPUSH", key, "x"); err != nil {
 		t.Fatal(err)
 	}
-	guardedGate, seen := gateOver(t, withGuards(t, store, text, -1), true, text)
+	guardedGate, seen := gateWith(t, withGuards(t, store, text, -1), true, text)
 	h := guardedGate.Middleware(respond(200))
 	for i, want := range []int{200, 429, 429} { // one was admitted before
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {

@@ -29,20 +29,20 @@ func TestReloadIsNeverAMixture(t *testing.T) {
 		}
 	}
 	// Two files that differ in each part of a response.
-	good := func(name string, n int) string {
+	valid := func(name string, rate int) string {
 		return fmt.Sprintf(`
 rules:
   - name: %[1]s
     per: {%[1]s: header X-API-Key}
     limits: [{name: one, rate: %[2]d/h}, {name: two, rate: %[2]d/h}]
   - {name: %[1]s-always, always: true, per: ip, limits: [{rate: %[2]d/h}]}
-`, name, n)
+`, name, rate)
 	}
-	const a, b = 1_000_000, 2_000_000
-	policyHeaderOf := func(name string, n int) string {
-		return fmt.Sprintf(`"%[1]s.one";q=%[2]d;w=3600, "%[1]s.two";q=%[2]d;w=3600, "%[1]s-always.hour";q=%[2]d;w=3600`, name, n)
+	const rateA, rateB = 1_000_000, 2_000_000
+	policyHeaderOf := func(name string, rate int) string {
+		return fmt.Sprintf(`"%[1]s.one";q=%[2]d;w=3600, "%[1]s.two";q=%[2]d;w=3600, "%[1]s-always.hour";q=%[2]d;w=3600`, name, rate)
 	}
-	files := []string{good("a", a), "rules: [", good("b", b), "rules:\n  - {name: x, per: nobody, limits: [{rate: 1/h}]}\n"}
+	files := []string{valid("a", rateA), "rules: [", valid("b", rateB), "rules:\n  - {name: x, per: nobody, limits: [{rate: 1/h}]}\n"}
 	replace(files[0])
 
 	var loaded, invalid atomic.Int64
@@ -74,9 +74,9 @@ rules:
 				case w.Code != 200:
 					t.Errorf("status %d while the file changes; want 200", w.Code)
 					return
-				case got == policyHeaderOf("a", a):
+				case got == policyHeaderOf("a", rateA):
 					sawA.Add(1)
-				case got == policyHeaderOf("b", b):
+				case got == policyHeaderOf("b", rateB):
 					sawB.Add(1)
 				default:
 					t.Errorf("RateLimit-Policy is %s; want the limits of one file", got)

@@ -27,13 +27,14 @@ func throttles() (list [][]byte) {
 	return list
 }
 
-// roundTrip sends a pipeline and reads its replies, which have so many lines each.
-func (w *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
-	w.Write(pipeline)
+// roundTrip sends a pipeline and reads its replies. Each reply has this many lines. memory is for
+// reading.
+func (client *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
+	client.Write(pipeline)
 	for missing := pipelineLength * lines; missing > 0; {
-		n, err := w.Read(memory)
+		n, err := client.Read(memory)
 		if err != nil {
-			w.t.Fatal(err)
+			client.t.Fatal(err)
 		}
 		missing -= bytes.Count(memory[:n], []byte("\n"))
 	}
@@ -55,11 +56,11 @@ func BenchmarkPipeline(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel, Observe: c.observe})
-			w, memory := connect(b, addr), make([]byte, 64<<10)
+			client, memory := connect(b, addr), make([]byte, 64<<10)
 			b.ReportAllocs()
 			b.ResetTimer()
 			for i := range b.N/pipelineLength + 1 {
-				w.roundTrip(c.pipelines[i%len(c.pipelines)], c.lines, memory)
+				client.roundTrip(c.pipelines[i%len(c.pipelines)], c.lines, memory)
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commands/s")
 		})
@@ -73,13 +74,13 @@ func TestAThrottleAllocatesItsKey(t *testing.T) {
 	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // as measured, and some reserve
 		var observed atomic.Int64
 		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel, Observe: func(*admission.Event) { observed.Add(1) }})
-		w, memory, i := connect(t, addr), make([]byte, 64<<10), 0
+		client, memory, i := connect(t, addr), make([]byte, 64<<10), 0
 		for range 2 * len(pipelines) { // all keys exist, and all memory that is used again
-			w.roundTrip(pipelines[i%len(pipelines)], 6, memory)
+			client.roundTrip(pipelines[i%len(pipelines)], 6, memory)
 			i++
 		}
 		n := testing.AllocsPerRun(500, func() {
-			w.roundTrip(pipelines[i%len(pipelines)], 6, memory)
+			client.roundTrip(pipelines[i%len(pipelines)], 6, memory)
 			i++
 		}) / pipelineLength
 		t.Logf("%d in parallel: %.2f allocations for a command", parallel, n)

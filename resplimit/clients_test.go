@@ -100,7 +100,7 @@ func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{})
-		w := connect(t, addr)
+		client := connect(t, addr)
 		for line := range strings.Lines(string(text)) {
 			line = strings.TrimSpace(line)
 			if line == "" || line[0] == '#' {
@@ -111,8 +111,8 @@ func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 				t.Fatalf("%s: %s: %v; want a Go string", file, line, err)
 			}
 			if line[0] == '>' {
-				w.send(payload)
-			} else if got := w.reply(); got != payload {
+				client.send(payload)
+			} else if got := client.reply(); got != payload {
 				t.Errorf("%s: the reply is %q; want %q", file, got, payload)
 			}
 		}
@@ -140,8 +140,8 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 	var first []string
 	for name, store := range storesOf(t) {
 		_, addr := serve(t, store, nil, Options{})
-		w := connect(t, addr)
-		w.do("DEL a b c d e")
+		client := connect(t, addr)
+		client.do("DEL a b c d e")
 		var replies []string
 		var pipeline strings.Builder
 		const n = 200
@@ -156,9 +156,9 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 				pipeline.WriteString(encode("CL.THROTTLE", key, "6", "1", "86400", strconv.Itoa(i%3)))
 			}
 		}
-		w.send(pipeline.String())
+		client.send(pipeline.String())
 		for range n {
-			fields := strings.Fields(strings.Trim(w.reply(), "[]"))
+			fields := strings.Fields(strings.Trim(client.reply(), "[]"))
 			if len(fields) == 5 {
 				fields = fields[:3] // the others are times
 			}

@@ -74,11 +74,11 @@ func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 		case 2:
 			b.bulk(string(args[1]))
 		default:
-			b.fail(wrongNumber(args[0]))
+			b.fail(wrongArgumentCount(args[0]))
 		}
 	case "ECHO":
 		if len(args) != 2 {
-			b.fail(wrongNumber(args[0]))
+			b.fail(wrongArgumentCount(args[0]))
 		} else {
 			b.bulk(string(args[1]))
 		}
@@ -128,13 +128,14 @@ func subcommand(args [][]byte) string {
 
 func failSubcommand(b *batch, args [][]byte) {
 	if len(args) < 2 {
-		b.fail(wrongNumber(args[0]))
+		b.fail(wrongArgumentCount(args[0]))
 		return
 	}
 	b.fail(fmt.Sprintf("ERR unknown subcommand '%.128s'. Try %s HELP.", args[1], strings.ToUpper(string(args[0]))))
 }
 
-func wrongNumber(name []byte) string {
+// wrongArgumentCount returns the error of Redis for a command with too few or too many arguments.
+func wrongArgumentCount(name []byte) string {
 	return "ERR wrong number of arguments for '" + strings.ToLower(string(name)) + "' command"
 }
 
@@ -181,7 +182,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 	case len(args) == 3:
 		user = args[1]
 	case len(args) != 2:
-		b.fail(wrongNumber(args[0]))
+		b.fail(wrongArgumentCount(args[0]))
 		return true
 	case len(c.server.credentials) == 0:
 		c.reportAuthFailure(WrongPassword)
@@ -251,13 +252,19 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 	}
 	c.proto, c.name = proto, name
 	b.proto = proto
+	c.describeServer(b)
+	return true
+}
+
+// describeServer writes the reply to HELLO.
+func (c *client) describeServer(b *batch) {
 	b.pairs(7)
 	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", compatible}} {
 		b.bulk(pair[0])
 		b.bulk(pair[1])
 	}
 	b.bulk("proto")
-	b.integer(int64(proto))
+	b.integer(int64(c.proto))
 	b.bulk("id")
 	b.integer(c.id)
 	for _, pair := range [...][2]string{{"mode", "standalone"}, {"role", "master"}} {
@@ -266,14 +273,13 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 	}
 	b.bulk("modules")
 	b.array(0)
-	return true
 }
 
 // selectDB executes SELECT. There is only database 0. Others are errors, because clients that use
 // several would otherwise share their counters without noticing it.
 func (c *client) selectDB(b *batch, args [][]byte) {
 	if len(args) != 2 {
-		b.fail(wrongNumber(args[0]))
+		b.fail(wrongArgumentCount(args[0]))
 		return
 	}
 	switch n, ok := parseInt(args[1]); {

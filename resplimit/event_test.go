@@ -63,23 +63,23 @@ func TestEachThrottleHasOneEvent(t *testing.T) {
 		var r eventRecord
 		store := memstore.New(memstore.Options{Now: newClock().Now})
 		_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerDay(1)), Options{Parallel: parallel, Observe: r.observe})
-		w := connect(t, addr)
-		w.expect("CL.THROTTLE a 1 1 60", "[0 2 1 -1 60]")
+		client := connect(t, addr)
+		client.expect("CL.THROTTLE a 1 1 60", "[0 2 1 -1 60]")
 		r.expect(t, "allowed", allowed)
-		w.expect("THROTTLE a 2 1 60", "[1 2 0 120 0]")
-		w.expect("THROTTLE a 2 1 60", "[0 2 0 120 60]")
+		client.expect("THROTTLE a 2 1 60", "[1 2 0 120 0]")
+		client.expect("THROTTLE a 2 1 60", "[0 2 0 120 60]")
 		r.expect(t, "allowed, then denied", allowed, denied)
 		for _, line := range []string{"CL.THROTTLE a 1 1 60 0", "THROTTLE a 2 1 60 0", "DEL a", "PING", "CL.THROTTLE a 1 0 60", "CL.THROTTLE a", "PENSTOCK.CHECK search user:1"} {
-			w.do(line)
+			client.do(line)
 			r.expect(t, line)
 		}
 		var pipeline strings.Builder
 		for range 20 {
 			pipeline.WriteString(encode("CL.THROTTLE", "a", "13", "1", "3600"))
 		}
-		w.send(pipeline.String())
+		client.send(pipeline.String())
 		for range 20 {
-			w.reply()
+			client.reply()
 		}
 		r.expect(t, "a pipeline", append(slices.Repeat([]string{allowed}, 14), slices.Repeat([]string{denied}, 6)...)...)
 	}
@@ -127,10 +127,10 @@ func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
 // The commands are decided in several goroutines.
 func TestPanicOfAnObserverIsContained(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Observe: func(*admission.Event) { panic("a bug in an observer") }})
-	w := connect(t, addr)
-	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))
+	client := connect(t, addr)
+	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))
 	for _, want := range []string{"[0 2 1 -1 60]", "[0 2 1 -1 60]", "+PONG"} {
-		if got := w.reply(); got != want {
+		if got := client.reply(); got != want {
 			t.Errorf("the reply is %q; want %q", got, want)
 		}
 	}
@@ -140,8 +140,8 @@ func TestRefusedPasswordsAreReported(t *testing.T) {
 	var r eventRecord
 	failed := func(f AuthFailure, peer net.Addr) { r.add(f.String() + " " + peer.String()) }
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"ann", "secret"}}, AuthFailed: failed})
-	w := connect(t, addr)
-	wrong, none := "wrong_password "+w.LocalAddr().String(), "no_password "+w.LocalAddr().String()
+	client := connect(t, addr)
+	wrong, none := "wrong_password "+client.LocalAddr().String(), "no_password "+client.LocalAddr().String()
 	for _, c := range []struct {
 		line string
 		want []string
@@ -150,15 +150,15 @@ func TestRefusedPasswordsAreReported(t *testing.T) {
 		{"PING", []string{none}}, {"CL.THROTTLE a 1 1 60", []string{none}}, {"HELLO 3", []string{none}},
 		{"AUTH", nil}, {"HELLO 4", nil}, {"AUTH ann secret", nil}, {"HELLO 3 AUTH ann secret", nil}, {"PING", nil}, {"NONESUCH", nil},
 	} {
-		w.do(c.line)
+		client.do(c.line)
 		r.expect(t, c.line, c.want...)
 	}
 
 	_, addr = serve(t, memstore.New(memstore.Options{}), nil, Options{AuthFailed: failed})
-	w = connect(t, addr)
-	wrong = "wrong_password " + w.LocalAddr().String()
+	client = connect(t, addr)
+	wrong = "wrong_password " + client.LocalAddr().String()
 	for _, line := range []string{"AUTH secret", "HELLO 3 AUTH default secret"} { // no password is configured
-		w.do(line)
+		client.do(line)
 		r.expect(t, line, wrong)
 	}
 }

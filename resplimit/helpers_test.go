@@ -101,45 +101,48 @@ func encode(args ...string) string {
 	return s.String()
 }
 
-func (w *testClient) send(text string) {
-	w.t.Helper()
-	if _, err := io.WriteString(w, text); err != nil {
-		w.t.Fatal(err)
+func (client *testClient) send(text string) {
+	client.t.Helper()
+	if _, err := io.WriteString(client, text); err != nil {
+		client.t.Fatal(err)
 	}
 }
 
-func (w *testClient) reply() string {
-	w.t.Helper()
-	w.SetDeadline(time.Now().Add(testLimit))
-	text, err := readReply(w.replies)
+func (client *testClient) reply() string {
+	client.t.Helper()
+	client.SetDeadline(time.Now().Add(testLimit))
+	text, err := readReply(client.replies)
 	if err != nil {
-		w.t.Fatalf("read a reply: %v", err)
+		client.t.Fatalf("read a reply: %v", err)
 	}
 	return text
 }
 
 // do sends the words of a line as a command, and returns the reply.
-func (w *testClient) do(line string) string {
-	w.t.Helper()
-	w.send(encode(strings.Fields(line)...))
-	return w.reply()
+func (client *testClient) do(line string) string {
+	client.t.Helper()
+	client.send(encode(strings.Fields(line)...))
+	return client.reply()
 }
 
-// expect fails the test unless a command has this reply.
-func (w *testClient) expect(line, want string) {
-	w.t.Helper()
-	if got := w.do(line); got != want {
-		w.t.Errorf("%s: the reply is %q; want %q", line, got, want)
+// expect fails the test unless a command has this reply:
+//
+//	CL.THROTTLE  [limited limit remaining retry-after reset-after]
+//	THROTTLE     [allowed limit remaining reset-after retry-after]
+func (client *testClient) expect(line, want string) {
+	client.t.Helper()
+	if got := client.do(line); got != want {
+		client.t.Errorf("%s: the reply is %q; want %q", line, got, want)
 	}
 }
 
 // expectEnd fails the test unless the server closes the connection, without a further reply.
-func (w *testClient) expectEnd() {
-	w.t.Helper()
-	if text, err := readReply(w.replies); err == nil {
-		w.t.Errorf("a further reply %q; want the end of the connection", text)
+func (client *testClient) expectEnd() {
+	client.t.Helper()
+	if text, err := readReply(client.replies); err == nil {
+		client.t.Errorf("a further reply %q; want the end of the connection", text)
 	} else if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-		w.t.Error("the connection is still open; want it closed")
+		client.t.Error("the connection is still open; want it closed")
 	}
 }
 

@@ -44,72 +44,72 @@ func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
 	_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerSecond(10)), Options{Credentials: []Credential{{"ann", "secret"}, {"default", "other"}, {"", "token"}}})
 	lines := []string{"CL.THROTTLE a 1 1 1", "THROTTLE a 1 1 1", "PENSTOCK.CHECK search a", "DEL a", "UNLINK a b", "PING", "ECHO a", "INFO", "CLIENT ID", "CLIENT SETNAME a",
 		"COMMAND", "CONFIG GET save", "SELECT 0", "CLUSTER INFO", "NONESUCH"}
-	w := connect(t, addr)
+	client := connect(t, addr)
 	for _, line := range lines {
-		w.expect(line, "-NOAUTH Authentication required.")
+		client.expect(line, "-NOAUTH Authentication required.")
 	}
 	for _, line := range []string{"AUTH wrong", "AUTH ann other", "AUTH other secret", "AUTH ann", "HELLO 3 AUTH ann token2", "AUTH ann secre", "AUTH ann secrets"} {
-		w.expect(line, "-"+errWrongPass)
+		client.expect(line, "-"+errWrongPass)
 	}
-	w.expect("HELLO 3", "-"+errNoAuth)
-	w.expect("PING", "-NOAUTH Authentication required.")
+	client.expect("HELLO 3", "-"+errNoAuth)
+	client.expect("PING", "-NOAUTH Authentication required.")
 	if n := decisions.Load(); n != 0 {
 		t.Fatalf("%d decisions were made without a credential; want none", n)
 	}
 	for _, line := range []string{"AUTH ann secret", "AUTH default other", "AUTH other", "AUTH token", "AUTH anyone token"} {
-		w.expect("RESET", "+RESET")
-		w.expect("PING", "-NOAUTH Authentication required.")
-		w.expect(line, "+OK")
-		w.expect("PING", "+PONG")
+		client.expect("RESET", "+RESET")
+		client.expect("PING", "-NOAUTH Authentication required.")
+		client.expect(line, "+OK")
+		client.expect("PING", "+PONG")
 	}
-	w.expect("CL.THROTTLE a 1 1 1", "[0 2 1 -1 1]")
-	w.expect("AUTH wrong", "-"+errWrongPass)
-	w.expect("PING", "+PONG") // as in Redis, the client stays authenticated
-	w.expect("RESET", "+RESET")
-	w.expect("HELLO 3 AUTH ann secret SETNAME me", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
-	w.expect("CLIENT GETNAME", "me")
+	client.expect("CL.THROTTLE a 1 1 1", "[0 2 1 -1 1]")
+	client.expect("AUTH wrong", "-"+errWrongPass)
+	client.expect("PING", "+PONG") // as in Redis, the client stays authenticated
+	client.expect("RESET", "+RESET")
+	client.expect("HELLO 3 AUTH ann secret SETNAME me", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
+	client.expect("CLIENT GETNAME", "me")
 }
 
 func TestAConnectionMayTryFewPasswords(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}, ReadTimeout: 2 * testLimit})
 	for _, line := range []string{"AUTH wrong", "HELLO 3 AUTH default wrong"} {
-		w := connect(t, addr)
+		client := connect(t, addr)
 		for range maxWrongPasswords {
-			w.expect(line, "-"+errWrongPass)
+			client.expect(line, "-"+errWrongPass)
 		}
-		w.expectEnd()
+		client.expectEnd()
 	}
 }
 
 func TestVersionThreeHasItsOwnTypes(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
-	w := connect(t, addr)
-	w.expect("HELLO", "[server penstock version 7.0.0 proto 2 id 1 mode standalone role master modules []]")
-	w.expect("CONFIG GET save", "[]")
-	w.expect("HELLO 3", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
-	w.expect("CONFIG GET save", "{}")
-	w.expect("COMMAND DOCS", "{}")
-	w.expect("COMMAND", "[]")
-	w.expect("COMMAND COUNT", "0")
-	w.expect("CLIENT GETNAME", "nil")
+	client := connect(t, addr)
+	client.expect("HELLO", "[server penstock version 7.0.0 proto 2 id 1 mode standalone role master modules []]")
+	client.expect("CONFIG GET save", "[]")
+	client.expect("HELLO 3", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
+	client.expect("CONFIG GET save", "{}")
+	client.expect("COMMAND DOCS", "{}")
+	client.expect("COMMAND", "[]")
+	client.expect("COMMAND COUNT", "0")
+	client.expect("CLIENT GETNAME", "nil")
 	for _, line := range []string{"CLIENT SETINFO LIB-NAME a", "CLIENT TRACKING ON OPTIN", "CLIENT NO-EVICT on", "CLIENT NO-TOUCH on"} {
-		w.expect(line, "+OK")
+		client.expect(line, "+OK")
 	}
-	w.expect("CLIENT MAINT_NOTIFICATIONS ON", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.")
-	if got := w.do("INFO"); !strings.Contains(got, "loading:0\r\n") || !strings.Contains(got, "connected_clients:1\r\n") || !strings.HasPrefix(got, "txt:") {
+	client.expect("CLIENT MAINT_NOTIFICATIONS ON", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.")
+	if got := client.do("INFO"); !strings.Contains(got, "loading:0\r\n") || !strings.Contains(got, "connected_clients:1\r\n") || !strings.HasPrefix(got, "txt:") {
 		t.Errorf("INFO replies %q; want loading:0 and one client, as verbatim text", got)
 	}
-	if got := w.do("CLIENT INFO"); !strings.Contains(got, "resp=3") {
+	if got := client.do("CLIENT INFO"); !strings.Contains(got, "resp=3") {
 		t.Errorf("CLIENT INFO replies %q; want resp=3", got)
 	}
-	w.expect("QUIT", "+OK")
-	w.expectEnd()
+	client.expect("QUIT", "+OK")
+	client.expectEnd()
 }
 
-// A gatheringStore decides nothing before n calls are in flight.
+// A gatheringStore decides nothing before n calls are in flight, or before the test closes release.
 type gatheringStore struct {
 	penstock.Store
-	n       int64
+	n       int64         // if more than can be in flight, only the test ends the wait
 	inside  atomic.Int64  // calls in flight now
 	most    atomic.Int64  // the most in flight at once
 	release chan struct{} // closed when n calls have been in flight
@@ -145,18 +145,18 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 	for _, parallel := range []int{n, 2 * n} {
 		store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: n, release: make(chan struct{})}
 		_, addr := serve(t, store, nil, Options{Parallel: parallel})
-		w := connect(t, addr)
+		client := connect(t, addr)
 		var pipeline strings.Builder
 		for i := range n {
 			pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), fmt.Sprint(i), "1", "60"))
 		}
-		w.send(pipeline.String() + encode("ECHO", "end"))
+		client.send(pipeline.String() + encode("ECHO", "end"))
 		for i := range n {
-			if got, want := w.reply(), fmt.Sprintf("[0 %d %d -1 60]", i+1, i); got != want {
+			if got, want := client.reply(), fmt.Sprintf("[0 %d %d -1 60]", i+1, i); got != want {
 				t.Errorf("reply %d is %s; want %s", i, got, want)
 			}
 		}
-		if got := w.reply(); got != "end" {
+		if got := client.reply(); got != "end" {
 			t.Errorf("the last reply is %q; want that of ECHO", got)
 		}
 	}
@@ -165,19 +165,19 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 func TestParallelDecisionsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
-	w := connect(t, addr)
+	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), "1", "1", "60"))
 	}
-	w.send(pipeline.String())
+	client.send(pipeline.String())
 	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
 	if n := s.workers.Running(); n != 4 {
 		t.Errorf("%d goroutines decide besides that of the connection; want 4", n)
 	}
 	store.once.Do(func() { close(store.release) })
 	for range 40 {
-		if got := w.reply(); got != "[0 2 1 -1 60]" {
+		if got := client.reply(); got != "[0 2 1 -1 60]" {
 			t.Errorf("the reply is %q; want [0 2 1 -1 60]", got)
 		}
 	}
@@ -189,16 +189,16 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
 	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the list itself
-	w := connect(t, addr)
+	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i%20), "1", "1", "60"))
 	}
-	w.send(pipeline.String())
+	client.send(pipeline.String())
 	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
 	store.once.Do(func() { close(store.release) })
 	for i := range 40 {
-		if got, want := w.reply(), fmt.Sprintf("[0 2 %d -1 %d]", 1-i/20, 60+i/20*60); got != want {
+		if got, want := client.reply(), fmt.Sprintf("[0 2 %d -1 %d]", 1-i/20, 60+i/20*60); got != want {
 			t.Errorf("reply %d is %q, want %q", i, got, want)
 		}
 	}
@@ -211,14 +211,14 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 // A panic in a store that decides lists gives each command an error.
 func TestPanicOfAListIsContained(t *testing.T) {
 	_, addr := serve(t, panickingStore{memstore.New(memstore.Options{})}, nil, Options{})
-	w := connect(t, addr)
-	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
+	client := connect(t, addr)
+	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
 	for range 2 {
-		if got := w.reply(); !strings.Contains(got, "UNAVAILABLE") {
+		if got := client.reply(); !strings.Contains(got, "UNAVAILABLE") {
 			t.Errorf("the reply is %q; want an error", got)
 		}
 	}
-	if got := w.reply(); got != "end" {
+	if got := client.reply(); got != "end" {
 		t.Errorf("the last reply is %q; want that of ECHO", got)
 	}
 }
@@ -262,15 +262,16 @@ func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
 
 func testOrder(t *testing.T, store penstock.Store) {
 	_, addr := serve(t, store, nil, Options{})
-	w := connect(t, addr)
+	client := connect(t, addr)
 	var pipeline strings.Builder
 	var want []string
-	left := map[string]int{}
+	used := map[string]int{} // units by key
+	// Every 90th command deletes a key, and every 25th deletes three keys. The others spend a unit.
 	for i := range 3 * maxJobs {
 		key := fmt.Sprint("key", i%7)
 		if i%90 == 89 {
 			pipeline.WriteString(encode("DEL", key))
-			left[key] = 0
+			used[key] = 0
 			want = append(want, "1")
 			continue
 		}
@@ -278,19 +279,19 @@ func testOrder(t *testing.T, store penstock.Store) {
 			keys := []string{"DEL"}
 			for k := range 3 {
 				keys = append(keys, fmt.Sprint("key", (i+k)%7))
-				left[keys[k+1]] = 0
+				used[keys[k+1]] = 0
 			}
 			pipeline.WriteString(encode(keys...))
 			want = append(want, "3")
 			continue
 		}
-		left[key]++
+		used[key]++
 		pipeline.WriteString(encode("CL.THROTTLE", key, "999", "1", "3600"))
-		want = append(want, fmt.Sprintf("[0 1000 %d -1 %d]", 1000-left[key], 3600*left[key]))
+		want = append(want, fmt.Sprintf("[0 1000 %d -1 %d]", 1000-used[key], 3600*used[key]))
 	}
-	go w.send(pipeline.String())
+	go client.send(pipeline.String())
 	for i := range want {
-		if got := w.reply(); got != want[i] {
+		if got := client.reply(); got != want[i] {
 			t.Fatalf("reply %d is %s; want %s", i, got, want[i])
 		}
 	}
@@ -304,8 +305,8 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 	}
 	defer store.Close()
 	_, addr := serve(t, store, nil, Options{})
-	w := connect(t, addr)
-	w.do("CL.THROTTLE first 1 1 60") // loads a script
+	client := connect(t, addr)
+	client.do("CL.THROTTLE first 1 1 60") // loads a script
 	before, _, err := server.CommandStats("evalsha")
 	if err != nil {
 		t.Fatal(err)
@@ -316,9 +317,9 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 		for i := range n {
 			pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprintf("key:%d:%d", round, i), "1", "1", "60"))
 		}
-		w.send(pipeline.String())
+		client.send(pipeline.String())
 		for range n {
-			if got := w.reply(); got != "[0 2 1 -1 60]" {
+			if got := client.reply(); got != "[0 2 1 -1 60]" {
 				t.Fatalf("the reply is %s; want [0 2 1 -1 60]", got)
 			}
 		}
@@ -353,10 +354,10 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 		{"closed", fallback(guard.FailClosed), "[1 16 0 1 0]", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
 	} {
 		_, addr := serve(t, c.store, nil, Options{})
-		w := connect(t, addr)
-		w.send(encode("CL.THROTTLE", "a", "15", "3", "60") + encode("CL.THROTTLE", "b", "15", "3", "60") + encode("DEL", "a") + encode("PING"))
+		client := connect(t, addr)
+		client.send(encode("CL.THROTTLE", "a", "15", "3", "60") + encode("CL.THROTTLE", "b", "15", "3", "60") + encode("DEL", "a") + encode("PING"))
 		for i, want := range []string{c.throttle, c.throttle, c.del, "+PONG"} {
-			if got := w.reply(); got != want {
+			if got := client.reply(); got != want {
 				t.Errorf("%s: reply %d is %q; want %q", c.name, i, got, want)
 			}
 		}
@@ -375,18 +376,18 @@ func TestRuleIsCalledByItsName(t *testing.T) {
 	store := memstore.New(memstore.Options{Now: newClock().Now})
 	c := controllerOf(t, store, guard.FailClosed, penstock.PerMinute(60).WithBurst(3), penstock.PerDay(1000))
 	_, addr := serve(t, nil, c, Options{})
-	w := connect(t, addr)
-	w.expect("PENSTOCK.CHECK search user:1", "[0 3 2 -1 1 allowed search.minute]")
-	w.expect("PENSTOCK.CHECK search user:1 2", "[0 3 0 -1 3 allowed search.minute]")
-	w.expect("penstock.check search user:1", "[1 3 0 1 3 denied search.minute]")
-	w.expect("PENSTOCK.CHECK search user:1 0", "[0 3 0 -1 3 allowed search.minute]")
-	w.expect("PENSTOCK.CHECK search user:2 4", "[1 3 3 -1 0 denied search.minute]")
-	w.expect("PENSTOCK.CHECK free user:2", "[0 -1 -1 -1 0 unlimited ]")
+	client := connect(t, addr)
+	client.expect("PENSTOCK.CHECK search user:1", "[0 3 2 -1 1 allowed search.minute]")
+	client.expect("PENSTOCK.CHECK search user:1 2", "[0 3 0 -1 3 allowed search.minute]")
+	client.expect("penstock.check search user:1", "[1 3 0 1 3 denied search.minute]")
+	client.expect("PENSTOCK.CHECK search user:1 0", "[0 3 0 -1 3 allowed search.minute]")
+	client.expect("PENSTOCK.CHECK search user:2 4", "[1 3 3 -1 0 denied search.minute]")
+	client.expect("PENSTOCK.CHECK free user:2", "[0 -1 -1 -1 0 unlimited ]")
 	for line, want := range map[string]string{
 		"PENSTOCK.CHECK none a": "no rule of this name", "PENSTOCK.CHECK search a -1": "cost", "PENSTOCK.CHECK search a x": "not an integer",
 		"PENSTOCK.CHECK search": "wrong number", "CL.THROTTLE a 1 1 1": "no store", "DEL a": "no store",
 	} {
-		if got := w.do(line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, want) {
+		if got := client.do(line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, want) {
 			t.Errorf("%s: the reply is %q; want an error with %q", line, got, want)
 		}
 	}
@@ -440,14 +441,14 @@ func (closedListener) Close() error { return nil }
 func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{})
-	w := connect(t, addr)
-	w.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
+	client := connect(t, addr)
+	client.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
 	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
 	s.Close()
 	if n := store.inside.Load(); n != 0 || s.Connections() != 0 {
 		t.Errorf("after Close, %d decisions are in flight and %d clients connected; want none", n, s.Connections())
 	}
-	w.expectEnd()
+	client.expectEnd()
 }
 
 func TestConnectionsAreBounded(t *testing.T) {
@@ -472,24 +473,26 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	authenticated.Credentials = []Credential{{"", "token"}}
 	for name, c := range map[string]struct {
 		options Options
-		act     func(w *testClient)
+		act     func(client *testClient)
 	}{
 		"silent":                                {short, func(*testClient) {}},
-		"silent after a command":                {short, func(w *testClient) { w.send(encode("PING")) }},
-		"part of a command":                     {long, func(w *testClient) { w.send(encode("PING") + "*1\r\n$4") }},
-		"part of a line":                        {long, func(w *testClient) { w.send("PING") }},
+		"silent after a command":                {short, func(client *testClient) { client.send(encode("PING")) }},
+		"part of a command":                     {long, func(client *testClient) { client.send(encode("PING") + "*1\r\n$4") }},
+		"part of a line":                        {long, func(client *testClient) { client.send("PING") }},
 		"never authenticated":                   {authenticated, func(*testClient) {}},
-		"sends commands without authentication": {authenticated, func(w *testClient) { repeat(w, encode("PING")) }},
-		"resets before AUTH":                    {authenticated, func(w *testClient) { repeat(w, encode("RESET")) }},
-		"a byte now and then":                   {long, func(w *testClient) { repeat(w, "a") }},
-		"does not read its reply":               {long, func(w *testClient) { repeat(w, strings.Repeat(encode("ECHO", strings.Repeat("a", maxBulk)), 16)) }},
+		"sends commands without authentication": {authenticated, func(client *testClient) { repeat(client, encode("PING")) }},
+		"resets before AUTH":                    {authenticated, func(client *testClient) { repeat(client, encode("RESET")) }},
+		"a byte now and then":                   {long, func(client *testClient) { repeat(client, "a") }},
+		"does not read its reply": {long, func(client *testClient) {
+			repeat(client, strings.Repeat(encode("ECHO", strings.Repeat("a", maxBulk)), 16))
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, addr := serve(t, memstore.New(memstore.Options{}), nil, c.options)
-			w := connect(t, addr)
+			client := connect(t, addr)
 			await(t, "the client is connected", func() bool { return s.lastID.Load() == 1 })
-			c.act(w)
+			c.act(client)
 			await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
 		})
 	}
@@ -551,7 +554,7 @@ func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
 		name        string
 		credentials []Credential
 		parts       []string
-		isSame      []bool // whether each deadline is that of the read before
+		isSame      []bool // whether each deadline is that of the read before it
 		isIdle      []bool // whether it is that of an idle client
 	}{
 		{"anonymous", nil, []string{"PI", "NG", "\r\nPI", "NG\r", "\n"}, []bool{false, false, true, false, true, false}, []bool{true, false, false, false, false, true}},
@@ -578,10 +581,10 @@ func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
 }
 
 // repeat sends a text until the server ends the connection. The test fails if it does not.
-func repeat(w *testClient, text string) {
+func repeat(client *testClient, text string) {
 	for {
-		if _, err := io.WriteString(w, text); errors.Is(err, os.ErrDeadlineExceeded) {
-			w.t.Errorf("the server still reads after %v; want the end of the connection", testLimit)
+		if _, err := io.WriteString(client, text); errors.Is(err, os.ErrDeadlineExceeded) {
+			client.t.Errorf("the server still reads after %v; want the end of the connection", testLimit)
 			return
 		} else if err != nil {
 			return
@@ -654,10 +657,10 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 		}
 	}
 	await(t, "all are connected", func() bool { return s.Connections() == n })
-	each := (memoryInUse() - before) / n
-	t.Logf("%d bytes for each idle connection, with its end in this test", each)
-	if each > 16<<10 {
-		t.Errorf("an idle connection takes %d bytes; want 16 KB at most", each)
+	bytesOfEach := (memoryInUse() - before) / n
+	t.Logf("%d bytes for each idle connection, including the client's end", bytesOfEach)
+	if bytesOfEach > 16<<10 {
+		t.Errorf("an idle connection takes %d bytes; want 16 KB at most", bytesOfEach)
 	}
 	for _, c := range conns {
 		c.Close()
@@ -665,7 +668,7 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 	await(t, "all have left", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
 }
 
-// Clients that send as much as they may without completing a command.
+// The test's clients send as much as they may without completing a command.
 func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, ReadTimeout: testLimit})
@@ -687,10 +690,10 @@ func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	each := (memoryInUse() - before) / n
-	t.Logf("%d bytes for each connection that sends the most that it may", each)
-	if each > 200<<10 {
-		t.Errorf("a connection takes %d bytes; want 200 KB at most", each)
+	bytesOfEach := (memoryInUse() - before) / n
+	t.Logf("%d bytes for each connection that sends the most that it may", bytesOfEach)
+	if bytesOfEach > 200<<10 {
+		t.Errorf("a connection takes %d bytes; want 200 KB at most", bytesOfEach)
 	}
 	if !slices.ContainsFunc(conns, func(c net.Conn) bool { _, err := c.Write([]byte("a")); return err == nil }) {
 		t.Error("all connections have ended before their memory was measured; want one open")

@@ -95,7 +95,7 @@ func (c *client) del(b *batch, args [][]byte) {
 		c.fail(b, errNoStore)
 		return
 	case len(args) < 2:
-		c.fail(b, wrongNumber(args[0]))
+		c.fail(b, wrongArgumentCount(args[0]))
 		return
 	}
 	if len(args) > 2 {
@@ -129,7 +129,7 @@ func (j *job) answer(r *reply) {
 		r.integer(j.limit)
 	case j.kind == namedCheck:
 		j.check.answer(r)
-	case j.kind == crabThrottle:
+	case j.kind == crabThrottle: // its numbers are allowed, limit, remaining, reset after, retry after
 		a := j.throttleReply()
 		r.array(5)
 		r.integer(1 - a.limited)

@@ -76,26 +76,28 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	callModule := func(string, time.Time) string { return "" }
 	if module := os.Getenv("PENSTOCK_REDIS_CELL"); module != "" {
 		server, clock := redistest.StartClocked(t, "--loadmodule", module)
-		w := connect(t, server.Addr)
+		client := connect(t, server.Addr)
 		callModule = func(line string, at time.Time) string {
 			if err := clock.Freeze(at); err != nil {
 				t.Fatal(err)
 			}
-			return w.do(line)
+			return client.do(line)
 		}
 	}
 	seed := effort.Seed()
 	random := rand.New(rand.NewPCG(seed, 1))
 	now := newClock()
 	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{Parallel: 1})
-	w := connect(t, addr)
+	client := connect(t, addr)
 	model := redisCell{tats: make(map[string]int64)}
-	forgetting := redisCell{tats: make(map[string]int64), expires: make(map[string]int64)}
-	calls, rounded, denied, never, early := effort.Of(100_000, 2_000_000), 0, 0, 0, 0
+	// moduleModel forgets keys early, as the module does.
+	moduleModel := redisCell{tats: make(map[string]int64), expires: make(map[string]int64)}
+	calls := effort.Of(100_000, 2_000_000)
+	rounded, denied, neverFit, forgottenEarly := 0, 0, 0, 0 // how many of them
 	for i := range calls {
-		which := random.IntN(len(cellLimits))
-		maxBurst, count, period := cellLimits[which][0], cellLimits[which][1], cellLimits[which][2]
-		key := fmt.Sprintf("key:%d:%d", which, random.IntN(3))
+		limit := random.IntN(len(cellLimits))
+		maxBurst, count, period := cellLimits[limit][0], cellLimits[limit][1], cellLimits[limit][2]
+		key := fmt.Sprintf("key:%d:%d", limit, random.IntN(3))
 		quantities := []int64{1, 1, 1, 0, 2, random.Int64N(maxBurst + 3)}
 		quantity := quantities[random.IntN(len(quantities))]
 		interval := period * 1_000_000 / count                                                          // µs
@@ -107,12 +109,12 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 		}
 		want, isRounded := model.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 		if module := callModule(line, now.Now()); module != "" {
-			forgetful, _ := forgetting.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
-			if module != fmt.Sprint(forgetful) {
-				t.Fatalf("PENSTOCK_SEED=%d, call %d: %s: the module replies %s; its model %v", seed, i, line, module, forgetful)
+			wantOfModule, _ := moduleModel.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
+			if module != fmt.Sprint(wantOfModule) {
+				t.Fatalf("PENSTOCK_SEED=%d, call %d: %s: the module replies %s; its model %v", seed, i, line, module, wantOfModule)
 			}
-			if forgetful != want {
-				early++
+			if wantOfModule != want {
+				forgottenEarly++
 			}
 		}
 		for k := range want {
@@ -121,20 +123,20 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 				rounded++
 			}
 		}
-		if got := w.do(line); got != fmt.Sprint(want) {
+		if got := client.do(line); got != fmt.Sprint(want) {
 			t.Fatalf("PENSTOCK_SEED=%d, call %d: %s replies %s; redis-cell replies %v", seed, i, line, got, want)
 		}
 		if want[0] == 1 {
 			denied++
 			if want[3] == -1 {
-				never++
+				neverFit++
 			}
 		}
 	}
 	t.Logf("%d calls: %d denied, %d of these never fit; %d times below 1 ms were rounded up; the module had forgotten %d times too early",
-		calls, denied, never, rounded, early)
-	if denied < calls/20 || never < calls/500 || rounded < calls/1000 {
-		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; want at least %d, %d and %d", calls, denied, never, rounded, calls/20, calls/500, calls/1000)
+		calls, denied, neverFit, rounded, forgottenEarly)
+	if denied < calls/20 || neverFit < calls/500 || rounded < calls/1000 {
+		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; want at least %d, %d and %d", calls, denied, neverFit, rounded, calls/20, calls/500, calls/1000)
 	}
 }
 
@@ -142,32 +144,32 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 func TestThrottleRepliesAsDocumented(t *testing.T) {
 	now := newClock()
 	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{})
-	w := connect(t, addr)
-	w.expect("CL.THROTTLE user123 15 30 60 1", "[0 16 15 -1 2]")
-	w.expect("cl.throttle e2e 0 1 2 1", "[0 1 0 -1 2]")
-	w.expect("CL.THROTTLE e2e 0 1 2 1", "[1 1 0 2 2]")
+	client := connect(t, addr)
+	client.expect("CL.THROTTLE user123 15 30 60 1", "[0 16 15 -1 2]")
+	client.expect("cl.throttle e2e 0 1 2 1", "[0 1 0 -1 2]")
+	client.expect("CL.THROTTLE e2e 0 1 2 1", "[1 1 0 2 2]")
 	for range 15 {
-		w.do("CL.THROTTLE user123 15 30 60")
+		client.do("CL.THROTTLE user123 15 30 60")
 	}
-	w.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 2 32]")
-	w.expect("CL.THROTTLE user123 15 30 60 17", "[1 16 0 -1 32]")
+	client.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 2 32]")
+	client.expect("CL.THROTTLE user123 15 30 60 17", "[1 16 0 -1 32]")
 	now.advance(2*time.Second - 400*time.Microsecond) // 0.4 ms are missing
-	w.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 1 31]")
-	w.expect("CL.THROTTLE user123 15 30 60 0", "[0 16 0 -1 31]")
+	client.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 1 31]")
+	client.expect("CL.THROTTLE user123 15 30 60 0", "[0 16 0 -1 31]")
 
-	w.expect("THROTTLE crab 2 1 10", "[1 2 1 10 0]")
-	w.expect("THROTTLE crab 2 1 10 1", "[1 2 0 20 0]")
-	w.expect("THROTTLE crab 2 1 10 1", "[0 2 0 20 10]")
-	w.expect("THROTTLE crab 2 1 10 3", "[0 2 0 20 -1]")
-	w.expect("THROTTLE crab 2 1 10 0", "[1 2 0 20 0]")
+	client.expect("THROTTLE crab 2 1 10", "[1 2 1 10 0]")
+	client.expect("THROTTLE crab 2 1 10 1", "[1 2 0 20 0]")
+	client.expect("THROTTLE crab 2 1 10 1", "[0 2 0 20 10]")
+	client.expect("THROTTLE crab 2 1 10 3", "[0 2 0 20 -1]")
+	client.expect("THROTTLE crab 2 1 10 0", "[1 2 0 20 0]")
 }
 
 func TestAQuantityOfZeroWritesNothing(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	_, addr := serve(t, store, nil, Options{})
-	w := connect(t, addr)
-	w.expect("CL.THROTTLE a 4 1 60 0", "[0 5 5 -1 0]")
-	w.expect("THROTTLE a 4 1 60 0", "[1 4 4 0 0]")
+	client := connect(t, addr)
+	client.expect("CL.THROTTLE a 4 1 60 0", "[0 5 5 -1 0]")
+	client.expect("THROTTLE a 4 1 60 0", "[1 4 4 0 0]")
 	if n := store.Len(); n != 0 {
 		t.Errorf("the store has %d counters; want none", n)
 	}
@@ -177,13 +179,13 @@ func TestAQuantityOfZeroWritesNothing(t *testing.T) {
 func TestOtherNumbersKeepUsedUnits(t *testing.T) {
 	now := newClock()
 	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{})
-	w := connect(t, addr)
-	w.expect("CL.THROTTLE a 9 10 60 10", "[0 10 0 -1 60]")
-	w.expect("CL.THROTTLE a 19 10 60 10", "[0 20 0 -1 120]")
-	w.expect("CL.THROTTLE a 9 20 60 1", "[1 10 0 33 60]")
-	w.expect("THROTTLE a 25 20 60 5", "[1 25 0 75 0]")
+	client := connect(t, addr)
+	client.expect("CL.THROTTLE a 9 10 60 10", "[0 10 0 -1 60]")
+	client.expect("CL.THROTTLE a 19 10 60 10", "[0 20 0 -1 120]")
+	client.expect("CL.THROTTLE a 9 20 60 1", "[1 10 0 33 60]")
+	client.expect("THROTTLE a 25 20 60 5", "[1 25 0 75 0]")
 	now.advance(75 * time.Second)
-	w.expect("CL.THROTTLE a 9 20 60 0", "[0 10 10 -1 0]")
+	client.expect("CL.THROTTLE a 9 20 60 0", "[0 10 10 -1 0]")
 }
 
 func TestDelForgetsUsedUnits(t *testing.T) {
@@ -194,24 +196,24 @@ func TestDelForgetsUsedUnits(t *testing.T) {
 	defer guarded.Close()
 	for name, store := range map[string]penstock.Store{"memstore": memstore.New(memstore.Options{}), "guarded": guarded} {
 		_, addr := serve(t, store, nil, Options{})
-		w := connect(t, addr)
+		client := connect(t, addr)
 		for _, key := range []string{"a", "b", "c"} {
-			w.do("CL.THROTTLE " + key + " 0 1 3600")
-			if got := w.do("CL.THROTTLE " + key + " 0 1 3600"); !strings.HasPrefix(got, "[1 1 0 ") {
+			client.do("CL.THROTTLE " + key + " 0 1 3600")
+			if got := client.do("CL.THROTTLE " + key + " 0 1 3600"); !strings.HasPrefix(got, "[1 1 0 ") {
 				t.Errorf("%s: the second call replies %s; want a denial", name, got)
 			}
 		}
-		w.expect("DEL a", "1")
-		w.expect("UNLINK b c b", "2")
+		client.expect("DEL a", "1")
+		client.expect("UNLINK b c b", "2")
 		for _, key := range []string{"a", "b", "c"} {
-			w.expect("CL.THROTTLE "+key+" 0 1 3600", "[0 1 0 -1 3600]")
+			client.expect("CL.THROTTLE "+key+" 0 1 3600", "[0 1 0 -1 3600]")
 		}
 	}
 }
 
 func TestInvalidArguments(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
-	w := connect(t, addr)
+	client := connect(t, addr)
 	most := strconv.FormatInt(penstock.MaxCost, 10)
 	for _, c := range []struct{ line, want string }{
 		{"CL.THROTTLE", "wrong number of arguments"},
@@ -238,12 +240,12 @@ func TestInvalidArguments(t *testing.T) {
 		{"DEL", "wrong number of arguments for 'del'"},
 		{"PENSTOCK.CHECK a b", "no policy"},
 	} {
-		if got := w.do(c.line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, c.want) {
+		if got := client.do(c.line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: the reply is %q; want an error with %q", c.line, got, c.want)
 		}
 	}
-	w.expect("CL.THROTTLE a 1 1 252288000", "[0 2 1 -1 252288000]")
-	w.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
+	client.expect("CL.THROTTLE a 1 1 252288000", "[0 2 1 -1 252288000]")
+	client.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
 }
 
 // Clients choose the numbers, so they could otherwise fill the memory with plans.

@@ -68,7 +68,8 @@ func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	return gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 }
 
-// A description is a request as a proxy describes it. from is the client's address.
+// A description is a request as a proxy describes it. from is the value of X-Forwarded-For: the
+// client's address, and those of proxies.
 type description struct{ method, host, uri, from string }
 
 // encodings has a function for each endpoint, and two for Request. A function returns the

@@ -32,16 +32,16 @@ func ExampleTransport() {
 		Retries: 2,
 	}}
 	for range 2 {
-		answer, err := client.Get(api.URL)
-		var not *outbound.NotSentError
+		response, err := client.Get(api.URL)
+		var notSent *outbound.NotSentError
 		switch {
-		case errors.As(err, &not):
-			fmt.Println("not sent; try again in", not.RetryAfter.Round(time.Second))
+		case errors.As(err, &notSent):
+			fmt.Println("not sent; try again in", notSent.RetryAfter.Round(time.Second))
 		case err != nil:
 			log.Fatal(err)
 		default:
-			answer.Body.Close()
-			fmt.Println(answer.Status)
+			response.Body.Close()
+			fmt.Println(response.Status)
 		}
 	}
 	// Output:

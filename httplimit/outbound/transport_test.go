@@ -128,9 +128,9 @@ func mustSend(t testing.TB, rt http.RoundTripper, target string) {
 
 func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	t.Helper()
-	var not *NotSentError
-	if !errors.As(err, &not) || not.RetryAfter != retryAfter {
-		t.Fatalf("%v (%+v); want a NotSentError with RetryAfter %v", err, not, retryAfter)
+	var notSent *NotSentError
+	if !errors.As(err, &notSent) || notSent.RetryAfter != retryAfter {
+		t.Fatalf("%v (%+v); want a NotSentError with RetryAfter %v", err, notSent, retryAfter)
 	}
 }
 
@@ -276,7 +276,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		answers []*http.Response // then 200
-		max     time.Duration    // MaxPause
+		most    time.Duration    // MaxPause
 		pauses  []time.Duration  // after each answer, in ns: 1e9 is a second
 	}{
 		{"doubling", []*http.Response{response(429), response(429), response(429), response(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
@@ -293,7 +293,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 				}
 				return nil
 			})
-			client := &Transport{Base: s, MaxPause: c.max}
+			client := &Transport{Base: s, MaxPause: c.most}
 			for i, want := range c.pauses {
 				mustSend(t, client, "http://a.example/")
 				if got := client.pauseLeft("a.example"); max(got, 0) != want {
@@ -488,21 +488,21 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 		}
 		mustSend(t, client, "http://a.example/")
 		var all sync.WaitGroup
-		var not atomic.Int64
+		var notSent atomic.Int64
 		for range 10 {
 			all.Go(func() {
 				_, err := send(t, client, "http://a.example/")
-				var n *NotSentError
-				if errors.As(err, &n) {
-					not.Add(1)
+				var failure *NotSentError
+				if errors.As(err, &failure) {
+					notSent.Add(1)
 				} else if err != nil {
 					t.Errorf("%v; want a NotSentError or a response", err)
 				}
 			})
 		}
 		synctest.Wait()
-		if not.Load() != 7 {
-			t.Errorf("%d requests were not sent; want 7", not.Load())
+		if notSent.Load() != 7 {
+			t.Errorf("%d requests were not sent; want 7", notSent.Load())
 		}
 		mustSend(t, client, "http://b.example/") // it does not have to wait, so it is sent
 		all.Wait()
@@ -559,9 +559,9 @@ func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 		mustSend(t, client, "http://a.example/")
 		time.AfterFunc(30*time.Second, func() { client.recordPause("a.example", response(503, "Retry-After", "200")) })
 		_, err := send(t, client, "http://a.example/")
-		var not *NotSentError
-		if !errors.As(err, &not) || !errors.Is(err, ErrPaused) || not.RetryAfter < 165*time.Second || not.RetryAfter > 170*time.Second {
-			t.Fatalf("%v, %+v; want a RetryAfter of about 170s", err, not)
+		var notSent *NotSentError
+		if !errors.As(err, &notSent) || !errors.Is(err, ErrPaused) || notSent.RetryAfter < 165*time.Second || notSent.RetryAfter > 170*time.Second {
+			t.Fatalf("%v, %+v; want a RetryAfter of about 170s", err, notSent)
 		}
 		if d, err := limiter.Peek(t.Context(), "a.example"); err != nil || d.Remaining() != 2 {
 			t.Errorf("the decision is %v, %v; want 2 units left, because the cost is refunded", d, err)
@@ -616,7 +616,7 @@ func TestAHangingStoreEndsWithTheWait(t *testing.T) {
 
 func TestRetries(t *testing.T) {
 	always := func(int) *http.Response { return response(429, "Retry-After", "2") }
-	long := func(n int) *http.Response {
+	longOnFirst := func(n int) *http.Response {
 		if n > 0 {
 			return nil
 		}
@@ -652,7 +652,7 @@ func TestRetries(t *testing.T) {
 		{what: "pauses beyond MaxWait together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
 		{what: "MaxWait forbids to wait", answer: onFirstRequest(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
 		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", lacksGetBody: true, retries: 1, status: 429, sent: []time.Duration{0}},
-		{what: "a response too long to buffer", answer: long, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "a response too long to buffer", answer: longOnFirst, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(c.answer)
@@ -803,7 +803,7 @@ func TestRememberedPausesAreBounded(t *testing.T) {
 		for i := range maxPauses {
 			receive(i, 1000+i)
 		}
-		receive(5, 9000) // known: no other pause is evicted
+		receive(5, 9000) // its key is known, so no other pause is dropped
 		if len(client.pauses) != maxPauses || client.pauseLeft("0") == 0 {
 			t.Fatalf("there are %d pauses, and the first lasts for %v; want %d, with the first kept", len(client.pauses), client.pauseLeft("0"), maxPauses)
 		}
