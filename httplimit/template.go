@@ -138,7 +138,9 @@ func (r *templateChecker) refuse(n parse.Node, remedy string) {
 // tryTemplate executes a template for a request that may be retried, and for one that costs more
 // than its limit.
 func tryTemplate(t *template.Template) error {
-	for _, denial := range []templateData{{429, "rule", []string{"rule.limit"}, 1, 1000}, {429, "rule", []string{"rule.limit"}, 0, 0}} {
+	mayRetry := templateData{Status: 429, Rule: "rule", Policies: []string{"rule.limit"}, RetryAfter: 1, RetryAfterMS: 1000}
+	tooExpensive := templateData{Status: 429, Rule: "rule", Policies: []string{"rule.limit"}}
+	for _, denial := range []templateData{mayRetry, tooExpensive} {
 		if err := t.Execute(io.Discard, denial); err != nil {
 			return err
 		}

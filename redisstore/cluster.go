@@ -247,8 +247,8 @@ func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
 	return s.runEach(ctx, groups, refunds, make([]penstock.Status, len(refunds)))
 }
 
-// groupByKey returns the indexes of the charges, grouped by key: of charges that can be denied, and
-// of the others.
+// groupByKey returns the indexes of the charges, grouped by key. Charges that can be denied have
+// groups of their own.
 func groupByKey(charges []penstock.Charge) (deniable, undeniable [][]int) {
 	for i := range charges {
 		list := &undeniable

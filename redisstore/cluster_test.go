@@ -17,18 +17,18 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A spreadClient treats one server as a Cluster, counts the scripts that are sent, and can call a
+// A shardedClient treats one server as a Cluster, counts the scripts that are sent, and can call a
 // function before each of them.
-type spreadClient struct {
+type shardedClient struct {
 	Client
 	sent   atomic.Int64
 	mu     sync.Mutex
 	before func(n int64) // called before script n, counted from 1
 }
 
-func (*spreadClient) Sharded(context.Context) (bool, error) { return true, nil }
+func (*shardedClient) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (c *spreadClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (c *shardedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	c.mu.Lock()
 	n := c.sent.Add(1)
 	if c.before != nil {
@@ -75,15 +75,15 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	cluster := redistest.SharedCluster(t)
 	for name, client := range map[string]Client{
 		"a Cluster":                       dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
-		"one server treated as a Cluster": &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())},
+		"one server treated as a Cluster": &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var counts spreadCounts
+			var counts multiSlotCounts
 			for trace := range effort.Of(5, 800) {
 				for _, subject := range twinSubjects() {
 					rng := rand.New(rand.NewPCG(seed, uint64(trace)))
-					if err := runSpread(client, subject, rng, &counts); err != nil {
+					if err := runMultiSlot(client, subject, rng, &counts); err != nil {
 						t.Fatalf("PENSTOCK_SEED=%d (%s, trace %d): %v", seed, subject.name, trace, err)
 					}
 				}
@@ -93,11 +93,12 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	}
 }
 
-// spreadCounts count batches: all, those of several keys, and the denied ones among these.
-type spreadCounts struct{ decided, multiSlot, denied int }
+// multiSlotCounts count batches: all batches, those of several keys, and the denied ones of several
+// keys.
+type multiSlotCounts struct{ decided, multiSlot, denied int }
 
-// runSpread makes the calls of one trace to both stores, and compares their answers.
-func runSpread(client Client, subject twinSubject, rng *rand.Rand, counts *spreadCounts) error {
+// runMultiSlot makes the calls of one trace to both stores, and compares their answers.
+func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *multiSlotCounts) error {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
 	redis, err := New(keptOpenClient{client}, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
@@ -192,7 +193,7 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 // that charges. The scripts of one round are sent together, so the round trips are few too.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
-	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	client := &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())}
 	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("t%x", rand.Uint64())})
 	some, none := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
 	if err := store.Load(t.Context(), some, none); err != nil { // so that no script is sent twice
@@ -248,7 +249,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			name := fmt.Sprint(mode, " of ", first)
 			clock := time.Now()
 			options := Options{Prefix: fmt.Sprintf("o%x", rand.Uint64()), Now: func() time.Time { return clock }}
-			client := &spreadClient{Client: plainClient}
+			client := &shardedClient{Client: plainClient}
 			store, other := storeOn(t, client, options), storeOn(t, plainClient, options)
 			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow).MustCompile()
 			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // so that no script is sent twice
@@ -293,7 +294,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
-	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	client := &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())}
 	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	slots, scarce := penstock.InFlight(5, time.Hour).MustCompile(), penstock.PerHour(1).WithName("scarce").MustCompile()
 	decide := func(charges ...penstock.Charge) penstock.Decision {
@@ -324,7 +325,7 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
-	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	client := &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())}
 	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	second, hour := penstock.PerSecond(1), penstock.PerHour(1)
 	for _, limit := range []penstock.Limit{second, hour} {

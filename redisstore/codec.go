@@ -110,18 +110,18 @@ func (c *call) increment(at int) {
 // appendCharge packs a charge for uniform.lua. Its extension goes to c.extensions, because the
 // extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
-	p := ch.Plan.Params(paramsTime(now, ch.Plan))
+	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
 	mode := byte(ch.Mode)
-	if p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
+	if params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
 		mode += extended
-		c.extensions = appendNumber(appendNumber(appendNumber(c.extensions, p[3]), patience), holder)
+		c.extensions = appendNumber(appendNumber(appendNumber(c.extensions, params[3]), patience), holder)
 	}
 	b := append(c.buf, mode)
 	b = appendNumber(b, ch.Cost)
-	b = appendNumber(b, p[0])
-	b = appendNumber(b, p[1])
-	c.buf = appendNumber(b, p[2])
+	b = appendNumber(b, params[0])
+	b = appendNumber(b, params[1])
+	c.buf = appendNumber(b, params[2])
 }
 
 // setStrings makes strings of buf: the arguments end at index at, and the keys follow.
@@ -135,13 +135,13 @@ func (c *call) setStrings(at int) {
 // encodeCharge packs a charge at an index of buf, where there is room, and returns its size. The
 // comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
-	p := ch.Plan.Params(paramsTime(now, ch.Plan))
+	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
-	if p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
+	if params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
 		mode += extended
-		putNumber(b[40:], p[3])
+		putNumber(b[40:], params[3])
 		putNumber(b[48:], patience)
 		putNumber(b[56:], holder)
 	}
@@ -152,9 +152,9 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	b[3] = mode
 	binary.LittleEndian.PutUint32(b[4:], ch.Plan.Tag())
 	putNumber(b[8:], ch.Cost)
-	putNumber(b[16:], p[0])
-	putNumber(b[24:], p[1])
-	putNumber(b[32:], p[2])
+	putNumber(b[16:], params[0])
+	putNumber(b[24:], params[1])
+	putNumber(b[32:], params[2])
 	if mode >= extended {
 		return chargeSize + extensionSize
 	}

@@ -172,12 +172,10 @@ func isTimeout(err error) bool {
 func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {
-		var op *net.OpError
-		var certificate *tls.CertificateVerificationError
 		switch {
 		case errors.Is(err, client.ErrLate):
 			return penstock.ReasonLate
-		case errors.Is(err, client.ErrNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || isCertificateRejected(err):
+		case isUnsent(err):
 			return penstock.ReasonUnreachable
 		case isTimeout(err):
 			return penstock.ReasonTimeout
@@ -226,6 +224,16 @@ func classifyReply(reply ReplyError) penstock.Reason {
 		}
 	}
 	return penstock.ReasonRejected
+}
+
+// isUnsent tells whether an error occurred before anything was sent: while dialing, or in the TLS
+// handshake.
+func isUnsent(err error) bool {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return true
+	}
+	_, isCertificateWrong := errors.AsType[*tls.CertificateVerificationError](err)
+	return isCertificateWrong || isCertificateRejected(err) || errors.Is(err, client.ErrNotSent)
 }
 
 // isCertificateRejected tells whether a server has ended the TLS handshake because of the client's

@@ -248,6 +248,25 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
 }
 
+// neededFor returns for how long the state under a key of a user is needed.
+func neededFor(t *testing.T, store *redisstore.Store, key string, user int, limits []*penstock.Plan) (needed time.Duration) {
+	t.Helper()
+	for _, l := range limits {
+		// A collection has a key of its own. The other limits of a group share one.
+		isShared := strings.HasSuffix(key, "}"+l.Group()) && !l.Algorithm().IsCollection()
+		isOwn := strings.Contains(key, "}"+l.Group()+":"+l.Name()+":")
+		if !isShared && !isOwn {
+			continue
+		}
+		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: fmt.Sprint("u", user), Plan: l, Mode: penstock.Peek}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		needed = max(needed, d.Status(0).ResetAfter)
+	}
+	return needed
+}
+
 // The test makes random charges by the clock of the server. Then it compares the TTL of every key
 // with the time for which its state is needed.
 func TestEveryKeyExpires(t *testing.T) {
@@ -299,17 +318,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		key := k.(string)
 		user := int(key[strings.Index(key, "{u")+2] - '0')
 		calledAt := time.Now()
-		needed := time.Duration(0)
-		for _, l := range limits {
-			// A collection has a key of its own. The other limits of a group share one.
-			if strings.HasSuffix(key, "}"+l.Group()) && !l.Algorithm().IsCollection() || strings.Contains(key, "}"+l.Group()+":"+l.Name()+":") {
-				d, err := store.Decide(t.Context(), []penstock.Charge{{Key: fmt.Sprint("u", user), Plan: l, Mode: penstock.Peek}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				needed = max(needed, d.Status(0).ResetAfter)
-			}
-		}
+		needed := neededFor(t, store, key, user, limits)
 		ttl := time.Duration(must(t, s, "PTTL", key).(int64)) * time.Millisecond
 		switch {
 		case ttl == -2*time.Millisecond: // it has just expired

@@ -70,20 +70,22 @@ func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
 		return
 	}
 	calls, waiters := make([]*call, len(list)), make([]*coalesce.Waiter, 0, len(list))
-	for i, l := range list {
-		if l.Decision, l.Err = (penstock.Decision{}), penstock.Check(l.Charges); l.Err == nil {
-			c := s.calls.Get().(*call)
-			c.charges, c.waiter.Charges = l.Charges, l.Charges
-			calls[i], waiters = c, append(waiters, &c.waiter)
+	for i, wanted := range list {
+		wanted.Decision, wanted.Err = penstock.Decision{}, penstock.Check(wanted.Charges)
+		if wanted.Err != nil {
+			continue
 		}
+		c := s.calls.Get().(*call)
+		c.charges, c.waiter.Charges = wanted.Charges, wanted.Charges
+		calls[i], waiters = c, append(waiters, &c.waiter)
 	}
 	s.single.EnterAll(ctx, waiters)
 	for i, c := range calls {
-		if c == nil {
+		if c == nil { // the batch is invalid
 			continue
 		}
-		l := list[i]
-		if l.Decision, l.Err = s.await(ctx, s.single, c); l.Err != nil {
+		list[i].Decision, list[i].Err = s.await(ctx, s.single, c)
+		if list[i].Err != nil {
 			s.topology.requestRefresh(s)
 			continue // the client may still use the memory of the call
 		}

@@ -123,7 +123,8 @@ func CheckRights(rights []Right) string {
 }
 
 // ACLRules returns the rules of a user that has these rights to the keys of a store with these
-// Options, and no others. They are the end of ACL SETUSER, and of a line in an ACL file.
+// Options, and no others. The rules are the end of a call of ACL SETUSER, or of a line in an ACL
+// file.
 func ACLRules(o Options, rights []Right) (string, error) {
 	s, err := newStore(o)
 	if err != nil {

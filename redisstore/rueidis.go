@@ -86,8 +86,8 @@ func CheckURL(text string) error {
 func Dial(option rueidis.ClientOption) Client { return dialedClient{client.Connect(option, asReply)} }
 
 // Connect makes a rueidis client for commands that a Client does not have. Its connections are like
-// those of Dial. It waits for the first one. An error reply of the server is a ReplyError. The
-// caller must call disconnect, also after an error.
+// those of Dial. Connect waits for the first connection. An error reply of the server is a
+// ReplyError. The caller must call disconnect, also after an error.
 func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client, disconnect func(), err error) {
 	connector := client.Connect(option, asReply)
 	c, err = connector.Get(ctx)

@@ -84,10 +84,11 @@ func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 	}
 	var algorithms []*algorithm.Algorithm
 	for i := range charges {
-		if a := charges[i].Plan.Algorithm(); kind != mixed {
-			algorithms = append(algorithms, a)
-		} else {
+		a := charges[i].Plan.Algorithm()
+		if kind == mixed {
 			algorithms = add(algorithms, a)
+		} else {
+			algorithms = append(algorithms, a)
 		}
 	}
 	return l.makeLocked(kind, algorithms)
@@ -134,7 +135,7 @@ func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *
 	return s
 }
 
-// A scriptList has scripts of one kind. For the kinds single and uniform, it has those for one
+// A scriptList has scripts of one kind. For the kinds single and uniform, all of them are for one
 // number of charges.
 type scriptList struct{ scripts atomic.Pointer[[]*script] }
 
@@ -165,7 +166,9 @@ func (s *script) canDecide(charges []penstock.Charge) bool {
 	}
 	for i := range charges {
 		a := charges[i].Plan.Algorithm()
-		if s.kind != mixed && !haveSameStep(a, s.algorithms[i]) || s.kind == mixed && indexOf(s.algorithms, a) < 0 {
+		isAmong := s.kind == mixed && indexOf(s.algorithms, a) >= 0
+		isInPlace := s.kind != mixed && haveSameStep(a, s.algorithms[i])
+		if !isAmong && !isInPlace {
 			return false
 		}
 	}

@@ -35,7 +35,7 @@ type Options struct {
 	Secret []byte
 
 	// Now, if set, replaces the server's clock. It is for tests, replay and simulation only: clocks of
-	// several processes differ. It must return times from 1970 to 2112; at others, Decide returns
+	// several processes differ. It must return times from 1970 to 2112; otherwise Decide returns
 	// ErrInvalid. Keys live for an hour longer than they need, because TTLs run by the server's clock.
 	Now func() time.Time
 }

@@ -105,7 +105,7 @@ func (b *batch) hasNamedCheck() bool {
 	return false
 }
 
-// decideLists decides the jobs in lists, and those of one key one after another.
+// decideLists decides the jobs in lists. Jobs of one key are decided one after another.
 func (s *Server) decideLists(b *batch) {
 	b.linkJobs()
 	for begun := 0; begun < len(b.heads); {
@@ -157,8 +157,8 @@ func (s *Server) decideList(b *batch, jobs []int) {
 	clear(b.list)
 }
 
-// decideInParallel decides the jobs in parallel, and those of one key one after another. The store
-// sees them at the same time and can decide them together.
+// decideInParallel decides the jobs in parallel. Jobs of one key are decided one after another. The
+// store gets the others at the same time, and can decide them together.
 func (s *Server) decideInParallel(b *batch) {
 	b.linkJobs()
 	var (

@@ -53,8 +53,8 @@ type Options struct {
 	// WriteTimeout is how long a client may take to receive replies. Default: 10 seconds.
 	WriteTimeout time.Duration
 
-	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, but not with those of
-	// quantity 0. Rule and Limit of the event are LimitName. If the client gets an error because the
+	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, unless its quantity
+	// is 0. Rule and Limit of the event are LimitName. If the client gets an error because the
 	// store gave no decision, the outcome is FailedClosed and the event has Err. What PENSTOCK.CHECK
 	// decides is observed by the controller. Many goroutines call it at once. It must be quick, and
 	// must not keep the Event. Default: none.

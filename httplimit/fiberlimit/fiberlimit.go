@@ -84,6 +84,6 @@ type response struct {
 	header http.Header
 }
 
-func (a response) Header() http.Header         { return a.header }
-func (a response) WriteHeader(status int)      { a.ctx.Status(status) }
-func (a response) Write(p []byte) (int, error) { return a.ctx.Write(p) }
+func (w response) Header() http.Header         { return w.header }
+func (w response) WriteHeader(status int)      { w.ctx.Status(status) }
+func (w response) Write(p []byte) (int, error) { return w.ctx.Write(p) }

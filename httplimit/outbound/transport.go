@@ -145,14 +145,23 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err != nil {
 			return response, nil
 		}
-		again := *r
-		if r.Body != nil && r.GetBody != nil {
-			if again.Body, err = r.GetBody(); err != nil {
-				return response, nil
-			}
+		if sent, err = rewind(r); err != nil {
+			return response, nil
 		}
-		sent = &again
 	}
+}
+
+// rewind returns a copy of a request, with its body from the beginning.
+func rewind(r *http.Request) (*http.Request, error) {
+	again := *r
+	if r.Body != nil && r.GetBody != nil {
+		body, err := r.GetBody()
+		if err != nil {
+			return nil, err
+		}
+		again.Body = body
+	}
+	return &again, nil
 }
 
 // CloseIdleConnections closes the idle connections of the Base. http.Client.CloseIdleConnections

@@ -37,7 +37,7 @@ type Coalescer struct {
 
 	mu       sync.Mutex
 	inFlight int         // how many scripts are in flight
-	flights  []*Flight   // those of them that decide a Flight
+	flights  []*Flight   // of the scripts in flight; a script for one caller has none
 	queue    []*Flight   // the first is sent next
 	timer    *time.Timer // calls wakeExpired; nil until it is needed
 	timerAt  time.Time   // when timer fires; zero: it is stopped

@@ -44,8 +44,8 @@ func removeComments(lua string) string {
 	return out.String()
 }
 
-// functionsOf reads the functions that a text defines at its top level. It inlines calls of others
-// in their bodies.
+// functionsOf reads the functions that a text defines at its top level. In their bodies, it inlines
+// calls of the functions in others.
 func functionsOf(lua string, others []function) []function {
 	const begin, end = "local function ", "\nend\n"
 	var functions []function
@@ -76,21 +76,26 @@ func newFunction(name, parameters, body string, others []function) function {
 			f.expression = expression
 		}
 	}
+	f.recordNames()
+	return f
+}
+
+// recordNames records the names in the body, and which of them it assigns or declares.
+func (f *function) recordNames() {
 	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]bool)
-	for _, name := range names(body) {
+	for _, name := range names(f.body) {
 		f.names[name] = true
 	}
-	for line := range strings.Lines(body) {
+	for line := range strings.Lines(f.body) {
 		line, isLocal := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
-		names := line[:listEnd(line)]
+		list := line[:listEnd(line)]
 		if isLocal {
-			addNames(f.declared, names)
+			addNames(f.declared, list)
 		}
-		if strings.HasSuffix(names, " ") && strings.HasPrefix(line[len(names):], "= ") {
-			addNames(f.assigned, names)
+		if isAssignment := strings.HasSuffix(list, " ") && strings.HasPrefix(line[len(list):], "= "); isAssignment {
+			addNames(f.assigned, list)
 		}
 	}
-	return f
 }
 
 // listEnd returns the length of the list of names that a text begins with.

@@ -49,12 +49,12 @@ const (
 	DryRunMode = 64
 )
 
-// The reply of a uniform script is a list of numbers. For one batch after the other it has a kind,
-// and what follows here.
+// The reply of a uniform script is a list of numbers. For each batch in turn, it has one of these
+// kinds, and then the numbers that are named beside the kind.
 const (
-	ReplyPlain   = 0 // remaining and reset of each charge: all of the cost was granted, without a wait
+	ReplyPlain   = 0 // remaining and reset of each charge, if all of the cost was granted without a wait
 	ReplyFull    = 1 // a status of each charge
-	ReplyCorrupt = 2 // nothing
+	ReplyCorrupt = 2 // no numbers: the stored string is malformed
 
 	// Run-length encoding: the number of further batches like the last one. Then, for each charge: by
 	// how much Remaining decreases and ResetAfter increases from one batch to the next.
@@ -114,7 +114,8 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	var fragments strings.Builder
 	for i, a := range algorithms {
 		names = append(names, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
-		if isNew := !slices.ContainsFunc(algorithms[:i], func(b *algorithm.Algorithm) bool { return b.Name() == a.Name() }); isNew {
+		isRepeated := slices.ContainsFunc(algorithms[:i], func(earlier *algorithm.Algorithm) bool { return earlier.Name() == a.Name() })
+		if !isRepeated {
 			fragments.WriteString(a.Lua() + "\n")
 		}
 	}
@@ -191,7 +192,7 @@ var preludeOf = sync.OnceValue(func() prelude {
 	return prelude{strings.Split(header, "\n"), functionsOf(definitions, nil)}
 })
 
-// isCalledIn tells whether a function calls one of the prelude's.
+// isCalledIn tells whether f calls a function of the prelude.
 func (p prelude) isCalledIn(f function) bool {
 	return slices.ContainsFunc(p.functions, func(own function) bool { return f.names[own.name] })
 }
