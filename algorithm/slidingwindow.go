@@ -75,7 +75,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	} else if r.Mode == Reset {
 		current, previous = 0, 0
 	}
-	// The windows have another limit's width, and this limit decides for the first time.
+	// The windows have another limit's width, and another limit has decided last.
 	if width != period && s.Owner != period {
 		start, current, width, previous = gather(count, period, now, start, current, width, previous)
 		repaired = true

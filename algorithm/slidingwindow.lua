@@ -21,7 +21,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif mode == RESET then
     current, previous = 0, 0
   end
-  -- The windows have another limit's width, and this limit decides for the first time.
+  -- The windows have another limit's width, and another limit has decided last.
   if width ~= period and owner ~= period then
     repaired = true
     local step = cdiv(width, div(MAX, math.max(count, previous))) -- µs per tick of the present windows

@@ -183,7 +183,7 @@ func isAuthorization(header string) bool {
 }
 
 // jwtLike matches texts that a lenient server may read as a JSON Web Token. The base64 of a JSON
-// object begins with ey, or with ew if white space follows the brace.
+// object begins with ey, or with ew if a tab or a line break follows the brace.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
 // parseAuthorization converts the value of an authorization header to one form: its scheme in lower

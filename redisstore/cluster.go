@@ -40,7 +40,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	firstRound := make([]penstock.Status, len(charges))
 	hasDryRun := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
 	if hasDryRun {
-		if err := s.runEach(ctx, slices.Concat(deniable, undeniable), toDryRun(charges), firstRound); err != nil {
+		if err := s.runEach(ctx, append(slices.Clip(deniable), undeniable...), toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
 		if isDenied(firstRound) {

@@ -36,8 +36,8 @@ func New(o Options) *Metrics {
 		// From a decision in memory to ten times 250 ms, the default timeout of a decision.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
-		// Each bucket is 10 % wider than the one before. A histogram with more than 160 buckets is
-		// reset, but at most once an hour.
+		// Each bucket is at most 10 % wider than the one before. A histogram with more than 160
+		// buckets is reset, but at most once an hour.
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,
