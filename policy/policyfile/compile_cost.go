@@ -43,7 +43,7 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 	if config.InFlight.isSet() && c.isWritten(cost) {
 		c.fail(cost, "in_flight counts each request as one; remove cost")
 	}
-	c.checkCost(l, cost, c.orWritten(config, cost))
+	c.checkCost(l, cost, c.placeOf(config, cost))
 }
 
 // compileMethodCosts compiles the costs by method.
@@ -166,9 +166,9 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 		return
 	}
 	if a := l.Variants[0].Algorithm(); !a.CanRefund() {
-		at := c.orWritten(config, &config.OnStatus)
+		at := c.placeOf(config, &config.OnStatus)
 		if l.Status == nil {
-			at = c.orWritten(config, &config.Cost.Actual)
+			at = c.placeOf(config, &config.Cost.Actual)
 		}
 		c.fail(at, "%s cannot refund a charge, so on_status and cost.actual are not possible; use token-bucket or a window", a.Title())
 	}

@@ -12,7 +12,7 @@ import (
 func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 	at := &config.BeforeAuth
 	r.BeforeAuth = true
-	if c.config.Tokens == nil && !c.broken[&c.config.Tokens] {
+	if c.config.Tokens == nil && !c.unread[&c.config.Tokens] {
 		c.fail(at, "there are no tokens to verify; remove before_auth, or add tokens:")
 		return
 	}
@@ -26,7 +26,7 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 		}
 	}
 	for i, l := range r.Limits {
-		at := c.orWritten(at, &config.Limits[i])
+		at := c.placeOf(at, &config.Limits[i])
 		isSettled := l.Status != nil || l.Adjustable || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
 		switch {
 		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
@@ -66,7 +66,7 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 	r.NewIdentities = plan
 	for i, l := range r.Limits {
 		if l.Name == policy.NewIdentities {
-			c.fail(c.orWritten(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit with this name; rename this limit")
+			c.fail(c.placeOf(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit with this name; rename this limit")
 		}
 	}
 }
@@ -143,7 +143,7 @@ func (c *compiler) hintSharedAddresses() {
 				continue
 			}
 			config := &c.config.Rules[i]
-			remark.note(c.orWritten(&config.Per, &config.Limits[j].Per), "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; "+
+			remark.note(c.placeOf(&config.Per, &config.Limits[j].Per), "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; "+
 				"write {first_of: [...]} with a better identity before ip if there is one, or add a limit per: global")
 		}
 	}

@@ -212,7 +212,7 @@ func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
 
 func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
 	at := config.Candidate
-	if c.broken[at] {
+	if c.unread[at] {
 		return nil
 	}
 	if l.Shadow {

@@ -214,7 +214,7 @@ func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algori
 	if *s.algorithm != "sub-window" {
 		return a, true
 	}
-	if c.isWritten(s.subWindows) && !c.broken[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
+	if c.isWritten(s.subWindows) && !c.unread[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
 		c.fail(s.subWindows, "a window cannot have %d sub-windows; write 1 to %d", *s.subWindows, algorithm.MaxParts)
 		return nil, false
 	}

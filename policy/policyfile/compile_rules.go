@@ -20,8 +20,8 @@ type placedMatcher struct {
 }
 
 func (c *compiler) compileRules() {
-	if len(c.config.Rules) == 0 && !c.broken[&c.config.Rules] && !c.isMisnamed(c.config, "rules") {
-		c.fail(c.orWritten(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
+	if len(c.config.Rules) == 0 && !c.unread[&c.config.Rules] && !c.isMisnamed(c.config, "rules") {
+		c.fail(c.placeOf(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
 	}
 	if len(c.config.Rules) > maxRules {
 		c.fail(&c.config.Rules, "there are %d rules; the most is %d", len(c.config.Rules), maxRules)
@@ -39,7 +39,7 @@ func (c *compiler) compileRules() {
 		}
 		rule, ownMatchers := c.compileRule(config)
 		c.spec.Rules = append(c.spec.Rules, rule)
-		if c.broken[config] {
+		if c.unread[config] {
 			continue
 		}
 		for _, m := range ownMatchers {
@@ -74,7 +74,7 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 		for _, other := range seen[t] {
 			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && shareMethod(m.Methods, other.Methods) {
 				config := &c.config.Rules[m.ruleIndex]
-				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+
+				c.fail(c.placeOf(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+
 					"change one match, or write always: true to apply both", wording.Clip(m.rule.Name), wording.Clip(other.rule.Name))
 				break
 			}
@@ -95,7 +95,8 @@ func shareMethod(a, b []string) bool {
 // checkBatchSize checks that no request can have too many charges. A split limit may charge each of
 // its counters.
 func (c *compiler) checkBatchSize() {
-	sumAtOnce := func(count func(*policy.Rule) int) int {
+	// A request is charged by all rules with always: true, and by at most one other rule.
+	mostPerRequest := func(count func(*policy.Rule) int) int {
 		always, most := 0, 0
 		for _, r := range c.spec.Rules {
 			if r.Always {
@@ -106,7 +107,7 @@ func (c *compiler) checkBatchSize() {
 		}
 		return always + most
 	}
-	limits, counters := sumAtOnce(func(r *policy.Rule) int { return len(r.Limits) }), sumAtOnce(countersOf)
+	limits, counters := mostPerRequest(func(r *policy.Rule) int { return len(r.Limits) }), mostPerRequest(countersOf)
 	switch {
 	case limits > policy.MaxLimits:
 		c.fail(&c.config.Rules, "a request could be charged to %d limits, because rules with always: true apply together; the most is %d; remove rules or limits", limits, policy.MaxLimits)
@@ -129,7 +130,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 	switch {
 	case config.Name == "" && c.isMisnamed(config, "name"):
 	case config.Name == "":
-		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
+		c.fail(c.placeOf(config, &config.Name), "the rule has no name; add one, as in name: search")
 	case !policy.IsName(config.Name):
 		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-', as in search-api", wording.Clip(config.Name))
 	}
@@ -141,8 +142,8 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list clients that are never limited under allow")
 	case config.Unlimited && config.Shadow:
 		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
-	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited] && !c.isMisnamed(config, "limits"):
-		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
+	case !config.Unlimited && len(config.Limits) == 0 && !c.unread[&config.Unlimited] && !c.isMisnamed(config, "limits"):
+		c.fail(c.placeOf(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
 	for i := range config.Limits {
 		l := c.compileLimit(r, config, &config.Limits[i])
@@ -172,7 +173,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 		return l.Candidate.Name
 	}
 	for _, other := range r.Limits {
-		switch at := c.orWritten(config, &config.Name); {
+		switch at := c.placeOf(config, &config.Name); {
 		case l.Name == "":
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
@@ -208,9 +209,9 @@ func (c *compiler) compileMatch(r *policy.Rule, config *MatchConfig) (matchers [
 		}
 	}
 	r.Match.Where = c.compileCondition(config.Where, "match")
-	places := []any{config} // by Matcher.PathIndex: the path or the match, as written
-	if len(config.Path) > 0 {
-		places = nil
+	var places []any // where each path is written, by Matcher.PathIndex
+	if len(config.Path) == 0 {
+		places = []any{config} // a match without paths has one Path, for all paths
 	}
 	for i := range config.Path {
 		if path, ok := c.compilePattern(&config.Path[i], config.Path[i]); ok {
@@ -253,11 +254,12 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 	return pattern, true
 }
 
-// expressionLike matches segments with the syntax of regular expressions. Brackets, | and ^ are not
-// allowed in URLs. Parentheses, + and $ are.
+// expressionLike matches segments that look like regular expressions. One of [, | and ^ suffices,
+// because URLs do not contain them. URLs can contain parentheses, + and $, so these count only in
+// places that are usual in expressions: (.*), .+ at the beginning, )* and $ at the end.
 var expressionLike = regexp.MustCompile(`\[.*\]|\||\^|\(\.[*+]\)|^\.\+|\)[+*?]|.\$$`)
 
-// registeredMethods are the methods of the HTTP registry, and PURGE of caches.
+// registeredMethods are the methods of the HTTP registry, and PURGE, which caches use.
 var registeredMethods = strings.Fields("GET POST PUT PATCH DELETE HEAD OPTIONS QUERY CONNECT TRACE PURGE " +
 	"ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT COPY LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH " +
 	"PRI PROPFIND PROPPATCH REBIND REPORT SEARCH UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL")

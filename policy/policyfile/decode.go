@@ -49,21 +49,21 @@ type source struct {
 	file   string
 	text   []byte           // nil: nothing was read
 	at     map[any]position // by pointer to what was written
-	broken map[any]bool     // by pointer to values that could not be read; their mistakes are reported
+	unread map[any]bool     // by pointer to values that could not be read; their mistakes are reported
 	hints  map[any][]string // what was suggested for unknown fields, by pointer to their structs
 	mask   mask             // of the variables that were replaced
 	errs   Errors
 }
 
 func newSource(file string) *source {
-	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool), hints: make(map[any][]string)}
+	return &source{file: file, at: make(map[any]position), unread: make(map[any]bool), hints: make(map[any][]string)}
 }
 
 type position struct{ line, column int }
 
 // fail reports a mistake at the value of p, unless that value could not be read.
 func (s *source) fail(p any, format string, args ...any) {
-	if s.broken[p] {
+	if s.unread[p] {
 		return
 	}
 	at := s.at[p]
@@ -86,7 +86,7 @@ func (s *source) isWritten(p any) bool {
 }
 
 // markUnread records that the value of p could not be read, and that its mistake is reported.
-func (s *source) markUnread(p any) { s.broken[p] = true }
+func (s *source) markUnread(p any) { s.unread[p] = true }
 
 func (s *source) err() error {
 	if len(s.errs) == 0 {
@@ -104,8 +104,8 @@ type decoder struct {
 	isSecret bool // the field that is being read is a secret
 }
 
-// note records the position of the value of p.
-func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
+// recordPosition records the position of the value of p.
+func (d *decoder) recordPosition(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
@@ -345,7 +345,7 @@ func (d *decoder) decodeValue(n *yaml.Node, p any) {
 		return
 	}
 	defer func() { d.depth-- }()
-	d.note(p, n)
+	d.recordPosition(p, n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		d.fail(n, "the value is missing; write one, or remove the line")
 		d.markUnread(p)
@@ -396,7 +396,7 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 	if isTexts && n.Kind != yaml.SequenceNode {
 		v.Set(reflect.ValueOf(make([]string, 1)))
 		only := v.Index(0).Addr().Interface()
-		if d.decodeValue(n, only); d.broken[only] {
+		if d.decodeValue(n, only); d.unread[only] {
 			d.markUnread(p)
 		}
 		return

@@ -14,37 +14,41 @@ import (
 // These warnings and hints are about policies that are valid, but may not do what their authors
 // expect. Each kind is given once for each policy, at the first place.
 
-// warnOfSurprises warns about the effects of a policy that people do not expect.
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
-	guardedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
+	protectedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
 	isReported := make(map[*policy.Rule]bool)
 	for _, m := range matchers {
+		// An implied matcher is that of HEAD, which GET implies.
 		if m.IsImplied || m.rule.Shadow || !m.rule.Enforces() {
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
+			endingIn := func(segments ...policy.Segment) policy.Pattern {
+				return append(slices.Clone(m.Path[:last]), segments...)
+			}
+			unlimited := endingIn(policy.Segment{Text: "a"}, policy.Segment{Text: "b"})
+			everything, oneNamed := endingIn(policy.Segment{Kind: policy.SegmentRest}), endingIn(policy.Segment{Kind: policy.SegmentNamed, Text: "name"})
 			oneSegment.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
-				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}),
-				append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentNamed, Text: "name"}))
+				unlimited, everything, oneNamed)
 		}
 		if other := c.findMoreGeneral(m); other != nil && !isReported[m.rule] {
 			isReported[m.rule] = true
 			config := &c.config.Rules[m.ruleIndex]
-			uncounted.note(c.orWritten(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
+			uncounted.note(c.placeOf(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
 				"write always: true into %[2]s to count them in both, or apply: most-specific if this is intended", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
 		if spellings, unify, distinguish := c.otherSpellings(m); len(spellings) > 0 {
 			kind := &limitedSpelling
-			if isGuarding(m.rule) {
-				kind = &guardedSpelling
+			if isProtective(m.rule) {
+				kind = &protectedSpelling
 			}
 			kind.note(m.at, "the rule limits %s and not %s, which some servers answer in the same way; write http: {%s}, or {%s} if yours does not",
 				m.Path, wording.List(spellings, "and"), strings.Join(unify, ", "), strings.Join(distinguish, ", "))
 		}
 	}
-	for _, kind := range []*remarkKind{&oneSegment, &uncounted, &guardedSpelling, &limitedSpelling} {
+	for _, kind := range []*remarkKind{&oneSegment, &uncounted, &protectedSpelling, &limitedSpelling} {
 		kind.end()
 	}
 }
@@ -142,9 +146,9 @@ func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool)
 	return isFound || slices.ContainsFunc(c.general, holds)
 }
 
-// isGuarding reports whether a rule certainly protects something, such as a login: it counts
-// failures, or closes when the store fails.
-func isGuarding(r *policy.Rule) bool {
+// isProtective reports whether a rule certainly protects something, such as a login: it counts
+// status 401, or refuses requests while the store fails.
+func isProtective(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || l.Status != nil && l.Status.Has(401))
 	})

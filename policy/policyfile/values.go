@@ -27,8 +27,8 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 	for i := range *n {
 		key, value := node.Content[2*i], node.Content[2*i+1]
 		e := &(*n)[i]
-		d.note(e, key)
-		d.note(&e.Name, key)
+		d.recordPosition(e, key)
+		d.recordPosition(&e.Name, key)
 		var ok bool
 		if e.Name, ok = d.decodeName(key, seen); !ok {
 			d.markUnread(&e.Name)
@@ -96,8 +96,8 @@ func (c *Condition) decodeClauses(d *decoder, content []*yaml.Node) {
 	seen := make(map[string]*yaml.Node)
 	for i := range *c {
 		clause := &(*c)[i]
-		d.note(&clause.Source, content[2*i])
-		d.note(clause, content[2*i])
+		d.recordPosition(&clause.Source, content[2*i])
+		d.recordPosition(clause, content[2*i])
 		var ok bool
 		if clause.Source, ok = d.decodeName(content[2*i], seen); !ok {
 			d.markUnread(&clause.Source)
@@ -124,8 +124,8 @@ func nestedName(source string, value *yaml.Node) string {
 // Conditions hold if one of them holds. A single condition may be written without a list. The word
 // default always holds.
 type Conditions struct {
-	Otherwise bool
-	Any       []Condition
+	Otherwise bool        // the word default was written
+	Any       []Condition // without that word
 }
 
 func (c *Conditions) decode(d *decoder, node *yaml.Node) {
@@ -138,7 +138,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		}
 		d.markUnread(c)
 		switch {
-		case d.broken[&text]:
+		case d.unread[&text]:
 		case wording.Distance(text, "default") < 3: // a misspelling
 			d.fail(node, "%q is not a condition; did you mean default?", wording.Clip(text))
 		default:
@@ -159,10 +159,10 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 //   - {first_of: [...]}, the first one that the request has
 //   - {all_of: [...]}, a combination
 type IdentityConfig struct {
-	Name   string
+	Name   string // of an identity
 	Kind   string
 	Source string
-	Only   *Values
+	Only   *Values // nil: any value of the source identifies; otherwise only these
 	First  []IdentityConfig
 	All    []IdentityConfig
 }
@@ -213,7 +213,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		return
 	default:
 		c.Kind = kind
-		d.note(&c.Kind, key)
+		d.recordPosition(&c.Kind, key)
 		c.decodeSource(d, value)
 		return
 	}
@@ -243,7 +243,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	}
 	if len(only) > 0 {
 		c.Source, c.Only = only[0].Source, &only[0].Values
-		d.note(&c.Source, node.Content[0])
+		d.recordPosition(&c.Source, node.Content[0])
 	}
 }
 
@@ -301,7 +301,7 @@ type Size int64
 func (s *Size) decode(d *decoder, node *yaml.Node) {
 	var text string
 	d.decodeValue(node, &text)
-	if d.broken[&text] {
+	if d.unread[&text] {
 		d.markUnread(s)
 		return
 	}
