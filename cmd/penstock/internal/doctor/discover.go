@@ -86,10 +86,10 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 			}
 			continue
 		}
-		sentinel.hello["primary"] = net.JoinHostPort(primary[0], primary[1])
-		if !seen[sentinel.hello["primary"]] {
-			seen[sentinel.hello["primary"]] = true
-			s := d.connect(ctx, d.option, sentinel.hello["primary"])
+		sentinel.primaryAddress = net.JoinHostPort(primary[0], primary[1])
+		if !seen[sentinel.primaryAddress] {
+			seen[sentinel.primaryAddress] = true
+			s := d.connect(ctx, d.option, sentinel.primaryAddress)
 			d.servers = append(d.servers, s)
 			d.primaries = append(d.primaries, s)
 		}
@@ -113,12 +113,12 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 	ranges, err := d.do(ctx, node, "CLUSTER", "SLOTS").ToArray()
 	if err != nil {
-		node.hello["slots"] = err.Error()
+		node.slotsError = err.Error()
 		d.primaries = []*server{node}
 		return
 	}
 	known := map[string]*server{}
-	host, _, _ := net.SplitHostPort(node.address)
+	ownHost, _, _ := net.SplitHostPort(node.address)
 	for _, r := range ranges {
 		fields, err := r.ToArray()
 		if err != nil || len(fields) < 3 {
@@ -126,17 +126,17 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 		}
 		first, _ := fields[0].AsInt64()
 		last, _ := fields[1].AsInt64()
-		for i, field := range fields[2:] {
+		for i, field := range fields[2:] { // the primary, then its replicas
 			parts, err := field.ToArray()
 			if err != nil || len(parts) < 2 {
 				continue
 			}
-			at, _ := parts[0].ToString()
+			host, _ := parts[0].ToString()
 			port, _ := parts[1].AsInt64()
-			if at == "" { // empty stands for the host of this node
-				at = host
+			if host == "" { // empty stands for the host of this node
+				host = ownHost
 			}
-			address := net.JoinHostPort(at, strconv.FormatInt(port, 10))
+			address := net.JoinHostPort(host, strconv.FormatInt(port, 10))
 			s := known[address]
 			if s == nil {
 				s = d.member(ctx, address)

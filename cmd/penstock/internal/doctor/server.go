@@ -26,9 +26,10 @@ type server struct {
 	err        error // why it cannot be reached
 	dialed     dialed
 
-	// hello is the server's reply to HELLO, which needs no right. The doctor adds fields: "slots" is
-	// why CLUSTER SLOTS failed, and "primary" and "quorum" are what a Sentinel reports.
-	hello   map[string]string
+	slotsError     string // why CLUSTER SLOTS failed
+	primaryAddress string // of a Sentinel: the primary that it names
+
+	hello   map[string]string // its reply to HELLO, which needs no right
 	info    map[string]string // its reply to INFO; nil if the user may not read it
 	infoErr error
 	offset  offset // of its clock

@@ -25,7 +25,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 	if len(d.primaries) == 0 {
 		return // checkReach reports it
 	}
-	if why := d.primaries[0].hello["slots"]; why != "" {
+	if why := d.primaries[0].slotsError; why != "" {
 		s := d.primaries[0]
 		c := Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the server does not list the slots of the nodes: " + why, Why: "no client can use the Cluster"}
 		if strings.Contains(why, "NOPERM") {
@@ -86,17 +86,15 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 			continue
 		}
 		reached++
-		if s.hello["primary"] == "" {
+		if s.primaryAddress == "" {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel names no primary: " + plain(s.err),
 				Why: "clients that use this Sentinel find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL MASTERS lists the names"})
 			continue
 		}
-		named[s.hello["primary"]] = append(named[s.hello["primary"]], s.address)
-		if reply, err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).ToString(); err != nil {
+		named[s.primaryAddress] = append(named[s.primaryAddress], s.address)
+		if err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).Error(); err != nil {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + plain(err),
 				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + shellWord(d.option.Sentinel.MasterSet) + " quorum N"})
-		} else if strings.HasPrefix(reply, "OK ") {
-			s.hello["quorum"] = reply
 		}
 	}
 	switch {
