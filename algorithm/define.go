@@ -247,8 +247,8 @@ func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 // Decay is what the option Leasable sets.
 func (a *Algorithm) Decay() Decay { return a.decay }
 
-// Window is the length of the limit's window, or of a part of it, in µs. It is 0 without windows.
-// See Leasable.
+// Window is the length of the limit's window, or of a part of it, in µs. It is 0 if the
+// algorithm has no windows. See Leasable.
 func (a *Algorithm) Window(l Limit) int64 {
 	if a.window == nil {
 		return 0
@@ -281,7 +281,8 @@ func (a *Algorithm) Bound(l Limit, capacity int64) string {
 	return a.bound(l.withBurst(a), a.Rate(l))
 }
 
-// withBurst fills in the default of a Burst that is a capacity.
+// withBurst returns the limit with its default Burst, the Count, if the algorithm uses the Burst as
+// a capacity.
 func (l Limit) withBurst(a *Algorithm) Limit {
 	if l.Burst == 0 && a.burst == BurstIsCapacity {
 		l.Burst = l.Count

@@ -100,8 +100,8 @@ func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 type bucketModel struct {
 	size    int64    // tokens
 	rate    *big.Rat // tokens per µs
-	used    *big.Rat
-	at      int64
+	used    *big.Rat // tokens at the time at
+	at      int64    // µs
 	isQueue bool
 	tail    string // the last holder in the queue
 	places  int64  // places that this holder took
@@ -126,7 +126,7 @@ func (m *bucketModel) until(leaked *big.Rat) int64 {
 
 func (m *bucketModel) fits(r Request, now int64) (int64, bool) {
 	free := floor(new(big.Rat).Sub(whole(m.size), m.usedAt(now)))
-	granted, need := r.Cost, r.Cost
+	granted, need := r.Cost, r.Cost // need is the fewest tokens with which the request is granted
 	if r.Mode == Draw {
 		granted, need = min(r.Cost, max(free, 0)), min(r.Cost, 1)
 	}
@@ -138,7 +138,7 @@ func (m *bucketModel) fits(r Request, now int64) (int64, bool) {
 	case r.Mode == Draw:
 		return granted, need <= free
 	}
-	return granted, need <= m.size && m.wait(r, now) <= r.Patience
+	return granted, need <= m.size && m.wait(r, now) <= r.Patience // tokens that leak meanwhile count
 }
 
 func (m *bucketModel) wait(r Request, now int64) int64 {
@@ -171,25 +171,32 @@ func (m *bucketModel) spend(cost int64, r Request, now int64) {
 }
 
 func (m *bucketModel) refund(r Request, now int64) int64 {
-	used := m.usedAt(now)
-	back := min(r.Cost, floor(used))
 	if m.isQueue {
-		if r.Holder == "" || r.Holder != m.tail {
-			return 0
-		}
-		back = min(r.Cost, m.places, ceiling(used))
-		m.places -= back
-		if used.Sub(used, whole(back)).Sign() < 0 {
-			used = new(big.Rat)
-		}
-		m.used, m.at = used, now
-		return back
+		return m.refundPlaces(r, now)
 	}
-	if used.Sub(used, whole(r.Cost)).Sign() < 0 {
+	back := min(r.Cost, floor(m.usedAt(now))) // whole tokens only
+	m.remove(r.Cost, now)
+	return back
+}
+
+// refundPlaces returns the places of the last holder in the queue. Other holders cannot refund.
+func (m *bucketModel) refundPlaces(r Request, now int64) int64 {
+	if r.Holder == "" || r.Holder != m.tail {
+		return 0
+	}
+	back := min(r.Cost, m.places, ceiling(m.usedAt(now)))
+	m.places -= back
+	m.remove(back, now)
+	return back
+}
+
+// remove takes tokens out of the bucket, which may then be empty.
+func (m *bucketModel) remove(tokens, now int64) {
+	used := new(big.Rat).Sub(m.usedAt(now), whole(tokens))
+	if used.Sign() < 0 {
 		used = new(big.Rat)
 	}
 	m.used, m.at = used, now
-	return back
 }
 
 func (m *bucketModel) reset() { m.used = new(big.Rat) }
@@ -197,7 +204,7 @@ func (m *bucketModel) reset() { m.used = new(big.Rat) }
 func (m *bucketModel) capacity() int64 { return m.size }
 
 // A ledger stores every grant. It is the model of windows, logs and sub-windows. They differ in
-// which grants count at a time.
+// how long a grant counts.
 type ledger struct {
 	count  int64
 	grants []event

@@ -31,7 +31,7 @@ func TestTwins(t *testing.T) {
 			t.Parallel()
 			seed := effort.Seed()
 			decided := 0
-			for trace := uint64(0); decided < twins(); trace++ {
+			for trace := uint64(0); decided < batchesPerSubject(); trace++ {
 				n, err := runTwins(client, subject, rand.New(rand.NewPCG(seed, uint64(i)<<32|trace)))
 				if err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d go test -run 'TestTwins/%s' (trace %d): %v", seed, subject.name, trace, err)
@@ -43,8 +43,8 @@ func TestTwins(t *testing.T) {
 	}
 }
 
-// twins is how many batches are compared per subject.
-func twins() int { return effort.Of(10_000, 1_000_000) }
+// batchesPerSubject is how many batches each subject compares, in many traces.
+func batchesPerSubject() int { return effort.Of(10_000, 1_000_000) }
 
 // A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
 type twinSubject struct {
@@ -88,7 +88,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		return 0, err
 	}
 	defer redis.Close()
-	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
+	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour}) // keeps all states, as the clock may step back
 
 	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {

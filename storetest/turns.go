@@ -201,14 +201,11 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn returns the bound of limits that are used in turn for one counter. The bound is how many
-// units they admit together in an interval of the length apart. If one limit has
-// both the largest Burst or Count and the largest rate, it is the bound of that limit.
-func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
-	common, burst := limits[0].Algorithm(), int64(0)
-	if common == nil {
-		common = penstock.TokenBucket
-	}
+// InTurn returns the bound of limits that are used in turn for one counter: how many units they
+// admit together in an interval, given its length. If one limit has both the largest rate and the
+// largest Burst or Count, the bound is that of this limit alone.
+func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
+	common, burst := limits[0].Algorithm(), int64(0) // all limits have the same algorithm
 	type kind struct {
 		algorithm *algorithm.Algorithm
 		period    time.Duration
@@ -226,17 +223,19 @@ func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
 		k := kind{l.Algorithm(), l.Limit().Period}
 		windows[k] = max(windows[k], l.Limit().Count)
 	}
-	refill := func(apart time.Duration) int64 {
+	refill := func(interval time.Duration) int64 {
 		most := int64(0)
 		for _, l := range limits {
-			most = max(most, muldiv(l.Limit().Count, int64(apart), int64(l.Limit().Period)))
+			most = max(most, muldiv(l.Limit().Count, int64(interval), int64(l.Limit().Period)))
 		}
 		return most
 	}
-	windowUnits := func(apart time.Duration) int64 {
+	windowUnits := func(interval time.Duration) int64 {
 		sum := int64(0)
 		for k, n := range windows {
-			sum += muldiv(n, int64((apart+time.Microsecond+k.period-1)/k.period), 1)
+			length := interval + time.Microsecond // both ends of the interval count
+			count := (length + k.period - 1) / k.period
+			sum += muldiv(n, int64(count), 1)
 		}
 		return sum
 	}
@@ -244,16 +243,17 @@ func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
 	case common.Name() == penstock.Concurrency.Name():
 		return func(time.Duration) int64 { return burst }
 	case common.Name() == penstock.LeakyBucket.Name(): // moments are rounded up to whole microseconds
-		return func(apart time.Duration) int64 { return burst + refill(apart+time.Microsecond) }
+		return func(interval time.Duration) int64 { return burst + refill(interval+time.Microsecond) }
 	case len(windows) == 1 && (common.Name() == penstock.SlidingLog.Name() || common.Name() == penstock.SubWindow(1).Name()):
 		return windowUnits
 	case common.Name() == penstock.SlidingLog.Name(), common.Name() == penstock.SubWindow(1).Name(), common.Name() == penstock.FixedWindow.Name():
-		return func(apart time.Duration) int64 { return burst + windowUnits(apart) }
+		return func(interval time.Duration) int64 { return burst + windowUnits(interval) }
 	}
-	return func(apart time.Duration) int64 { return burst + refill(apart) }
+	return func(interval time.Duration) int64 { return burst + refill(interval) }
 }
 
-// muldiv is a·b/c rounded down, at most a quarter of MaxInt64.
+// muldiv is a·b/c rounded down. It is at most a quarter of MaxInt64, so that a sum of a few does not
+// overflow.
 func muldiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {
@@ -271,7 +271,8 @@ func checkLimitsInTurn(b *lawTest) {
 			small, middle, large := b.counter(k, 2), b.counter(k, 7), b.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
-					c.limit.Period = refillTime / 256 // so short that every counter can hold the largest burst, even if it is split into 32 parts
+					// With a long period, a small limit cannot hold the largest burst, least of all in 32 parts.
+					c.limit.Period = refillTime / 256
 				}
 			}
 			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // different periods
@@ -280,7 +281,8 @@ func checkLimitsInTurn(b *lawTest) {
 			}
 			granted := int64(0)
 			for i := range 80 {
-				c := []counter{small, middle, large}[rng.IntN(3)].at(fmt.Sprint("turns", round)).as(fmt.Sprint("holder", i))
+				key, holder := fmt.Sprint("turns", round), fmt.Sprint("holder", i)
+				c := []counter{small, middle, large}[rng.IntN(3)].at(key).as(holder)
 				charge := c.spend(1 + rng.Int64N(3))
 				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.needsHolder() {
 					charge.Mode, charge.Cost = penstock.Refund, 1

@@ -239,7 +239,8 @@ func rankOf(value string) int {
 	return 0
 }
 
-// quote writes a text in YAML, for a file whose dollar signs name variables.
+// quote returns the text as a YAML string for a policy file. It doubles dollar signs, because a
+// single one can begin the name of a variable.
 func quote(text string) string {
 	quoted, err := json.Marshal(text)
 	if err != nil {

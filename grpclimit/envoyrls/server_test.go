@@ -113,21 +113,21 @@ func TestAClientOfGRPCGetsEveryField(t *testing.T) {
 		m = message("better")
 		m.Descriptors[0].HitsAddend = wrapperspb.UInt64(9)
 		if answer, err = client.ShouldRateLimit(t.Context(), m); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT || answer.Statuses[0].Code != rlsv3.RateLimitResponse_OVER_LIMIT {
-			t.Errorf("a report that does not fit is %v, %v; want OVER_LIMIT", answer, err)
+			t.Errorf("a request over the limit gets %v, %v; want OVER_LIMIT", answer, err)
 		}
 	})
 }
 
-// Redis and the memory store give the same responses.
 func TestBothStoresGiveTheSameResponses(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		var answers []string
 		stores(t, func(t *testing.T, store penstock.Store) {
 			f := newFixture(t, store, strings.ReplaceAll(limits, "unit: minute", "unit: day"), envoyrls.Options{Mode: mode})
 			var all []string
+			// The function request documents this notation.
 			for _, text := range []string{"small,large", "2: small,large=x", "small +0", "small,small", "small +7,large", "small -3", "small +0,zero", "shared=s1,shared=s2,shared=s3", "shadow,quota1", "shadow,quota1,quota1"} {
-				// The ends of windows depend on the time.
 				answer := f.send(text)
+				// Remove the times until windows end, such as 60s: they depend on the clock.
 				for field := range strings.FieldsSeq(answer) {
 					if strings.HasSuffix(field, "s") || strings.HasSuffix(field, "s,") {
 						answer = strings.Replace(answer, field, "", 1)
@@ -172,7 +172,7 @@ func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 	isHealthy := true
 	server := httptest.NewServer(envoyrls.NewHandler(f.Engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return isHealthy }, MaxBody: 1000}))
 	defer server.Close()
-	get := func(method, path, body string) (int, string) {
+	send := func(method, path, body string) (int, string) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+path, strings.NewReader(body))
 		if err != nil {
@@ -206,7 +206,7 @@ func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 		{"no unit", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3}}]}`, 400, "the unit UNKNOWN"},
 		{"too large", "POST", `{"domain": "` + strings.Repeat("d", 1000) + `"}`, 413, "too large"},
 	} {
-		code, text := get(row.method, "/json", row.body)
+		code, text := send(row.method, "/json", row.body)
 		compact := strings.NewReplacer(" ", "").Replace(text)
 		if code != row.code || !strings.Contains(compact, strings.ReplaceAll(row.want, " ", "")) {
 			t.Errorf("%s is %d %s; want %d …%s…", row.name, code, text, row.code, row.want)
@@ -215,14 +215,14 @@ func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 			t.Errorf("%s: the response %s is not valid JSON", row.name, text)
 		}
 	}
-	if code, text := get("GET", "/healthcheck", ""); code != 200 || text != "OK" {
+	if code, text := send("GET", "/healthcheck", ""); code != 200 || text != "OK" {
 		t.Errorf("/healthcheck is %d %q; want 200 OK", code, text)
 	}
 	isHealthy = false
-	if code, text := get("GET", "/healthcheck", ""); code != 500 || text != "" {
+	if code, text := send("GET", "/healthcheck", ""); code != 500 || text != "" {
 		t.Errorf("/healthcheck is %d %q; want 500 and nothing", code, text)
 	}
-	if code, text := get("GET", "/rlconfig", ""); code != 200 || !strings.HasPrefix(text, "d.small: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false\n") {
+	if code, text := send("GET", "/rlconfig", ""); code != 200 || !strings.HasPrefix(text, "d.small: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false\n") {
 		t.Errorf("/rlconfig is %d %q; want the limits", code, text)
 	}
 }

@@ -347,6 +347,7 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 	if r.Metadata == nil {
 		return b, nil
 	}
+	// Metadata are rare and can nest, so the general encoder writes them.
 	m, err := (&Response{Metadata: r.Metadata}).toProto()
 	if err != nil {
 		return b, err
@@ -372,18 +373,18 @@ func (s *Status) size() int {
 func (s *Status) appendTo(b []byte) []byte {
 	b = appendVarint(b, statusCode, uint64(codeOf(s.IsOver)))
 	if l := s.Limit; l != nil {
-		b = appendMessage(b, statusLimit, l.size())
+		b = appendMessageHead(b, statusLimit, l.size())
 		b = appendVarint(b, currentRequestsPerUnit, uint64(l.RequestsPerUnit))
 		b = appendVarint(b, currentUnit, uint64(l.Unit))
 		b = appendString(b, currentName, l.Name)
 		if l.UnitMultiplier > 0 {
-			b = appendMessage(b, currentMultiplier, sizeOfVarint(wrapperValue, uint64(l.UnitMultiplier)))
+			b = appendMessageHead(b, currentMultiplier, sizeOfVarint(wrapperValue, uint64(l.UnitMultiplier)))
 			b = appendVarint(b, wrapperValue, uint64(l.UnitMultiplier))
 		}
 	}
 	b = appendVarint(b, statusRemaining, uint64(s.Remaining))
 	if s.Reset > 0 {
-		b = appendMessage(b, statusReset, sizeOfVarint(durationSeconds, uint64(s.Reset)))
+		b = appendMessageHead(b, statusReset, sizeOfVarint(durationSeconds, uint64(s.Reset)))
 		b = appendVarint(b, durationSeconds, uint64(s.Reset))
 	}
 	return b
@@ -413,7 +414,8 @@ func appendString(b []byte, number protowire.Number, value string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, number, protowire.BytesType), value)
 }
 
-func appendMessage(b []byte, number protowire.Number, size int) []byte {
+// appendMessageHead appends the tag and the size of a message. The caller appends its fields.
+func appendMessageHead(b []byte, number protowire.Number, size int) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, number, protowire.BytesType), uint64(size))
 }
 

@@ -429,13 +429,13 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 			Key:     func(r *http.Request) string { return r.URL.Query().Get("as") },
 			Cost:    func(r *http.Request) int64 { return r.ContentLength },
 		}
-		for range 6 { // of cost 1
+		for range 6 { // the body of each has 1 byte
 			mustSend(t, client, "http://a.example/?as=me")
 		}
 		mustSend(t, client, "http://a.example/?as=other")
 		s.wantSent(t, 0, 0, 0, 0, 500*time.Millisecond, time.Second, time.Second)
 
-		r, _ := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "four") // costs 4
+		r, _ := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "four") // 4 bytes, the burst
 		if _, err := client.RoundTrip(r); err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +443,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 			t.Errorf("a request of cost 4 was sent after %v; want %v", got, want)
 		}
 
-		r, closed := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "fives")
+		r, closed := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "fives") // 5 bytes, more than the burst
 		_, err := client.RoundTrip(r)
 		wantNotSent(t, err, penstock.Never)
 		if closed.Load() != 1 {
@@ -452,8 +452,8 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 	})
 }
 
-func TestDenialOfTheLimiterIsFound(t *testing.T) {
-	for what, maxWait := range map[string]time.Duration{"after a short wait": 10 * time.Second, "at once": -1} {
+func TestDenialOfTheLimiterIsReturnedAtOnce(t *testing.T) {
+	for what, maxWait := range map[string]time.Duration{"a wait of 10 s is allowed": 10 * time.Second, "no wait is allowed": -1} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(nil)
 			client := http.Client{Transport: &Transport{
@@ -469,10 +469,10 @@ func TestDenialOfTheLimiterIsFound(t *testing.T) {
 			wantNotSent(t, err, time.Minute)
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || denied.Decision.RetryAfter() != time.Minute {
-				t.Errorf("%s: %v; want a DeniedError", what, err)
+				t.Errorf("%s: %v; want a DeniedError with RetryAfter 1m", what, err)
 			}
 			if got := time.Since(s.start); got != 0 {
-				t.Errorf("%s: the denial took %v; want none", what, got)
+				t.Errorf("%s: the denial took %v; want 0s", what, got)
 			}
 			s.wantSent(t, 0)
 		})

@@ -10,16 +10,16 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Close of the client ends reads of a connection on which nothing was written yet, and also ends
-// dialing.
+// Closing the client ends a dial that hangs. It also ends the first read of a connection, which may
+// hang before anything was written.
 func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
-	for _, isDialed := range []bool{false, true} {
+	for _, canDial := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			life, end := context.WithCancel(t.Context())
 			here, there := net.Pipe()
 			defer there.Close()
 			option := rueidis.ClientOption{DialCtxFn: func(ctx context.Context, _ string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
-				if isDialed {
+				if canDial {
 					return here, nil
 				}
 				<-ctx.Done()
@@ -37,7 +37,7 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			synctest.Wait()
 			select {
 			case err := <-ended:
-				t.Fatalf("dialed %v: before the client was closed, the call ended with %v; want that it waits", isDialed, err)
+				t.Fatalf("dialing succeeds: %v: before the client was closed, the call ended with %v; want that it waits", canDial, err)
 			default:
 			}
 			end()
@@ -45,10 +45,10 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			select {
 			case err := <-ended:
 				if err == nil {
-					t.Errorf("dialed %v: the read returned data; want an error", isDialed)
+					t.Errorf("dialing succeeds: %v: after the client was closed, the call returned no error; want one", canDial)
 				}
 			default:
-				t.Errorf("dialed %v: after the client was closed, the call still runs; want an error", isDialed)
+				t.Errorf("dialing succeeds: %v: after the client was closed, the call still runs; want an error", canDial)
 				here.Close()
 			}
 		})

@@ -65,8 +65,8 @@ const (
 )
 
 const (
-	lostCalls = 12
-	lostKeys  = 6 // enough for keys on each node of a Cluster
+	lostCalls   = 12
+	chargedKeys = 6 // enough for keys on each node of a Cluster
 )
 
 // lostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
@@ -79,16 +79,16 @@ func lostRepliesNeverChargeTwice(t *testing.T, s Suite, target Target) {
 	}
 }
 
-// loseReplies makes calls whose replies are lost, and counts what they have charged past the
-// proxies.
+// loseReplies makes calls whose replies the proxies lose. Then it counts the charges over a
+// connection past the proxies.
 func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	prefix := NewPrefix()
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: prefix})
 	direct := OpenStore(t, target.Direct, redisstore.Options{Prefix: prefix})
 	limit := SlowRefill("d", 1000)
-	key := func(i int) string { return fmt.Sprint("k", i%lostKeys) }
+	key := func(i int) string { return fmt.Sprint("k", i%chargedKeys) }
 	// Peek until every server knows the script, and every client knows its servers.
-	for i := range lostKeys {
+	for i := range chargedKeys {
 		for _, s := range []penstock.Store{direct, store} {
 			Eventually(t, 5*time.Second, func() error {
 				_, err := s.Decide(Within(t, time.Second), []penstock.Charge{{Key: key(i), Plan: limit, Mode: penstock.Peek}})
@@ -96,7 +96,7 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 			})
 		}
 	}
-	before := target.ran(t)
+	before := target.countScripts(t)
 	target.lose(l, true)
 	var unknown, unreached int64
 	for i := range lostCalls {
@@ -116,9 +116,9 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 		}
 	}
 	target.lose(l, false)
-	ran := target.ran(t) - before
+	ran := target.countScripts(t) - before
 	var charged int64
-	for i := range lostKeys {
+	for i := range chargedKeys {
 		charged += 1000 - Remaining(t, direct, key(i), limit)
 	}
 	t.Logf("counted: %d calls with lost answers (%d unknown, %d unreached; %d scripts ran, %d charges)", lostCalls, unknown, unreached, ran, charged)
@@ -314,8 +314,8 @@ func (target Target) lose(l loss, on bool) {
 	}
 }
 
-// ran counts the scripts that ran.
-func (target Target) ran(t testing.TB) (n int64) {
+// countScripts returns how many scripts have run on all servers.
+func (target Target) countScripts(t testing.TB) (n int64) {
 	t.Helper()
 	for _, s := range target.Servers {
 		for _, command := range []string{"evalsha", "eval"} {

@@ -12,7 +12,7 @@ import (
 // A Library makes clients of one Redis library. Each client ends with its test.
 type Library struct {
 	Name    string
-	One     func(t testing.TB, addr string, o Options) redisstore.Client
+	One     func(t testing.TB, addr string, o Options) redisstore.Client    // for a single server
 	Cluster func(t testing.TB, addrs []string, o Options) redisstore.Client // nil if there is none
 	Socket  func(t testing.TB, path string) redisstore.Client               // nil if there is none
 }

@@ -113,6 +113,7 @@ for index = 1, #KEYS do
     end
   end
 
+-- @save (in storage.lua) needs keep$, reset$ and the numbers t$ of the last batch that was granted.
 @each
   local keep$, reset$, t$1, t$2, t$3, t$4, t$5, t$6 = keepLast$, resetLast$, s$1, s$2, s$3, s$4, s$5, s$6
 @endeach

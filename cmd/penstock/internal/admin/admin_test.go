@@ -66,12 +66,12 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 		}
 	}
 	checked := 0
-	checks := func(next http.Handler) http.Handler {
+	countChecks := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { checked++; next.ServeHTTP(w, r) })
 	}
 	for path, want := range map[string]int{"/debug/pprof/": 200, "/debug/pprof/symbol": 200, "/debug/pprof/goroutine": 200, "/debug/pprof/cmdline": 404} {
 		recorder := httptest.NewRecorder()
-		New(Options{Pprof: checks}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
+		New(Options{Pprof: countChecks}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
 		if recorder.Code != want {
 			t.Errorf("with Pprof, %s returns %d; want %d", path, recorder.Code, want)
 		}
@@ -82,6 +82,8 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 	t.Logf("counted: %d paths that are not served", len(paths))
 }
 
+// A web page could read responses if its own host name led to this address (DNS rebinding). So only
+// local names are served. The headers keep browsers from caching or interpreting the responses.
 func TestBrowsersCannotUseResponses(t *testing.T) {
 	server := httptest.NewServer(New(Options{}))
 	defer server.Close()

@@ -43,13 +43,13 @@ func parseRules(t *testing.T) *policy.Rules {
 }
 
 // run runs one case. Each step is the inside of a YAML mapping in braces.
-func run(t *testing.T, of *policy.Rules, head string, steps ...string) Result {
+func run(t *testing.T, policyRules *policy.Rules, head string, steps ...string) Result {
 	t.Helper()
 	text := "cases:\n  - name: one\n    " + head + "\n    steps:\n"
 	for _, s := range steps {
 		text += "      - {" + s + "}\n"
 	}
-	f, err := Parse("cases.yaml", []byte(text), of)
+	f, err := Parse("cases.yaml", []byte(text), policyRules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,48 +82,50 @@ var trueCases = map[string][]string{
 }
 
 // head returns the fields of a case as lines. Several fields are in braces.
-func head(of string) string {
-	if inner, ok := strings.CutPrefix(of, "{"); ok {
+func head(fields string) string {
+	if inner, ok := strings.CutPrefix(fields, "{"); ok {
 		return strings.ReplaceAll(strings.TrimSuffix(inner, "}"), ", start", "\n    start")
 	}
-	return of
+	return fields
 }
 
 func TestTrueCasesPass(t *testing.T) {
-	of := parseRules(t)
+	policyRules := parseRules(t)
 	for what, lines := range trueCases {
-		if got := run(t, of, head(lines[0]), lines[1:]...); len(got.Failures) > 0 {
+		if got := run(t, policyRules, head(lines[0]), lines[1:]...); len(got.Failures) > 0 {
 			t.Errorf("%s: the failures are %v; want none", what, got.Failures)
 		}
 	}
 }
 
-// Each case above must fail if one expectation of one step is made wrong.
+// Each case above must fail if one expectation of one step is made wrong. Names of rules and limits
+// are left out: a wrong one is a mistake of the file.
 func TestWrongExpectationsFail(t *testing.T) {
-	of := parseRules(t)
+	policyRules := parseRules(t)
+	// By the right text. A 1 before a number makes it another number: remaining: 10, not remaining: 0.
 	wrong := map[string]string{
 		"expect: allowed": "expect: unlimited", "expect: denied": "expect: allowed", "expect: exempt": "expect: allowed", "expect: refused": "expect: malformed",
 		"expect: unlimited": "expect: allowed", "expect: malformed": "expect: refused", "remaining: ": "remaining: 1", "retry_after: ": "retry_after: 1",
-		"wait: ": "wait: 1", "identity: ": "identity: x", "shadow_denied: tried": "shadow_denied: api", "rule: api": "rule: login", "limit: in-flight": "limit: wrong",
+		"wait: ": "wait: 1", "identity: '": "identity: 'x", "identity: unknown": "identity: known", "shadow_denied: tried": "shadow_denied: api",
 	}
 	tried := 0
 	for what, lines := range trueCases {
 		for i, line := range lines[1:] {
 			for right, instead := range wrong {
 				before, after, found := strings.Cut(line, right)
-				// A wrong rule or limit is a mistake of the file, because they are named together.
-				if !found || right == "limit: in-flight" || right == "rule: api" || strings.HasPrefix(after, "_") {
+				isLongerWord := strings.HasPrefix(after, "_") // such as denied_new_identity
+				if !found || isLongerWord {
 					continue
 				}
 				steps := append([]string{}, lines[1:]...)
 				steps[i] = before + instead + after
-				steps[i] = strings.ReplaceAll(steps[i], "x'", "'x") // into the quotes
-				got := run(t, of, head(lines[0]), steps...)
+				got := run(t, policyRules, head(lines[0]), steps...)
 				if len(got.Failures) == 0 {
 					t.Errorf("%s: %q passes; want a failure", what, steps[i])
 				}
 				for _, f := range got.Failures {
-					if f.Line < 5 || f.Column < 8 || !strings.Contains(f.Message, "expected ") {
+					isInStep := f.Line >= 5 && f.Column >= 8 // steps begin on line 5, after "      - "
+					if !isInStep || !strings.Contains(f.Message, "expected ") {
 						t.Errorf("%s: the failure of %q is %v; want its place and what was expected", what, steps[i], f)
 					}
 				}
@@ -153,7 +155,7 @@ func TestCostWithoutEffectFailsOnce(t *testing.T) {
 }
 
 func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
-	of := parseRules(t)
+	policyRules := parseRules(t)
 	step := func(s string) string {
 		return "cases:\n  - name: one\n    send: GET /api\n    steps:\n      - {" + s + "}\n"
 	}
@@ -180,7 +182,7 @@ func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 		"cases: [{name: a, send: GET /, steps: [{expect: allowed}]}, {name: a, send: GET /, steps: [{expect: allowed}]}]": `c.yaml:1:68: two cases are called "a"; rename one`,
 		"cases: [{name: a, send: GET /, steps: [" + strings.Repeat("{expect: allowed, times: 100000},", 11) + "]}]":       "c.yaml:1:370: the file has more than 1000000 requests; put cases into another file",
 	} {
-		_, err := Parse("c.yaml", []byte(text), of)
+		_, err := Parse("c.yaml", []byte(text), policyRules)
 		var mistakes policyfile.Errors
 		if !errors.As(err, &mistakes) || mistakes.Error() != want {
 			t.Errorf("%s\nhas the mistakes %v\nwant %s", text, err, want)

@@ -75,9 +75,9 @@ func reloadOn(reload <-chan os.Signal) func(*Options) {
 	return func(o *Options) { o.Reload = reload }
 }
 
-// reloadTwice reloads the policy file twice. It returns after the first reload: the channel has no
-// buffer, so the service receives the second value only then.
-func reloadTwice(reload chan<- os.Signal) {
+// reloadAndWait reloads the policy file and returns when that has ended. It sends two values: the
+// channel has no buffer, so the service receives the second one only after the first reload.
+func reloadAndWait(reload chan<- os.Signal) {
 	reload <- nil
 	reload <- nil
 }

@@ -20,7 +20,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	r := start(t, hello, flags, reloadOn(reload))
 	reloadWith := func(text string) {
 		replaceFile(t, flags["config"], text)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 	}
 	warnings := func() int { return len(r.log.Lines("level=WARN", "rules.yaml:1:")) }
 	if n := warnings(); n != 1 {
@@ -38,7 +38,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if r.log.Lines("policy reloaded", "digest="+digestOf(good)) == nil {
 		t.Errorf("the line of the reload has no digest: %s", r.log)
 	}
-	before := warnings() // the watcher may have reloaded too
+	before := warnings() // 1 or more: the watcher of the file may also have reloaded it, and logged
 	reloadWith(good + "# changed\n")
 	if warnings() != before {
 		t.Errorf("a good policy caused a warning: %s", r.log)
@@ -92,7 +92,7 @@ func TestChangedServerSectionNeedsARestart(t *testing.T) {
 		{rules + "server: {drain_timeout: 2s}\n", true},
 	} {
 		replaceFile(t, flags["config"], c.text)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 		if isLogged := r.log.Lines("level=WARN", "server section has changed; restart to apply it") != nil; isLogged != c.isLogged {
 			t.Errorf("after %q, the changed section was logged: %v; want %v:\n%s", c.text, isLogged, c.isLogged, r.log)
 		}
@@ -122,7 +122,7 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	}
 	for i, text := range broken {
 		replaceFile(t, flags["config"], text)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 		if lines := r.log.Lines("level=ERROR", "policy reload failed; the old rules stay in force", "policy="+flags["config"]); len(lines) <= i {
 			t.Errorf("after %.40q, %d failed reloads are logged; want %d: %s", text, len(lines), i+1, r.log)
 		}
@@ -138,7 +138,7 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	}
 
 	replaceFile(t, flags["config"], two)
-	reloadTwice(reload)
+	reloadAndWait(reload)
 	if n := allowed("b"); n != 2 || r.metric(successful) != "1" || r.log.Lines("policy reloaded", "rules=1") == nil {
 		t.Errorf("the new policy allows %d requests, and %s is %s; want 2 and 1: %s", n, successful, r.metric(successful), r.log)
 	}
@@ -165,7 +165,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 			text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: global, limits: [{rate: fast}]}\n", i, i)
 		}
 		replaceFile(t, flags["config"], text)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 		// The watcher may also load this file or one before it, at any time. So the test counts how
 		// often each file was loaded, and expects that many times the lines of the file.
 		await(t, fmt.Sprintf("%d of %d mistakes in the log", c.logged, c.mistakes), func() bool {
@@ -192,7 +192,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		}
 	}
 	replaceFile(t, flags["config"], good)
-	reloadTwice(reload)
+	reloadAndWait(reload)
 	if body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.HasSuffix(body, "\npolicy ok\nok\n") {
 		t.Errorf("with a good policy /readyz is %q; want ok", body)
 	}
@@ -227,7 +227,7 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 		want int // errors logged so far
 	}{{"192.0.2.1\n192.0.2.2\n", 0}, {"# nobody\n", 1}, {"# nobody at all\n", 1}, {"192.0.2.1\n", 1}, {"", 2}} {
 		replaceFile(t, list, c.text)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 		if lines() != c.want {
 			t.Errorf("after %q, %d errors are logged; want %d: %s", c.text, lines(), c.want, r.log)
 		}
@@ -243,7 +243,7 @@ func TestNoPolicyFileEndsARunningService(t *testing.T) {
 	r := start(t, hello, flags, reloadOn(reload))
 	for _, identities := range []string{"{a: {key: &s {header X-API-Key: [k1]}}, b: {key: *s}}", "&i {a: *i}"} {
 		replaceFile(t, flags["config"], "identities: "+identities+"\n"+good)
-		reloadTwice(reload)
+		reloadAndWait(reload)
 		r.mustGet("http://"+r.Admin+"/livez", 200)
 	}
 }

@@ -188,12 +188,12 @@ const (
 )
 
 func (p *printer) printRules() {
-	name, rateColumn := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1 // widths
+	titleWidth, ratesWidth := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1
 	for _, r := range p.snapshot.Rules.Rules {
-		name = p.column(name, r.Name)
+		titleWidth = p.column(titleWidth, r.Name)
 		for _, l := range r.Limits {
 			for one := &l; one != nil; one = one.Candidate {
-				name, rateColumn = p.column(name, titleOf(r.Name, one)), p.column(rateColumn, strings.Join(one.Rates, ", "))
+				titleWidth, ratesWidth = p.column(titleWidth, titleOf(r.Name, one)), p.column(ratesWidth, strings.Join(one.Rates, ", "))
 			}
 		}
 	}
@@ -202,7 +202,7 @@ func (p *printer) printRules() {
 		if isInMemory {
 			fails = ""
 		}
-		p.line("%s %s%s%s%s  %s", pad(limit, name), pad(rate, rateColumn), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
+		p.line("%s %s%s%s%s  %s", pad(limit, titleWidth), pad(rate, ratesWidth), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
 	}
 	p.line("")
 	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
@@ -265,14 +265,14 @@ func (p *printer) printOffenders() {
 	}
 	const most = 10
 	shown := o.Offenders[:min(len(o.Offenders), most)]
-	name := (p.Width - 2*numberWidth - 2) / 2
-	key := p.Width - name - 2*numberWidth - 2
+	limitWidth := (p.Width - 2*numberWidth - 2) / 2
+	keyWidth := p.Width - limitWidth - 2*numberWidth - 2
 	for _, one := range shown {
-		name, key = p.column(name, one.Rule+"."+one.Limit), p.column(key, one.Identity)
+		limitWidth, keyWidth = p.column(limitWidth, one.Rule+"."+one.Limit), p.column(keyWidth, one.Identity)
 	}
-	p.line("%s %s%s%s", pad("KEY", key), pad("LIMIT", name), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
+	p.line("%s %s%s%s", pad("KEY", keyWidth), pad("LIMIT", limitWidth), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
 	for _, one := range shown {
-		p.line("%s %s%s%s", pad(printable.Line(one.Identity), key), pad(printable.Line(one.Rule+"."+one.Limit), name),
+		p.line("%s %s%s%s", pad(printable.Line(one.Identity), keyWidth), pad(printable.Line(one.Rule+"."+one.Limit), limitWidth),
 			alignRight(fmt.Sprint(one.AtLeast), numberWidth), alignRight(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > most {
@@ -287,13 +287,13 @@ func (p *printer) printInstances() {
 	if i.Problem != "" {
 		p.line("only this one is shown: %s", printable.Line(i.Problem))
 	}
-	version, policy := 13, 14
-	host := p.Width - version - policy - 2*numberWidth - failsWidth - 3
+	versionWidth, policyWidth := 13, 14 // most versions, and the 12 digits of a digest
+	hostWidth := p.Width - versionWidth - policyWidth - 2*numberWidth - failsWidth - 3
 	names := namesOf(i.Instances)
 	for n, one := range i.Instances {
-		host, version, policy = p.column(host, names[n]), p.column(version, one.Version), p.column(policy, one.Digest)
+		hostWidth, versionWidth, policyWidth = p.column(hostWidth, names[n]), p.column(versionWidth, one.Version), p.column(policyWidth, one.Digest)
 	}
-	p.line("%s %s%s%s%s  %s", pad("HOST", host), pad("VERSION", version), pad("POLICY", policy), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
+	p.line("%s %s%s%s%s  %s", pad("HOST", hostWidth), pad("VERSION", versionWidth), pad("POLICY", policyWidth), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
 	for n, one := range i.Instances {
 		denied := rate(0)
 		for _, c := range one.Counts {
@@ -301,7 +301,7 @@ func (p *printer) printInstances() {
 				denied += rate(c.Last10) / 10
 			}
 		}
-		p.line("%s %s%s%s%s  %s", pad(printable.Line(names[n]), host), pad(printable.Line(one.Version), version), pad(printable.Line(one.Digest), policy),
+		p.line("%s %s%s%s%s  %s", pad(printable.Line(names[n]), hostWidth), pad(printable.Line(one.Version), versionWidth), pad(printable.Line(one.Digest), policyWidth),
 			alignRight(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), alignRight(denied.String(), numberWidth), printable.Line(cmp.Or(one.Reason, "ok")))
 	}
 }
