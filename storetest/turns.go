@@ -252,8 +252,8 @@ func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 	return func(interval time.Duration) int64 { return burst + refill(interval) }
 }
 
-// muldiv is a·b/c rounded down. It is at most a quarter of MaxInt64, so that a sum of a few does not
-// overflow.
+// muldiv is a·b/c rounded down. It is at most a quarter of MaxInt64, so that a sum of a few does
+// not overflow.
 func muldiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

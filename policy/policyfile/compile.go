@@ -204,8 +204,8 @@ func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
 }
 
-// placeOf returns where to report a mistake of p: at p if it was written, and otherwise at the value
-// that contains it.
+// placeOf returns where to report a mistake of p: at p if it was written, and otherwise at the
+// value that contains it.
 func (c *compiler) placeOf(within, p any) any {
 	if c.isWritten(p) {
 		return p
