@@ -72,7 +72,7 @@ func (d Decision) Status(i int) Status {
 // A Status is the result of one charge. Its times are durations from the decision on, because
 // clocks differ. They are exact to the microsecond.
 type Status struct {
-	Granted    int64         // units taken; 0 if the batch was denied. For a Refund: whole units returned; it may return a fraction more
+	Granted    int64         // units taken; 0 if the batch was denied. For a Refund: units returned, rounded down
 	Remaining  int64         // units that are left now
 	RetryAfter time.Duration // 0: this charge did not cause a denial. Otherwise: until it would be granted, or Never
 	ResetAfter time.Duration // until nothing is used any more, if no further request comes

@@ -61,13 +61,22 @@ func AsStoreError(err error) *StoreError {
 	if !errors.Is(err, ErrUnavailable) {
 		return nil
 	}
-	if e, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err); errors.Is(err, context.DeadlineExceeded) || ok && e.Timeout() {
+	if isTimeout(err) {
 		return NewStoreError(ReasonTimeout, err)
 	}
 	return NewStoreError(ReasonUnknown, err)
+}
+
+// isTimeout tells whether err is or wraps a passed deadline, or a timeout of package net.
+func isTimeout(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	e, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && e.Timeout()
 }
 
 func (e *StoreError) Error() string {
@@ -88,13 +97,13 @@ func (e *StoreError) Unwrap() []error {
 type Reason uint8
 
 const (
-	// ReasonUnknown is any other reason, such as a broken connection. The charges may have been
-	// made.
+	// ReasonUnknown is any reason that is not below, such as a broken connection. The charges may
+	// have been made.
 	ReasonUnknown Reason = iota
 	// ReasonTimeout: no answer came in time. The charges may have been made.
 	ReasonTimeout
-	// ReasonRejected: the server answered with an error of another kind. The charges may have been
-	// made.
+	// ReasonRejected: the server answered with an error that has no Reason of its own. The charges
+	// may have been made.
 	ReasonRejected
 	// ReasonLate: the deadline passed before the charges were sent.
 	ReasonLate

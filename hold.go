@@ -13,9 +13,9 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Hold, error) {
 }
 
 // AcquireN occupies n slots of each of the Limiter's Concurrency limits, and charges n units to its
-// other limits, all or nothing. A denial is a DeniedError. The hold ends with Release, or the
-// limit's Period after the last Renew. For longer work, call Renew at least every third of the
-// Period.
+// other limits, all or nothing. A denial is a DeniedError. The hold ends with Release, or one
+// Period of the limit after Acquire or the last Renew. For longer work, call Renew at least every
+// third of the Period.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, error) {
 	if !l.hasHolds {
 		return nil, fmt.Errorf("%w: no limit lends slots; InFlight makes one that does", ErrInvalid)

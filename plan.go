@@ -96,8 +96,9 @@ func (p *Plan) MaxPatience() time.Duration {
 	if !p.limit.Algorithm.CanBook() {
 		return 24 * time.Hour // the algorithm ignores it
 	}
-	refill := p.params[0] // per µs, in the level's unit. A level is at most Max, and half of it may be booked
-	return min(time.Duration(algorithm.Max/2/refill)*time.Microsecond, 24*time.Hour)
+	// A bucket counts parts of a unit. It has at most Max of them, and half of these may be booked.
+	partsPerMicrosecond := p.params[0]
+	return min(time.Duration(algorithm.Max/2/partsPerMicrosecond)*time.Microsecond, 24*time.Hour)
 }
 
 // Bound says in words how much the limit admits.
@@ -117,8 +118,10 @@ func (p *Plan) Part(n, i int) *Plan {
 	return p.compiledWith(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
 }
 
-func (p *Plan) compiledWith(numbers algorithm.Limit, ok bool) *Plan {
-	if !ok {
+// compiledWith returns the Plan of the limit with other numbers. It returns nil if isPossible is
+// false, or if the numbers are invalid.
+func (p *Plan) compiledWith(numbers algorithm.Limit, isPossible bool) *Plan {
+	if !isPossible {
 		return nil
 	}
 	plan, err := p.limit.withNumbers(numbers).Compile()

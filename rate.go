@@ -112,7 +112,7 @@ const (
 // A reader parses a rate from left to right.
 type reader struct {
 	text string
-	at   int
+	at   int // the index in text of the next byte to read
 }
 
 // count reads everything up to the period: the number, its multiplier and the word for what is
@@ -316,7 +316,8 @@ func (r *reader) burst() (int64, error) {
 // a decimal point.
 func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
-	for isDigit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.isDigitNext() {
+	// A separator must be between two digits.
+	for isDigit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.isDigitAfterPeek() {
 		r.at++
 	}
 	text := r.text[start:r.at]
@@ -377,7 +378,10 @@ func (r *reader) peek() byte {
 	return 0
 }
 
-func (r *reader) isDigitNext() bool { return r.at+1 < len(r.text) && isDigit(r.text[r.at+1]) }
+// isDigitAfterPeek tells whether a digit follows the byte that peek returns.
+func (r *reader) isDigitAfterPeek() bool {
+	return r.at+1 < len(r.text) && isDigit(r.text[r.at+1])
+}
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 

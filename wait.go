@@ -18,9 +18,9 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 // WaitN charges n units. It blocks until they are granted, and then returns nil.
 //
 // TokenBucket and LeakyBucket can book the future: the store assigns a turn to the caller at once,
-// and WaitN sleeps until then. A caller whose call begins after another has its turn gets a later
-// turn, on any instance. Calls that overlap in the store get their turns in any order, and so do
-// all calls to a TokenBucket whose counter is split.
+// and WaitN sleeps until then. If a call begins after another one has got its turn, it gets a later
+// turn, whichever instances they come from. Calls that overlap in the store get their turns in any
+// order. If the counter of a TokenBucket is split, all calls do.
 //
 // Windows cannot book. There WaitN tries again after RetryAfter and a little jitter, in no order
 // between callers.
@@ -70,8 +70,8 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter lengthens a delay by up to a tenth (at most 100 ms) and 1 ms, so that callers that were
-// denied together do not all retry together.
+// jitter adds a random time to a delay: up to a tenth of it, at most 100 ms, plus up to 1 ms. So
+// callers that were denied together do not all retry together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }

@@ -34,10 +34,10 @@ const (
 	// September 2112.
 	MaxTime = Max
 
-	// Never as RetryAfter says that the cost cannot fit at any time.
+	// Never is the RetryAfter of a cost that can never fit.
 	Never = -1
 
-	// Unchanged as Keep says that the stored state stays as it is.
+	// Unchanged is the Keep of an outcome that leaves the stored state as it is.
 	Unchanged = -1
 )
 
@@ -80,7 +80,7 @@ func (r Request) need() int64 {
 
 // An Outcome answers a Request. All times are µs from now.
 type Outcome struct {
-	Granted    int64 // units taken. For a Refund: whole units returned; it may return a fraction more
+	Granted    int64 // units taken. For a Refund: units returned, rounded down
 	Remaining  int64 // units that a Spend could take now
 	RetryAfter int64 // 0: granted. Otherwise: until the same request is granted, if no other comes first; or Never
 	ResetAfter int64 // until the state equals a fresh one
@@ -177,7 +177,8 @@ func HolderID(holder string) int64 {
 	for i := 0; i < len(holder); i++ {
 		h = (h ^ uint64(holder[i])) * 1099511628211
 	}
-	return int64(h>>12) | 1
+	const notZero = 1 // 0 means no holder
+	return int64(h>>12) | notZero
 }
 
 // take decides a request to a counter of which used units of count are in use. It returns the units
@@ -210,8 +211,8 @@ func never(r Request, count int64) bool {
 	return (r.Mode == Spend || r.Mode == Peek) && r.Cost > count
 }
 
-// cdiv is a/b rounded up, for a and b up to Max. b is often 1, because most rates reduce to one
-// part of a token per µs. It avoids the division then, which is slow.
+// cdiv is a/b rounded up, for a and b up to Max. A division is slow, and b is often 1, because most
+// rates reduce to one part of a token per µs. So cdiv does not divide by 1.
 func cdiv(a, b int64) int64 {
 	if b == 1 {
 		return a

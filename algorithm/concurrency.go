@@ -67,8 +67,10 @@ func (h hold) less(other hold) bool {
 
 func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
-	var live []hold                                               // the live holds of other holders
-	used, last, own := int64(0), int64(0), hold{holder: r.Holder} // last: when the last hold expires
+	var live []hold // the live holds of other holders
+	var used int64  // the slots that they take
+	var last int64  // when the last of them expires
+	own := hold{holder: r.Holder}
 	longest := max(s.longest, period)
 	// If repaired is true, the clock has stepped back so far that each hold ends within longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
@@ -77,7 +79,7 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 			h.expires = min(h.expires, now+longest)
 		}
 		switch {
-		case h.expires <= now:
+		case h.expires <= now: // it has ended
 		case h.holder == r.Holder:
 			own = h
 		default:
@@ -98,7 +100,7 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 			wanted = min(r.Cost, max(Max/2-used, 0))
 		}
 		switch {
-		case r.Cost == 0:
+		case r.Cost == 0: // spends nothing
 		case r.Cost > count && r.Mode != Draw && r.Mode != Force:
 			out.RetryAfter = Never
 		case wanted == 0 && r.Mode == Draw:
@@ -124,7 +126,7 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if own == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

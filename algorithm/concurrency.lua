@@ -34,8 +34,10 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   for i = 1, #ended do
     used = used - costof(key, ended[i])
   end
-  -- The holds that expire last have the highest scores. latest is when the last hold expires. last
-  -- is when the last hold of another holder expires, and at most 0 if there is none.
+  -- newest has the two members with the highest scores: member, score, member, score. The holds
+  -- that expire last have the highest scores. A set with a hold has 's' too, so newest has two
+  -- members. latest is when the last hold expires. last is when the last hold of another holder
+  -- expires, and at most 0 if there is none.
   local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
   local latest = tonumber(newest[4] or newest[2] or 0)
   local longest = period
@@ -44,7 +46,12 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   end
   -- If repaired is true, the clock has stepped back so far that no hold may last beyond bound.
   local repaired = latest - now > longest + MAXSTALL
-  local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
+  local last = latest
+  if newest[3] == me then
+    last = tonumber(newest[2])
+  elseif not newest[3] then
+    last = 0
+  end
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
   if ownexpires > now then
     owncost = costof(key, me)
@@ -90,7 +97,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if used > 0 then
     reset = last - now
   end
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -108,7 +108,8 @@ func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 // RetryAfterGrant computes from a grant whether the next request would be denied. That request is a
 // Spend of cost at the same moment, without patience. remaining and reset are the Remaining and
 // ResetAfter of the grant, and p is the result of Prepare. The result is the RetryAfter of the
-// request, or 1 µs less. 0 means that it would be granted at once, never, or that this is unknown.
+// request, or 1 µs less. It is 0 if the request would be granted at once, if it can never be
+// granted, or if the answer is not known.
 func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
 	return func(a *Algorithm) { a.retryAfterGrant = f }
 }
@@ -144,7 +145,7 @@ const (
 	DecayUnknown     Decay = iota // leases do not support the algorithm: its limits are not leased
 	DecayContinuous               // unit by unit, in the order of the charges
 	DecayAtReset                  // all at once, when the window ends
-	DecayAfterPeriod              // the running window, or part of one, ends a Period before the reset
+	DecayAfterPeriod              // within a Period after the end of the window, or part of one, in which they were charged
 )
 
 // Leasable says that quota can be leased in blocks, and how it decays. window returns the length of

@@ -22,8 +22,8 @@ var fixedWindowLua string
 //	Cost    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
 //	Clock   after a step back, used units count until their window ends. It ends at the latest with
-//	        the window after the present one, or 5 s and a window from now. So after a step back,
-//	        a third Count is never granted
+//	        the window after the present one, or 5 s and a window from now. So a step back never
+//	        adds a third Count to the two that the bound allows around a boundary
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
@@ -203,11 +203,12 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	granted, after, fits := take(r, used, count)
 	// The window is of another limit, or the clock has stepped back: bound the window's end.
 	if end > nextEnd || s.Kind != kind {
-		latest, windows := end, max(cdiv(min(used, after), count), 1) // so many windows have room for the used units
+		latest := end
+		windows := max(cdiv(min(used, after), count), 1) // how many windows of this limit have room for the used units
 		if end > currentEnd && windows-1 < cdiv(end-currentEnd, length) {
 			latest = currentEnd + (windows-1)*length
 		}
-		if s.Kind == kind && end-length-now <= MaxStall {
+		if s.Kind == kind && end-length-now <= MaxStall { // a small step back changes nothing
 			latest = end
 		} else if s.Kind == kind {
 			latest = max(latest, nextEnd)
@@ -224,7 +225,7 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 			out.RetryAfter = Never
 		}
 	}
-	// A grant makes it a window of this limit.
+	// A grant makes the window one of this limit.
 	if after > used && (s.Kind != kind || align != alignFirst) {
 		end = max(end, currentEnd)
 	}
@@ -233,7 +234,7 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if after == used && !(repaired && (r.Mode != Peek || !fits)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
@@ -244,6 +245,8 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 
 // windowEnd returns the end of the window that holds now, the end of the window after it, the
 // length of that one, and the kind of window. The end of a window is the first moment of the next.
+// first, second and align are the limit's parameters. For calendar windows they are the ends of
+// three successive windows. Otherwise first is the Period, and second is not used.
 func windowEnd(first, second, align, now int64) (end, next, length, kind int64) {
 	if align == alignFirst {
 		return now + first, now + first, first, first

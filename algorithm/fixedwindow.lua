@@ -31,11 +31,12 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   local granted, after, fits = take(mode, cost, used, count)
   -- The window is of another limit, or the clock has stepped back: bound the window's end.
   if ending > nextend or oldkind ~= kind then
-    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- so many windows have room for the used units
+    local latest = ending
+    local windows = math.max(cdiv(math.min(used, after), count), 1) -- how many windows of this limit have room for the used units
     if ending > currentend and windows - 1 < cdiv(ending - currentend, length) then
       latest = currentend + (windows - 1) * length
     end
-    if oldkind == kind and ending - length - now <= MAXSTALL then
+    if oldkind == kind and ending - length - now <= MAXSTALL then -- a small step back changes nothing
       latest = ending
     elseif oldkind == kind then
       latest = math.max(latest, nextend)
@@ -52,7 +53,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       retry = NEVER
     end
   end
-  -- A grant makes it a window of this limit.
+  -- A grant makes the window one of this limit.
   if after > used and ending < currentend and (oldkind ~= kind or align ~= 1) then
     ending = currentend
   end
@@ -62,7 +63,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if after > 0 then
     reset = ending - now
   end
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if after == used and not (repaired and (mode ~= PEEK or not fits)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

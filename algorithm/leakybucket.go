@@ -17,8 +17,8 @@ var leakyBucketLua string
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them
 //	        are at least Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   5 numbers: level (falls by rate per µs until all have left), at, rate, tail and
-//	        taken: the last holder in the queue and the units that it took; absent while idle
+//	State   5 numbers: level, at, rate, and of the last holder in the queue: tail (its HolderID)
+//	        and taken (what it took); absent while idle
 //	Cost    O(1)
 //	Choose  in front of something that must never receive two requests at once: shaping, outbound
 //	        calls, batch jobs
@@ -118,7 +118,7 @@ func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	if level > 0 {
 		out.ResetAfter = cdiv(level, rate) + ahead
 	}
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if level == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s

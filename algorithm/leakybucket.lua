@@ -54,7 +54,7 @@ local function leakybucket(rate, parts, places, _, mode, cost, patience, now, wh
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end

@@ -22,9 +22,9 @@ var slidingLogLua string
 //	Clock   a step back of δ dates grants at most min(δ, 5 s) ahead; after a larger step, the used
 //	        units count from now
 //
-// The running sum makes every entry unique: two grants in one microsecond are two entries. From the
-// sums of a few entries follows how much is used and when enough is free. A Refund returns the
-// newest cost first.
+// The running sum makes every entry unique: two grants in one microsecond are two entries. The
+// sums of a few entries show how much is used, and when enough is free. A Refund returns the newest
+// cost first.
 //
 // Each limit counts the grants of its own Period. When Period changes, or several limits use one
 // counter, a grant is kept for the longest Period under which it, or one before it, was made. So
@@ -79,7 +79,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
 		out.Keep = Unchanged

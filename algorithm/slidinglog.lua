@@ -31,7 +31,9 @@ end
 
 local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  local sum, last, base, expired, kept = 0, now, 0, 0, 0
+  local sum, last = 0, now -- of the newest grant
+  local expired = 0 -- how many grants have expired
+  local base, kept = 0, 0 -- of the last expired grant: its sum, and until when it is kept
   if newest[1] then
     sum, last = fromsum(newest[1]), tonumber(newest[2])
     expired = call('ZCOUNT', key, '-inf', text(now - period))
@@ -62,7 +64,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
 
   remaining = math.max(count - after, 0)
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
       reset = (repaired and now or last) + period - now
@@ -70,7 +72,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     return granted, remaining, retry, reset, 0, keep
   end
   local at = repaired and now or math.max(now, last)
-  local keeping = 0
+  local keeping = 0 -- how long the newest stored grant is kept
   if newest[1] then
     keeping = fromkeep(newest[1])
     if repaired then -- grants after now are merged into one, dated now

@@ -31,8 +31,9 @@ var slidingWindowLua string
 //
 // When Period changes, used units fade in their own windows or in windows of k Periods of the
 // present limit, whichever lets them fade sooner. k·Count is the smallest multiple of Count that
-// covers them. The next grant moves them into windows of the present limit, as used now. So limits
-// that share one counter admit at most the largest Count + w·the largest rate.
+// covers them. The next grant moves them into windows of the present limit, as used now. So in an
+// interval of length w, limits that share one counter admit at most the largest Count + w·the
+// largest rate.
 var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -97,18 +98,18 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 		} else if !fits {
 			// The units of one window must fade until there is room. These are the units of the
 			// previous window or, if the current ones alone leave no room, those of the current window
-			// after its end. use is the number of these units.
-			room, windows, use := count-r.need(), int64(0), previous
+			// after its end. units is their number. windows is how many windows end before.
+			room, windows, units := count-r.need(), int64(0), previous
 			if room < current {
-				windows, room, use = 1, room+current, current
-				if width != period || use > count {
-					tick = cdiv(width, Max/max(count, use))
+				windows, room, units = 1, room+current, current
+				if width != period || units > count {
+					tick = cdiv(width, Max/max(count, units))
 				} else {
 					tick = tickOf(count, period)
 				}
 				ticks = cdiv(width, tick)
 			}
-			elapsed := ticks - (room-current)*ticks/use
+			elapsed := ticks - (room-current)*ticks/units
 			if elapsed == ticks {
 				windows, elapsed = windows+1, 0
 			}
@@ -127,7 +128,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	} else if previous > 0 {
 		out.ResetAfter = start + width - now
 	}
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if out.Granted == 0 && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
@@ -157,7 +158,8 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 }
 
 // gather moves the used units into windows that begin now and last k Periods, where k·count covers
-// the used units. If they fade sooner in their present windows, it moves nothing.
+// the used units. If they fade sooner in their present windows, it moves nothing. It returns the
+// new start, current, width and previous.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	step := cdiv(width, Max/max(count, previous)) // µs per tick of the present windows
 	steps := cdiv(width, step)

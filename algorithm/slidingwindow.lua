@@ -57,18 +57,18 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     elseif not fits then
       -- The units of one window must fade until there is room. These are the units of the
       -- previous window or, if the current ones alone leave no room, those of the current window
-      -- after its end. use is the number of these units.
-      local room, windows, use = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
+      -- after its end. units is their number. windows is how many windows end before.
+      local room, windows, units = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
       if room < current then
-        windows, room, use = 1, room + current, current
-        if width ~= period or use > count then
-          tick = cdiv(width, div(MAX, math.max(count, use)))
+        windows, room, units = 1, room + current, current
+        if width ~= period or units > count then
+          tick = cdiv(width, div(MAX, math.max(count, units)))
         else
           tick = math.max(cdiv(period, div(MAX / 2, count)), 1)
         end
         ticks = cdiv(width, tick)
       end
-      local elapsed = ticks - div((room - current) * ticks, use)
+      local elapsed = ticks - div((room - current) * ticks, units)
       if elapsed == ticks then
         windows, elapsed = windows + 1, 0
       end
@@ -88,7 +88,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif previous > 0 then
     reset = start + width - now
   end
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if granted == 0 and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -91,7 +91,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 		out.RetryAfter = Never
 	} else if !fits {
 		left := used + r.need() - count // units that must become free, from the oldest part on
-		k := next.Count + 1
+		k := next.Count + 1             // the newest part that must expire; 1 is the current part
 		for left -= next.Used[k-1]; left > 0; left -= next.Used[k-1] {
 			k--
 		}
@@ -100,9 +100,9 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
 	if after > 0 {
-		out.ResetAfter = next.gone() - now
+		out.ResetAfter = next.emptyAt() - now
 	}
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
@@ -137,8 +137,8 @@ func advanceParts(s parts, width, n, now int64) (next parts, used int64, repaire
 	return next, used, repaired
 }
 
-// gone is the time at which the newest part in use stops counting.
-func (s parts) gone() int64 {
+// emptyAt is the time at which the newest part in use stops counting. Then nothing is used.
+func (s parts) emptyAt() int64 {
 	newest := int64(0)
 	for newest < s.Count && s.Used[newest] == 0 {
 		newest++
@@ -155,7 +155,7 @@ func (s parts) gather(used, count, width, n, now int64) parts {
 	}
 	wide := k * width
 	start := now - now%wide
-	if start+(n+1)*wide >= s.gone() {
+	if start+(n+1)*wide >= s.emptyAt() {
 		return s
 	}
 	s = parts{Width: wide, Count: n, Start: start}

@@ -1,5 +1,5 @@
--- Returns the time at which the newest part in use stops counting.
-local function goneof(start, n, width, parts)
+-- Returns the time at which the newest part in use stops counting. Then nothing is used.
+local function emptyat(start, n, width, parts)
   local newest = 0
   while newest < n and parts[newest + 1] == 0 do
     newest = newest + 1
@@ -44,7 +44,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if not own and owner ~= width * n then
     local k = math.max(cdiv(math.min(used, after), count), 1) -- k parts have room for the used units
     local wide = k * width
-    if k <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, oldwidth, next) then
+    if k <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < emptyat(start, oldn, oldwidth, next) then
       next, start, oldn, oldwidth = { math.min(used, after) }, now - fmod(now, wide), n, wide
     end
     own, repaired = oldwidth == width and oldn == n, true
@@ -75,9 +75,9 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   end
   remaining = math.max(count - after, 0)
   if after > 0 then
-    reset = goneof(start, oldn, oldwidth, next) - now
+    reset = emptyat(start, oldn, oldwidth, next) - now
   end
-  -- Nothing has changed. A repair is saved too, except by a Peek that is granted.
+  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
   if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end

@@ -31,11 +31,11 @@ var tokenBucketLua string
 // smaller Burst denies until the level has fallen below it. So limits that share one counter admit
 // at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
 //
-// The level is converted to the parts of the requested limit and rounded against the caller. So if
-// two grants in a row are of different limits, the second costs less than one part too much, or
-// less than two if the product of the two numbers of parts exceeds 2^52. A level is at most 2^52
-// parts, and more is dropped. 2^52 parts are at least twice the largest Burst that the present rate
-// allows.
+// The level is converted to the parts of the requested limit and rounded up, against the caller. So
+// a grant after one of another limit costs too much by less than one part. If the product of the
+// two numbers of parts exceeds 2^52, it costs too much by less than two parts. A level is at most
+// 2^52 parts, and more is dropped. 2^52 parts are at least twice the largest Burst that the present
+// rate allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
 	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
@@ -132,7 +132,7 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
-	// Nothing has changed. A repair is saved too, except by a Peek that is granted.
+	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
 	if level == before && !(repaired && (r.Mode != Peek || retry != 0)) && r.Mode != Reset {
 		out.Keep = Unchanged
 		return s
@@ -171,8 +171,8 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 }
 
 // convert changes a level from parts of 1/old token to parts of 1/parts token. It rounds up, to
-// at most Max. If the product is too large to be exact, it computes in doubles, as the twin must,
-// with an error of less than two of the new parts.
+// at most Max. If rest·parts is too large to be exact, it computes in doubles, as the twin must.
+// Then the error is less than two of the new parts.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {
