@@ -23,18 +23,19 @@ type Kind uint8
 
 // The kinds.
 const (
-	Denied Kind = iota // denied requests
-	Near               // requests that were allowed near the limit
-	Units              // units that were spent
+	Denied       Kind = iota // denied requests
+	Near                     // requests that were allowed near the limit
+	Units                    // units that were spent
+	ShadowDenied             // requests that a shadow or a candidate would have denied
 	kindCount
 )
 
-var kindNames = [kindCount]string{"denied", "near_limit", "units"}
+var kindNames = [kindCount]string{"denied", "near_limit", "units", "shadow_denied"}
 
 func (k Kind) String() string { return kindNames[k] }
 
 // Kinds returns all kinds.
-func Kinds() []Kind { return []Kind{Denied, Near, Units} }
+func Kinds() []Kind { return []Kind{Denied, Near, Units, ShadowDenied} }
 
 // NearLimit names the series that count requests that were allowed near their limit. Waited names
 // the series that count requests that were admitted after a wait.
@@ -181,6 +182,10 @@ func (r *Recorder) Observe(e *admission.Event) {
 		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
 			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, rand.Uint32())
 		}
+	case admission.ShadowDenied:
+		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
+			r.observeShadowDenied(&e.Charges[e.Decision.Strictest()], rand.Uint32())
+		}
 	case admission.DeniedNewIdentity:
 		var plan *penstock.Plan
 		if len(e.Charges) == 1 {
@@ -260,6 +265,12 @@ func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32)
 	}
 	if gap := r.streams[Denied].gap.Load(); isSampled(gap, random) {
 		r.add(Denied, r.limitOf(plan), hash, key, 1, gap)
+	}
+}
+
+func (r *Recorder) observeShadowDenied(c *penstock.Charge, random uint32) {
+	if gap := r.streams[ShadowDenied].gap.Load(); isSampled(gap, random) {
+		r.add(ShadowDenied, r.limitOf(c.Plan), r.localHash(c.Plan, c.Key), c.Key, 1, gap)
 	}
 }
 

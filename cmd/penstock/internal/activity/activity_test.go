@@ -121,6 +121,7 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 		Near:   {{Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 3}}, // with 2, 1 and 0 left
 		Units: {{Rule: "api", Limit: "day", Name: "key:a-b", Weight: 10}, {Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 10},
 			{Rule: "api", Limit: "day", Name: "key:c", Weight: 1}, {Rule: "api", Limit: "hour", Name: "key:c", Weight: 1}},
+		ShadowDenied: {{Rule: "api", Limit: "hour.candidate", Name: "key:a-b", Weight: 9}}, // of 14 requests, 5 fit
 	} {
 		if !slices.Equal(got.Tops[kind].Items, want) {
 			t.Errorf("%v: %+v, want %+v", kind, got.Tops[kind].Items, want)

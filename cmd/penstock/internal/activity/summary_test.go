@@ -96,7 +96,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 	}
 	tops := `{"total":0,"floor":0,"items":[]}`
 	windows := func(top, denied string) string {
-		one := `{"tops":[` + top + `,` + top + `,` + top + `],"denied":` + denied + `}`
+		one := `{"tops":[` + strings.TrimSuffix(strings.Repeat(top+",", int(kindCount)), ",") + `],"denied":` + denied + `}`
 		return `{"windows":[` + one + `,` + one + `]}`
 	}
 	none := `{"size":16,"hashes":"","of":[],"names":[]}`

@@ -181,7 +181,7 @@ var routes = []route{
 		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
 	}, Timings{}, (*Handler).makeTimings},
 	{"offenders", "The keys that were denied, were near their limit, or used most.", []parameter{
-		{name: "kind", doc: "what is counted", choices: []string{"denied", "near_limit", "units"}},
+		{name: "kind", doc: "what is counted", choices: []string{"denied", "shadow_denied", "near_limit", "units"}},
 		{name: "window", doc: "the time that is counted, up to now", choices: []string{"5m", "1h"}},
 		{name: "scope", doc: "of all instances, or of this one", choices: []string{"fleet", "instance"}},
 		{name: "limit", doc: "how many; default 20, at most 100"},

@@ -209,7 +209,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 func TestMalformedParametersAreRejected(t *testing.T) {
 	f := newFixture(t, nil)
 	for path, want := range map[string]string{
-		"offenders?kind=x":                           "kind is unknown; write denied or near_limit or units",
+		"offenders?kind=x":                           "kind is unknown; write denied or shadow_denied or near_limit or units",
 		"offenders?limit=0":                          "limit is not a number from 1 to 100",
 		"offenders?limit=9999":                       "limit is not a number from 1 to 100",
 		"offenders?knd=denied":                       `unknown parameter "knd"; the parameters are: kind, window, scope, limit`,

@@ -144,7 +144,7 @@ type Bound struct {
 
 // Offenders are the keys that were most active.
 type Offenders struct {
-	Kind         string     `json:"kind" doc:"denied: requests; near_limit: requests; units: units"`
+	Kind         string     `json:"kind" doc:"denied, shadow_denied, near_limit: requests; units: units"`
 	Window       string     `json:"window" doc:"5m or 1h"`
 	Scope        string     `json:"scope" doc:"fleet or instance"`
 	Identities   string     `json:"identities" doc:"how identities are shown: off, masked or full"`
