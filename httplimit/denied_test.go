@@ -222,7 +222,7 @@ func FuzzAcceptNeverPanics(f *testing.F) {
 		d := searchDenied
 		body, contentType := b.render([]string{accept}, &d)
 		if (contentType == typeProblem) != json.Valid(body) || contentType != typeProblem && !strings.Contains(strings.ToLower(accept), "text/") {
-			t.Fatalf("Accept: %q: %s %q; want a body with a type", accept, contentType, body)
+			t.Fatalf("Accept: %q: %s %q; want a problem in JSON, or text if the client accepts text", accept, contentType, body)
 		}
 	})
 }

@@ -196,16 +196,16 @@ rules:
 			h := gate.Middleware(respond(200))
 			send(h, "GET", "/")
 			ctx, leave := context.WithCancel(t.Context())
-			var gone sync.WaitGroup
-			gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+			var leaving sync.WaitGroup
+			leaving.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
 			synctest.Wait()
 			store.IsDown.Store(!isBack)
 			store.Forget()
 			leave()
-			gone.Wait()
+			leaving.Wait()
 			refunds := store.Received(penstock.Refund)
 			if !slices.Contains(refunds, "slots") || slices.Contains(refunds, "open") || isBack && slices.Contains(refunds, "local") {
-				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", isBack, refunds)
+				t.Errorf("store back: %t: the refunds are %v; want slots, not open, and local only if the store is still down", isBack, refunds)
 			}
 			if isBack {
 				return

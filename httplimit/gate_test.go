@@ -552,11 +552,11 @@ func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++ }))
 		send(h, "GET", "/")
 		ctx, leave := context.WithCancel(t.Context())
-		var gone sync.WaitGroup
-		gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+		var leaving sync.WaitGroup
+		leaving.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
 		synctest.Wait()
 		leave()
-		gone.Wait()
+		leaving.Wait()
 		start := time.Now()
 		if got := send(h, "GET", "/").Code; got != 200 || time.Since(start) != time.Second {
 			t.Errorf("the next in the queue got %d after %v, not 200 after 1s", got, time.Since(start))

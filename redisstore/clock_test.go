@@ -59,18 +59,20 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 			server := &clockServer{offset: time.Duration(rng.Int64N(int64(time.Hour)))}
 			store := newStore(t, server, redisstore.Options{})
 			var back, forward int64
-			slowest := time.Duration(0)
+			roundTrip := time.Duration(0)
 			drift := float64(rng.IntN(1001)-500) / 1e6 // of the clocks: up to 0.05 %, slow or fast
 			for i := range 100 {
 				pause := time.Duration(rng.Int64N(int64(10 * time.Second)))
 				time.Sleep(pause)
 				server.offset += time.Duration(float64(pause) * drift)
-				before := slowest
-				server.requestTime, server.replyTime = time.Duration(rng.Int64N(int64(200*time.Millisecond))), time.Duration(rng.Int64N(int64(200*time.Millisecond)))
-				slowest = server.requestTime + server.replyTime
+				lastRoundTrip := roundTrip
+				server.requestTime = time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+				server.replyTime = time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+				roundTrip = server.requestTime + server.replyTime
 				if i > 0 && rng.IntN(4) == 0 {
 					// More than the two round trips can hide, plus twice the tolerance for drift (0.1 %).
-					size := before + slowest + 101*time.Millisecond + (pause+before+slowest)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
+					hidden := lastRoundTrip + roundTrip
+					size := hidden + 101*time.Millisecond + (pause+hidden)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
 					if rng.IntN(2) == 0 {
 						server.offset -= size
 						back++
@@ -84,8 +86,8 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 					t.Fatalf("seed %d: %d instances, %v; want 3", seed, n, err)
 				}
 				readings++
-				if b, f := store.ClockSteps(); b != back || f != forward {
-					t.Fatalf("seed %d: counted %d back and %d ahead; want %d and %d", seed, b, f, back, forward)
+				if gotBack, gotForward := store.ClockSteps(); gotBack != back || gotForward != forward {
+					t.Fatalf("seed %d: counted %d back and %d ahead; want %d and %d", seed, gotBack, gotForward, back, forward)
 				}
 			}
 		})

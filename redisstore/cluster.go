@@ -198,8 +198,8 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns the charges. It adds a random Holder to each charge that could not be
-// refunded without one.
+// withHolders returns a copy of the charges. It adds a random Holder to each charge that could not
+// be refunded without one.
 func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -214,14 +214,14 @@ func withHolders(charges []penstock.Charge) []penstock.Charge {
 // refundsOf returns charges that refund what was charged. It leaves out charges of mode Refund: to
 // refund them again would create units.
 func refundsOf(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
-	var back []penstock.Charge
+	var refunds []penstock.Charge
 	for i, c := range charges {
 		if granted := answers[i].Granted; granted > 0 && c.Mode != penstock.Refund {
 			c.Mode, c.Cost, c.Patience = penstock.Refund, granted, 0
-			back = append(back, c)
+			refunds = append(refunds, c)
 		}
 	}
-	return back
+	return refunds
 }
 
 func isDenied(statuses []penstock.Status) bool {

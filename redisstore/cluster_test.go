@@ -189,21 +189,22 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 	return nil
 }
 
-// A batch over several slots takes few scripts: one for each key as a dry run, and one for each key
-// that charges. The scripts of one round are sent together, so the round trips are few too.
+// If several keys of a batch can deny it, a grant takes two scripts for each key: a dry run, and
+// the charges. Any other batch takes one script for each key. The scripts of one round are sent
+// together, so the round trips are few too.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())}
 	store := storeOn(t, client, Options{Prefix: fmt.Sprintf("t%x", rand.Uint64())})
-	some, none := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
-	if err := store.Load(t.Context(), some, none); err != nil { // so that no script is sent twice
+	some, usedUp := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
+	if err := store.Load(t.Context(), some, usedUp); err != nil { // so that no script is sent twice
 		t.Fatal(err)
 	}
 	charge := func(key string, limit *penstock.Plan, mode penstock.Mode, cost int64) penstock.Charge {
 		return penstock.Charge{Key: key, Plan: limit, Mode: mode, Cost: cost}
 	}
 	for _, key := range []string{"a", "b", "c"} {
-		if _, err := store.Decide(t.Context(), []penstock.Charge{charge(key, some, penstock.Spend, 1), charge(key, none, penstock.Spend, 1)}); err != nil {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{charge(key, some, penstock.Spend, 1), charge(key, usedUp, penstock.Spend, 1)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -213,15 +214,15 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		scripts   int64
 	}{
 		"granted":                                  {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
-		"denied by the first":                      {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
-		"denied by the last":                       {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
+		"denied by the first":                      {[]penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
+		"denied by the last":                       {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", usedUp, penstock.Spend, 1)}, false, 3},
 		"peeks":                                    {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
-		"denied peeks":                             {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
+		"denied peeks":                             {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", usedUp, penstock.Peek, 1)}, false, 2},
 		"modes that cannot be denied":              {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
 		"a Force after a Spend":                    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
-		"a Force after a denied Spend":             {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
+		"a Force after a denied Spend":             {[]penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
 		"a Force after several Spends":             {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
-		"a Force after several Spends, one denied": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
+		"a Force after several Spends, one denied": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", usedUp, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
 	} {
 		before := client.sent.Load()
 		d, err := store.Decide(t.Context(), c.batch)
@@ -240,19 +241,19 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 	t.Parallel()
 	plainClient := dialURL(t, redistest.Shared(t).URL())
 	hour := time.Hour
-	for _, first := range []penstock.Limit{
+	for _, refunded := range []penstock.Limit{
 		penstock.PerHour(10), penstock.PerHour(10).WithBurst(10).With(penstock.LeakyBucket), penstock.PerHour(10).With(penstock.FixedWindow),
 		penstock.PerHour(10).With(penstock.SlidingWindow), penstock.PerHour(10).With(penstock.SubWindow(6)), penstock.PerHour(10).With(penstock.SlidingLog),
 		penstock.InFlight(10, hour),
 	} {
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw} {
-			name := fmt.Sprint(mode, " of ", first)
+			name := fmt.Sprint(mode, " of ", refunded)
 			clock := time.Now()
 			options := Options{Prefix: fmt.Sprintf("o%x", rand.Uint64()), Now: func() time.Time { return clock }}
 			client := &shardedClient{Client: plainClient}
 			store, other := storeOn(t, client, options), storeOn(t, plainClient, options)
 			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow).MustCompile()
-			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // so that no script is sent twice
+			if err := store.Load(t.Context(), refunded.MustCompile(), scarce); err != nil { // so that no script is sent twice
 				t.Fatal(err)
 			}
 			peek := func(limit *penstock.Plan, key string) penstock.Status {
@@ -262,11 +263,11 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 				}
 				return d.Status(0)
 			}
-			mine := penstock.Charge{Key: "a", Plan: first.MustCompile(), Mode: mode, Cost: 3, Patience: hour}
-			if first.Algorithm != nil && first.Algorithm.NeedsHolder() {
+			mine := penstock.Charge{Key: "a", Plan: refunded.MustCompile(), Mode: mode, Cost: 3, Patience: hour}
+			if refunded.Algorithm != nil && refunded.Algorithm.NeedsHolder() {
 				mine.Holder = "me"
 			}
-			before := peek(first.MustCompile(), "a")
+			before := peek(refunded.MustCompile(), "a")
 			client.before = func(n int64) {
 				if n == 3 { // the first script that charges
 					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
@@ -282,7 +283,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			if d.RetryAfter() != windowEnds || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
 				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), windowEnds)
 			}
-			if after := peek(first.MustCompile(), "a"); after != before {
+			if after := peek(refunded.MustCompile(), "a"); after != before {
 				t.Errorf("%s: after the denial %+v; want %+v, as before", name, after, before)
 			}
 		}

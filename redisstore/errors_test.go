@@ -54,6 +54,7 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	}{
 		{slowRefill("numbers", 10).Limit(), malformed},
 		{slowRefill("many-numbers", 10).Limit().With(penstock.SubWindow(8)), malformed},
+		// The state of these two is a sorted set itself.
 		{slowRefill("log", 10).Limit().With(penstock.SlidingLog), []foreignValue{list, hash, text}},
 		{penstock.InFlight(10, time.Hour).WithName("slots"), []foreignValue{list, hash, text}},
 	} {

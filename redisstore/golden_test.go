@@ -27,9 +27,9 @@ var addGolden = flag.Bool("golden", false, "add cases that testdata/golden.json 
 
 type goldenCase struct {
 	Name   string
-	Before []goldenCall // write the keys
-	Keys   []goldenKey
-	After  []goldenCall // read them
+	Before []goldenCall // these write the keys
+	Keys   []goldenKey  // as they are after these calls
+	After  []goldenCall // these read the keys
 }
 
 type goldenCall struct {
@@ -139,7 +139,7 @@ func writeGolden(t *testing.T, cases []goldenCase) {
 	}
 }
 
-// cloneCalls returns the calls with room for other answers.
+// cloneCalls returns a copy of the calls, without their answers.
 func cloneCalls(calls []goldenCall) []goldenCall {
 	calls = slices.Clone(calls)
 	for i := range calls {

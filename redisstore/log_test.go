@@ -95,8 +95,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	}
 }
 
-// Redis and memory agree on entries that have expired for the shorter of two limits and are kept
-// for the longer: they still count, and are dropped later.
+// Limits with different periods use one log in turn. Redis and memory agree on the entries that
+// have expired for the shorter limit: they are kept for the longer one, and are dropped later.
 func TestLogsInTurnAreTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -34,7 +34,7 @@ func overtaken(places []place) (first, second place, found bool) {
 
 func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 	for _, row := range []struct {
-		places []place
+		places []place // with calledAt, answeredAt and wait
 		want   bool
 	}{
 		{[]place{{1, 2, 10}, {3, 4, 20}}, false},
@@ -42,7 +42,7 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 		{[]place{{1, 3, 20}, {2, 4, 10}}, false}, // at the same time
 	} {
 		if _, _, found := overtaken(row.places); found != row.want {
-			t.Errorf("%v: %v, want %v", row.places, found, row.want)
+			t.Errorf("in the places %v, an overtaken caller is found: %v; want %v", row.places, found, row.want)
 		}
 	}
 }

@@ -104,26 +104,26 @@ func storesOf(t *testing.T, client Client, clock *time.Time) stores {
 // A commandStep is one call to the stores of a user.
 type commandStep struct {
 	name string
-	run  func(u stores) error
+	run  func(user stores) error
 }
 
 // everyCommand is a trace in which scripts of each kind (single, uniform and mixed) run every
 // command that they contain.
 func everyCommand(clock *time.Time) (steps []commandStep) {
 	ctx := context.Background()
-	add := func(name string, run func(u stores) error) {
+	add := func(name string, run func(user stores) error) {
 		steps = append(steps, commandStep{name, run})
 	}
 	decide := func(name string, charges ...penstock.Charge) {
-		add(name, func(u stores) error {
-			_, err := u.testClock.Decide(ctx, charges)
+		add(name, func(user stores) error {
+			_, err := user.testClock.Decide(ctx, charges)
 			return err
 		})
 	}
 	together := func(name string, batches ...[]penstock.Charge) {
-		add(name, func(u stores) error {
-			if _, _, err := u.testClock.decideList(ctx, batches); err != nil {
-				return u.testClock.unavailable(ctx, err)
+		add(name, func(user stores) error {
+			if _, _, err := user.testClock.decideList(ctx, batches); err != nil {
+				return user.testClock.unavailable(ctx, err)
 			}
 			return nil
 		})
@@ -145,8 +145,8 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	}
 	one := func(c penstock.Charge) []penstock.Charge { return []penstock.Charge{c} }
 
-	add("by the server's time", func(u stores) error {
-		_, err := u.serverClock.Decide(ctx, one(charge("time", numbers, penstock.Spend, 1, "")))
+	add("by the server's time", func(user stores) error {
+		_, err := user.serverClock.Decide(ctx, one(charge("time", numbers, penstock.Spend, 1, "")))
 		return err
 	})
 	decide("SET", charge("k", numbers, penstock.Spend, 2, ""))
@@ -184,30 +184,30 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	sleep(-time.Hour) // state is repaired
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
-	add("instance", func(u stores) error {
-		_, err := u.testClock.Heartbeat(ctx, "a", time.Minute)
+	add("instance", func(user stores) error {
+		_, err := user.testClock.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
-	add("summary", func(u stores) error {
-		return u.testClock.WriteSummary(ctx, "a", "text", time.Minute)
+	add("summary", func(user stores) error {
+		return user.testClock.WriteSummary(ctx, "a", "text", time.Minute)
 	})
-	add("summaries", func(u stores) error {
-		_, _, err := u.testClock.ReadSummaries(ctx)
+	add("summaries", func(user stores) error {
+		_, _, err := user.testClock.ReadSummaries(ctx)
 		return err
 	})
-	add("instance leaves", func(u stores) error {
-		_, err := u.testClock.Heartbeat(ctx, "a", 0)
+	add("instance leaves", func(user stores) error {
+		_, err := user.testClock.Heartbeat(ctx, "a", 0)
 		return err
 	})
-	add("servers", func(u stores) error {
-		_, err := u.testClock.Servers(ctx)
+	add("servers", func(user stores) error {
+		_, err := user.testClock.Servers(ctx)
 		return err
 	})
-	add("load", func(u stores) error {
-		return u.testClock.Load(ctx, numbers)
+	add("load", func(user stores) error {
+		return user.testClock.Load(ctx, numbers)
 	})
-	add("ping", func(u stores) error {
-		return u.testClock.Ping(ctx)
+	add("ping", func(user stores) error {
+		return user.testClock.Ping(ctx)
 	})
 	return steps
 }

@@ -47,9 +47,13 @@ func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 			}
 			continue
 		}
-		for i, n := range []int64{s.Used, s.Max, s.Keys, s.Evicted, s.Expired, int64(s.CPU), s.Scripts, int64(s.ScriptTime), s.Cached, s.Clients, s.MaxClients, s.Refused, s.Replicas, s.Lag} {
+		for name, n := range map[string]int64{
+			"Used": s.Used, "Max": s.Max, "Keys": s.Keys, "Evicted": s.Evicted, "Expired": s.Expired, "CPU": int64(s.CPU), "Scripts": s.Scripts,
+			"ScriptTime": int64(s.ScriptTime), "Cached": s.Cached, "Clients": s.Clients, "MaxClients": s.MaxClients, "Refused": s.Refused,
+			"Replicas": s.Replicas, "Lag": s.Lag,
+		} {
 			if n < 0 {
-				t.Errorf("%.40q: number %d is %d; want 0 or more", value, i, n)
+				t.Errorf("%.40q: %s is %d; want 0 or more", value, name, n)
 			}
 		}
 		if len(s.Policy) > 50 {

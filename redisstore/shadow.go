@@ -38,8 +38,8 @@ func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggybac
 	return d, err
 }
 
-// addShadow adds a shadow to the call, if uniform.lua, written for the algorithms of the call's
-// charges, can decide the shadow too. Otherwise it returns false.
+// addShadow adds a shadow to the call, if one uniform script can decide both. Otherwise it returns
+// false.
 func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 	if s.isUncoalesced || !isCompact(c.charges) {
 		return false

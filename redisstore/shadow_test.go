@@ -185,7 +185,7 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	for _, isQueued := range []bool{false, true} {
 		g := newCoalescingTest(t, dial(server.URL())(t))
 		limit := looser(g).Limit()
-		limit.Group = "tried"
+		limit.Group = "candidates" // so that it has another string in Redis
 		bad := penstock.Charge{Key: "malformed", Plan: limit.MustCompile(), Cost: 1}
 		key, err := redisstore.KeyOf(bad, redisstore.Options{Prefix: g.prefix})
 		if err != nil {
@@ -282,23 +282,22 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 	server := redistest.Shared(t)
 	cluster := redistest.SharedCluster(t)
 	limit := penstock.PerHour(30)
-	other, many := limit, limit
-	other.Algorithm, many.Algorithm = penstock.SlidingWindow, penstock.SlidingLog
-	one := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1}
-	single := "redis+cluster://" + strings.Join(cluster.Addrs(), ",")
+	window, log := limit.With(penstock.SlidingWindow), limit.With(penstock.SlidingLog)
+	enforced := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1}
+	clusterURL := "redis+cluster://" + strings.Join(cluster.Addrs(), ",")
 	for name, test := range map[string]struct {
 		url           string
 		isUncoalesced bool
 		shadow        penstock.Charge
-		separateCalls int64
+		separateCalls int64 // how many calls of its own the shadow gets
 	}{
 		"another key":            {url: server.URL(), shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}},
-		"another algorithm":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: other.MustCompile(), Cost: 1}, separateCalls: 1},
-		"a collection":           {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: many.MustCompile(), Cost: 1}, separateCalls: 1},
+		"another algorithm":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: window.MustCompile(), Cost: 1}, separateCalls: 1},
+		"a collection":           {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: log.MustCompile(), Cost: 1}, separateCalls: 1},
 		"an invalid charge":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: -1}, separateCalls: 1},
-		"no coalescing":          {url: server.URL(), isUncoalesced: true, shadow: one, separateCalls: 1},
-		"one slot of a Cluster":  {url: single, shadow: one},
-		"two slots of a Cluster": {url: single, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, separateCalls: 1},
+		"no coalescing":          {url: server.URL(), isUncoalesced: true, shadow: enforced, separateCalls: 1},
+		"one slot of a Cluster":  {url: clusterURL, shadow: enforced},
+		"two slots of a Cluster": {url: clusterURL, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, separateCalls: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore(t, dial(test.url)(t), redisstore.Options{Prefix: newPrefix()})
@@ -307,9 +306,9 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 			}
 			separateCalls := int64(0)
 			batch := &piggyback.Batch{Charges: []penstock.Charge{test.shadow}, DecideAlone: func() { separateCalls++ }}
-			charges := []penstock.Charge{one}
+			charges := []penstock.Charge{enforced}
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
-			if _, err := store.Decide(ctx, []penstock.Charge{one}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
+			if _, err := store.Decide(ctx, []penstock.Charge{enforced}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
 				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it has none", err, batch.Decision, separateCalls)
 			}
 			d, err := store.Decide(ctx, charges)

@@ -41,8 +41,9 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 // Each caller of a script gets the server's error as if it were the only one.
 func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	for _, fault := range []struct {
-		name, make string
-		reason     penstock.Reason
+		name   string
+		make   string // a command, as in redis-cli
+		reason penstock.Reason
 	}{
 		{"no right to run scripts", "ACL SETUSER default -eval -evalsha", penstock.ReasonPermissionDenied},
 		{"no right inside the script", "ACL SETUSER default -time", penstock.ReasonPermissionDenied},

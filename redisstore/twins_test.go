@@ -104,11 +104,12 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		batches := make([][]penstock.Charge, 1)
 		if rng.IntN(4) == 0 {
-			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4))
+			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4)) // 2 to 42
 		}
 		repeats := rng.IntN(3) // callers often make equal batches: a half to three quarters of them
 		for i := range batches {
-			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(repeats+2) > 0 {
+			batches[i] = hostileBatch(rng, limits, &last)
+			if i > 0 && rng.IntN(repeats+2) > 0 {
 				batches[i] = batches[i-1]
 			}
 		}

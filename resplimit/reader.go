@@ -241,7 +241,8 @@ func (r *reader) splitWords(line []byte) (n int, err error) {
 // unquote returns the word that begins at line[at], and where it ends. A closing quote must be
 // followed by a space or by the end of the line.
 func unquote(line []byte, at int) (word []byte, next int, ok bool) {
-	begin, to, quote := at, at, byte(0) // to: where the next unquoted byte is written; quote: the open one
+	begin, to := at, at // to is where the next unquoted byte is written
+	quote := byte(0)    // the open quote; 0: none
 	for ; at < len(line); at++ {
 		c := line[at]
 		switch {

@@ -37,7 +37,7 @@ func (r *reply) bulk(text string) {
 	r.end()
 }
 
-// text writes a text for people: verbatim in version 3.
+// text writes a text for people: a verbatim string in version 3, and a bulk string before.
 func (r *reply) text(text string) {
 	if r.proto < 3 {
 		r.bulk(text)

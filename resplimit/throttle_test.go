@@ -30,12 +30,14 @@ type redisCell struct {
 func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now int64) (reply [5]int64, isRounded [5]bool) {
 	interval := int64(float64(period*1e9) / float64(count))
 	tolerance, increment := interval*(maxBurst+1), interval*quantity
-	tat, ok := r.tats[key]
-	if end, expires := r.expires[key]; !ok || tat < now || expires && now/1e6 > end {
+	tat, isKnown := r.tats[key]
+	expires, canExpire := r.expires[key]
+	isForgotten := canExpire && now/1e6 > expires
+	if !isKnown || tat < now || isForgotten {
 		tat = now
 	}
-	reply = [5]int64{0, maxBurst + 1, 0, -1, 0}
-	ttl := tat + increment - now
+	reply = [5]int64{0, maxBurst + 1, 0, -1, 0} // limited, limit, remaining, retry after, reset after
+	ttl := tat + increment - now                // until all units are refilled
 	if wait := tat + increment - tolerance - now; wait > 0 {
 		reply[0], ttl = 1, tat-now
 		if quantity <= maxBurst+1 {

@@ -12,9 +12,9 @@ import (
 // Middleware returns a gin handler that serves the requests that the gate admits. Use it after
 // gin.Recovery. httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request.
 //
-// gin has chosen the route before. If the rules matched another path than gin did, such as /a
-// instead of /b/../a, the response is 404. To route by the path that the rules matched, use
-// gate.Middleware around the whole engine instead.
+// gin chooses the route before the gate decides. If the rules matched another path than gin did,
+// such as /a instead of /b/../a, the response is 404. To route by the path that the rules matched,
+// use gate.Middleware around the whole engine instead.
 func Middleware(gate *httplimit.Gate) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		admission := gate.Admit(c.Writer, c.Request)

@@ -82,7 +82,8 @@ func response(status int, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("the answer"))}
 }
 
-// onFirstRequest answers the first request with this status, and later ones with 200.
+// onFirstRequest returns an answer of a server: this status for the first request, and 200 for
+// later ones.
 func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	return func(n int) *http.Response {
 		if n == 0 {
@@ -92,7 +93,7 @@ func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	}
 }
 
-// newRequest also returns how often the request's body was closed.
+// newRequest returns a request, and how often its body was closed so far.
 func newRequest(t testing.TB, ctx context.Context, method, target, body string) (*http.Request, *atomic.Int64) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))

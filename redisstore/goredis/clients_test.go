@@ -46,6 +46,7 @@ var (
 	}
 )
 
+// adapt makes a Client of a go-redis client, which is closed when the test ends.
 func adapt(t testing.TB, c redis.UniversalClient) redisstore.Client {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
@@ -53,10 +54,10 @@ func adapt(t testing.TB, c redis.UniversalClient) redisstore.Client {
 }
 
 // makerOf names a client for clienttest.Law.
-func makerOf(c func() redis.UniversalClient) clienttest.Maker {
+func makerOf(newClient func() redis.UniversalClient) clienttest.Maker {
 	return clienttest.Maker{Name: "go-redis", Client: func(t testing.TB) redisstore.Client {
 		t.Helper()
-		return adapt(t, c())
+		return adapt(t, newClient())
 	}}
 }
 

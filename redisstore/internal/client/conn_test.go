@@ -16,11 +16,11 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 	for _, canDial := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			life, end := context.WithCancel(t.Context())
-			here, there := net.Pipe()
-			defer there.Close()
+			clientEnd, serverEnd := net.Pipe()
+			defer serverEnd.Close()
 			option := rueidis.ClientOption{DialCtxFn: func(ctx context.Context, _ string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				if canDial {
-					return here, nil
+					return clientEnd, nil
 				}
 				<-ctx.Done()
 				return nil, ctx.Err()
@@ -49,7 +49,7 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 				}
 			default:
 				t.Errorf("dialing succeeds: %v: after the client was closed, the call still runs; want an error", canDial)
-				here.Close()
+				clientEnd.Close()
 			}
 		})
 	}

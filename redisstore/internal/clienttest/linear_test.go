@@ -28,7 +28,7 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 			}
 			answer, next := state.decide(batch)
 			if got := h.ops[len(h.ops)-1].Output.(linearAnswer); !slices.Equal(got, answer) {
-				t.Fatalf("seed %d: %v in %+v: %v; the model predicts %v", seed, batch, state, got, answer)
+				t.Fatalf("seed %d: the batch %v in the state %+v gets %v; want %v, as the model predicts", seed, batch, state, got, answer)
 			}
 			state = next
 		}

@@ -505,8 +505,8 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 	})
 }
 
-// Batches of different uniform scripts do not share a flight. All batches without one share a
-// flight.
+// Batches of different uniform scripts do not share a flight. All batches without a uniform script
+// share a flight.
 func TestFlightsHaveOneScript(t *testing.T) {
 	inBubble(t, func(s *setup) {
 		release := s.hold()
