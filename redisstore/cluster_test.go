@@ -306,7 +306,7 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 		return d
 	}
 	decide(penstock.Charge{Key: "a", Plan: slots, Cost: 4, Holder: "me"})
-	decide(penstock.Charge{Key: "b", Plan: scarce, Cost: 1})
+	decide(penstock.Charge{Key: "b", Plan: scarce, Cost: 1}) // its only unit
 	clock = clock.Add(time.Minute)
 	for _, batch := range [][]penstock.Charge{
 		{{Key: "a", Plan: slots, Cost: 2, Holder: "me"}, {Key: "b", Plan: scarce, Cost: 1}},

@@ -175,7 +175,7 @@ func TestWaitersShareAScript(t *testing.T) {
 		calls = append(calls, g.call(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
 	}
 	g.awaitWaiters(60)
-	g.client.pass(3)
+	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 62 || g.client.scripts.Load() != 3 {
 		t.Errorf("%d of 62 were granted in %d scripts; want all of them, in 3", granted, g.client.scripts.Load())
 	}
@@ -197,7 +197,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 		calls = append(calls, g.call("k", 1))
 	}
 	g.awaitWaiters(200)
-	g.client.pass(3)
+	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
 		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
 	}
@@ -235,7 +235,7 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 		}
 	}
 	g.awaitWaiters(10)
-	g.client.pass(3)
+	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 12 {
 		t.Errorf("%d of 12 were granted; want all", granted)
 	}
@@ -320,7 +320,7 @@ func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 			fail = append(fail, g.call("malformed", 1))
 		}
 		g.awaitWaiters(10)
-		g.client.pass(3)
+		g.client.pass(3) // two that are held, and one for the waiters
 		if granted := g.countGranted(calls); granted != 7 {
 			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
 		}

@@ -55,7 +55,7 @@ func TestKeysAreEncodedAsDocumented(t *testing.T) {
 	search := penstock.PerSecond(1)
 	search.Group = "search"
 	uploads := search.WithName("uploads").With(penstock.SlidingLog)
-	long := strings.Repeat("a", 129)
+	long := strings.Repeat("a", maxTag+1)
 	sum := sha256.Sum256([]byte(long))
 	for _, row := range []struct {
 		key   string

@@ -184,29 +184,29 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	sleep(-time.Hour) // state is repaired
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
-	add("instance", func(user stores) error {
+	add("Heartbeat", func(user stores) error {
 		_, err := user.testClock.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
-	add("summary", func(user stores) error {
+	add("WriteSummary", func(user stores) error {
 		return user.testClock.WriteSummary(ctx, "a", "text", time.Minute)
 	})
-	add("summaries", func(user stores) error {
+	add("ReadSummaries", func(user stores) error {
 		_, _, err := user.testClock.ReadSummaries(ctx)
 		return err
 	})
-	add("instance leaves", func(user stores) error {
+	add("Heartbeat of an instance that leaves", func(user stores) error {
 		_, err := user.testClock.Heartbeat(ctx, "a", 0)
 		return err
 	})
-	add("servers", func(user stores) error {
+	add("Servers", func(user stores) error {
 		_, err := user.testClock.Servers(ctx)
 		return err
 	})
-	add("load", func(user stores) error {
+	add("Load", func(user stores) error {
 		return user.testClock.Load(ctx, numbers)
 	})
-	add("ping", func(user stores) error {
+	add("Ping", func(user stores) error {
 		return user.testClock.Ping(ctx)
 	})
 	return steps

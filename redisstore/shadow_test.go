@@ -96,7 +96,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 			waiting *= 2
 		}
 		g.awaitWaiters(waiting)
-		g.client.pass(3)
+		g.client.pass(3) // two that are held, and one for the waiters
 		if granted := g.countGranted(calls); granted != 32 || g.client.scripts.Load() != 3 {
 			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
 		}

@@ -67,7 +67,7 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 				}
 				g.awaitWaiters(5)
 				clienttest.Do(fault.make)(t, server)
-				g.client.pass(3)
+				g.client.pass(3) // two that are held, and one for the waiters
 				for _, call := range append(calls, together...) {
 					<-call.done
 					var failure *penstock.StoreError

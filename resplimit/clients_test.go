@@ -145,6 +145,7 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 		var replies []string
 		var pipeline strings.Builder
 		const n = 200
+		// Every 41st command is a DEL, and a third of the others are a THROTTLE.
 		for i := range n {
 			key := string("abcde"[i%5])
 			switch {

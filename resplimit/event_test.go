@@ -81,6 +81,7 @@ func TestEachThrottleHasOneEvent(t *testing.T) {
 		for range 20 {
 			client.reply()
 		}
+		// A maximum burst of 13 admits 14 calls.
 		r.expect(t, "a pipeline", append(slices.Repeat([]string{allowed}, 14), slices.Repeat([]string{denied}, 6)...)...)
 	}
 }

@@ -106,13 +106,14 @@ func TestVersionThreeHasItsOwnTypes(t *testing.T) {
 	client.expectEnd()
 }
 
-// A gatheringStore decides nothing before n calls are in flight, or before the test closes release.
+// A gatheringStore decides nothing before the awaited number of calls is in flight, or before the
+// test closes release.
 type gatheringStore struct {
 	penstock.Store
-	n       int64         // if more than can be in flight, only the test ends the wait
+	awaited int64         // if more than can be in flight, only the test ends the wait
 	inside  atomic.Int64  // calls in flight now
 	most    atomic.Int64  // the most in flight at once
-	release chan struct{} // closed when n calls have been in flight
+	release chan struct{} // closed when the awaited number has been in flight
 	once    sync.Once
 }
 
@@ -121,7 +122,7 @@ func (g *gatheringStore) Decide(ctx context.Context, charges []penstock.Charge) 
 	defer g.inside.Add(-1)
 	for most := g.most.Load(); inside > most && !g.most.CompareAndSwap(most, inside); most = g.most.Load() {
 	}
-	if inside == g.n {
+	if inside == g.awaited {
 		g.once.Do(func() { close(g.release) })
 	}
 	select {
@@ -143,7 +144,7 @@ func (l listStore) DecideMany(ctx context.Context, calls []*many.Call) {
 func TestAPipelineIsDecidedTogether(t *testing.T) {
 	const n = 32
 	for _, parallel := range []int{n, 2 * n} {
-		store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: n, release: make(chan struct{})}
+		store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: n, release: make(chan struct{})}
 		_, addr := serve(t, store, nil, Options{Parallel: parallel})
 		client := connect(t, addr)
 		var pipeline strings.Builder
@@ -163,7 +164,7 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 }
 
 func TestParallelDecisionsAreBounded(t *testing.T) {
-	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
+	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
 	client := connect(t, addr)
 	var pipeline strings.Builder
@@ -187,7 +188,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 }
 
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
-	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
+	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
 	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the list itself
 	client := connect(t, addr)
 	var pipeline strings.Builder
@@ -404,7 +405,7 @@ func await(t *testing.T, what string, holds func() bool) {
 }
 
 func TestShutdownAnswersCommandsInFlight(t *testing.T) {
-	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
+	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 2, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{})
 	idle, busy := connect(t, addr), connect(t, addr)
 	idle.expect("PING", "+PONG")
@@ -439,7 +440,7 @@ type closedListener struct{ net.Listener }
 func (closedListener) Close() error { return nil }
 
 func TestCloseEndsDecisionsInFlight(t *testing.T) {
-	store := &gatheringStore{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
+	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 2, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{})
 	client := connect(t, addr)
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60"))

@@ -337,7 +337,7 @@ func TestAServerCannotKeepRequestsWaitingForEver(t *testing.T) {
 			client := &Transport{Base: s, MaxWait: time.Hour}
 			mustSend(t, client, "http://a.example/")
 			mustSend(t, client, "http://a.example/")
-			s.wantSent(t, 0, 5*time.Minute)
+			s.wantSent(t, 0, 5*time.Minute) // the default MaxPause
 
 			capped := &Transport{Base: newServer(func(int) *http.Response { return answer }), MaxPause: 3 * time.Second, MaxWait: -1}
 			mustSend(t, capped, "http://a.example/")
@@ -610,7 +610,7 @@ func TestAHangingStoreEndsWithTheWait(t *testing.T) {
 		_, err := send(t, &Transport{Base: s, Limiter: clientLimiter(t, hangs, penstock.PerSecond(1))}, "http://a.example/")
 		wantNotSent(t, err, 0)
 		if time.Since(s.start) != 30*time.Second {
-			t.Errorf("the request took %v; want MaxWait", time.Since(s.start))
+			t.Errorf("the request took %v; want 30s, the default MaxWait", time.Since(s.start))
 		}
 	})
 }

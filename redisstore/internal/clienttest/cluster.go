@@ -16,17 +16,17 @@ import (
 // turn.
 func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	store := NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), redisstore.Options{})
-	for _, n := range c.Primaries() {
-		Must(t, n, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
-		if memory, err := worstMemory(t, store); err != nil || !memory.Evicts() || memory.Server != n.Addr {
-			t.Errorf("the memory is %+v, %v; want that %s evicts", memory, err, n.Addr)
+	for _, primary := range c.Primaries() {
+		Must(t, primary, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
+		if memory, err := worstMemory(t, store); err != nil || !memory.Evicts() || memory.Server != primary.Addr {
+			t.Errorf("the memory is %+v, %v; want that %s evicts", memory, err, primary.Addr)
 		}
-		Must(t, n, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
-		if memory, err := worstMemory(t, store); err != nil || memory.Evicts() || memory.Server != n.Addr {
-			t.Errorf("the memory is %+v, %v; want that of %s, the only server with a bound", memory, err, n.Addr)
+		Must(t, primary, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
+		if memory, err := worstMemory(t, store); err != nil || memory.Evicts() || memory.Server != primary.Addr {
+			t.Errorf("the memory is %+v, %v; want that of %s, the only server with a bound", memory, err, primary.Addr)
 		}
-		Must(t, n, "CONFIG", "SET", "maxmemory", "0")
-		Must(t, n, "FLUSHALL")
+		Must(t, primary, "CONFIG", "SET", "maxmemory", "0")
+		Must(t, primary, "FLUSHALL")
 	}
 	const keys = 60
 	for i := range keys {

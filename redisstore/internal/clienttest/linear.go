@@ -77,8 +77,9 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// randomBatch is a random batch of a client on up to keys keys. Most charges spend, so that the
-// limits are nearly used up and the order of calls matters.
+// randomBatch returns a random batch of the client with the number who. Its keys are below the
+// number keys. Most charges spend, so that the limits are nearly used up and the order of calls
+// matters.
 func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
