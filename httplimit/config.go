@@ -99,13 +99,19 @@ func (c *Config) finish() error {
 	return nil
 }
 
+// How many leading bits of an address identify a client by default.
+const (
+	defaultIPv4Prefix = 32
+	defaultIPv6Prefix = 64
+)
+
 // setDefaults sets the defaults of fields that are not set.
 func (c *Config) setDefaults() {
 	c.AddressHeader = http.CanonicalHeaderKey(c.AddressHeader)
 	if len(c.TrustedProxies) > 0 {
 		c.AddressHeader = cmp.Or(c.AddressHeader, "X-Forwarded-For")
 	}
-	c.IPv4Prefix, c.IPv6Prefix = cmp.Or(c.IPv4Prefix, 32), cmp.Or(c.IPv6Prefix, 64)
+	c.IPv4Prefix, c.IPv6Prefix = cmp.Or(c.IPv4Prefix, defaultIPv4Prefix), cmp.Or(c.IPv6Prefix, defaultIPv6Prefix)
 	if len(c.Headers) == 0 {
 		c.Headers = []string{string(Draft11)}
 	}

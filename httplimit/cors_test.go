@@ -161,7 +161,7 @@ rules:
 	for _, c := range []struct {
 		method, target string
 		header         []string
-		first, second  int
+		first, second  int // statuses of two equal requests
 	}{
 		{"POST", "/a", preflight, 200, 429},          // nothing was charged before
 		{"OPTIONS", "/a", preflight[:2], 429, 429},   // not a preflight

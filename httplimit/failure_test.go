@@ -233,7 +233,7 @@ rules:
       - {name: ceiling, rate: 50/h, cost: {units: 2, actual: X-Cost}, on_failure: open, ceiling: 60/h}
       - {name: slots, in_flight: 5}
 `
-	for _, isDown := range []bool{false, true} {
+	for _, isDown := range []bool{false, true} { // whether the store is down for the decision
 		corrected := 0
 		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			for _, cost := range []string{"1", "7"} {
@@ -256,7 +256,7 @@ rules:
 					want = []string{"body", "ceiling", "login", "settled", "slots"}
 				}
 				if !slices.Equal(got, want) {
-					t.Errorf("decided locally: %t, cost %s: corrections in the store: %v; want %v", isDown, cost, got, want)
+					t.Errorf("store down at first: %t, cost %s: corrections in the store: %v; want %v", isDown, cost, got, want)
 				}
 			}
 		})

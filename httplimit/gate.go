@@ -140,7 +140,7 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 // ByAddress returns the key of the connection's remote address. Behind proxies, where all
 // connections come from few addresses, use a policy with trusted_proxies.
 func ByAddress(r *http.Request) string {
-	return "ip:" + policy.AddressText(clientaddress.PeerOf(r.RemoteAddr).Address, 32, 64)
+	return "ip:" + policy.AddressText(clientaddress.PeerOf(r.RemoteAddr).Address, defaultIPv4Prefix, defaultIPv6Prefix)
 }
 
 // compiledRules are what a Gate needs of rules, computed once.

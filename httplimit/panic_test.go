@@ -70,10 +70,10 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 // context after the request has ended.
 func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
-	var behind sync.WaitGroup
+	var background sync.WaitGroup
 	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		other := []penstock.Charge{charges[0]}
-		behind.Go(func() {
+		background.Go(func() {
 			_ = ctx.Err()
 			if shadows := piggyback.Offered(ctx, other); shadows != nil {
 				t.Errorf("%d shadows are offered with another batch; want none", len(shadows))
@@ -90,5 +90,5 @@ rules:
 	for range 100 {
 		send(gate.Middleware(respond(200)), "GET", "/", "Authorization", "Bearer x")
 	}
-	behind.Wait()
+	background.Wait()
 }

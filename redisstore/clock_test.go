@@ -150,7 +150,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 	}
 }
 
-func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
+func TestAClockThatRunsFastOrSlowDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &clockServer{}
 		store := newStore(t, server, redisstore.Options{})

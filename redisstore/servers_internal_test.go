@@ -25,7 +25,7 @@ func TestInfoIsParsed(t *testing.T) {
 	}
 }
 
-// A server may reply anything. No number becomes negative by it.
+// A server may reply anything, but no number becomes negative.
 func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 	t.Parallel()
 	names := []string{"maxmemory", "maxmemory_policy", "number_of_cached_scripts", "evicted_keys", "expired_keys", "rejected_connections", "used_cpu_sys_main_thread",

@@ -133,18 +133,19 @@ func TestSampleNeedsItsRights(t *testing.T) {
 	s := redistest.Start(t)
 	must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret")...)
 	store := open(t, "redis://limiter:secret@"+s.Addr, redisstore.Options{Prefix: "limiter"})
-	allow := func(more string, o redisstore.RightsOptions) error {
+	sampleWith := func(more string, o redisstore.RightsOptions) error {
 		must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+clienttest.RulesOf(t, o)+more)...)
 		_, err := store.SampleKeys(t.Context(), 10)
 		return err
 	}
-	if err := allow("", redisstore.RightsOptions{SampleKeys: true}); err != nil {
+	if err := sampleWith("", redisstore.RightsOptions{SampleKeys: true}); err != nil {
 		t.Errorf("with all rights: %v; want a sample", err)
 	}
 	for _, c := range []struct {
-		more, hint string
+		more string // rights that the user has besides those of a Store
+		hint string
 	}{{"", "+dbsize +scan"}, {" +dbsize", "+scan"}, {" +scan", "+dbsize"}} {
-		err := allow(c.more, redisstore.RightsOptions{})
+		err := sampleWith(c.more, redisstore.RightsOptions{})
 		wantReason(t, "without "+c.hint, err, penstock.ReasonPermissionDenied)
 		if e := penstock.AsStoreError(err); e == nil || e.Hint != c.hint {
 			t.Errorf("without %s: %v; want a hint that names it", c.hint, err)

@@ -275,10 +275,10 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 // A 429 without a time causes a pause too.
 func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
-		what    string
-		answers []*http.Response // then 200
-		most    time.Duration    // MaxPause
-		pauses  []time.Duration  // after each answer, in ns: 1e9 is a second
+		what     string
+		answers  []*http.Response // then 200
+		maxPause time.Duration    // 0: the default
+		pauses   []time.Duration  // after each answer, in ns: 1e9 is a second
 	}{
 		{"doubling", []*http.Response{response(429), response(429), response(429), response(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
 		{"up to MaxPause", []*http.Response{response(429), response(429), response(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
@@ -294,7 +294,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 				}
 				return nil
 			})
-			client := &Transport{Base: s, MaxPause: c.most}
+			client := &Transport{Base: s, MaxPause: c.maxPause}
 			for i, want := range c.pauses {
 				mustSend(t, client, "http://a.example/")
 				if got := client.pauseLeft("a.example"); max(got, 0) != want {
