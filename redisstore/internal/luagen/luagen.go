@@ -35,7 +35,7 @@ var (
 
 const (
 	MaxCharges = 4 // of one batch in Single and Uniform
-	MaxNumbers = 6 // of the state of one limit there
+	MaxNumbers = 6 // of the state of one limit in these scripts
 
 	// FirstCollection is added to the number of an algorithm whose state is a collection. Mixed
 	// numbers its algorithms from 0, in their order.
