@@ -2,5 +2,5 @@
 
 package main
 
-// pin does nothing: only Linux can bind a process to a core.
+// pin does nothing: the benchmarks bind processes to cores only on Linux.
 func pin(pid, core int) {}
