@@ -88,7 +88,9 @@ func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
 		if !l.InHeaders || isNotCounted(l, a.decision.Source) {
 			continue
 		}
-		to = append(to, LimitStatus{l, a.evaluation.Charges[i].Plan, a.status(i), a.decision.Source == penstock.FromFallback})
+		to = append(to, LimitStatus{
+			Limit: l, Plan: a.evaluation.Charges[i].Plan, Status: a.status(i), IsLocal: a.decision.Source == penstock.FromFallback,
+		})
 	}
 	return to
 }

@@ -111,15 +111,16 @@ type Request struct {
 
 	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges.
 	// Charges of mode Force are granted even beyond their limits. The outcome is then Denied, and what
-	// was charged stays charged. It is not called if no counter was charged. Default: no decision
-	// does.
+	// was charged stays charged. It is not called if no counter was charged. Default: a decision that
+	// grants all charges denies nothing.
 	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
 	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same
-	// charges is admitted for OnceFor, and charges nothing. The request never waits. It may have 63
-	// charges. A repeat is charged again if the store gave no answer to one of the two, if it has lost
-	// its data, or if an error interrupted a batch over several servers of a Cluster. Rules with
-	// before_auth, new_identities and shadows count repeats. Default: none.
+	// charges is admitted for OnceFor, and charges nothing. The request never waits. It may have at
+	// most 63 charges. A repeat is charged again in three cases: the store gave no answer to one of
+	// the two requests, the store has lost its data, or an error interrupted a batch over several
+	// servers of a Cluster. Rules with before_auth, new_identities and shadows count repeats. Default:
+	// none.
 	ID string
 
 	// Holder holds the slots that the request takes. A request with the same Holder renews them, and

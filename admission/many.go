@@ -19,11 +19,12 @@ type Admittance struct {
 // sends all of them to the store as one list. Requests that have shadows, an ID or patience, or
 // that only peek, are decided one after the other afterwards.
 func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
-	calls, listed := make([]*many.Call, 0, len(list)), make([]*Admittance, 0, len(list))
+	memory := make([]many.Call, len(list))      // one allocation for all calls
+	calls := make([]*many.Call, 0, len(list))   // what is sent to the store
+	listed := make([]*Admittance, 0, len(list)) // the request of each call
 	var alone []*Admittance
-	memory := make([]many.Call, len(list))
 	for i, item := range list {
-		if item.Request.Direct == nil || len(item.Request.Direct.Shadows) > 0 || item.Request.ID != "" || item.Request.Peek || item.Request.Patience > 0 {
+		if !item.Request.canBeListed() {
 			alone = append(alone, item)
 			continue
 		}
@@ -54,4 +55,9 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	for _, item := range alone {
 		item.Admission, item.Outcome, item.Err = c.Admit(ctx, item.Request)
 	}
+}
+
+// canBeListed tells whether AdmitMany may send the request to the store in a list with others.
+func (r *Request) canBeListed() bool {
+	return r.Direct != nil && len(r.Direct.Shadows) == 0 && r.ID == "" && !r.Peek && r.Patience <= 0
 }

@@ -101,9 +101,9 @@ func (a *Admission) RefundByStatus(status int) {
 // calls it when the upstream may have the request, and gives no answer.
 func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
 
-// Settle sets the request's true cost. Done adjusts the charges of settled limits to it: in a
-// policy these are the limits with cost.actual, without a policy all that can refund. The last call
-// counts. It fails if the request has no such limit.
+// Settle sets the request's true cost. Done adjusts the charges of settled limits to it. In a
+// policy, the limits with cost.actual are settled. Without a policy, all limits that can refund are.
+// The last call counts. Settle fails if the request has no settled limit.
 func (a *Admission) Settle(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
@@ -180,8 +180,9 @@ func (a *Admission) returnAll() {
 	var all corrections
 	now := a.controller.now()
 	for i, c := range a.evaluation.Charges {
-		if !isSlot(&c) &&
-			(isNotCounted(a.evaluation.Limits[i], a.decision.Source) || !now.Before(a.decidedAt.Add(countsFor(&c, a.decision.Status(i))))) {
+		isCounted := !isNotCounted(a.evaluation.Limits[i], a.decision.Source)
+		isStillCounted := isCounted && now.Before(a.decidedAt.Add(countsFor(&c, a.decision.Status(i))))
+		if !isSlot(&c) && !isStillCounted {
 			continue
 		}
 		c.Mode, c.Patience = penstock.Refund, 0
@@ -295,8 +296,9 @@ func (a *Admission) trueCost(g *grant, r *Result) int64 {
 		}
 	}
 	if g.isUnsized {
-		n := r.BodySize
-		return max(g.charge.Cost, n/g.limit.Cost.Body+min(n%g.limit.Cost.Body, 1))
+		size, bytesPerUnit := r.BodySize, g.limit.Cost.Body
+		units := size/bytesPerUnit + min(size%bytesPerUnit, 1) // rounded up
+		return max(g.charge.Cost, units)
 	}
 	return g.charge.Cost
 }

@@ -192,6 +192,7 @@ type denyQuery struct {
 	sent    int64  // no later than when the batch is sent, in ns of the cache's clock
 }
 
+// prepare sets what a look-up of the batch needs.
 func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
 	q.sent = d.now()

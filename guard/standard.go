@@ -115,26 +115,26 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 }
 
 // denying adds a DenyCache if denials may be cached.
-func (g *Guarded) denying(o DenyOptions, p *deadline.Set) penstock.Decorator {
+func (g *Guarded) denying(o DenyOptions, d *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
 		g.deny = NewDenyCache(next, o)
-		if p.After > 0 {
-			g.deny.deadlines = p
+		if d.After > 0 {
+			g.deny.deadlines = d
 		}
 		return g.deny
 	}
 }
 
 // leasing adds a Lease if limits may have Settings.
-func (g *Guarded) leasing(o LeaseOptions, p *deadline.Set) penstock.Decorator {
+func (g *Guarded) leasing(o LeaseOptions, d *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(p.Within(next), o) // each draw has its own deadline
+		g.lease = NewLease(d.Within(next), o) // each draw has its own deadline
 		return g.lease
 	}
 }

@@ -99,11 +99,13 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 // DecideMany decides independent batches. Their deadline is that of the list.
 func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	bounded := deadline.From(ctx)
+	if t.deadlines.After < 0 || bounded == nil {
+		many.Each(ctx, t, calls)
+		return
+	}
 	n := int64(len(calls))
-	if t.deadlines.After < 0 || bounded == nil || t.inFlight.Add(n) > t.maxInFlight {
-		if t.deadlines.After >= 0 && bounded != nil {
-			t.inFlight.Add(-n)
-		}
+	if t.inFlight.Add(n) > t.maxInFlight { // each call is counted by itself, so that some may pass
+		t.inFlight.Add(-n)
 		many.Each(ctx, t, calls)
 		return
 	}
@@ -119,7 +121,8 @@ func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 }
 
-// errorOf returns the error for a decision that had some time left when it began, or nil.
+// errorOf returns the error of a decision, or nil. left is the time that the decision had when the
+// store was called.
 func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left time.Duration, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err

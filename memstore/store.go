@@ -357,5 +357,5 @@ type pendingCharge struct {
 type stripe struct {
 	mu     sync.Mutex
 	tables []*table
-	_      [64 - 32]byte // one cache line for each stripe
+	_      [64 - 32]byte // mu and tables take 32 bytes; each stripe has a cache line of 64
 }

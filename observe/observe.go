@@ -58,7 +58,7 @@ type series struct {
 	latency  atomic.Pointer[Histogram]  // nil until the first latency
 }
 
-// numOutcomes is the number of outcomes or more. It is a constant, so that a series is one block of
+// numOutcomes is at least the number of outcomes. It is a constant, so that a series is one block of
 // memory.
 const numOutcomes = 16
 

@@ -124,7 +124,8 @@ func (c *Cluster) move(slot int, from, to *Server, duringMove func(int)) error {
 		if len(keys) == 0 {
 			break
 		}
-		if _, err := from.Do("MIGRATE", "127.0.0.1", portOf(to.Addr), keys[0].(string), "0", "5000"); err != nil {
+		const database, timeout = "0", "5000" // timeout in ms
+		if _, err := from.Do("MIGRATE", "127.0.0.1", portOf(to.Addr), keys[0].(string), database, timeout); err != nil {
 			return err
 		}
 		duringMove(slot)

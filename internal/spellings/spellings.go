@@ -6,7 +6,9 @@ const Path = "/api/rides/request"
 
 // All returns request targets. A server must read each of them as Path, or reject it.
 func All() (targets []string) {
+	// Each segment of the path, plain and with percent-encoded characters.
 	segments := [][]string{{"api", "%61pi", "a%70i", "ap%69", "%61%70%69"}, {"rides", "r%69des", "%72ides", "ride%73"}, {"request", "%72equest", "req%75est", "reques%74"}}
+	// What a path may have between two segments, with the same meaning as a slash.
 	joints := []string{"/", "//", "/./", "/x/../", "/%2e/", "/x/%2e%2e/", "/x/.%2E/"}
 	for i, joint := range joints {
 		for _, a := range segments[0] {

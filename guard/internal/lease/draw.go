@@ -76,6 +76,12 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 // that brought too little, the next one is tried after a pause, and not with each request.
 const prefetchPauses = 16
 
+// canPrefetch tells whether the next block may be drawn in advance: at most 30 % of the last block
+// is left, no draw is in flight, and the pause after a draw that brought too little is over.
+func (p *pool) canPrefetch(now time.Duration) bool {
+	return p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil
+}
+
 // decideFromLease decides a batch from what is leased. It draws if needed, or sends the batch to
 // the store.
 func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
@@ -93,7 +99,7 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	p.measureDemand(l.life, now, cost)
 	if k.trySpendLocked(p, now, cost) {
 		d = p.makeDecision(now, cost)
-		if p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil && l.drawLocked(ctx, k, p, now, 0) == nil {
+		if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, 0) == nil {
 			p.noPrefetchUntil = now + l.life/prefetchPauses
 		}
 		k.mu.Unlock()
@@ -182,12 +188,14 @@ func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (pens
 // drawLocked starts a draw that fills the pool up to a block. It returns nil if that is not worth
 // a draw, or if the block is too small for the cost.
 func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.Duration, cost int64) *draw {
-	if k.refundsInFlight > 0 || now < p.bypassUntil || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
+	hasFreeBlock := p.blocks[0].left == 0 || p.blocks[1].left == 0
+	if k.refundsInFlight > 0 || now < p.bypassUntil || !hasFreeBlock {
 		return nil
 	}
 	block := l.blockSize(p, now)
 	size := block - p.held()
-	if block < MinBlock || size < 1 || 2*cost > block-p.returning || k.isSharedLocked(p) || !l.startWork() {
+	isCostTooLarge := 2*cost > block-p.returning // more than half a block
+	if block < MinBlock || size < 1 || isCostTooLarge || k.isSharedLocked(p) || !l.startWork() {
 		return nil
 	}
 	pending := &draw{done: make(chan struct{}), block: size}
@@ -277,8 +285,9 @@ func (l *Store) receiveLocked(
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
 	room := p.block - p.held()
-	// If all units fit into the block, and they are too few for all waiters, the waiters get no share.
-	// They spend from the block then, so that no unit is lost if there is enough for none of them.
+	// The waiters get no share if the units are too few for all of them, and the block has room for
+	// all units. Then the waiters spend from the block. If the units are too few for any waiter, the
+	// block keeps them, and none is lost.
 	if units >= pending.waitersBefore.needs || units > room {
 		pending.waitersBefore.share = min(units, pending.waitersBefore.needs)
 	}
@@ -372,8 +381,9 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 	}
 }
 
-// latestReturn is the latest time to begin the refund of a block. If the store is too slow for
-// that, the block is spent or expires.
+// latestReturn is the latest time to begin the refund of a block: twice its refundTime before it
+// expires, but not in the first half of its life. If the store is too slow for that, the block is
+// spent or expires.
 func (b *block) latestReturn() time.Duration {
 	return b.expires - min(2*b.refundTime, (b.expires-b.sent)/2)
 }

@@ -112,11 +112,13 @@ func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 
 // DecideMany decides independent batches.
 func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
+	// Usually no call must be decided alone. Then calls itself is the list, and no slice is allocated.
 	var alone, together []*many.Call
+	canLease := l.options.Block != nil && !l.isClosed.Load()
 	for i, c := range calls {
 		var few [4]*penstock.Plan
 		plans, shape := shapeOf(c.Charges, few[:0])
-		isAlone := l.options.Block != nil && !l.isClosed.Load() && (shape == refunding || shape == spending && l.findKey(c.Charges[0].Key, plans) != nil)
+		isAlone := canLease && (shape == refunding || shape == spending && l.findKey(c.Charges[0].Key, plans) != nil)
 		switch {
 		case isAlone && alone == nil:
 			alone, together = append(alone, c), append(together, calls[:i]...)
@@ -176,14 +178,15 @@ type Stats struct {
 	Draws, Drawn, Spent, Returned, Expired, Lost, Live int64
 }
 
-// Stats returns the counts until now.
+// Stats returns the counts until now. It reads them again if a key was removed meanwhile.
 func (l *Store) Stats() Stats {
+	const maxTries = 10 // then the counts may be slightly wrong
 	for tries := 1; ; tries++ {
 		s, removedBefore := l.stats()
 		l.mu.Lock()
 		isConsistent := removedBefore == l.removedKeys
 		l.mu.Unlock()
-		if isConsistent || tries == 10 {
+		if isConsistent || tries == maxTries {
 			return s
 		}
 	}

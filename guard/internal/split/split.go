@@ -223,7 +223,8 @@ func (b *splitBatch) makeDecision() (d penstock.Decision) {
 	return d
 }
 
-// addCharge adds to the batch a charge with another cost and mode at one of its shards.
+// addCharge adds charge i to the outgoing batch, with this mode and cost, at one of its shards. A
+// charge that is not split has no shards.
 func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge {
 	b.outgoing = append(b.outgoing, b.charges[i])
 	b.chargeIndex = append(b.chargeIndex, i)
@@ -490,6 +491,8 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 	}
 }
 
+// readStatus stores the status of a charge that was sent to one shard. It replaces RetryAfter by
+// the shortest of the denials so far, and Remaining by an estimate for all shards.
 func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	p.left[shard] = s.Remaining
 	if s.RetryAfter != 0 {
@@ -573,6 +576,7 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 	case c.Mode == penstock.Force:
 		return b.forceCharge(ctx, i)
 	}
+	// A Refund goes to the shards that have units in use.
 	if err := b.peekShards(ctx, i, 0); err != nil {
 		return err
 	}
