@@ -102,8 +102,8 @@ func (a *Admission) RefundByStatus(status int) {
 func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
 
 // Settle sets the request's true cost. Done adjusts the charges of settled limits to it. In a
-// policy, the limits with cost.actual are settled. Without a policy, all limits that can refund are.
-// The last call counts. Settle fails if the request has no settled limit.
+// policy, the limits with cost.actual are settled. Without a policy, all limits that can refund
+// are. The last call counts. Settle fails if the request has no settled limit.
 func (a *Admission) Settle(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))

@@ -58,8 +58,8 @@ type series struct {
 	latency  atomic.Pointer[Histogram]  // nil until the first latency
 }
 
-// numOutcomes is at least the number of outcomes. It is a constant, so that a series is one block of
-// memory.
+// numOutcomes is at least the number of outcomes. It is a constant, so that a series is one block
+// of memory.
 const numOutcomes = 16
 
 // outcomes, sources, reasons, tokenReasons and states are the possible values of their labels.
