@@ -68,8 +68,9 @@ func (e *NotSentError) GRPCStatus() *status.Status {
 	return s
 }
 
-// UnaryClient returns an interceptor that keeps calls within the limits of a Limiter, which must
-// not lend slots (Concurrency). A call is charged once, however often the client retries it.
+// UnaryClient returns an interceptor that keeps calls within the limits of a Limiter. None of the
+// limits may have the algorithm Concurrency. A call is charged once, however often the client
+// retries it.
 func UnaryClient(limiter *penstock.Limiter, o ClientOptions) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 		if err := o.admit(ctx, limiter, conn, method, request); err != nil {
@@ -81,11 +82,11 @@ func UnaryClient(limiter *penstock.Limiter, o ClientOptions) grpc.UnaryClientInt
 
 // StreamClient is UnaryClient for streams. A stream is charged when it begins.
 func StreamClient(limiter *penstock.Limiter, o ClientOptions) grpc.StreamClientInterceptor {
-	return func(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
+	return func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
 		if err := o.admit(ctx, limiter, conn, method, nil); err != nil {
 			return nil, err
 		}
-		stream, err := begin(ctx, d, conn, method, options...)
+		stream, err := begin(ctx, desc, conn, method, options...)
 		if err != nil || !o.Messages {
 			return stream, err
 		}

@@ -13,7 +13,7 @@ import (
 // programs that already use that middleware. A [Gate] gives better responses: that middleware turns
 // every error into RESOURCE_EXHAUSTED, even if the client has left, and sends no retry time.
 type ContextLimiter struct {
-	// Limiter has the limits. They must not lend slots (Concurrency).
+	// Limiter has the limits. None of them may have the algorithm Concurrency.
 	Limiter *penstock.Limiter
 
 	// Key returns the Limiter's key for a call. Default: its method, so that all clients share the

@@ -96,7 +96,7 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 	if g.calls.Exempts(info.FullMethod) {
 		return handler(ctx, request)
 	}
-	c, ctx := begin(ctx)
+	c, ctx := withServerCall(ctx)
 	a, refusal := g.calls.Admit(ctx, callOf(ctx, info.FullMethod, request))
 	if refusal != nil {
 		return nil, c.refuse(refusal, func(md metadata.MD) { grpc.SetTrailer(ctx, md) })
@@ -126,7 +126,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	if g.calls.Exempts(info.FullMethod) {
 		return handler(srv, stream)
 	}
-	c, ctx := begin(stream.Context())
+	c, ctx := withServerCall(stream.Context())
 	a, refusal := g.calls.Admit(ctx, callOf(ctx, info.FullMethod, nil))
 	if refusal != nil {
 		return c.refuse(refusal, stream.SetTrailer)
@@ -148,7 +148,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	return err
 }
 
-// callOf returns the attributes of a call.
+// callOf returns a call, or a message of a stream, in the form that package calls decides.
 func callOf(ctx context.Context, method string, message any) *calls.Call {
 	c := &calls.Call{Method: method, Message: message, Header: func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }}
 	if authority := c.Header(":authority"); len(authority) > 0 {
@@ -209,13 +209,13 @@ func (s *serverStream) RecvMsg(message any) error {
 
 // A serverCall is the state that all Gates of one call share.
 type serverCall struct {
-	hasPushback atomic.Bool // a client that gets two values does not retry at all
+	hasPushback atomic.Bool // the trailer has a pushback; with a second one, clients do not retry at all
 }
 
 type serverCallKey struct{}
 
-// begin returns the serverCall of a call, and a context that has it.
-func begin(ctx context.Context) (*serverCall, context.Context) {
+// withServerCall returns the serverCall of a call, and a context that has it.
+func withServerCall(ctx context.Context) (*serverCall, context.Context) {
 	if c, ok := ctx.Value(serverCallKey{}).(*serverCall); ok {
 		return c, ctx
 	}

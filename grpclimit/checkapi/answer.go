@@ -13,10 +13,11 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// never is the number of the API for penstock.Never.
+// never stands for penstock.Never in retry_after_ms.
 const never = -1
 
-// inMS rounds up, so that a caller that waits this long is never too early.
+// inMS returns d in milliseconds. It rounds up, so that a caller that waits this long is never too
+// early.
 func inMS(d time.Duration) int64 {
 	switch {
 	case d == penstock.Never:

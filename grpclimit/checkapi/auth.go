@@ -11,7 +11,7 @@ type permission uint8
 
 const (
 	nobody   permission = iota // no call
-	caller                     // everything but what needs an operator
+	caller                     // every call that does not need an operator
 	operator                   // Peek, Reset, Explain
 )
 
@@ -37,8 +37,8 @@ func (f AuthFailure) String() string {
 // AuthFailures returns all reasons why tokens are refused.
 func AuthFailures() []AuthFailure { return []AuthFailure{NoToken, WrongToken, NotOperator} }
 
-// failureOf returns why a call with these header values was refused.
-func failureOf(headers []string, f *failure) AuthFailure {
+// authFailureOf returns why a call with these values of the header Authorization was refused.
+func authFailureOf(headers []string, f *failure) AuthFailure {
 	switch {
 	case f.code == codes.PermissionDenied:
 		return NotOperator

@@ -23,8 +23,8 @@ type grpcServer struct {
 	service *Service
 }
 
-// answerBefore is how long before the deadline of a call the store must answer. It leaves time for
-// the fallback and the response.
+// answerBefore is how long before the deadline of a call the store must answer, but at most a
+// quarter of the time left. It leaves time for the fallback and the response.
 const answerBefore = 5 * time.Millisecond
 
 // invoke authenticates the caller, and calls a function of the service.

@@ -28,8 +28,8 @@ var statuses = map[codes.Code]int{
 }
 
 // ServeHTTP serves calls in JSON. A decision has status 200. With the query status=429, a denial
-// has status 429. A path that is not an IsEndpoint gets 404. The http.Server must bound how long a
-// body may take to arrive.
+// has status 429. A path for which IsEndpoint is false gets 404. The http.Server must bound how
+// long a body may take to arrive.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
@@ -56,7 +56,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if f.code == codes.Unauthenticated {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		}
-		s.options.AuthFailed(failureOf(r.Header["Authorization"], f))
+		s.options.AuthFailed(authFailureOf(r.Header["Authorization"], f))
 		writeFailure(w, err)
 		return
 	}

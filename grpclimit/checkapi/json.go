@@ -47,6 +47,7 @@ func unmarshal(text []byte, m proto.Message) error {
 
 type decoder struct{ *json.Decoder }
 
+// nextToken reads a token. at is the path of what is read, for errors.
 func (d decoder) nextToken(at string) (json.Token, error) {
 	token, err := d.Token()
 	switch {
@@ -192,7 +193,7 @@ func (d decoder) readMap(values protoreflect.Map, at string) error {
 	}
 }
 
-// scalar converts a token.
+// scalar converts a token to a value of the field's kind. at is the path of the field, for errors.
 func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (value protoreflect.Value, err error) {
 	switch field.Kind() {
 	case protoreflect.BoolKind:
@@ -240,6 +241,7 @@ func wholeNumber(text string) (n int64, ok bool) {
 	return int64(f), true
 }
 
+// placeOf returns the path of an object as errors name it. The body has an empty path.
 func placeOf(path string) string {
 	if path == "" {
 		return "the body"
@@ -266,7 +268,7 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 // loneSurrogate returns the position of an escape that is half of a surrogate pair, or -1.
 // encoding/json replaces such halves by U+FFFD, so different texts would become equal.
 func loneSurrogate(text []byte) int {
-	// unit reads an escape such as \ud83d.
+	// unit reads an escape such as \ud83d. First halves are d800 to dbff, second halves dc00 to dfff.
 	unit := func(at int) (int64, bool) {
 		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {
 			return 0, false
@@ -285,8 +287,8 @@ func loneSurrogate(text []byte) int {
 		case n < 0xd800 || n > 0xdfff:
 			i += 5 // the rest of an escape of 6 bytes
 		default:
-			low, ok := unit(i + 6)
-			if n > 0xdbff || !ok || low < 0xdc00 || low > 0xdfff {
+			second, ok := unit(i + 6)
+			if n > 0xdbff || !ok || second < 0xdc00 || second > 0xdfff {
 				return i
 			}
 			i += 11 // the rest of both halves

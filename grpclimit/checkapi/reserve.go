@@ -130,14 +130,14 @@ func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]pens
 	}
 	rules := s.controller.Rules()
 	var all []madeCharge
-	hasActual := false // a limit has an actual cost that is known afterwards (Adjustable)
+	hasActual := false // one of the limits is Adjustable: its true cost is known afterwards
 	for i := range t.Charges {
 		if c, l, ok := s.chargeOf(rules, &t.Charges[i]); ok {
 			all = append(all, madeCharge{c, l, t.Charges[i].RefundableUntil})
 			hasActual = hasActual || l.Adjustable
 		}
 	}
-	byKey := make(map[string]int)
+	byKey := make(map[string]int) // the index of each key's batch
 	for _, m := range all {
 		at, known := byKey[m.charge.Key]
 		if !known {
@@ -168,7 +168,7 @@ func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundable bool) (penstock.Charge, bool) {
 	c.Mode = penstock.Refund
 	if c.Plan.Algorithm().NeedsHolder() {
-		return c, true
+		return c, true // its slots are returned
 	}
 	cost := c.Cost
 	switch {

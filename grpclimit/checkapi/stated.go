@@ -21,10 +21,10 @@ func StatedAlgorithms() []*algorithm.Algorithm {
 
 // The bounds of limits that callers state.
 const (
-	maxStated      = 16 // of one request
-	maxRate        = 64 // bytes
-	maxUnits       = 1_000_000_000_000
-	maxEntries     = 10_000 // units of a limit that keeps an entry for each unit: the time of a call grows with them
+	maxStated      = 16                // limits of one request
+	maxRate        = 64                // bytes of the text of a rate
+	maxUnits       = 1_000_000_000_000 // of a burst
+	maxEntries     = 10_000            // units of a limit that keeps an entry for each unit: the time of a call grows with them
 	minSlotTTL     = time.Second
 	maxSlotTTL     = 24 * time.Hour
 	defaultSlotTTL = time.Minute

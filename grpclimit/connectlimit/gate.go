@@ -74,8 +74,8 @@ const (
 	WaitForMessages = calls.WaitForMessages // Receive waits, so flow control slows the client down
 )
 
-// A Gate is a connect.Interceptor that admits calls within the limits of a policy. The interceptor
-// of a client does nothing. Make one with New. Many goroutines may use it at once.
+// A Gate is a connect.Interceptor that admits calls within the limits of a policy. It does nothing
+// if it is given to a client. Make one with New. Many goroutines may use it at once.
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,

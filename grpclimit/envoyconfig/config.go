@@ -65,7 +65,7 @@ type node struct {
 	file            string
 }
 
-// compositeOf returns the composite key that Match compares.
+// compositeOf returns the composite key that Match compares: key_value, or the key alone.
 func compositeOf(key, value string) string {
 	if value == "" {
 		return key

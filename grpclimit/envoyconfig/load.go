@@ -62,6 +62,7 @@ type loader struct {
 	positions position
 }
 
+// fail reports an error: remedy is how to fix it, and format and args are what is wrong.
 func (l *loader) fail(at path, remedy, format string, args ...any) {
 	if len(l.mistakes) < maxMistakes {
 		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.positions.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
@@ -162,7 +163,7 @@ func (l *loader) failYAML(err error) {
 			e.Line, _ = strconv.Atoi(found[1])
 			e.What = strings.Replace(text, found[0], "", 1)
 		}
-		e.What = strings.ReplaceAll(e.What, "envoyconfig.yaml", "a ")
+		e.What = strings.ReplaceAll(e.What, "envoyconfig.yaml", "a ") // envoyconfig.yamlLimit is "a Limit"
 		if len(l.mistakes) < maxMistakes {
 			l.mistakes = append(l.mistakes, e)
 		}
@@ -209,7 +210,7 @@ var keyPlaces = map[string][]string{
 	"name":              {inLimit, inReplaces},
 }
 
-// keyList returns the known keys for error messages.
+// keyList is the remedy for an unknown key.
 const keyList = "write one of domain, descriptors, key, value, rate_limit, unit, requests_per_unit, unlimited, name, replaces, shadow_mode, quota_mode, " +
 	"detailed_metric, value_to_metric, share_threshold and metadata"
 

@@ -43,6 +43,7 @@ func (d *Domain) Match(entries []Entry, m *Match) {
 	}
 }
 
+// share sets the text that replaces the value of entry i in the key of the counter.
 func (m *Match) share(i int, text string) {
 	for len(m.Shared) <= i {
 		m.Shared = append(m.Shared, "")

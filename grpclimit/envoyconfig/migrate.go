@@ -66,7 +66,7 @@ type policyWriter struct {
 	b      strings.Builder
 	names  map[string]bool // of rules
 	denied []*Limit
-	rules  int
+	rules  int // how many rules were written
 }
 
 func (p *policyWriter) writeComment(indent, text string) {
@@ -209,7 +209,7 @@ func kindOf(key string, n int) string {
 	kind := b.String()
 	const longest = 16 // characters
 	kind = strings.Trim(kind[:min(len(kind), longest)], "-")
-	if kind == "" || kind == "first-of" || kind == "all-of" {
+	if kind == "" || kind == "first-of" || kind == "all-of" { // the last two look like words of the file
 		return fmt.Sprintf("entry-%d", n+1)
 	}
 	return kind
@@ -229,6 +229,7 @@ func compareLimits(a, b *Limit) int {
 	return cmp.Compare(len(a.values), len(b.values))
 }
 
+// rankOf returns the place of a value in the order of matching; 0 is matched first.
 func rankOf(value string) int {
 	switch {
 	case value == "":

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver tells whether a charge is above its limit although the store granted it. The store grants
-// each Force, and each Peek of cost 0. They are above the limit if the probe has no room left.
+// isOver tells whether a charge is above its limit although the store granted it. That is possible
+// for a Force and for a Peek of cost 0, because the store grants these always. Their plan is the
+// probe of the limit, which has one unit more. So they are above the limit if it has no unit left.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		if isBeyond(&charges[i], d.Status(i)) {
@@ -18,11 +19,13 @@ func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	return false
 }
 
+// isBeyond does what isOver does, for one charge.
 func isBeyond(c *penstock.Charge, s penstock.Status) bool {
 	return (c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0) && s.Remaining == 0
 }
 
-// read sets an item's result from the decision of its batch.
+// read sets the result of an item from the decision of its batch. Without a decision, the request
+// passes.
 func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
 	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.at {
 		it.origin = failedOpen
@@ -51,8 +54,9 @@ func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
 	it.reset = c.reset(it, s)
 }
 
-// reset returns how many seconds it takes until an exceeded limit has room again, or until no usage
-// of any other limit is left. It is at least 1, because Envoy shows whole seconds.
+// reset returns a time in seconds. If the limit is exceeded, it is the time until the limit has
+// room again. Otherwise it is the time until nothing of the limit is used. It is at least 1, because
+// Envoy shows whole seconds.
 func (c *call) reset(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {

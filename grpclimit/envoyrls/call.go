@@ -27,10 +27,10 @@ type call struct {
 	isDenied      bool   // the request is denied already: nothing more may be spent
 	isQuota       bool   // a limit with quota_mode has applied
 
-	direct  policy.DirectCall // the charges of this round that are enforced, and its shadows
+	direct  policy.DirectCall // the enforced charges of this round, and the shadows below
 	shadows []policy.Shadow
-	charges []penstock.Charge // of shadows, which refer to parts of it: it must not grow
-	limits  []*policy.Limit   // of shadows
+	charges []penstock.Charge // of all shadows; each shadow is a slice of it, so its array must stay
+	limits  []*policy.Limit   // of charges
 
 	evaluation policy.Evaluation
 }
@@ -391,7 +391,8 @@ func (c *call) findSameCounter(it *item, earlier []int) *item {
 }
 
 // join merges the charges of two items that share a counter, if both have the same kind and their
-// order does not matter. Otherwise the second waits for the next round.
+// order does not matter. Otherwise the second, it, waits for the next round. Its index in c.items is
+// i.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
 	// In mode Exact, each charge changes what the later ones find. Checks change nothing.

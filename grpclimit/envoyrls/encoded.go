@@ -16,8 +16,8 @@ type encodedMessage struct{ bytes []byte }
 // encodedRequests pools the requests.
 var encodedRequests = sync.Pool{New: func() any { return new(encodedMessage) }}
 
-// Codec returns grpc-go's codec of protobuf messages, which leaves those of [RegisterEncoded] as
-// they are.
+// Codec returns grpc-go's codec of protobuf messages, except that it neither decodes nor encodes the
+// messages of [RegisterEncoded].
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -45,8 +45,8 @@ func (c codec) Marshal(from any) (mem.BufferSlice, error) {
 }
 
 // RegisterEncoded is [Register] for a server with the option grpc.ForceServerCodecV2(Codec()). It
-// takes a third less time: it does not use the generated messages, and calls that arrive while the
-// store decides others become a list. Interceptors cannot read its messages.
+// takes a third less time: it does not use the generated messages, and it decides calls together
+// that arrive while the store decides others. Interceptors cannot read its messages.
 func RegisterEncoded(to grpc.ServiceRegistrar, e *Engine) {
 	to.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName, HandlerType: (*any)(nil), Metadata: "envoy/service/ratelimit/v3/rls.proto",

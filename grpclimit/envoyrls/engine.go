@@ -42,18 +42,18 @@ func New(controller *admission.Controller, o Options) (*Engine, error) {
 // SetConfig replaces the configuration. Requests in flight keep the old one. If SetConfig fails,
 // the old one stays in force, and the error wraps penstock.ErrInvalid.
 func (e *Engine) SetConfig(c *envoyconfig.Config) error {
-	s, err := e.compileConfig(c)
+	compiled, err := e.compileConfig(c)
 	if err != nil {
 		return err
 	}
-	e.compiled.Store(s)
+	e.compiled.Store(compiled)
 	return nil
 }
 
 // Config returns the configuration in force, or nil if there is none yet.
 func (e *Engine) Config() *envoyconfig.Config {
-	if s := e.compiled.Load(); s != nil {
-		return s.config
+	if compiled := e.compiled.Load(); compiled != nil {
+		return compiled.config
 	}
 	return nil
 }
@@ -90,12 +90,12 @@ func (e *Engine) begin(r *Request) (*call, error) {
 	case len(r.Descriptors) > MaxDescriptors:
 		return nil, invalid("the request has %d descriptors; send at most %d", len(r.Descriptors), MaxDescriptors)
 	}
-	s := e.compiled.Load()
-	if s == nil {
+	compiled := e.compiled.Load()
+	if compiled == nil {
 		return nil, errNoConfig
 	}
 	c := e.calls.Get().(*call)
-	c.engine, c.compiled, c.request = e, s, r
+	c.engine, c.compiled, c.request = e, compiled, r
 	if err := c.match(); err != nil {
 		c.release()
 		return nil, err

@@ -64,7 +64,7 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 	switch len(list) {
 	case 0: // another call has decided it
 	case 1:
-		defer g.next()
+		defer g.startNext()
 		return g.engine.DecideMessage(ctx, request, nil)
 	default:
 		g.decideList(list)
@@ -96,8 +96,8 @@ func (g *gatherer) leave(call *gatheredCall) bool {
 	return i >= 0
 }
 
-// next begins a list after one has ended.
-func (g *gatherer) next() {
+// startNext starts a list after one has ended.
+func (g *gatherer) startNext() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.waiting) == 0 {
@@ -146,7 +146,7 @@ func (g *gatherer) decideList(list []*gatheredCall) {
 				call.ready <- nil
 			}
 		}
-		g.next()
+		g.startNext()
 	}()
 	ctx := context.Background()
 	if !deadline.IsZero() {

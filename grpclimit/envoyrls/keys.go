@@ -11,7 +11,7 @@ import (
 // A KeyLimit is a limit of a configuration that counts under a key.
 type KeyLimit struct {
 	Rule, Limit string // as events name them
-	Key         string // of the counter; with share_threshold, many descriptors have one
+	Key         string // of the counter; with share_threshold, several descriptors share it
 	Plan        *penstock.Plan
 	IsShadow    bool
 	Settings    guard.Settings
@@ -21,12 +21,12 @@ type KeyLimit struct {
 // The key is the domain and the entries of a descriptor, as in rides|api_key=abc. Limits that allow
 // nothing or everything are not in the result, nor are limits that came with a request.
 func (e *Engine) KeyLimits(key string) []KeyLimit {
-	s := e.compiled.Load()
-	if s == nil {
+	compiled := e.compiled.Load()
+	if compiled == nil {
 		return nil
 	}
 	name, entries, ok := parseKey(key)
-	domain := s.config.Domain(name)
+	domain := compiled.config.Domain(name)
 	if !ok || domain == nil {
 		return nil
 	}
@@ -35,13 +35,13 @@ func (e *Engine) KeyLimits(key string) []KeyLimit {
 	if m.Limit == nil {
 		return nil
 	}
-	l := s.limits[m.Limit.Index]
-	if l.plan == nil || l.policy == nil {
+	l := compiled.limits[m.Limit.Index]
+	if l.plan == nil || l.event == nil {
 		return nil
 	}
 	return []KeyLimit{{
-		Rule: l.policy.Rule.Name, Limit: l.policy.Name, Key: string(appendKey(nil, name, entries, m.Shared)), Plan: l.plan,
-		IsShadow: m.Limit.ShadowMode || e.options.ShadowMode, Settings: l.policy.Guard,
+		Rule: l.event.Rule.Name, Limit: l.event.Name, Key: string(appendKey(nil, name, entries, m.Shared)), Plan: l.plan,
+		IsShadow: m.Limit.ShadowMode || e.options.ShadowMode, Settings: l.event.Guard,
 	}}
 }
 

@@ -42,7 +42,7 @@ const (
 // A limit is a limit of the configuration, of a request or of a policy in compiled form.
 type limit struct {
 	config  *envoyconfig.Limit // nil for a limit of a request or of a policy
-	policy  *policy.Limit      // the limit as events name it; nil if config is nil
+	event   *policy.Limit      // the limit as events name it; nil if config is nil
 	current CurrentLimit
 	period  time.Duration
 
@@ -69,7 +69,8 @@ func (o *Options) compile(current CurrentLimit) (*limit, error) {
 			return nil, err
 		}
 	}
-	// The capacity of an algorithm that refills steadily is its Burst, that of a window its Count.
+	// The probe has one unit more. The capacity of an algorithm that refills steadily is its Burst,
+	// and that of a window its Count.
 	if o.Algorithm.RefillsSteadily() {
 		numbers.Count, numbers.Burst = max(numbers.Count, 1), numbers.Count+1
 	} else {
@@ -107,35 +108,35 @@ func counterName(l CurrentLimit) string {
 
 // compileConfig compiles the limits of a configuration.
 func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
-	s := &compiledConfig{config: c, byMetricPath: make(map[string]*policy.Limit)}
-	s.overrides.limits, s.overrides.events = make(map[Override]*limit), make(map[string]*policy.Limit)
-	shared := make(map[CurrentLimit]*limit) // many limits have the same numbers
+	all := &compiledConfig{config: c, byMetricPath: make(map[string]*policy.Limit)}
+	all.overrides.limits, all.overrides.events = make(map[Override]*limit), make(map[string]*policy.Limit)
+	known := make(map[CurrentLimit]*limit) // many limits have the same numbers
 	for _, configured := range c.Limits() {
 		if configured.IsUnlimited {
-			s.limits = append(s.limits, &limit{config: configured})
+			all.limits = append(all.limits, &limit{config: configured})
 			continue
 		}
 		current := CurrentLimit{Name: configured.Name, RequestsPerUnit: configured.RequestsPerUnit, Unit: configured.Unit}
-		compiled := shared[current]
+		compiled := known[current]
 		if compiled == nil {
 			var err error
 			if compiled, err = e.options.compile(current); err != nil {
 				return nil, fmt.Errorf("%s:%d: %w", configured.File, configured.Line, err)
 			}
-			shared[current] = compiled
+			known[current] = compiled
 		}
 		l := *compiled
 		l.config = configured
-		l.policy = e.eventLimit(configured.Path, compiled.probe)
-		s.limits = append(s.limits, &l)
+		l.event = e.eventLimit(configured.Path, compiled.probe)
+		all.limits = append(all.limits, &l)
 	}
 	for _, domain := range c.Domains() {
-		s.overrides.events[domain] = e.overrideLimit(domain)
+		all.overrides.events[domain] = e.overrideLimit(domain)
 	}
-	return s, nil
+	return all, nil
 }
 
-// eventLimit returns the limit that events name.
+// eventLimit returns a limit of the configuration as events name it: path is its name there.
 func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	l := &policy.Limit{
 		Rule: &policy.Rule{Name: path}, Name: plan.Name(), Policy: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
@@ -148,6 +149,7 @@ func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 // choose them without bound.
 const overrideName = "override"
 
+// overrideLimit returns what stands for all overrides of a domain in events.
 func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	l := &policy.Limit{
 		Rule: &policy.Rule{Name: domain}, Name: overrideName, Policy: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,
@@ -162,28 +164,28 @@ type EventName struct{ Rule, Limit, Algorithm string }
 // EventNames returns the names that events about the present configuration can have, except those
 // that NewLimit is called with.
 func (e *Engine) EventNames() (names []EventName) {
-	s := e.compiled.Load()
-	if s == nil {
+	compiled := e.compiled.Load()
+	if compiled == nil {
 		return nil
 	}
 	add := func(l *policy.Limit) { names = append(names, EventName{l.Rule.Name, l.Name, l.Algorithm}) }
-	for _, l := range s.limits {
-		if l.policy != nil {
-			add(l.policy)
+	for _, l := range compiled.limits {
+		if l.event != nil {
+			add(l.event)
 		}
 	}
-	for _, l := range s.overrides.events {
+	for _, l := range compiled.overrides.events {
 		add(l)
 	}
 	return names
 }
 
 // override returns the compiled form of a limit that comes with a request.
-func (e *Engine) override(s *compiledConfig, o Override) (*limit, error) {
-	t := &s.overrides
-	t.mu.RLock()
-	l := t.limits[o]
-	t.mu.RUnlock()
+func (e *Engine) override(compiled *compiledConfig, o Override) (*limit, error) {
+	cache := &compiled.overrides
+	cache.mu.RLock()
+	l := cache.limits[o]
+	cache.mu.RUnlock()
 	if l != nil {
 		return l, nil
 	}
@@ -194,62 +196,62 @@ func (e *Engine) override(s *compiledConfig, o Override) (*limit, error) {
 	if err != nil {
 		return nil, invalid("the limit of a descriptor cannot be enforced: %v", err)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for dropped := range t.limits {
-		if len(t.limits) < maxOverrides {
+	cache.mu.Lock()
+	defer cache.mu.Unlock()
+	for dropped := range cache.limits {
+		if len(cache.limits) < maxOverrides {
 			break
 		}
-		delete(t.limits, dropped)
+		delete(cache.limits, dropped)
 	}
-	t.limits[o] = l
+	cache.limits[o] = l
 	return l, nil
 }
 
-// eventLimitOf returns the name of a matched limit in events. For detailed_metric and
-// value_to_metric it depends on the request. After maxMetricPaths such names, further requests get
-// the name in the configuration.
-func (e *Engine) eventLimitOf(s *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
+// eventLimitOf returns a matched limit as events name it. For detailed_metric and value_to_metric
+// the name depends on the request. After maxMetricPaths such names, further requests get the name in
+// the configuration. The buffer is for the name; eventLimitOf returns it, because it may grow.
+func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
-		return l.policy, buffer
+		return l.event, buffer
 	}
 	buffer = m.AppendMetricPath(buffer[:0], domain, entries)
-	s.mu.RLock()
-	named, count := s.byMetricPath[string(buffer)], len(s.byMetricPath)
-	s.mu.RUnlock()
+	c.mu.RLock()
+	named, count := c.byMetricPath[string(buffer)], len(c.byMetricPath)
+	c.mu.RUnlock()
 	if named != nil {
 		return named, buffer
 	}
 	if count >= maxMetricPaths || len(buffer) > maxMetricPathLength {
-		return l.policy, buffer
+		return l.event, buffer
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	path := string(buffer)
-	if named = s.byMetricPath[path]; named != nil {
+	if named = c.byMetricPath[path]; named != nil {
 		return named, buffer
 	}
-	if len(s.byMetricPath) >= maxMetricPaths {
-		return l.policy, buffer
+	if len(c.byMetricPath) >= maxMetricPaths {
+		return l.event, buffer
 	}
 	named = e.eventLimit(path, l.probe)
 	e.options.NewLimit(EventName{named.Rule.Name, named.Name, named.Algorithm})
-	s.byMetricPath[path] = named
+	c.byMetricPath[path] = named
 	return named, buffer
 }
 
-// maxMetricPathLength is how long a name made of a request may be, in bytes.
+// maxMetricPathLength is how long a name that depends on the request may be, in bytes.
 const maxMetricPathLength = 512
 
 // Plans returns the compiled limits of a configuration, in the order in which requests charge them.
 // A store loads its scripts from them.
 func (e *Engine) Plans() (plans []*penstock.Plan) {
-	s := e.compiled.Load()
-	if s == nil {
+	compiled := e.compiled.Load()
+	if compiled == nil {
 		return nil
 	}
-	seen := make(map[string]bool)
-	for _, l := range s.limits {
+	seen := make(map[string]bool) // by the name of the plan
+	for _, l := range compiled.limits {
 		if l.probe != nil && !seen[l.probe.Name()] {
 			seen[l.probe.Name()] = true
 			plans = append(plans, l.probe)

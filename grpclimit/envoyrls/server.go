@@ -28,6 +28,7 @@ type server struct {
 // exchanges pools the messages of calls.
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
+// An exchange is the request and the response of one call.
 type exchange struct {
 	request  Request
 	response Response

@@ -51,7 +51,7 @@ type Message struct {
 // each other, because the store gets them as one list.
 func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	ctx = withEarlierAnswer(ctx)
-	var others sync.WaitGroup
+	var others sync.WaitGroup // calls that cannot be in the list; each is decided alone
 	defer others.Wait()
 	listed, admittances := make([]listedMessage, 0, len(list)), make([]*admission.Admittance, 0, len(list))
 	for i := range list {

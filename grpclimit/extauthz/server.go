@@ -180,8 +180,8 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.body.Write(p)
 }
 
-// options returns the headers of the response. Each replaces other headers of its name.
-func (r *recorder) options() (all []*corev3.HeaderValueOption) {
+// headerOptions returns the headers of the response. Each replaces other headers of its name.
+func (r *recorder) headerOptions() (all []*corev3.HeaderValueOption) {
 	for name, values := range r.header {
 		all = append(all, &corev3.HeaderValueOption{
 			Header:       &corev3.HeaderValue{Key: name, Value: strings.Join(values, ", ")},
@@ -197,7 +197,7 @@ func (r *recorder) options() (all []*corev3.HeaderValueOption) {
 var describingHeaders = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
 
 func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
-	ok := &authv3.OkHttpResponse{ResponseHeadersToAdd: answer.options()}
+	ok := &authv3.OkHttpResponse{ResponseHeadersToAdd: answer.headerOptions()}
 	for _, name := range describingHeaders {
 		if sent[name] != nil {
 			ok.HeadersToRemove = append(ok.HeadersToRemove, name)
@@ -219,7 +219,7 @@ func denied(answer *recorder) *authv3.CheckResponse {
 	return &authv3.CheckResponse{
 		Status: &rpcstatus.Status{Code: int32(code)},
 		HttpResponse: &authv3.CheckResponse_DeniedResponse{DeniedResponse: &authv3.DeniedHttpResponse{
-			Status: statusOf(answer.status), Headers: answer.options(), Body: answer.body.String(),
+			Status: statusOf(answer.status), Headers: answer.headerOptions(), Body: answer.body.String(),
 		}},
 	}
 }

@@ -236,7 +236,9 @@ func (c *conn) readFrame() (http2.Frame, error) {
 		return nil, connectionError{http2.ErrCode(ce), reason}
 	}
 	if _, ok := errors.AsType[http2.StreamError](err); ok && header.Type == http2.FrameHeaders {
-		return nil, connectionError{http2.ErrCodeProtocol, "the padding of HEADERS is too long"} // a stream error is not enough: without this block the header table would be wrong
+		// The header block is lost. It might have changed the header table, so later blocks could not
+		// be decoded, and the whole connection must end.
+		return nil, connectionError{http2.ErrCodeProtocol, "the padding of HEADERS is too long"}
 	}
 	return nil, err
 }

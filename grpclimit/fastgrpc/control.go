@@ -29,14 +29,15 @@ func (c *conn) handleSettings(f *http2.SettingsFrame) error {
 // maxSettings is how many settings a frame may have. HTTP/2 and its extensions define fewer.
 const maxSettings = 32
 
-func (c *conn) setLocked(s http2.Setting) error {
-	if err := s.Valid(); err != nil {
+// setLocked applies one setting of the client.
+func (c *conn) setLocked(setting http2.Setting) error {
+	if err := setting.Valid(); err != nil {
 		return err
 	}
-	switch s.ID {
+	switch setting.ID {
 	case http2.SettingInitialWindowSize:
-		change := int64(s.Val) - c.streamWindow
-		c.streamWindow = int64(s.Val)
+		change := int64(setting.Val) - c.streamWindow
+		c.streamWindow = int64(setting.Val)
 		for _, s := range c.streams {
 			if s.window += change; s.window > math.MaxInt32 {
 				return connectionError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE makes the window of a stream too large"}
@@ -44,9 +45,9 @@ func (c *conn) setLocked(s http2.Setting) error {
 		}
 		c.unblockLocked()
 	case http2.SettingHeaderTableSize:
-		c.mustShrink = c.mustShrink || s.Val < hpackTable
+		c.mustShrink = c.mustShrink || setting.Val < hpackTable
 	case http2.SettingMaxHeaderListSize:
-		c.maxList = s.Val
+		c.maxList = setting.Val
 	}
 	return nil
 }
@@ -144,4 +145,5 @@ func (c *conn) spend(cost int) error {
 	return nil
 }
 
+// earn adds n to the allowance.
 func (c *conn) earn(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }

@@ -36,8 +36,8 @@ type exchange struct {
 
 var errCancelled = errors.New("the client has cancelled the call")
 
-// exchangeLocked starts a goroutine in which the fallback serves a stream.
-func (c *conn) exchangeLocked(s *stream, r *request, hasEnded bool) {
+// startExchangeLocked starts a goroutine in which the fallback serves a stream.
+func (c *conn) startExchangeLocked(s *stream, r *request, hasEnded bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	e := &exchange{stream: s, cancel: cancel, hasEnded: hasEnded, header: make(http.Header), status: http.StatusOK}
 	s.exchange, s.hasEnded, s.isRunning = e, hasEnded, true
@@ -81,7 +81,7 @@ func (e *exchange) receiveLocked(f *http2.DataFrame) {
 	}
 	e.body = append(e.body, data...)
 	c.keptBytes += len(data)
-	e.creditLocked(int(f.Length) - len(data)) // padding
+	e.creditLocked(int(f.Length) - len(data)) // padding, and data that arrived after Close
 	if f.StreamEnded() {
 		e.endLocked()
 	}
@@ -93,7 +93,8 @@ func (e *exchange) endLocked() {
 	e.stream.conn.changed.Broadcast()
 }
 
-// creditLocked opens the flow control windows by n bytes that are no longer kept.
+// creditLocked opens the flow control windows by n bytes that are no longer kept. It sends a
+// WINDOW_UPDATE only for a quarter of a window or more, so that there are few of them.
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn

@@ -56,7 +56,7 @@ func isWellFormed(f hpack.HeaderField, before []hpack.HeaderField) bool {
 		}
 		for i := range before {
 			if !before[i].IsPseudo() || before[i].Name == f.Name && f.Name != ":authority" {
-				return false
+				return false // check refuses a second :authority, with another error
 			}
 		}
 		return httpguts.ValidHeaderFieldValue(f.Value)
@@ -160,7 +160,7 @@ func (h *headers) request() (r request) {
 			var ok bool
 			if r.timeout, ok = parseTimeout(f.Value); !ok {
 				r.badTimeout = f.Value
-				if f.Value == "" { // and "" would mean that there is none
+				if f.Value == "" { // badTimeout must not be "", which means that the timeout is valid
 					r.badTimeout = `""`
 				}
 			}

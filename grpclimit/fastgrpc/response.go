@@ -62,7 +62,8 @@ func (c *conn) answerLocked(s *stream, err error) {
 		c.endLocked(s)
 		return
 	}
-	s.unsent = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
+	notCompressed := make([]byte, 1, n) // one byte of 0, with room for the rest
+	s.unsent = append(binary.BigEndian.AppendUint32(notCompressed, uint32(len(s.Response))), s.Response...)
 	s.state, s.stateSince = answering, time.Now()
 	c.blockedStreams = append(c.blockedStreams, s)
 	if c.unblockLocked(); len(c.blockedStreams) == 1 {

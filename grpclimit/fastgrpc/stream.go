@@ -33,8 +33,8 @@ type stream struct {
 	stateSince    time.Time // when the state began: arriving or answering
 	window        int64     // bytes of DATA that the client accepts
 	receivedBytes int       // of DATA since the last WINDOW_UPDATE of the stream
-	credit        int       // of receivedBytes, those that an exchange has read and no WINDOW_UPDATE has returned
-	prefix        [5]byte   // of the message: flag and size
+	credit        int       // bytes of receivedBytes that an exchange has read, and for which no WINDOW_UPDATE was sent yet
+	prefix        [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
 	prefixLength  int
 	size          int    // of the message in bytes, once the prefix is complete
 	unsent        []byte // the rest of the response, which waits for a window
@@ -103,21 +103,10 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		c.out = appendReset(c.out, id, http2.ErrCodeRefusedStream)
 		return c.spend(1)
 	}
-	if refused == nil {
-		refused = c.authorize(r)
-	}
-	if refused == nil && r.hasTimeout && r.timeout == 0 {
-		refused = &refusal{200, status.New(codes.DeadlineExceeded, context.DeadlineExceeded.Error())}
-	}
 	handler := c.server.options.Methods[r.path]
 	isFallback := c.server.options.Fallback != nil && (handler == nil || !r.isPlain() || !r.isProto())
-	if refused == nil && !isFallback {
-		switch {
-		case handler == nil:
-			refused = &refusal{200, status.Newf(codes.Unimplemented, "unknown method %s", r.path)}
-		case !r.isPlain():
-			refused = &refusal{200, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", r.encoding)}
-		}
+	if refused == nil {
+		refused = c.checkCall(r, handler, isFallback)
 	}
 	if refused != nil {
 		c.refuseLocked(id, refused, isEnd)
@@ -136,12 +125,30 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		c.publicStreams++
 	}
 	if isFallback {
-		c.exchangeLocked(s, r, isEnd)
+		c.startExchangeLocked(s, r, isEnd)
 		return nil
 	}
 	c.incompleteRequests++
 	if isEnd {
 		c.completeLocked(s)
+	}
+	return nil
+}
+
+// checkCall returns why a well-formed request is refused before its message is read, or nil.
+func (c *conn) checkCall(r *request, handler Handler, isFallback bool) *refusal {
+	if refused := c.authorize(r); refused != nil {
+		return refused
+	}
+	switch {
+	case r.hasTimeout && r.timeout == 0:
+		return &refusal{200, status.New(codes.DeadlineExceeded, context.DeadlineExceeded.Error())}
+	case isFallback:
+		return nil
+	case handler == nil:
+		return &refusal{200, status.Newf(codes.Unimplemented, "unknown method %s", r.path)}
+	case !r.isPlain():
+		return &refusal{200, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", r.encoding)}
 	}
 	return nil
 }
@@ -267,7 +274,8 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 }
 
 // creditLocked opens the connection's window by the bytes that were received, except those that
-// exchanges keep.
+// exchanges keep. It waits until they are a quarter of the window, so that there are few
+// WINDOW_UPDATEs.
 func (c *conn) creditLocked() {
 	if n := c.receivedBytes - c.keptBytes; n > connWindow/4 {
 		c.out = appendWindowUpdate(c.out, 0, n)
@@ -358,7 +366,7 @@ func (c *conn) removeLocked(s *stream) {
 	}
 }
 
-// releaseLocked ends the count of a stream, and returns it to the pool. Nothing may use it
+// releaseLocked stops counting a stream, and returns it to the pool. Nothing may use the stream
 // afterwards.
 func (c *conn) releaseLocked(s *stream) {
 	if s.isPublic {

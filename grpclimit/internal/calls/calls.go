@@ -1,5 +1,5 @@
-// Package calls decides remote procedure calls by a policy. It is for grpc-go and connect: it
-// imports the server of neither.
+// Package calls decides remote procedure calls by a policy. Packages grpclimit and connectlimit
+// share it, so it imports neither grpc-go's server nor connect-go.
 package calls
 
 import (
@@ -56,11 +56,11 @@ type Gate struct {
 	proxies       *clientaddress.Proxies
 	addressHeader string // in lower case
 	writer        *quotaheaders.Writer
-	names         sync.Map // of headers in lower case, by the names in rules, which are few
+	lowerNames    sync.Map // from the name of a header in a rule to the same name in lower case
 	compiled      atomic.Pointer[compiledRules]
 }
 
-// compiledRules are the rules in force, with what a Gate computes of them once.
+// compiledRules are the rules in force, with what a Gate computes from them once.
 type compiledRules struct {
 	rules    *policy.Rules
 	policies quotaheaders.Policies
@@ -196,6 +196,7 @@ func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 // Fields returns the metadata about the limits of an admitted call; nil if clients see none.
 func (g *Gate) Fields(a *admission.Admission) map[string][]string { return g.fields(a, false, 0) }
 
+// fields returns the metadata about the limits of a call. retryAfter counts only for a denial.
 func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Duration) map[string][]string {
 	// With up to 8 limits, which is more than usual, the buffers stay on the stack.
 	var statusBuf [8]admission.LimitStatus
@@ -214,6 +215,8 @@ func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Dur
 	return fields
 }
 
+// policies returns the policies of the rules in force. It computes them once for each new policy
+// file.
 func (g *Gate) policies() quotaheaders.Policies {
 	c, rules := g.compiled.Load(), g.rules()
 	if c == nil || c.rules != rules {
@@ -249,20 +252,21 @@ func (a *attributes) header(name string) []string {
 	if name == CostHeader && a.gate.options.Cost != nil {
 		return []string{strconv.FormatInt(max(a.gate.options.Cost(a.ctx, a.call.Method, a.call.Message), 0), 10)}
 	}
-	lower := a.gate.lower(name)
+	lower := a.gate.lowerName(name)
 	if strings.HasSuffix(lower, "-bin") {
 		return nil // bytes, not text
 	}
 	return a.call.Header(lower)
 }
 
-// lower returns the name of a header in lower case. It caches all names, because rules have few.
-func (g *Gate) lower(name string) string {
-	if known, ok := g.names.Load(name); ok {
+// lowerName returns the name of a header in lower case. It caches all names, because rules have
+// few.
+func (g *Gate) lowerName(name string) string {
+	if known, ok := g.lowerNames.Load(name); ok {
 		return known.(string)
 	}
 	lower := strings.ToLower(name)
-	g.names.Store(name, lower)
+	g.lowerNames.Store(name, lower)
 	return lower
 }
 
@@ -275,7 +279,7 @@ func (a *attributes) Address() netip.Addr {
 	return g.proxies.Client(peer, map[string][]string{g.addressHeader: a.call.Header(g.addressHeader)})
 }
 
-// BodySize is the size of the message. A stream that begins has none.
+// BodySize is the size of the message in bytes. It is 0 for a stream that begins.
 func (a *attributes) BodySize() int64 {
 	if message, ok := a.call.Message.(proto.Message); ok {
 		return int64(proto.Size(message))

@@ -36,6 +36,7 @@ const (
 	reasonUnavailable = "RATE_LIMITS_UNAVAILABLE"
 )
 
+// refusal returns the Refusal for a call that was not admitted.
 func (g *Gate) refusal(ctx context.Context, a *admission.Admission, outcome admission.Outcome) *Refusal {
 	why := a.Rejection()
 	r := &Refusal{Outcome: outcome, RetryAfter: why.RetryAfter}
@@ -130,7 +131,7 @@ func HTTPStatus(code codes.Code) int {
 
 var httpStatuses = [...]int{
 	codes.OK:                 http.StatusOK,
-	codes.Canceled:           499, // of nginx: the client closed the request
+	codes.Canceled:           499, // nginx uses it for a client that closed the connection
 	codes.Unknown:            http.StatusInternalServerError,
 	codes.InvalidArgument:    http.StatusBadRequest,
 	codes.DeadlineExceeded:   http.StatusGatewayTimeout,
