@@ -6,8 +6,8 @@ import (
 )
 
 // Doubts returns why a request is not counted as the client that it names: why its token is
-// rejected, and which of its values the policy does not list. They contain no secrets. Call it
-// right after Evaluate.
+// rejected, and which of its values the policy does not list. The reasons contain no secrets. Call
+// it right after Evaluate.
 func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {
@@ -37,7 +37,7 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	}
 	tiers := q.rules.spec.Tiers
 	isDefault := slices.ContainsFunc(tiers, func(t Tier) bool { return t.IsDefault && t.Name == v.Tier })
-	for _, t := range tiers {
+	for _, t := range tiers { // those before the client's tier, which did not match
 		if t.IsDefault || v.Tier == "" || v.Tier == t.Name {
 			break
 		}

@@ -95,6 +95,8 @@ func (v *Evaluation) finish(r *Rules, a Attributes) {
 	}
 }
 
+// evaluate finds the rules that apply, and adds their charges. The caller calls reset before it,
+// and finish after it.
 func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	q := &v.request
 	switch {
@@ -328,7 +330,7 @@ func (q *request) tierIndex() int {
 		return q.tier
 	}
 	last := len(q.rules.spec.Tiers) - 1
-	q.tier = last // for conditions that depend on the tier, so that there is no recursion
+	q.tier = last // a condition of a tier may depend on the tier; it finds this one, so there is no recursion
 	for i, t := range q.rules.spec.Tiers[:last] {
 		if q.anyHolds(t.AnyOf) {
 			q.tier = i

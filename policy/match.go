@@ -159,8 +159,9 @@ func (s *Segment) matches(text string) bool {
 // matchesGlob matches a pattern with stars. After a mismatch, the last star takes one more byte of
 // the text. So its time is at most proportional to the product of both lengths.
 func matchesGlob(pattern, text string) bool {
-	p, t := 0, 0               // what comes next in pattern and text
-	lastStar, starEnd := -1, 0 // in the pattern; where the text that it takes ends
+	p, t := 0, 0   // what comes next in pattern and text
+	lastStar := -1 // the index in pattern of the last star
+	starEnd := 0   // the index in text at which the part that this star takes ends
 	for t < len(text) {
 		switch {
 		case p < len(pattern) && pattern[p] == '*':
@@ -309,22 +310,8 @@ func (s *Segment) covers(other *Segment) bool {
 // ParsePattern reads the pattern of a path: {name} is one segment, * is any part of one segment,
 // and ** at the end is everything below. The error says what is wrong and how to fix it.
 func (p Paths) ParsePattern(text string) (Pattern, error) {
-	if strings.Contains(text, "://") {
-		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
-	}
-	if strings.HasPrefix(text, "^") {
-		return nil, fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, convertExpression(text))
-	}
-	if path, _, hasQuery := strings.Cut(text, "?"); hasQuery && strings.HasPrefix(path, "/") {
-		return nil, fmt.Errorf("the path %.60q has a query; write %.60q, and beside it query NAME: VALUE if the rule needs it (%%3F is a question mark in a path)", text, path)
-	}
-	if host, path, _ := strings.Cut(text, "/"); strings.Contains(host, ".") && !strings.ContainsAny(host, "*{}") && path != "" {
-		if _, err := ParseHost(host); err == nil {
-			return nil, fmt.Errorf("the path %.60q begins with a host; write host: %.60s and path: %.60q", text, host, "/"+path)
-		}
-	}
-	if !strings.HasPrefix(text, "/") {
-		return nil, fmt.Errorf("the path %.60q must begin with a slash; write %.60q", text, "/"+text)
+	if err := checkIsPath(text); err != nil {
+		return nil, err
 	}
 	var pattern Pattern
 	names := make(map[string]bool)
@@ -364,9 +351,32 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 		pattern = append(pattern, s)
 	}
 	if last := len(pattern) - 1; p.IgnoreTrailingSlash && last > 0 && pattern[last] == (Segment{}) {
-		pattern = pattern[:last]
+		pattern = pattern[:last] // without the empty segment after the last slash
 	}
 	return pattern, nil
+}
+
+// checkIsPath returns an error if a text is not a path, but a URL or a regular expression, for
+// example.
+func checkIsPath(text string) error {
+	if strings.Contains(text, "://") {
+		return fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
+	}
+	if strings.HasPrefix(text, "^") {
+		return fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, convertExpression(text))
+	}
+	if path, _, hasQuery := strings.Cut(text, "?"); hasQuery && strings.HasPrefix(path, "/") {
+		return fmt.Errorf("the path %.60q has a query; write %.60q, and beside it query NAME: VALUE if the rule needs it (%%3F is a question mark in a path)", text, path)
+	}
+	if host, path, _ := strings.Cut(text, "/"); strings.Contains(host, ".") && !strings.ContainsAny(host, "*{}") && path != "" {
+		if _, err := ParseHost(host); err == nil {
+			return fmt.Errorf("the path %.60q begins with a host; write host: %.60s and path: %.60q", text, host, "/"+path)
+		}
+	}
+	if !strings.HasPrefix(text, "/") {
+		return fmt.Errorf("the path %.60q must begin with a slash; write %.60q", text, "/"+text)
+	}
+	return nil
 }
 
 // convertExpression returns a pattern that matches about what a regular expression matches. It is

@@ -77,14 +77,14 @@ func (r *Rule) Enforces() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool { return !l.Shadow })
 }
 
-// Settings returns how guards treat a limit, for guard.Options.Limits. They are zero for limits
-// that are not in the Rules, except those of OnceGroup and SettledGroup. A shadow is neither leased
-// nor split, and it is not counted while the store gives no answer.
+// Settings returns how guards treat a limit, for guard.Options.Limits. The settings are zero for
+// limits that are not in the Rules, except those of OnceGroup and SettledGroup. A shadow is neither
+// leased nor split, and it is not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
-	rule := r.settings[limit.Group()]
-	for i := range rule {
-		if rule[i].limit == limit.Name() {
-			return rule[i].settings
+	all := r.settings[limit.Group()] // the Group of a limit is the name of its rule
+	for i := range all {
+		if all[i].limit == limit.Name() {
+			return all[i].settings
 		}
 	}
 	return reservedSettings(limit)

@@ -149,7 +149,8 @@ func (q *request) text(s *Source) (string, bool) {
 	return text, text != ""
 }
 
-// addressText returns the text of the client's address in keys.
+// addressText returns the text of the client's address in keys. A client without an address is on a
+// Unix socket.
 func (q *request) addressText() string {
 	a := q.attributes.Address()
 	if !a.IsValid() {

@@ -40,7 +40,8 @@ const (
 	textEnd    = 120 // the text is wrapped at a space before this column
 )
 
-// line writes each text in a line, and the label before the first. Without texts it writes nothing.
+// line writes each text in a line, and the label before the first. A text that is too long continues
+// in the next line, indented by two spaces. Without texts, line writes nothing.
 func (p *printer) line(label string, texts ...string) {
 	for _, text := range texts {
 		for hasMore := true; hasMore; label, text = "", "  "+text {
@@ -313,7 +314,7 @@ func rateText(limit penstock.Limit) string {
 	if limit.Algorithm.BurstUse() == algorithm.BurstIsCapacity {
 		limit.Burst = cmp.Or(limit.Burst, limit.Count)
 	}
-	_, text, _ := strings.Cut(limit.String(), ": ")
+	_, text, _ := strings.Cut(limit.String(), ": ") // the form is "NAME: RATE (ALGORITHM)"
 	text, _, _ = strings.Cut(text, " (")
 	return text
 }

@@ -366,7 +366,7 @@ func (t Config) methods() []string {
 	case len(t.Algorithms) > 0:
 		return t.Algorithms
 	case t.Secret != "":
-		return []string{usualAlgorithm([]byte(nil))}
+		return []string{usualAlgorithm([]byte(nil))} // that of every secret: a key of type []byte
 	default:
 		return publicAlgorithms
 	}

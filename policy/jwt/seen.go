@@ -17,7 +17,7 @@ type seenTokens struct {
 
 type seenToken struct {
 	claims claims
-	size   int
+	size   int // of the token, in bytes
 }
 
 const maxSeenSize = 4 << 20 // of a generation, in bytes of tokens

@@ -85,8 +85,8 @@ func load(path string, o Options) (*Policy, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)
 	}
-	config, parsed := Parse(path, text, os.LookupEnv, o)
-	if parsed == nil {
+	config, parseErr := Parse(path, text, os.LookupEnv, o)
+	if parseErr == nil {
 		return config.Compile()
 	}
 	// Compile what could be read, so that all mistakes are reported at once. They include those of
@@ -94,7 +94,7 @@ func load(path string, o Options) (*Policy, error) {
 	p, err := config.Compile()
 	if err == nil {
 		p.Close()
-		return nil, parsed
+		return nil, parseErr
 	}
 	return nil, err
 }

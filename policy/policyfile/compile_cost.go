@@ -123,7 +123,7 @@ func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
 		}
 		if worst > most {
 			who := "the limit"
-			switch at.(type) {
+			switch at.(type) { // the type of the place tells what has this cost
 			case *CandidateConfig:
 				who = "the candidate"
 			case *string:

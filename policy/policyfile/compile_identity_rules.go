@@ -128,14 +128,15 @@ func isAddress(id *policy.Identity) bool {
 // hintSharedAddresses explains the effect of limits by address alone. It skips rules that charge
 // another identity or a global limit too, and rules that cannot have a better identity.
 func (c *compiler) hintSharedAddresses() {
-	isOther := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
-	hasOther := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOther) }
-	isBeside := func(r, other *policy.Rule) bool {
+	isOtherIdentity := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
+	hasOtherIdentity := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOtherIdentity) }
+	// canApplyWith reports whether a request that r charges may be charged by other too.
+	canApplyWith := func(r, other *policy.Rule) bool {
 		return other == r || r.Always || other.Always && other.Match.IsAll()
 	}
 	remark := remarkKind{report: c.hint}
 	for i, r := range c.spec.Rules {
-		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOther(other) && isBeside(r, other) }) {
+		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOtherIdentity(other) && canApplyWith(r, other) }) {
 			continue
 		}
 		for j, l := range r.Limits {

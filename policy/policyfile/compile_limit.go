@@ -54,9 +54,9 @@ func (c *compiler) compileKey(r *policy.Rule, rule *RuleConfig, config *LimitCon
 	return id
 }
 
-// A shape is the fields that a limit and its candidate have in common.
+// A shape is the fields that a limit and its candidate have in common. They point into the Config.
 type shape struct {
-	at                    any
+	at                    any // the limit or the candidate itself
 	rate, burst, inFlight *PerTier
 	ttl                   *time.Duration
 	algorithm             *string
@@ -124,7 +124,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
 		if !policy.IsName(name) || !policy.IsName(l.Rule.Name) {
-			limit.Name, limit.Group = "x", "x" // the wrong name is reported elsewhere
+			limit.Name, limit.Group = "x", "x" // any valid names; the wrong one is reported elsewhere
 		}
 		plan, err := limit.Compile()
 		if err != nil {

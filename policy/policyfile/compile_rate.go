@@ -145,7 +145,7 @@ func parseRate(text string) (limit penstock.Limit, calendar string, err error) {
 		}
 		return limit, "", err
 	}
-	limit, err = penstock.ParseRate(m[1] + " per day")
+	limit, err = penstock.ParseRate(m[1] + " per day") // the period is replaced below
 	if err != nil {
 		_, why, _ := strings.Cut(reason(err), ": ")
 		err = fmt.Errorf("rate %q: %s", wording.Clip(text), why)
@@ -156,8 +156,9 @@ func parseRate(text string) (limit penstock.Limit, calendar string, err error) {
 
 var calendarUnits = map[string]algorithm.CalendarUnit{"day": algorithm.Day, "week": algorithm.Week, "month": algorithm.Month}
 
-// algorithms are the words for algorithm. Slots have no word, because they are written as
-// in_flight.
+// algorithms are the words that the field algorithm accepts. Slots have no word, because they are
+// written as in_flight. The word sub-window has no Algorithm here, because compileAlgorithm makes
+// one for the number of sub-windows.
 var algorithms = func() map[string]*algorithm.Algorithm {
 	words := map[string]*algorithm.Algorithm{"gcra": penstock.TokenBucket, "sub-window": nil}
 	for _, a := range algorithm.All() {

@@ -107,6 +107,7 @@ type decoder struct {
 // recordPosition records the position of the value of p.
 func (d *decoder) recordPosition(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
+// fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
@@ -576,8 +577,8 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 	return suggest(name, names)
 }
 
-// decodeName decodes a key of a mapping. It returns false if the key is not valid. It reports a key
-// that occurs twice.
+// decodeName decodes a key of a mapping. It returns false if the key is not valid. seen has the
+// earlier keys of the mapping, so that a key that occurs twice is reported. It may be nil.
 func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
 		d.fail(n, "expected a name, found %s; write the name as a text", describeNode(n))
@@ -653,8 +654,9 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-// lookUpVariable returns the value of the text in ${}. If that is not the whole scalar, it may be
-// part of a secret that contains ${. Then messages do not show it.
+// lookUpVariable returns the value for inside, the text between ${ and }. isWhole tells whether
+// ${...} is the whole scalar. If it is not, the scalar may be a secret that contains ${, so messages
+// do not show inside.
 func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	isNamed := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")

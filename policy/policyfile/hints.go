@@ -58,7 +58,7 @@ var (
 // suggestRate returns how to write an unknown field of a limit as a rate. It returns "" if the
 // field is something else.
 func suggestRate(name string, value *yaml.Node, known map[string]int) string {
-	_, isLimit := known["rate"]
+	_, isLimit := known["rate"] // the field is in a limit; otherwise it may be in a rule
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {
 		return ""
 	}

@@ -39,7 +39,7 @@ func (m *mask) hide(name, value string) {
 		if m.pieces == nil {
 			m.pieces = make(map[string]bool)
 		}
-		n := min(len(v.value), shortestPiece)
+		n := min(len(v.value), shortestPiece) // bytes of each piece
 		for i := range len(v.value) - n + 1 {
 			m.pieces[v.value[i:i+n]] = true
 		}
@@ -70,7 +70,8 @@ func (m *mask) apply(message string) string {
 	return out.String() + message[shown:]
 }
 
-// hiddenFrom returns the end of the text that must be hidden from start on.
+// hiddenFrom returns the end of the text that must be hidden from start on. It returns start if
+// nothing must be hidden there.
 func (m *mask) hiddenFrom(text string, start int) int {
 	for n := min(shortestPiece, len(text)-start); n >= shortestSecret; n-- {
 		if m.pieces[text[start:start+n]] {

@@ -16,6 +16,8 @@ import (
 
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
+	// A path with several spellings is a warning if the rule protects a login, for example, and a hint
+	// otherwise.
 	protectedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
 	isReported := make(map[*policy.Rule]bool)
@@ -62,6 +64,7 @@ type remarkKind struct {
 	places int
 }
 
+// note counts one more place, and keeps the message of the first.
 func (k *remarkKind) note(at any, format string, args ...any) {
 	if k.places++; k.places == 1 {
 		k.at, k.text = at, fmt.Sprintf(format, args...)

@@ -166,7 +166,9 @@ func (w *Watcher) run() {
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
-	quiet := time.NewTimer(0) // fires when no further change came; at first at once, for changes since the first load
+	// quiet fires when no further change came. At first it fires at once, because the files may have
+	// changed since the first load.
+	quiet := time.NewTimer(0)
 	defer quiet.Stop()
 	var firstChange time.Time // that was not loaded yet
 	for {
