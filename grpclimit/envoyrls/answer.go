@@ -55,8 +55,8 @@ func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
 }
 
 // reset returns a time in seconds. If the limit is exceeded, it is the time until the limit has
-// room again. Otherwise it is the time until nothing of the limit is used. It is at least 1, because
-// Envoy shows whole seconds.
+// room again. Otherwise it is the time until nothing of the limit is used. It is at least 1,
+// because Envoy shows whole seconds.
 func (c *call) reset(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {

@@ -390,9 +390,9 @@ func (c *call) findSameCounter(it *item, earlier []int) *item {
 	return nil
 }
 
-// join merges the charges of two items that share a counter, if both have the same kind and their
-// order does not matter. Otherwise the second, it, waits for the next round. Its index in c.items is
-// i.
+// join merges the charge of an item into that of other, an earlier item with the same counter. It
+// does so if both have the same kind and their order does not matter. Otherwise the item waits for
+// the next round. i is the index of the item in c.items.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
 	// In mode Exact, each charge changes what the later ones find. Checks change nothing.

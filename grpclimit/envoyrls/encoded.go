@@ -16,8 +16,8 @@ type encodedMessage struct{ bytes []byte }
 // encodedRequests pools the requests.
 var encodedRequests = sync.Pool{New: func() any { return new(encodedMessage) }}
 
-// Codec returns grpc-go's codec of protobuf messages, except that it neither decodes nor encodes the
-// messages of [RegisterEncoded].
+// Codec returns grpc-go's codec of protobuf messages, except that it neither decodes nor encodes
+// the messages of [RegisterEncoded].
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }

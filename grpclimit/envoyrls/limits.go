@@ -209,8 +209,8 @@ func (e *Engine) override(compiled *compiledConfig, o Override) (*limit, error) 
 }
 
 // eventLimitOf returns a matched limit as events name it. For detailed_metric and value_to_metric
-// the name depends on the request. After maxMetricPaths such names, further requests get the name in
-// the configuration. The buffer is for the name; eventLimitOf returns it, because it may grow.
+// the name depends on the request. After maxMetricPaths such names, further requests get the name
+// in the configuration. The buffer is for the name; eventLimitOf returns it, because it may grow.
 func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
 		return l.event, buffer

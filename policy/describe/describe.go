@@ -40,8 +40,8 @@ const (
 	textEnd    = 120 // the text is wrapped at a space before this column
 )
 
-// line writes each text in a line, and the label before the first. A text that is too long continues
-// in the next line, indented by two spaces. Without texts, line writes nothing.
+// line writes each text in a line, and the label before the first. A text that is too long
+// continues in the next line, indented by two spaces. Without texts, line writes nothing.
 func (p *printer) line(label string, texts ...string) {
 	for _, text := range texts {
 		for hasMore := true; hasMore; label, text = "", "  "+text {

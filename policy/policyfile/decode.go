@@ -655,8 +655,8 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 }
 
 // lookUpVariable returns the value for inside, the text between ${ and }. isWhole tells whether
-// ${...} is the whole scalar. If it is not, the scalar may be a secret that contains ${, so messages
-// do not show inside.
+// ${...} is the whole scalar. If it is not, the scalar may be a secret that contains ${. Then
+// messages do not show inside.
 func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	isNamed := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
