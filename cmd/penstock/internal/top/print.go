@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
@@ -393,12 +394,17 @@ func (s *Snapshot) sources() map[string]uint64 {
 	all := make(map[string]uint64)
 	for _, l := range s.Now.Lines {
 		if source, ok := strings.CutPrefix(l.Name, activity.SourcePrefix); ok && l.Rule == "" {
-			for _, n := range l.Counts {
-				all[source] += uint64(n)
-			}
+			all[source] += sum(l.Counts)
 		}
 	}
 	return all
+}
+
+func sum(counts []uint32) (total uint64) {
+	for _, n := range counts {
+		total += uint64(n)
+	}
+	return total
 }
 
 // answers returns what decides the requests of this instance.
@@ -416,6 +422,14 @@ func (s *Snapshot) answers() string {
 	for _, source := range order {
 		if n := sources[source]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], printable.Line(source)), rate(n)/nowSeconds))
+		}
+	}
+	for _, l := range s.State.Recent.Lines {
+		if l.Rule != "" || l.Name != admission.Unlimited.String() {
+			continue
+		}
+		if n := sum(l.Counts[max(len(l.Counts)-nowSeconds, 0):]); n > 0 {
+			parts = append(parts, fmt.Sprintf("no limit applies %s/s", rate(n)/nowSeconds))
 		}
 	}
 	if parts == nil {

@@ -84,7 +84,7 @@ func TestTablesOfAnOutage(t *testing.T) {
 
 // The store is shown as failing until it decides again.
 func TestStoreIsBackWhenItDecides(t *testing.T) {
-	const fails, answers, recovers = "FAILING: unreachable", "decides again", "recovering: "
+	const fails, answers, recovers, unlimited = "FAILING: unreachable", "decides again", "recovering: ", "answers    no limit applies 3.5/s"
 	for name, c := range map[string]struct {
 		change func(*Snapshot)
 		want   string
@@ -114,11 +114,16 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 			s.State.Store = adminapi.StoreState{Name: "redis://localhost:6379"}
 			s.State.Health = adminapi.Health{Status: "ok"}
 		}, "6379 ok"},
+		"requests without a limit": {func(s *Snapshot) {
+			s.State.Health = adminapi.Health{Status: "ok"}
+			s.State.Store, s.Now.Lines = adminapi.StoreState{Name: "memory"}, nil
+			s.State.Recent.Lines = []adminapi.Line{{Name: "unlimited", Counts: []uint32{100, 3, 4}}, {Rule: "other", Name: "unlimited", Counts: []uint32{100, 3, 4}}}
+		}, unlimited},
 	} {
 		s := sample()
 		c.change(s)
 		text := strings.Join(s.Print(View{Width: 80}), "\n")
-		isOutage := c.want != answers && c.want != recovers && c.want != "6379 ok"
+		isOutage := c.want != answers && c.want != recovers && c.want != unlimited && c.want != "6379 ok"
 		if !strings.Contains(text, c.want) || strings.Contains(text, "WITHOUT THE STORE") != isOutage {
 			t.Errorf("%s: the text is\n%s\nwant %q, and the bounds without the store: %v", name, text, c.want, isOutage)
 		}
