@@ -33,16 +33,23 @@ func newInit() *cobra.Command {
 			if len(args) > 0 {
 				file = args[0]
 			}
-			text, err := firstPolicy(o)
+			text, notes, err := firstPolicy(o)
 			if err != nil {
 				return err
 			}
 			if file == "-" {
-				_, err := fmt.Fprint(c.OutOrStdout(), text)
+				_, err = fmt.Fprint(c.OutOrStdout(), text)
+			} else {
+				err = create(file, text, isForced)
+			}
+			if err != nil {
 				return err
 			}
-			if err := create(file, text, isForced); err != nil {
-				return err
+			for _, note := range notes {
+				printable.Fprintf(c.ErrOrStderr(), "note: %s\n", note)
+			}
+			if file == "-" {
+				return nil
 			}
 			printable.Fprintf(c.OutOrStdout(), "%s is written. Next: penstock serve --config %s --upstream http://localhost:3000\n", file, file)
 			return nil
@@ -57,33 +64,33 @@ func newInit() *cobra.Command {
 	return c
 }
 
-func firstPolicy(o scaffold.Options) (string, error) {
+// firstPolicy returns the text of a policy, and notes for the user about what it does not limit.
+func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	if o.OpenAPI != "" {
-		var err error
 		if o.OpenAPIText, err = boundedfile.Read(o.OpenAPI, scaffold.MaxOpenAPI); err != nil {
-			return "", coded(exitInvalid, fmt.Errorf("cannot read the OpenAPI file: %w", err))
+			return "", nil, coded(exitInvalid, fmt.Errorf("cannot read the OpenAPI file: %w", err))
 		}
 	}
-	text, err := scaffold.Write(o)
+	text, notes, err = scaffold.Write(o)
 	switch {
 	case errors.Is(err, scaffold.ErrOption):
-		return "", coded(exitUsage, err)
+		return "", nil, coded(exitUsage, err)
 	case err != nil:
-		return "", coded(exitInvalid, err)
+		return "", nil, coded(exitInvalid, err)
 	}
 	if len(text) > policyfile.MaxFile {
-		return "", coded(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
+		return "", nil, coded(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
 	}
 	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
-		return "", coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+		return "", nil, coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
 	}
 	p, err := config.Compile()
 	if err != nil {
-		return "", coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+		return "", nil, coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
 	}
 	p.Close()
-	return text, nil
+	return text, notes, nil
 }
 
 // create writes a new file. If the file exists, it fails, or replaces the file if isForced is true.

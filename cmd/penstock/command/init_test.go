@@ -91,15 +91,20 @@ func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 	const head = "openapi: 3.0.0\n"
 	for text, want := range map[string]string{
-		"":                                 "the file is empty; it begins with openapi: 3.1.0",
-		"[]":                               "the file is not a description in OpenAPI; it begins with openapi: 3.1.0",
+		"":                                 "the file is empty; a description in OpenAPI 3 must begin with its version, as in openapi: 3.1.0",
+		"[]":                               "the file is not a description in OpenAPI; such a file must begin with its version, as in openapi: 3.1.0",
 		"a: b: c":                          "the file is neither YAML nor JSON: ",
 		"swagger: '2.0'":                   "this is Swagger 2; convert it to OpenAPI 3",
-		"openapi: 4.0.0":                   "the file is not a description in OpenAPI 3; ",
+		"openapi: 4.0.0":                   "the file is not a description in OpenAPI 3; such a file must begin with its version, as in openapi: 3.1.0",
 		head:                               "the description has no paths; ",
 		head + "paths: {}":                 "the description has no paths; ",
 		head + "paths: {/a: 1}":            "path /a has no operations; ",
 		head + "paths: {/a: {summary: x}}": "the paths have no operations; ",
+		head + "paths:\n  login: {post: {}}\n  /a: {get: {}}":                                                   ":3:3: path login does not begin with a slash; write /login",
+		head + "paths:\n  /a: {get: {}}\n  /b/{id: {get: {}}":                                                   ":4:3: path /b/{id has a { that is not closed; ",
+		head + "paths: {'/a/id}': {get: {}}}":                                                                   ":2:9: path /a/id} has a } without a {; ",
+		head + "paths: {$ref: paths.yaml}":                                                                      "the paths are in another place ($ref); ",
+		head + "paths: {x-a: 1, '/{a{2}}': {get: {}}}":                                                          "",
 		head + "servers: [{url: 'http://[::'}, {}]\npaths: {/a: {get: {}}}":                                     "",
 		head + "servers: [{url: '/%zz'}]\npaths: {/a: {get: {}}}":                                               "is not the URL of a server; ",
 		head + "x: &x [*x]\npaths: &p {/a: *p}":                                                                 "the paths have no operations; ",
@@ -189,6 +194,45 @@ paths:
 	}
 	if err != nil || code != exitOK || !slices.Equal(got, want) {
 		t.Errorf("exit status %d, %s\nthe rules are\n%s\nwant\n%s", code, out, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// The rules match no path without the server's path, so the policy and a note name the server.
+func TestServerPathsInRulesAreExplained(t *testing.T) {
+	const server = `/v1 of the server "https://api.shop.test/v1"`
+	code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\nservers: [{url: https://api.shop.test/v1}]\npaths: {/login: {post: {}}}\n"), "-")
+	if code != exitOK || !strings.Contains(out, "#   "+server+"\n") || !strings.Contains(out, "change the server's url to / in the description") {
+		t.Errorf("exit status %d; the policy is\n%s\nwant a comment with %s", code, out, server)
+	}
+	if strings.Count(err, "\n") != 1 || !strings.HasPrefix(err, "note: ") || !strings.Contains(err, server) || !strings.Contains(err, "not limited; if your upstream") {
+		t.Errorf("the note is %q; want one line with %s", err, server)
+	}
+	for _, servers := range []string{"", "servers: [{url: https://api.shop.test}]\n", "servers: [{url: /v1}, {url: /}]\n"} {
+		_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\n"+servers+"paths: {/login: {post: {}}}\n"), "-")
+		if err != "" || strings.Contains(out, "of the server") {
+			t.Errorf("%s: the rules match /login, and there is the note %q in\n%s", servers, err, out)
+		}
+	}
+}
+
+// A token bucket would admit nine failed logins in 48 seconds.
+func TestFiveFailedLoginsAreTheMostInAMinute(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if code, _, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\npaths: {/login: {post: {}}}\n"), file); code != exitOK {
+		t.Fatal(err)
+	}
+	cases := writeFile(t, "cases.yaml", `cases:
+  - name: five failed attempts in any minute
+    send: POST /login
+    steps:
+      - {times: 9, expect: allowed, rule: login-attempts, remaining: 4}
+      - {times: 5, response_status: 401, expect: allowed}
+      - {after: 48s, response_status: 401, expect: denied, rule: login-attempts, retry_after: 12s}
+      - {after: 11s, response_status: 401, expect: denied}
+      - {after: 1s, times: 5, response_status: 401, expect: allowed}
+`)
+	if code, out, err := command("test", file, cases); code != exitOK {
+		t.Errorf("exit status %d: %s%s; want %d", code, out, err, exitOK)
 	}
 }
 
@@ -287,11 +331,11 @@ func FuzzInitFromOpenAPI(f *testing.F) {
 	f.Add("openapi: 3.0.0\nservers: [{url: /v1}, {url: /{b}}]\npaths: {/a/login: {post: {}, servers: [{url: /}]}, /v1/a: {get: {}}}")
 	f.Add("openapi: 3.0.0\npaths: {/a/{b}/login: {post: {}, get: {}}, '/*': {get: {}}, /a: {put: {}}}")
 	f.Fuzz(func(t *testing.T, text string) {
-		_, err := firstPolicy(scaffold.Options{Rate: "1/s"})
+		_, _, err := firstPolicy(scaffold.Options{Rate: "1/s"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		policy, err := scaffold.Write(scaffold.Options{Rate: "1/s", OpenAPI: "api.yaml", OpenAPIText: []byte(text)})
+		policy, _, err := scaffold.Write(scaffold.Options{Rate: "1/s", OpenAPI: "api.yaml", OpenAPIText: []byte(text)})
 		if err != nil {
 			return
 		}

@@ -63,7 +63,7 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 type caseReport struct {
 	Passed    int            `json:"passed"`
 	Failed    int            `json:"failed"`
-	Unreached []string       `json:"unreached_rules"` // rules that have limits, but decide no case
+	Unreached []string       `json:"unreached_rules"` // rules that have limits, but charge and deny no request of a case
 	Cases     []cases.Result `json:"cases"`
 }
 
@@ -116,7 +116,8 @@ func runCases(policyName string, names []string, algorithms []*algorithm.Algorit
 	return report, nil
 }
 
-// findUnreached returns the rules with limits that no case has reached.
+// findUnreached returns the rules with limits that are not reached: they charged and denied no
+// request of a case.
 func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string) {
 	for _, r := range rules.Rules() {
 		if !reached[r.Name] && !r.Unlimited {

@@ -51,6 +51,22 @@ func TestFailedCasesHaveAnExitStatusAndAPlace(t *testing.T) {
 	}
 }
 
+// A rule with always is reached if it charges a request, although another rule decides. It is not
+// reached if that rule denies all requests.
+func TestRulesThatChargeAreReached(t *testing.T) {
+	policy := writeFile(t, "policy.yaml", "rules:\n  - {name: deletes, match: {method: DELETE}, always: true, per: ip, limits: [{rate: 1000/min}]}\n"+
+		"  - {name: login, match: {path: /login}, per: ip, limits: [{rate: 5/min}]}\n")
+	for steps, want := range map[string]string{
+		"{send: DELETE /login, expect: allowed, rule: login}":                             "1 passed, 0 failed\n",
+		"{times: 5, expect: allowed}, {send: DELETE /login, expect: denied, rule: login}": "note  no case reaches rule deletes\n1 passed, 0 failed\n",
+	} {
+		cases := writeFile(t, "cases.yaml", "cases: [{name: one, send: POST /login, steps: ["+steps+"]}]")
+		if _, out, err := command("test", policy, cases); !strings.HasSuffix(out, want) || strings.Count(out, "note") != strings.Count(want, "note") {
+			t.Errorf("%s: the report is\n%s%s\nwant at its end\n%s", steps, out, err, want)
+		}
+	}
+}
+
 func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 	first := writeFile(t, "first.yaml", "cases: [{name: a, send: GET /, steps: [{expect: no}]}]")
 	second := writeFile(t, "second.yaml", "cases: [{name: a, send: GET /, steps: [{times: 0, expect: allowed}]}]")

@@ -28,7 +28,7 @@ type Result struct {
 	Requests int64     `json:"requests"`
 	Failures []Failure `json:"failures"` // empty: the case has passed
 
-	// Rules are the rules whose limits or shadows decided requests.
+	// Rules are the rules that charged requests, denied them, or have shadows that did.
 	Rules []string `json:"rules"`
 }
 
@@ -122,6 +122,9 @@ func (r *runner) open() error {
 // request at once.
 func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := r.store.Decide(ctx, charges)
+	if err == nil && d.Allowed {
+		r.noteRules(charges)
+	}
 	wait := d.Wait()
 	if err != nil || !d.Allowed || wait == 0 {
 		return d, err
@@ -135,6 +138,17 @@ func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstoc
 		statuses[i].Wait = 0
 	}
 	return penstock.NewDecision(statuses), nil
+}
+
+// noteRules records the rules of charges that the store made. An event names only one of them.
+func (r *runner) noteRules(charges []penstock.Charge) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range charges {
+		if name := charges[i].Plan.Group(); r.file.rules.Rule(name) != nil {
+			r.rules[name] = true
+		}
+	}
 }
 
 // observe records the outcome of a request or of a shadow. It copies texts, because the event may

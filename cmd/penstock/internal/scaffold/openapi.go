@@ -43,6 +43,7 @@ type description struct {
 	keyHeader  string   // of the API key that operations need, or ""
 	tokens     []string // schemes with tokens that operations accept
 	bases      []string // paths of the first maxBases servers, which the rules match
+	baseURLs   []string // for each of bases, the URL of the first server that has it
 	otherBases []string // paths of other servers, at most maxListed
 }
 
@@ -70,7 +71,7 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 // readRoot parses the file and returns its root, which has a field openapi with a version 3.
 func readRoot(name string, text []byte) (*yaml.Node, error) {
 	if len(strings.TrimSpace(string(text))) == 0 {
-		return nil, fmt.Errorf("%s: the file is empty; it begins with openapi: 3.1.0", name)
+		return nil, fmt.Errorf("%s: the file is empty; a description in OpenAPI 3 must begin with its version, as in openapi: 3.1.0", name)
 	}
 	if countMarks(text) > maxMarks {
 		return nil, fmt.Errorf("%s: the file has more than %d commas, colons, brackets, hyphens and lines; remove examples and schemas, because only the paths matter here", name, maxMarks)
@@ -84,7 +85,7 @@ func readRoot(name string, text []byte) (*yaml.Node, error) {
 		return nil, fmt.Errorf("%s: the file is neither YAML nor JSON: %w", name, err)
 	}
 	if len(document.Content) == 0 || resolveAlias(document.Content[0]).Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI; it begins with openapi: 3.1.0", name)
+		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI; such a file must begin with its version, as in openapi: 3.1.0", name)
 	}
 	root := resolveAlias(document.Content[0])
 	version := field(root, "openapi")
@@ -92,7 +93,7 @@ func readRoot(name string, text []byte) (*yaml.Node, error) {
 	case version == nil && field(root, "swagger") != nil:
 		return nil, fmt.Errorf("%s:%d: this is Swagger 2; convert it to OpenAPI 3", name, field(root, "swagger").Line)
 	case version == nil || !strings.HasPrefix(version.Value, "3."):
-		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; it begins with openapi: 3.1.0", name)
+		return nil, fmt.Errorf("%s: the file is not a description in OpenAPI 3; such a file must begin with its version, as in openapi: 3.1.0", name)
 	}
 	return root, nil
 }
@@ -116,8 +117,11 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 	logins := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
 		key, item := paths.Content[i], resolveAlias(paths.Content[i+1])
-		if !strings.HasPrefix(key.Value, "/") { // an extension such as x-internal
+		if strings.HasPrefix(key.Value, "x-") { // an extension such as x-internal
 			continue
+		}
+		if wrong := checkPath(key.Value); wrong != "" {
+			return fmt.Errorf("%s:%d:%d: %s", name, key.Line, key.Column, wrong)
 		}
 		if item.Kind != yaml.MappingNode {
 			return fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
@@ -163,6 +167,35 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 		}
 	}
 	return nil
+}
+
+// checkPath returns the mistake in a path of the description, or "".
+func checkPath(path string) (wrong string) {
+	shown := wording.Clip(path)
+	switch {
+	case path == "<<":
+		return "merge keys (<<) are not supported; write the paths out"
+	case path == "$ref":
+		return "the paths are in another place ($ref); write them out here"
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Sprintf("path %s does not begin with a slash; write %s", shown, wording.Clip("/"+path))
+	}
+	depth := 0
+	for _, c := range path {
+		switch c {
+		case '{':
+			depth++
+		case '}':
+			depth--
+		}
+		if depth < 0 {
+			return fmt.Sprintf("path %s has a } without a {; write parameters as in /users/{id}", shown)
+		}
+	}
+	if depth > 0 {
+		return fmt.Sprintf("path %s has a { that is not closed; write parameters as in /users/{id}", shown)
+	}
+	return ""
 }
 
 // countMarks counts the characters that begin a node of YAML. It is fast and needs no memory. The
@@ -214,7 +247,7 @@ func (d *description) basesOf(name string, object *yaml.Node, inherited []string
 			return nil, err
 		}
 		if !slices.Contains(d.bases, base) && len(d.bases) < maxBases {
-			d.bases = append(d.bases, base)
+			d.bases, d.baseURLs = append(d.bases, base), append(d.baseURLs, urlOf(resolveAlias(server)))
 		}
 		switch {
 		case !slices.Contains(d.bases, base):
@@ -226,6 +259,25 @@ func (d *description) basesOf(name string, object *yaml.Node, inherited []string
 		}
 	}
 	return bases, nil
+}
+
+// urlOf returns the URL of a server as the description has it.
+func urlOf(server *yaml.Node) string {
+	if at := field(server, "url"); at != nil {
+		return at.Value
+	}
+	return ""
+}
+
+// requiredBases returns the indexes in d.bases of the paths without which some operation has no
+// rule. The path "" is not one of them.
+func (d *description) requiredBases() (list []int) {
+	for i, base := range d.bases {
+		if slices.ContainsFunc(d.operations, func(o operation) bool { return slices.Contains(o.bases, base) && !slices.Contains(o.bases, "") }) {
+			list = append(list, i)
+		}
+	}
+	return list
 }
 
 // basePath returns the path of a server.

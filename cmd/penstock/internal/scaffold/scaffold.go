@@ -21,16 +21,16 @@ type Options struct {
 	OpenAPIText []byte
 }
 
-// Write returns the text of a policy. It is valid, without warnings.
-func Write(o Options) (string, error) {
+// Write returns the text of a policy. validate --strict accepts it. The notes are for the user: what
+// the rules do not match. Each is one line.
+func Write(o Options) (text string, notes []string, err error) {
 	if _, err := penstock.ParseRate(o.Rate); err != nil {
-		return "", fmt.Errorf("%w --rate: %w", ErrOption, err)
+		return "", nil, fmt.Errorf("%w --rate: %w", ErrOption, err)
 	}
 	d := &description{}
 	if o.OpenAPI != "" {
-		var err error
 		if d, err = readOpenAPI(o.OpenAPI, o.OpenAPIText); err != nil {
-			return "", err
+			return "", nil, err
 		}
 	}
 	var all []*group
@@ -43,7 +43,7 @@ func Write(o Options) (string, error) {
 	}
 	header, per, err := identityOf(o.Per, keyHeader)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	w := writer{rate: o.Rate, per: per, perWithoutKey: per, names: make(map[string]int), logins: make(map[string]bool)}
 	if o.Per == "" {
@@ -59,6 +59,9 @@ func Write(o Options) (string, error) {
 	w.line("# Instances share their counters if serve has --store redis://HOST:6379.")
 	w.line("")
 	w.servers(d)
+	if bases := d.requiredBases(); len(bases) > 0 {
+		notes = append(notes, w.bases(d, bases))
+	}
 	if o.Per == "" {
 		w.tokens(d.tokens)
 	}
@@ -80,7 +83,7 @@ func Write(o Options) (string, error) {
 	w.line("  case_sensitive: true   # /Users is another path than /users")
 	w.line("  trailing_slash: keep   # /users/ is another path than /users; ignore: the same")
 	w.line("  # trusted_proxies: [10.0.0.0/8]   # load balancers whose X-Forwarded-For has the client's address")
-	return w.text.String(), nil
+	return w.text.String(), notes, nil
 }
 
 const maxListed = 5 // names in one comment
@@ -137,6 +140,23 @@ func (w *writer) servers(d *description) {
 	w.line(fmt.Sprintf("# WARNING: the rules match only the first %d paths of servers in the description. Requests for others are not limited,", len(d.bases)))
 	w.line("# such as " + strings.Join(list, ", ") + ". Add those that reach Penstock.")
 	w.line("")
+}
+
+// bases explains where the paths of the rules begin, and returns the same as one line. required has
+// the indexes of those beginnings in d.bases.
+func (w *writer) bases(d *description, required []int) (note string) {
+	list := make([]string, 0, len(required))
+	w.line("# The paths of these rules begin with the path of a server in the description:")
+	for _, i := range required {
+		base, url := wording.Clip(d.bases[i]), fmt.Sprintf("%.200q", d.baseURLs[i])
+		w.line("#   " + base + " of the server " + url)
+		list = append(list, base+" of the server "+url)
+	}
+	w.line("# Requests without this beginning are not limited. If your upstream sees such requests, as when a load balancer removes it,")
+	w.line("# change the server's url to / in the description and run init again, or remove it from the paths of the rules.")
+	w.line("")
+	return "the paths of the rules begin with " + wording.List(list, "or") + ", and requests without this beginning are not limited; " +
+		"if your upstream sees such requests, change the server's url to / in the description and run init again"
 }
 
 // tokens explains how to limit users instead of addresses.
@@ -237,14 +257,15 @@ func (w *writer) groups(all []*group) {
 			if list == "" {
 				continue
 			}
-			w.line("  # Five failed attempts in a minute, for each address. Responses with another status do not count.")
+			w.line("  # At most five failed attempts in any minute, for each address. Responses with another status do not count.")
 			w.line("  # The rule of the group applies besides, so successful requests have a limit too.")
+			w.line("  # While Redis is away, each instance admits its share. To refuse all attempts then, add on_failure: closed.")
 			w.line("  - name: " + w.name(name+"-attempts"))
 			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", list))
 			w.line("    always: true")
 			w.line("    per: ip")
 			w.line("    limits:")
-			w.line("      - {rate: 5/min, on_status: [400, 401, 403]}")
+			w.line("      - {rate: 5/min, algorithm: sliding-log, on_status: [400, 401, 403]}")
 			w.line("")
 		}
 		if g.isSplit() {
