@@ -21,7 +21,7 @@ type Options struct {
 	OpenAPIText []byte
 }
 
-// Write returns the text of a policy. validate --strict accepts it. The notes are for the user: what
+// Write returns the text of a policy, which validate --strict accepts. The notes tell the user what
 // the rules do not match. Each is one line.
 func Write(o Options) (text string, notes []string, err error) {
 	if _, err := penstock.ParseRate(o.Rate); err != nil {
