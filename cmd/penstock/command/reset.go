@@ -56,7 +56,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return coded(exitUsage, err)
 			}
 			if r.admin.Address != "" {
-				return r.resetAtInstance(c, &given, keyQuery{keyArgument(args), r.ref, r.rule})
+				return r.resetAtInstance(c, &given, keyQuery{key: keyArgument(args), ref: r.ref, rule: r.rule})
 			}
 			k, err := openKey(c, &given, args[0], r.rule)
 			if err != nil {
@@ -127,7 +127,8 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	}
 	line := newAudit(&k.settings, k.key, r.reason)
 	done, err := keylimits.Clear(c.Context(), k.store, before, line.Add)
-	line.End(err, false)
+	const isRefused = false
+	line.End(err, isRefused)
 	if len(line.Limits) > 0 {
 		for _, w := range auditWriters {
 			if _, unwritten := w.Write(line.JSON()); unwritten != nil {

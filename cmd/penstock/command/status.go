@@ -60,7 +60,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			report, err := readKey(c, &given, &instance, keyQuery{keyArgument(args), ref, rule})
+			report, err := readKey(c, &given, &instance, keyQuery{key: keyArgument(args), ref: ref, rule: rule})
 			if err != nil {
 				return err
 			}

@@ -162,6 +162,7 @@ type Viewer struct{ isOperator bool }
 // IsOperator reports whether the viewer has sent the token.
 func (v Viewer) IsOperator() bool { return v.isOperator }
 
+// routes has in each row: path, summary, parameters, body, respond.
 var routes = []route{
 	{"state", "The current state: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
 	{"health", "Whether the instance is ready, and why not.", nil, Health{}, (*Handler).makeHealth},
@@ -336,8 +337,10 @@ func (h *Handler) serve(w http.ResponseWriter, req *http.Request, r route) {
 	_, _ = w.Write(text.Bytes())
 }
 
-// maxValue is the longest value of a parameter, in bytes.
-const maxValue = 4096
+const (
+	maxValue   = 4096 // bytes in one value of a parameter
+	maxRepeats = 100  // values of one parameter
+)
 
 // values reads and checks the parameters of a request.
 func (r *route) values(query string) (url.Values, error) {
@@ -352,7 +355,7 @@ func (r *route) values(query string) (url.Values, error) {
 		}
 		p := r.parameters[i]
 		switch {
-		case len(list) > 1 && !p.isRepeated || len(list) > 100:
+		case len(list) > 1 && !p.isRepeated || len(list) > maxRepeats:
 			return nil, refuse(http.StatusBadRequest, "%s is given %d times", name, len(list))
 		case slices.ContainsFunc(list, func(v string) bool { return len(v) > maxValue }):
 			return nil, refuse(http.StatusBadRequest, "%s is longer than %d bytes", name, maxValue)

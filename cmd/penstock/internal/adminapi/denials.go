@@ -26,7 +26,7 @@ type Denial struct {
 
 // denialsRoute describes the path that sends denials.
 var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
-	{name: "rule", doc: "only counts of this rule"},
+	{name: "rule", doc: "only denials of this rule"},
 	{name: "key", doc: "only of this key, such as key:abc; needs the token"},
 	{name: "ref", doc: "instead of key: the ref of an offender"},
 }, body: Denial{}}
@@ -74,10 +74,14 @@ func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
+func roundUpToMS(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
 func (h *Handler) denialOf(v Viewer, d *denials.Denial) Denial {
 	name := h.Name(d.Key)
 	one := Denial{Time: d.Time.UTC(), Rule: d.Rule, Limit: d.Limit, Identity: h.identity(v, name), Ref: h.ref(name), Outcome: d.Outcome.String(), Source: d.DecidedBy(),
-		RetryMS: int64((d.RetryAfter + time.Millisecond - 1) / time.Millisecond), TraceID: d.TraceID, Skipped: d.Skipped}
+		RetryMS: roundUpToMS(d.RetryAfter), TraceID: d.TraceID, Skipped: d.Skipped}
 	if d.RetryAfter == penstock.Never {
 		one.RetryMS = -1
 	}

@@ -28,6 +28,7 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 		a, found.Instances, found.Problem = fleet.Activity[window], len(fleet.Instances), fleet.Problem
 	}
 	top := *a.Tops[kind]
+	// The count of a key outside top.Items is at most Floor plus Missed.
 	found.Total, found.OthersAtMost, found.Missed = top.Total, top.Floor+top.Missed, top.Missed
 	for i, item := range top.Items {
 		least, most := item.Bounds()
@@ -36,7 +37,11 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 			found.OthersAtMost = max(found.OthersAtMost, most)
 			continue
 		}
-		found.Offenders = append(found.Offenders, Offender{item.Rule, item.Limit, h.identity(v, item.Name), h.ref(item.Name), item.Weight, least, most, item.Largest == 0})
+		found.Offenders = append(found.Offenders, Offender{
+			Rule: item.Rule, Limit: item.Limit, Identity: h.identity(v, item.Name), Ref: h.ref(item.Name),
+			Count: item.Weight, AtLeast: least, AtMost: most,
+			IsExact: item.Largest == 0, // no event was sampled
+		})
 	}
 	if found.Kind == activity.Denied.String() {
 		found.Distinct = distinct(a.Denied)
@@ -46,9 +51,9 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 
 func distinct(d *activity.Distinct) *Distinct {
 	n, deviation := d.Count()
-	found := &Distinct{uint64(n), uint64(deviation), []DistinctLimit{}}
+	found := &Distinct{Count: uint64(n), Deviation: uint64(deviation), ByLimit: []DistinctLimit{}}
 	d.ByLimit(func(rule, limit string, n, deviation float64) {
-		found.ByLimit = append(found.ByLimit, DistinctLimit{rule, limit, uint64(n), uint64(deviation)})
+		found.ByLimit = append(found.ByLimit, DistinctLimit{Rule: rule, Limit: limit, Count: uint64(n), Deviation: uint64(deviation)})
 	})
 	slices.SortFunc(found.ByLimit, func(a, b DistinctLimit) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Limit, b.Limit))

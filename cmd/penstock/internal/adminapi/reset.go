@@ -31,7 +31,8 @@ func newAudit(req *http.Request) Audit {
 
 // record completes the audit line of a write with its result, and hands it to Options.Audit.
 func (h *Handler) record(a *Audit, err error) {
-	a.End(err, StatusOf(err) != http.StatusServiceUnavailable)
+	isRefused := StatusOf(err) != http.StatusServiceUnavailable
+	a.End(err, isRefused)
 	h.Audit(*a)
 }
 

@@ -54,7 +54,8 @@ func (h *Handler) state(ctx context.Context) encoded {
 	stable, _ := json.Marshal(current) // for the ETag: without the fields below, which change every second
 	sum := sha256.Sum256(stable)
 	current.Time = time.Now().UTC()
-	current.Recent = h.history("seconds", recent, true, nil) // of all series, summed by rule
+	const isSummed = true
+	current.Recent = h.history("seconds", recent, isSummed, nil) // of all series
 	current.Times = h.timings("seconds", recent)
 	s.state = current
 	text, _ := json.Marshal(current)
@@ -82,7 +83,7 @@ func (h *Handler) storeState(ctx context.Context) StoreState {
 
 func latencyOf(t *activity.Timing) Latency {
 	times := t.Since(recent)
-	return Latency{times.Calls, times.Failed, times.P50.Microseconds(), times.P95.Microseconds(), times.P99.Microseconds()}
+	return Latency{Calls: times.Calls, Failed: times.Failed, P50: times.P50.Microseconds(), P95: times.P95.Microseconds(), P99: times.P99.Microseconds()}
 }
 
 // overAdmission returns how many units beyond each limit may be admitted while the store fails, and
@@ -100,7 +101,7 @@ func (h *Handler) overAdmission(instances int) *OverAdmission {
 				continue
 			}
 			bounds := slices.DeleteFunc(boundsOf(rules, l.Variants[0], instances), func(b Bound) bool { return b.When != "store fails" && b.When != "store returns" })
-			all.Limits = append(all.Limits, LimitBound{r.Name, l.Name, l.Guard.OnFailure.String(), bounds})
+			all.Limits = append(all.Limits, LimitBound{Rule: r.Name, Limit: l.Name, OnFailure: l.Guard.OnFailure.String(), Bounds: bounds})
 		}
 	}
 	return all
@@ -152,9 +153,12 @@ func (h *Handler) makeStore(ctx context.Context, _ Viewer, _ url.Values) (any, e
 func (h *Handler) makeInstances(ctx context.Context, _ Viewer, _ url.Values) (any, error) {
 	fleet := h.Fleet(ctx)
 	all := Instances{Instances: []Instance{}, Registered: fleet.Registered, Problem: fleet.Problem,
-		Ignored: Ignored{fleet.Ignored.OtherVersion, fleet.Ignored.Corrupt, fleet.Ignored.OtherSecret}}
+		Ignored: Ignored{OtherVersion: fleet.Ignored.OtherVersion, Corrupt: fleet.Ignored.Corrupt, OtherSecret: fleet.Ignored.OtherSecret}}
 	for _, i := range fleet.Instances {
-		one := Instance{i.Name, i.IsSelf, i.Version, i.Host, i.PID, i.Digest, i.Started.UTC(), i.Written.UTC(), i.Health, []Count{}}
+		one := Instance{
+			Name: i.Name, IsSelf: i.IsSelf, Version: i.Version, Host: i.Host, PID: i.PID, Digest: i.Digest,
+			Started: i.Started.UTC(), Written: i.Written.UTC(), Reason: i.Health, Counts: []Count{},
+		}
 		for _, c := range i.Counts {
 			one.Counts = append(one.Counts, Count{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
 		}

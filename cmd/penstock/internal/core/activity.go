@@ -44,14 +44,14 @@ func (c *Core) sampleActivity(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.Activity.Tick(time.Since(start), c.counters)
+			c.Activity.Tick(time.Since(start), c.eachCounter)
 			c.Denials.Tick()
 		}
 	}
 }
 
-// counters calls add with each counter that is not 0.
-func (c *Core) counters(add func(activity.Series, uint64)) {
+// eachCounter calls add with each counter that is not 0.
+func (c *Core) eachCounter(add func(activity.Series, uint64)) {
 	c.Metrics.Each(func(rule metrics.Rule, name string, n uint64) {
 		if n > 0 {
 			add(activity.Series{Rule: rule.Name, Limit: rule.Limit, Name: name}, n)

@@ -61,7 +61,7 @@ type Core struct {
 	Options
 	Store penstock.Store // with its guards
 
-	store   store
+	store   store         // without its guards
 	scripts *scriptLoader // nil: the store is memory
 	rules   *rules
 

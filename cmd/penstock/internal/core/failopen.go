@@ -11,11 +11,11 @@ import (
 type failOpenReporter struct {
 	log *slog.Logger
 
-	mu         sync.Mutex
-	sinceLine  int64     // requests that passed since the last line
-	sinceFirst int64     // requests that passed in this outage
-	latest     time.Time // when the latest request passed
-	nextLine   time.Time // when the next line is due
+	mu        sync.Mutex
+	sinceLine int64     // requests that passed since the last line
+	inOutage  int64     // requests that passed in this outage
+	latest    time.Time // when the latest request passed
+	nextLine  time.Time // when the next line is due
 }
 
 // reportPassed records that a request has passed unlimited, and logs it if a line is due.
@@ -24,7 +24,7 @@ func (r *failOpenReporter) reportPassed(rule string) {
 	defer r.mu.Unlock()
 	now := time.Now()
 	r.sinceLine++
-	r.sinceFirst++
+	r.inOutage++
 	r.latest = now
 	if now.Before(r.nextLine) {
 		return
@@ -37,9 +37,9 @@ func (r *failOpenReporter) reportPassed(rule string) {
 func (r *failOpenReporter) reportEnd() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sinceFirst == 0 || time.Since(r.latest) < logInterval {
+	if r.inOutage == 0 || time.Since(r.latest) < logInterval {
 		return
 	}
-	r.log.Warn("limits are enforced again; requests had passed unlimited", "requests", r.sinceFirst, "until", r.latest.UTC().Format(time.RFC3339))
-	r.sinceLine, r.sinceFirst, r.nextLine = 0, 0, time.Time{}
+	r.log.Warn("limits are enforced again; requests had passed unlimited", "requests", r.inOutage, "until", r.latest.UTC().Format(time.RFC3339))
+	r.sinceLine, r.inOutage, r.nextLine = 0, 0, time.Time{}
 }

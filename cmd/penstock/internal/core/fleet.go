@@ -173,7 +173,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 		case err != nil:
 			f.corrupt.Add(1)
 			continue
-		case s.Seed != seed: // its hashes differ, and so do its names if they are hashes
+		case s.Seed != seed: // it hashes with another secret, so its counts and hashed keys cannot be merged with ours
 			f.otherSecret.Add(1)
 			continue
 		}

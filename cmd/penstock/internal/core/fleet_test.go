@@ -80,7 +80,7 @@ func TestInstancesShowEachOther(t *testing.T) {
 	}
 	b.deny("key:both")
 	b.deny("key:b")
-	a.Activity.Tick(time.Second, a.counters)
+	a.Activity.Tick(time.Second, a.eachCounter)
 	a.fleet.write(t.Context())
 	b.fleet.write(t.Context())
 	for _, c := range []*Core{a, b} {

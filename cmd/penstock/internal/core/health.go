@@ -18,7 +18,7 @@ type health struct {
 
 	mu          sync.Mutex
 	calls       int64                  // without a decision, in this outage
-	reason      string                 // of the latest call whose reason is known
+	reason      string                 // of the latest call that failed, other than by an open breaker
 	cause       error                  // the error of that call
 	reasons     map[string]*reasonLine // of this outage; bounded by the number of reasons
 	latest      time.Time              // time of the latest call without a decision

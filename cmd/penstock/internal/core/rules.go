@@ -185,7 +185,8 @@ func (r *rules) digestInForce() string {
 // take longer.
 const closeTimeout = time.Second
 
-// close stops watching. It leaves a reload that takes longer than closeTimeout running.
+// close stops watching. It waits up to closeTimeout for a reload in progress, which may go on after
+// that.
 func (r *rules) close() {
 	if r.watcher == nil {
 		return

@@ -77,7 +77,7 @@ func (s *scriptLoader) storeDownAtStart(err error) {
 // retry loads these later.
 func (s *scriptLoader) load(ctx context.Context, limits []*penstock.Plan) {
 	s.mu.Lock()
-	s.limits = append(slices.Clone(limits), selfTest[0].Plan)
+	s.limits = append(slices.Clone(limits), selfTestCharges[0].Plan)
 	s.changes++
 	s.mu.Unlock()
 	if !s.isPending.Load() {

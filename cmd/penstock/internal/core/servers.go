@@ -34,8 +34,8 @@ const (
 	// serversTimeout bounds one read of all servers of a Cluster.
 	serversTimeout = 5 * time.Second
 
-	// keysSampled is how many keys of each server a sample has. It estimates each rule's share of the
-	// keys. The standard deviation is largest for a share of one half: 2 percentage points.
+	// keysSampled is how many keys of each server a sample has. The sample estimates each rule's share
+	// of the keys. The standard deviation is largest for a share of one half: 2 percentage points.
 	keysSampled = 500
 )
 
@@ -104,7 +104,7 @@ func (m *storeMonitor) logMissing(missing []string) {
 
 // warn logs when a server becomes able to evict counters, or becomes nearly full.
 func (m *storeMonitor) warn(memory redisstore.Memory) {
-	canEvict, isNearlyFull := memory.Evicts(), memory.Max > 0 && memory.Used > memory.Max/10*8
+	canEvict, isNearlyFull := memory.Evicts(), memory.Max > 0 && memory.Used > memory.Max/10*8 // 80 %
 	if canEvict && !m.canEvict {
 		m.log.Warn("the store may evict counters when its memory is full; set maxmemory-policy to noeviction", withServer(memory, "maxmemory_policy", memory.Policy)...)
 	}

@@ -32,13 +32,13 @@ func openStore(s settings.Settings) (store, error) {
 		return store{}, err
 	}
 	probe := func(ctx context.Context) error {
-		_, err := redis.Decide(ctx, selfTest)
+		_, err := redis.Decide(ctx, selfTestCharges)
 		return err
 	}
 	return store{Store: redis, probe: probe, redis: redis, close: func() { redis.Close() }}, nil
 }
 
-// selfTest is a charge that only checks the store. A full server, a replica, or one that lacks a
-// right still answers PING; only a decision proves that the store makes them. All instances
+// selfTestCharges only check the store. A full server, a replica, or a server whose user lacks a
+// right still answers PING, so only a real decision proves that the store can decide. All instances
 // together never exhaust this limit. Its state lives for 5 s. No policy can use its key.
-var selfTest = []penstock.Charge{{Key: "gate", Plan: penstock.PerSecond(1_000_000).WithName("self-test").MustCompile(), Cost: 1}}
+var selfTestCharges = []penstock.Charge{{Key: "gate", Plan: penstock.PerSecond(1_000_000).WithName("self-test").MustCompile(), Cost: 1}}

@@ -1,5 +1,5 @@
-// Package denials samples denied requests, for the log and for operators who watch them live. No
-// request waits for it, and its memory is bounded.
+// Package denials samples denied requests, for the log and for operators who watch them live. It
+// never delays a request, and its memory is bounded.
 package denials
 
 import (
@@ -71,8 +71,8 @@ type Rate struct {
 // slots is how many counts there are for Rate.PerLimit. Limits with equal hashes share a count.
 const slots = 64
 
-// room is the most denials that wait for a reader.
-const room = 64
+// maxQueued is the most denials that wait for a reader.
+const maxQueued = 64
 
 // MaxReaders is how many readers there may be: those of the admin API, and the log.
 const MaxReaders = 34
@@ -100,7 +100,7 @@ func (r *Recorder) Join(f Filter, rate Rate) *Reader {
 	if rate.PerLimit == 0 {
 		rate.PerLimit = rate.PerSecond
 	}
-	reader := &Reader{C: make(chan Denial, room), filter: f, rate: rate}
+	reader := &Reader{C: make(chan Denial, maxQueued), filter: f, rate: rate}
 	reader.left.Store(rate.PerSecond)
 	all := append(slices.Clone(old), reader)
 	r.readers.Store(&all)
@@ -145,8 +145,9 @@ func (r *Reader) countDenial(e *admission.Event) bool {
 	if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
 		slot = e.Charges[e.Decision.Strictest()].Plan.ID()[0] % slots
 	}
-	if r.left.Load() <= 0 || r.perLimit[slot].Load() >= r.rate.PerLimit || // most of a flood ends here
-		r.perLimit[slot].Add(1) > r.rate.PerLimit || r.left.Add(-1) < 0 {
+	// Most denials of a flood end at these two reads, which cost less than the additions below.
+	isUsedUp := r.left.Load() <= 0 || r.perLimit[slot].Load() >= r.rate.PerLimit
+	if isUsedUp || r.perLimit[slot].Add(1) > r.rate.PerLimit || r.left.Add(-1) < 0 {
 		r.skipped.Add(1)
 		return false
 	}

@@ -96,11 +96,11 @@ func TestSlowReadersSkip(t *testing.T) {
 	for range 500 {
 		r.Observe(e)
 	}
-	if n := len(take(slow)); n != room {
-		t.Errorf("%d denials wait; want %d", n, room)
+	if n := len(take(slow)); n != maxQueued {
+		t.Errorf("%d denials wait; want %d", n, maxQueued)
 	}
 	r.Observe(e)
-	if d := take(slow); len(d) != 1 || d[0].Skipped != 500-room {
+	if d := take(slow); len(d) != 1 || d[0].Skipped != 500-maxQueued {
 		t.Errorf("after the slow reader caught up, it gets %+v; want one denial, with the number of skipped ones", d)
 	}
 	var joined []*Reader

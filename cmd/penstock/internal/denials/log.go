@@ -43,8 +43,9 @@ func (r *Recorder) Log(ctx context.Context, mode string, log *slog.Logger, ident
 
 func (d *Denial) attributes(identities *redact.Identities) []any {
 	all := []any{"rule", d.Rule, "limit", d.Limit}
+	const isOperator = false // the log shows keys masked
 	if name := identities.Name(d.Key); identities.Show != redact.ShowOff {
-		all = append(all, "key", identities.Of(false, name), "ref", identities.Ref(name))
+		all = append(all, "key", identities.Of(isOperator, name), "ref", identities.Ref(name))
 	}
 	all = append(all, "outcome", d.Outcome.String(), "source", d.DecidedBy())
 	switch {

@@ -140,23 +140,25 @@ func (d *doctor) addFailedDecision(s *server, err error) {
 // judgeLatency compares the time of decisions with store_timeout.
 func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 	slices.Sort(times)
-	at := func(part float64) time.Duration { return times[min(int(part*float64(len(times))), len(times)-1)] }
-	p50, p99, most := at(0.5), at(0.99), times[len(times)-1]
+	quantile := func(share float64) time.Duration {
+		return times[min(int(share*float64(len(times))), len(times)-1)]
+	}
+	p50, p99, most := quantile(0.5), quantile(0.99), times[len(times)-1]
 	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": most.Microseconds(),
 		"decisions": len(times), "store_timeout_ms": d.StoreTimeout.Milliseconds()}}
 	c.Summary = fmt.Sprintf("half of the decisions took %v, 99 %% at most %v; store_timeout is %v", rounded(p50), rounded(p99), d.StoreTimeout)
-	script, _ := strconv.ParseFloat(part(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
-	if script > 0 {
-		c.Facts["script_p50_us"] = script
+	scriptMicros, _ := strconv.ParseFloat(part(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
+	if scriptMicros > 0 {
+		c.Facts["script_p50_us"] = scriptMicros
 	}
 	switch {
 	case p50 > d.StoreTimeout/2:
 		c.Status, c.Why = Failed, "many decisions take longer than store_timeout, and then limits use on_failure"
 	case p99 > d.StoreTimeout/2:
 		c.Status, c.Why = Warning, "some decisions may take longer than store_timeout, and then limits use on_failure"
-	case time.Duration(script*float64(time.Microsecond)) > maxScript:
-		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", script)
-		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", 1e6/script)
+	case time.Duration(scriptMicros*float64(time.Microsecond)) > maxScript:
+		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", scriptMicros)
+		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", 1e6/scriptMicros)
 	}
 	if c.Status != OK {
 		c.Remedy = d.cli(s, "SLOWLOG GET 10") + " shows slow commands of others; " + d.cli(s, "--latency") + " shows the network; or set a longer --store-timeout"

@@ -67,13 +67,13 @@ func replicasIn(info map[string]string) (addresses []string) {
 // discoverBehindSentinel reads the primary and its replicas from the Sentinels, and connects to
 // them.
 func (d *doctor) discoverBehindSentinel(ctx context.Context) {
-	login := d.option
-	login.Username, login.Password, login.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
-	login.TLSConfig, login.ClientName = d.option.Sentinel.TLSConfig, d.option.Sentinel.ClientName
+	sentinelOption := d.option
+	sentinelOption.Username, sentinelOption.Password, sentinelOption.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
+	sentinelOption.TLSConfig, sentinelOption.ClientName = d.option.Sentinel.TLSConfig, d.option.Sentinel.ClientName
 	name := d.option.Sentinel.MasterSet
 	seen := make(map[string]bool)
 	for _, address := range d.option.InitAddress {
-		sentinel := d.connect(ctx, login, address)
+		sentinel := d.connect(ctx, sentinelOption, address)
 		d.sentinels = append(d.sentinels, sentinel)
 		if sentinel.client == nil {
 			continue

@@ -131,8 +131,8 @@ func (m *sample) addExample(problem, key string) {
 }
 
 // masked returns a key without the identity in its braces, which may be a secret. Only the
-// identity's kind stays. Of a key without braces, the text up to the first separator stays, if it
-// is short, or else a few characters.
+// identity's kind stays. If the key has no braces, only the text up to its first separator stays.
+// If that text is too long, only a few characters stay.
 func masked(key string) string {
 	const maxShown, fewShown, maxKind, maxRest = 24, 6, 16, 80 // bytes
 	begin := strings.IndexByte(key, '{') + 1

@@ -70,7 +70,7 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 		}
 		return s
 	}
-	s.hello, s.err = d.hello(ctx, s)
+	s.hello, s.err = d.sendHello(ctx, s)
 	if s.err != nil {
 		s.client = nil
 	}
@@ -122,8 +122,9 @@ func (d *dialed) record(conn net.Conn, took time.Duration) {
 	}
 }
 
-// hello sends HELLO and returns its reply: the version, the mode and the role. It needs no right.
-func (d *doctor) hello(ctx context.Context, s *server) (map[string]string, error) {
+// sendHello sends HELLO and returns its reply: the version, the mode and the role. HELLO needs no
+// right.
+func (d *doctor) sendHello(ctx context.Context, s *server) (map[string]string, error) {
 	fields, err := d.do(ctx, s, "HELLO").ToMap()
 	if err != nil {
 		return nil, err

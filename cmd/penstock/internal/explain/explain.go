@@ -136,7 +136,7 @@ func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 
 // addRules adds the rules that match the request, and why each applies or does not.
 func (r *Report) addRules(inspection *httplimit.Inspection) {
-	mostSpecific := ""
+	mostSpecific := "" // of the rules without always: the last that is enforced, or else the first
 	for _, rule := range inspection.Evaluation.Matched {
 		if !rule.Always && (mostSpecific == "" || !rule.Shadow) {
 			mostSpecific = rule.Name

@@ -109,7 +109,7 @@ func variants(rule, kind string, l *policy.Limit, key string, tiers []policy.Tie
 }
 
 // NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address.
-// If rule is not "", it returns only that of that rule. Each instance counts them in its own
+// If rule is not "", it returns only the limit of that rule. Each instance counts them in its own
 // memory, so they are not read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	if !strings.HasPrefix(key, "ip:") {

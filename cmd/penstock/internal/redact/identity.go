@@ -53,7 +53,7 @@ func (i *Identities) Of(isOperator bool, name string) string {
 }
 
 // Ref returns a short text that stands for the name of a key. Equal names have equal refs.
-func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:16] }
+func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:refDigits] }
 
 // hash returns the HMAC of a text. Its purpose keeps hashes of different uses apart.
 func (i *Identities) hash(purpose, text string) string {
@@ -92,16 +92,19 @@ func IsMasked(key string) bool {
 			value = part
 		}
 		letters := []rune(value)
+		isShortened := len(letters) == 2*shownLetters+1 && letters[shownLetters] == '…'
 		_, err := netip.ParsePrefix(value)
-		hasHash := len(rest) < len(key)
-		return value == "…" || len(letters) == 2*shownLetters+1 && letters[shownLetters] == '…' || err == nil && hasHash
+		isNetwork, hasHash := err == nil, len(rest) < len(key)
+		return value == "…" || isShortened || isNetwork && hasHash
 	})
 }
 
 const (
 	shownLetters = 2 // of a value, at its beginning and at its end
-	minHidden    = 8 // letters between them, or else none is shown
-	maskDigits   = 8 // of the hash in the result of Of
+	minHidden    = 8 // letters between them; of a value with fewer, no letter is shown
+
+	maskDigits = 8 // of the hash in the result of Of
+	refDigits  = 16
 )
 
 const maxKind = 20 // bytes of the kind of an identity, as in a policy

@@ -118,7 +118,7 @@ func (c *framedConn) CloseWrite() error {
 
 // A headParser parses response heads as they arrive: those of interim responses and the final one.
 type headParser struct {
-	isReading    bool   // false: what follows is no head
+	isReading    bool   // false: the next bytes do not belong to a head
 	inStatusLine bool   // the line is the status line
 	hasLength    bool   // there is a Content-Length
 	isChunked    bool   // there is a Transfer-Encoding

@@ -75,8 +75,8 @@ func isForwarded(name string) bool {
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
-// trailers are the trailers of the client's body, and those of them that the upstream gets. Names
-// that are not allowed as headers are left out: trailers could claim a false client address.
+// trailers has the trailers of the client's body (in), and those that the upstream gets (out). out
+// lacks the names that are not allowed as headers: a trailer could claim a false client address.
 type trailers struct{ in, out http.Header }
 
 func newTrailers(in http.Header) trailers {

@@ -99,8 +99,8 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 // A trackedTransport knows which requests failed before they had a connection. It does not repeat
 // a request that an HTTP/1 upstream may have received.
 //
-// It repeats a request once if an HTTP/2 upstream says that it has not processed it (GOAWAY,
-// REFUSED_STREAM). net/http treats PROTOCOL_ERROR like these, so such a request is repeated too.
+// It repeats a request once if an HTTP/2 upstream reports that the request was not processed
+// (GOAWAY, REFUSED_STREAM). net/http treats PROTOCOL_ERROR in the same way.
 type trackedTransport struct {
 	*http.Transport
 	observe func(status int, took time.Duration)

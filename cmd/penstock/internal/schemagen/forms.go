@@ -96,7 +96,7 @@ func forms() map[string]*schema {
 		"LimitConfig.split_into": number(2, 32),
 
 		"CostConfig.units":   number(0, penstock.MaxCost),
-		"CostConfig.methods": some(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
+		"CostConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
 		"CostConfig.header":  like(token),
 		"CostConfig.min":     number(0, penstock.MaxCost),
 		"CostConfig.max":     number(1, penstock.MaxCost),

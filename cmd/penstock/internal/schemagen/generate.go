@@ -23,13 +23,13 @@ type schema = jsonschema.Schema
 
 // generate returns the schema of policy files. It is draft 7, which most editors support.
 func generate() ([]byte, error) {
-	g := &generator{left: forms()}
+	g := &generator{unused: forms()}
 	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
 	for _, section := range settings.PolicyOptions().Sections {
 		root.Properties[section.SectionName()] = describe(g.schemaOf(reflect.TypeOf(section)), sectionText[section.SectionName()])
 		root.PropertyOrder = append(root.PropertyOrder, section.SectionName())
 	}
-	for _, name := range slices.Sorted(maps.Keys(g.left)) {
+	for _, name := range slices.Sorted(maps.Keys(g.unused)) {
 		g.errs = append(g.errs, fmt.Errorf("%s has a form, but is not a field of a Config; remove it", name))
 	}
 	if err := errors.Join(g.errs...); err != nil {
@@ -74,8 +74,8 @@ var sectionText = map[string]string{
 // A generator describes structs by their fields. It describes a field by its form, or else by its
 // type.
 type generator struct {
-	left map[string]*schema // unused forms, by "Struct.field"
-	errs []error
+	unused map[string]*schema // forms of no field so far, by "Struct.field"
+	errs   []error
 }
 
 // schemaOf returns the schema of a type.
@@ -123,11 +123,11 @@ func (g *generator) object(t reflect.Type) *schema {
 }
 
 func (g *generator) field(name string, t reflect.Type) *schema {
-	form, ok := g.left[name]
+	form, ok := g.unused[name]
 	if !ok {
 		return g.schemaOf(t)
 	}
-	delete(g.left, name)
+	delete(g.unused, name)
 	return form
 }
 

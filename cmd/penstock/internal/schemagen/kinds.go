@@ -17,8 +17,8 @@ func ref(name string) *schema { return &schema{Ref: "#/definitions/" + name} }
 // nothing accepts no value.
 func nothing() *schema { return &schema{Not: &schema{}} }
 
-// anyOf accepts what one of the schemas accepts. Of a schema that is itself an anyOf, it takes the
-// parts.
+// anyOf accepts what one of the schemas accepts. If one of them is itself an anyOf, its parts
+// become parts of the result.
 func anyOf(list ...*schema) *schema {
 	s := &schema{}
 	for _, one := range list {
@@ -74,19 +74,19 @@ func oneOrMore(item *schema) *schema {
 	return anyOf(item, list)
 }
 
-// named accepts an object whose names and values are as described.
+// named accepts an object. names is the schema of its field names, and value that of its values.
 func named(names, value *schema) *schema {
 	return &schema{Type: "object", PropertyNames: names, AdditionalProperties: value}
 }
 
-// some makes an object need at least one field.
-func some(s *schema) *schema {
+// nonEmpty makes an object need at least one field.
+func nonEmpty(s *schema) *schema {
 	s.MinProperties = new(1)
 	return s
 }
 
 // perTier accepts one value, or one for each tier.
-func perTier(value *schema) *schema { return anyOf(value, some(named(tierNames(), value))) }
+func perTier(value *schema) *schema { return anyOf(value, nonEmpty(named(tierNames(), value))) }
 
 // tierNames accepts the name of a tier, except the reserved names.
 func tierNames(reserved ...any) *schema {

@@ -174,33 +174,33 @@ func generateValues() ([]byte, error) {
 			s.Types, s.Type = nil, "object"
 		}
 	})
-	limited := func(least, most float64, path ...string) {
+	setBounds := func(least, most float64, path ...string) {
 		s := root
 		for _, name := range path {
 			s = s.Properties[name]
 		}
 		s.Minimum, s.Maximum = &least, &most
 	}
-	limited(1, 1000, "replicas")
-	limited(1, 1000, "autoscaling", "minReplicas")
-	limited(1, 1000, "autoscaling", "maxReplicas")
-	limited(1, 1000, "autoscaling", "targetCPU")
-	limited(1, 1000, "podDisruptionBudget", "maxUnavailable")
-	limited(1024, 65535, "admin", "port")
+	setBounds(1, 1000, "replicas")
+	setBounds(1, 1000, "autoscaling", "minReplicas")
+	setBounds(1, 1000, "autoscaling", "maxReplicas")
+	setBounds(1, 1000, "autoscaling", "targetCPU")
+	setBounds(1, 1000, "podDisruptionBudget", "maxUnavailable")
+	setBounds(1024, 65535, "admin", "port")
 	for name := range root.Properties["listeners"].Properties {
-		limited(1024, 65535, "listeners", name, "port")
+		setBounds(1024, 65535, "listeners", name, "port")
 	}
 	for _, name := range []string{"delaySeconds", "timeoutSeconds", "marginSeconds"} {
-		limited(0, 3600, "drain", name)
+		setBounds(0, 3600, "drain", name)
 	}
-	limited(1, 3600, "drain", "marginSeconds")
+	setBounds(1, 3600, "drain", "marginSeconds")
 	root.Properties["image"].Properties["pullPolicy"].Enum = []any{"Always", "IfNotPresent", "Never"}
 	root.Properties["image"].Properties["digest"].Pattern = "^(sha256:[0-9a-f]{64})?$"
 	root.Properties["service"].Properties["type"].Enum = []any{"ClusterIP", "NodePort", "LoadBalancer"}
 	root.Properties["service"].Properties["externalTrafficPolicy"].Enum = []any{"", "Local", "Cluster"}
 	root.Properties["valkey"].Properties["maxmemory"].Pattern = "^[0-9]+(mb|gb)$"
 
-	g := &generator{left: forms()}
+	g := &generator{unused: forms()}
 	server := describe(g.schemaOf(reflect.TypeFor[settings.Section]()), root.Properties["settings"].Description)
 	for _, name := range byOtherValues {
 		if server.Properties[name] == nil {

@@ -16,8 +16,8 @@ import (
 )
 
 // newAdmin makes the server for health checks, metrics, the admin API and the dashboard. Streams of
-// events may use half of its connections. All requests of the API and the dashboard together,
-// with these streams, may use three quarters. The rest is for scrapes and probes.
+// events may use half of its connections. The streams and all other requests of the API and the
+// dashboard may together use three quarters. The rest is for scrapes and probes.
 func (s *service) newAdmin(connections int) (*server, error) {
 	config, err := s.tlsConfig("admin_listen", adminFiles(s.Settings))
 	if err != nil {

@@ -17,15 +17,15 @@ import (
 type tlsFiles struct{ cert, key, clientCA, prefix, caName string }
 
 func clientFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"}
+	return tlsFiles{cert: s.TLSCert, key: s.TLSKey, clientCA: s.TLSClientCA, prefix: "tls", caName: "tls-client-ca"}
 }
 
 func callerFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"}
+	return tlsFiles{cert: s.CallerTLSCert, key: s.CallerTLSKey, clientCA: s.CallerClientCA, prefix: "caller-tls", caName: "caller-client-ca"}
 }
 
 func adminFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"}
+	return tlsFiles{cert: s.AdminTLSCert, key: s.AdminTLSKey, clientCA: s.AdminClientCA, prefix: "admin-tls", caName: "admin-client-ca"}
 }
 
 // tlsConfig returns the TLS configuration for a listener, or nil without a certificate. The metrics
@@ -100,6 +100,7 @@ func (c *certificates) expiry() time.Time {
 	return current.Leaf.NotAfter
 }
 
+// load reads the files. Its caller holds mu, or c is not in use yet.
 func (c *certificates) load() error {
 	stamps := c.currentStamps() // before reading, so that a change during the read is noticed later
 	cert, err := settings.ReadFile(c.certFile)

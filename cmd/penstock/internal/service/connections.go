@@ -56,9 +56,9 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 // takePlace reserves a place for one connection, and waits until one is free. It returns false if
 // the listener is closed.
 func (l *limitedListener) takePlace() bool {
-	var idle chan struct{}
+	var becameIdle chan struct{} // nil, which never receives, if there is no list
 	if l.idle != nil {
-		idle = l.idle.added
+		becameIdle = l.idle.added
 	}
 	isLogged := false
 	for {
@@ -77,7 +77,7 @@ func (l *limitedListener) takePlace() bool {
 		select {
 		case l.open <- struct{}{}:
 			return true
-		case <-idle:
+		case <-becameIdle:
 		case <-l.closed:
 			return false
 		}

@@ -274,7 +274,7 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	switch {
 	case s.envoy == nil:
-	case s.Telemetry.HasTraces(): // a list of calls would have one context, so no traces
+	case s.Telemetry.HasTraces(): // RegisterEncoded would decide several calls in one context, so they would share a trace
 		envoyrls.Register(to, s.envoy.engine)
 	default:
 		envoyrls.RegisterEncoded(to, s.envoy.engine)

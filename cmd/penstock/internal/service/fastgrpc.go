@@ -38,7 +38,7 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
 			return err
 		})
-		if !s.Telemetry.HasTraces() { // a list of calls would have one context, so no traces
+		if !s.Telemetry.HasTraces() { // the calls of a list have one context, so they would share a trace
 			o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
 				messages := make([]envoyrls.Message, len(list))
 				for i, call := range list {

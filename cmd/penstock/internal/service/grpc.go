@@ -113,15 +113,15 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		s.wrap.services(grpcServer)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
-	state := newHealth(names)
-	healthpb.RegisterHealthServer(grpcServer, state)
+	healthServer := newHealth(names)
+	healthpb.RegisterHealthServer(grpcServer, healthServer)
 	reflection.Register(grpcServer) // the schemas are public; the calls need the token
 
 	var allCodes []string
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		allCodes = append(allCodes, code.String())
 	}
-	result := &server{name: l.Name, announceEnd: state.Shutdown}
+	result := &server{name: l.Name, announceEnd: healthServer.Shutdown}
 	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return result.listener.connections() })
 	if s.Settings.GRPCServer == settings.GRPCFast {
 		return result, s.serveFast(result, grpcServer, calls, authenticate, config)
@@ -133,14 +133,14 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 // newHealth makes a health service that reports the named services, and the whole server, as
 // SERVING.
 func newHealth(services []string) *health.Server {
-	state := health.NewServer() // the name "", for the whole server, is SERVING from the start
+	server := health.NewServer() // the name "", for the whole server, is SERVING from the start
 	for _, name := range services {
-		state.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+		server.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 		if name == rlsService {
-			state.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
+			server.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
 		}
 	}
-	return state
+	return server
 }
 
 // serveStandard makes result serve a gRPC listener by grpc-go.

@@ -46,13 +46,16 @@ func toggle(field func(*Settings) *bool) setter {
 	}
 }
 
-func duration(field func(*Settings) *time.Duration, canBeZero bool, longest time.Duration) setter {
+// Arguments of duration and size.
+const canBeZero, mustNotBeZero = true, false
+
+func duration(field func(*Settings) *time.Duration, isZeroValid bool, longest time.Duration) setter {
 	return func(s *Settings, text string) error {
 		d, err := time.ParseDuration(text)
 		switch {
 		case err != nil:
 			return errors.New("it is not a duration; write it like 100ms, 5s or 2m")
-		case d == 0 && !canBeZero:
+		case d == 0 && !isZeroValid:
 			return fmt.Errorf("it must not be 0; write a duration up to %v", longest)
 		case d < 0 || d > longest:
 			return fmt.Errorf("it is out of bounds; write a duration from 0 to %v", longest)
@@ -67,7 +70,7 @@ var units = []struct {
 	size int64
 }{{"GB", kb * kb * kb}, {"MB", kb * kb}, {"KB", kb}, {"B", 1}, {"", 1}}
 
-func size(field func(*Settings) *int64, canBeZero bool, largest int64) setter {
+func size(field func(*Settings) *int64, isZeroValid bool, largest int64) setter {
 	return func(s *Settings, text string) error {
 		for _, u := range units {
 			digits, ok := strings.CutSuffix(strings.ToUpper(text), u.name)
@@ -78,7 +81,7 @@ func size(field func(*Settings) *int64, canBeZero bool, largest int64) setter {
 			switch {
 			case err != nil:
 				return errors.New("it is not a size; write it like 512, 16KB or 8MB")
-			case n == 0 && !canBeZero:
+			case n == 0 && !isZeroValid:
 				return errors.New("it must not be 0; write a larger size")
 			case n < 0 || n > math.MaxInt64/u.size || n*u.size > largest:
 				return fmt.Errorf("it is out of bounds; write a size from 0 to %d", largest)

@@ -241,8 +241,9 @@ func (s *Settings) CallerListeners() []Listener {
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
 }
 
-// AdmitsOpenCallers reports whether a listener accepts callers without a token or certificate. It
-// does if only this machine can reach it, or if allow-open-callers is set.
+// AdmitsOpenCallers reports whether a listener accepts callers without a token. It does if no
+// caller-token is set and one of these holds: only this machine can reach the listener, callers
+// need a certificate, or allow-open-callers is set.
 func (s *Settings) AdmitsOpenCallers(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }

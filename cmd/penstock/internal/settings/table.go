@@ -20,7 +20,7 @@ type Row struct {
 }
 
 // An Alias is a variable that other programs and platforms set. Read makes the setting's value from
-// it.
+// it. If Read is nil, the variable has the value itself.
 type Alias struct {
 	Name string
 	Read func(get func(name string) string) (text string, ok bool)
@@ -62,7 +62,7 @@ var Table = []Row{
 	{Name: "require-store", Default: "false", set: toggle(func(s *Settings) *bool { return &s.RequireStore }),
 		Help: "do not start if the store does not answer (default: start, log it, and use the store as soon as it answers)"},
 	{Name: "store-timeout", Default: "250ms", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, false, time.Minute),
+		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, mustNotBeZero, time.Minute),
 		Help: "how long a decision waits for the store; after that, on_failure decides"},
 	{Name: "min-instances", Default: "1", Value: "number", set: count(func(s *Settings) *int64 { return &s.MinInstances }, 10_000),
 		Help: "least number of instances; with on_failure local, each enforces its share while the store does not answer. Instances on one " +
@@ -155,32 +155,32 @@ var Table = []Row{
 		Help: "if set, clients need a certificate signed by one of these authorities"},
 
 	{Name: "header-timeout", Default: "5s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.HeaderTimeout }, false, time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.HeaderTimeout }, mustNotBeZero, time.Hour),
 		Help: "time for a client to send the headers of a request"},
 	{Name: "stall-timeout", Default: "30s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.StallTimeout }, true, time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.StallTimeout }, canBeZero, time.Hour),
 		Help: "how long a client may pause while it sends a body or reads a response; 0 is forever"},
-	{Name: "min-body-rate", Default: "240", Value: "size", set: size(func(s *Settings) *int64 { return &s.MinRate }, true, kb*kb),
+	{Name: "min-body-rate", Default: "240", Value: "size", set: size(func(s *Settings) *int64 { return &s.MinRate }, canBeZero, kb*kb),
 		Help: "minimum upload speed in bytes/s; a slower request body is cut off after stall-timeout; 0 disables"},
 	{Name: "idle-timeout", Default: "2m", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.IdleTimeout }, false, 24*time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.IdleTimeout }, mustNotBeZero, 24*time.Hour),
 		Help: "how long an idle connection is kept"},
 	{Name: "upstream-connect-timeout", Default: "5s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.UpstreamConnectTimeout }, false, time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.UpstreamConnectTimeout }, mustNotBeZero, time.Hour),
 		Help: "time to connect to the upstream"},
 	{Name: "upstream-header-timeout", Default: "30s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.UpstreamHeaderTimeout }, true, 24*time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.UpstreamHeaderTimeout }, canBeZero, 24*time.Hour),
 		Help: "how long the upstream may take to begin its response; 0 is forever"},
 	{Name: "drain-delay", Default: "0s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.DrainDelay }, true, time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.DrainDelay }, canBeZero, time.Hour),
 		Help: "after SIGTERM, how long requests are still accepted while /readyz fails, so that load balancers notice"},
 	{Name: "drain-timeout", Default: "15s", Value: "duration",
-		set:  duration(func(s *Settings) *time.Duration { return &s.DrainTimeout }, true, time.Hour),
+		set:  duration(func(s *Settings) *time.Duration { return &s.DrainTimeout }, canBeZero, time.Hour),
 		Help: "after drain-delay, how long requests in flight may take to end"},
 
-	{Name: "max-header", Default: "16KB", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxHeader }, false, kb*kb),
+	{Name: "max-header", Default: "16KB", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxHeader }, mustNotBeZero, kb*kb),
 		Help: "maximum size of a request's headers; larger ones get 431"},
-	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, true, 1<<50),
+	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, canBeZero, 1<<50),
 		Help: "maximum size of a request's body; larger ones get 413. 0 is no limit: bodies are streamed, and the upstream can limit them"},
 	{Name: "max-connections", Default: "10000", Value: "number", set: count(func(s *Settings) *int64 { return &s.MaxConnections }, 1e6),
 		Help: "maximum number of client connections; further ones wait until one is closed"},

@@ -33,13 +33,13 @@ const (
 
 // What a decision needs.
 const (
-	script         = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
+	scriptTime     = 3500 * time.Nanosecond // of the server's processor, for a granted token bucket (docs/algorithms.md)
 	maxUtilization = 0.7                    // the largest part of a server's processor that limits should use
 	BytesSent      = 180                    // of a command: EVALSHA, a digest, a key of 25 bytes and the arguments; bench measures 159 to 183
 	BytesReplied   = 40
 )
 
-// factors are the processor times of algorithms as a multiple of script, by title; see
+// factors are the processor times of algorithms as a multiple of scriptTime, by title; see
 // docs/algorithms.md. The times of grants and denials differ; the larger one counts.
 var factors = map[string]float64{
 	"token-bucket": 1, "leaky-bucket": 1.3, "fixed-window": 1.1, "anchored-window": 1.1, "calendar-window": 1.1, "sliding-window": 1.1, "sub-window": 2.4, "sliding-log": 4.7, "concurrency": 5.6,
@@ -57,7 +57,8 @@ func roundUp(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// stringSize returns the memory of a key's name or a string's content.
+// stringSize returns the memory of a key's name or a string's content of n bytes. Redis adds a
+// header of 1 or 3 bytes, and a final NUL.
 func stringSize(n int) int {
 	if n < 32 {
 		return n + 2
@@ -161,7 +162,7 @@ func Of(l Load) Size {
 	if n := len(l.Limits); n > 1 {
 		cost = cost / float64(n) * (1 + 0.2*float64(n-1))
 	}
-	took := cost * script.Seconds()
+	took := cost * scriptTime.Seconds()
 	s.ScriptMicros = took * 1e6
 	s.Cores = l.Requests * took
 	s.Servers = servers(s.Cores)
@@ -171,7 +172,7 @@ func Of(l Load) Size {
 	return s
 }
 
-// maxMemory leaves room for fragmentation, buffers of clients, and growth.
+// maxMemory adds a half and 64 MB, for fragmentation, buffers of clients, and growth.
 func maxMemory(used int64) int64 { return sum(sum(used, used/2), 64_000_000) }
 
 // product and sum return the largest int64 if the result would be larger.

@@ -218,7 +218,7 @@ func (p *printer) printRules() {
 					continue
 				}
 				n := rates[limitName{r.Name, one.Name}]
-				row(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), fails(one))
+				row(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), failureOf(one))
 			}
 		}
 	}
@@ -235,8 +235,8 @@ func titleOf(rule string, l *adminapi.Limit) string {
 	return rule + "." + l.Name
 }
 
-// fails describes in a few words what a limit does while the store fails.
-func fails(l *adminapi.Limit) string {
+// failureOf describes in a few words what a limit does while the store fails.
+func failureOf(l *adminapi.Limit) string {
 	if l.Kind != keylimits.Enforced {
 		return "-"
 	}

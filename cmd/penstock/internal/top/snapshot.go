@@ -58,7 +58,7 @@ func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	return get(ctx, "history?"+url.Values{"rule": {""}, "last": {strconv.Itoa(nowSeconds)}}.Encode(), &s.Now)
 }
 
-// keep removes the rules and offenders of other rules. "" keeps all.
+// keep removes all rules except one, and the offenders of the other rules. "" keeps all.
 func (s *Snapshot) keep(rule string) {
 	if rule == "" {
 		return
