@@ -61,9 +61,9 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	return answer, err
 }
 
-// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl, because a
-// Settle is remembered for about that time. A repeat with a longer ttl would get a reservation that
-// can be settled a second time.
+// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl, so a call
+// with another ttl is not a repeat. Otherwise a repeat with a longer ttl would get the same
+// reservation, and could settle it a second time: a Settle is remembered for about the first ttl.
 func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }

@@ -21,7 +21,7 @@ import (
 // A conn is a connection. One goroutine reads it, and any goroutine may write.
 type conn struct {
 	server *Server
-	nc     net.Conn
+	nc     net.Conn             // the network connection
 	tls    *tls.ConnectionState // nil without TLS
 	ctx    context.Context      // of calls without a deadline; ends with the connection
 	cancel context.CancelFunc

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// appendFrame appends the header of a frame. The caller appends the payload, of length bytes.
 func appendFrame(b []byte, length int, t http2.FrameType, flags http2.Flags, id uint32) []byte {
 	return append(b, byte(length>>16), byte(length>>8), byte(length), byte(t), byte(flags), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
 }
@@ -78,7 +80,7 @@ func appendField(b []byte, name, value string) []byte {
 }
 
 func appendStatus(b []byte, code int) []byte {
-	if code == 200 {
+	if code == http.StatusOK {
 		return append(b, status200)
 	}
 	return appendField(b, ":status", strconv.Itoa(code))

@@ -2,6 +2,7 @@ package fastgrpc
 
 import (
 	"bytes"
+	"net/http"
 	"strings"
 	"time"
 
@@ -186,17 +187,17 @@ type refusal struct {
 func (r *request) check() *refusal {
 	switch {
 	case r.isTooLarge:
-		return &refusal{431, status.New(codes.ResourceExhausted, "the request headers are too large")}
+		return &refusal{http.StatusRequestHeaderFieldsTooLarge, status.New(codes.ResourceExhausted, "the request headers are too large")}
 	case r.authorities > 1 || r.hosts > 1:
-		return &refusal{400, status.Newf(codes.Internal, "num values of :authority: %v, num values of host: %v, both must only have 1 value as per HTTP/2 spec", r.authorities, r.hosts)}
+		return &refusal{http.StatusBadRequest, status.Newf(codes.Internal, "num values of :authority: %v, num values of host: %v, both must only have 1 value as per HTTP/2 spec", r.authorities, r.hosts)}
 	case !isGRPC(r.contentType):
-		return &refusal{415, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", r.contentType)}
+		return &refusal{http.StatusUnsupportedMediaType, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", r.contentType)}
 	case r.badTimeout != "":
-		return &refusal{400, status.Newf(codes.Internal, "malformed grpc-timeout: %s", r.badTimeout)}
+		return &refusal{http.StatusBadRequest, status.Newf(codes.Internal, "malformed grpc-timeout: %s", r.badTimeout)}
 	case r.authority == "":
-		return &refusal{400, status.New(codes.Internal, "no host or :authority header present")}
-	case r.method != "POST":
-		return &refusal{405, status.Newf(codes.Internal, "Received a HEADERS frame with :method %q which should be POST", r.method)}
+		return &refusal{http.StatusBadRequest, status.New(codes.Internal, "no host or :authority header present")}
+	case r.method != http.MethodPost:
+		return &refusal{http.StatusMethodNotAllowed, status.Newf(codes.Internal, "Received a HEADERS frame with :method %q which should be POST", r.method)}
 	}
 	return nil
 }

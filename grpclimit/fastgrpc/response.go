@@ -2,6 +2,7 @@ package fastgrpc
 
 import (
 	"encoding/binary"
+	"net/http"
 	"slices"
 	"time"
 
@@ -47,7 +48,7 @@ func (c *conn) answerLocked(s *stream, err error) {
 		return
 	}
 	if err != nil {
-		c.refuseLocked(s.id, &refusal{200, statusOf(err)}, true)
+		c.refuseLocked(s.id, &refusal{http.StatusOK, statusOf(err)}, true)
 		delete(c.streams, s.id)
 		c.releaseLocked(s)
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -142,13 +143,13 @@ func (c *conn) checkCall(r *request, handler Handler, isFallback bool) *refusal 
 	}
 	switch {
 	case r.hasTimeout && r.timeout == 0:
-		return &refusal{200, status.New(codes.DeadlineExceeded, context.DeadlineExceeded.Error())}
+		return &refusal{http.StatusOK, status.New(codes.DeadlineExceeded, context.DeadlineExceeded.Error())}
 	case isFallback:
 		return nil
 	case handler == nil:
-		return &refusal{200, status.Newf(codes.Unimplemented, "unknown method %s", r.path)}
+		return &refusal{http.StatusOK, status.Newf(codes.Unimplemented, "unknown method %s", r.path)}
 	case !r.isPlain():
-		return &refusal{200, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", r.encoding)}
+		return &refusal{http.StatusOK, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", r.encoding)}
 	}
 	return nil
 }
@@ -219,7 +220,7 @@ func (c *conn) authorize(r *request) *refusal {
 	if err == nil {
 		return nil
 	}
-	return &refusal{200, statusOf(err)}
+	return &refusal{http.StatusOK, statusOf(err)}
 }
 
 // handleData handles a DATA frame.
@@ -255,7 +256,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return nil
 	}
 	if refused := c.gatherLocked(s, f.Data()); refused != nil {
-		c.refuseLocked(s.id, &refusal{200, refused}, f.StreamEnded())
+		c.refuseLocked(s.id, &refusal{http.StatusOK, refused}, f.StreamEnded())
 		c.removeLocked(s)
 		return nil
 	}
@@ -323,7 +324,7 @@ func (c *conn) completeLocked(s *stream) {
 		if s.prefixLength == 0 {
 			text = "a unary call needs a message"
 		}
-		c.refuseLocked(s.id, &refusal{200, status.New(codes.Internal, text)}, true)
+		c.refuseLocked(s.id, &refusal{http.StatusOK, status.New(codes.Internal, text)}, true)
 		c.removeLocked(s)
 		return
 	}
