@@ -44,21 +44,21 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.n) }
 	all := []Bound{{"always", 0, plan.Bound()}}
 	if block := o.Lease.engine().LargestBlock(plan); block >= lease.MinBlock {
-		all = append(all, b.leased(o.Lease, block))
+		all = append(all, b.leaseBound(o.Lease, block))
 	}
 	if p := split.PartsOf(plan.Limit(), b.settings.SplitInto); p != nil {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
 			p.N(), units(plan.Capacity()-p.MinUnits))})
 	}
 	if o.DenyCacheTTL >= 0 && b.settings.DenyCacheTTL >= 0 && !plan.Algorithm().NeedsHolder() {
-		all = append(all, b.denials())
+		all = append(all, b.denyCacheBound())
 	}
-	all = append(all, b.failing()...)
+	all = append(all, b.outageBounds()...)
 	capacity := plan.Capacity()
 	all = append(all,
 		Bound{"store forgets", capacity, fmt.Sprintf("%s more each time the store loses data (a restart without persistence, a failover to a replica that lags)",
 			units(capacity))})
-	return append(all, b.clockForward())
+	return append(all, b.clockForwardBound())
 }
 
 // noMore is the text of bounds that only several instances can exceed.
@@ -70,7 +70,8 @@ type bounds struct {
 	n        int64 // how many instances share the limit
 }
 
-func (b *bounds) leased(o LeaseOptions, block int64) Bound {
+// leaseBound returns the bound of a limit that is leased in blocks of up to the given size.
+func (b *bounds) leaseBound(o LeaseOptions, block int64) Bound {
 	over := o.Excess(b.plan)
 	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
 	if over > 0 {
@@ -84,17 +85,18 @@ func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 	return Bound{"leased", over, text}
 }
 
-func (b *bounds) denials() Bound {
+// denyCacheBound returns the bound of a limit whose denials are cached.
+func (b *bounds) denyCacheBound() Bound {
 	if b.n == 1 {
 		return Bound{"denials", 0, noMore}
 	}
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyCacheTTL, denyCacheTTL))}
 }
 
-// clockForward returns the bound around a jump of the store's clock. Before the jump, and again
-// after it, the limit may admit as much as in any short time. For fixed windows that is one window
-// more at each side of the jump.
-func (b *bounds) clockForward() Bound {
+// clockForwardBound returns the bound around a jump of the store's clock. Before the jump, and
+// again after it, the limit may admit as much as in any short time. For fixed windows that is one
+// window more at each side of the jump.
+func (b *bounds) clockForwardBound() Bound {
 	const when = "clock forward"
 	a, over := b.plan.Algorithm(), b.plan.Capacity()
 	if a.NeedsHolder() {
@@ -106,8 +108,8 @@ func (b *bounds) clockForward() Bound {
 	return Bound{when, over, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late", units(over))}
 }
 
-// failing returns the bounds while the store does not answer, and when it answers again.
-func (b *bounds) failing() []Bound {
+// outageBounds returns the bounds while the store does not answer, and when it answers again.
+func (b *bounds) outageBounds() []Bound {
 	const fails, returns = "store fails", "store returns"
 	capacity := b.plan.Capacity()
 	switch b.settings.OnFailure {
@@ -124,36 +126,37 @@ func (b *bounds) failing() []Bound {
 		return []Bound{{fails, 0, "nothing passes"}}
 	}
 	if b.plan.Algorithm().NeedsHolder() {
-		shares := b.shares() - capacity
+		over := b.capacityOfShares() - capacity + b.unevenExcess()
 		text := noMore
 		if b.n > 1 {
-			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(shares+b.uneven()), b.n)
+			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(over), b.n)
 		}
 		return []Bound{
-			{fails, shares + b.uneven(), text},
+			{fails, over, text},
 			{returns, capacity, fmt.Sprintf("%s more, until the slots lent during the outage are renewed or released", units(capacity))},
 		}
 	}
-	over, text := b.sharing()
+	over, text := b.excessOfShares()
 	late := ""
 	if b.n > 1 {
 		late = ", and the last instance notices the end a second later"
 	}
 	return []Bound{
 		{fails, over, text},
-		{returns, b.returning(), fmt.Sprintf("%s more around the end: what passed in the outage is not charged later%s", units(b.returning()), late)},
+		{returns, b.excessAtReturn(), fmt.Sprintf("%s more around the end: what passed in the outage is not charged later%s", units(b.excessAtReturn()), late)},
 	}
 }
 
-// sharing returns how many units the shares of all instances admit beyond the limit, and the text.
-func (b *bounds) sharing() (over int64, text string) {
+// excessOfShares returns how many units the shares of all instances admit beyond the limit, and the
+// text.
+func (b *bounds) excessOfShares() (over int64, text string) {
 	text, whose := noMore, "its clock"
 	if b.n > 1 {
 		whose = "their clocks"
-		rounding := b.shares() - b.plan.Capacity()
-		over = rounding + b.uneven()
+		rounding := b.capacityOfShares() - b.plan.Capacity()
+		over = rounding + b.unevenExcess()
 		text = fmt.Sprintf("%d instances with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
-			b.n, units(rounding), b.uneven())
+			b.n, units(rounding), b.unevenExcess())
 	}
 	if b.plan.Algorithm().WindowsDiffer() {
 		over += b.plan.Capacity()
@@ -162,16 +165,16 @@ func (b *bounds) sharing() (over int64, text string) {
 	return over, text
 }
 
-// returning returns how many units the shares admit after the store is back, until all instances
-// use it again: within a second.
-func (b *bounds) returning() int64 {
+// excessAtReturn returns how many units the shares admit after the store is back, until all
+// instances use it again: within a second.
+func (b *bounds) excessAtReturn() int64 {
 	l := b.plan.Limit()
-	second := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n)
-	return b.shares() + int64(math.Ceil(min(second, penstock.MaxCost)))
+	refill := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n) // of the shares of n-1 instances in a second
+	return b.capacityOfShares() + int64(math.Ceil(min(refill, penstock.MaxCost)))
 }
 
-// shares returns the capacity of all shares together.
-func (b *bounds) shares() int64 {
+// capacityOfShares returns the capacity of all shares together.
+func (b *bounds) capacityOfShares() int64 {
 	share := makeShare(b.plan.Limit(), int(b.n))
 	if share == nil {
 		return 0 // such a limit is denied
@@ -179,9 +182,9 @@ func (b *bounds) shares() int64 {
 	return share.Capacity() * b.n
 }
 
-// uneven returns how much the shares of the other instances admit if one instance has used the
-// whole limit.
-func (b *bounds) uneven() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
+// unevenExcess returns how much the shares of the other instances admit if one instance has used
+// the whole limit.
+func (b *bounds) unevenExcess() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
 
 func units(n int64) string {
 	if n == 1 {

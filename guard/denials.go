@@ -20,14 +20,14 @@ type denials struct {
 	entries, remembered, evicted atomic.Int64
 }
 
-const waysPerSet = 8 // places of a set
+const placesPerSet = 8 // each for one denial
 
 type denialSet struct {
 	version atomic.Uint64 // grows with each Refund or Reset of a counter whose hash selects this set
-	mu      sync.Mutex    // for writing tags and ways
-	tags    [waysPerSet]atomic.Uint32
+	mu      sync.Mutex    // for writing tags and places
+	tags    [placesPerSet]atomic.Uint32
 	_       [16]byte // makes two cache lines: a miss reads only the first
-	ways    [waysPerSet]atomic.Pointer[denial]
+	places  [placesPerSet]atomic.Pointer[denial]
 }
 
 // A denialKey is a hash of the counters of a batch, in order, and of which charges have patience.
@@ -37,7 +37,7 @@ type denialKey struct{ low, high uint64 }
 
 func newDenials(entries int) *denials {
 	sets := 1
-	for sets*waysPerSet < entries {
+	for sets*placesPerSet < entries {
 		sets *= 2
 	}
 	return &denials{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, sets: make([]denialSet, sets)}
@@ -67,7 +67,7 @@ func (t *denials) find(key denialKey) *denial {
 	s, tag := t.set(key), key.tag()
 	for i := range s.tags {
 		if s.tags[i].Load() == tag {
-			if e := s.ways[i].Load(); e != nil && e.key == key {
+			if e := s.places[i].Load(); e != nil && e.key == key {
 				return e
 			}
 		}
@@ -83,8 +83,8 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	place, ends := 0, int64(1<<63-1) // of the old entry that ends first; an empty place counts as -1
-	for i := range s.ways {
-		old := s.ways[i].Load()
+	for i := range s.places {
+		old := s.places[i].Load()
 		if old == nil {
 			if ends >= 0 {
 				place, ends = i, -1
@@ -102,14 +102,14 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 			place, ends = i, old.until
 		}
 	}
-	switch old := s.ways[place].Load(); {
+	switch old := s.places[place].Load(); {
 	case old == nil:
 		t.entries.Add(1)
 	case old.key != e.key && old.until > e.answered:
 		t.evicted.Add(1)
 	}
 	t.remembered.Add(1)
-	s.ways[place].Store(e)
+	s.places[place].Store(e)
 	s.tags[place].Store(e.key.tag())
 }
 
@@ -118,8 +118,8 @@ func (t *denials) remove(e *denial) {
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range s.ways {
-		if s.ways[i].Load() == e {
+	for i := range s.places {
+		if s.places[i].Load() == e {
 			t.emptyLocked(s, i)
 		}
 	}
@@ -138,7 +138,7 @@ func (t *denials) forget(charges []penstock.Charge) {
 
 func (t *denials) emptyLocked(s *denialSet, place int) {
 	s.tags[place].Store(0)
-	s.ways[place].Store(nil)
+	s.places[place].Store(nil)
 	t.entries.Add(-1)
 }
 

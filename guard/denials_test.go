@@ -9,7 +9,7 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 		t.Fatalf("a table for one entry has %d sets; want 1", len(table.sets))
 	}
 	var put []*denial
-	for i := range uint64(waysPerSet) {
+	for i := range uint64(placesPerSet) {
 		e := &denial{key: denialKey{low: i<<32 | 1, high: i * 3}, until: int64(100 + i)}
 		table.put(e, nil, nil)
 		put = append(put, e)

@@ -185,7 +185,7 @@ var _ lazy.Context = (*Context)(nil)
 
 // Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at = d.at.Add(max(d.lateness.counted()-d.lost, 0))
+	at = d.at.Add(max(d.lateness.lostAtLastTick()-d.lost, 0))
 	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
 		at = callers
 	}

@@ -73,8 +73,8 @@ func (l *lateness) nextLocked(now time.Time) {
 	}
 }
 
-// counted returns the time that was lost until the last tick. lost returns it until now.
-func (l *lateness) counted() time.Duration {
+// lostAtLastTick returns the time that was lost until the last tick.
+func (l *lateness) lostAtLastTick() time.Duration {
 	if t := l.tally.Load(); t != nil {
 		return t.lost
 	}

@@ -299,7 +299,7 @@ func (l *Store) receiveLocked(
 	for i := range p.parts {
 		part, s := &p.parts[i], d.Status(i)
 		part.updateRemaining(s, sent)
-		b.resets[i] = sent + part.end(s)
+		b.resets[i] = sent + part.chargeEnd(s)
 		if part.decay != algorithm.DecayContinuous {
 			b.expires = min(b.expires, b.resets[i])
 		}

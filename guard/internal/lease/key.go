@@ -236,7 +236,7 @@ func (p *pool) updateRemaining(d *penstock.Decision, sent, now time.Duration) {
 func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 	part.left = s.Remaining
 	if s.ResetAfter > 0 {
-		part.reset, part.edge = sent+s.ResetAfter, sent+part.end(s)
+		part.reset, part.edge = sent+s.ResetAfter, sent+part.chargeEnd(s)
 	}
 }
 
@@ -273,7 +273,7 @@ func (p *pool) isScarce() bool {
 		part := &p.parts[i]
 		left := part.left
 		if part.decay == algorithm.DecayContinuous {
-			left += part.flow(p.roundTrip)
+			left += part.drainedUnits(p.roundTrip)
 		}
 		if left < minDraw {
 			return true
@@ -343,8 +343,8 @@ func (part *poolPart) status(now time.Duration, cost, left int64) penstock.Statu
 	return penstock.Status{Granted: cost, Remaining: left + part.left, ResetAfter: reset - reset%time.Microsecond}
 }
 
-// flow returns how many units drain in the given time, rounded down.
-func (part *poolPart) flow(d time.Duration) int64 {
+// drainedUnits returns how many units drain in the given time, rounded down.
+func (part *poolPart) drainedUnits(d time.Duration) int64 {
 	if d <= 0 {
 		return 0
 	}
@@ -357,9 +357,9 @@ func (part *poolPart) drainTime(units int64) float64 {
 	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.parts)
 }
 
-// end returns when what the store has just charged stops counting. It is counted from when the call
+// chargeEnd returns when what the store has just charged stops counting, as the time since the call
 // was sent. For a bucket, that is when the last unit has drained.
-func (part *poolPart) end(s penstock.Status) time.Duration {
+func (part *poolPart) chargeEnd(s penstock.Status) time.Duration {
 	if part.decay == algorithm.DecayAfterPeriod {
 		return s.ResetAfter - part.plan.Limit().Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs
 	}
@@ -372,7 +372,7 @@ func (part *poolPart) returnable(left int64, reset, until time.Duration) int64 {
 	case part.decay != algorithm.DecayContinuous && until < reset:
 		return left
 	case part.decay == algorithm.DecayContinuous:
-		return min(left, part.flow(reset-until))
+		return min(left, part.drainedUnits(reset-until))
 	}
 	return 0
 }
