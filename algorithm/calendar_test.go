@@ -32,11 +32,11 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 		for _, change := range changes(zone, since, until) {
 			_, before := change.Add(-time.Second).Zone()
 			_, after := change.Zone()
-			if s := (shift{change.Unix(), before, after}); seen[s] {
+			s := shift{change.Unix(), before, after}
+			if seen[s] {
 				continue
-			} else {
-				seen[s] = true
 			}
+			seen[s] = true
 			hour := change.Add(-2 * time.Hour).In(zone).Hour()
 			if hour > 2 && hour < 20 && (checked+skipped)%effort.Of(50, 1) != 0 {
 				skipped++ // far from midnight
@@ -96,7 +96,7 @@ func checkDaysAround(t *testing.T, zone *time.Location, change time.Time) {
 	}
 }
 
-// changes are the moments at which a zone's clock changes.
+// changes returns the moments at which a zone's clock changes.
 func changes(zone *time.Location, since, until time.Time) []time.Time {
 	var all []time.Time
 	for at := since.In(zone); at.Before(until); {
@@ -116,7 +116,7 @@ func changes(zone *time.Location, since, until time.Time) []time.Time {
 	return all
 }
 
-// allZones are the names of the tz database.
+// allZones returns the names of the time zones in the tz database.
 func allZones(t *testing.T) []string {
 	var names []string
 	for _, root := range []string{"/usr/share/zoneinfo", "/usr/lib/zoneinfo"} {

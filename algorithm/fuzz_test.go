@@ -125,7 +125,7 @@ func tryLargestCost(a subject, l Limit) error {
 			request.Patience = Max / 2 / r.params[0]
 		}
 		out := r.decide(request)
-		if err := inRange(request, out, r.state); err != nil {
+		if err := checkRange(request, out, r.state); err != nil {
 			return r.lawError("%v", err)
 		}
 		r.now++

@@ -87,7 +87,7 @@ var fair = func() (gens [64]*rapid.Generator[int64]) {
 	bit := rapid.Bool()
 	for most := range gens {
 		gens[most] = rapid.Custom(func(t *rapid.T) int64 {
-			n := 0
+			n := 0 // of so many bits that the remainder below is nearly uniform
 			for covered := 1; covered <= 4*most; covered *= 2 {
 				n *= 2
 				if bit.Draw(t, "") {
@@ -240,6 +240,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 		panic(err)
 	}
 	name := [...]string{"day", "week", "month"}[unit]
+	// A window with a change to daylight saving time is an hour shorter.
 	shortest := [...]int64{23, 7*24 - 1, 28*24 - 1}[unit] * hour
 	calendar := CalendarWindow(unit, where)
 	a := windowSubject()
@@ -321,7 +322,7 @@ func subjectsWhere(where func(subject) bool) []subject {
 	return some
 }
 
-// isCounter tells whether the used units of a subject have no holder.
+// isCounter returns true if the used units of a subject have no holder and no turns.
 func isCounter(a subject) bool { return !a.needsHolder && !a.isQueue }
 
 func isAdditive(a subject) bool { return a.isAdditive }
@@ -600,9 +601,9 @@ func (r *run) useWithChanges(each func(request Request, out Outcome) error) erro
 	return nil
 }
 
-// haveSameAnswers returns an error if two runs of one subject decide the same requests differently
+// compareAnswers returns an error if two runs of one subject decide the same requests differently
 // from a time on.
-func haveSameAnswers(r, other *run, from int64) error {
+func compareAnswers(r, other *run, from int64) error {
 	r, other = r.clone(), other.clone()
 	r.now = from
 	for range 3 {
@@ -701,7 +702,7 @@ var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subjec
 	if back.Granted != out.Granted {
 		return r.lawError("%d units were granted, and %d were refunded; want all", out.Granted, back.Granted)
 	}
-	return haveSameAnswers(r, before, r.now+roll(0, 2*r.refillTime(r.limit)))
+	return compareAnswers(r, before, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
 func TestSpendThenRefundIsNothing(t *testing.T) { prove(t, spendThenRefundIsNothing, allSubjects()) }
@@ -822,16 +823,16 @@ func TestRemainingStaysWithinTheLimit(t *testing.T) {
 var numbersStayInRange = law{"numbers stay in range", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(request Request, out Outcome) error {
-		if err := inRange(request, out, r.state); err != nil {
+		if err := checkRange(request, out, r.state); err != nil {
 			return r.lawError("%v", err)
 		}
 		return nil
 	})
 }}
 
-// inRange checks an outcome and the new state against the contract of Outcome and of the
+// checkRange checks an outcome and the new state against the contract of Outcome and of the
 // package.
-func inRange(r Request, out Outcome, state any) error {
+func checkRange(r Request, out Outcome, state any) error {
 	const top = 1 << 53 // doubles count exactly up to here
 	switch {
 	case out.Granted < 0 || out.Granted > r.Cost:
@@ -995,7 +996,7 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 			}
 			r.state = nil
 		} else if from := r.now + out.Keep + roll(0, 3); from <= late {
-			if err := haveSameAnswers(r, fresh, from); err != nil {
+			if err := compareAnswers(r, fresh, from); err != nil {
 				return fmt.Errorf("after %d µs: %w", out.Keep, err)
 			}
 		}
@@ -1104,7 +1105,7 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 	if admitted < cost {
 		return nil
 	}
-	return haveSameAnswers(single, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
+	return compareAnswers(single, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
 // The contract of the option Additive, in any state.
@@ -1384,7 +1385,7 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 	return nil
 }}
 
-// isProductAbove tells whether a·b > c·d, without overflow.
+// isProductAbove returns true if a·b > c·d, without overflow.
 func isProductAbove(a, b, c, d int64) bool {
 	h1, l1 := bits.Mul64(uint64(a), uint64(b))
 	h2, l2 := bits.Mul64(uint64(c), uint64(d))
@@ -1814,7 +1815,7 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	skewed := r.clone()
-	half := 11 * hour
+	half := 11 * hour // half of the shortest day, which has 23 hours; rounded down
 	switch {
 	case strings.Contains(a.name, "week"):
 		half = 83 * hour
@@ -1869,8 +1870,8 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	roll := seeded(seed, 0)
 	for i := range 50_000 {
-		large := pick[int64](roll, 1, MaxPeriod/2) // where doubles are coarse, and anywhere
-		old, parts := roll(large, MaxPeriod), roll(1, MaxPeriod)
+		least := pick[int64](roll, 1, MaxPeriod/2) // all numbers, or those at which doubles are coarse
+		old, parts := roll(least, MaxPeriod), roll(1, MaxPeriod)
 		level := roll(0, Max)
 		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(parts))
 		got := whole(convert(level, old, parts))
@@ -1881,8 +1882,10 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 		if exact.Cmp(whole(Max)) >= 0 {
 			exact = whole(Max)
 		}
-		if got.Cmp(exact) < 0 && got.Cmp(whole(Max)) < 0 || got.Cmp(whole(Max)) > 0 || got.Cmp(new(big.Rat).Add(exact, slack)) > 0 &&
-			got.Cmp(whole(Max)) < 0 {
+		most := new(big.Rat).Add(exact, slack)
+		isTooSmall := got.Cmp(exact) < 0
+		isTooLarge := got.Cmp(whole(Max)) > 0 || got.Cmp(most) > 0 && got.Cmp(whole(Max)) != 0
+		if isTooSmall || isTooLarge {
 			t.Fatalf("case %d of seed %d: %d in parts of 1/%d became %v in parts of 1/%d; want at least %v, and at most %v more", i, seed, level, old, got, parts, exact, slack)
 		}
 	}

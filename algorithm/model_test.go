@@ -18,16 +18,16 @@ type model interface {
 	// comes before.
 	fits(r Request, now int64) (granted int64, isEnough bool)
 	remaining(now int64) int64
-	// refundable is the number of units that could be refunded.
+	// refundable returns the number of units that could be refunded.
 	refundable(now int64) int64
-	// isEmpty tells whether nothing is used.
+	// isEmpty returns true if no unit is used.
 	isEmpty(now int64) bool
-	// wait is how long a caller whose request is granted must wait.
+	// wait returns how long, in µs, a caller whose request is granted must wait.
 	wait(r Request, now int64) int64
 	spend(cost int64, r Request, now int64)
 	refund(r Request, now int64) int64
 	reset()
-	// capacity is what a fresh state has.
+	// capacity returns the units that a fresh state has.
 	capacity() int64
 }
 
@@ -65,8 +65,8 @@ func decide(m model, r Request, now int64) Outcome {
 	return out
 }
 
-// first is the least number for which isTrue returns true. isTrue must also return true for all
-// larger numbers.
+// first returns the least number for which isTrue returns true. isTrue must also return true for
+// all larger numbers.
 func first(isTrue func(int64) bool) int64 {
 	if isTrue(0) {
 		return 0
@@ -116,7 +116,7 @@ func (m *bucketModel) usedAt(now int64) *big.Rat {
 	return used
 }
 
-// until is how long it takes until the amount has leaked.
+// until returns the time, in µs, in which this number of tokens leaks.
 func (m *bucketModel) until(leaked *big.Rat) int64 {
 	if leaked.Sign() <= 0 {
 		return 0
@@ -284,7 +284,7 @@ func newLedger(l Limit, counts func(at, now int64) bool) *ledger {
 	return m
 }
 
-// modelFor is the model of a subject.
+// modelFor returns the model of a subject with a limit.
 func modelFor(a subject, l Limit) model {
 	index := func(at int64) int64 { return at / l.Period }
 	switch a.name {

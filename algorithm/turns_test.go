@@ -7,16 +7,17 @@ import (
 // A turn is one of several limits that use one state in turn: tiers, or an old and a new policy
 // while instances reload.
 type turn struct {
-	limit   Limit
-	prepare func(Limit) (Params, error)
-	at      func(Params, int64) Params
-	kind    int   // index in kin: how its windows are aligned, or how many parts they have; -1: as the subject's
-	shorter int64 // the shortest window
+	limit    Limit
+	prepare  func(Limit) (Params, error)
+	at       func(Params, int64) Params
+	kind     int   // index in the subject's kin, which differ in how windows begin or are divided; -1: the subject itself
+	shortest int64 // the shortest window
 }
 
-// turns are up to three limits that use one state in turn. They often differ in only one number.
+// turns returns up to three limits that use one state in turn. They often differ in only one
+// number.
 func (r *run) turns() []turn {
-	own := turn{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shorter: r.shortest(r.limit)}
+	own := turn{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shortest: r.shortest(r.limit)}
 	turns := []turn{own}
 	for range 6 {
 		if len(turns) == 3 || len(turns) == 2 && r.roll.oneIn(2) {
@@ -41,15 +42,15 @@ func (r *run) turns() []turn {
 			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].paramsAt
 		}
 		if _, err := t.prepare(t.limit); err == nil && r.canCount(append(turns, t)) {
-			t.shorter = r.shortest(t.limit)
+			t.shortest = r.shortest(t.limit)
 			turns = append(turns, t)
 		}
 	}
 	return turns
 }
 
-// canCount tells whether the state under each of the limits can express what the largest limit may
-// use.
+// canCount returns true if the state can count the units of the largest limit, whichever of the
+// limits is in use.
 func (a subject) canCount(turns []turn) bool {
 	capacity, refillTime := most(turns, a.capacity), most(turns, a.refillTime)
 	for _, t := range turns {
@@ -75,7 +76,7 @@ func (r *run) switchTo(t turn) {
 	r.change(t.limit)
 }
 
-// most is the largest number that of returns for the limits.
+// most returns the largest result of the function of, which it calls with each limit.
 func most(turns []turn, of func(Limit) int64) int64 {
 	n := int64(0)
 	for _, t := range turns {
@@ -84,11 +85,14 @@ func most(turns []turn, of func(Limit) int64) int64 {
 	return n
 }
 
+// maxUnits bounds the terms of a sum, so that it does not overflow.
+const maxUnits = 8 * Max
+
 // ratesInTurn is the bound of algorithms that refill steadily: the largest capacity, and the
 // largest rate.
 func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
-		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), 8*Max) })
+		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), maxUnits) })
 	}
 }
 
@@ -97,13 +101,13 @@ func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 func windowsInTurn(isStrict bool) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
 		type kind struct {
-			kind    int
-			shorter int64
+			kind     int
+			shortest int64
 		}
 		admitted, sum := map[kind]int64{}, int64(0)
 		for _, t := range turns {
-			k := kind{t.kind, t.shorter}
-			admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shorter), t.limit.Count), 8*Max))
+			k := kind{t.kind, t.shortest}
+			admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shortest), t.limit.Count), maxUnits))
 		}
 		for _, n := range admitted {
 			sum += n

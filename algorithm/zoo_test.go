@@ -127,11 +127,15 @@ func brokenLimiters() []brokenLimiter {
 	}
 }
 
-// In the steps below, p has the parameters of the sound step: of a bucket the rate, the parts of a
-// token and the capacity; of a queue the rate, parts and places; of a fixed window the count and
-// the period; of a sliding window the count, the period, the tick and the ticks; of sub-windows the
-// count, the width and the number of parts; of a log the count and the period; of slots their
-// number and the period.
+// In the steps below, p has the parameters of the sound step, in this order:
+//
+//   - bucket: rate, parts of a token, capacity
+//   - queue: rate, parts of a place, places
+//   - fixed window: count, period
+//   - sliding window: count, period, length of a tick, ticks in a period
+//   - sub-windows: count, width, number of parts
+//   - log: count, period
+//   - slots: number of slots, period
 
 // A published bucket that treats an elapsed time below 0 as 0, and then stores now as the time of
 // its last refill.
@@ -313,7 +317,7 @@ func baseLost(s record, p Params, r Request, now int64) (Outcome, record) {
 	return out, next
 }
 
-// estimated is a sliding window by another estimate of what is used.
+// estimated is a sliding window that computes its used units by the function estimate.
 func estimated(s windowPair, p Params, r Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, _, previous, _ := slide(s, period, now)
@@ -377,7 +381,7 @@ func floatQuotients(s bucket, p Params, r Request, now int64) (Outcome, bucket) 
 // arrival is the state of GCRA: when the bucket will be full.
 type arrival struct{ at int64 }
 
-// GCRA whose interval between two units is a whole number of µs.
+// GCRA whose interval between two units is rounded down to a whole number of µs.
 func intervalRounded(s arrival, p Params, r Request, now int64) (Outcome, arrival) {
 	rate, parts, burst := p[0], p[1], p[2]
 	interval := parts / rate
@@ -411,7 +415,7 @@ func resetAlwaysFull(s bucket, p Params, r Request, now int64) (Outcome, bucket)
 	return out, next
 }
 
-// A window whose length is stored in whole seconds. One of less than a second never ends.
+// A window whose length is stored in whole seconds. A window of less than a second never ends.
 func wholeSeconds(s window, p Params, r Request, now int64) (Outcome, window) {
 	period := p[1]
 	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {

@@ -25,8 +25,8 @@ type fleet struct {
 	instances []penstock.Store
 	charge    penstock.Charge
 	admitted  []admitted
-	balanced  int   // the instance that admits next, if the load is balanced
-	decisions int64 // how many charges were sent
+	balanced  int   // index of the instance that decideBalanced calls next
+	decisions int64 // number of charges that were sent
 }
 
 type admitted struct {
@@ -34,7 +34,8 @@ type admitted struct {
 	units int64
 }
 
-// newFleet returns n instances. Each enforces the share of one of known instances.
+// newFleet returns n instances. Each of them counts known instances, so that its share of the limit
+// in an outage is 1/known.
 func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
@@ -66,8 +67,8 @@ func (f *fleet) decideBalanced(t *testing.T) {
 	}
 }
 
-// maxBeyondRate is the most units beyond a rate that were admitted in any interval since start. It
-// is the highest level of a bucket that leaks at the rate.
+// maxBeyondRate returns the most units beyond a rate that were admitted in any interval since
+// start. It is the highest level of a bucket that leaks at the rate.
 func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64) {
 	level, last := 0.0, start
 	for _, a := range f.admitted {
@@ -80,8 +81,8 @@ func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64)
 	return most
 }
 
-// maxInWindow is the most units that were admitted in any window of this length. If isAligned is
-// true, windows begin at multiples of the length, otherwise anywhere.
+// maxInWindow returns the most units that were admitted in any window of this length. If isAligned
+// is true, windows begin at multiples of the length, otherwise at any time.
 func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {
@@ -148,11 +149,12 @@ func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) 
 	return limit, float64(limit.Burst), float64(limit.Count) / limit.Period.Seconds()
 }
 
+// load returns a load with a random rate: on average 0.4 to 4 times perSecond.
 func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 	return load{random, time.Duration(float64(2*time.Second) / perSecond / (0.3 + 3*random.Float64()))}
 }
 
-// boundOf is what Bounds states for a limit that n instances share.
+// boundOf returns how many units Bounds states for a limit that n instances share.
 func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	for _, b := range (guard.Options{Instances: n}).Bounds(limit.MustCompile()) {
 		if b.When == when {
@@ -163,8 +165,8 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w), plus n
-// units of rounding, whatever the load.
+// In an outage, n instances with shares for known instances admit at most n/known of the limit: of
+// its burst, and of its rate in any interval. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
@@ -197,8 +199,8 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 }
 
 // Under balanced load, the beginning of an outage adds no units: an interval that contains it
-// admits B + r·w and n units of rounding, as without an outage. An interval that contains the end
-// may admit one B more.
+// admits the burst, the rate and n units of rounding. An interval that contains the end may admit
+// one more burst.
 func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0

@@ -179,7 +179,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 			}
 		})
 	}
-	until := func(source penstock.Source) time.Duration {
+	waitForSource := func(source penstock.Source) time.Duration {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 			mu.Lock()
@@ -196,13 +196,13 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	time.Sleep(1500 * time.Millisecond)
 	killed := time.Since(start)
 	server.Kill()
-	dead := until(penstock.FromFallback)
+	dead := waitForSource(penstock.FromFallback)
 	time.Sleep(3 * time.Second)
 	restarted := time.Since(start)
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	found := until(penstock.FromStore)
+	found := waitForSource(penstock.FromStore)
 	time.Sleep(time.Second)
 	close(stop)
 	load.Wait()
@@ -240,7 +240,8 @@ type grant struct {
 	source penstock.Source
 }
 
-// mostAtOnce is the most units beyond a rate that were granted in any interval within a time.
+// mostAtOnce returns the most units beyond a rate that were granted in any interval between from
+// and to.
 func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most float64) {
 	slices.SortFunc(grants, func(a, b grant) int { return int(a.at - b.at) })
 	level, last := 0.0, from
@@ -277,7 +278,8 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 					admitted++
 				}
 			}
-			if admitted < 26 { // of the 40 units that are refilled, less its share
+			// Its share refills 40 units. At most 10 of them were overdrawn; 4 are a margin.
+			if admitted < 26 {
 				t.Errorf("%s: the hot instance admitted %d units in 4 s of an outage; want at least 26, as its share is 10 a second", name, admitted)
 			}
 			tried++
@@ -287,8 +289,8 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 }
 
 // When the store is back, it has the whole Burst again, and grants at the full rate to instances
-// that have found it. The others use their shares for at most a second more. Together that is at
-// most Burst + (n-1)/n·r·1 s beyond the limit.
+// that have found it. The others use their shares for at most a second more: n-1 of n shares of the
+// rate. Together that is at most a Burst and one second of these shares beyond the limit.
 func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

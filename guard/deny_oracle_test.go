@@ -24,12 +24,14 @@ type trace struct {
 	cache    *guard.DenyCache // around store
 	twin     *memstore.Store  // gets the same charges, at the same times, without a cache
 	step     int
-	timeStep time.Duration // all pauses are multiples of it, because stores round times to µs from different starts
+	timeStep time.Duration // unit of the pauses; 1 µs: both stores round all times equally, whenever they started
 	log      []string
 
-	// Denials by the cache: all, with the exact RetryAfter, with one that is too short, of patient
-	// charges, and of batches.
-	local, exact, early, patient, batches int
+	local   int // denials by the cache
+	exact   int // of them, with the RetryAfter of the store
+	early   int // with a shorter RetryAfter
+	patient int // of charges with Patience
+	batches int // of several charges
 }
 
 func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOptions) *trace {

@@ -149,14 +149,14 @@ func (m *member) delay() time.Duration {
 	return time.Duration(m.rng.IntN(3000)) * time.Microsecond
 }
 
-// run makes calls at changing rates, with pauses, some of which are longer than a Life.
+// run makes calls at changing rates. Some of its pauses are longer than LeaseOptions.Life.
 func (m *member) run(length time.Duration, hasPauses bool) {
-	rates := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
+	gaps := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
 	end := time.Now().Add(length)
 	for time.Now().Before(end) {
 		m.mu.Lock()
-		every, phase := rates[m.rng.IntN(len(rates))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
-		cost := int64(1 + m.rng.IntN(3)/2)
+		gap, phase := gaps[m.rng.IntN(len(gaps))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
+		cost := int64(1 + m.rng.IntN(3)/2) // 1, or sometimes 2
 		if hasPauses && m.rng.IntN(4) == 0 {
 			m.pausedUntil = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
 			m.fleet.mu.Lock()
@@ -164,7 +164,7 @@ func (m *member) run(length time.Duration, hasPauses bool) {
 			m.fleet.mu.Unlock()
 		}
 		m.mu.Unlock()
-		for stop := time.Now().Add(phase); time.Now().Before(stop) && time.Now().Before(end); time.Sleep(every) {
+		for stop := time.Now().Add(phase); time.Now().Before(stop) && time.Now().Before(end); time.Sleep(gap) {
 			if !m.waitUntilAwake() {
 				return
 			}
@@ -176,13 +176,13 @@ func (m *member) run(length time.Duration, hasPauses bool) {
 // spend spends units. If it waits for a draw, the units count from when the store decided the draw,
 // as without a lease.
 func (m *member) spend(cost int64) (d penstock.Decision, err error) {
-	calls := time.Now()
+	calledAt := time.Now()
 	d, err = m.lease.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: m.fleet.limit, Cost: cost}})
 	if err == nil && d.Source == penstock.FromLease {
 		at := time.Now()
 		m.mu.Lock()
 		m.spent += cost
-		if at.After(calls) && m.decidedAt.After(calls) {
+		if at.After(calledAt) && m.decidedAt.After(calledAt) {
 			at = m.decidedAt
 		}
 		m.mu.Unlock()
@@ -219,17 +219,17 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 	var total guard.LeaseStats
 	var instances sync.WaitGroup
 	for instance := range n {
-		life := make([]time.Duration, 0, 8)
+		stretches := make([]time.Duration, 0, 8) // times between crashes
 		for rest := length; rest > 0; {
 			stretch := time.Duration(1+rng.IntN(8)) * time.Second
-			life = append(life, min(stretch, rest))
+			stretches = append(stretches, min(stretch, rest))
 			rest -= stretch
 		}
 		instances.Go(func() {
-			for i, stretch := range life {
+			for i, stretch := range stretches {
 				m := f.member(uint64(instance*1000 + i))
 				m.run(stretch, true)
-				isLast := i == len(life)-1
+				isLast := i == len(stretches)-1
 				if !isLast {
 					m.crash()
 				} else if m.waitUntilAwake(); m.lease.Close(context.Background()) != nil {
@@ -261,8 +261,8 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 	return total.Spent, all
 }
 
-// excess is the most that was admitted in any interval beyond what a bucket of that burst and rate
-// allows.
+// excess returns by how many units the admissions of an interval exceeded a bucket with the limit's
+// burst and rate. It returns the largest number of all intervals.
 func (f *leaseFleet) excess() int64 {
 	rate := float64(f.limit.Limit().Count) / float64(f.limit.Limit().Period)
 	burst := float64(max(f.limit.Limit().Burst, f.limit.Limit().Count))
@@ -276,11 +276,12 @@ func (f *leaseFleet) excess() int64 {
 		last = a.at
 		most = max(most, level-burst)
 	}
-	return int64(most + 0.99) // rounded up, except for the error of times, which are exact to the microsecond
+	// Round up. Less than 0.01 units can come from times, which are rounded to microseconds.
+	return int64(most + 0.99)
 }
 
-// maxInWindow is the most units that were admitted in a window. If isSliding is true, a window
-// begins anywhere, otherwise at a multiple of its length.
+// maxInWindow returns the most units that were admitted in a window. If isSliding is true, a window
+// may begin at any time, otherwise only at a multiple of its length.
 func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 	period := f.limit.Limit().Period
 	since := f.start.UnixNano()
@@ -342,7 +343,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 	t.Parallel()
 	runs := 0
 	var leased, all int64
-	for _, a := range []struct {
+	for _, row := range []struct {
 		limit     penstock.Limit
 		isSliding bool
 	}{
@@ -356,12 +357,12 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 0))
 				n := 1 + rng.IntN(8)
-				limit := a.limit
+				limit := row.limit
 				limit.Period = time.Duration(700+rng.IntN(5000)) * time.Millisecond
 				limit.Count = 100 + rng.Int64N(10_000)
 				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 				spent, admitted := f.play(n, 12*time.Second)
-				if most := f.maxInWindow(a.isSliding); most > limit.Count {
+				if most := f.maxInWindow(row.isSliding); most > limit.Count {
 					t.Errorf("seed %d: %d instances, %v: %d units in a window; want %d at most", seed, n, limit, most, limit.Count)
 				}
 				runs, leased, all = runs+1, leased+spent, all+admitted
@@ -384,7 +385,7 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		o := guard.LeaseOptions{Limits: leaseUpTo(1000), Instances: func() int { return n }}
 		limit := compiled(t, penstock.PerSecond(burst))
-		bound := int64(n * burst / 4 / n)
+		bound := int64(n * (burst / 4 / n)) // each instance holds its part of a quarter of the burst
 		if got := o.Excess(limit); got != bound {
 			t.Fatalf("Excess is %d; want %d", got, bound)
 		}
@@ -421,7 +422,7 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 			}
 		}
 		excess := admitted - burst
-		t.Logf("%d units beyond the burst of %d at once; n·b is %d", excess, burst, bound)
+		t.Logf("%d units beyond the burst of %d at once; the bound is %d", excess, burst, bound)
 		if excess > bound || excess < bound/2 {
 			t.Errorf("%d units beyond the burst; want at most %d and at least half of it", excess, bound)
 		}

@@ -134,7 +134,7 @@ func yearly(t testing.TB, name string, n int64) *penstock.Plan {
 	return compiled(t, penstock.Limit{Name: name, Group: "g", Algorithm: penstock.AnchoredWindow, Count: n, Period: year})
 }
 
-// remaining is what a store has left of a limit.
+// remaining returns how many units a store has left of a limit.
 func remaining(t testing.TB, store penstock.Store, limit *penstock.Plan, key string) int64 {
 	t.Helper()
 	d, err := store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: limit, Mode: penstock.Peek}})

@@ -33,8 +33,8 @@ var countLimits = []penstock.Limit{
 	{Name: "log", Group: "g", Algorithm: penstock.SlidingLog, Count: 50, Period: time.Hour},
 }
 
-// A count is how many units callers were granted of each limit.
-type count [3]int64
+// A grantedUnits has the units that callers were granted, for each of countLimits.
+type grantedUnits [3]int64
 
 // An operation is a charge of a limit.
 type operation struct {
@@ -64,24 +64,24 @@ type answer struct {
 // spent.
 func countModel(idle int64) porcupine.Model {
 	return porcupine.Model{
-		Init: func() any { return count{} },
+		Init: func() any { return grantedUnits{} },
 		Step: func(state, input, output any) (bool, any) {
-			return state.(count).apply(input.([]operation), output.(answer), idle)
+			return state.(grantedUnits).apply(input.([]operation), output.(answer), idle)
 		},
 		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v -> %+v", input, output) },
 	}
 }
 
-// apply tells whether an answer is legal, and returns what has been granted afterwards.
-func (c count) apply(operations []operation, got answer, idle int64) (isLegal bool, next count) {
+// apply returns whether an answer is legal, and the units that are granted after it.
+func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isLegal bool, next grantedUnits) {
 	if operations[0].limit == dataLoss {
-		return true, count{}
+		return true, grantedUnits{}
 	}
 	next = c
-	canGrant, mustGrant := true, true
+	canGrant, mustGrant := true, true // a grant is legal; a denial is illegal
 	for i, o := range operations {
-		count, used := countLimits[o.limit].Count, c[o.limit]
-		free := max(count-used, 0)
+		all, used := countLimits[o.limit].Count, c[o.limit]
+		free := max(all-used, 0)
 		cost := o.cost
 		switch o.mode {
 		case penstock.Spend, penstock.Peek:
@@ -99,24 +99,25 @@ func (c count) apply(operations []operation, got answer, idle int64) (isLegal bo
 		if o.mode != penstock.Peek {
 			next[o.limit] += cost
 		}
-		granted := max(cost, -cost)
+		granted := max(cost, -cost) // the absolute value
 		if o.mode == penstock.Reset || o.mode == penstock.Peek {
 			granted = 0
 		}
 		if got.isAllowed && !got.isUnknown && got.granted[i] != granted {
 			return false, c
 		}
-		left := max(count-next[o.limit], 0)
+		left := max(all-next[o.limit], 0)
 		if got.isAllowed && got.source == penstock.FromStore && !got.isUnknown && (got.left[i] > left || got.left[i] < left-idle) {
 			return false, c
 		}
 	}
-	switch {
-	case got.isUnknown && !canGrant, !got.isUnknown && !got.isAllowed:
-		return got.isUnknown || got.isExcused || !mustGrant, c
-	default:
-		return canGrant, next
+	if got.isUnknown && !canGrant {
+		return true, c
 	}
+	if !got.isUnknown && !got.isAllowed {
+		return got.isExcused || !mustGrant, c
+	}
+	return canGrant, next
 }
 
 // A countHistory is the calls of clients, with their answers and times.
@@ -124,7 +125,7 @@ type countHistory struct {
 	start   time.Time
 	mu      sync.Mutex
 	ops     []porcupine.Operation
-	sources [6]int
+	sources [6]int // answers, by penstock.Source
 }
 
 // record makes a call for a client. It records nothing if the store was not called.
@@ -188,7 +189,7 @@ func (h *countHistory) recordLoss(since time.Time) {
 }
 
 // excuseDenials excuses denials by a deny cache while a Refund or Reset was in flight. The cache
-// forgets its denials only when the answer arrives.
+// forgets its denials only when the answer arrives. It returns the number of excused denials.
 func (h *countHistory) excuseDenials() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
@@ -225,30 +226,39 @@ func (h *countHistory) String() string {
 	return s.String()
 }
 
-// checkHistories makes concurrent calls of clients to the stores, repeatedly with new keys, and
-// checks each history. batch makes the charges of a call. disturb, if any, runs at the same time.
-func checkHistories(
-	t *testing.T, what string, histories, ops int, idle func() int64, stores []penstock.Store,
-	batch func(*rand.Rand) []operation, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
-) (sources [6]int) {
+// A historyPlan describes the histories of a test. Each history has a new key.
+type historyPlan struct {
+	what      string // for the log
+	histories int
+	calls     int          // by each client, in each history
+	idle      func() int64 // argument of countModel for the last history
+	stores    []penstock.Store
+	batch     func(*rand.Rand) []operation                // makes the charges of a call
+	pause     time.Duration                               // longest pause between two calls of a client; 0: none
+	disturb   func(h *countHistory, stop <-chan struct{}) // runs besides the clients, if it is not nil
+}
+
+// check makes the calls of concurrent clients, and checks each history. It returns the number of
+// answers by penstock.Source.
+func (p historyPlan) check(t *testing.T) (sources [6]int) {
 	t.Helper()
 	operations, unknown, excused, undecided := 0, 0, 0, 0
-	for range histories {
+	for range p.histories {
 		h, seed, key := &countHistory{start: time.Now()}, rand.Uint64(), fmt.Sprint("k", rand.Uint64())
 		stop := make(chan struct{})
 		var clients, disturber sync.WaitGroup
-		if disturb != nil {
-			disturber.Go(func() { disturb(h, stop) })
+		if p.disturb != nil {
+			disturber.Go(func() { p.disturb(h, stop) })
 		}
 		for client := range countClients {
 			rng := rand.New(rand.NewPCG(seed, uint64(client)))
 			clients.Go(func() {
-				for range ops {
-					for !h.record(stores[client%len(stores)], client, key, batch(rng)) {
+				for range p.calls {
+					for !h.record(p.stores[client%len(p.stores)], client, key, p.batch(rng)) {
 						time.Sleep(time.Millisecond)
 					}
-					if pause > 0 {
-						time.Sleep(time.Duration(rng.Int64N(int64(pause))))
+					if p.pause > 0 {
+						time.Sleep(time.Duration(rng.Int64N(int64(p.pause))))
 					}
 				}
 			})
@@ -262,7 +272,7 @@ func checkHistories(
 		for i, n := range h.sources {
 			sources[i] += n
 		}
-		switch porcupine.CheckOperationsTimeout(countModel(idle()), h.ops, 5*time.Second) {
+		switch porcupine.CheckOperationsTimeout(countModel(p.idle()), h.ops, 5*time.Second) {
 		case porcupine.Illegal:
 			t.Fatalf("seed %d: no order of these calls gives these answers; want one\n%v", seed, h)
 		case porcupine.Unknown:
@@ -270,18 +280,18 @@ func checkHistories(
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients through guards (%s: %d operations, %d unknown; %d by the store, %d by deny caches of "+
-		"which %d excused, %d by leases; %d were too large to check)", histories, what, operations, unknown, sources[penstock.FromStore],
+		"which %d excused, %d by leases; %d were too large to check)", p.histories, p.what, operations, unknown, sources[penstock.FromStore],
 		sources[penstock.FromDenyCache], excused, sources[penstock.FromLease], undecided)
-	if undecided > histories/5 {
-		t.Errorf("%d of %d histories were too large to check; want at most a fifth", undecided, histories)
+	if undecided > p.histories/5 {
+		t.Errorf("%d of %d histories were too large to check; want at most a fifth", undecided, p.histories)
 	}
 	return sources
 }
 
-// noneIdle is for histories without leases: no unit is leased and unspent.
+// noneIdle is the idle function of histories without leases: no unit is leased and unspent.
 func noneIdle() int64 { return 0 }
 
-// spendsAndPeeks is a batch of spends, draws and peeks.
+// spendsAndPeeks returns a random batch of spends, draws and peeks.
 func spendsAndPeeks(rng *rand.Rand) []operation {
 	modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}
 	var operations []operation
@@ -291,7 +301,7 @@ func spendsAndPeeks(rng *rand.Rand) []operation {
 	return operations
 }
 
-// allModes is a batch of charges of all modes.
+// allModes returns a random batch of charges of all modes.
 func allModes(rng *rand.Rand) []operation {
 	operations := spendsAndPeeks(rng)
 	for i := range operations {
@@ -309,8 +319,8 @@ func allModes(rng *rand.Rand) []operation {
 	return operations
 }
 
-// guardedStores is n instances over a server whose clock does not run. A call may take
-// long, since the machine may be busy.
+// guardedStores returns n instances over a server whose clock does not run. Their timeout is long,
+// because the machine may be busy.
 func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.Store {
 	stores, _ := recordedStores(t, n, url, o)
 	return stores
@@ -337,8 +347,10 @@ func recordedStores(t *testing.T, n int, url string, o guard.Options) (stores []
 func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	checkHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyCacheTTL: -1}), allModes, 0, nil)
-	sources := checkHistories(t, "one instance", seeds(150), 25, noneIdle, guardedStores(t, 1, server.URL(), guard.Options{}), allModes, 0, nil)
+	withoutCache := guardedStores(t, 2, server.URL(), guard.Options{DenyCacheTTL: -1})
+	historyPlan{what: "no deny cache", histories: seeds(150), calls: 25, idle: noneIdle, stores: withoutCache, batch: allModes}.check(t)
+	single := guardedStores(t, 1, server.URL(), guard.Options{})
+	sources := historyPlan{what: "one instance", histories: seeds(150), calls: 25, idle: noneIdle, stores: single, batch: allModes}.check(t)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny cache has denied 0 batches; want at least 1")
 	}
@@ -348,14 +360,15 @@ func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	sources := checkHistories(t, "three instances", seeds(150), 25, noneIdle, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndPeeks, 0, nil)
+	stores := guardedStores(t, 3, server.URL(), guard.Options{})
+	sources := historyPlan{what: "three instances", histories: seeds(150), calls: 25, idle: noneIdle, stores: stores, batch: spendsAndPeeks}.check(t)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny caches have denied 0 batches; want at least 1")
 	}
 }
 
-// With leases, no more is granted than without. A denial must be one that the store would give if
-// the instances' blocks, n·b units, were spent.
+// With leases, no more is granted than without. Each of the n instances may hold a block of unspent
+// units. A denial must be one that the store would give if these blocks were spent.
 func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -374,17 +387,17 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		}
 		return []operation{{limit, penstock.Spend, 1}}
 	}
-	gone := make([]int64, n)
+	gone := make([]int64, n) // units that each instance's leases had lost before this history
 	idle := func() int64 {
 		units := int64(n * block)
-		for i, w := range recorders { // units that neither a store nor a lease has any more are added
+		for i, w := range recorders { // add the units that neither the store nor a lease has any more
 			s := stores[i].(*guard.Guarded).Stats().Lease
 			units += w.lostUnits.Swap(0) + s.Expired + s.Lost - gone[i]
 			gone[i] = s.Expired + s.Lost
 		}
 		return units
 	}
-	sources := checkHistories(t, "leases", seeds(100), 40, idle, stores, spends, 400*time.Microsecond, nil)
+	sources := historyPlan{what: "leases", histories: seeds(100), calls: 40, idle: idle, stores: stores, batch: spends, pause: 400 * time.Microsecond}.check(t)
 	if sources[penstock.FromLease] == 0 && slices.Max(gone) == 0 { // on a busy machine, all leases may expire unused
 		t.Error("no lease has answered, and none has expired; want leases")
 	}
@@ -398,7 +411,8 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	stores := guardedStores(t, 2, "redis://"+proxy.Addr(), guard.Options{
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
 	})
-	checkHistories(t, "lost answers", seeds(60), 12, noneIdle, stores, spendsAndPeeks, 0, func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) })
+	cut := func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) }
+	historyPlan{what: "lost answers", histories: seeds(60), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: cut}.check(t)
 }
 
 // A server that is killed and comes back empty loses all its data at one time. The results of calls
@@ -410,7 +424,7 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		DenyCacheTTL: -1, // a cached denial would outlive the lost counter
 		Breaker:      guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
 	})
-	checkHistories(t, "restarts", seeds(10), 12, noneIdle, stores, spendsAndPeeks, 0, func(h *countHistory, stop <-chan struct{}) {
+	restart := func(h *countHistory, stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
@@ -422,7 +436,8 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 			t.Error(err)
 		}
 		h.recordLoss(since)
-	})
+	}
+	historyPlan{what: "restarts", histories: seeds(10), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: restart}.check(t)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		d := decide(t, stores[0], one(compiled(t, countLimits[0]), "at last")...)
 		if d.Source == penstock.FromStore {

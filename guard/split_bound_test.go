@@ -16,15 +16,16 @@ import (
 )
 
 // If all units are spent in one burst, exactly these are granted: no unit is denied while a shard
-// has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be denied,
-// because chance sends them to a shard that has used its part. Split makes a few more calls for
-// each of them instead.
+// has one. If a denial by the first shard were final, about √(N·S(1-1/S)/2π) of N units in S shards
+// would be denied, because chance sends them to a shard that has used its part. Split makes a few
+// more calls for each of them instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
 		units, shards, runs := row.units, row.shards, row.runs
-		failed, moreCalls := 0.0, 0 // failed: denials per run, if the first shard's denial were final
+		moreCalls := 0
+		deniedByFirst := 0.0 // mean number of units per run that the first shard would deny
 		for range runs {
 			calls, first := 0, map[string]int{}
 			store := memstore.New(memstore.Options{})
@@ -46,23 +47,23 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 				}
 				if i == units-1 {
 					for _, n := range first {
-						failed += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
+						deniedByFirst += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
 					}
 				}
 			}
 		}
 		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
 		t.Logf("%5d units in %2d shards: all granted, and no more; %.1f would be denied by the first shard (%.1f by the formula); %.3f more calls per unit", units, shards,
-			failed, formula, float64(moreCalls)/float64(runs*units))
-		if failed < formula/2 || failed > 2*formula {
-			t.Errorf("%.1f of %d units exceeded the parts of %d shards; want about %.1f: the shards are not chosen evenly", failed, units, shards, formula)
+			deniedByFirst, formula, float64(moreCalls)/float64(runs*units))
+		if deniedByFirst < formula/2 || deniedByFirst > 2*formula {
+			t.Errorf("%.1f of %d units exceeded the parts of %d shards; want about %.1f: the shards are not chosen evenly", deniedByFirst, units, shards, formula)
 		}
 		t.Logf("counted: %d spends of split limits checked against their bound", runs*(units+100))
 	}
 }
 
-// Under more load than fits, a split bucket of S shards admits at most Burst + r·w units, and at
-// most S+1 units less than that.
+// Under more load than fits, a split bucket admits at most its burst and the units that it refills.
+// It admits at most one unit less for each shard, and one more.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -88,10 +89,10 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	}
 }
 
-// After a split limit was lowered, each shard grants what is left of its part of the new limit. If
-// as much was used as the new limit has, that is about √(units·S(1-1/S)/2π) more than an unsplit
-// limit grants. It is at most the parts of all shards but one. Together with what was used before,
-// it never exceeds the old limit.
+// After a split limit was lowered, each shard grants what is left of its part of the new limit. So
+// the shards grant more than an unsplit limit, by at most the parts of all shards but one. If N
+// units of a new limit of N were used, S shards grant about √(N·S(1-1/S)/2π) units more. The units
+// used before and those granted afterwards never exceed the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -102,7 +103,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 			for range runs {
 				synctest.Test(t, func(t *testing.T) {
 					store := memstore.New(memstore.Options{})
-					grantedBy := map[string]int{} // each shard
+					grantedBy := map[string]int{} // units, by the key of the shard
 					recording := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 						d, err := store.Decide(ctx, charges)
 						if err == nil && d.Allowed {

@@ -84,10 +84,13 @@ func checkLawsExcept(t *testing.T, store func() penstock.Store, except ...string
 	})
 }
 
-// brokenLaws are the laws that a split limit does not obey: Draw takes from one shard, units are
-// refilled S times as slowly, a debt stays with its shard, and a limit that is lowered below what
-// is used leaves what its other shards have.
-var brokenLaws = []string{"draw_takes", "at_most_charges", "patience_books", "force_is_never", "a_changed_limit_keeps"}
+// brokenLaws are the laws that a split limit does not obey.
+var brokenLaws = []string{
+	"draw_takes", "at_most_charges", // Draw takes from one shard
+	"patience_books",        // a shard refills only its part of the rate
+	"force_is_never",        // a debt stays with its shard
+	"a_changed_limit_keeps", // if a limit is lowered below what is used, some shards still have units
+}
 
 func TestSplitLimitsObeyTheLaw(t *testing.T) {
 	effort.WithoutRace(t)
@@ -194,7 +197,7 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(decisions))
 }
 
-// The time of a clock, in µs since the epoch, changes only when a test calls advance.
+// A clock has a time, in µs since the epoch. The time changes only when a test calls advance.
 type clock struct{ atomic.Int64 }
 
 func newClock() *clock {
@@ -349,7 +352,7 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	const callers = 8
 	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
 		rounds := max(100, 50_000/row.n) // so many that 15 % are six standard deviations of the mean
-		without, denied, calls := 0, 0, int64(0)
+		deniedByFirst, denied, calls := 0, 0, int64(0)
 		for range rounds {
 			store := &firstKeyStore{next: newClock().memory()}
 			split := split(row.shards)(store)
@@ -377,13 +380,13 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 				if shard < row.n%row.shards {
 					units++
 				}
-				without += max(n-units, 0)
+				deniedByFirst += max(n-units, 0)
 			}
 			calls += store.calls.Load()
 		}
 		n, s := float64(row.n), float64(row.shards)
 		formula := math.Sqrt(n * s * (1 - 1/s) / (2 * math.Pi))
-		mean := float64(without) / float64(rounds)
+		mean := float64(deniedByFirst) / float64(rounds)
 		if denied != 0 || math.Abs(mean-formula) > 0.15*formula {
 			t.Errorf("burst of %d over %d shards: %d denied; want 0; without further calls %.1f a burst, by the formula %.1f", row.n, row.shards, denied, mean, formula)
 		}

@@ -25,7 +25,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{Limits: func(l *penstock.Plan) guard.Settings { return limits[l.Name()] }})
 		defer s.Close()
-		calls, late := 0, time.Duration(0)
+		calls, slowest := 0, time.Duration(0)
 		call := func(name string, mode penstock.Mode) {
 			charge := penstock.Charge{Key: "k", Plan: penstock.PerSecond(400).WithName(name).MustCompile(), Cost: 1, Mode: mode}
 			start := time.Now()
@@ -35,7 +35,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 			if took := time.Since(start); took > 250*time.Millisecond {
 				t.Errorf("%v of limit %s took %v; want at most 250ms", mode, name, took)
 			} else {
-				late = max(late, took)
+				slowest = max(slowest, took)
 			}
 			calls++
 		}
@@ -73,7 +73,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 						defer mu.Unlock()
 						calls++
 						took := time.Since(start)
-						late = max(late, took)
+						slowest = max(slowest, took)
 						if err != nil || took > 250*time.Millisecond {
 							t.Errorf("%v of limit %s, while each answer takes %v, ended with error %v after %v; want a decision within 250ms", charge.Mode, name, answerTime, err, took)
 						}
@@ -84,7 +84,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 			store.setFault(nil)
 			time.Sleep(3 * time.Second)
 		}
-		t.Logf("counted: %d decisions within their deadline (the slowest took %v)", calls, late)
+		t.Logf("counted: %d decisions within their deadline (the slowest took %v)", calls, slowest)
 	})
 }
 
@@ -188,8 +188,8 @@ type movingStore struct {
 
 func (m *movingStore) node([]penstock.Charge) string { return fmt.Sprint("server ", m.server.Load()) }
 
-// A timeout of a caller with a very short deadline does not count as a failure of the store. That
-// of a caller with more than half of the store's own deadline does.
+// A caller's timeout counts as a failure of the store only if its deadline was more than half of
+// the store's own deadline.
 func TestShortDeadlinesDoNotOpenTheBreaker(t *testing.T) {
 	for patience, opensBreaker := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {

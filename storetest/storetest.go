@@ -175,7 +175,7 @@ func noonZone() *time.Location {
 	return time.FixedZone("noon", int((12*time.Hour - now.Sub(now.Truncate(24*time.Hour))).Seconds()))
 }
 
-// needsHolder tells whether a second spend of a holder is a renewal.
+// needsHolder returns true if a second spend of a holder is a renewal.
 func (k kind) needsHolder() bool { return k.name == "slots" }
 
 // A counter is a limit with a key, and the holder that charges it.
@@ -185,6 +185,7 @@ type counter struct {
 	holder string
 }
 
+// as, at and named return the same counter with another holder, key or name of its limit.
 func (c counter) as(holder string) counter { c.holder = holder; return c }
 func (c counter) at(key string) counter    { c.key = key; return c }
 
@@ -353,14 +354,14 @@ func (b *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
 }
 
 func checkGrantedBatch(b *lawTest) {
-	for _, key := range []func(i int) string{
+	for round, key := range []func(i int) string{ // the key of charge i
 		func(int) string { return "k" },
 		func(i int) string { return fmt.Sprint("k", i%3) },
 	} {
 		var counters []counter
 		var charges []penstock.Charge
 		for i, k := range kinds {
-			c := b.counter(k, units).at("batch-" + key(i)).named(k.name + fmt.Sprint(len(key(i))))
+			c := b.counter(k, units).at("batch-" + key(i)).named(fmt.Sprint(k.name, round))
 			counters = append(counters, c)
 			charges = append(charges, c.spend(int64(i+1)))
 		}
@@ -477,7 +478,7 @@ func checkPeek(b *lawTest) {
 	})
 }
 
-// unitsLeft is how many units a counter has left.
+// unitsLeft returns how many units a counter has left.
 func (b *lawTest) unitsLeft(c counter) int64 {
 	b.Helper()
 	return b.allow(c.charge(penstock.Peek, 0)).Remaining

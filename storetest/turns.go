@@ -271,7 +271,8 @@ func checkLimitsInTurn(b *lawTest) {
 			small, middle, large := b.counter(k, 2), b.counter(k, 7), b.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
-					// With a long period, a small limit cannot hold the largest burst, least of all in 32 parts.
+					// With a long period, the state of a small bucket cannot count the units of the large
+					// one, above all if Split divides it into 32 shards.
 					c.limit.Period = refillTime / 256
 				}
 			}

@@ -41,7 +41,11 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	zerolog.SetGlobalLevel(zerolog.Disabled) // toxiproxy would log to standard output
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", map[bool]string{false: "8", true: "4"}[isSoak])
+		parallel := "8"
+		if isSoak {
+			parallel = "4"
+		}
+		_ = flag.Set("test.parallel", parallel)
 	}
 	os.Exit(m.Run())
 }
@@ -153,7 +157,10 @@ func newExperiment(t *testing.T, f *fault) *experiment {
 	e.rng = rand.New(rand.NewPCG(e.seed, 1))
 	t.Cleanup(func() {
 		if t.Failed() {
-			soak := map[bool]string{true: "PENSTOCK_SOAK=1 "}[isSoak]
+			soak := ""
+			if isSoak {
+				soak = "PENSTOCK_SOAK=1 "
+			}
 			t.Logf("to run this fault again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), e.seed)
 		}
 	})

@@ -42,7 +42,7 @@ type load struct {
 	picked     [len(policies)]int64 // requests so far, by policy
 	phase      phase
 	begun      int                  // faults that have begun
-	over       int                  // faults that have ended
+	ended      int                  // faults that have ended
 	sincePhase map[answerSource]int // decisions of requests that began in this phase
 	grants     map[limitKey]*grants
 	answers    [phases][sources]int // decisions of requests that ended in their phase
@@ -101,7 +101,7 @@ func (l *load) begin(p phase) {
 
 // faultBegan and faultEnded count faults.
 func (l *load) faultBegan() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
-func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.over++ }
+func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.ended++ }
 
 // since counts the decisions of a source for requests that began in this phase.
 func (l *load) since(instance, policy int, source penstock.Source) int {
@@ -130,21 +130,21 @@ func (l *load) firstKeyLocked(policy int) int64 {
 	return l.picked[policy] / int64(requestsPerKey)
 }
 
-// nextRequest starts a request on instance i. It returns the phase, the units that were granted to
-// the key before, and the key.
-func (l *load) nextRequest(i int, rng *rand.Rand) (phase, grants, limitKey) {
+// nextRequest starts a request on instance i, for the key k. earlier has the units that were
+// granted to the key before.
+func (l *load) nextRequest(i int, rng *rand.Rand) (p phase, earlier grants, k limitKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := l.pickLocked(i, rng)
+	k = l.pickLocked(i, rng)
 	if l.grants[k] == nil {
-		l.grants[k] = &grants{first: l.over}
+		l.grants[k] = &grants{first: l.ended}
 	}
 	return l.phase, *l.grants[k], k
 }
 
 // send sends a request to instance i, and records the decision.
 func (l *load) send(i int, rng *rand.Rand) {
-	startPhase, known, k := l.nextRequest(i, rng)
+	startPhase, earlier, k := l.nextRequest(i, rng)
 	charge := [1]penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}}
 	var storeCalls atomic.Int64
 	start := time.Now()
@@ -175,7 +175,7 @@ func (l *load) send(i int, rng *rand.Rand) {
 		g.byFallback[i]++
 		// Units that the store has granted to this instance count as used in its share.
 		p := &policies[k.policy]
-		if had := known.store[i] + known.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
+		if had := earlier.store[i] + earlier.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
 			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted one more without the store",
 				p.name, i, had, k.key, p.fallbackBound))
 		}

@@ -21,7 +21,7 @@ import (
 // F21 and F22: the program itself is stopped, killed or terminated while it has a lease and a slot.
 
 const (
-	leased   = 50 // largest number of units in a lease
+	maxLease = 50 // units in a lease
 	children = 2  // number of instances for which leases and shares are configured
 )
 
@@ -36,11 +36,12 @@ func leasing(limit *penstock.Plan) guard.Settings {
 	if limit.Name() == slots.Name {
 		return guard.Settings{OnFailure: guard.FailClosed}
 	}
-	return guard.Settings{OnFailure: guard.FailClosed, Lease: leased}
+	return guard.Settings{OnFailure: guard.FailClosed, Lease: maxLease}
 }
 
 // openLeasing opens an instance with leases. Its timeout is long, since the store has no fault.
-func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
+// closeAll closes the guards and the store.
+func openLeasing(url string) (instance *guard.Guarded, spyOfStore *spy, closeAll func(), err error) {
 	store, err := redisstore.Open(url, redisstore.Options{})
 	if err != nil {
 		return nil, nil, nil, err
@@ -217,8 +218,8 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 		<-c.ended
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-1 || used > len(grants)+leased+1 { // one unit was not printed before the kill, and one has refilled
-			t.Errorf("%d units are used, and the killed program has spent %d; want at most %d units of difference", used, len(grants), leased)
+		if used < len(grants)-1 || used > len(grants)+maxLease+1 { // one unit was not printed before the kill, and one has refilled
+			t.Errorf("%d units are used, and the killed program has spent %d; want at most %d units of difference", used, len(grants), maxLease)
 		}
 		lost += used - len(grants)
 		eventually(t, func() bool {
@@ -258,8 +259,8 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 		}
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-5 || used > len(grants)+leased { // one unit refills in 9 s
-			t.Errorf("%d units are used, and the program has spent %d; want at most %d more", used, len(grants), leased)
+		if used < len(grants)-5 || used > len(grants)+maxLease { // one unit refills in 9 s
+			t.Errorf("%d units are used, and the program has spent %d; want at most %d more", used, len(grants), maxLease)
 		}
 		if used <= len(grants) {
 			complete++

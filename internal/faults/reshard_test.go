@@ -274,7 +274,8 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		to := c.Nodes[(slices.Index(c.Nodes, c.Owner(slot))+1)%3]
+		const primaries = 3 // the first nodes of the Cluster
+		to := c.Nodes[(slices.Index(c.Nodes, c.Owner(slot))+1)%primaries]
 		if err := c.Move(slot, slot, to, func(int) {
 			for range 10 {
 				decide(m % keys)

@@ -222,7 +222,7 @@ func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits 
 			c.at = c.creditedFrom()
 			level, last = max(0, level-rate*float64(c.at-last)), c.at
 			switch {
-			case c.step != 0:
+			case c.step != 0: // a jump forward refills the bucket; a jump back changes nothing
 				level, creditedBefore = max(0, level-rate*float64(max(c.step, 0))), c.at
 			case c.units > 0 && (c.until > 0 || l.Algorithm.Name() != penstock.LeakyBucket.Name()):
 				level = max(0, level-float64(c.units))
@@ -258,7 +258,7 @@ func pendingCredit(credits []credit, now time.Duration) (units float64) {
 // in one window.
 func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) worstCase {
 	worst := worstCase{bound: bound}
-	sum, first := int64(0), 0            // of the window of admission i
+	sum, first := int64(0), 0            // units in the window that ends at admission i; index of its first admission
 	left := make([]int64, len(admitted)) // the units of each admission that are not credited
 	for i := range admitted {
 		a := &admitted[i]

@@ -126,10 +126,12 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		sim.history.addIncident("%s by %v", kind, by)
 		sim.server.stepClock(by)
 	case networkSlow:
-		factor := 2 + 60*f.size
+		const minFactor, maxFactor = 2, 62 // of the latency
+		factor := minFactor + (maxFactor-minFactor)*f.size
 		return changeAllLinks(func(l *link) { l.oneWay = time.Duration(float64(sim.plan.oneWay) * factor) }, func(l *link) { l.oneWay = sim.plan.oneWay })
 	case networkLossy:
-		loss := 0.3 * f.size
+		const maxLoss = 0.3 // probability
+		loss := maxLoss * f.size
 		return changeAllLinks(func(l *link) { l.loss = [ways]float64{loss, loss} }, func(l *link) { l.loss = [ways]float64{} })
 	case requestsCut:
 		return changeLink(func(l *link) { l.isCut[toStore] = true }, func(l *link) { l.isCut[toStore] = false })

@@ -49,7 +49,7 @@ type callKey struct{}
 type admission struct {
 	at             time.Duration // of the turn of a booking, or of the charge if there is no wait
 	charged        time.Duration // of the charge
-	clock          int64         // at by the clock of the store or instance that decided, in µs
+	clock          int64         // the same time as at, in µs, by the clock of the store or instance that decided
 	policy         *policy
 	key            string
 	units          int64

@@ -26,7 +26,8 @@ func outagePlan(seed uint64) *plan {
 	slices.SortFunc(p.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
 	for i := range p.faults {
 		f := &p.faults[i]
-		if f.node = 0; i+1 < len(p.faults) {
+		f.node = 0
+		if i+1 < len(p.faults) {
 			f.duration = min(f.duration, p.faults[i+1].at-f.at-1)
 		}
 		f.kind = kinds[rng.IntN(len(kinds))]
@@ -73,8 +74,8 @@ func (h *history) checkStatedBounds(p *plan) {
 		}
 		credits := h.situationCredits(admitted, over)
 		if l.Algorithm.WindowsDiffer() {
-			// The windows of the store and of the instances begin at different times, so the number
-			// of windows that an interval touches counts.
+			// The windows of the store and of the instances begin at different times. An interval
+			// touches at most three windows, and each of them may have the slack.
 			l.Algorithm, slack = penstock.AnchoredWindow, 3*slack
 		}
 		worst := checkBound(l, admitted, credits, slack)

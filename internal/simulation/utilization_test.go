@@ -144,7 +144,9 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	var loads []*steadyLoad
 	for _, instances := range []int{1, 2, 4} {
 		for _, perSecond := range []float64{150, 180, 210, 240} {
-			const longRun = 300 * 10.0 / 11 // the rate that the limit below admits: units are free after 11 of its 10 sub-windows
+			// The limit below admits 300 units in 11 sub-windows of 100 ms: units become free one
+			// sub-window after the period of 10.
+			const longRun = 300 * 10.0 / 11 // units per second
 			loads = append(loads, &steadyLoad{instances: instances, share: perSecond / longRun, maxCost: 1, requests: 3000, lease: 50,
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
@@ -170,7 +172,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 		}
 		i := slices.Index(leasable, s.limit.Algorithm())
 		if i < 0 {
-			i = 5 // SubWindow(10) returns another pointer with each call
+			i = 5 // of SubWindow(10), which returns another pointer with each call
 		}
 		sums[i].add(y)
 		if lost := 1 - float64(y.admitted)/float64(y.alone); lost > worst[i] {
