@@ -147,9 +147,7 @@ func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
 		}
 		c = b.circuit(name)
 	}
-	if !c.hasCalls.Load() {
-		c.hasCalls.Store(true)
-	}
+	c.markUsed()
 	t, ok := c.beginClosed()
 	if !ok { // a half-open breaker counts calls, so each is sent alone
 		many.Each(ctx, b, calls)
@@ -258,13 +256,19 @@ func newCircuit(b *breaker, node string) *circuit {
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	if !c.hasCalls.Load() {
-		c.hasCalls.Store(true)
-	}
+	c.markUsed()
 	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.isOnlyProbed.Load() || !p.allow()) {
 		return d, p.rejection(ctx)
 	}
 	return c.call(ctx, charges)
+}
+
+// markUsed records that a call came. It writes only if needed, because a write costs more than a
+// read when many cores call.
+func (c *circuit) markUsed() {
+	if !c.hasCalls.Load() {
+		c.hasCalls.Store(true)
+	}
 }
 
 // call calls the store, and records whether that failed.
