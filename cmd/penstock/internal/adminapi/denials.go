@@ -32,8 +32,8 @@ var denialsRoute = route{path: "denials", summary: "Denied requests of this inst
 }, body: Denial{}}
 
 const (
-	deniedPerSecond = 50 // denials that each reader gets in a second
-	deniedPerLimit  = 40 // of these, the most by one limit
+	deniedPerSecond = 50 // the most denials that each reader gets in a second
+	deniedPerLimit  = 40 // the most of one limit among them
 )
 
 // Without the token, a guessed key could be compared with the masked keys.

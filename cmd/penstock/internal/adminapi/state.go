@@ -262,8 +262,8 @@ func (h *Handler) history(span string, n int, isSummed bool, has func(activity.S
 	return found
 }
 
-// sumRules adds up the lines of equal names: for each rule those of its limits, and for the rule ""
-// all of them.
+// sumRules adds up the lines that have the same name. The result has a line for each rule, which is
+// the sum of its limits, and a line for the rule "", which is the sum of all lines.
 func sumRules(lines []activity.Line) []activity.Line {
 	sums := make(map[activity.Series][]uint32)
 	add := func(s activity.Series, counts []uint32) {
@@ -351,7 +351,7 @@ func (h *Handler) makeExplain(ctx context.Context, _ Viewer, q url.Values) (any,
 	if q.Has("size") {
 		var err error
 		if size, err = strconv.ParseInt(q.Get("size"), 10, 64); err != nil || size < -1 {
-			return nil, refuse(http.StatusBadRequest, "size is not a number of bytes; -1 stands for unknown")
+			return nil, refuse(http.StatusBadRequest, "size is not a number of bytes; write 0 or more, or -1 if it is unknown")
 		}
 	}
 	r, err := explain.NewRequest(cmp.Or(q.Get("method"), "GET"), q.Get("url"), q["header"], cmp.Or(q.Get("from"), "192.0.2.1"), size)

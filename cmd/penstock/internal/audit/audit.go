@@ -153,9 +153,9 @@ func (l *Line) Attributes() []any {
 }
 
 func (a *Actor) attributes() (all []any) {
-	for _, one := range [][2]string{{"kind", a.Kind}, {"name", a.Name}, {"host", a.Host}, {"address", a.Address}} {
-		if one[1] != "" {
-			all = append(all, one[0], one[1])
+	for _, field := range []struct{ name, value string }{{"kind", a.Kind}, {"name", a.Name}, {"host", a.Host}, {"address", a.Address}} {
+		if field.value != "" {
+			all = append(all, field.name, field.value)
 		}
 	}
 	return all
@@ -190,8 +190,8 @@ func (f *File) Check() error {
 	return to.Close()
 }
 
-// open opens the file. It checks again that the file is regular, because its name may now be that
-// of a pipe. O_NONBLOCK prevents that the call waits for a reader of the pipe.
+// open opens the file. It checks again that the file is regular, because the name may now belong
+// to a pipe. Because of O_NONBLOCK, the call does not wait for a reader of the pipe.
 func (f *File) open() (*os.File, error) {
 	to, err := os.OpenFile(f.path, flags, mode)
 	if err != nil {

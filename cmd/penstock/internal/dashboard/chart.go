@@ -26,7 +26,7 @@ type chart struct {
 // A line has the sum of some series of the history, or one field of the timings.
 type line struct {
 	Label  string   `json:"label"`
-	Style  int      `json:"style"`            // color and dashes
+	Style  int      `json:"style"`            // color and dashes: 1 to 6, as in dashboard.css
 	Rule   string   `json:"rule,omitempty"`   // "": the sum of all
 	Series []string `json:"series,omitempty"` // names in the history
 	Field  string   `json:"field,omitempty"`  // of the timings
@@ -139,7 +139,7 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 		l := &c.Lines[i]
 		values := c.values(l, history, timings, unit)
 		values = values[max(len(values)-shownUnits(history.Last, len(values)), 0):]
-		step := len(values) / chartPoints
+		step := len(values) / chartPoints // values of one point
 		c.Step = time.Duration(step) * unit
 		for n := range chartPoints {
 			l.points = append(l.points, mean(values[n*step:(n+1)*step]))
@@ -149,7 +149,7 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 		}
 	}
 	c.Most = niceEnd(c.Most)
-	group := chartPoints / tableRows
+	group := chartPoints / tableRows // points of one row
 	for n := tableRows - 1; n >= 0; n-- {
 		r := row{Ago: time.Duration(tableRows-1-n) * time.Duration(group) * c.Step}
 		for i := range c.Lines {

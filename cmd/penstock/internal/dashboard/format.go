@@ -16,8 +16,30 @@ import (
 
 // functions are the functions that templates call.
 var functions = template.FuncMap{
-	"after": after, "ago": ago, "bound": boundOf, "breaker": breaker, "bytes": size, "clock": clock, "count": count, "counts": countsOf, "denial": denialOf, "deref": deref, "list": list, "next": func(i int) int { return i + 1 }, "number": number, "once": once, "percent": percent,
-	"perSecond": perSecond, "share": shareText, "short": short, "span": spanText, "total": total, "us": microseconds, "until": until, "value": value, "width": width,
+	"after":     after,
+	"ago":       ago,
+	"bound":     boundOf,
+	"breaker":   breaker,
+	"bytes":     size,
+	"clock":     clock,
+	"count":     count,
+	"counts":    countsOf,
+	"denial":    denialOf,
+	"deref":     deref,
+	"list":      list,
+	"next":      func(i int) int { return i + 1 },
+	"number":    number,
+	"once":      once,
+	"percent":   percent,
+	"perSecond": perSecond,
+	"share":     shareText,
+	"short":     short,
+	"span":      spanText,
+	"total":     total,
+	"us":        microseconds,
+	"until":     until,
+	"value":     value,
+	"width":     width,
 }
 
 // count writes a whole number, with thin spaces between thousands.

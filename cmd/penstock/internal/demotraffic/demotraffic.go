@@ -90,17 +90,18 @@ func sources(at time.Duration) []source {
 	if math.Sin(angle) > 0.8 { // for about 18 s of each wave
 		burst = 20
 	}
+	driver, console, support := clients[3], clients[4], clients[6]
 	return []source{
 		{20 + 10*math.Sin(angle), func() (string, string, string) {
 			p := paths[min(rand.IntN(len(paths)), rand.IntN(len(paths)))] // prefers the first paths
 			return p.method, p.path, clients[rand.IntN(len(clients))]
 		}},
-		{burst, func() (string, string, string) { return "GET", "/api/drivers/nearby", clients[3] }},
+		{burst, func() (string, string, string) { return "GET", "/api/drivers/nearby", driver }},
 		{7 + 5*math.Sin(2*angle), func() (string, string, string) {
-			return "POST", "/api/notifications/push", clients[4]
+			return "POST", "/api/notifications/push", console
 		}},
 		{6, func() (string, string, string) { return "POST", "/api/receipts/export", Offender }},
-		{0.2, func() (string, string, string) { return "POST", "/api/receipts/export", clients[6] }},
+		{0.2, func() (string, string, string) { return "POST", "/api/receipts/export", support }},
 		{2, func() (string, string, string) { return "GET", "/", clients[0] }},
 	}
 }

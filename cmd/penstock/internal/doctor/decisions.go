@@ -21,9 +21,9 @@ const (
 	maxBudget    = 10 * time.Second // for one primary; after it, one decision is enough
 	probeTimeout = 3 * time.Second  // of one decision
 
-	// maxScript is the largest good median time of a script. The median is about 13 µs on an idle
+	// maxScriptTime is the largest good median time of a script. The median is about 13 µs on an idle
 	// machine, and 80 µs on two busy cores.
-	maxScript = 200 * time.Microsecond
+	maxScriptTime = 200 * time.Microsecond
 )
 
 // probe is the limit of the probe decisions. No policy can use its keys. It never denies, and its
@@ -156,7 +156,7 @@ func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 		c.Status, c.Why = Failed, "many decisions take longer than store_timeout, and then limits use on_failure"
 	case p99 > d.StoreTimeout/2:
 		c.Status, c.Why = Warning, "some decisions may take longer than store_timeout, and then limits use on_failure"
-	case time.Duration(scriptMicros*float64(time.Microsecond)) > maxScript:
+	case time.Duration(scriptMicros*float64(time.Microsecond)) > maxScriptTime:
 		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", scriptMicros)
 		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", 1e6/scriptMicros)
 	}

@@ -251,8 +251,10 @@ func (d *doctor) checkTenants(s *server) {
 		c.Summary = fmt.Sprintf("%s; their owners are unknown", count(all, "key"))
 	}
 	c.Facts["others"] = others
-	// Keys come and go while they are counted, such as the probe keys.
-	if others > 10 && others > all/100 {
+	// Keys come and go while they are counted, such as the probe keys. So few keys are no sign of
+	// other programs.
+	const fewKeys, fewPercent = 10, 1
+	if others > fewKeys && others > all*fewPercent/100 {
 		c.Status, c.Summary = Warning, fmt.Sprintf("other programs have about %d of the %d keys", others, all)
 		c.Why = "their commands delay decisions, and their keys fill the memory"
 		c.Remedy = "use a separate server for limits"

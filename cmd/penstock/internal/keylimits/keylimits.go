@@ -178,8 +178,9 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 func batches(limits []Limit) (all [][]*Limit) {
 	for i := range limits {
 		l := &limits[i]
+		sharesState := func(other *Limit) bool { return other.plan.ID() == l.plan.ID() && other.key == l.key }
 		hasRoom := func(batch []*Limit) bool {
-			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, func(other *Limit) bool { return other.plan.ID() == l.plan.ID() && other.key == l.key })
+			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, sharesState)
 		}
 		at := slices.IndexFunc(all, hasRoom)
 		if at < 0 {

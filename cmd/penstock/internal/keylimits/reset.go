@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Reset says which limits of a key were reset, and their states before and after.
+// A Reset lists the limits of a key that were reset, with their states before and after.
 type Reset struct {
 	Reset  []string `json:"reset" doc:"limits, as RULE.LIMIT, that counted something before"`
 	Before []Limit  `json:"before"`
@@ -26,7 +26,7 @@ type Change struct {
 
 const maxReason = 200 // letters
 
-// CheckReason checks the text that says why a key is reset.
+// CheckReason checks the reason that an operator gives for a reset.
 func CheckReason(reason string) error {
 	isHidden := func(r rune) bool { return !unicode.IsPrint(r) }
 	if strings.TrimSpace(reason) == "" || len([]rune(reason)) > maxReason || strings.ContainsFunc(reason, isHidden) {

@@ -64,7 +64,7 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 // rules have read.
 func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
 
-// isForwarded returns true for headers that say where a request comes from.
+// isForwarded returns true for headers with the origin of a request, such as its address.
 func isForwarded(name string) bool {
 	if first := name[0] | 0x20; first != 'x' && first != 'f' { // | 0x20 makes letters lower case
 		return false

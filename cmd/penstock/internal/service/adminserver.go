@@ -83,7 +83,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 			if err != nil {
 				return nil, err
 			}
-			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report says what applies
+			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report still lists the limits
 			return report, nil
 		},
 		AuthFailed: s.metrics.AddAdmin(),

@@ -1,6 +1,6 @@
 package service
 
-// A connectionBudget says how many connections of each kind may be open at once. It leaves file
+// A connectionBudget is how many connections of each kind may be open at once. It leaves file
 // descriptors for the store, files and health checks. Otherwise clients could use all descriptors,
 // and /livez could not respond.
 //
@@ -24,7 +24,7 @@ func newConnectionBudget(descriptors, maxConnections int64, hasProxy bool, calle
 		shares += 2 // for clients and for the upstream
 	}
 	share := max((descriptors-reserved)/max(shares, 1), 1)
-	b := connectionBudget{admin: max(reserved/4, minAdmin)} // these come out of the reserve
+	b := connectionBudget{admin: max(reserved/4, minAdmin)} // a part of reserved
 	if hasProxy {
 		b.clients, b.upstream = min(maxConnections, share), share
 	}

@@ -79,7 +79,8 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 	return nil
 }
 
-// wrapFast does for a handler of fastgrpc what interceptUnary does for those of grpc-go.
+// wrapFast adds to a handler of fastgrpc what interceptUnary adds to handlers of grpc-go: metrics,
+// spans and recovery from panics.
 func (c *grpcCalls) wrapFast(method string, handler fastgrpc.Handler) fastgrpc.Handler {
 	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
 		c.service.inFlight.Add(1)

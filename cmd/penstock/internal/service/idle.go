@@ -49,7 +49,7 @@ func (l *idleList) closeLongest() bool {
 	l.conns = slices.Delete(l.conns, 0, 1)
 	l.mu.Unlock()
 	if secured, ok := conn.(*tls.Conn); ok {
-		conn = secured.NetConn() // its Close does not wait to send an alert, as that of TLS does
+		conn = secured.NetConn() // tls.Conn.Close would wait until an alert is sent; this Close does not
 	}
 	conn.Close()
 	return true

@@ -90,8 +90,8 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 	}
 }
 
-// readTimeout bounds reading the body of a request that http.Server rejects by itself, such as with
-// 417. Package slowclient bounds all others.
+// readTimeout bounds how long http.Server reads the body of a request that it rejects by itself,
+// such as with 417. Package slowclient bounds the bodies of all other requests.
 func (s *service) readTimeout() time.Duration {
 	if s.Settings.StallTimeout == 0 {
 		return 0

@@ -50,7 +50,7 @@ type Options struct {
 	// the service opens one at the settings' address.
 	Inherited net.Listener
 
-	// Telemetry says what is exported to OpenTelemetry. Default: nothing.
+	// Telemetry is what is exported to OpenTelemetry. Default: nothing.
 	Telemetry telemetry.Plan
 
 	// Started is called with the addresses of the listeners when requests are accepted.
@@ -157,7 +157,7 @@ func (s *service) close() {
 // open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
 	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(s.Settings.CallerListeners()))
-	// Both are equal, or one of them is 0 because nothing listens for that kind of connection.
+	// clients and callers are equal, unless one is 0 because nothing listens for such connections.
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
 	}

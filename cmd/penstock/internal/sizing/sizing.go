@@ -21,6 +21,8 @@ const (
 	// table of expiry times (32), and a share of both tables' arrays (8 to 16 each).
 	tables = 62
 
+	maxEmbedded = 44 // bytes of a string that Redis stores in one piece with the header of the value
+
 	maxElements = 1 << 32 // elements that a sorted set can have
 
 	// A sorted set of at most maxListPack elements is one list (zset-max-listpack-entries).
@@ -83,7 +85,7 @@ func Usage(keyLength int, limits []*penstock.Plan) (bytes, keys int) {
 	}
 	if value > timeField {
 		bytes += roundUp(stringSize(keyLength)) + entry
-		if value <= 44 { // Redis stores the header and such a text in one piece
+		if value <= maxEmbedded {
 			bytes += roundUp(object + 4 + value)
 		} else {
 			bytes += object + roundUp(stringSize(value))
@@ -98,7 +100,7 @@ func Usage(keyLength int, limits []*penstock.Plan) (bytes, keys int) {
 func numbers(l *penstock.Plan) int {
 	if l.Algorithm().Title() == "sub-window" {
 		parts := int(l.Params(0)[2])
-		return parts + 5 // each part and the current one are used
+		return parts + 5 // start, count, width, owner, the current part, and the parts before it
 	}
 	if n := storedNumbers[l.Algorithm().Title()]; n > 0 {
 		return n

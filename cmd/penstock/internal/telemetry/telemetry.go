@@ -44,7 +44,7 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// A Plan says what is exported. PlanOf makes it from the environment.
+// A Plan is what is exported. PlanOf makes it from the environment.
 type Plan struct {
 	Traces       Protocol // "": spans are not exported
 	Metrics      Protocol // "": metrics are not exported

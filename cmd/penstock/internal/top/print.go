@@ -288,7 +288,7 @@ func (p *printer) printInstances() {
 	if i.Problem != "" {
 		p.line("only this one is shown: %s", printable.Line(i.Problem))
 	}
-	versionWidth, policyWidth := 13, 14 // most versions, and the 12 digits of a digest
+	versionWidth, policyWidth := 13, 14 // enough for most versions, and for the 12 digits of a digest
 	hostWidth := p.Width - versionWidth - policyWidth - 2*numberWidth - failsWidth - 3
 	names := namesOf(i.Instances)
 	for n, one := range i.Instances {
@@ -345,7 +345,7 @@ type outage struct {
 	reason       string
 }
 
-// outage finds out whether the store fails. The breakers and the health alone do not tell: after an
+// outage finds out whether the store fails. The breakers and the health are not enough: after an
 // outage, the health reports for ten more seconds that the store fails. So outage also counts what
 // has decided the latest requests.
 func (s *Snapshot) outage() (o outage) {
@@ -381,8 +381,8 @@ func (s *Snapshot) outage() (o outage) {
 }
 
 // wasBreakerOpen reports whether an open breaker rejected calls in the older of the last two
-// seconds. The newer second cannot tell the end of an outage from its beginning, because the state
-// may be a second old.
+// seconds. The newer second does not count: the state may be a second old, so an error in that
+// second may belong to an outage that has just begun.
 func (s *Snapshot) wasBreakerOpen() bool {
 	return slices.ContainsFunc(s.Now.Lines, func(l adminapi.Line) bool {
 		return l.Rule == "" && l.Name == activity.ErrorPrefix+penstock.ReasonBreakerOpen.String() && len(l.Counts) > 1 && l.Counts[0] > 0
