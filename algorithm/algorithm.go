@@ -48,7 +48,7 @@ const (
 	Spend  Mode = iota // all of the cost, or nothing
 	Draw               // as much of the cost as fits, at least one unit
 	Peek               // nothing; the outcome is that of a Spend
-	Force              // all of the cost, even what does not fit
+	Force              // all of the cost, even what does not fit; at most Max is counted
 	Refund             // returns units, never more than are used
 	Reset              // clears the state
 )
@@ -160,7 +160,7 @@ func (a *stateArray[S]) Step(i uint32, p *Params, r *Request, now int64, commit 
 // above 0 and at most MaxTime.
 func CheckTime(now int64) error {
 	if now <= 0 || now > MaxTime {
-		return fmt.Errorf("the time is %v; it must be from 1970-01-01 to %v", time.UnixMicro(now).UTC().Format(time.DateTime),
+		return fmt.Errorf("the time is %v; it must be after 1970-01-01 00:00:00 and at most %v", time.UnixMicro(now).UTC().Format(time.DateTime),
 			time.UnixMicro(MaxTime).UTC().Format(time.DateOnly))
 	}
 	return nil

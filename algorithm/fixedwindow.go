@@ -23,7 +23,8 @@ var fixedWindowLua string
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
 //	Clock   after a step back, used units count until their window ends. It ends at the latest with
 //	        the window after the present one, or 5 s and a window from now. So a step back never
-//	        adds a third Count to the two that the bound allows around a boundary
+//	        adds a third Count to the two that the bound allows around a boundary. If Force used more
+//	        than the Count, it may last for as many windows as have room for the used units
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count

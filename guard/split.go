@@ -21,9 +21,10 @@ type SplitOptions struct {
 // A Spend is sent to a random shard. If that denies it, it is sent to the next, until all have
 // denied it. So every unit can be granted. That takes one call while much is left, and S calls for
 // a denial. If the context's deadline leaves no time for another call, the denials so far decide,
-// although another shard may have units. Put another Deny inside Split: then a shard that is known
-// to be empty is not called. A cost that only several shards together have is taken from them in
-// one batch. If others spend meanwhile, it may be denied although the units are there.
+// although another shard may have units. A cost that only several shards together have is taken
+// from them in one batch. If others spend meanwhile, it may be denied although the units are there.
+// Put a Deny outside Split, as Standard does. Inside, its old denials of single shards could deny a
+// cost that several shards together have.
 //
 // What else differs from a limit that is not split:
 //

@@ -76,19 +76,30 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(numbers.Count), Unit: unit, UnitMultiplier: multiplier},
 		period:  numbers.Period, plan: plan,
 	}
-	if numbers.Algorithm.RefillsSteadily() {
-		numbers.Burst = plan.Capacity() + 1
-	} else {
-		numbers.Count++
-	}
 	var err error
-	if compiled.probe, err = numbers.Compile(); err != nil {
+	if compiled.probe, err = probeOf(plan); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plans[plan] = compiled
 	return compiled, nil
+}
+
+// probeOf returns a limit that has one unit more than the plan. The capacity of a window is its
+// Count. That of other algorithms is their Burst, or one more (leaky bucket).
+func probeOf(plan *penstock.Plan) (probe *penstock.Plan, err error) {
+	numbers := plan.Limit()
+	if !numbers.Algorithm.RefillsSteadily() {
+		numbers.Count++
+		return numbers.Compile()
+	}
+	numbers.Burst = plan.Capacity()
+	if probe, err = numbers.Compile(); err == nil && probe.Capacity() == plan.Capacity() {
+		numbers.Burst++
+		return numbers.Compile()
+	}
+	return probe, err
 }
 
 // unitOf expresses a period as a multiple of the largest unit that divides it. If no unit does, it
