@@ -187,6 +187,16 @@ func formErrors(text string, err error) (wrong []string) {
 }
 
 // A file that is too large, is nested too deeply or refers to itself is an error within a minute.
+// The last line of these files has no line break.
+func TestSecondDocumentsWithoutALineBreakAreErrors(t *testing.T) {
+	for _, end := range []string{"---", "...", "--- ", "---\nrules: []", "----"} {
+		_, err := Parse("policy.yaml", []byte("rules: []\n"+end), nil, Options{})
+		if isSecond := end != "..."; isSecond != (err != nil && !strings.Contains(err.Error(), "panic")) {
+			t.Errorf("%q: %v; want an error: %t", end, err, isSecond)
+		}
+	}
+}
+
 func TestHugePoliciesAreErrors(t *testing.T) {
 	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"

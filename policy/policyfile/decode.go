@@ -266,7 +266,7 @@ func secondDocument(text []byte) int {
 	number, hasBegun := 0, false
 	for line := range strings.Lines(string(text)) {
 		number++
-		isSeparator := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
+		isSeparator := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:min(4, len(line))]) == ""
 		if isSeparator && hasBegun {
 			return number
 		}
