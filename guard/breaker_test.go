@@ -47,7 +47,7 @@ func (c *circuit) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return c.Store.Decide(ctx, charges)
 }
 
-// call makes a call, and tells whether it has reached the store.
+// call makes a call, and returns true if it has reached the store.
 func (c *circuit) call() bool {
 	c.Helper()
 	before := c.calls.Load()
@@ -84,7 +84,7 @@ func (c *circuit) openBreaker() {
 	}
 }
 
-// timeUntilCall is how long no call reaches the store, to the millisecond.
+// timeUntilCall returns the time until a call reaches the store, to the millisecond.
 func (c *circuit) timeUntilCall() time.Duration {
 	c.Helper()
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -197,7 +197,7 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	}
 }
 
-// reasonIs tells whether an error is one of a store with this reason.
+// reasonIs returns true if an error is a StoreError with this reason.
 func reasonIs(err error, reason penstock.Reason) bool {
 	e := penstock.AsStoreError(err)
 	return e != nil && e.Reason == reason
@@ -419,7 +419,9 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 			}
 		}
 		for minute, n := range reached {
-			if n > 5*10+5*6 { // five failures each time that it closes: after pauses of 6.4 s at least, and six shorter ones at first
+			// Each time that the breaker closes, five failures open it again. In a minute it closes after
+			// at most 10 pauses of 6.4 s or more, and at first after six shorter pauses.
+			if n > 5*(10+6) {
 				t.Fatalf("in minute %d, %d calls reached the store while it was down: %v; want at most 80", minute, n, reached)
 			}
 		}

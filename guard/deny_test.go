@@ -108,7 +108,9 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 		if got, want := later.Status(0).ResetAfter, first.Status(0).ResetAfter-60*time.Millisecond; got != want {
 			t.Fatalf("ResetAfter is %v, want %v", got, want)
 		}
-		time.Sleep(39*time.Millisecond + 897*time.Microsecond) // 0.1 % and 2 µs before the end, and 1 more
+		// The cached denial ends before the RetryAfter, by 0.1 % of it and 2 µs. Wait until 1 µs before
+		// the denial ends.
+		time.Sleep(39*time.Millisecond + 897*time.Microsecond)
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
 		time.Sleep(time.Microsecond)
 		calls := store.calls.Load()
@@ -168,7 +170,7 @@ func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 		{penstock.Spend, 11, 0, wantDenied, fromStore}, // more than the limit: never
 		{penstock.Spend, 11, 0, wantDenied, fromStore}, // the denial of 5 is not replaced
 		{penstock.Spend, 5, 0, wantDenied, fromCache},
-		{penstock.Draw, 5, 0, wantAllowed, fromStore}, // 2
+		{penstock.Draw, 5, 0, wantAllowed, fromStore}, // takes the last 2 units
 		{penstock.Spend, 0, 0, wantAllowed, fromStore},
 		{penstock.Spend, 2, 0, wantDenied, fromStore},
 		{penstock.Spend, 2, 0, wantDenied, fromCache},
@@ -770,7 +772,8 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 // reply, and by those that come before the first of these has a reply.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
-	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(10+1))
+	const arrivals = 10 // requests during the 1 ms of a reply
+	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(arrivals+1))
 }
 
 // If grants predict denials, only the first caller calls the store.

@@ -77,7 +77,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		batch   []penstock.Charge
-		earlier int // how many earlier calls there are
+		earlier int // number of equal calls before
 		allowed bool
 		source  penstock.Source
 		retry   []time.Duration // of each charge; -1: more than an hour
@@ -244,7 +244,7 @@ var dividable = map[string]*algorithm.Algorithm{
 	"calendar": penstock.CalendarWindow(algorithm.Month, time.UTC),
 }
 
-// capacity is how much of a limit a fresh key is granted at once.
+// capacity returns how many units of a limit a fresh key is granted at once.
 func capacity(t *testing.T, store penstock.Store, limit *penstock.Plan) int64 {
 	t.Helper()
 	c := penstock.Charge{Plan: limit, Cost: penstock.MaxCost, Mode: penstock.Draw, Holder: "h"}

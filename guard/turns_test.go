@@ -120,8 +120,9 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 }
 
-// Several instances lease busy tiers under one key. In every interval they admit at most n·b units
-// more than the largest tier, the bound of Lease. Windows of one length admit no more.
+// Several instances lease busy tiers under one key. In every interval they exceed the largest tier
+// by at most one block for each instance, the bound of Lease. Windows of one length admit no more
+// than the largest tier.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
