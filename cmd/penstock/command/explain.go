@@ -134,8 +134,9 @@ func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s setti
 		Only: []string{"prefix", "key-hash-secret", "min-instances"},
 	})
 	if err == nil && p == nil {
+		const hasTraffic = false
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: no --config: using the demo policy")
-		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...), false)
+		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...), hasTraffic)
 	}
 	return p, s, err
 }

@@ -104,7 +104,8 @@ const (
 
 // follow shows the instance until ctx ends.
 func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
-	latest, err := t.next(ctx, nil, true)
+	const isFull = true
+	latest, err := t.next(ctx, nil, isFull)
 	if err != nil {
 		return err
 	}

@@ -285,8 +285,8 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 	switch {
 	case hasToken:
 		return h.ViewerOfToken(token)
-	case len(headers) > 0:
-		h.AuthFailed(true)
+	case len(headers) > 0: // of another form than Bearer TOKEN
+		h.AuthFailed(tokenIsWrong)
 		return Viewer{}, errWrongToken
 	case h.hasSession(req):
 		return Viewer{isOperator: true}, nil
@@ -295,16 +295,19 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 	case !h.token.IsSet():
 		return Viewer{}, refuse(http.StatusForbidden, "other machines can reach this address, so the API needs a token or a certificate; set operator_token or admin_client_ca, or set admin_listen to 127.0.0.1 or to a Unix socket")
 	}
-	h.AuthFailed(false)
+	h.AuthFailed(tokenIsMissing)
 	return Viewer{}, refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer")
 }
+
+// Arguments of Options.AuthFailed.
+const tokenIsWrong, tokenIsMissing = true, false
 
 var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer")
 
 // ViewerOfToken returns the client that sends a token, or an error if the token is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	if !h.token.Matches(token) {
-		h.AuthFailed(true)
+		h.AuthFailed(tokenIsWrong)
 		return Viewer{}, errWrongToken
 	}
 	return Viewer{isOperator: true}, nil

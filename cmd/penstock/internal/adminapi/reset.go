@@ -76,7 +76,7 @@ func (h *Handler) requireOperator(v Viewer) error {
 	case len(h.Token) == 0:
 		return refuse(http.StatusForbidden, "writes need an operator token, and this service has none; set operator_token")
 	}
-	h.AuthFailed(false)
+	h.AuthFailed(tokenIsMissing)
 	return refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
 }
 

@@ -113,7 +113,7 @@ func (h *Handler) counts() []Count {
 	last10 := history.Since(10)
 	counts := []Count{}
 	for s, n := range history.Since(60) {
-		counts = append(counts, Count{s.Rule, s.Limit, s.Name, last10[s], n})
+		counts = append(counts, Count{Rule: s.Rule, Limit: s.Limit, Name: s.Name, Last10: last10[s], Last60: n})
 	}
 	sortCounts(counts)
 	return counts
@@ -131,7 +131,7 @@ func totals(fleet *activity.Fleet) []Count {
 	for _, i := range fleet.Instances {
 		for _, c := range i.Counts {
 			sum := sums[c.Series]
-			sums[c.Series] = Count{c.Rule, c.Limit, c.Name, sum.Last10 + c.Last10, sum.Last60 + c.Last60}
+			sums[c.Series] = Count{Rule: c.Rule, Limit: c.Limit, Name: c.Name, Last10: sum.Last10 + c.Last10, Last60: sum.Last60 + c.Last60}
 		}
 	}
 	counts := make([]Count, 0, len(sums))
@@ -160,7 +160,7 @@ func (h *Handler) makeInstances(ctx context.Context, _ Viewer, _ url.Values) (an
 			Started: i.Started.UTC(), Written: i.Written.UTC(), Reason: i.Health, Counts: []Count{},
 		}
 		for _, c := range i.Counts {
-			one.Counts = append(one.Counts, Count{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
+			one.Counts = append(one.Counts, Count{Rule: c.Rule, Limit: c.Limit, Name: c.Name, Last10: c.Last10, Last60: c.Last60})
 		}
 		sortCounts(one.Counts)
 		all.Instances = append(all.Instances, one)
@@ -257,7 +257,7 @@ func (h *Handler) history(span string, n int, isSummed bool, has func(activity.S
 			found.IsCut = true
 			break
 		}
-		found.Lines = append(found.Lines, Line{line.Rule, line.Limit, line.Name, line.Counts})
+		found.Lines = append(found.Lines, Line{Rule: line.Rule, Limit: line.Limit, Name: line.Name, Counts: line.Counts})
 	}
 	return found
 }

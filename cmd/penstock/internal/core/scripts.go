@@ -21,8 +21,8 @@ type scriptLoader struct {
 	log   *slog.Logger
 	probe func(context.Context) error // returns nil if the store makes decisions
 
-	isHolding atomic.Bool // sends no decision: the store was down at the start and may lack scripts
-	isPending atomic.Bool // retry must load: the store was down at the latest attempt
+	isHolding atomic.Bool // no decision is sent: the store was down at the start, and may lack scripts
+	isPending atomic.Bool // retry must load the scripts: the store was down at the latest attempt
 
 	loading sync.Mutex // held during an attempt
 

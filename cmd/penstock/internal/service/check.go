@@ -58,6 +58,7 @@ func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
 
 // registerCheck serves the check API by gRPC.
 func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
+	// authFailed is nil, because newAuthenticator counts the gRPC calls with a missing or wrong token.
 	check, err := s.newCheck(settings.Listener{Name: "grpc", Address: s.Settings.GRPC}, nil)
 	if err == nil {
 		check.Register(r)
