@@ -98,10 +98,10 @@ func (s *source) err() error {
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
 	*source
-	env      func(string) (string, bool)
-	ifEmpty  string // the message about an empty file
-	depth    int
-	isSecret bool // the field that is being read is a secret
+	env     func(string) (string, bool)
+	ifEmpty string // the message about an empty file
+	depth   int
+	field   fieldOptions // of the field that is being read
 }
 
 // recordPosition records the position of the value of p.
@@ -382,6 +382,9 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 		}
 	case v.Kind() == reflect.Slice:
 		d.decodeList(n, v)
+	case n.Kind == yaml.MappingNode && d.field.isHeaders:
+		d.fail(n, "a header field is one text in quotes; write %s", suggestHeaders(n))
+		d.markUnread(v.Addr().Interface())
 	case n.Kind != yaml.ScalarNode:
 		d.fail(n, "expected one value, found %s; write the value alone", describeNode(n))
 		d.markUnread(v.Addr().Interface())
@@ -402,7 +405,7 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 		}
 		return
 	}
-	if isTexts && len(n.Content) == 0 {
+	if isTexts && len(n.Content) == 0 && !d.field.canBeEmpty {
 		d.fail(n, "the list is empty; add values, or remove the line")
 		d.markUnread(p)
 	}
@@ -468,7 +471,7 @@ func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 	v := reflect.ValueOf(p).Elem()
 	known := fieldsOf(v.Type())
-	secrets := secretsOf(v.Type())
+	options := optionsOf(v.Type())
 	var sections []Section
 	if c, ok := p.(*Config); ok {
 		sections = c.sections
@@ -486,9 +489,9 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 			d.hints[p] = append(d.hints[p], hint)
 			continue
 		}
-		d.isSecret = slices.Contains(secrets, name)
+		d.field = options[name]
 		d.decodeValue(content[i+1], v.Field(field).Addr().Interface())
-		d.isSecret = false
+		d.field = fieldOptions{}
 	}
 }
 
@@ -521,14 +524,22 @@ func (c *Config) decode(d *decoder, node *yaml.Node) {
 	d.decodeFields(fields, c)
 }
 
-// secretsOf returns the fields of a struct that are secrets, by their names in YAML.
-func secretsOf(t reflect.Type) (names []string) {
+// fieldOptions are the words that follow the name in the yaml tag of a field.
+type fieldOptions struct {
+	isSecret   bool // secret: messages do not quote the value
+	canBeEmpty bool // empty: the list of texts may have no items
+	isHeaders  bool // headers: each text is a header field
+}
+
+// optionsOf returns the options of the fields of a struct, by their names in YAML.
+func optionsOf(t reflect.Type) map[string]fieldOptions {
+	all := make(map[string]fieldOptions)
 	for i := range t.NumField() {
-		if name, option, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); option == "secret" {
-			names = append(names, name)
-		}
+		words := strings.Split(t.Field(i).Tag.Get("yaml"), ",")
+		has := func(word string) bool { return slices.Contains(words[1:], word) }
+		all[words[0]] = fieldOptions{isSecret: has("secret"), canBeEmpty: has("empty"), isHeaders: has("headers")}
 	}
-	return names
+	return all
 }
 
 // fieldsOf returns the fields of a struct by their names in YAML.
@@ -661,7 +672,7 @@ func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong stri
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	isNamed := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
 	switch {
-	case !isNamed && (d.isSecret || !isWhole):
+	case !isNamed && (d.field.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
 	case !isNamed:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
@@ -670,7 +681,7 @@ func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong stri
 	switch {
 	case value == "" && hasDefault:
 		return otherwise, ""
-	case !ok && d.isSecret && !isWhole:
+	case !ok && d.field.isSecret && !isWhole:
 		return "", "a variable in it is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)

@@ -27,6 +27,22 @@ func suggestFields(n *yaml.Node, t reflect.Type) string {
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
 }
 
+// suggestHeaders returns header fields in the right form. They were written as names with values.
+func suggestHeaders(n *yaml.Node) string {
+	var texts []string
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if key.Kind != yaml.ScalarNode || value.Kind != yaml.ScalarNode || value.Value == "" {
+			return "'X-API-Key: a'"
+		}
+		texts = append(texts, "'"+strings.ReplaceAll(wording.Clip(key.Value+": "+value.Value), "'", "''")+"'")
+	}
+	if len(texts) == 1 {
+		return texts[0]
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
+}
+
 // suggestList returns what to write in place of n where a list is expected.
 func suggestList(n *yaml.Node, element reflect.Type) string {
 	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {

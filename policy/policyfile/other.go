@@ -9,6 +9,8 @@ import (
 // Decode reads a YAML file of another kind into the struct that into points to, with the bounds and
 // the messages of policies. The fields' names are in their tags, as those of a Section are. It
 // replaces no variables. empty is the message about a file that has nothing. The error is Errors.
+// The values without mistakes are read nevertheless, so that the caller can check them. If a list
+// of pointers has an item without a value, that item is nil.
 func Decode(name string, text []byte, into any, empty string) (*Places, error) {
 	d := &decoder{source: newSource(name), ifEmpty: empty}
 	if root := d.parse(text); root != nil {
@@ -28,6 +30,13 @@ func (s *Places) At(p any) (line, column int) {
 
 // Has reports whether the file has the value that p points to.
 func (s *Places) Has(p any) bool { return s.source.isWritten(p) }
+
+// IsReported reports whether a mistake about a field of a struct is recorded already. Then its
+// value could not be read, or an unknown field was probably meant as this one. in points to the
+// struct, and field to its field. name is the field's name in YAML.
+func (s *Places) IsReported(in, field any, name string) bool {
+	return s.source.unread[in] || s.source.unread[field] || s.source.isMisnamed(in, name)
+}
 
 // Fail records a mistake at the value that p points to; Err returns all.
 func (s *Places) Fail(p any, format string, args ...any) { s.source.fail(p, format, args...) }

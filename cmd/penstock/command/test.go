@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ type caseReport struct {
 func runCases(policyName string, names []string, algorithms []*algorithm.Algorithm) (*caseReport, error) {
 	p, err := policyfile.Load(policyName, settings.PolicyOptions(algorithms...))
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(checkOrder(policyName, names), err)
 	}
 	defer p.Close()
 	report := &caseReport{Unreached: []string{}, Cases: []cases.Result{}}
@@ -114,6 +115,21 @@ func runCases(policyName string, names []string, algorithms []*algorithm.Algorit
 	}
 	report.Unreached = append(report.Unreached, findUnreached(p.Rules, reached)...)
 	return report, nil
+}
+
+// checkOrder returns an error if the file in the place of the policy has cases.
+func checkOrder(policyName string, names []string) error {
+	hasCases := func(name string) bool {
+		text, err := boundedfile.Read(name, policyfile.MaxFile)
+		return err == nil && cases.HasCases(text)
+	}
+	if !hasCases(policyName) {
+		return nil
+	}
+	if at := slices.IndexFunc(names, func(name string) bool { return !hasCases(name) }); at >= 0 {
+		return coded(exitUsage, fmt.Errorf("%s has cases, but the policy comes first; are the files swapped? Then write: penstock test %s %s", policyName, names[at], policyName))
+	}
+	return coded(exitUsage, fmt.Errorf("%s has cases; write the policy before it, as in: penstock test rules.yaml %s", policyName, policyName))
 }
 
 // findUnreached returns the rules with limits that are not reached: they charged and denied no

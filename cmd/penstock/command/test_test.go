@@ -79,6 +79,13 @@ func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "write ")
 		}
 	}
+	code, _, err = command("test", ridesCases, ridesPolicy)
+	if want := ridesCases + " has cases, but the policy comes first; are the files swapped? Then write: penstock test " + ridesPolicy + " " + ridesCases + "\n"; code != exitUsage || !strings.Contains(err, want) {
+		t.Errorf("the files are swapped: exit status %d, %s; want %d with %q", code, err, exitUsage, want)
+	}
+	if code, _, err := command("test", ridesCases, ridesCases); code != exitUsage || !strings.Contains(err, "write the policy before it") {
+		t.Errorf("there is no policy: exit status %d, %s; want %d", code, err, exitUsage)
+	}
 	for _, args := range []string{"test none.yaml " + ridesCases, "test " + ridesPolicy + " none.yaml", "test " + fileWithMistakes + " " + ridesCases} {
 		if code, _, err := command(strings.Fields(args)...); code != exitInvalid {
 			t.Errorf("%s: exit status %d, %s; want %d", args, code, err, exitInvalid)

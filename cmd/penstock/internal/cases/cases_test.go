@@ -76,7 +76,8 @@ var trueCases = map[string][]string{
 	"actual costs":                  {"send: GET /tokens", "actual_cost: 60, expect: allowed, remaining: 99", "actual_cost: 60, expect: allowed, remaining: 39", "expect: denied"},
 	"bodies":                        {"send: POST /upload", "body_size: 4000, expect: allowed, remaining: 6", "body_size: 6145, expect: denied", "expect: allowed, remaining: 5"},
 	"calendar days":                 {"{send: GET /daily, start: '2026-03-28T22:30:00Z'}", "times: 2, expect: allowed", "expect: denied, retry_after: 30m", "after: 30m, times: 2, expect: allowed", "after: 22h, expect: denied", "after: 1h, expect: allowed"},
-	"candidates":                    {"send: GET /tried", "expect: allowed", "expect: allowed, shadow_denied: tried"},
+	"candidates":                    {"send: GET /tried", "expect: allowed, shadow_denied: []", "expect: allowed, shadow_denied: tried"},
+	"steps without headers":         {"{send: GET /new, headers: 'X-API-Key: a'}", "expect: allowed, identity: 'key:a'", "headers: [], expect: allowed, identity: unknown"},
 	"malformed":                     {"send: GET /new", "headers: ['X-API-Key: a', 'X-API-Key: b'], expect: malformed"},
 	"each case begins with nothing": {"send: GET /slots", "times: 2, hold: true, expect: allowed"},
 }
@@ -84,7 +85,7 @@ var trueCases = map[string][]string{
 // head returns the fields of a case as lines. Several fields are in braces.
 func head(fields string) string {
 	if inner, ok := strings.CutPrefix(fields, "{"); ok {
-		return strings.ReplaceAll(strings.TrimSuffix(inner, "}"), ", start", "\n    start")
+		return strings.NewReplacer(", start", "\n    start", ", headers", "\n    headers").Replace(strings.TrimSuffix(inner, "}"))
 	}
 	return fields
 }
@@ -106,7 +107,7 @@ func TestWrongExpectationsFail(t *testing.T) {
 	wrong := map[string]string{
 		"expect: allowed": "expect: unlimited", "expect: denied": "expect: allowed", "expect: exempt": "expect: allowed", "expect: refused": "expect: malformed",
 		"expect: unlimited": "expect: allowed", "expect: malformed": "expect: refused", "remaining: ": "remaining: 1", "retry_after: ": "retry_after: 1",
-		"wait: ": "wait: 1", "identity: '": "identity: 'x", "identity: unknown": "identity: known", "shadow_denied: tried": "shadow_denied: api",
+		"wait: ": "wait: 1", "identity: '": "identity: 'x", "identity: unknown": "identity: known", "shadow_denied: tried": "shadow_denied: api", "shadow_denied: []": "shadow_denied: tried",
 	}
 	tried := 0
 	for what, lines := range trueCases {
@@ -174,6 +175,10 @@ func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 		step("expect: denied, send: /x"):                                                                                  `c.yaml:5:32: "/x" is not a method and a path; write them as in POST /login`,
 		step("expect: denied, ip: here"):                                                                                  `c.yaml:5:30: "here" is not an address; write 192.0.2.1 or 2001:db8::1`,
 		step("expect: denied, headers: A"):                                                                                `c.yaml:5:35: header "A" has no colon; write 'Name: value'`,
+		step("expect: denied, headers: {X-API-Key: k}"):                                                                   "c.yaml:5:35: a header field is one text in quotes; write 'X-API-Key: k'",
+		step("expect: denied, headers: [X-API-Key: k]"):                                                                   "c.yaml:5:36: a header field is one text in quotes; write 'X-API-Key: k'",
+		step("expect: denied, headers: {A: 1, B: it's}"):                                                                  "c.yaml:5:35: a header field is one text in quotes; write ['A: 1', 'B: it''s']",
+		step("expect: denied, headers: {A: [1]}"):                                                                         "c.yaml:5:35: a header field is one text in quotes; write 'X-API-Key: a'",
 		step("expect: denied, claims: [a]"):                                                                               "c.yaml:5:34: a list does not belong here; write names with values, as in {sub: alice}",
 		step("expect: denied, headers: 'Authorization: Bearer a', claims: {sub: a}"):                                      "c.yaml:5:70: the request has claims and a header Authorization, where the token is; keep one",
 		step("expect: denied, rule: api, limit: day"):                                                                     `c.yaml:5:44: rule api has no limit "day"; there is hour`,
@@ -187,6 +192,45 @@ func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 		if !errors.As(err, &mistakes) || mistakes.Error() != want {
 			t.Errorf("%s\nhas the mistakes %v\nwant %s", text, err, want)
 		}
+	}
+}
+
+// A mistake of form hides no other mistake, and is not reported twice.
+func TestAllMistakesAreListed(t *testing.T) {
+	text := `cases:
+  - name: one
+    send: GET /api
+    steps:
+      - {tims: 3, expect: allowed}
+      - {expct: allowed, times: 0}
+      - {expect: [allowed]}
+      - {expect: denied, rule: apis}
+      -
+      - {expect: denied, rules: api, limit: hour}
+      - {expect: denied, headers: [a: b], times: x}
+  - {nam: two, step: []}
+  - {name: [], sent: GET /, steps: [{expect: allowed}]}
+  - {name: four, steps: 5}
+  -
+`
+	want := `c.yaml:5:10: there is no field "tims" here; did you mean times?
+c.yaml:6:10: there is no field "expct" here; did you mean expect?
+c.yaml:6:33: times is 0; write 1 to 100000
+c.yaml:7:18: expected one value, found a list; write the value alone
+c.yaml:8:32: the policy has no rule "apis"; did you mean api?
+c.yaml:9:8: the value is missing; write one, or remove the line
+c.yaml:10:26: there is no field "rules" here; did you mean rule?
+c.yaml:11:36: a header field is one text in quotes; write 'a: b'
+c.yaml:11:50: "x" is not a whole number below 2^52; write one such as 10 or 1000
+c.yaml:12:6: there is no field "nam" here; did you mean name?
+c.yaml:12:16: there is no field "step" here; did you mean steps?
+c.yaml:13:12: expected one value, found a list; write the value alone
+c.yaml:13:16: there is no field "sent" here; did you mean send?
+c.yaml:14:25: expected a list, found "5"; put it into brackets, or a dash and a space before each item
+c.yaml:15:4: the value is missing; write one, or remove the line`
+	_, err := Parse("c.yaml", []byte(text), parseRules(t))
+	if err == nil || err.Error() != want {
+		t.Errorf("the mistakes are\n%v\nwant\n%s", err, want)
 	}
 }
 

@@ -38,7 +38,7 @@ type Case struct {
 	Name     string         `yaml:"name" jsonschema:"What the case shows; unique in the file."`
 	Start    string         `yaml:"start" jsonschema:"The time at the beginning, as in 2026-03-01T09:00:00Z. Default: 2026-01-01T00:00:00Z."`
 	Send     string         `yaml:"send" jsonschema:"The request of all steps: a method, a space, and a path or URL, as in POST /login."`
-	Headers  []string       `yaml:"headers" jsonschema:"Header fields of all steps, such as X-API-Key: a."`
+	Headers  []string       `yaml:"headers,empty,headers" jsonschema:"Header fields of all steps, such as X-API-Key: a."`
 	IP       string         `yaml:"ip" jsonschema:"The client's address in all steps. Default: 192.0.2.1."`
 	BodySize *int64         `yaml:"body_size" jsonschema:"The size of the body in all steps, in bytes. Default: 0."`
 	Claims   map[string]any `yaml:"claims" jsonschema:"The claims of a verified token in all steps. Default: there is no token."`
@@ -53,7 +53,7 @@ type Step struct {
 	Release  bool           `yaml:"release" jsonschema:"true: the requests that were held end before the step."`
 	Times    *int64         `yaml:"times" jsonschema:"How many requests are sent at the same time. Default: 1."`
 	Send     string         `yaml:"send" jsonschema:"The request, in place of the case's."`
-	Headers  []string       `yaml:"headers" jsonschema:"Header fields, in place of the case's."`
+	Headers  []string       `yaml:"headers,empty,headers" jsonschema:"Header fields, in place of the case's. []: none."`
 	IP       string         `yaml:"ip" jsonschema:"The client's address, in place of the case's."`
 	BodySize *int64         `yaml:"body_size" jsonschema:"The size of the body, in place of the case's."`
 	Claims   map[string]any `yaml:"claims" jsonschema:"The claims, in place of the case's."`
@@ -68,7 +68,7 @@ type Step struct {
 	Remaining  *int64         `yaml:"remaining" jsonschema:"How many units that limit has left after the last request."`
 	RetryAfter *time.Duration `yaml:"retry_after" jsonschema:"How long after the last request it may be sent again; 1 ms of difference is accepted."`
 	Wait       *time.Duration `yaml:"wait" jsonschema:"How long the last request waits; 1 ms of difference is accepted."`
-	Shadows    []string       `yaml:"shadow_denied" jsonschema:"The rules with a shadow or candidate that would deny the last request."`
+	Shadows    []string       `yaml:"shadow_denied,empty" jsonschema:"The rules with a shadow or candidate that would deny the last request. []: none."`
 
 	request *http.Request
 }
@@ -84,7 +84,8 @@ var defaultStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 	f := &File{Name: name, rules: rules}
 	var err error
-	if f.places, err = policyfile.Decode(name, text, f, "the file has no cases; begin with cases:"); err != nil {
+	f.places, err = policyfile.Decode(name, text, f, "the file has no cases; begin with cases:")
+	if err != nil && len(f.Cases) == 0 {
 		return nil, err
 	}
 	f.check()
@@ -92,6 +93,13 @@ func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// HasCases reports whether a text is a file of cases, perhaps one with mistakes.
+func HasCases(text []byte) bool {
+	f := &File{}
+	_, _ = policyfile.Decode("", text, f, "the file is empty")
+	return len(f.Cases) > 0
 }
 
 // fail records a mistake at the place of the field that p points to.
@@ -105,7 +113,11 @@ func (f *File) check() {
 	names := make(map[string]bool)
 	requests, held := int64(0), int64(0)
 	for _, c := range f.Cases {
+		if c == nil { // its mistake is recorded
+			continue
+		}
 		switch {
+		case c.Name == "" && f.places.IsReported(c, &c.Name, "name"):
 		case c.Name == "":
 			f.fail(c, "the case has no name; add name: with what it shows")
 		case names[c.Name]:
@@ -120,11 +132,14 @@ func (f *File) check() {
 			}
 			c.start = start
 		}
-		if len(c.Steps) == 0 {
+		if len(c.Steps) == 0 && !f.places.IsReported(c, &c.Steps, "steps") {
 			f.fail(c, "the case has no steps; add steps: with at least one")
 		}
 		total := time.Duration(0)
 		for _, s := range c.Steps {
+			if s == nil { // its mistake is recorded
+				continue
+			}
 			f.checkStep(c, s)
 			total += s.After
 			if s.After > maxAfter || total > maxAfter || total < 0 {
@@ -173,6 +188,7 @@ func (f *File) checkExpected(s *Step) {
 		words = append(words, o.String())
 	}
 	switch {
+	case s.Expect == "" && f.places.IsReported(s, &s.Expect, "expect"):
 	case s.Expect == "":
 		f.fail(s, "the step expects nothing; add expect: with %s", wording.List(words, "or"))
 	case !slices.Contains(words, s.Expect):
@@ -191,7 +207,7 @@ func (f *File) checkExpected(s *Step) {
 		return
 	}
 	if rule == nil {
-		if s.Rule == "" {
+		if s.Rule == "" && !f.places.IsReported(s, &s.Rule, "rule") {
 			f.fail(&s.Limit, "limit needs rule beside it, because limits of several rules may have this name; add rule:")
 		}
 		return
@@ -232,6 +248,9 @@ func (f *File) makeRequest(c *Case, s *Step) {
 		claims = &s.Claims
 	}
 	if *send == "" {
+		if f.places.IsReported(s, &s.Send, "send") || f.places.IsReported(c, &c.Send, "send") {
+			return
+		}
 		f.fail(s, "the step has no request; add send: to the step or to its case, as in send: POST /login")
 		return
 	}
@@ -256,6 +275,9 @@ func (f *File) makeRequest(c *Case, s *Step) {
 			at = ip
 		}
 		f.fail(at, "%v", err)
+		return
+	}
+	if slices.Contains(*headers, "") { // it could not be read, and its mistake is recorded
 		return
 	}
 	request, err := explain.NewRequest(method, target, *headers, address, bytes)

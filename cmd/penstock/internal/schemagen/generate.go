@@ -105,7 +105,8 @@ func (g *generator) object(t reflect.Type) *schema {
 	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
 	for i := range t.NumField() {
 		field := t.Field(i)
-		name, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		words := strings.Split(field.Tag.Get("yaml"), ",")
+		name, options := words[0], words[1:]
 		if name == "" || name == "-" {
 			continue
 		}
@@ -113,7 +114,11 @@ func (g *generator) object(t reflect.Type) *schema {
 		if what == "" {
 			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
 		}
-		s.Properties[name] = describe(g.field(nameOf(t)+"."+name, field.Type), what)
+		form := g.field(nameOf(t)+"."+name, field.Type)
+		if slices.Contains(options, "empty") {
+			form = anyOf(ref("text"), listOf(ref("text")))
+		}
+		s.Properties[name] = describe(form, what)
 		s.PropertyOrder = append(s.PropertyOrder, name)
 	}
 	if len(s.Properties) == 0 {

@@ -60,7 +60,8 @@ func TestSchemaOfCasesIsUpToDate(t *testing.T) {
 	}
 	for text, isValid := range map[string]bool{
 		string(example): true, "cases: [{name: a, steps: [{expect: denied, claims: {a: [1]}}]}]": true,
-		"cases: [{name: a, steps: [{times: 1}]}]": false, "cases: [{name: a, steps: [{expect: denied, time: 3}]}]": false, "rules: []": false,
+		"cases: [{name: a, steps: [{expect: denied, headers: [], shadow_denied: []}]}]": true,
+		"cases: [{name: a, steps: [{times: 1}]}]":                                       false, "cases: [{name: a, steps: [{expect: denied, time: 3}]}]": false, "rules: []": false,
 	} {
 		var v any
 		if err := yaml.Load([]byte(text), &v); err != nil {
