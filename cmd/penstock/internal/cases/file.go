@@ -95,7 +95,7 @@ func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 	return f, nil
 }
 
-// HasCases reports whether a text is a file of cases, perhaps one with mistakes.
+// HasCases reports whether a text is a file of cases. The file may have mistakes.
 func HasCases(text []byte) bool {
 	f := &File{}
 	_, _ = policyfile.Decode("", text, f, "the file is empty")
