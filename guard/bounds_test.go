@@ -76,7 +76,7 @@ func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	limit := penstock.PerSecond(10).With(penstock.FixedWindow).MustCompile()
 	granted := int64(0)
 	for _, step := range []time.Duration{0, 200 * time.Millisecond, 5700 * time.Millisecond, 300 * time.Millisecond} {
-		now = now.Add(step) // seconds in the clock's minute: 0.9 and 1.1, and after the jump 6.8 and 7.1
+		now = now.Add(step) // seconds in the clock's minute: 40.9 and 41.1, and after the jump 46.8 and 47.1
 		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Draw, Cost: 99}})
 		if err != nil {
 			t.Fatal(err)

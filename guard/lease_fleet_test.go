@@ -265,7 +265,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 // burst and rate. It returns the largest number of all intervals.
 func (f *leaseFleet) excess() int64 {
 	rate := float64(f.limit.Limit().Count) / float64(f.limit.Limit().Period)
-	burst := float64(max(f.limit.Limit().Burst, f.limit.Limit().Count))
+	burst := float64(f.limit.Limit().Count)
 	if f.limit.Limit().Burst > 0 {
 		burst = float64(f.limit.Limit().Burst)
 	}
