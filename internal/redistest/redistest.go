@@ -35,8 +35,11 @@ type Server struct {
 	Source string // the source address of its connections to other servers; "": not set
 
 	dir  string
+	port int // that it may listen on; reserved until the removal
 	args []string
 	env  []string // in addition to the environment of this program
+
+	removal sync.Once
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -161,7 +164,18 @@ func (s *Server) UsedMemory() (int64, error) {
 // Close ends the process and removes its folder. A second call does nothing.
 func (s *Server) Close() {
 	s.Kill()
-	_ = os.RemoveAll(s.dir)
+	s.remove()
+}
+
+// remove removes the folder of a server that does not run, and releases its ports.
+func (s *Server) remove() {
+	s.removal.Do(func() {
+		_ = os.RemoveAll(s.dir)
+		reserved.release(s.port)
+		if bus, err := strconv.Atoi(option(s.args, "--cluster-port")); err == nil {
+			reserved.release(bus)
+		}
+	})
 }
 
 // Log returns the log of all runs of the server.
@@ -202,14 +216,15 @@ func launchOnce(r envRecipe) (*Server, error) {
 	}
 	dir, err := os.MkdirTemp("", "redistest-")
 	if err != nil {
+		reserved.release(port)
 		return nil, err
 	}
-	s := &Server{dir: dir, Socket: filepath.Join(dir, "redis.sock")}
+	s := &Server{dir: dir, port: port, Socket: filepath.Join(dir, "redis.sock")}
 	if s.args, s.env, err = r(dir, port); err == nil {
 		err = s.start()
 	}
 	if err != nil {
-		_ = os.RemoveAll(dir)
+		s.remove()
 		return nil, err
 	}
 	if port := option(s.args, "--tls-port"); port != "" {
@@ -315,7 +330,7 @@ func defaults(dir string, port int) []string {
 
 // option returns the last value of the option in args, which is the one that Redis uses.
 func option(args []string, name string) (value string) {
-	for i, arg := range args[:len(args)-1] {
+	for i, arg := range args[:max(len(args)-1, 0)] {
 		if strings.EqualFold(arg, name) {
 			value = args[i+1]
 		}
@@ -323,19 +338,55 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
-// freePort returns a port that is free now. It is below 32768, where Linux assigns no ports to
-// clients. So no other program gets the port while its server is down.
+// freePort reserves a TCP port. It is below 32768, where Linux assigns no ports to clients. So
+// nobody else gets the port while its server is down.
 func freePort() (int, error) {
 	const first, end = 16384, 32768
 	var err error
 	for range 100 {
 		port := first + rand.IntN(end-first)
+		if err = reserved.reserve(port); err != nil {
+			continue
+		}
 		var l net.Listener
-		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+		if l, err = net.Listen("tcp", address(port)); err == nil {
 			return port, l.Close()
 		}
+		reserved.release(port)
 	}
 	return 0, err
+}
+
+func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// reservations are TCP ports that are reserved. For each of them a UDP socket has the port of the
+// same number: another process that wants to reserve it then fails. Servers do not use UDP.
+type reservations struct {
+	mu     sync.Mutex
+	byPort map[int]net.PacketConn
+}
+
+var reserved = reservations{byPort: make(map[int]net.PacketConn)}
+
+func (r *reservations) reserve(port int) error {
+	socket, err := net.ListenPacket("udp", address(port))
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.byPort[port] = socket
+	return nil
+}
+
+// release ends a reservation. It does nothing if there is none.
+func (r *reservations) release(port int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if socket := r.byPort[port]; socket != nil {
+		socket.Close()
+		delete(r.byPort, port)
+	}
 }
 
 // starter runs every start on one thread that lives as long as the program. For the kernel, the

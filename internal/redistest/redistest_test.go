@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -370,5 +371,30 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	p.Close()
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
 		t.Error("a closed proxy still serves")
+	}
+}
+
+// Nobody else gets the port of a server that is down. After Close the port is free.
+func TestPortOfAServerThatIsDownStaysReserved(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t)
+	n := c.Nodes[0]
+	bus, err := strconv.Atoi(option(n.args, "--cluster-port"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Kill()
+	for _, port := range []int{n.port, bus} {
+		if err := reserved.reserve(port); err == nil {
+			t.Errorf("port %d was reserved again while its server is down; want an error", port)
+		}
+	}
+	n.Close()
+	n.Close()
+	for _, port := range []int{n.port, bus} {
+		if err := reserved.reserve(port); err != nil {
+			t.Errorf("port %d after Close: %v; want it free", port, err)
+		}
+		reserved.release(port)
 	}
 }
