@@ -339,7 +339,7 @@ func option(args []string, name string) (value string) {
 }
 
 // freePort reserves a TCP port. It is below 32768, where Linux assigns no ports to clients. So
-// nobody else gets the port while its server is down.
+// no other server gets the port while its server is down.
 func freePort() (int, error) {
 	const first, end = 16384, 32768
 	var err error

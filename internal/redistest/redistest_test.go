@@ -374,7 +374,7 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	}
 }
 
-// Nobody else gets the port of a server that is down. After Close the port is free.
+// No other server gets the port of one that is down. After Close the port is free.
 func TestPortOfAServerThatIsDownStaysReserved(t *testing.T) {
 	t.Parallel()
 	c := StartCluster(t)
