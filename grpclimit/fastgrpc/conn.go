@@ -18,48 +18,48 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A conn is a connection. One goroutine reads it, and any goroutine may write.
+// A conn is a connection. One goroutine, the reader, reads it. Any goroutine may write.
 type conn struct {
 	server *Server
 	nc     net.Conn             // the network connection
 	tls    *tls.ConnectionState // nil without TLS
-	ctx    context.Context      // of calls without a deadline; ends with the connection
+	ctx    context.Context      // of calls without a deadline; close cancels it
 	cancel context.CancelFunc
 
-	// Only the reader uses these.
+	// Only the reader uses the fields from here to mu.
 	in        input
 	framer    *http2.Framer
 	headers   headers
 	batch     []*stream // requests that have arrived completely and have no handler yet
 	allowance allowance // of frames that carry no part of a request
 	lastRead  time.Time
-	readBy    time.Time // the read deadline of nc
+	readBy    time.Time // the read deadline that the reader has set; zero: none, or it has passed
 	isPinged  bool      // whether a ping was sent since lastRead
 
-	mu                 sync.Mutex
-	changed            sync.Cond // out was written, a window was opened, or the connection was closed
+	mu                 sync.Mutex // guards the fields below
+	changed            sync.Cond  // signals that out was written, a window was opened, an exchange changed, or the connection was closed
 	streams            map[uint32]*stream
-	openStreams        int       // streams that count for MaxStreams: also those that are cancelled but whose handler runs
+	openStreams        int       // streams that count for MaxStreams, including cancelled ones whose handler still runs
 	publicStreams      int       // open streams of public methods
 	incompleteRequests int       // requests that have not arrived completely
 	runningHandlers    int       // handlers that run in other goroutines
-	bufferedBytes      int       // of incomplete messages
-	receivedBytes      int       // of DATA since the last WINDOW_UPDATE of the connection
+	bufferedBytes      int       // bytes of incomplete messages
+	receivedBytes      int       // bytes of DATA for which no WINDOW_UPDATE of the connection was sent yet
 	keptBytes          int       // those of receivedBytes that are kept until the fallback handler reads them
 	lastID             uint32    // the largest ID of a stream that the client has opened
 	idleSince          time.Time // when openStreams became 0
 	out                []byte    // bytes that the next write sends
 	spare              []byte    // memory for the next out
-	isWriting          bool
+	isWriting          bool      // a goroutine writes to nc
 	isClosed           bool
 	window             int64     // bytes of DATA that the client accepts
 	streamWindow       int64     // the window that a new stream has
-	maxList            uint32    // bytes of headers that the client accepts
-	mustShrink         bool      // the client has made its header table smaller, so the first header block must begin with the instruction shrink
-	hasShrunk          bool      // a header block began with shrink
-	blockedStreams     []*stream // whose responses wait for a window, the oldest first
+	maxHeaderList      uint32    // bytes of headers that the client accepts
+	mustShrink         bool      // the client has made its header table smaller, so the next header block must begin with the instruction shrink
+	hasShrunk          bool      // a header block has begun with shrink; later blocks need it no more
+	blockedStreams     []*stream // streams whose responses wait for a window, the oldest first
 	drainState         drainState
-	drainedAt          time.Time // when drainState changed
+	drainStateSince    time.Time // when drainState changed
 	drainAt            time.Time // the end of MaxAge; zero: none
 	mustTick           bool      // the reader must call tick
 	sweptAt            time.Time // when sweepLocked last examined all streams
@@ -67,7 +67,7 @@ type conn struct {
 
 // Sizes and times of HTTP/2, and bounds of a connection.
 const (
-	frameHeader   = 9
+	frameHeader   = 9           // bytes of a frame's header
 	maxFrame      = 16 << 10    // bytes of a frame's payload, in both directions; HTTP/2 allows no smaller bound
 	initialWindow = 1<<16 - 1   // bytes: the window of a connection or a stream at its beginning, in HTTP/2
 	connWindow    = 1 << 20     // bytes that the client may send on a connection
@@ -75,18 +75,18 @@ const (
 	maxOut        = 256 << 10   // bytes of out above which nothing more is read
 	maxSpare      = 64 << 10    // bytes of the largest out whose memory is reused
 	maxBatch      = 256         // requests that are handled together
-	maxListed     = 32          // calls that are decided together: a client with 64 open calls has two such lists, and one can arrive while the store decides the other
+	maxListLength = 32          // calls of a list. A client with 64 open calls then has two lists: one can arrive while the store decides the other
 	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
 	drainPause    = time.Second // how long drain waits for the answer to goAwayPing
 	lingerTime    = time.Second // how long the client may take to read the last frames
-	maxLinger     = 1 << 20     // bytes that are read and discarded in that time
+	maxLinger     = 1 << 20     // bytes that are read and discarded during lingerTime
 )
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{
 		server: s, nc: nc, in: input{nc: nc}, streams: make(map[uint32]*stream),
-		window: initialWindow, streamWindow: initialWindow, maxList: math.MaxUint32,
+		window: initialWindow, streamWindow: initialWindow, maxHeaderList: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
@@ -95,7 +95,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c.framer.SetMaxReadFrameSize(maxFrame)
 	c.headers.decoder = hpack.NewDecoder(hpackTable, c.headers.add)
 	c.headers.decoder.SetMaxStringLength(s.options.MaxHeaderList)
-	c.headers.maxList = s.options.MaxHeaderList
+	c.headers.maxHeaderList = s.options.MaxHeaderList
 	c.idleSince = time.Now()
 	c.lastRead, c.allowance = c.idleSince, allowance{maxAllowance, c.idleSince}
 	if age := s.options.MaxAge; age > 0 {
@@ -156,7 +156,7 @@ func (c *conn) begin() error {
 	c.out = appendSetting(c.out, http2.SettingMaxHeaderListSize, uint32(o.MaxHeaderList))
 	c.out = appendWindowUpdate(c.out, 0, connWindow-initialWindow)
 	c.mu.Unlock()
-	c.flush(false)
+	c.flush()
 	var preface [len(http2.ClientPreface)]byte
 	for c.in.buffered() < len(preface) {
 		if err := c.in.fill(); err != nil {
@@ -243,14 +243,14 @@ func (c *conn) readFrame() (http2.Frame, error) {
 	return nil, err
 }
 
-// wait waits for a whole frame. First it dispatches the requests that have arrived. While it waits,
-// it calls tick for timeouts and pings.
+// wait waits until a whole frame has arrived. If none has arrived yet, wait first dispatches the
+// batch. It calls tick whenever timeouts or pings are due.
 func (c *conn) wait() error {
 	if c.in.hasFrame() {
 		return nil
 	}
 	c.dispatch()
-	c.flush(false)
+	c.flush()
 	c.waitForWrites()
 	began := time.Now() // not later than the arrival of the frame's first byte
 	for {
@@ -266,13 +266,14 @@ func (c *conn) wait() error {
 			due = earlier(due, began.Add(c.server.options.ReadTimeout))
 		}
 		c.setReadDeadline(now, due)
-		if c.isInterrupted() {
+		if c.clearInterrupt() {
 			continue
 		}
 		err = c.in.fill()
 		switch {
 		case err == nil:
-			if c.lastRead, c.isPinged = now, false; c.in.hasFrame() {
+			c.lastRead, c.isPinged = now, false
+			if c.in.hasFrame() {
 				return nil
 			}
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -299,16 +300,16 @@ func (c *conn) setReadDeadline(now, due time.Time) {
 // interruptLocked makes the reader call tick, which returns a new deadline.
 func (c *conn) interruptLocked() {
 	c.mustTick = true
-	c.nc.SetReadDeadline(time.Unix(1, 0))
+	c.nc.SetReadDeadline(time.Unix(1, 0)) // a time in the past ends a Read at once
 }
 
-// isInterrupted tells whether tick must be called again.
-func (c *conn) isInterrupted() bool {
+// clearInterrupt returns whether tick must be called again, and sets mustTick to false.
+func (c *conn) clearInterrupt() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	was := c.mustTick
+	mustTick := c.mustTick
 	c.mustTick = false
-	return was
+	return mustTick
 }
 
 var (
@@ -316,8 +317,8 @@ var (
 	errDrained = errors.New("the connection was drained")
 )
 
-// tick does what is due by now: it drains, sends pings and cancels late streams. It returns when it
-// must be called again.
+// tick does what is due by now: it drains, sends pings and cancels late streams. It returns the
+// time at which it must be called again.
 func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	o := &c.server.options
 	c.mu.Lock()
@@ -336,16 +337,16 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 			due = now.Add(drainPause)
 		}
 	case announced:
-		if due = c.drainedAt.Add(drainPause); !now.Before(due) {
+		if due = c.drainStateSince.Add(drainPause); !now.Before(due) {
 			c.finalizeLocked(now)
 			due = time.Time{}
 		}
 	case final:
-		if due = c.drainedAt.Add(o.MaxAgeGrace); !now.Before(due) {
+		if due = c.drainStateSince.Add(o.MaxAgeGrace); !now.Before(due) {
 			return due, errDrained
 		}
 	case ended:
-		if due = c.drainedAt.Add(lingerTime); !now.Before(due) {
+		if due = c.drainStateSince.Add(lingerTime); !now.Before(due) {
 			return due, errDrained
 		}
 	}
@@ -371,7 +372,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	return due, nil
 }
 
-// earlier returns the earlier one of two times. A zero time counts as never.
+// earlier returns the earlier of two times. The zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -380,7 +381,8 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // sweepLocked cancels requests that have not arrived in time, and responses that the client does
-// not accept in time. It returns when it must be called again, or zero if no stream waits.
+// not accept in time. It returns the time at which it must be called again. It returns the zero
+// time if no request is incomplete and no response waits.
 func (c *conn) sweepLocked(now time.Time) time.Time {
 	o := &c.server.options
 	if c.incompleteRequests == 0 && len(c.blockedStreams) == 0 {
@@ -392,8 +394,10 @@ func (c *conn) sweepLocked(now time.Time) time.Time {
 	}
 	c.sweptAt = now
 	for _, s := range c.streams {
-		isLate := s.state == arriving && now.Sub(s.stateSince) >= o.ReadTimeout || s.state == answering && now.Sub(s.stateSince) >= o.WriteTimeout
-		if isLate && s.exchange == nil {
+		waited := now.Sub(s.stateSince)
+		isRequestLate := s.state == arriving && waited >= o.ReadTimeout
+		isResponseLate := s.state == answering && waited >= o.WriteTimeout
+		if s.exchange == nil && (isRequestLate || isResponseLate) {
 			c.abortLocked(s, http2.ErrCodeCancel)
 		}
 	}

@@ -47,7 +47,7 @@ func (c *conn) setLocked(setting http2.Setting) error {
 	case http2.SettingHeaderTableSize:
 		c.mustShrink = c.mustShrink || setting.Val < hpackTable
 	case http2.SettingMaxHeaderListSize:
-		c.maxList = setting.Val
+		c.maxHeaderList = setting.Val
 	}
 	return nil
 }

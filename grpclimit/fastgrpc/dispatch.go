@@ -11,13 +11,14 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// dispatch starts the handlers of the requests that have arrived.
+// dispatch starts the handlers of the requests in the batch. A handler that cannot run in another
+// goroutine runs in this one.
 func (c *conn) dispatch() {
 	if len(c.batch) == 0 {
 		return
 	}
 	o := &c.server.options
-	var shared *deadline
+	var shared *deadline // of successive requests with one timeout
 	for _, s := range c.batch {
 		if s.timeout < 0 {
 			continue
@@ -33,7 +34,10 @@ func (c *conn) dispatch() {
 	}
 	for i, s := range c.batch {
 		c.batch[i] = nil
-		if s == nil || o.Parallel > 1 && c.start(s) {
+		if s == nil {
+			continue // an earlier call has it in its list
+		}
+		if o.Parallel > 1 && c.start(s) {
 			continue
 		}
 		s.run()
@@ -47,14 +51,15 @@ func (c *conn) dispatch() {
 // gatherLists makes lists of calls that arrived together and have the same method and deadline. The
 // first call of a list keeps the others, which leave the batch.
 func (c *conn) gatherLists() {
+	longest := min(maxListLength, c.server.options.Parallel)
 	var first *stream
 	for i, s := range c.batch {
 		switch {
-		case s.list == nil:
-		case first == nil || first.list != s.list || first.deadline != s.deadline || len(first.others)+1 >= min(maxListed, c.server.options.Parallel):
+		case s.listHandler == nil: // the call is handled by itself
+		case first == nil || first.listHandler != s.listHandler || first.deadline != s.deadline || 1+len(first.others) >= longest:
 			first = s
-		case c.server.listed.Add(1) > int64(c.server.options.MaxParallel):
-			c.server.listed.Add(-1)
+		case c.server.listedCalls.Add(1) > int64(c.server.options.MaxParallel):
+			c.server.listedCalls.Add(-1) // too many calls are in lists, so this one stays in the batch
 		default:
 			first.others = append(first.others, s)
 			c.batch[i] = nil
@@ -62,8 +67,8 @@ func (c *conn) gatherLists() {
 	}
 }
 
-// start makes another goroutine handle the stream, or its list. It returns false if too many
-// handlers run.
+// start handles a stream and its list in another goroutine. It returns false if too many handlers
+// run.
 func (c *conn) start(s *stream) bool {
 	n := 1 + len(s.others)
 	c.mu.Lock()
@@ -84,7 +89,7 @@ func (c *conn) start(s *stream) bool {
 	return true
 }
 
-// handle calls the handler and sends the response. It runs in a goroutine of its own.
+// handle calls the handler and sends the response. A goroutine of Server.workers calls it.
 func (s *stream) handle() {
 	c := s.conn
 	s.run()
@@ -93,10 +98,14 @@ func (s *stream) handle() {
 	s.answerLocked()
 	isLast := c.runningHandlers == 0
 	c.mu.Unlock()
-	c.flush(!isLast)
+	if isLast {
+		c.flush()
+	} else {
+		c.flushLater()
+	}
 }
 
-// run calls the handler, and sets the Err of each call. A panic becomes the error of all calls of
+// run calls the handler, which sets the Err of each call. A panic becomes the error of all calls of
 // the list.
 func (s *stream) run() {
 	ctx := s.conn.ctx
@@ -123,7 +132,7 @@ func (s *stream) run() {
 	for _, other := range s.others {
 		calls = append(calls, &other.Call)
 	}
-	(*s.list)(ctx, calls)
+	(*s.listHandler)(ctx, calls)
 }
 
 // A deadline is the context of calls that arrived together and have the same timeout.
@@ -131,7 +140,7 @@ type deadline struct {
 	context.Context
 	cancel  context.CancelFunc
 	timeout time.Duration
-	calls   atomic.Int32 // that have not ended
+	calls   atomic.Int32 // calls that have not ended
 }
 
 func newDeadline(parent context.Context, timeout time.Duration) *deadline {

@@ -29,20 +29,20 @@ func (c *conn) drain() {
 	}
 	c.interruptLocked()
 	c.mu.Unlock()
-	c.flush(false)
+	c.flush()
 }
 
 // announceLocked sends the first GOAWAY. Requests that the client has already sent are still
 // served.
 func (c *conn) announceLocked(now time.Time) {
-	c.drainState, c.drainedAt = announced, now
+	c.drainState, c.drainStateSince = announced, now
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, goAwayPing)
 }
 
 // finalizeLocked sends the second GOAWAY. Streams after lastID are not served.
 func (c *conn) finalizeLocked(now time.Time) {
-	c.drainState, c.drainedAt = final, now
+	c.drainState, c.drainStateSince = final, now
 	c.out = appendGoAway(c.out, c.lastID, http2.ErrCodeNo, "")
 }
 
@@ -54,7 +54,7 @@ func (c *conn) goAway(e connectionError) {
 		c.removeLocked(s)
 	}
 	c.mu.Unlock()
-	c.flush(false)
+	c.flush()
 }
 
 // linger gives the client time to read the last frames. If the connection were closed at once, the

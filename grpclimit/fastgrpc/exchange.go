@@ -20,9 +20,9 @@ type exchange struct {
 	stream *stream
 	cancel context.CancelFunc
 
-	body     []byte // bytes that have arrived and were not read
-	hasEnded bool   // the client has sent the whole body
-	isOver   bool   // the client has cancelled, or the connection has ended
+	body            []byte // bytes that have arrived and were not read
+	hasRequestEnded bool   // the client has sent the whole body
+	isOver          bool   // the client has cancelled, or the connection has ended
 
 	isBodyClosed bool
 
@@ -37,10 +37,10 @@ type exchange struct {
 var errCancelled = errors.New("the client has cancelled the call")
 
 // startExchangeLocked starts a goroutine in which the fallback serves a stream.
-func (c *conn) startExchangeLocked(s *stream, r *request, hasEnded bool) {
+func (c *conn) startExchangeLocked(s *stream, r *request, hasRequestEnded bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
-	e := &exchange{stream: s, cancel: cancel, hasEnded: hasEnded, header: make(http.Header), status: http.StatusOK}
-	s.exchange, s.hasEnded, s.isRunning = e, hasEnded, true
+	e := &exchange{stream: s, cancel: cancel, hasRequestEnded: hasRequestEnded, header: make(http.Header), status: http.StatusOK}
+	s.exchange, s.hasRequestEnded, s.isRunning = e, hasRequestEnded, true
 	request := &http.Request{
 		Method: r.method, URL: &url.URL{Path: r.path}, RequestURI: r.path, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header),
 		Body: e, ContentLength: -1, Host: r.authority, RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
@@ -83,13 +83,13 @@ func (e *exchange) receiveLocked(f *http2.DataFrame) {
 	c.keptBytes += len(data)
 	e.creditLocked(int(f.Length) - len(data)) // padding, and data that arrived after Close
 	if f.StreamEnded() {
-		e.endLocked()
+		e.endRequestLocked()
 	}
 	c.changed.Broadcast()
 }
 
-func (e *exchange) endLocked() {
-	e.hasEnded, e.stream.hasEnded = true, true
+func (e *exchange) endRequestLocked() {
+	e.hasRequestEnded, e.stream.hasRequestEnded = true, true
 	e.stream.conn.changed.Broadcast()
 }
 
@@ -98,7 +98,7 @@ func (e *exchange) endLocked() {
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn
-	if s.credit += n; s.credit > initialWindow/4 && !e.hasEnded && !e.isOver {
+	if s.credit += n; s.credit > initialWindow/4 && !e.hasRequestEnded && !e.isOver {
 		c.out = appendWindowUpdate(c.out, s.id, s.credit)
 		s.receivedBytes -= s.credit
 		s.credit = 0
@@ -116,7 +116,7 @@ func (e *exchange) cancelLocked() {
 func (e *exchange) Read(p []byte) (int, error) {
 	c := e.stream.conn
 	c.mu.Lock()
-	for len(e.body) == 0 && !e.hasEnded && !e.isOver && !e.isBodyClosed {
+	for len(e.body) == 0 && !e.hasRequestEnded && !e.isOver && !e.isBodyClosed {
 		c.changed.Wait()
 	}
 	if e.isOver || e.isBodyClosed {
@@ -187,7 +187,7 @@ func (e *exchange) commit(isEnd bool) {
 	if e.isOver {
 		return
 	}
-	block := appendStatus(c.blockLocked(), e.status)
+	block := appendStatus(c.newBlockLocked(), e.status)
 	for name, values := range e.header {
 		if name != "Trailer" && !e.isTrailer(name) {
 			block = appendFields(block, name, values)
@@ -237,7 +237,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		c.mu.Unlock()
-		c.flush(false)
+		c.flush()
 		c.mu.Lock()
 		if c.window <= 0 || e.stream.window <= 0 || len(c.out) > maxOut {
 			c.changed.Wait()
@@ -248,7 +248,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 // Flush writes the header, and the parts that Write was called with.
 func (e *exchange) Flush() {
 	e.WriteHeader(http.StatusOK)
-	e.stream.conn.flush(false)
+	e.stream.conn.flush()
 }
 
 // end sends the trailers, and ends the stream.
@@ -267,8 +267,8 @@ func (e *exchange) end() {
 		if isAborted {
 			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
 		} else {
-			e.endTrailersLocked()
-			if !e.hasEnded {
+			e.sendTrailersLocked()
+			if !e.hasRequestEnded {
 				c.out = appendReset(c.out, s.id, http2.ErrCodeNo)
 			}
 		}
@@ -277,10 +277,10 @@ func (e *exchange) end() {
 	c.releaseLocked(s)
 }
 
-// endTrailersLocked ends the stream with the trailers, or with an empty DATA if there are none.
-func (e *exchange) endTrailersLocked() {
+// sendTrailersLocked ends the stream with the trailers, or with an empty DATA if there are none.
+func (e *exchange) sendTrailersLocked() {
 	c := e.stream.conn
-	block := c.blockLocked()
+	block := c.newBlockLocked()
 	for name, values := range e.header {
 		if e.isTrailer(name) {
 			block = appendFields(block, strings.TrimPrefix(name, http.TrailerPrefix), values)

@@ -5,16 +5,22 @@ import (
 	"time"
 )
 
-// flush writes out to the connection. If another goroutine is writing, that goroutine writes out
-// too. With mayWait, other goroutines run first, so that one write can carry their responses too.
-func (c *conn) flush(mayWait bool) {
+// flush writes out to the connection. If another goroutine is writing already, that goroutine also
+// writes what is in out now.
+func (c *conn) flush() { c.write(false) }
+
+// flushLater is flush after other goroutines have run, so that one write can carry their responses
+// too.
+func (c *conn) flushLater() { c.write(true) }
+
+func (c *conn) write(shouldYield bool) {
 	c.mu.Lock()
 	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {
 		c.mu.Unlock()
 		return
 	}
 	c.isWriting = true
-	if mayWait {
+	if shouldYield {
 		c.mu.Unlock()
 		runtime.Gosched()
 		c.mu.Lock()
@@ -32,14 +38,14 @@ func (c *conn) flush(mayWait bool) {
 		}
 		if err != nil && !c.isClosed {
 			c.out = nil
-			c.drainState, c.drainedAt = ended, time.Time{} // then tick ends the reader
+			c.drainState, c.drainStateSince = ended, time.Time{} // long ago, so that tick ends the reader
 			c.interruptLocked()
 		}
 		c.changed.Broadcast()
 	}
 	c.isWriting = false
 	if c.isDoneLocked() && !c.isClosed {
-		c.drainState, c.drainedAt = ended, time.Now()
+		c.drainState, c.drainStateSince = ended, time.Now()
 		if halfCloser, ok := c.nc.(interface{ CloseWrite() error }); ok {
 			halfCloser.CloseWrite()
 		}
@@ -48,7 +54,8 @@ func (c *conn) flush(mayWait bool) {
 	c.mu.Unlock()
 }
 
-// isDoneLocked tells whether a connection that drains has sent its last byte.
+// isDoneLocked tells whether the connection was drained and out was written, so that nothing more
+// will be sent.
 func (c *conn) isDoneLocked() bool {
 	return c.drainState == final && c.openStreams == 0 && len(c.out) == 0
 }
@@ -58,11 +65,11 @@ func (c *conn) unlockAndFlush() {
 	mustFlush := len(c.out) > 0 || c.isDoneLocked()
 	c.mu.Unlock()
 	if mustFlush {
-		c.flush(false)
+		c.flush()
 	}
 }
 
-// waitForWrites waits until at most maxOut bytes are to be written.
+// waitForWrites waits while out has more than maxOut bytes and another goroutine writes.
 func (c *conn) waitForWrites() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

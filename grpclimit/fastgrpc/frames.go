@@ -104,9 +104,9 @@ func appendString(b []byte, text string) []byte {
 
 // appendStatusFields appends the fields of a status that is not OK. If the client does not accept a
 // header list of that size, it omits the details, and if necessary the message.
-func appendStatusFields(b []byte, s *status.Status, maxList uint32) []byte {
-	const perField = 32          // bytes that HTTP/2 counts for each field, besides its text
-	room := int64(maxList) - 128 // enough for :status, content-type and grpc-status
+func appendStatusFields(b []byte, s *status.Status, maxHeaderList uint32) []byte {
+	const perField = 32                // bytes that HTTP/2 counts for each field, besides its text
+	room := int64(maxHeaderList) - 128 // enough for :status, content-type and grpc-status
 	b = appendField(b, "grpc-status", strconv.Itoa(int(s.Code())))
 	if message := percentEncode(s.Message()); message != "" {
 		if room -= int64(len("grpc-message") + len(message) + perField); room < 0 {

@@ -110,9 +110,9 @@ func FuzzHeaders(f *testing.F) {
 	f.Add([]byte{0x83, 0x86, 0x84}, []byte{0x83})     // entries of the static table
 	f.Add([]byte{0x40, 1, 'a', 1, 'b'}, []byte{0xbe}) // adds an entry to the dynamic table, then refers to it
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		h := headers{maxList: 1000}
+		h := headers{maxHeaderList: 1000}
 		h.decoder = hpack.NewDecoder(hpackTable, h.add)
-		h.decoder.SetMaxStringLength(h.maxList)
+		h.decoder.SetMaxStringLength(h.maxHeaderList)
 		if _, err := h.decode(first); err != nil {
 			return
 		}
@@ -128,8 +128,8 @@ func FuzzHeaders(f *testing.F) {
 			for _, f := range h.fields {
 				size += int(f.Size())
 			}
-			if size > h.maxList {
-				t.Errorf("the headers have %d bytes; want at most %d", size, h.maxList)
+			if size > h.maxHeaderList {
+				t.Errorf("the headers have %d bytes; want at most %d", size, h.maxHeaderList)
 			}
 		}
 	})

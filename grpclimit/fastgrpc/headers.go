@@ -18,8 +18,8 @@ const hpackTable = 4096
 
 // headers decodes header blocks.
 type headers struct {
-	decoder *hpack.Decoder
-	maxList int
+	decoder       *hpack.Decoder
+	maxHeaderList int
 
 	fields     []hpack.HeaderField // of the last block
 	size       int                 // of fields in bytes, as HTTP/2 counts: 32 more for each field
@@ -36,7 +36,7 @@ const maxFields = 64
 
 // add takes a field. The decoder calls it.
 func (h *headers) add(f hpack.HeaderField) {
-	if h.size += int(f.Size()); h.size > h.maxList {
+	if h.size += int(f.Size()); h.size > h.maxHeaderList {
 		h.isTooLarge = true
 		h.decoder.SetEmitEnabled(false)
 		return

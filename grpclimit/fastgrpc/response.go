@@ -10,18 +10,18 @@ import (
 )
 
 // refuseLocked answers a request before its message has been read.
-func (c *conn) refuseLocked(id uint32, r *refusal, hasEnded bool) {
-	block := appendStatus(c.blockLocked(), r.httpStatus)
+func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
+	block := appendStatus(c.newBlockLocked(), r.httpStatus)
 	block = appendField(block, "content-type", grpcContentType)
-	block = appendStatusFields(block, r.status, c.maxList)
+	block = appendStatusFields(block, r.status, c.maxHeaderList)
 	c.out = appendHeaders(c.out, block, id, true)
-	if !hasEnded {
+	if !hasRequestEnded {
 		c.out = appendReset(c.out, id, http2.ErrCodeNo)
 	}
 }
 
-// blockLocked returns the beginning of a header block.
-func (c *conn) blockLocked() []byte {
+// newBlockLocked returns the beginning of a header block.
+func (c *conn) newBlockLocked() []byte {
 	block := make([]byte, 0, 128)
 	if c.mustShrink && !c.hasShrunk {
 		c.hasShrunk = true
@@ -33,15 +33,15 @@ func (c *conn) blockLocked() []byte {
 // answerLocked sends the response of the call, or the responses of its list.
 func (s *stream) answerLocked() {
 	c, others := s.conn, s.others
-	c.server.listed.Add(-int64(len(others)))
-	c.answerLocked(s, s.Err) // may reuse s
+	c.server.listedCalls.Add(-int64(len(others)))
+	c.respondLocked(s, s.Err) // may reuse s
 	for _, other := range others {
-		c.answerLocked(other, other.Err)
+		c.respondLocked(other, other.Err)
 	}
 }
 
 // answerLocked sends the response to one call.
-func (c *conn) answerLocked(s *stream, err error) {
+func (c *conn) respondLocked(s *stream, err error) {
 	s.isRunning = false
 	if s.isRemoved || c.isClosed {
 		c.releaseLocked(s)
@@ -60,7 +60,7 @@ func (c *conn) answerLocked(s *stream, err error) {
 		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response))) // 0: not compressed
 		c.out = append(c.out, s.Response...)
 		c.window -= n
-		c.endLocked(s)
+		c.endResponseLocked(s)
 		return
 	}
 	notCompressed := make([]byte, 1, n) // one byte of 0, with room for the rest
@@ -75,13 +75,13 @@ func (c *conn) answerLocked(s *stream, err error) {
 // appendBlockLocked sends HEADERS with a constant block.
 func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
 	if c.mustShrink && !c.hasShrunk {
-		block = append(c.blockLocked(), block...)
+		block = append(c.newBlockLocked(), block...)
 	}
 	c.out = append(appendFrame(c.out, len(block), http2.FrameHeaders, flags, id), block...)
 }
 
-// endLocked sends the trailers of a response.
-func (c *conn) endLocked(s *stream) {
+// endResponseLocked sends the trailers of a response.
+func (c *conn) endResponseLocked(s *stream) {
 	c.appendBlockLocked(s.id, trailersOfSuccess, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream)
 	delete(c.streams, s.id)
 	c.releaseLocked(s)
@@ -98,7 +98,7 @@ func (c *conn) unblockLocked() {
 		if len(s.unsent) > 0 {
 			return false
 		}
-		c.endLocked(s)
+		c.endResponseLocked(s)
 		return true
 	})
 }

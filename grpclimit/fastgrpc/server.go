@@ -163,10 +163,10 @@ func (o *Options) setDefaults() {
 
 // A Server answers gRPC clients. Make one with New. Many goroutines may use it at once.
 type Server struct {
-	options Options
-	workers *workers.Pool[*stream]
-	lists   map[string]*ListHandler
-	listed  atomic.Int64 // calls in lists, without the first call of each list
+	options      Options
+	workers      *workers.Pool[*stream]
+	listHandlers map[string]*ListHandler
+	listedCalls  atomic.Int64 // calls in lists, without the first call of each list
 
 	ctx    context.Context // of calls; Close cancels it
 	cancel context.CancelFunc
@@ -192,12 +192,12 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("%w: fastgrpc: MaxMessage and MaxHeaderList may be at most %d bytes", penstock.ErrInvalid, maxBuffered)
 	}
 	s := &Server{options: o, closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*conn]struct{})}
-	s.lists = make(map[string]*ListHandler, len(o.Lists))
+	s.listHandlers = make(map[string]*ListHandler, len(o.Lists))
 	for name, handler := range o.Lists {
 		if o.Methods[name] == nil || handler == nil {
 			return nil, fmt.Errorf("%w: fastgrpc: Options.Lists has %q; it needs a handler that is not nil, and a handler in Options.Methods", penstock.ErrInvalid, name)
 		}
-		s.lists[name] = &handler
+		s.listHandlers[name] = &handler
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.workers = workers.New(o.MaxParallel, func(first *stream) {
@@ -214,10 +214,10 @@ var ErrServerClosed = errors.New("fastgrpc: the server is closed")
 // A listener of crypto/tls must offer the protocol h2. Serve may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
 	defer l.Close()
-	if !s.add(l) {
+	if !s.addListener(l) {
 		return ErrServerClosed
 	}
-	defer s.remove(l)
+	defer s.removeListener(l)
 	for pause := time.Duration(0); ; {
 		nc, err := l.Accept()
 		switch {
@@ -254,7 +254,7 @@ func isTemporary(err error) bool {
 	return ok && t.Temporary()
 }
 
-func (s *Server) add(l net.Listener) bool {
+func (s *Server) addListener(l net.Listener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosing.Load() {
@@ -264,7 +264,7 @@ func (s *Server) add(l net.Listener) bool {
 	return true
 }
 
-func (s *Server) remove(l net.Listener) {
+func (s *Server) removeListener(l net.Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.listeners, l)

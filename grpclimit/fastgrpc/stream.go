@@ -17,28 +17,28 @@ import (
 // A stream is a call on a connection.
 type stream struct {
 	Call
-	id       uint32
-	handler  Handler
-	list     *ListHandler  // nil: each call is handled by itself
-	others   []*stream     // the other calls of the list that begins with this one
-	exchange *exchange     // of a call that the fallback serves; else nil
-	deadline *deadline     // nil if the call has none
-	timeout  time.Duration // negative: none
+	id          uint32
+	handler     Handler
+	listHandler *ListHandler  // nil: each call is handled by itself. A pointer, because functions cannot be compared
+	others      []*stream     // the other calls of the list that begins with this one
+	exchange    *exchange     // of a call that the fallback serves; else nil
+	deadline    *deadline     // nil if the call has none
+	timeout     time.Duration // negative: none
 
 	// The connection's mutex guards the fields below, except those that only the reader uses.
-	state         streamState
-	isRemoved     bool      // no longer in conn.streams: the response is dropped
-	isRunning     bool      // the handler runs or will run
-	isPublic      bool      // conn.publicStreams counts it
-	hasEnded      bool      // the client has sent the whole request
-	stateSince    time.Time // when the state began: arriving or answering
-	window        int64     // bytes of DATA that the client accepts
-	receivedBytes int       // of DATA since the last WINDOW_UPDATE of the stream
-	credit        int       // bytes of receivedBytes that an exchange has read, and for which no WINDOW_UPDATE was sent yet
-	prefix        [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
-	prefixLength  int
-	size          int    // of the message in bytes, once the prefix is complete
-	unsent        []byte // the rest of the response, which waits for a window
+	state           streamState
+	isRemoved       bool      // no longer in conn.streams: the response is dropped
+	isRunning       bool      // the handler runs or will run
+	isPublic        bool      // conn.publicStreams counts it
+	hasRequestEnded bool      // the client has sent the whole request
+	stateSince      time.Time // when the state began: arriving or answering
+	window          int64     // bytes of DATA that the client accepts
+	receivedBytes   int       // of DATA since the last WINDOW_UPDATE of the stream
+	credit          int       // bytes of receivedBytes that an exchange has read, and for which no WINDOW_UPDATE was sent yet
+	prefix          [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
+	prefixLength    int
+	size            int    // of the message in bytes, once the prefix is complete
+	unsent          []byte // the rest of the response, which waits for a window
 }
 
 // A streamState is the phase of a unary call.
@@ -46,7 +46,7 @@ type streamState uint8
 
 const (
 	arriving  streamState = iota
-	decided               // the handler runs or will run
+	handling              // the request has arrived, and its handler runs or will run
 	answering             // the response waits for a window
 )
 
@@ -88,7 +88,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return connectionError{http2.ErrCodeProtocol, "a client opens streams with odd numbers"}
 	}
 	if id <= c.lastID {
-		return c.trailersLocked(id, isEnd)
+		return c.handleTrailersLocked(id, isEnd)
 	}
 	if c.drainState == final {
 		return c.spend(1) // the GOAWAY has told the client that this stream is not served
@@ -114,7 +114,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return nil
 	}
 	s := newStream(c, id)
-	s.list = c.server.lists[r.path]
+	s.listHandler = c.server.listHandlers[r.path]
 	s.handler, s.timeout, s.stateSince, s.window = handler, -1, c.lastRead, c.streamWindow
 	s.trace = r.trace
 	if r.hasTimeout {
@@ -164,7 +164,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	h := &c.headers
 	h.block = append(h.block[:0], block...)
 	for parts := 0; ; parts++ {
-		if parts == maxParts || len(h.block) > h.maxList+maxFrame {
+		if parts == maxParts || len(h.block) > h.maxHeaderList+maxFrame {
 			return nil, connectionError{http2.ErrCodeEnhanceYourCalm, "a header block is too large"}
 		}
 		if err := c.wait(); err != nil {
@@ -190,11 +190,11 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	return block, nil
 }
 
-// trailersLocked handles the second header block of a stream, which ends the request.
-func (c *conn) trailersLocked(id uint32, isEnd bool) error {
+// handleTrailersLocked handles the second header block of a stream, which ends the request.
+func (c *conn) handleTrailersLocked(id uint32, isEnd bool) error {
 	s := c.streams[id]
 	switch {
-	case s == nil, s.hasEnded:
+	case s == nil, s.hasRequestEnded:
 		c.out = appendReset(c.out, id, http2.ErrCodeStreamClosed)
 		if s != nil {
 			c.removeLocked(s)
@@ -204,7 +204,7 @@ func (c *conn) trailersLocked(id uint32, isEnd bool) error {
 		c.abortLocked(s, http2.ErrCodeProtocol)
 		return c.spend(costOfMistake)
 	case s.exchange != nil:
-		s.exchange.endLocked()
+		s.exchange.endRequestLocked()
 		return nil
 	}
 	c.completeLocked(s)
@@ -240,7 +240,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return connectionError{http2.ErrCodeProtocol, "DATA has the number of a stream that was not opened"}
 	case s == nil:
 		return c.spend(1) // the stream was refused or cancelled
-	case s.hasEnded:
+	case s.hasRequestEnded:
 		c.abortLocked(s, http2.ErrCodeStreamClosed)
 		return c.spend(costOfMistake)
 	}
@@ -255,7 +255,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		}
 		return nil
 	}
-	if refused := c.gatherLocked(s, f.Data()); refused != nil {
+	if refused := c.appendRequestLocked(s, f.Data()); refused != nil {
 		c.refuseLocked(s.id, &refusal{http.StatusOK, refused}, f.StreamEnded())
 		c.removeLocked(s)
 		return nil
@@ -284,8 +284,8 @@ func (c *conn) creditLocked() {
 	}
 }
 
-// gatherLocked appends a part of a message. It returns why the message is refused, or nil.
-func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
+// appendRequestLocked appends a part of a message. It returns why the message is refused, or nil.
+func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	if missing := len(s.prefix) - s.prefixLength; missing > 0 {
 		n := copy(s.prefix[s.prefixLength:], data)
 		s.prefixLength += n
@@ -318,7 +318,7 @@ func (c *conn) gatherLocked(s *stream, data []byte) *status.Status {
 
 // completeLocked adds a request to the batch when all of it has arrived.
 func (c *conn) completeLocked(s *stream) {
-	s.hasEnded = true
+	s.hasRequestEnded = true
 	if s.prefixLength < len(s.prefix) || len(s.Request) < s.size {
 		text := "the message of the call is cut off"
 		if s.prefixLength == 0 {
@@ -329,7 +329,7 @@ func (c *conn) completeLocked(s *stream) {
 		return
 	}
 	c.leaveArrivingLocked(s)
-	s.state, s.isRunning = decided, true
+	s.state, s.isRunning = handling, true
 	c.earn(allowanceOfRequest)
 	c.batch = append(c.batch, s)
 }
