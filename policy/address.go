@@ -4,8 +4,8 @@ import "net/netip"
 
 // AddressText returns the text that AppendAddress appends.
 func AddressText(a netip.Addr, prefix4, prefix6 int) string {
-	var room [len("2001:0db8:0000:0000:0000:0000:0000:0000/128")]byte
-	return string(AppendAddress(room[:0], a, prefix4, prefix6))
+	var buffer [len("2001:0db8:0000:0000:0000:0000:0000:0000/128")]byte
+	return string(AppendAddress(buffer[:0], a, prefix4, prefix6))
 }
 
 // AppendAddress appends the text that stands for an address in keys. It is the network of prefix4

@@ -12,34 +12,34 @@ func TestKeysOfAddressesAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		address          string
-		prefix4, prefix6 int
+		prefix4, prefix6 int // in bits; 0 means the default
 		want             string
 	}{
-		{"192.0.2.1", 0, 0, "192.0.2.1"},
-		{"192.0.2.1", 32, 64, "192.0.2.1"},
-		{"192.0.2.1", 24, 64, "192.0.2.0/24"},
-		{"192.0.2.255", 31, 0, "192.0.2.254/31"},
-		{"192.0.2.1", 1, 0, "128.0.0.0/1"},
-		{"192.0.2.1", 33, 0, "192.0.2.1"},
-		{"192.0.2.1", -1, 0, "192.0.2.1"},
-		{"::ffff:192.0.2.1", 0, 0, "192.0.2.1"},
-		{"::ffff:192.0.2.1", 24, 56, "192.0.2.0/24"},
-		{"::ffff:192.0.2.1%eth0", 0, 0, "192.0.2.1"},
-		{"64:ff9b::192.0.2.1", 0, 0, "192.0.2.1"},
-		{"64:ff9b::192.0.2.1%eth0", 0, 0, "192.0.2.1"},
-		{"64:ff9b:0:0:0:1:c000:201", 0, 0, "64:ff9b::/64"},
-		{"2001:db8:1:2:3:4:5:6", 0, 0, "2001:db8:1:2::/64"},
-		{"2001:db8:1:2:3:4:5:6", 0, 56, "2001:db8:1::/56"},
-		{"2001:db8:1:2:3:4:5:6", 0, 48, "2001:db8:1::/48"},
-		{"2001:db8:1:2:3:4:5:6", 0, 128, "2001:db8:1:2:3:4:5:6"},
-		{"2001:db8:1:2:3:4:5:6", 0, 129, "2001:db8:1:2::/64"},
-		{"2001:db8:1:2:3:4:5:6", 0, -1, "2001:db8:1:2::/64"},
-		{"2001:0DB8:0:0:FFFF::", 0, 127, "2001:db8:0:0:ffff::/127"},
-		{"fe80::1%eth0", 0, 0, "fe80::/64"},
-		{"fe80::1%eth0", 0, 128, "fe80::1"},
-		{"::1", 0, 0, "::/64"},
-		{"::192.0.2.1", 0, 0, "::/64"},
-		{"", 0, 0, ""},
+		{address: "192.0.2.1", want: "192.0.2.1"},
+		{address: "192.0.2.1", prefix4: 32, prefix6: 64, want: "192.0.2.1"},
+		{address: "192.0.2.1", prefix4: 24, prefix6: 64, want: "192.0.2.0/24"},
+		{address: "192.0.2.255", prefix4: 31, want: "192.0.2.254/31"},
+		{address: "192.0.2.1", prefix4: 1, want: "128.0.0.0/1"},
+		{address: "192.0.2.1", prefix4: 33, want: "192.0.2.1"},
+		{address: "192.0.2.1", prefix4: -1, want: "192.0.2.1"},
+		{address: "::ffff:192.0.2.1", want: "192.0.2.1"},
+		{address: "::ffff:192.0.2.1", prefix4: 24, prefix6: 56, want: "192.0.2.0/24"},
+		{address: "::ffff:192.0.2.1%eth0", want: "192.0.2.1"},
+		{address: "64:ff9b::192.0.2.1", want: "192.0.2.1"},
+		{address: "64:ff9b::192.0.2.1%eth0", want: "192.0.2.1"},
+		{address: "64:ff9b:0:0:0:1:c000:201", want: "64:ff9b::/64"},
+		{address: "2001:db8:1:2:3:4:5:6", want: "2001:db8:1:2::/64"},
+		{address: "2001:db8:1:2:3:4:5:6", prefix6: 56, want: "2001:db8:1::/56"},
+		{address: "2001:db8:1:2:3:4:5:6", prefix6: 48, want: "2001:db8:1::/48"},
+		{address: "2001:db8:1:2:3:4:5:6", prefix6: 128, want: "2001:db8:1:2:3:4:5:6"},
+		{address: "2001:db8:1:2:3:4:5:6", prefix6: 129, want: "2001:db8:1:2::/64"},
+		{address: "2001:db8:1:2:3:4:5:6", prefix6: -1, want: "2001:db8:1:2::/64"},
+		{address: "2001:0DB8:0:0:FFFF::", prefix6: 127, want: "2001:db8:0:0:ffff::/127"},
+		{address: "fe80::1%eth0", want: "fe80::/64"},
+		{address: "fe80::1%eth0", prefix6: 128, want: "fe80::1"},
+		{address: "::1", want: "::/64"},
+		{address: "::192.0.2.1", want: "::/64"},
+		{address: "", want: ""},
 	} {
 		a, _ := netip.ParseAddr(row.address)
 		if got := AddressText(a, row.prefix4, row.prefix6); got != row.want {
@@ -51,8 +51,8 @@ func TestKeysOfAddressesAreAsDocumented(t *testing.T) {
 	}
 }
 
-// forms returns texts of one address: in short and in full, in upper case, with an IPv4 tail, with
-// a zone.
+// forms returns texts that all stand for one address: short, in full, in upper case, with an IPv4
+// tail, or with a zone.
 func forms(a netip.Addr) (texts []string) {
 	if a.Is4() {
 		b := a.As4()
@@ -103,7 +103,7 @@ func TestAllFormsOfAnAddressHaveOneKey(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := AddressText(form, prefix4, prefix6); got != want {
-				t.Fatalf("%s with prefixes %d and %d has the key %q, and %s has %q (seed %d)", a, prefix4, prefix6, want, text, got, seed)
+				t.Fatalf("%s with prefixes %d and %d has the key %q, and its form %s has %q; want one key (seed %d)", a, prefix4, prefix6, want, text, got, seed)
 			}
 			n++
 		}
@@ -120,7 +120,7 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 		v := r.Uint32()
 		a := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != a {
-			t.Fatalf("%s and %s have one key, want two (seed %d)", a, other, seed)
+			t.Fatalf("the addresses %s and %s have one key; want two keys (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = a
 	}
@@ -135,15 +135,15 @@ func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 			b[j] = byte(r.Uint32())
 		}
 		if neighbor := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbor, 0, 0) {
-			t.Fatalf("%s and %s are in one /64 network and have two keys (seed %d)", a, neighbor, seed)
+			t.Fatalf("%s and %s are in one /64 network and have two keys; want one key (seed %d)", a, neighbor, seed)
 		}
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != netip.PrefixFrom(a, 64).Masked().Addr() {
-			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
+			t.Fatalf("%s and the address or network of %s have one key; want two keys (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = netip.PrefixFrom(a, 64).Masked().Addr()
 		b[r.IntN(8)] ^= 1 << r.IntN(8) // one bit of the /64 prefix
 		if other := netip.AddrFrom16(b); AddressText(a, 0, 0) == AddressText(other, 0, 0) {
-			t.Fatalf("%s and %s are in different /64 networks and have one key (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s are in different /64 networks and have one key; want two keys (seed %d)", a, other, seed)
 		}
 	}
 	t.Logf("counted: %d addresses and networks, each with its own key (%d of IPv4, seed %d)", len(seen), ipv4, seed)
@@ -153,10 +153,10 @@ func BenchmarkAppendAddress(b *testing.B) {
 	for _, text := range []string{"192.0.2.1", "::ffff:192.0.2.1", "2001:db8:1:2:3:4:5:6"} {
 		b.Run(text, func(b *testing.B) {
 			a := netip.MustParseAddr(text)
-			room := make([]byte, 0, 64)
+			buffer := make([]byte, 0, 64)
 			b.ReportAllocs()
 			for b.Loop() {
-				room = AppendAddress(room[:0], a, 0, 0)
+				buffer = AppendAddress(buffer[:0], a, 0, 0)
 			}
 		})
 	}

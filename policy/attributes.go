@@ -5,16 +5,16 @@ import "net/netip"
 // Attributes are the parts of a request that rules can use. A transport implements them lazily,
 // because rules look up only what they need.
 type Attributes interface {
-	// Lookup returns the values of one attribute. It returns none if the request does not have it, or
-	// if the transport does not know the kind. The caller must not change them. Kinds without a name
-	// have at most one value:
+	// Lookup returns the values of one attribute, which the caller must not change. There are none if
+	// the request lacks the attribute, or if the transport does not know the kind. Kinds without a
+	// name have at most one value:
 	//
 	//   - KindMethod: the method, in upper case.
 	//   - KindHost: the host without its port, in lower case.
-	//   - KindPath: the path in canonical form, as Paths.Clean returns it. Default: "/".
+	//   - KindPath: the path in canonical form, as Paths.Clean returns it. If there is none, rules use "/".
 	//   - KindRawQuery: the query as it was sent, without the question mark.
 	//
-	// The others need a name:
+	// The other kinds need a name:
 	//
 	//   - KindHeader: a header field; the name is in the canonical form of net/http.
 	//   - KindCookie, KindQuery: a cookie, or a parameter of the query. Return all values that any

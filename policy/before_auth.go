@@ -1,14 +1,17 @@
 package policy
 
 // A rule with before_auth is decided in a separate call before a token is verified. So forged
-// tokens cost at most as many signature checks as its limits admit. If no signature must be checked
-// (there is no token, or its check is cached), the rule is like one with Always, and is charged
-// with the others.
+// tokens cause at most as many signature checks as the limits of the rule admit. If no signature
+// must be checked (there is no token, or its check is cached), there is no separate call: the rule
+// is like one with Always, and all rules are charged together.
 
-// EvaluateFirst does what Evaluate does, unless that would check a signature and rules with
-// before_auth match the request. Then it returns false, and the Evaluation has only the charges of
-// these rules. If they are granted, they stay charged, and EvaluateRest evaluates the other rules.
-// If the key of such a charge is unclear, the request is malformed, and no signature is checked.
+// EvaluateFirst evaluates the rules with before_auth alone, if some of them match the request and
+// Evaluate would have to check a signature. It then returns false, and the Evaluation has only the
+// charges of these rules. If the charges are granted, they are kept, and the caller evaluates the
+// other rules with EvaluateRest.
+//
+// In all other cases EvaluateFirst does what Evaluate does, and returns true. It also returns true
+// if the key of such a charge is unclear: the request is malformed, and no signature is checked.
 func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)

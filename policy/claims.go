@@ -12,18 +12,23 @@ import (
 // bool, nil, []any and map[string]any. They must not be changed.
 type Claims map[string]any
 
-// Text returns a claim that is a string, an integer or a boolean. A name with dots is the whole
-// name of a claim if there is such a claim. Otherwise it is the path to a claim in an object
-// ("realm.role"). Other claims have no text. An empty string has no text either, nor has a string
-// with U+FFFD, which stands for a broken character.
+// Text returns the text of a claim, if it has one. Only strings, integers and booleans have a text.
+// An empty string has none, and neither has a string with U+FFFD, which stands for a broken
+// character. A name with dots is first taken as the whole name of a claim. If there is no such
+// claim, it is the path to a claim in an object ("realm.role").
 func (c Claims) Text(name string) (string, bool) { return claimText(lookUp(c, name)) }
 
-// Values returns the texts of a claim that is a list, and otherwise its text, if it has one. The
-// claims scope and scp are lists of words in one string.
+// Values returns the texts of all elements of a claim that is a list. For any other claim it returns
+// the claim's text. Values without a text are left out. The claims scope and scp are lists of words
+// in one string.
 func (c Claims) Values(name string) []string {
 	found := lookUp(c, name)
 	if words, ok := found.(string); ok && (name == "scope" || name == "scp") {
-		return slices.DeleteFunc(strings.Fields(words), func(word string) bool { _, ok := claimText(word); return !ok })
+		hasNoText := func(word string) bool {
+			_, ok := claimText(word)
+			return !ok
+		}
+		return slices.DeleteFunc(strings.Fields(words), hasNoText)
 	}
 	list, ok := found.([]any)
 	if !ok {
@@ -31,8 +36,8 @@ func (c Claims) Values(name string) []string {
 	}
 	var texts []string
 	for _, v := range list {
-		if s, ok := claimText(v); ok {
-			texts = append(texts, s)
+		if text, ok := claimText(v); ok {
+			texts = append(texts, text)
 		}
 	}
 	return texts
@@ -58,7 +63,7 @@ func lookUp(object map[string]any, name string) any {
 }
 
 // claimText returns the text of a claim, if it has one. A number must be an integer in its only
-// spelling, so -0, 1.0 and 1e3 have none.
+// spelling, so -0, 1.0 and 1e3 have no text.
 func claimText(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

@@ -19,7 +19,7 @@ import (
 // ways, it marks the request as unclear.
 func (q *request) identifyingText(s *Source) string {
 	values := q.attributes.Lookup(s.Kind, s.Name)
-	if why := findHidden(q.attributes, s); why != "" {
+	if why := explainHidden(q.attributes, s); why != "" {
 		q.noteUnclear(s.String() + " " + why)
 		return ""
 	}
@@ -31,7 +31,7 @@ func (q *request) identifyingText(s *Source) string {
 	}
 	text, why := values[0], ""
 	switch {
-	case s.Kind == KindQuery && queryDiffers(firstValue(q.attributes, KindRawQuery)):
+	case s.Kind == KindQuery && isAmbiguousQuery(firstValue(q.attributes, KindRawQuery)):
 		why = "is in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
@@ -57,24 +57,25 @@ func (q *request) identifyingText(s *Source) string {
 	return text
 }
 
-// findHidden returns why some servers may find a header or a cookie that others do not find, or "".
-func findHidden(a Attributes, s *Source) string {
+// explainHidden returns why some servers may find a header or a cookie that others do not find, or "".
+func explainHidden(a Attributes, s *Source) string {
 	switch s.Kind {
 	case KindHeader:
-		return findDroppedHeader(a, s.Name)
+		return explainDroppedHeader(a, s.Name)
 	case KindCookie:
-		if why := findDroppedHeader(a, "Cookie"); why != "" {
+		if why := explainDroppedHeader(a, "Cookie"); why != "" {
 			return why
 		}
-		return findHiddenCookie(a, s.Name)
+		return explainHiddenCookie(a, s.Name)
 	}
 	return ""
 }
 
-// findDroppedHeader returns why the next proxy may drop a header, or "".
-func findDroppedHeader(a Attributes, name string) string {
+// explainDroppedHeader returns why the next proxy may drop a header, or "".
+func explainDroppedHeader(a Attributes, name string) string {
+	isSeparator := func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }
 	for _, line := range a.Lookup(KindHeader, "Connection") {
-		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }) {
+		for option := range strings.FieldsFuncSeq(line, isSeparator) {
 			if strings.EqualFold(option, name) {
 				return "is named in Connection, so that proxies do not send it on"
 			}
@@ -83,9 +84,9 @@ func findDroppedHeader(a Attributes, name string) string {
 	return ""
 }
 
-// queryDiffers reports whether servers split a query in different ways. Some servers end a
+// isAmbiguousQuery reports whether servers split a query in different ways. Some servers end a
 // parameter at a semicolon, and some drop a parameter with a broken escape.
-func queryDiffers(query string) bool {
+func isAmbiguousQuery(query string) bool {
 	if strings.Contains(query, ";") {
 		return true
 	}
@@ -93,23 +94,23 @@ func queryDiffers(query string) bool {
 	return err != nil
 }
 
-// findHiddenCookie returns why some servers may find a cookie of this name that others do not find,
+// explainHiddenCookie returns why some servers may find a cookie of this name that others do not find,
 // or "". Some servers end a cookie at white space or a comma. Some let quotes contain semicolons.
-func findHiddenCookie(a Attributes, name string) string {
-	isPlain, hasOpenQuote := false, false
+func explainHiddenCookie(a Attributes, name string) string {
+	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
 		pair = strings.TrimSpace(pair)
-		sent, value, _ := strings.Cut(pair, "=")
+		sentName, value, _ := strings.Cut(pair, "=")
 		switch {
-		case strings.EqualFold(strings.TrimSpace(sent), name):
-			isPlain = true
+		case strings.EqualFold(strings.TrimSpace(sentName), name):
+			isFound = true
 		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
 			return "is part of another cookie, as some servers read it"
 		default:
 			hasOpenQuote = hasOpenQuote || beginsOpenQuote(strings.TrimSpace(value))
 		}
 	}
-	if isPlain && hasOpenQuote {
+	if isFound && hasOpenQuote {
 		return "comes with a cookie whose quote is not closed"
 	}
 	return ""
@@ -128,7 +129,7 @@ func beginsOpenQuote(value string) bool {
 	for i := 1; i < len(value); i++ {
 		switch value[i] {
 		case '\\':
-			i++
+			i++ // the escaped character
 		case '"':
 			return false
 		}
@@ -138,9 +139,10 @@ func beginsOpenQuote(value string) bool {
 
 // assigns reports whether a text contains the whole name followed by an equals sign.
 func assigns(text, name string) bool {
-	for i := 0; i+len(name) < len(text); i++ {
-		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !IsToken(text[i-1:i])) &&
-			strings.HasPrefix(strings.TrimLeft(text[i+len(name):], " \t"), "=") {
+	for start := 0; start+len(name) < len(text); start++ {
+		end := start + len(name)
+		beginsName := start == 0 || !IsToken(text[start-1:start])
+		if beginsName && strings.EqualFold(text[start:end], name) && strings.HasPrefix(strings.TrimLeft(text[end:], " \t"), "=") {
 			return true
 		}
 	}
@@ -213,6 +215,7 @@ func parseAuthorization(value string) (text, why string) {
 // with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token
 // has exactly one spelling (base64url without padding, RFC 7515).
 func explainUnclearToken(text string) string {
+	const dotsIfSigned, dotsIfEncrypted = 2, 4 // RFC 7515 and RFC 7516
 	dots := strings.Count(text, ".")
 	switch {
 	case text == "":
@@ -221,14 +224,15 @@ func explainUnclearToken(text string) string {
 		return fmt.Sprintf("has a token of more than %d bytes", MaxTokenLength)
 	case strings.ContainsFunc(strings.TrimRight(text, "="), isOutsideBearer):
 		return "has characters that no token has"
-	case dots < 2:
+	case dots < dotsIfSigned:
 		return ""
-	case dots != 2 && dots != 4:
+	case dots != dotsIfSigned && dots != dotsIfEncrypted:
 		return "has a token with too many or too few dots"
 	}
 	for i, part := range strings.Split(text, ".") {
-		mayBeEmpty := dots == 4 && i == 1 // the key of a direct encryption
-		if _, err := base64.RawURLEncoding.Strict().DecodeString(part); err != nil || part == "" && !mayBeEmpty {
+		isEncryptedKey := dots == dotsIfEncrypted && i == 1 // it is empty if the key was agreed before
+		_, err := base64.RawURLEncoding.Strict().DecodeString(part)
+		if err != nil || part == "" && !isEncryptedKey {
 			return "has a token that is not a valid JSON Web Token"
 		}
 	}

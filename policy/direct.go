@@ -26,8 +26,8 @@ type DirectCall struct {
 var errDirect = errors.New("a direct call needs a limit with a rule for each charge")
 
 // EvaluateDirect sets the charges of the Evaluation to those of the call. The allow list, the deny
-// list and new_identities of the Rules do not apply. It copies the slices of the call, but not
-// those in its Shadows.
+// list and new_identities of the Rules do not apply. The Evaluation has copies of Charges, Limits
+// and Shadows, but shares the slices inside each Shadow with the caller.
 func (r *Rules) EvaluateDirect(c DirectCall, v *Evaluation) error {
 	v.reset(r, noAttributes{})
 	if len(c.Charges) > 0 || len(c.Shadows) == 0 {

@@ -55,10 +55,11 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	return reasons
 }
 
-// visitTests calls visit for each test of an identity, up to the part that identifies the client.
+// visitTests calls visit for each test of an identity. In a FirstOf it stops before the part that
+// identifies the client.
 func (id *Identity) visitTests(q *request, visit func(*Test)) {
 	for _, one := range id.FirstOf {
-		if _, ok := q.find(one); ok {
+		if _, ok := q.findKey(one); ok {
 			return
 		}
 		one.visitTests(q, visit)

@@ -12,7 +12,7 @@ import (
 // A ListMatch names the list of the policy that a request matches.
 type ListMatch uint8
 
-// The lists. The deny list comes first.
+// The lists. The deny list is checked first.
 const (
 	NotListed   ListMatch = iota
 	AllowListed           // on the allow list: never limited
@@ -29,12 +29,15 @@ type Evaluation struct {
 	TokenError *TokenError // why the token is rejected; nil if it is valid, if there is none, or if no rule needs it
 
 	ListMatch ListMatch
-	Matched   []*Rule             // the rules that apply, in the order of the file
-	Charges   []penstock.Charge   // to be decided as one batch
-	Limits    []*Limit            // the limit of each charge
-	Shadows   []Shadow            // each is decided separately, also if the request is denied
-	Unchecked []UncheckedIdentity // identities that clients can invent, of rules with NewIdentities; to be admitted before the charges are decided
-	Tier      string              // of the client, if rules or limits needed it
+	Matched   []*Rule           // the rules that apply, in the order of the file
+	Charges   []penstock.Charge // to be decided as one batch
+	Limits    []*Limit          // the limit of each charge
+	Shadows   []Shadow          // each is decided separately, also if the request is denied
+	Tier      string            // of the client, if rules or limits needed it
+
+	// Unchecked are the identities that clients can invent, of rules with NewIdentities. The caller
+	// must handle them before the charges are decided; see UncheckedIdentity.
+	Unchecked []UncheckedIdentity
 
 	request request
 }
@@ -43,7 +46,7 @@ type Evaluation struct {
 type Shadow struct {
 	Charges   []penstock.Charge
 	Limits    []*Limit
-	Candidate bool // it is the candidate of a limit; false: a shadow rule or limit
+	Candidate bool // true: a candidate of a limit; false: a shadow rule, or a limit with shadow: true
 }
 
 // Variant returns the index in l.Variants of the plan for the client's tier.
@@ -65,11 +68,11 @@ type request struct {
 	path                string
 	matcher             *Matcher // of the current rule
 	isPreflight         bool     // only rules that name OPTIONS match it
-	keys                []string // by identity; "" if not computed yet
+	keys                []string // by Identity.index - 1; "" if not computed yet
 	tier                int      // the index in Spec.Tiers; -1 if not computed yet
-	holder              string   // of all charges that need one; "" if none was made yet
-	isChecked           bool     // the token was verified, or there is none
-	token               Claims
+	holder              string   // the holder of all charges that need one; "" if none was made yet
+	isTokenChecked      bool     // the token was verified, or there is none
+	tokenClaims         Claims   // of the verified token
 	tokenError          *TokenError
 	isBeforeAuth        bool   // no signature may be checked yet
 	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
@@ -107,13 +110,14 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 		v.ListMatch = AllowListed
 		return
 	}
-	var found selection
+	var selected selection
 	for matchers := r.matchersOf(q.path); matchers.next(); {
 		m := matchers.current
-		if m.rule.BeforeAuth && q.isGrantedBeforeAuth || !found.canAdd(m) || v.has(m.rule) || !m.matches(q) {
+		isGranted := m.rule.BeforeAuth && q.isGrantedBeforeAuth
+		if isGranted || !selected.canAdd(m) || v.has(m.rule) || !m.matches(q) {
 			continue
 		}
-		found.add(m)
+		selected.add(m)
 		v.apply(m)
 	}
 	if len(v.Matched) > 1 {
@@ -124,10 +128,9 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	}
 }
 
-// A selection is the rules that apply to a request: the most specific one, and all with Always. A
-// shadow rule does not replace the most specific rule. It counts beside that rule, unless that rule
-// is more specific.
-type selection struct{ rule, shadow *Matcher }
+// A selection has the rules that apply to a request because they are specific: one enforced rule,
+// and one shadow rule that is at least as specific. Rules with Always apply besides these.
+type selection struct{ enforced, shadow *Matcher }
 
 // canAdd reports whether a rule applies if it matches. The matchers must come in the order of
 // specificity.
@@ -136,10 +139,10 @@ func (s *selection) canAdd(m *Matcher) bool {
 	case m.rule.Always:
 		return true
 	case m.rule.Shadow:
-		isLessSpecific := s.rule != nil && s.rule.Compare(m) != 0
+		isLessSpecific := s.enforced != nil && s.enforced.Compare(m) != 0
 		return s.shadow == nil && !isLessSpecific
 	}
-	return s.rule == nil
+	return s.enforced == nil
 }
 
 // add records that a rule matches.
@@ -149,7 +152,7 @@ func (s *selection) add(m *Matcher) {
 	case m.rule.Shadow:
 		s.shadow = m
 	default:
-		s.rule = m
+		s.enforced = m
 	}
 }
 
@@ -168,8 +171,8 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	return rules
 }
 
-// matchersOf returns the matchers that can match a path with its first segment, the most specific
-// first.
+// matchersOf returns the matchers that the first segment of a path does not exclude, the most
+// specific first.
 func (r *Rules) matchersOf(path string) matcherIter {
 	if len(path) == 0 || path[0] != '/' {
 		return matcherIter{}
@@ -181,7 +184,7 @@ func (r *Rules) matchersOf(path string) matcherIter {
 // A matcherIter merges two lists of matchers, both ordered by specificity.
 type matcherIter struct {
 	current          *Matcher
-	indexed, general []*Matcher // those that are left
+	indexed, general []*Matcher // the matchers that next has not returned yet
 }
 
 // next sets current to the next matcher. It returns false at the end.
@@ -240,7 +243,7 @@ var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie",
 var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
 	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
-// has reports whether a rule applies already.
+// has reports whether a rule is in v.Matched.
 func (v *Evaluation) has(r *Rule) bool {
 	for _, m := range v.Matched {
 		if m == r {
@@ -301,7 +304,7 @@ func (q *request) charge(l *Limit) penstock.Charge {
 	if q.isNamed {
 		return q.namedCharge(l)
 	}
-	plan := q.variant(l)
+	plan := q.planOf(l)
 	return penstock.Charge{Key: q.key(l.Key), Plan: plan, Cost: q.cost(l), Patience: l.Patience, Holder: q.holderOf(plan)}
 }
 
@@ -317,7 +320,7 @@ func (q *request) holderOf(plan *penstock.Plan) string {
 }
 
 // variant returns the limit's plan for the client's tier.
-func (q *request) variant(l *Limit) *penstock.Plan {
+func (q *request) planOf(l *Limit) *penstock.Plan {
 	if len(l.Variants) == 1 {
 		return l.Variants[0]
 	}
@@ -330,7 +333,7 @@ func (q *request) tierIndex() int {
 		return q.tier
 	}
 	last := len(q.rules.spec.Tiers) - 1
-	q.tier = last // a condition of a tier may depend on the tier; it finds this one, so there is no recursion
+	q.tier = last // a condition that depends on the tier reads this one, so there is no endless recursion
 	for i, t := range q.rules.spec.Tiers[:last] {
 		if q.anyHolds(t.AnyOf) {
 			q.tier = i
@@ -358,7 +361,7 @@ func (q *request) cost(l *Limit) int64 {
 		if len(values) == 0 {
 			return c.Min
 		}
-		// Clients write the header: one that is malformed or repeated costs the most.
+		// Clients write the header, so a malformed or repeated header costs the maximum.
 		n, err := strconv.ParseInt(values[0], 10, 64)
 		if err != nil || len(values) > 1 {
 			return most
@@ -377,10 +380,10 @@ func (q *request) cost(l *Limit) int64 {
 
 // claims returns the claims of the request's token, or nil if it has no valid one.
 func (q *request) claims() Claims {
-	if q.isChecked {
-		return q.token
+	if q.isTokenChecked {
+		return q.tokenClaims
 	}
-	q.isChecked = true
+	q.isTokenChecked = true
 	tokens := &q.rules.spec.Tokens
 	if tokens.Verifier == nil {
 		return nil
@@ -393,7 +396,7 @@ func (q *request) claims() Claims {
 		q.hasSkippedCheck = true
 	case token != "":
 		// A rejected token has no claims: the request is treated like one without a token.
-		q.token, q.tokenError = tokens.Verifier.Claims(token)
+		q.tokenClaims, q.tokenError = tokens.Verifier.Claims(token)
 	}
-	return q.token
+	return q.tokenClaims
 }

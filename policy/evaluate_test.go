@@ -12,10 +12,10 @@ import (
 // withBody are the attributes of a request whose body has this size.
 type withBody struct {
 	fields
-	bytes int64
+	bodySize int64 // in bytes
 }
 
-func (w withBody) BodySize() int64 { return w.bytes }
+func (w withBody) BodySize() int64 { return w.bodySize }
 
 func TestCostWithoutMaxIsAtMostMaxCost(t *testing.T) {
 	t.Parallel()
@@ -24,15 +24,15 @@ func TestCostWithoutMaxIsAtMostMaxCost(t *testing.T) {
 		name    string
 		cost    Cost
 		request Attributes
-		want    int64
+		want    int64 // in units
 	}{
-		{"body", Cost{Body: 1000}, withBody{bytes: 2001}, 3},
-		{"body, max", Cost{Body: 1000, Max: 2}, withBody{bytes: 2001}, 2},
-		{"huge body", Cost{Body: 1}, withBody{bytes: math.MaxInt64}, penstock.MaxCost},
-		{"header", Cost{Header: "Units"}, units("7"), 7},
-		{"header, max", Cost{Header: "Units", Max: 5}, units("7"), 5},
-		{"malformed header", Cost{Header: "Units"}, units("many"), penstock.MaxCost},
-		{"malformed header, max", Cost{Header: "Units", Max: 5}, units("many"), 5},
+		{name: "body", cost: Cost{Body: 1000}, request: withBody{bodySize: 2001}, want: 3},
+		{name: "body, max", cost: Cost{Body: 1000, Max: 2}, request: withBody{bodySize: 2001}, want: 2},
+		{name: "huge body", cost: Cost{Body: 1}, request: withBody{bodySize: math.MaxInt64}, want: penstock.MaxCost},
+		{name: "header", cost: Cost{Header: "Units"}, request: units("7"), want: 7},
+		{name: "header, max", cost: Cost{Header: "Units", Max: 5}, request: units("7"), want: 5},
+		{name: "malformed header", cost: Cost{Header: "Units"}, request: units("many"), want: penstock.MaxCost},
+		{name: "malformed header, max", cost: Cost{Header: "Units", Max: 5}, request: units("many"), want: 5},
 	} {
 		spec, err := Simple("a", Global(), guard.FailOpen, penstock.Limit{Name: "a", Count: 10, Period: time.Second})
 		if err != nil {

@@ -8,14 +8,15 @@ import (
 )
 
 // CleanHost converts a request's host to the form that is compared: in lower case, without its port
-// and a final dot. An IPv6 address has no brackets and the form of netip.Addr.String. CleanHost
+// or a final dot. An IPv6 address has no brackets and the form of netip.Addr.String. CleanHost
 // returns false if servers may read the host in different ways.
 func CleanHost(host string) (name string, ok bool) {
 	port := ""
 	if literal, isLiteral := strings.CutPrefix(host, "["); isLiteral {
 		name, port, ok = strings.Cut(literal, "]")
 		address, err := netip.ParseAddr(name)
-		ok = ok && err == nil && address.Is6() && address.Zone() == "" && (port == "" || port[0] == ':')
+		isIPv6 := err == nil && address.Is6() && address.Zone() == ""
+		ok = ok && isIPv6 && (port == "" || port[0] == ':')
 		name, port = address.String(), strings.TrimPrefix(port, ":")
 	} else {
 		name, port, _ = strings.Cut(host, ":")
@@ -42,8 +43,8 @@ func isHostname(name string) bool {
 // matchesHost reports whether a request's host equals that of a rule, or is below it if the rule's
 // host begins with *.
 func matchesHost(pattern, host string) bool {
-	if below, ok := strings.CutPrefix(pattern, "*"); ok {
-		return len(host) > len(below) && strings.HasSuffix(host, below)
+	if domain, isWildcard := strings.CutPrefix(pattern, "*"); isWildcard {
+		return len(host) > len(domain) && strings.HasSuffix(host, domain)
 	}
 	return pattern == host
 }
@@ -74,7 +75,7 @@ func ParseHost(text string) (string, error) {
 	return host, nil
 }
 
-// ByHost returns the names of the enforced rules that depend on the host. Clients write the host.
+// ByHost returns the names of the enforced rules that depend on the host. Clients choose the host.
 // So a client evades these rules if the same site also answers under another host.
 func (r *Rules) ByHost() (names []string) {
 	dependsOnHost := func(m *Matcher) bool {

@@ -19,7 +19,7 @@ type Identity struct {
 	Only   *Test // the values of Source that count; nil: all
 
 	FirstOf []*Identity // the first that the request has
-	AllOf   []*Identity // a combination
+	AllOf   []*Identity // all of them: their keys are joined
 
 	index int // the index of its key in request.keys, from 1; 0 if the key depends on the rule that matched
 }
@@ -54,7 +54,7 @@ func (q *request) key(id *Identity) string {
 	if id.index > 0 && q.keys[id.index-1] != "" {
 		return q.keys[id.index-1]
 	}
-	key, ok := q.find(id)
+	key, ok := q.findKey(id)
 	if !ok {
 		key = unknownKey
 	}
@@ -64,8 +64,8 @@ func (q *request) key(id *Identity) string {
 	return key
 }
 
-// find returns the key by an identity, if the request has one.
-func (q *request) find(id *Identity) (string, bool) {
+// findKey returns the key by an identity, if the request has one.
+func (q *request) findKey(id *Identity) (string, bool) {
 	switch {
 	case id.Global:
 		return globalKey, true
@@ -73,13 +73,13 @@ func (q *request) find(id *Identity) (string, bool) {
 		return id.Func(q.attributes), true
 	case id.FirstOf != nil:
 		for _, one := range id.FirstOf {
-			if key, ok := q.find(one); ok {
+			if key, ok := q.findKey(one); ok {
 				return key, true
 			}
 		}
 		return "", false
 	case id.AllOf != nil:
-		return q.combine(id)
+		return q.combineKeys(id)
 	}
 	text, ok := q.text(&id.Source)
 	if !ok || id.Only != nil && !q.isListed(id.Only, text) {
@@ -97,13 +97,14 @@ func (q *request) isListed(t *Test, text string) bool {
 	return t.has(text)
 }
 
-// combine joins keys. For a missing key it writes only the kind. So a client that omits a header
-// does not share the key of other clients. If all keys are missing, so is the combination.
-func (q *request) combine(id *Identity) (string, bool) {
+// combineKeys joins the keys of an AllOf. For a missing key it writes only the kind. So a client that omits a header
+// does not share the key of other clients. If all keys are missing, there is
+// no joined key either.
+func (q *request) combineKeys(id *Identity) (string, bool) {
 	var s strings.Builder
 	isPresent := false
 	for i, one := range id.AllOf {
-		key, ok := q.find(one)
+		key, ok := q.findKey(one)
 		isPresent = isPresent || ok
 		if i > 0 {
 			s.WriteByte(',')
@@ -135,8 +136,8 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.firstKind() + ":" + value
 }
 
-// CanBe reports whether a text can be a key of the identity. It checks only the kinds before the
-// colons.
+// CanBe reports whether a text can be a key of the identity. It checks only the first kind in the
+// text, and for an AllOf also whether there is a comma.
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
@@ -148,8 +149,8 @@ func (id *Identity) CanBe(text string) bool {
 	case len(id.AllOf) == 1:
 		return id.AllOf[0].CanBe(text)
 	case id.AllOf != nil:
-		first, _, several := strings.Cut(text, ",")
-		return several && id.AllOf[0].CanBe(first)
+		first, _, hasComma := strings.Cut(text, ",")
+		return hasComma && id.AllOf[0].CanBe(first)
 	}
 	return strings.HasPrefix(text, id.Kind+":")
 }

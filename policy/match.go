@@ -46,15 +46,15 @@ func (m *Match) Matchers() (list []*Matcher) {
 
 // A Matcher is one way in which a Match can match: one of its paths at one of its hosts.
 type Matcher struct {
-	Host      string // "" is any; "*.example.com" any below
+	Host      string // "": any; "*.example.com": any host below example.com
 	Path      Pattern
 	Methods   []string // none: any
 	Where     Condition
 	IsImplied bool // it matches HEAD only because GET is named
-	PathIndex int  // the index of its path in the Match
+	PathIndex int  // the index of Path in Match.Paths
 
 	rule  *Rule
-	order int // in the policy; after New, by specificity
+	order int // the place in the policy; after New, the place by specificity
 }
 
 // A Pattern is a path's pattern, segment by segment.
@@ -66,7 +66,7 @@ type Segment struct {
 	Text string // the literal text, the name, or the glob
 }
 
-// A SegmentKind says what a Segment stands for.
+// A SegmentKind is what a Segment stands for.
 type SegmentKind uint8
 
 // The kinds of segments, from the most to the least specific.
@@ -75,7 +75,7 @@ const (
 	SegmentGlob                // with * in it
 	SegmentNamed               // {name}
 	SegmentAny                 // *
-	segmentNone                // the path has ended
+	segmentNone                // no segment, because the path has ended; only for comparisons
 	SegmentRest                // **
 )
 
@@ -157,11 +157,11 @@ func (s *Segment) matches(text string) bool {
 }
 
 // matchesGlob matches a pattern with stars. After a mismatch, the last star takes one more byte of
-// the text. So its time is at most proportional to the product of both lengths.
+// the text. So the time is at most proportional to the product of both lengths.
 func matchesGlob(pattern, text string) bool {
-	p, t := 0, 0   // what comes next in pattern and text
+	p, t := 0, 0   // the next index in pattern and text
 	lastStar := -1 // the index in pattern of the last star
-	starEnd := 0   // the index in text at which the part that this star takes ends
+	starEnd := 0   // the index in text after the bytes that the last star takes
 	for t < len(text) {
 		switch {
 		case p < len(pattern) && pattern[p] == '*':
@@ -240,7 +240,7 @@ func hostRank(host string) int {
 	case host[0] == '*':
 		return len(host)
 	}
-	return 1 << 16 // longer than every domain
+	return 1 << 16 // more than the length of every domain
 }
 
 func comparePaths(a, b Pattern) int {
@@ -329,11 +329,12 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 			s = Segment{Kind: SegmentAny}
 		case strings.ContainsAny(text, "{}"):
 			name := strings.TrimSuffix(strings.TrimPrefix(text, "{"), "}")
-			if len(name) != len(text)-2 || !IsWord(name) {
+			hasBothBraces := len(name) == len(text)-len("{}")
+			if !hasBothBraces || !IsWord(name) {
 				return nil, fmt.Errorf("the segment %.60q is malformed; write {name} for a whole segment, with a name of letters, digits and _", text)
 			}
 			if names[name] {
-				return nil, fmt.Errorf("the segment {%s} occurs twice in the path; give each another name", name)
+				return nil, fmt.Errorf("the segment {%s} occurs twice in the path; rename one of them", name)
 			}
 			names[name] = true
 			s = Segment{SegmentNamed, name}
@@ -379,8 +380,8 @@ func checkIsPath(text string) error {
 	return nil
 }
 
-// convertExpression returns a pattern that matches about what a regular expression matches. It is
-// for a message.
+// convertExpression returns a pattern that matches about the same paths as a regular expression. It
+// is only the proposal of an error message.
 func convertExpression(text string) string {
 	text = strings.TrimSuffix(strings.Trim(text, "^$"), "/?")
 	parts := strings.Split(strings.NewReplacer("[^/]+", "*", "[^/]*", "*", "(", "", ")", "", `\`, "").Replace(text), "/")

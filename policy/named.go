@@ -23,8 +23,8 @@ type NamedCall struct {
 	Cost int64
 
 	// CanEnd means that the caller will report how its request ends: it returns slots of in_flight
-	// limits, and reports the status for on_status. Without it, rules with such limits are an
-	// error.
+	// limits, and reports the status for on_status. Without CanEnd, a rule with such limits cannot be
+	// called.
 	CanEnd bool
 }
 

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// namedRules makes Rules with one rule, "search", which has a limit by user and a limit for all.
+// namedRules makes Rules with one rule, "search", which has a limit by user and a limit for all. If
+// change is not nil, it changes the Spec first.
 func namedRules(t *testing.T, change func(*Spec)) *Rules {
 	t.Helper()
 	byUser := ByFunc(func(Attributes) string { panic("a call by rule name has no attributes") })
@@ -76,22 +77,24 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 		l := s.Rules[0].Limits[0]
 		l.Variants = []*penstock.Plan{penstock.InFlight(3, time.Minute).MustCompile()}
 	}
+	setStatus := func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }
+	addCandidateWithStatus := func(s *Spec) {
+		candidate := *s.Rules[0].Limits[0]
+		candidate.Name, candidate.Status = "tried", new(Statuses)
+		s.Rules[0].Limits[0].Candidate = &candidate
+	}
 	for _, c := range []struct {
 		call   NamedCall
-		change func(*Spec)
-		want   string
+		change func(*Spec) // of the Spec that namedRules makes; nil: none
+		want   string      // a part of the error
 	}{
-		{NamedCall{Rule: "other", Key: "a", Cost: 1}, nil, "no rule"},
-		{NamedCall{Rule: "search", Key: "a", Cost: -1}, nil, "cost"},
-		{NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, nil, "cost"},
-		{NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, nil, "key"},
-		{NamedCall{Rule: "search", Key: "a", Cost: 1}, makeInFlight, "in_flight"},
-		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }, "on_status"},
-		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) {
-			candidate := *s.Rules[0].Limits[0]
-			candidate.Name, candidate.Status = "tried", new(Statuses)
-			s.Rules[0].Limits[0].Candidate = &candidate
-		}, "on_status"},
+		{call: NamedCall{Rule: "other", Key: "a", Cost: 1}, want: "no rule"},
+		{call: NamedCall{Rule: "search", Key: "a", Cost: -1}, want: "cost"},
+		{call: NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, want: "cost"},
+		{call: NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, want: "key"},
+		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: makeInFlight, want: "in_flight"},
+		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: setStatus, want: "on_status"},
+		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: addCandidateWithStatus, want: "on_status"},
 	} {
 		var v Evaluation
 		err := namedRules(t, c.change).EvaluateNamed(c.call, &v)
@@ -107,10 +110,10 @@ func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 	var v Evaluation
 	call := NamedCall{Rule: "search", Key: "user:42", Cost: 1}
 	if err := rules.EvaluateNamed(call, &v); err == nil {
-		t.Error("a rule with on_status can be called without a status")
+		t.Error("a call without CanEnd of a rule with on_status succeeds; want an error")
 	}
 	call.CanEnd = true
 	if err := rules.EvaluateNamed(call, &v); err != nil || len(v.Charges) != 2 {
-		t.Errorf("a caller that reports ends gets %d charges, %v; want 2 charges", len(v.Charges), err)
+		t.Errorf("a call with CanEnd of a rule with on_status has %d charges and the error %v; want 2 charges and no error", len(v.Charges), err)
 	}
 }

@@ -10,13 +10,13 @@ import (
 const NewIdentities = "new-identities"
 
 // An UncheckedIdentity is an identity that the client may have invented, such as the value of a
-// header, in a rule with new_identities. The caller of Evaluate must find out whether it is new. If
-// so, it must charge Limit once, under the key Address.
+// header, in a rule with new_identities. The caller of Evaluate must find out whether the identity
+// is new. For a new one the caller must charge Limit once, under the key Address.
 type UncheckedIdentity struct {
 	Rule    *Rule
-	Limit   *penstock.Plan // its Group is the rule
+	Limit   *penstock.Plan // its Group is the name of the rule
 	Address string         // "ip:192.0.2.1", or its network
-	Key     string         // as in a charge
+	Key     string         // the identity, as the key of a charge
 }
 
 // noteUnchecked notes the unchecked identities of a rule that applies.
@@ -33,12 +33,12 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 	}
 }
 
-// isInvented reports whether the client chose the value of its identity itself.
+// isInvented reports whether the client can have invented the value of its identity.
 func (q *request) isInvented(id *Identity) bool {
 	switch {
 	case id.FirstOf != nil:
 		for _, one := range id.FirstOf {
-			if _, ok := q.find(one); ok {
+			if _, ok := q.findKey(one); ok {
 				return q.isInvented(one)
 			}
 		}

@@ -59,13 +59,13 @@ func (p Paths) Clean(escaped string) (string, error) {
 		return "", fmt.Errorf("path: %.40q does not begin with a slash; write /path", escaped)
 	}
 
-	var room [256]byte
+	var buffer [256]byte
 	var err error
-	b := append(room[:0], '/')
+	b := append(buffer[:0], '/')
 	for at := 1; at <= len(escaped); {
 		segment, _, hasMore := strings.Cut(escaped[at:], "/")
 		end := at + len(segment)
-		start := len(b) // where the segment begins
+		start := len(b) // the index in b at which the segment begins
 		if b, err = p.appendSegment(b, escaped, at, end); err != nil {
 			return "", err
 		}
@@ -155,7 +155,7 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 		c, width := decodeByte(escaped[at:end])
 		switch {
 		case width == 0:
-			return nil, badPath(escaped, at, min(at+3, end), "is not a percent-encoding; write % as %25")
+			return nil, badPath(escaped, at, min(at+encodedLength, end), "is not a percent-encoding; write % as %25")
 		case c < ' ' || c == 0x7f:
 			return nil, badPath(escaped, at, at+width, "is a control character; remove it")
 		case width == 1 && (c == '?' || c == '#'):
@@ -168,10 +168,10 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 		case c >= utf8.RuneSelf:
 			var r rune
 			if r, width = decodeRune(escaped[at:end]); width == 0 {
-				return nil, badPath(escaped, at, min(at+3, end), "does not begin a character of UTF-8; write the path in UTF-8")
+				return nil, badPath(escaped, at, min(at+encodedLength, end), "does not begin a character of UTF-8; write the path in UTF-8")
 			}
-			var room [utf8.UTFMax]byte
-			for _, c := range utf8.AppendRune(room[:0], r) {
+			var buffer [utf8.UTFMax]byte
+			for _, c := range utf8.AppendRune(buffer[:0], r) {
 				b = appendEncoded(b, c)
 			}
 		case !pchar[c]:
@@ -205,9 +205,9 @@ func hidesDots(segment []byte) bool {
 }
 
 func cutEncodedSlash(segment []byte) (before, after []byte, found bool) {
-	for i := 0; i+3 <= len(segment); i++ {
-		if code := string(segment[i : i+3]); code == "%2F" || code == "%5C" {
-			return segment[:i], segment[i+3:], true
+	for i := 0; i+encodedLength <= len(segment); i++ {
+		if code := string(segment[i : i+encodedLength]); code == "%2F" || code == "%5C" {
+			return segment[:i], segment[i+encodedLength:], true
 		}
 	}
 	return segment, nil, false
@@ -234,23 +234,27 @@ func lowerASCII(c byte) byte {
 	return c
 }
 
+// encodedLength is the length of a percent-encoded byte, in bytes.
+const encodedLength = len("%2F")
+
 // decodeByte reads the byte at the start of s, which may be percent-encoded. It also returns the
 // byte's length in s, or 0 if it is malformed.
 func decodeByte(s string) (c byte, width int) {
 	if s[0] != '%' {
 		return s[0], 1
 	}
-	if len(s) < 3 {
+	if len(s) < encodedLength {
 		return 0, 0
 	}
 	high, low := decodeHex(s[1]), decodeHex(s[2])
 	if high < 0 || low < 0 {
 		return 0, 0
 	}
-	return byte(high<<4 | low), 3
+	return byte(high<<4 | low), encodedLength
 }
 
-// decodeRune reads the character at the start of s, like decodeByte.
+// decodeRune reads the character at the start of s, whose bytes may be percent-encoded. It also
+// returns the character's length in s, or 0 if it is malformed.
 func decodeRune(s string) (r rune, width int) {
 	var encoded [utf8.UTFMax]byte
 	n := 0

@@ -18,8 +18,14 @@ var (
 
 // allPaths returns all combinations of settings.
 func allPaths() (all []Paths) {
-	for i := range 16 {
-		all = append(all, Paths{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0})
+	const settings = 4
+	for bits := range 1 << settings {
+		all = append(all, Paths{
+			KeepEncodedSlash:    bits&1 != 0,
+			IgnoreTrailingSlash: bits&2 != 0,
+			IgnoreCase:          bits&4 != 0,
+			StripParameters:     bits&8 != 0,
+		})
 	}
 	return all
 }
@@ -32,80 +38,80 @@ func TestEverySpellingOfAPathIsOnePath(t *testing.T) {
 		canonical string
 		spellings []string
 	}{
-		{strict, "/", []string{
+		{paths: strict, canonical: "/", spellings: []string{
 			"/", "", "//", "///", "/.", "/./", "//.", "/./.", "/././/.//", "/..", "/../", "/../..", "/../../", "/..//..", "/%2e", "/%2E/",
 			"/%2e%2e", "/%2E%2e/", "/.%2e", "/%2e.", "/a/..", "/a/../", "/a/b/../..", "/a/./../", "/a//..", "/a//../", "/../a/..",
 			"/%61/%2e%2e", "/../../../../../..", "//..", "/./..//./",
 		}},
-		{strict, "*", []string{"*"}},
-		{strict, "/login", []string{
+		{paths: strict, canonical: "*", spellings: []string{"*"}},
+		{paths: strict, canonical: "/login", spellings: []string{
 			"/login", "//login", "///login", "/./login", "/../login", "/.//login", "/a/../login", "/a/b/../../login", "/a/.././login",
 			"/%6cogin", "/%6Cogin", "/%6c%6f%67%69%6e", "/%6C%6F%67%69%6E", "/logi%6e", "/%2e/login", "/%2e%2e/login", "/%2E%2E/login",
 			"/.%2E/login", "/x/%2e%2e/login", "/x/%2e%2e/%6cogin", "/login/../login", "/login/./../login", "//..//login",
 			"/x//../login", "/x/y/..//../login", "/.../../login",
 		}},
-		{strict, "/login/", []string{
+		{paths: strict, canonical: "/login/", spellings: []string{
 			"/login/", "//login//", "/login//", "/login///", "/login/.", "/login/./", "/login/x/..", "/login/x/../", "/login/%2e",
 			"/login/%2E/",
 			"/login/x/%2e%2e", "/./login/././", "/../login/", "/login/x//..", "/%6cogin//.",
 		}},
-		{strict, "/Login", []string{"/Login", "/%4cogin", "/%4Cogin", "/./Login"}},
-		{strict, "/admin/users/42", []string{
+		{paths: strict, canonical: "/Login", spellings: []string{"/Login", "/%4cogin", "/%4Cogin", "/./Login"}},
+		{paths: strict, canonical: "/admin/users/42", spellings: []string{
 			"/admin/users/42", "/admin//users/42", "/admin/./users/42", "/admin/x/../users/42", "//admin//users//42", "/%61dmin/users/42",
 			"/%61%64%6d%69%6e/%75%73%65%72%73/%34%32", "/admin/users/4%32", "/admin/users/%342", "/admin/users/43/../42",
 			"/a/../admin/users/./42",
 			"/admin/%2e/users/%2E/42", "/admin/%2e%2e/admin/users/42", "/admin/users/x/y/../../42", "/../admin/users/42",
 		}},
-		{strict, "/a:b@c", []string{"/a:b@c", "/a%3Ab%40c", "/a%3ab@c", "/%61:%62%40%63", "/a:b%40c"}},
-		{strict, "/!$&'()*+,;=", []string{
+		{paths: strict, canonical: "/a:b@c", spellings: []string{"/a:b@c", "/a%3Ab%40c", "/a%3ab@c", "/%61:%62%40%63", "/a:b%40c"}},
+		{paths: strict, canonical: "/!$&'()*+,;=", spellings: []string{
 			"/!$&'()*+,;=", "/%21%24%26%27%28%29%2A%2B%2C%3B%3D", "/%21%24%26%27%28%29%2a%2b%2c%3b%3d", "/%21$%26'%28)%2A+%2C;%3D",
 		}},
-		{strict, "/-._~", []string{"/-._~", "/%2D%2E%5F%7E", "/%2d%2e%5f%7e", "/-.%5f~"}},
-		{strict, "/1+1", []string{"/1+1", "/1%2B1", "/1%2b1", "/%31+%31"}},
-		{strict, "/1%201", []string{"/1%201", "/1 1", "/%31%20%31"}},
-		{strict, "/caf%C3%A9", []string{"/caf%C3%A9", "/caf%c3%a9", "/café", "/caf\xc3%a9", "/caf%c3\xa9", "/%63%61%66%C3%a9"}},
-		{strict, "/%E2%82%AC/%F0%9F%98%80", []string{
+		{paths: strict, canonical: "/-._~", spellings: []string{"/-._~", "/%2D%2E%5F%7E", "/%2d%2e%5f%7e", "/-.%5f~"}},
+		{paths: strict, canonical: "/1+1", spellings: []string{"/1+1", "/1%2B1", "/1%2b1", "/%31+%31"}},
+		{paths: strict, canonical: "/1%201", spellings: []string{"/1%201", "/1 1", "/%31%20%31"}},
+		{paths: strict, canonical: "/caf%C3%A9", spellings: []string{"/caf%C3%A9", "/caf%c3%a9", "/café", "/caf\xc3%a9", "/caf%c3\xa9", "/%63%61%66%C3%a9"}},
+		{paths: strict, canonical: "/%E2%82%AC/%F0%9F%98%80", spellings: []string{
 			"/€/😀", "/%e2%82%ac/%f0%9f%98%80", "/%E2%82%AC/😀", "/\xe2%82\xac/%f0\x9f%98\x80", "/€//%F0%9F%98%80",
 		}},
-		{strict, "/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", []string{
+		{paths: strict, canonical: "/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", spellings: []string{
 			"/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", `/"<>[]^` + "`{|}", "/%22%3c%3e%5b%5d%5e%60%7b%7c%7d", `/"%3C>%5b]%5E` + "`%7b|%7D",
 		}},
-		{strict, "/a%3Fb%23c", []string{"/a%3Fb%23c", "/a%3fb%23c", "/%61%3Fb%23%63"}},
+		{paths: strict, canonical: "/a%3Fb%23c", spellings: []string{"/a%3Fb%23c", "/a%3fb%23c", "/%61%3Fb%23%63"}},
 		// A path is decoded once. Text that was encoded twice stays encoded.
-		{strict, "/%252F", []string{"/%252F", "/./%252F"}},
-		{strict, "/%252e%252e/a", []string{"/%252e%252e/a", "/%25%32%65%25%32%65/a", "/%25%32e%252%65//a"}},
-		{strict, "/%25252e", []string{"/%25252e", "/%25%32%35%32e"}},
-		{strict, "/%2500", []string{"/%2500", "/%25%30%30"}},
+		{paths: strict, canonical: "/%252F", spellings: []string{"/%252F", "/./%252F"}},
+		{paths: strict, canonical: "/%252e%252e/a", spellings: []string{"/%252e%252e/a", "/%25%32%65%25%32%65/a", "/%25%32e%252%65//a"}},
+		{paths: strict, canonical: "/%25252e", spellings: []string{"/%25252e", "/%25%32%35%32e"}},
+		{paths: strict, canonical: "/%2500", spellings: []string{"/%2500", "/%25%30%30"}},
 		// Names of several dots, and characters that only look like dots or slashes.
-		{strict, "/...", []string{"/...", "/%2e%2e%2e", "/.%2E.", "/./..."}},
-		{strict, "/a./b../.c/..d", []string{"/a./b../.c/..d", "/a%2e/b%2e%2e/%2ec/.%2ed"}},
-		{strict, "/.well-known/x", []string{"/.well-known/x", "/%2ewell-known/x", "/.//.well-known/./x"}},
-		{strict, "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", []string{"/．．／a", "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", "/%ef%bc%8e%ef%bc%8e%ef%bc%8f%61"}},
+		{paths: strict, canonical: "/...", spellings: []string{"/...", "/%2e%2e%2e", "/.%2E.", "/./..."}},
+		{paths: strict, canonical: "/a./b../.c/..d", spellings: []string{"/a./b../.c/..d", "/a%2e/b%2e%2e/%2ec/.%2ed"}},
+		{paths: strict, canonical: "/.well-known/x", spellings: []string{"/.well-known/x", "/%2ewell-known/x", "/.//.well-known/./x"}},
+		{paths: strict, canonical: "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", spellings: []string{"/．．／a", "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", "/%ef%bc%8e%ef%bc%8e%ef%bc%8f%61"}},
 		// A path that looks like another form of a request's target.
-		{strict, "/example.com/a", []string{"//example.com/a", "/example.com/a", "///example.com//a"}},
-		{strict, "/http:/example.com/a", []string{"/http://example.com/a", "/http%3a//example.com/a"}},
-		{strict, "/*", []string{"/*", "/%2A", "/%2a"}},
+		{paths: strict, canonical: "/example.com/a", spellings: []string{"//example.com/a", "/example.com/a", "///example.com//a"}},
+		{paths: strict, canonical: "/http:/example.com/a", spellings: []string{"/http://example.com/a", "/http%3a//example.com/a"}},
+		{paths: strict, canonical: "/*", spellings: []string{"/*", "/%2A", "/%2a"}},
 		// Parameters are a part of a name, unless they are stripped.
-		{strict, "/a;v=1/b", []string{"/a;v=1/b", "/a%3Bv=1/b", "/a%3bv%3d1/b", "/a;v=1/./b", "/a;v=1/c/../b"}},
-		{strict, "/;/a", []string{"/;/a", "/%3b/a"}},
-		{java, "/a/b", []string{
+		{paths: strict, canonical: "/a;v=1/b", spellings: []string{"/a;v=1/b", "/a%3Bv=1/b", "/a%3bv%3d1/b", "/a;v=1/./b", "/a;v=1/c/../b"}},
+		{paths: strict, canonical: "/;/a", spellings: []string{"/;/a", "/%3b/a"}},
+		{paths: java, canonical: "/a/b", spellings: []string{
 			"/a/b", "/a;/b", "/a;v=1/b", "/a%3Bv=1/b", "/a;v=1;w=2/b;x", "/a;v=1/b;", "/;x/a/b", "/a/;x/b", "/a/;/;/b", "/a/.;x/b",
 			"/a/c/..;x/b",
 			"/a/c/..;/b", "/c/..;/a/b", "/..;/a/b", "/%2e%2e;/a/b", "/%2e%2e%3b/a/b", "/.;/a/b", "/a/c;v=1/..;w=2/b", "/a;..;/b",
 			"/a;%2e%2e/b",
 			"/a;v=%252F/b", "/a;é/b",
 		}},
-		{java, "/a/", []string{"/a/", "/a/;", "/a;/;x", "/a/b/..;", "/a/.;v"}},
-		{windows, "/", []string{"/", "//", "/A/..", "/./"}},
-		{windows, "/a/b", []string{"/a/b", "/A/b", "/a/B/", "/%41/%42", "/%41//%62/", "/a/b/.", "/a/b/C/..", "//A//B//"}},
-		{windows, "/%C3%84", []string{"/Ä", "/%c3%84", "/Ä/", "/%C3%84//"}}, // only ASCII has a case
-		{windows, "/%252f", []string{"/%252f", "/%252F", "/%252F/"}},
-		{slashes, "/a%2Fb", []string{"/a%2Fb", "/a%2fb", "/%61%2fb", "/./a%2Fb"}},
-		{slashes, "/a%5Cb", []string{"/a%5Cb", "/a%5cb", `/a\b`, `/c/..//a\b`}},
-		{slashes, "/%2F%2F", []string{"/%2F%2F", "/%2f%2F", "//%2f%2f"}},
-		{slashes, "/a/%2F", []string{"/a/%2F", "/a//%2f"}},
-		{slashes, "/a%2F...%5C.b", []string{"/a%2F...%5C.b", `/a%2f%2e..\.b`}},
-		{loose, "/a%2Fb/c", []string{"/A%2fB/C/", "/a%2Fb;x/c", "/a%2Fb;x%2f../c;", "/%41%2fb//c;v=1/"}},
+		{paths: java, canonical: "/a/", spellings: []string{"/a/", "/a/;", "/a;/;x", "/a/b/..;", "/a/.;v"}},
+		{paths: windows, canonical: "/", spellings: []string{"/", "//", "/A/..", "/./"}},
+		{paths: windows, canonical: "/a/b", spellings: []string{"/a/b", "/A/b", "/a/B/", "/%41/%42", "/%41//%62/", "/a/b/.", "/a/b/C/..", "//A//B//"}},
+		{paths: windows, canonical: "/%C3%84", spellings: []string{"/Ä", "/%c3%84", "/Ä/", "/%C3%84//"}}, // only ASCII has a case
+		{paths: windows, canonical: "/%252f", spellings: []string{"/%252f", "/%252F", "/%252F/"}},
+		{paths: slashes, canonical: "/a%2Fb", spellings: []string{"/a%2Fb", "/a%2fb", "/%61%2fb", "/./a%2Fb"}},
+		{paths: slashes, canonical: "/a%5Cb", spellings: []string{"/a%5Cb", "/a%5cb", `/a\b`, `/c/..//a\b`}},
+		{paths: slashes, canonical: "/%2F%2F", spellings: []string{"/%2F%2F", "/%2f%2F", "//%2f%2f"}},
+		{paths: slashes, canonical: "/a/%2F", spellings: []string{"/a/%2F", "/a//%2f"}},
+		{paths: slashes, canonical: "/a%2F...%5C.b", spellings: []string{"/a%2F...%5C.b", `/a%2f%2e..\.b`}},
+		{paths: loose, canonical: "/a%2Fb/c", spellings: []string{"/A%2fB/C/", "/a%2Fb;x/c", "/a%2Fb;x%2f../c;", "/%41%2fb//c;v=1/"}},
 	} {
 		for _, spelling := range row.spellings {
 			got, err := row.paths.Clean(spelling)
@@ -127,28 +133,28 @@ func TestAmbiguousPathsAreErrors(t *testing.T) {
 		why       string
 		spellings []string
 	}{
-		{strict, "is not a percent-encoding; write % as %25", []string{
+		{paths: strict, why: "is not a percent-encoding; write % as %25", spellings: []string{
 			"/«%»", "/a«%»", "/a«%2»", "/«%zz»", "/«%2g»/", "/«%»/2F", "/«%%3»2%65", "/«%u0»02e", "/«%u2»215", "/«% 4»1", "/«%-1»", "/«%+4»1",
 			"/a/100«%»",
 		}},
-		{loose, "is a control character; remove it", []string{
+		{paths: loose, why: "is a control character; remove it", spellings: []string{
 			"/«%00»", "/a«%00».html", "/a/«%0d»%0aX:%20y", "/«%0A»", "/«%09»", "/«%1f»", "/«%7F»", "/«\x00»", "/a«\n»b", "/«\x7f»", "/..«%00»/",
 			"/«%1b»[31m", "/a;«%00»", "/«%00»/..",
 		}},
-		{strict, "ends a path; write it as %3F or %23 if it belongs to the path", []string{"/a«?»b", "/a«#»b", "/«?»", "/a/..«#»/b"}},
-		{strict, "is a slash to some servers only; write /", []string{
+		{paths: strict, why: "ends a path; write it as %3F or %23 if it belongs to the path", spellings: []string{"/a«?»b", "/a«#»b", "/«?»", "/a/..«#»/b"}},
+		{paths: strict, why: "is a slash to some servers only; write /", spellings: []string{
 			"/a«%2F»b", "/a«%2f»b", "/«%2F»", "/a«%5C»b", "/a«%5c»b", `/a«\»b`, `/..«\»a`, "/..«%2f»a", "/a/%2e%2e«%2f»b", "/a/..«%5c»..%5cb",
 			"/«%2f»%2e%2e", "/a/«%2F»/../b", "/a«%2F»b/..", `/«\»example.com`,
 		}},
-		{java, "is a slash to some servers only; write /", []string{"/a;«%2F»", "/a;v=«%5C»/b"}},
-		{strict, dotSegmentError, []string{
+		{paths: java, why: "is a slash to some servers only; write /", spellings: []string{"/a;«%2F»", "/a;v=«%5C»/b"}},
+		{paths: strict, why: dotSegmentError, spellings: []string{
 			"/«..;»/a", "/a/«..;»/b", "/a/«..;v=1»/b", "/«.;»/a", "/«%2e%2e;x»", "/«..%3b»/a", "/a/«.;»", "/«..;..;»",
 		}},
-		{slashes, dotSegmentError, []string{
+		{paths: slashes, why: dotSegmentError, spellings: []string{
 			"/«..%2Fa»", "/a/«%2e%2e%2fb»", "/«a%2F..»", "/«a%2F..%2Fb»", `/«..\a»`, "/«a%5c%2e»", "/«%2F..»", "/«.%2F»", "/«a%2f..;x%2fb»",
 		}},
-		{loose, dotSegmentError, []string{"/«a%2F..;x»/b", "/«..%5C;»/"}},
-		{strict, "does not begin a character of UTF-8; write the path in UTF-8", []string{
+		{paths: loose, why: dotSegmentError, spellings: []string{"/«a%2F..;x»/b", "/«..%5C;»/"}},
+		{paths: strict, why: "does not begin a character of UTF-8; write the path in UTF-8", spellings: []string{
 			"/«%c0»%af", "/..«%c0»%afa", "/«%c0»%ae%c0%ae/", "/«%e0»%80%af", "/«%f0»%80%80%af", "/«%c1»%9c", "/«%c0»%80", "/«%ff»", "/«%fe»%80",
 			"/caf«%e9»", "/«%80»", "/«%ed»%a0%80", "/«%f4»%90%80%80", "/«%e2»%82", "/«%e2»%82/%ac", "/«%e2»%82a", "/«%e2»\x82", "/«%c3»", "/«%c3»%",
 			"/«\xff»", "/a«\xc0\xafb»",
@@ -269,7 +275,7 @@ func TestDifferentPathsStayDifferent(t *testing.T) {
 	} {
 		got, err := slashes.Clean(path)
 		if other, twice := seen[got]; err != nil || twice {
-			t.Errorf("%q is read as %q, and so is %q; %v; want different paths", path, got, other, err)
+			t.Errorf("%q is read as %q, %v; another path with this reading is %q; want different readings and no error", path, got, other, err)
 		}
 		seen[got] = path
 	}
@@ -283,30 +289,30 @@ func TestRewriteSendsTheMatchedPath(t *testing.T) {
 		path, canonical string // u.Path and u.EscapedPath() after Rewrite; "" if it is an error
 		isChanged       bool
 	}{
-		{strict, "/", "/", "/", false},
-		{strict, "/a/b", "/a/b", "/a/b", false},
-		{strict, "/a//b/../c?q=%2F//..", "/a/c", "/a/c", true},
-		{strict, "/a!(b)'*", "/a!(b)'*", "/a!(b)'*", false},
-		{strict, "/a%21(b)", "/a!(b)", "/a!(b)", true},
-		{strict, "/a%20b", "/a b", "/a%20b", false},
-		{strict, "/%c3%a9", "/é", "/%C3%A9", true},
-		{strict, "/é", "/é", "/%C3%A9", false}, // net/url writes it so
-		{strict, "/[a]", "/[a]", "/%5Ba%5D", true},
-		{strict, "/%252F", "/%2F", "/%252F", false},
-		{strict, "//example.com/a", "/example.com/a", "/example.com/a", true},
-		{strict, "http://example.com", "/", "/", true},
-		{strict, "http://example.com/a/../b?x", "/b", "/b", true},
-		{strict, "*", "*", "*", false},
-		{slashes, "/a%2Fb", "/a/b", "/a%2Fb", false},
-		{slashes, "/a%2fb", "/a/b", "/a%2Fb", true},
-		{slashes, "/%2f/x", "///x", "/%2F/x", true},
-		{slashes, `/a%2Fb"`, `/a/b"`, "/a%2Fb%22", true},
-		{strict, "/a%2Fb", "", "", false},
-		{strict, `/a%2Fb"`, "", "", false}, // net/url would write /a/b%22
-		{strict, `/a%2F..%2Fb c`, "", "", false},
-		{strict, "/a#b", "", "", false},
-		{strict, "mailto:a", "", "", false},
-		{strict, "/%ff?q", "", "", false},
+		{paths: strict, target: "/", path: "/", canonical: "/"},
+		{paths: strict, target: "/a/b", path: "/a/b", canonical: "/a/b"},
+		{paths: strict, target: "/a//b/../c?q=%2F//..", path: "/a/c", canonical: "/a/c", isChanged: true},
+		{paths: strict, target: "/a!(b)'*", path: "/a!(b)'*", canonical: "/a!(b)'*"},
+		{paths: strict, target: "/a%21(b)", path: "/a!(b)", canonical: "/a!(b)", isChanged: true},
+		{paths: strict, target: "/a%20b", path: "/a b", canonical: "/a%20b"},
+		{paths: strict, target: "/%c3%a9", path: "/é", canonical: "/%C3%A9", isChanged: true},
+		{paths: strict, target: "/é", path: "/é", canonical: "/%C3%A9"}, // net/url writes it so
+		{paths: strict, target: "/[a]", path: "/[a]", canonical: "/%5Ba%5D", isChanged: true},
+		{paths: strict, target: "/%252F", path: "/%2F", canonical: "/%252F"},
+		{paths: strict, target: "//example.com/a", path: "/example.com/a", canonical: "/example.com/a", isChanged: true},
+		{paths: strict, target: "http://example.com", path: "/", canonical: "/", isChanged: true},
+		{paths: strict, target: "http://example.com/a/../b?x", path: "/b", canonical: "/b", isChanged: true},
+		{paths: strict, target: "*", path: "*", canonical: "*"},
+		{paths: slashes, target: "/a%2Fb", path: "/a/b", canonical: "/a%2Fb"},
+		{paths: slashes, target: "/a%2fb", path: "/a/b", canonical: "/a%2Fb", isChanged: true},
+		{paths: slashes, target: "/%2f/x", path: "///x", canonical: "/%2F/x", isChanged: true},
+		{paths: slashes, target: `/a%2Fb"`, path: `/a/b"`, canonical: "/a%2Fb%22", isChanged: true},
+		{paths: strict, target: "/a%2Fb"},
+		{paths: strict, target: `/a%2Fb"`}, // net/url would write /a/b%22
+		{paths: strict, target: `/a%2F..%2Fb c`},
+		{paths: strict, target: "/a#b"},
+		{paths: strict, target: "mailto:a"},
+		{paths: strict, target: "/%ff?q"},
 	} {
 		u, err := url.ParseRequestURI(row.target)
 		if err != nil {
@@ -316,19 +322,19 @@ func TestRewriteSendsTheMatchedPath(t *testing.T) {
 		changed, err := row.paths.Rewrite(u)
 		if row.canonical == "" {
 			if err == nil || changed || *u != before {
-				t.Errorf("%s becomes %+v, %t, %v; want an error and no change", row.target, *u, changed, err)
+				t.Errorf("Rewrite of %s makes the URL %+v, and returns %t, %v; want an error and no change", row.target, *u, changed, err)
 			}
 			continue
 		}
 		if err != nil || changed != row.isChanged || u.EscapedPath() != row.canonical || u.Path != row.path {
-			t.Errorf("%s becomes %s, which is %q, %t, %v; want %s, which is %q, %t",
+			t.Errorf("Rewrite of %s makes the escaped path %s and the path %q, and returns %t, %v; want %s, %q and %t",
 				row.target, u.EscapedPath(), u.Path, changed, err, row.canonical, row.path, row.isChanged)
 		}
 		if u.RawQuery != before.RawQuery || u.Host != before.Host {
-			t.Errorf("%s becomes %s; want the same query and host", row.target, u)
+			t.Errorf("Rewrite of %s makes %s; want the same query and host", row.target, u)
 		}
 		if again, err := row.paths.Rewrite(u); again || err != nil {
-			t.Errorf("%s: a second Rewrite returns %t, %v; want false", row.target, again, err)
+			t.Errorf("a second Rewrite of %s returns %t, %v; want false and no error", row.target, again, err)
 		}
 	}
 }
@@ -338,7 +344,7 @@ func TestRewriteReadsThePathThatIsSent(t *testing.T) {
 	t.Parallel()
 	u := &url.URL{Path: "/b//c d", RawPath: "/stale%2Fpath"}
 	if changed, err := strict.Rewrite(u); !changed || err != nil || u.EscapedPath() != "/b/c%20d" {
-		t.Errorf("Rewrite makes the path %s, %t, %v; want /b/c%%20d and true", u.EscapedPath(), changed, err)
+		t.Errorf("Rewrite makes the escaped path %s, and returns %t, %v; want /b/c%%20d and true", u.EscapedPath(), changed, err)
 	}
 }
 

@@ -7,15 +7,15 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Groups of limits that belong to no rule. No rule may have such a name.
+// Groups of limits that belong to no rule. No rule may have a name with reservedPrefix.
 const (
 	reservedPrefix = "penstock."
 
-	// OnceGroup begins the groups of charges that make repeats of a request free. While the store
-	// gives no answer, repeats are not noticed: nothing is counted.
+	// OnceGroup is the prefix of groups whose charges make repeats of a request free. While the store
+	// gives no answer, these charges are not counted, so repeats are not noticed.
 	OnceGroup = reservedPrefix + "once."
 
-	// SettledGroup begins the groups of charges that let a correction be made only once. While the
+	// SettledGroup is the prefix of groups whose charges let a correction be made only once. While the
 	// store gives no answer, nothing is corrected.
 	SettledGroup = reservedPrefix + "settled."
 

@@ -15,10 +15,15 @@ func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for group, want := range map[string]guard.FailureMode{OnceGroup + "a": guard.FailOpen, SettledGroup + "a": guard.FailClosed, StatedGroup: guard.FailDefault, "penstock": guard.FailDefault} {
+	for group, want := range map[string]guard.FailureMode{
+		OnceGroup + "a":    guard.FailOpen,
+		SettledGroup + "a": guard.FailClosed,
+		StatedGroup:        guard.FailDefault,
+		"penstock":         guard.FailDefault,
+	} {
 		plan := penstock.Limit{Group: group, Name: "a", Count: 1, Period: time.Second}.MustCompile()
 		if s := rules.Settings(plan); s.OnFailure != want {
-			t.Errorf("a limit of group %s fails %v; want %v", group, s.OnFailure, want)
+			t.Errorf("a limit of group %q has the failure mode %v; want %v", group, s.OnFailure, want)
 		}
 	}
 }
@@ -30,6 +35,6 @@ func TestNoRuleHasAReservedName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "are reserved; rename it") {
-		t.Errorf("a rule called %s: %v; want an error that the name is reserved", StatedGroup, err)
+		t.Errorf("New with a rule called %q returns the error %v; want an error that the name is reserved", StatedGroup, err)
 	}
 }

@@ -58,17 +58,17 @@ type Limit struct {
 	Cost     Cost
 	Variants []*penstock.Plan // one plan for each tier, or one if they do not differ
 
-	SubWindows int    // how many, for the algorithm sub-window; only for descriptions
+	SubWindows int    // the number of sub-windows of the algorithm sub-window; only for descriptions
 	Timezone   string // of a calendar window; only for descriptions
 }
 
 // A Cost is how many units a request costs. The zero value is no units.
 type Cost struct {
-	Units   int64            // if the fields below do not set the cost
+	Units   int64            // the cost if none of the fields below sets it
 	Methods map[string]int64 // by method; GET includes HEAD
 	Header  string           // the number in this request header
 	Body    int64            // bytes of the body for one unit, rounded up; 0: the body does not matter
-	Min     int64            // least cost by Header or Body
+	Min     int64            // smallest cost by Header or Body
 	Max     int64            // largest cost by Header or Body; 0: penstock.MaxCost
 }
 
@@ -81,10 +81,10 @@ func (r *Rule) Enforces() bool {
 // limits that are not in the Rules, except those of OnceGroup and SettledGroup. A shadow is neither
 // leased nor split, and it is not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
-	all := r.settings[limit.Group()] // the Group of a limit is the name of its rule
-	for i := range all {
-		if all[i].limit == limit.Name() {
-			return all[i].settings
+	ofRule := r.settings[limit.Group()] // the Group of a limit is the name of its rule
+	for i := range ofRule {
+		if ofRule[i].limit == limit.Name() {
+			return ofRule[i].settings
 		}
 	}
 	return reservedSettings(limit)
@@ -189,7 +189,7 @@ func (s *Statuses) Has(status int) bool {
 	return status >= 0 && status < 64*len(s) && s[status/64]>>(status%64)&1 != 0
 }
 
-// Add adds all statuses between from and to, and these two.
+// Add adds all statuses between from and to, including from and to themselves.
 func (s *Statuses) Add(from, to int) {
 	for status := from; status <= to; status++ {
 		s[status/64] |= 1 << (status % 64)

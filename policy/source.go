@@ -110,7 +110,7 @@ func (s *Source) IsPrivate() bool {
 	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery) || s.Needs(KindDescriptor)
 }
 
-// IsAlwaysPresent reports whether every request has the source.
+// IsAlwaysPresent reports whether every request has a value for the source.
 func (s *Source) IsAlwaysPresent() bool {
 	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
 }
@@ -168,7 +168,7 @@ type Test struct {
 	isIdentity bool // the value identifies the client, so it must be readable in only one way
 	texts      map[string]struct{}
 	networks   networks
-	domains    []string // of hosts, as *.example.com
+	domains    []string // values of hosts such as *.example.com
 }
 
 // Is returns a test that holds if a source has one of certain values. Add describes the values.

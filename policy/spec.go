@@ -30,8 +30,8 @@ type Spec struct {
 
 	Paths Paths // how paths are read before they are matched
 
-	// IPv4Prefix and IPv6Prefix are the length of the networks that are limited like one address, in
-	// bits. Default: 32 and 64.
+	// IPv4Prefix and IPv6Prefix are prefix lengths in bits. All addresses of a network with such a
+	// prefix are limited like one address. Default: 32 and 64.
 	IPv4Prefix, IPv6Prefix int
 
 	// Sections are parts of the policy for users of the Rules, such as transports. Each user finds its
@@ -102,7 +102,7 @@ func (b *builder) build() {
 	for i := range spec.Tiers {
 		t := &spec.Tiers[i]
 		if isLast := i == len(spec.Tiers)-1; t.IsDefault != isLast {
-			b.fail("tier %q: the last tier, and no other, takes all other clients; set IsDefault there", t.Name)
+			b.fail("tier %q: the last tier, and no other, has all other clients; set IsDefault in the last tier only", t.Name)
 		}
 		t.AnyOf = b.conditions(t.AnyOf)
 	}
@@ -132,7 +132,7 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	r.order = order
 	r.Always = r.Always || r.BeforeAuth || b.rules.spec.ApplyAll
 	if r.Unlimited != (len(r.Limits) == 0) {
-		b.fail("rule %q: it has limits, or is Unlimited; set one of the two", r.Name)
+		b.fail("rule %q: a rule has Limits or is Unlimited; set exactly one of the two", r.Name)
 	}
 	if len(r.Limits) > MaxLimits {
 		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), MaxLimits)

@@ -52,7 +52,7 @@ const MaxTokenLength = 8 << 10
 // can be read in several ways, unclear is the reason.
 func (t *Tokens) Find(a Attributes) (token, unclear string) {
 	if t.Header != "" {
-		if unclear = findHidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
+		if unclear = explainHidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
 			token, unclear = t.inHeader(a.Lookup(KindHeader, t.Header))
 		}
 		if unclear != "" {
@@ -60,7 +60,7 @@ func (t *Tokens) Find(a Attributes) (token, unclear string) {
 		}
 	}
 	if token == "" && t.Cookie != "" {
-		if unclear = findHidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); unclear == "" {
+		if unclear = explainHidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); unclear == "" {
 			token, unclear = singleValue(a.Lookup(KindCookie, t.Cookie))
 		}
 		if unclear != "" {

@@ -16,16 +16,15 @@ func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 	t.Parallel()
-	// A server may take jwt for a token whatever stands before it. It takes token for one after
-	// Bearer.
+	// A lenient server may find jwt anywhere in a header. It finds token only after Bearer.
 	const token, jwt = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
 	type lines = map[string][]string
 	type cookies = map[string][]string
 	cases := []struct {
-		header, cookie string
+		header, cookie string // of Tokens; if both are empty, the header is Authorization
 		lines          lines
 		cookies        cookies
-		want           string // the token; "!" if it is malformed, or one of several
+		want           string // the token that Find returns; "!" if Find returns a reason instead
 	}{
 		{lines: lines{"Authorization": {"Bearer " + token}}, want: token},
 		{lines: lines{"Authorization": {"bearer " + token}}, want: token},

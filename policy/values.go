@@ -11,11 +11,11 @@ import (
 func CookieValues(lines []string, name string) (values []string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
-			sent, value, _ := strings.Cut(pair, "=")
-			if plain, err := url.PathUnescape(sent); err == nil {
-				sent = plain // old versions of PHP unescape names
+			sentName, value, _ := strings.Cut(pair, "=")
+			if plain, err := url.PathUnescape(sentName); err == nil {
+				sentName = plain // old versions of PHP unescape names
 			}
-			if !isSameName(sent, name) {
+			if !isSameName(sentName, name) {
 				continue
 			}
 			value = strings.TrimSpace(value)
@@ -35,33 +35,33 @@ func QueryValues(query, name string) (values []string) {
 	if query == "" {
 		return nil
 	}
-	unescaped := func(text string) string {
+	unescape := func(text string) string {
 		if plain, err := url.QueryUnescape(text); err == nil {
 			return plain
 		}
 		return text
 	}
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
-		sent, value, _ := strings.Cut(pair, "=")
-		sent, _, _ = strings.Cut(unescaped(sent), "[")
-		if isSameName(sent, name) {
-			values = append(values, unescaped(value))
+		sentName, value, _ := strings.Cut(pair, "=")
+		sentName, _, _ = strings.Cut(unescape(sentName), "[")
+		if isSameName(sentName, name) {
+			values = append(values, unescape(value))
 		}
 	}
 	return values
 }
 
-// isSameName reports whether a server may read the sent name as name. PHP reads dots and spaces in
-// it as underscores.
-func isSameName(sent, name string) bool {
-	sent = strings.TrimSpace(sent)
-	if len(sent) != len(name) {
+// isSameName reports whether a server may read sentName as name. PHP reads dots and spaces in a
+// name as underscores.
+func isSameName(sentName, name string) bool {
+	sentName = strings.TrimSpace(sentName)
+	if len(sentName) != len(name) {
 		return false
 	}
 	if strings.Contains(name, "_") {
-		sent = underscores.Replace(sent)
+		sentName = underscores.Replace(sentName)
 	}
-	return strings.EqualFold(sent, name)
+	return strings.EqualFold(sentName, name)
 }
 
 var underscores = strings.NewReplacer(".", "_", " ", "_")

@@ -36,8 +36,8 @@ func Spec(s policy.Spec) string {
 type printer struct{ strings.Builder }
 
 const (
-	textColumn = 20  // where the text of a line begins
-	textEnd    = 120 // the text is wrapped at a space before this column
+	textColumn = 20  // the column in which the text of a line begins
+	textEnd    = 120 // the column before which a long text is wrapped
 )
 
 // line writes each text in a line, and the label before the first. A text that is too long
@@ -201,7 +201,7 @@ func Conditions(rule *policy.Rule) (all []Condition) {
 	return all
 }
 
-// limit describes what one limit admits and charges. If shouldShowIdentity is true, it names the
+// limit describes what one limit admits and charges, and if shouldShowIdentity is true also its
 // identity.
 func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool) {
 	how := algorithmText(l)
@@ -319,8 +319,9 @@ func rateText(limit penstock.Limit) string {
 	return text
 }
 
-// perTier returns a line for each tier, with the text for the tier of that index.
-func perTier(s *policy.Spec, text func(i int) string) []string {
+// perTier returns a line for each tier, with its name and its text. The text is a function of the
+// tier's index in Spec.Tiers.
+func perTier(s *policy.Spec, text func(tier int) string) []string {
 	lines, width := make([]string, len(s.Tiers)), 0
 	for _, t := range s.Tiers {
 		width = max(width, len(t.Name))
@@ -374,7 +375,8 @@ func costText(l *policy.Limit) string {
 // statusText writes statuses like 401, 500-599.
 func statusText(s *policy.Statuses) string {
 	var ranges []string
-	for from := 0; from < 64*len(s); from++ {
+	const statusesPerElement = 64 // of the array that Statuses is
+	for from := 0; from < statusesPerElement*len(s); from++ {
 		if !s.Has(from) {
 			continue
 		}

@@ -22,14 +22,18 @@ import (
 // Secret has 64 bytes, which is enough for HS256, HS384 and HS512.
 const Secret = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// Pairs are key pairs by algorithm: the issuer's, and another of the same kind.
+// Pairs has two private keys or secrets for each algorithm: the issuer's, and another of the same
+// kind.
 var Pairs = sync.OnceValue(func() map[string][2]any {
 	generators := map[string]func() (any, error){
 		"RS256": func() (any, error) { return rsa.GenerateKey(rand.Reader, 2048) },
 		"ES256": func() (any, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) },
 		"ES384": func() (any, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) },
 		"ES512": func() (any, error) { return ecdsa.GenerateKey(elliptic.P521(), rand.Reader) },
-		"EdDSA": func() (any, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
+		"EdDSA": func() (any, error) {
+			_, key, err := ed25519.GenerateKey(rand.Reader)
+			return key, err
+		},
 	}
 	pairs := make(map[string][2]any)
 	for alg, generate := range generators {
@@ -78,8 +82,8 @@ func PublicPEM(privates ...any) string {
 	return text.String()
 }
 
-// JWK returns the public key as an entry of a JWKS. more is added to it and must begin with a
-// comma.
+// JWK returns the public key of a private key, as an entry of a JWKS. The text more has further
+// members of the entry: it is empty or begins with a comma.
 func JWK(private any, more string) string {
 	switch key := PublicOf(private).(type) {
 	case *rsa.PublicKey:
