@@ -11,7 +11,8 @@ type Attributes interface {
 	//
 	//   - KindMethod: the method, in upper case.
 	//   - KindHost: the host without its port, in lower case.
-	//   - KindPath: the path in canonical form, as Paths.Clean returns it. If there is none, rules use "/".
+	//   - KindPath: the path in canonical form, as Paths.Clean returns it. If there is none, rules use
+	//     "/".
 	//   - KindRawQuery: the query as it was sent, without the question mark.
 	//
 	// The other kinds need a name:

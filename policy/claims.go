@@ -18,9 +18,9 @@ type Claims map[string]any
 // claim, it is the path to a claim in an object ("realm.role").
 func (c Claims) Text(name string) (string, bool) { return claimText(lookUp(c, name)) }
 
-// Values returns the texts of all elements of a claim that is a list. For any other claim it returns
-// the claim's text. Values without a text are left out. The claims scope and scp are lists of words
-// in one string.
+// Values returns the texts of all elements of a claim that is a list. For any other claim it
+// returns the claim's text. Values without a text are left out. The claims scope and scp are lists
+// of words in one string.
 func (c Claims) Values(name string) []string {
 	found := lookUp(c, name)
 	if words, ok := found.(string); ok && (name == "scope" || name == "scp") {

@@ -57,7 +57,8 @@ func (q *request) identifyingText(s *Source) string {
 	return text
 }
 
-// explainHidden returns why some servers may find a header or a cookie that others do not find, or "".
+// explainHidden returns why some servers may find a header or a cookie that others do not find, or
+// "".
 func explainHidden(a Attributes, s *Source) string {
 	switch s.Kind {
 	case KindHeader:
@@ -94,8 +95,9 @@ func isAmbiguousQuery(query string) bool {
 	return err != nil
 }
 
-// explainHiddenCookie returns why some servers may find a cookie of this name that others do not find,
-// or "". Some servers end a cookie at white space or a comma. Some let quotes contain semicolons.
+// explainHiddenCookie returns why some servers may find a cookie of this name that others do not
+// find, or "". Some servers end a cookie at white space or a comma. Some let quotes contain
+// semicolons.
 func explainHiddenCookie(a Attributes, name string) string {
 	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {

@@ -97,9 +97,9 @@ func (q *request) isListed(t *Test, text string) bool {
 	return t.has(text)
 }
 
-// combineKeys joins the keys of an AllOf. For a missing key it writes only the kind. So a client that omits a header
-// does not share the key of other clients. If all keys are missing, there is
-// no joined key either.
+// combineKeys joins the keys of an AllOf. For a missing key it writes only the kind. So a client
+// that omits a header does not share the key of other clients. If all keys are missing, there is no
+// joined key either.
 func (q *request) combineKeys(id *Identity) (string, bool) {
 	var s strings.Builder
 	isPresent := false
