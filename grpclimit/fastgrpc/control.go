@@ -11,7 +11,7 @@ import (
 // handleSettings applies the client's settings, and acknowledges them.
 func (c *conn) handleSettings(f *http2.SettingsFrame) error {
 	if f.HasDuplicates() || f.NumSettings() > maxSettings {
-		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many settings"}
+		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many settings, or one of them occurs twice"}
 	}
 	c.mu.Lock()
 	err := f.ForeachSetting(c.setLocked)
@@ -115,35 +115,37 @@ func (c *conn) handleStreamError(e http2.StreamError) error {
 // An allowance bounds how many frames a client may send that carry no part of a request. It grows
 // with time and with each request.
 type allowance struct {
-	left int
-	at   time.Time // when it last grew with time
+	left   int
+	grewAt time.Time // when it last grew with time
 }
 
-// The unit of an allowance is one such frame. SETTINGS and mistakes cost more, because they make
-// more work.
+// The unit of an allowance is one frame that carries no part of a request. SETTINGS and mistakes
+// cost more, because they make more work.
 const (
 	maxAllowance       = 10_000
 	allowancePerSecond = 100
-	allowanceOfRequest = 10
+	allowanceOfRequest = 10 // what each request adds
 	costOfSettings     = 10
 	costOfMistake      = 10
 	smallData          = 256 // bytes: a smaller DATA frame costs 1 unless it ends a request
 )
 
-// spend takes the cost of a frame from the allowance.
+// spend takes the cost of a frame from the allowance. It returns an error if too little is left.
 func (c *conn) spend(cost int) error {
 	a := &c.allowance
 	if a.left -= cost; a.left >= 0 {
 		return nil
 	}
 	now := time.Now()
-	gained := min(now.Sub(a.at), time.Hour) * allowancePerSecond / time.Second // an hour fills the allowance
-	if a.at = now; gained == 0 {
+	elapsed := min(now.Sub(a.grewAt), time.Hour) // an hour is more than enough for maxAllowance
+	gained := elapsed * allowancePerSecond / time.Second
+	a.grewAt = now
+	if gained == 0 {
 		return connectionError{http2.ErrCodeEnhanceYourCalm, "there are too many frames that carry no part of a request"}
 	}
 	a.left = min(int(gained), maxAllowance)
 	return nil
 }
 
-// earn adds n to the allowance.
+// earn adds n to the allowance, up to maxAllowance.
 func (c *conn) earn(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }

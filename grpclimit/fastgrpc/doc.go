@@ -1,5 +1,5 @@
-// Package fastgrpc serves unary gRPC methods with far less CPU time than a general server. It reads
-// the HTTP/2 frames that have arrived, calls the handlers of all complete requests at once, and
+// Package fastgrpc serves unary gRPC methods with far less CPU time than a general server. Its
+// server reads all HTTP/2 frames that have arrived, handles all complete requests in parallel, and
 // writes their responses together. So a store gets the charges of many requests at the same time,
 // and can decide them in one script call.
 //

@@ -21,7 +21,8 @@ const (
 // goAwayPing is the ping that follows the first GOAWAY.
 var goAwayPing = [8]byte{'g', 'o', ' ', 'a', 'w', 'a', 'y', '!'}
 
-// drain sends GOAWAY. The connection ends after its last call.
+// drain begins the graceful end of the connection: it sends GOAWAY. The connection is closed after
+// its last call.
 func (c *conn) drain() {
 	c.mu.Lock()
 	if c.drainState == notDraining {
@@ -46,7 +47,7 @@ func (c *conn) finalizeLocked(now time.Time) {
 	c.out = appendGoAway(c.out, c.lastID, http2.ErrCodeNo, "")
 }
 
-// goAway sends the GOAWAY for an error of the client, and drops all streams.
+// goAway sends a GOAWAY with an error of the client, and drops all streams.
 func (c *conn) goAway(e connectionError) {
 	c.mu.Lock()
 	c.out = appendGoAway(c.out, c.lastID, e.code, e.reason)

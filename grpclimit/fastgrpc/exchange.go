@@ -20,18 +20,18 @@ type exchange struct {
 	stream *stream
 	cancel context.CancelFunc
 
-	body            []byte // bytes that have arrived and were not read
+	body            []byte // bytes that have arrived and were not read yet
 	hasRequestEnded bool   // the client has sent the whole body
 	isOver          bool   // the client has cancelled, or the connection has ended
 
-	isBodyClosed bool
+	isBodyClosed bool // Close was called
 
 	// Only the handler's goroutine uses these.
 	header      http.Header
 	trailers    []string // keys of header that are sent after the body
-	hasHeader   bool
-	isCommitted bool // the header was sent
-	status      int
+	hasHeader   bool     // WriteHeader was called
+	isCommitted bool     // the header was sent
+	status      int      // of HTTP
 }
 
 var errCancelled = errors.New("the client has cancelled the call")
@@ -66,7 +66,7 @@ func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 		if value := recover(); value != nil && value != http.ErrAbortHandler {
 			panicked.Report("a gRPC call is handled", value)
 			e.isCommitted = true
-			e.header = nil // so end cancels the stream
+			e.header = nil // so that end cancels the stream
 		}
 	}()
 	fallback.ServeHTTP(e, r)
@@ -93,8 +93,9 @@ func (e *exchange) endRequestLocked() {
 	e.stream.conn.changed.Broadcast()
 }
 
-// creditLocked opens the flow control windows by n bytes that are no longer kept. It sends a
-// WINDOW_UPDATE only for a quarter of a window or more, so that there are few of them.
+// creditLocked opens the windows of the stream and of the connection by n bytes that are no longer
+// kept. It sends a WINDOW_UPDATE only for more than a quarter of a window, so that there are few of
+// them.
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn
@@ -245,7 +246,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 	}
 }
 
-// Flush writes the header, and the parts that Write was called with.
+// Flush sends the header, and the parts of the response that Write has appended.
 func (e *exchange) Flush() {
 	e.WriteHeader(http.StatusOK)
 	e.stream.conn.flush()
@@ -268,7 +269,7 @@ func (e *exchange) end() {
 			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
 		} else {
 			e.sendTrailersLocked()
-			if !e.hasRequestEnded {
+			if !e.hasRequestEnded { // the client need not send the rest
 				c.out = appendReset(c.out, s.id, http2.ErrCodeNo)
 			}
 		}

@@ -42,7 +42,7 @@ func appendGoAway(b []byte, lastID uint32, code http2.ErrCode, reason string) []
 	return append(b, reason...)
 }
 
-// appendHeaders appends a header block in HEADERS and, if it is long, CONTINUATION.
+// appendHeaders appends a header block as a HEADERS frame and, if it is long, CONTINUATION frames.
 func appendHeaders(b, block []byte, id uint32, isEnd bool) []byte {
 	flags, t := http2.Flags(0), http2.FrameHeaders
 	if isEnd {
@@ -86,8 +86,8 @@ func appendStatus(b []byte, code int) []byte {
 	return appendField(b, ":status", strconv.Itoa(code))
 }
 
-// appendString appends a string of HPACK: the length with a prefix of 7 bits, and the text without
-// Huffman code.
+// appendString appends a string as HPACK encodes it: the length as an integer with a prefix of 7
+// bits, and the text without Huffman code.
 func appendString(b []byte, text string) []byte {
 	n := len(text)
 	if n < 127 {
@@ -102,8 +102,8 @@ func appendString(b []byte, text string) []byte {
 	return append(b, text...)
 }
 
-// appendStatusFields appends the fields of a status that is not OK. If the client does not accept a
-// header list of that size, it omits the details, and if necessary the message.
+// appendStatusFields appends the fields of a status that is not OK. If they exceed maxHeaderList,
+// the size that the client accepts, it omits the details, and if necessary the message.
 func appendStatusFields(b []byte, s *status.Status, maxHeaderList uint32) []byte {
 	const perField = 32                // bytes that HTTP/2 counts for each field, besides its text
 	room := int64(maxHeaderList) - 128 // enough for :status, content-type and grpc-status
@@ -129,8 +129,8 @@ func appendStatusFields(b []byte, s *status.Status, maxHeaderList uint32) []byte
 	return appendField(b, "grpc-status-details-bin", text)
 }
 
-// percentEncode encodes a message as gRPC requires. Printable ASCII except % is unchanged. Bytes
-// that are not UTF-8 become U+FFFD.
+// percentEncode encodes a message as gRPC requires. Printable ASCII except % is unchanged. Other
+// bytes become %XX. Bytes that are not UTF-8 become U+FFFD first.
 func percentEncode(text string) string {
 	isPlain := true
 	for i := range len(text) {

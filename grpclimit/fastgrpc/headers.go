@@ -23,10 +23,10 @@ type headers struct {
 
 	fields     []hpack.HeaderField // of the last block
 	size       int                 // of fields in bytes, as HTTP/2 counts: 32 more for each field
-	isTooLarge bool                // then fields is not complete
+	isTooLarge bool                // size exceeds maxHeaderList; then fields is not complete
 	isCorrupt  bool                // a name, a value or the order breaks the rules of HTTP/2
 
-	block       []byte // collects a block of HEADERS and CONTINUATION frames
+	block       []byte // collects a block that arrives in several frames
 	last        []byte // the last block, if decoding it again gives the same fields; else empty
 	lastRequest request
 }
@@ -34,7 +34,7 @@ type headers struct {
 // maxFields is the capacity of fields above which its memory is not reused for the next request.
 const maxFields = 64
 
-// add takes a field. The decoder calls it.
+// add appends a field to fields. The decoder calls it for each field of a block.
 func (h *headers) add(f hpack.HeaderField) {
 	if h.size += int(f.Size()); h.size > h.maxHeaderList {
 		h.isTooLarge = true
@@ -56,8 +56,9 @@ func isWellFormed(f hpack.HeaderField, before []hpack.HeaderField) bool {
 			return false
 		}
 		for i := range before {
-			if !before[i].IsPseudo() || before[i].Name == f.Name && f.Name != ":authority" {
-				return false // check refuses a second :authority, with another error
+			isRepeated := before[i].Name == f.Name && f.Name != ":authority" // check refuses a second :authority, with another error
+			if isRepeated || !before[i].IsPseudo() {
+				return false
 			}
 		}
 		return httpguts.ValidHeaderFieldValue(f.Value)
@@ -84,10 +85,12 @@ func (h *headers) decode(block []byte) (*request, error) {
 	if len(h.last) > 0 && bytes.Equal(block, h.last) {
 		return &h.lastRequest, nil
 	}
-	if clear(h.fields); cap(h.fields) > maxFields {
+	clear(h.fields)
+	if cap(h.fields) > maxFields {
 		h.fields = nil
 	}
-	h.fields, h.size, h.isTooLarge, h.isCorrupt, h.last = h.fields[:0], 0, false, false, h.last[:0]
+	h.fields, h.last = h.fields[:0], h.last[:0]
+	h.size, h.isTooLarge, h.isCorrupt = 0, false, false
 	h.decoder.SetEmitEnabled(true)
 	if _, err := h.decoder.Write(block); err != nil {
 		return nil, connectionError{http2.ErrCodeCompression, "a header block cannot be decoded"}
@@ -117,7 +120,7 @@ func isIndexed(block []byte) bool {
 	return true
 }
 
-// A request is the content of the headers of a request.
+// A request is what the headers of a request contain.
 type request struct {
 	method, scheme, path, authority, contentType, encoding string
 	authorities, hosts                                     int // how many such fields there are
@@ -127,7 +130,7 @@ type request struct {
 	hasTimeout                                             bool
 	isCorrupt                                              bool
 	isTooLarge                                             bool
-	badTimeout                                             string // a grpc-timeout that cannot be parsed; "": none
+	badTimeout                                             string // a grpc-timeout that cannot be parsed; "" if there is none
 	trace                                                  traceHeaders
 }
 
@@ -177,13 +180,13 @@ func (h *headers) request() (r request) {
 // traceHeaders are the headers of W3C Trace Context.
 type traceHeaders struct{ parent, state string }
 
-// A refusal is an error response that does not depend on the message.
+// A refusal is an error response.
 type refusal struct {
 	httpStatus int
 	status     *status.Status
 }
 
-// check returns why the request is refused, or nil.
+// check returns why the request is refused, or nil. Most texts are those of grpc-go.
 func (r *request) check() *refusal {
 	switch {
 	case r.isTooLarge:

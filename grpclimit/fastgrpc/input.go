@@ -14,9 +14,10 @@ type input struct {
 	r, w int // the unread bytes are buf[r:w]
 }
 
+// The sizes of buf in bytes: after the first read, and at most.
 const (
 	minInput = 4 << 10
-	maxInput = 32 << 10 // more than a frame
+	maxInput = 32 << 10 // more than a frame, which has at most frameHeader + maxFrame
 )
 
 // buffered returns how many bytes are unread.
@@ -56,7 +57,7 @@ func (in *input) fill() error {
 	return err
 }
 
-// Read reads what is buffered. It is called for whole frames only.
+// Read reads what is buffered. The framer calls it only for a whole frame.
 func (in *input) Read(p []byte) (int, error) {
 	if in.r == in.w {
 		return 0, io.ErrUnexpectedEOF

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// refuseLocked answers a request before its message has been read.
+// refuseLocked sends an error response. If the client has not sent the whole request, RST_STREAM
+// tells it to stop.
 func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
 	block := appendStatus(c.newBlockLocked(), r.httpStatus)
 	block = appendField(block, "content-type", grpcContentType)
@@ -20,7 +21,7 @@ func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
 	}
 }
 
-// newBlockLocked returns the beginning of a header block.
+// newBlockLocked returns an empty header block, or one that begins with shrink if that is due.
 func (c *conn) newBlockLocked() []byte {
 	block := make([]byte, 0, 128)
 	if c.mustShrink && !c.hasShrunk {
@@ -34,13 +35,13 @@ func (c *conn) newBlockLocked() []byte {
 func (s *stream) answerLocked() {
 	c, others := s.conn, s.others
 	c.server.listedCalls.Add(-int64(len(others)))
-	c.respondLocked(s, s.Err) // may reuse s
+	c.respondLocked(s, s.Err) // may release s, so others was read before
 	for _, other := range others {
 		c.respondLocked(other, other.Err)
 	}
 }
 
-// answerLocked sends the response to one call.
+// respondLocked sends the response to one call: headers, the message and trailers, or the error.
 func (c *conn) respondLocked(s *stream, err error) {
 	s.isRunning = false
 	if s.isRemoved || c.isClosed {
@@ -63,7 +64,7 @@ func (c *conn) respondLocked(s *stream, err error) {
 		c.endResponseLocked(s)
 		return
 	}
-	notCompressed := make([]byte, 1, n) // one byte of 0, with room for the rest
+	notCompressed := make([]byte, 1, n) // the flag 0, with room for the rest
 	s.unsent = append(binary.BigEndian.AppendUint32(notCompressed, uint32(len(s.Response))), s.Response...)
 	s.state, s.stateSince = answering, time.Now()
 	c.blockedStreams = append(c.blockedStreams, s)
@@ -89,7 +90,7 @@ func (c *conn) endResponseLocked(s *stream) {
 
 // unblockLocked sends as much of the waiting responses as the windows have room for.
 func (c *conn) unblockLocked() {
-	c.changed.Broadcast() // for exchanges
+	c.changed.Broadcast() // exchanges may wait for a window
 	if len(c.blockedStreams) == 0 {
 		return
 	}
@@ -103,7 +104,7 @@ func (c *conn) unblockLocked() {
 	})
 }
 
-// appendDataLocked sends as much as the windows have room for, and returns the rest.
+// appendDataLocked sends as much of data as the windows have room for, and returns the rest.
 func (c *conn) appendDataLocked(s *stream, data []byte) []byte {
 	for len(data) > 0 {
 		n := min(int64(len(data)), c.window, s.window, maxFrame)

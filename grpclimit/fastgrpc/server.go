@@ -17,27 +17,27 @@ import (
 
 // A Handler answers one call: it appends the response message to call.Response, or returns an error
 // of package status. A context's error becomes CANCELLED or DEADLINE_EXCEEDED, and any other error
-// UNKNOWN. The context ends at the caller's deadline or with the connection, but not when the
-// caller cancels the call: a decision that has begun is finished. Many goroutines call a Handler at
-// once. It must not use the call after it has returned.
+// UNKNOWN. The context ends at the caller's deadline or when the connection is closed. It does not
+// end when the caller cancels the call: a decision that has begun is finished. Several goroutines
+// may call a Handler at the same time. A Handler must not use the call after it has returned.
 type Handler func(ctx context.Context, call *Call) error
 
-// A ListHandler answers several calls of one method that arrived together. Where a Handler would
-// return an error, it sets the Err of that call. The responses are sent when it returns.
+// A ListHandler answers several calls of one method that arrived together. It sets the Err of each
+// call for which a Handler would return an error. The responses are sent after it has returned.
 type ListHandler func(ctx context.Context, calls []*Call)
 
 // A Call is one request of a unary method.
 type Call struct {
-	Request  []byte // the message
-	Response []byte // empty; the handler appends the message
-	Err      error  // set by a ListHandler
+	Request  []byte // the request message
+	Response []byte // empty at first; the handler appends the response message
+	Err      error  // why the call fails; only a ListHandler sets it
 
 	conn  *conn
 	trace traceHeaders
 }
 
-// Header returns a header of the call by its name in lower case, or "". It knows only the headers
-// of a trace: traceparent and tracestate.
+// Header returns the value of a header of the call, or "". It has only the headers of a trace, by
+// their names in lower case: traceparent and tracestate.
 func (c *Call) Header(name string) string {
 	switch name {
 	case "traceparent":
@@ -63,32 +63,33 @@ type Options struct {
 	// Methods are the handlers by full method name, as in /package.Service/Method.
 	Methods map[string]Handler
 
-	// Lists are handlers of some of the Methods for calls that arrive together. Default: the
-	// Handler gets each call by itself.
+	// Lists are handlers for several calls of one method that arrive together, by full method name.
+	// Each of these methods needs a Handler in Methods too. Default: the Handler gets each call by
+	// itself.
 	Lists map[string]ListHandler
 
 	// Fallback serves all other methods, and requests that are compressed. It gets only requests
-	// whose content type begins with application/grpc. It can be a grpc.Server. Call the Stop of
-	// that server after the end of this one, because its GracefulStop cannot end such calls.
-	// Default: UNIMPLEMENTED.
+	// whose content type begins with application/grpc. It can be a grpc.Server. Then close this
+	// Server first, and call Stop of the grpc.Server afterwards: its GracefulStop cannot end the
+	// calls that this Server passes to it. Default: such requests fail with UNIMPLEMENTED.
 	Fallback http.Handler
 
 	// Authorize is called for each call, before its message is read. It returns an error of package
-	// status to refuse the call. It must be quick. Many goroutines call it at once. Default: none.
+	// status to refuse the call. It must be quick. Several goroutines may call it at the same time.
+	// Default: every call is accepted.
 	Authorize func(Caller) error
 
 	// IsPublic tells whether a method needs no token. A connection may have at most 16 such calls
-	// open, so that clients without a token cannot fill the memory. Default: no method has this
-	// bound.
+	// open, so that clients without a token cannot fill the memory. Default: no method is public.
 	IsPublic func(method string) bool
 
-	// Parallel is how many calls of one connection are handled at once. 1 is best for handlers that
-	// never wait, such as those of a memstore: each connection's goroutine then calls them in turn.
-	// Default: 256.
+	// Parallel is how many calls of one connection are handled in parallel. 1 is best for handlers
+	// that never wait, such as those of a memstore: each connection's goroutine then handles its
+	// calls one after another. Default: 256.
 	Parallel int
 
-	// MaxParallel is how many calls of all connections are handled at once, besides one for each
-	// connection. Default: 16,384.
+	// MaxParallel is how many calls of all connections together are handled in parallel. Each
+	// connection may handle one more in its own goroutine. Default: 16,384.
 	MaxParallel int
 
 	// MaxConnections is how many clients may be connected. Further clients are disconnected. A
@@ -106,25 +107,29 @@ type Options struct {
 	// each field counts 32 bytes more than its text. Default: 16 KiB.
 	MaxHeaderList int
 
-	// IdleTimeout is how long a connection may be without a call. Default: 1 hour.
+	// IdleTimeout is how long a connection may be without a call. Afterwards it is drained. Default:
+	// 1 hour.
 	IdleTimeout time.Duration
 
-	// ReadTimeout is how long one frame or one request may take to arrive, and the TLS handshake
-	// together with the first frames. Default: 10 seconds.
+	// ReadTimeout is how long one frame or one request may take to arrive. The TLS handshake and the
+	// first frames together may take as long. Default: 10 seconds.
 	ReadTimeout time.Duration
 
 	// WriteTimeout is how long a write to a client may take, and how long a response may wait for
 	// the client's flow control. Default: 10 seconds.
 	WriteTimeout time.Duration
 
-	// KeepAlive is how long a client with open calls may send nothing before it gets a ping. It
-	// must answer within ReadTimeout. Default: 5 minutes.
+	// KeepAlive is how long a client with open calls may send nothing before it gets a ping. The
+	// client must answer the ping within ReadTimeout. Default: 5 minutes.
 	KeepAlive time.Duration
 
-	// MaxAge is the age at which a connection is drained, so that its client connects again. It
-	// varies by 10 %. Open calls may continue for MaxAgeGrace. Defaults: no MaxAge; a MaxAgeGrace
-	// of 1 hour.
-	MaxAge, MaxAgeGrace time.Duration
+	// MaxAge is the age at which a connection is drained, so that its client connects again. Each
+	// connection gets an age that differs from MaxAge by up to 10 %. Default: no bound.
+	MaxAge time.Duration
+
+	// MaxAgeGrace is how long the open calls of a connection may continue after its end was
+	// announced. Default: 1 hour.
+	MaxAgeGrace time.Duration
 }
 
 // The defaults of Options.
@@ -168,19 +173,19 @@ type Server struct {
 	listHandlers map[string]*ListHandler
 	listedCalls  atomic.Int64 // calls in lists, without the first call of each list
 
-	ctx    context.Context // of calls; Close cancels it
+	ctx    context.Context // the parent of the contexts of all connections; Close cancels it
 	cancel context.CancelFunc
 
 	isClosing atomic.Bool // set with mu held
 
 	mu         sync.Mutex
-	closing    chan struct{} // stop closes it, which ends the pause of Serve
+	closing    chan struct{} // closed by stop, so that Serve does not wait until its pause ends
 	listeners  map[net.Listener]struct{}
 	connected  map[*conn]struct{}
-	goroutines sync.WaitGroup // those of connections and of handlers
+	goroutines sync.WaitGroup // the goroutines of connections and of handlers
 }
 
-// New makes a Server. An error wraps penstock.ErrInvalid.
+// New makes a Server. Its error wraps penstock.ErrInvalid.
 func New(o Options) (*Server, error) {
 	o.setDefaults()
 	for name, handler := range o.Methods {
@@ -218,7 +223,8 @@ func (s *Server) Serve(l net.Listener) error {
 		return ErrServerClosed
 	}
 	defer s.removeListener(l)
-	for pause := time.Duration(0); ; {
+	var pause time.Duration // after the last error of Accept; 0 after a success
+	for {
 		nc, err := l.Accept()
 		switch {
 		case err == nil:
@@ -304,9 +310,9 @@ func (s *Server) Connections() int {
 	return len(s.connected)
 }
 
-// Shutdown stops accepting clients and sends GOAWAY to the connected ones. It answers the calls
-// that they have made, and then closes each connection. If ctx ends first, Shutdown returns the
-// error of ctx; Close then ends the remaining connections.
+// Shutdown stops accepting clients and sends GOAWAY to the connected ones. It closes each
+// connection after the open calls of that connection were answered. If ctx ends first, Shutdown
+// returns the error of ctx. Close can then end the remaining connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop((*conn).drain)
 	idle := make(chan struct{})
@@ -333,8 +339,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// stop closes the listeners, and calls do with each connection.
-func (s *Server) stop(do func(*conn)) {
+// stop closes the listeners, and calls endConn with each connection.
+func (s *Server) stop(endConn func(*conn)) {
 	s.mu.Lock()
 	if !s.isClosing.Load() {
 		s.isClosing.Store(true)
@@ -349,6 +355,6 @@ func (s *Server) stop(do func(*conn)) {
 	}
 	s.mu.Unlock()
 	for _, c := range connected {
-		do(c)
+		endConn(c)
 	}
 }

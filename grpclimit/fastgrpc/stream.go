@@ -25,20 +25,20 @@ type stream struct {
 	deadline    *deadline     // nil if the call has none
 	timeout     time.Duration // negative: none
 
-	// The connection's mutex guards the fields below, except those that only the reader uses.
+	// The connection's mutex guards the fields below.
 	state           streamState
 	isRemoved       bool      // no longer in conn.streams: the response is dropped
 	isRunning       bool      // the handler runs or will run
 	isPublic        bool      // conn.publicStreams counts it
 	hasRequestEnded bool      // the client has sent the whole request
-	stateSince      time.Time // when the state began: arriving or answering
+	stateSince      time.Time // when the state arriving or answering began
 	window          int64     // bytes of DATA that the client accepts
-	receivedBytes   int       // of DATA since the last WINDOW_UPDATE of the stream
-	credit          int       // bytes of receivedBytes that an exchange has read, and for which no WINDOW_UPDATE was sent yet
+	receivedBytes   int       // bytes of DATA for which no WINDOW_UPDATE of the stream was sent yet
+	credit          int       // those of receivedBytes that an exchange no longer keeps
 	prefix          [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
-	prefixLength    int
-	size            int    // of the message in bytes, once the prefix is complete
-	unsent          []byte // the rest of the response, which waits for a window
+	prefixLength    int       // bytes of prefix that have arrived
+	size            int       // of the message in bytes, once the prefix is complete
+	unsent          []byte    // the rest of the response, which waits for a window
 }
 
 // A streamState is the phase of a unary call.
@@ -68,7 +68,7 @@ func newStream(c *conn, id uint32) *stream {
 	return s
 }
 
-// handleHeaders opens a stream, or ends one with its trailers.
+// handleHeaders opens a stream, or handles the trailers of one that is open.
 func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	id, isEnd := f.StreamID, f.StreamEnded()
 	block, err := c.wholeBlock(f)
@@ -100,7 +100,8 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	}
 	refused := r.check()
 	isPublic := c.server.options.IsPublic != nil && c.server.options.IsPublic(r.path)
-	if refused == nil && (c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublic) {
+	hasTooMany := c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublic
+	if refused == nil && hasTooMany {
 		c.out = appendReset(c.out, id, http2.ErrCodeRefusedStream)
 		return c.spend(1)
 	}
@@ -154,7 +155,7 @@ func (c *conn) checkCall(r *request, handler Handler, isFallback bool) *refusal 
 	return nil
 }
 
-// wholeBlock reads the CONTINUATION frames of a header block and returns the whole block. It is
+// wholeBlock reads the CONTINUATION frames of a header block and returns the whole block, which is
 // valid until the next call.
 func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	block := f.HeaderBlockFragment()
@@ -190,7 +191,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	return block, nil
 }
 
-// handleTrailersLocked handles the second header block of a stream, which ends the request.
+// handleTrailersLocked handles a further header block of a stream, which must end the request.
 func (c *conn) handleTrailersLocked(id uint32, isEnd bool) error {
 	s := c.streams[id]
 	switch {
@@ -275,7 +276,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 }
 
 // creditLocked opens the connection's window by the bytes that were received, except those that
-// exchanges keep. It waits until they are a quarter of the window, so that there are few
+// exchanges keep. It does so only for more than a quarter of the window, so that there are few
 // WINDOW_UPDATEs.
 func (c *conn) creditLocked() {
 	if n := c.receivedBytes - c.keptBytes; n > connWindow/4 {
@@ -284,7 +285,8 @@ func (c *conn) creditLocked() {
 	}
 }
 
-// appendRequestLocked appends a part of a message. It returns why the message is refused, or nil.
+// appendRequestLocked appends a part of a message to s.Request. It returns why the message is
+// refused, or nil.
 func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	if missing := len(s.prefix) - s.prefixLength; missing > 0 {
 		n := copy(s.prefix[s.prefixLength:], data)
@@ -310,13 +312,14 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	}
 	if c.bufferedBytes += len(data); c.bufferedBytes > maxBuffered {
 		c.bufferedBytes -= len(data)
-		return status.Newf(codes.ResourceExhausted, "messages of more than %d bytes are arriving on the connection at once", maxBuffered)
+		return status.Newf(codes.ResourceExhausted, "the incomplete messages of the connection exceed %d bytes", maxBuffered)
 	}
 	s.Request = append(s.Request, data...)
 	return nil
 }
 
-// completeLocked adds a request to the batch when all of it has arrived.
+// completeLocked is called when the client has ended a request. It adds the request to the batch,
+// or refuses it if its message is incomplete.
 func (c *conn) completeLocked(s *stream) {
 	s.hasRequestEnded = true
 	if s.prefixLength < len(s.prefix) || len(s.Request) < s.size {
