@@ -15,7 +15,7 @@ import (
 // claims are policy.Claims with the methods that the JWT library needs.
 type claims struct{ policy.Claims }
 
-// maxClaimsDepth is how deeply objects and lists of a token may be nested.
+// maxClaimsDepth is how many levels deep the objects and lists of a token may be nested.
 const maxClaimsDepth = 32
 
 // UnmarshalJSON reads the claims of a token. A name that occurs twice is an error: another program
@@ -35,7 +35,7 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// decodeStrictly reads one value of at most the given depth. A name that occurs twice in an object
+// decodeStrictly reads one value with at most depth levels. A name that occurs twice in an object
 // is an error.
 func decodeStrictly(d *json.Decoder, depth int) (any, error) {
 	token, err := d.Token()
@@ -133,9 +133,9 @@ func (c claims) stringClaim(name string) (string, error) {
 	return s, nil
 }
 
-// lastDate is the beginning of the year 10000, in seconds since 1970. Later dates are rejected,
-// because they may overflow.
-const lastDate = 253402300800
+// endOfDates is the beginning of the year 10000, in seconds since 1970. This date and later ones
+// are rejected, because they may overflow.
+const endOfDates = 253402300800
 
 // dateClaim returns a claim that must be a number of seconds since 1970, or nil if there is none.
 func (c claims) dateClaim(name string) (*gojwt.NumericDate, error) {
@@ -148,7 +148,7 @@ func (c claims) dateClaim(name string) (*gojwt.NumericDate, error) {
 		return nil, fmt.Errorf("%w: %s is not a number", gojwt.ErrInvalidType, name)
 	}
 	seconds, err := number.Float64()
-	if err != nil || seconds < 0 || seconds >= lastDate {
+	if err != nil || seconds < 0 || seconds >= endOfDates {
 		return nil, fmt.Errorf("%w: %s is not a date", gojwt.ErrInvalidType, name)
 	}
 	return gojwt.NewNumericDate(time.Unix(int64(seconds), 0)), nil

@@ -21,7 +21,7 @@ type fetcher struct {
 	wanted []string // allowed algorithms; empty: that of each key
 	client *http.Client
 
-	wakeUp chan struct{} // has one value if a read is requested
+	wakeUp chan struct{} // contains a value if a read is requested
 	stop   context.CancelFunc
 	ended  chan struct{}
 }
@@ -34,7 +34,7 @@ const (
 	maxRefresh = 24 * time.Hour
 
 	fetchTimeout   = 5 * time.Second // for the whole response
-	firstFetchWait = 2 * time.Second // how long start waits for the first read
+	firstFetchWait = 2 * time.Second // the longest time that start waits for the first read
 	minFetchGap    = time.Minute     // the least time before a read because of an unknown key ID
 	fetchRetry     = time.Second     // before a retry; doubles after each failure, up to minFetchGap
 )
@@ -60,8 +60,8 @@ func (f *fetcher) requestRead() {
 	}
 }
 
-// start begins to read the keys, and waits for the first read, but at most firstFetchWait. use gets
-// the keys of each successful read. report gets the error of each read, or nil.
+// start begins to read the keys, and waits for the first read, but at most firstFetchWait. It calls
+// use with the keys of each successful read, and report with the error of each read, or nil.
 func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 	if report == nil {
 		report = func(error) {}
@@ -81,11 +81,11 @@ func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 			report(err)
 		})
 	}()
-	patience := time.NewTimer(firstFetchWait)
-	defer patience.Stop()
+	timeout := time.NewTimer(firstFetchWait)
+	defer timeout.Stop()
 	select {
 	case <-firstRead:
-	case <-patience.C:
+	case <-timeout.C:
 	}
 }
 
@@ -110,30 +110,30 @@ func (f *fetcher) isRunning() bool {
 
 // run reads the keys regularly until ctx ends. It calls done with the result of each read.
 func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
-	retry := fetchRetry
+	retry := fetchRetry // the time before the next retry
 	for {
 		keys, err := f.read(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		done(keys, err)
-		next := f.every
+		untilNext := f.every
 		if err != nil {
-			next = min(retry, f.every)
+			untilNext = min(retry, f.every)
 			retry = min(2*retry, minFetchGap)
 		} else {
 			retry = fetchRetry
 		}
-		if !f.waitForNext(ctx, next) {
+		if !f.waitForNext(ctx, untilNext) {
 			return
 		}
 	}
 }
 
-// waitForNext waits until the next read is due, or is requested and allowed. It returns false if
-// ctx ends first.
-func (f *fetcher) waitForNext(ctx context.Context, next time.Duration) bool {
-	due := time.NewTimer(next)
+// waitForNext waits for the given time, or until a read is requested and allowed. It returns false
+// if ctx ends first.
+func (f *fetcher) waitForNext(ctx context.Context, untilNext time.Duration) bool {
+	due := time.NewTimer(untilNext)
 	defer due.Stop()
 	allowedAt := time.Now().Add(minFetchGap)
 	for {
@@ -159,7 +159,7 @@ func (f *fetcher) read(ctx context.Context) ([]verifyKey, error) {
 	return keys, nil
 }
 
-// get sends one request for the keys, and returns those of the response.
+// get sends one request for the keys, and returns the keys of the response.
 func (f *fetcher) get(ctx context.Context) ([]verifyKey, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
 	if err != nil {

@@ -111,7 +111,7 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 		}
 		v.Close()
 		if p.readCount() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
-			t.Errorf("%d reads, reported %v; want 3 reads without an error", p.readCount(), reports)
+			t.Errorf("there were %d reads with the reports %v; want 3 reads without an error", p.readCount(), reports)
 		}
 		if !accepts(v, tokenOfKey(1)) {
 			t.Error("after Close, the keys are no longer used")
@@ -138,7 +138,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if reads := p.readCount(); reads > minutes+1 || reads < minutes-1 {
-			t.Errorf("%d forged key IDs in %d minutes: %d reads; want at most one a minute", forged, minutes, reads)
+			t.Errorf("%d forged key IDs in %d minutes caused %d reads; want about one a minute", forged, minutes, reads)
 		}
 		t.Logf("counted: %d forged key IDs (%d reads)", forged, p.readCount())
 	})
@@ -161,11 +161,11 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		synctest.Wait()
 		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
 		if reads := p.readCount(); reads != 15 || len(reports) != reads {
-			t.Errorf("%d reads in ten minutes, %d reports; want 15 of each", reads, len(reports))
+			t.Errorf("there were %d reads and %d reports in ten minutes; want 15 of each", reads, len(reports))
 		}
 		for _, err := range reports {
 			if err == nil || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ") {
-				t.Errorf("reported: %v; want an error of tokens.jwks_url", err)
+				t.Errorf("the report is %v; want an error of tokens.jwks_url", err)
 			}
 		}
 		p.publish(publishedKeys(0))
@@ -185,7 +185,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 			time.Sleep(2 * minFetchGap)
 			synctest.Wait()
 			if !accepts(v, tokenOfKey(0)) {
-				t.Errorf("%s replaced the keys", odd)
+				t.Errorf("the response %s replaced the keys; want the previous keys to stay in use", odd)
 			}
 		}
 	})
@@ -275,30 +275,30 @@ func TestKeysOverHTTP(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		handler http.HandlerFunc
-		want    string // in the error; "" if there is none
+		want    string // a part of the error; "": there is no error
 	}{
-		{"good", respond(200, "Content-Type", "application/json", publishedKeys(0, 1)), ""},
-		{"good, of odd type", respond(200, "Content-Type", "text/html", publishedKeys(0)), ""},
-		{"one byte too long", respond(200, "X-A", "b", publishedKeys(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
-		{"endless", endless, "the response is larger than 1 MiB"},
-		{"endless header", respond(200, "X-A", strings.Repeat("x", 128<<10), publishedKeys(0)), "header"},
-		{"cut off", func(w http.ResponseWriter, r *http.Request) {
+		{name: "good", handler: respond(200, "Content-Type", "application/json", publishedKeys(0, 1))},
+		{name: "good, of odd type", handler: respond(200, "Content-Type", "text/html", publishedKeys(0))},
+		{name: "one byte too long", handler: respond(200, "X-A", "b", publishedKeys(0)+strings.Repeat(" ", maxKeyBytes)), want: "the response is larger than 1 MiB"},
+		{name: "endless", handler: endless, want: "the response is larger than 1 MiB"},
+		{name: "endless header", handler: respond(200, "X-A", strings.Repeat("x", 128<<10), publishedKeys(0)), want: "header"},
+		{name: "cut off", handler: func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "10000")
 			_, _ = io.WriteString(w, publishedKeys(0))
-		}, "unexpected EOF"},
-		{"redirect", respond(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
-		{"not found", respond(404, "X-A", "b", publishedKeys(0)), "the response is 404"},
-		{"no content", respond(204, "X-A", "b", ""), "the response is 204"},
-		{"down", respond(503, "X-A", "b", publishedKeys(0)), "the response is 503"},
-		{"empty", respond(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
-		{"page", respond(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
-		{"too many", respond(200, "X-A", "b", publishedKeys(make([]int, MaxKeys+1)...)), "has 33 keys"},
+		}, want: "unexpected EOF"},
+		{name: "redirect", handler: respond(302, "Location", "http://127.0.0.1:1/jwks.json", ""), want: `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
+		{name: "not found", handler: respond(404, "X-A", "b", publishedKeys(0)), want: "the response is 404"},
+		{name: "no content", handler: respond(204, "X-A", "b", ""), want: "the response is 204"},
+		{name: "down", handler: respond(503, "X-A", "b", publishedKeys(0)), want: "the response is 503"},
+		{name: "empty", handler: respond(200, "X-A", "b", ""), want: "is not a JSON Web Key Set"},
+		{name: "page", handler: respond(200, "X-A", "b", "<html>"), want: "is not a JSON Web Key Set"},
+		{name: "too many", handler: respond(200, "X-A", "b", publishedKeys(make([]int, MaxKeys+1)...)), want: "has 33 keys"},
 	} {
 		server := httptest.NewServer(c.handler)
 		v := byURL(t, server.URL+"/jwks.json")
 		_, err := v.issuer.read(context.Background())
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ")) {
-			t.Errorf("%s: %v; want %q", c.name, err, c.want)
+			t.Errorf("%s: the error is %v; want one with %q (none if empty)", c.name, err, c.want)
 		}
 		server.Close()
 	}
@@ -309,11 +309,11 @@ func TestKeysOverHTTP(t *testing.T) {
 	defer secure.Close()
 	v := byURL(t, secure.URL)
 	if _, err := v.issuer.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server with a self-signed certificate: %v; want an error of the certificate", err)
+		t.Errorf("with a self-signed certificate, the error is %v; want an error about the certificate", err)
 	}
 	v.issuer.client.Transport = secure.Client().Transport
 	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
-		t.Errorf("with the server's certificate: %d keys, %v; want one key", len(keys), err)
+		t.Errorf("with the server's certificate trusted, %d keys are read, with the error %v; want one key and no error", len(keys), err)
 	}
 }
 
@@ -336,7 +336,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 	v.Start(func(err error) { reports <- err })
 	defer v.Close()
 	if err := <-reports; err == nil || accepts(v, tokenOfKey(1)) {
-		t.Fatalf("reported %v; want an error before the server starts", err)
+		t.Fatalf("the report is %v; want an error before the server starts, and no token accepted", err)
 	}
 	up.Store(true)
 	deadline := time.After(time.Minute)
@@ -368,7 +368,7 @@ func TestVerifyWhileKeysChange(t *testing.T) {
 			for range 500 {
 				c, err := issuer.verifier.Claims(token)
 				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
-					t.Errorf("the sub is %q, %v; want the victim's", sub, err)
+					t.Errorf("the sub is %q with the error %v; want \"victim\" and no error", sub, err)
 				}
 				issuer.verifier.keys.Store(&keySet{list: issuer.verifier.fixed})
 			}

@@ -39,8 +39,8 @@ type Config struct {
 
 	// Algorithms are the allowed signature algorithms: some of HS256, HS384, HS512, RS256, RS384,
 	// RS512, PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Default: the algorithm of each key.
-	// That is HS256 for a secret. For a key of a JWKS it is its "alg". For all other keys it is the
-	// only algorithm of their kind, or RS256 for an RSA key.
+	// That is HS256 for a secret, and the "alg" of a key in a JWKS. Any other key has the only
+	// algorithm of its kind, or RS256 if it is an RSA key.
 	Algorithms []string `yaml:"algorithms" jsonschema:"The allowed signature algorithms. Default: the algorithm of each key."`
 
 	// Secret is the key of HS256, HS384 and HS512, as raw bytes. HS256 needs at least 32 bytes, HS384
@@ -136,7 +136,7 @@ func New(t Config, dir string) (*Verifier, error) {
 	}
 	v.tokens.Summary = t.summary(v.tokens)
 	options := []gojwt.ParserOption{
-		gojwt.WithValidMethods(t.methods()),
+		gojwt.WithValidMethods(t.allowedAlgorithms()),
 		gojwt.WithStrictDecoding(),
 		gojwt.WithExpirationRequired(),
 		gojwt.WithIssuedAt(),
@@ -206,8 +206,8 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 		if _, isForged := keys.forged.get(sum); isForged {
 			return nil, rejection(gojwt.ErrTokenSignatureInvalid)
 		}
-		_, err := v.parser.ParseWithClaims(token, &c, func(token *gojwt.Token) (any, error) { return v.chooseKeys(keys.list, token) })
-		if err != nil {
+		choose := func(parsed *gojwt.Token) (any, error) { return v.chooseKeys(keys.list, parsed) }
+		if _, err := v.parser.ParseWithClaims(token, &c, choose); err != nil {
 			e := rejection(err)
 			if e.Reason == "signature" {
 				keys.forged.add(sum, claims{}, len(token))
@@ -234,7 +234,8 @@ func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error)
 	}
 	var chosen gojwt.VerificationKeySet
 	for _, k := range keys {
-		if slices.Contains(k.algorithms, token.Method.Alg()) && (k.kid == kid || k.kid == "" || kid == "") {
+		hasKeyID := k.kid == kid || k.kid == "" || kid == ""
+		if hasKeyID && slices.Contains(k.algorithms, token.Method.Alg()) {
 			chosen.Keys = append(chosen.Keys, k.key)
 		}
 	}
@@ -288,9 +289,9 @@ func (t Config) mistakes() (mistakes []error) {
 	if t.Secret == "" && !t.hasPublicKeys() {
 		wrong("secret", "there is no key; set one of secret, key_file, jwks_file and jwks_url")
 	}
-	mistakes = append(mistakes, t.wrongAlgorithms()...)
+	mistakes = append(mistakes, t.algorithmMistakes()...)
 	if t.Secret != "" {
-		mistakes = append(mistakes, t.wrongSecret()...)
+		mistakes = append(mistakes, t.secretMistakes()...)
 	}
 	if t.JWKSURL != "" {
 		if err := checkKeyURL(t.JWKSURL); err != nil {
@@ -310,7 +311,7 @@ func (t Config) mistakes() (mistakes []error) {
 
 func (t Config) hasPublicKeys() bool { return t.KeyFile != "" || t.JWKSFile != "" || t.JWKSURL != "" }
 
-func (t Config) wrongAlgorithms() (mistakes []error) {
+func (t Config) algorithmMistakes() (mistakes []error) {
 	wrong := func(format string, args ...any) {
 		mistakes = append(mistakes, fieldErrorf("algorithms", format, args...))
 	}
@@ -329,11 +330,11 @@ func (t Config) wrongAlgorithms() (mistakes []error) {
 	return mistakes
 }
 
-func (t Config) wrongSecret() (mistakes []error) {
+func (t Config) secretMistakes() (mistakes []error) {
 	if strings.Contains(t.Secret, "-----BEGIN ") {
 		return []error{fieldErrorf("secret", "is the text of a PEM file; write the name of a file with the public key in key_file")}
 	}
-	for _, a := range t.methods() {
+	for _, a := range t.allowedAlgorithms() {
 		if least := secretLength(a); len(t.Secret) < least {
 			mistakes = append(mistakes, fieldErrorf("secret", "has %d bytes, and %s needs at least %d; make one with openssl rand -base64 64",
 				len(t.Secret), a, least))
@@ -360,13 +361,13 @@ func (t Config) checkUnused(keys []verifyKey) error {
 	return errors.Join(unused...)
 }
 
-// methods returns the algorithms that any of the keys may have.
-func (t Config) methods() []string {
+// allowedAlgorithms returns the algorithms of which a token must have one.
+func (t Config) allowedAlgorithms() []string {
 	switch {
 	case len(t.Algorithms) > 0:
 		return t.Algorithms
 	case t.Secret != "":
-		return []string{usualAlgorithm([]byte(nil))} // that of every secret: a key of type []byte
+		return []string{usualAlgorithm([]byte(nil))} // a secret is a key of type []byte
 	default:
 		return publicAlgorithms
 	}

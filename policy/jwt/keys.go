@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/internal/boundedfile"
 )
 
-// A keySet is the keys in use, with a cache of signature checks. New keys get a new cache, so a
-// removed key makes no token valid.
+// A keySet is the keys in use, with a cache of signature checks. Each new keySet begins with an
+// empty cache, so tokens of a removed key are rejected.
 type keySet struct {
 	list    []verifyKey
 	genuine seenTokens // tokens that one of these keys has signed
@@ -44,7 +44,7 @@ const (
 )
 
 const (
-	maxKeyBytes = 1 << 20 // of a file or a response
+	maxKeyBytes = 1 << 20 // bytes of a file or a response
 	minRSABits  = 2048
 	maxRSABits  = 8192
 )
@@ -101,7 +101,8 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	_, isRSA := key.(*rsa.PublicKey)
 	_, isSecret := key.([]byte)
 	fits := func(a string) bool {
-		return a == usual || isRSA && (strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")) || isSecret && isSecretAlgorithm(a)
+		isForRSA := strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")
+		return a == usual || isRSA && isForRSA || isSecret && isSecretAlgorithm(a)
 	}
 	if len(wanted) == 0 {
 		wanted = []string{usual}
@@ -111,14 +112,15 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	}
 	var algorithms []string
 	for _, a := range wanted {
-		if fits(a) && (isSecretAlgorithm(a) || isPublicAlgorithm(a)) && (own == "" || own == a) {
+		isKnown := isSecretAlgorithm(a) || isPublicAlgorithm(a)
+		if isKnown && fits(a) && (own == "" || own == a) {
 			algorithms = append(algorithms, a)
 		}
 	}
 	return algorithms
 }
 
-// readKeys returns the secret and the keys in files. The error joins one for each mistake.
+// readKeys returns the secret and the keys in files. The error joins one error for each mistake.
 func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 	if t.Secret != "" {
 		secret := []byte(t.Secret)
@@ -128,9 +130,9 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 		if name == "" {
 			return
 		}
-		data, e := boundedfile.Read(boundedfile.Join(dir, name), maxKeyBytes)
-		if e != nil {
-			err = errors.Join(err, fieldErrorf(field, "%w; a relative name is relative to the folder of the policy file", e))
+		data, readErr := boundedfile.Read(boundedfile.Join(dir, name), maxKeyBytes)
+		if readErr != nil {
+			err = errors.Join(err, fieldErrorf(field, "%w; a relative name is relative to the folder of the policy file", readErr))
 			return
 		}
 		found, wrong := parse(data, t.Algorithms)
@@ -150,7 +152,7 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 	return keys, err
 }
 
-// parsePEM returns the public keys of a PEM file, and an error for each block that has none.
+// parsePEM returns the public keys of a PEM file, and an error for each block without a usable key.
 func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	n := 0
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
@@ -245,7 +247,8 @@ func parseJWKS(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 			wrong = append(wrong, fmt.Errorf("key %d (%.64q): %w", i+1, key.kid, err))
 			continue
 		}
-		if key.from = fmt.Sprintf("key %d (%.64q)", i+1, key.kid); len(key.algorithms) > 0 {
+		key.from = fmt.Sprintf("key %d (%.64q)", i+1, key.kid)
+		if len(key.algorithms) > 0 {
 			keys = append(keys, key)
 		}
 	}
@@ -271,7 +274,7 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 		return k, err
 	}
 	own := string(j.ALG)
-	if own == "Ed25519" { // in RFC 9864; in tokens it is EdDSA
+	if own == "Ed25519" { // the name in keys (RFC 9864); tokens have EdDSA
 		own = "EdDSA"
 	}
 	k.algorithms = algorithmsOf(k.key, own, wanted)
@@ -306,7 +309,7 @@ func isPrivate(key any) bool {
 }
 
 // publicKey returns the key itself. It does not read the certificates of the key: they may be out
-// of date, or at another place.
+// of date, or published at another URL.
 func publicKey(j jwkset.JWKMarshal) (any, error) {
 	withoutCertificates := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
 	key, err := jwkset.NewJWKFromMarshal(withoutCertificates, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
@@ -316,7 +319,7 @@ func publicKey(j jwkset.JWKMarshal) (any, error) {
 	return key.Key(), explainDamage(err)
 }
 
-// explainDamage adds to the error of a key that cannot be read how to fix it. The result has one
+// explainDamage returns the error of a key that cannot be read, with advice how to fix it, in one
 // line. It returns nil for nil.
 func explainDamage(err error) error {
 	if err == nil {

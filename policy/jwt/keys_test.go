@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// with returns a key of a JWKS in which the text of one member is replaced.
-func with(t testing.TB, key, member, text string) string {
+// withMember returns a key of a JWKS in which the text of one member is replaced.
+func withMember(t testing.TB, key, member, text string) string {
 	t.Helper()
 	before, rest, ok := strings.Cut(key, `"`+member+`":"`)
 	_, after, closed := strings.Cut(rest, `"`)
@@ -51,7 +51,7 @@ func TestOddKeysOfASet(t *testing.T) {
 	t.Parallel()
 	pairs := jwttest.Pairs()
 	jwk := func(alg string) string { return jwttest.JWK(pairs[alg][0], "") }
-	more := func(alg, more string) string { return jwttest.JWK(pairs[alg][0], more) }
+	jwkWith := func(alg, members string) string { return jwttest.JWK(pairs[alg][0], members) }
 	rs, es, ed := jwk("RS256"), jwk("ES256"), jwk("EdDSA")
 	x, n := decodeMember(t, es, "x"), decodeMember(t, rs, "n")
 	key := pairs["ES256"][0].(*ecdsa.PrivateKey)
@@ -67,102 +67,107 @@ func TestOddKeysOfASet(t *testing.T) {
 	}
 	privateError := "is a private key, which only the issuer may have; remove"
 	rows := []struct {
-		name, key, alg string
-		want           string // part of the error; "" if the key is used, "left out" if it is ignored without an error
+		name, key string
+		alg       string // the algorithm of the tokens that the key could have signed
+		want      string // part of the error; "" if the key is used, "left out" if it is ignored without an error
 	}{
-		{"as it should be, RSA", rs, "RS256", ""}, {"as it should be, EC", es, "ES256", ""}, {"as it should be, OKP", ed, "EdDSA", ""},
+		{name: "usual RSA key", key: rs, alg: "RS256"},
+		{name: "usual EC key", key: es, alg: "ES256"},
+		{name: "usual OKP key", key: ed, alg: "EdDSA"},
 
-		{"padded modulus", with(t, rs, "n", base64.URLEncoding.EncodeToString(n)+"="), "RS256", ""},
-		{"padded exponent", with(t, rs, "e", "AQAB="), "RS256", ""},
-		{"padded x", with(t, es, "x", base64.URLEncoding.EncodeToString(x)), "ES256", ""},
-		{"padded point of Ed25519", with(t, ed, "x", base64.URLEncoding.EncodeToString(decodeMember(t, ed, "x"))), "EdDSA", ""},
-		{"padding alone", with(t, rs, "n", "="), "RS256", "RSA key of 0 bits; use"},
-		{"padding in front", with(t, rs, "e", "=AQAB"), "RS256", "illegal base64"},
-		{"letters of standard base64", with(t, rs, "n", "+/"+raw(n)), "RS256", "illegal base64"},
-		{"space in a number", with(t, rs, "e", "AQ AB"), "RS256", "illegal base64"},
-		{"zeros in front of the modulus", with(t, rs, "n", raw(append([]byte{0, 0}, n...))), "RS256", ""},
-		{"zeros in front of x", with(t, es, "x", raw(append([]byte{0}, x...))), "ES256", ""},
+		{name: "padded modulus", key: withMember(t, rs, "n", base64.URLEncoding.EncodeToString(n)+"="), alg: "RS256"},
+		{name: "padded exponent", key: withMember(t, rs, "e", "AQAB="), alg: "RS256"},
+		{name: "padded x", key: withMember(t, es, "x", base64.URLEncoding.EncodeToString(x)), alg: "ES256"},
+		{name: "padded point of Ed25519", key: withMember(t, ed, "x", base64.URLEncoding.EncodeToString(decodeMember(t, ed, "x"))), alg: "EdDSA"},
+		{name: "modulus of padding alone", key: withMember(t, rs, "n", "="), alg: "RS256", want: "RSA key of 0 bits; use"},
+		{name: "padding in front", key: withMember(t, rs, "e", "=AQAB"), alg: "RS256", want: "illegal base64"},
+		{name: "letters of standard base64", key: withMember(t, rs, "n", "+/"+raw(n)), alg: "RS256", want: "illegal base64"},
+		{name: "space in a number", key: withMember(t, rs, "e", "AQ AB"), alg: "RS256", want: "illegal base64"},
+		{name: "zeros in front of the modulus", key: withMember(t, rs, "n", raw(append([]byte{0, 0}, n...))), alg: "RS256"},
+		{name: "zeros in front of x", key: withMember(t, es, "x", raw(append([]byte{0}, x...))), alg: "ES256"},
 
-		{"exponent 0", with(t, rs, "e", "AA"), "RS256", "out of range; ask"},
-		{"exponent 1", with(t, rs, "e", "AQ"), "RS256", "out of range; ask"},
-		{"exponent 2", with(t, rs, "e", "Ag"), "RS256", "exponent 2; make a key"},
-		{"exponent 65536", with(t, rs, "e", "AQAA"), "RS256", "exponent 65536; make a key"},
-		{"exponent 2^32+65537", with(t, rs, "e", powerOfTwo(32, 65537)), "RS256", "out of range; ask"},
-		{"exponent 2^63+65537", with(t, rs, "e", powerOfTwo(63, 65537)), "RS256", "out of range; ask"},
-		{"exponent 2^64+1", with(t, rs, "e", powerOfTwo(64, 1)), "RS256", "out of range; ask"},
-		{"exponent 2^64+65537", with(t, rs, "e", powerOfTwo(64, 65537)), "RS256", "E in marshal does not match E in"},
-		{"exponent of 512 KiB", with(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "; ask"},
-		{"exponent left out", strings.Replace(rs, `"e":`, `"f":`, 1), "RS256", `requires parameters "n" and "e"; ask`},
-		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; use"},
-		{"modulus of 8,200 bits", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, maxRSABits/8+1))), "RS256", "of 8200 bits; use"},
-		{"modulus without its second half", with(t, rs, "n", raw(n[:128])), "RS256", "of 1024 bits; use"},
-		{"RSA with a curve", more("RS256", `,"crv":"P-256"`), "RS256", ""},
+		{name: "exponent 0", key: withMember(t, rs, "e", "AA"), alg: "RS256", want: "out of range; ask"},
+		{name: "exponent 1", key: withMember(t, rs, "e", "AQ"), alg: "RS256", want: "out of range; ask"},
+		{name: "exponent 2", key: withMember(t, rs, "e", "Ag"), alg: "RS256", want: "exponent 2; make a key"},
+		{name: "exponent 65536", key: withMember(t, rs, "e", "AQAA"), alg: "RS256", want: "exponent 65536; make a key"},
+		{name: "exponent 2^32+65537", key: withMember(t, rs, "e", powerOfTwo(32, 65537)), alg: "RS256", want: "out of range; ask"},
+		{name: "exponent 2^63+65537", key: withMember(t, rs, "e", powerOfTwo(63, 65537)), alg: "RS256", want: "out of range; ask"},
+		{name: "exponent 2^64+1", key: withMember(t, rs, "e", powerOfTwo(64, 1)), alg: "RS256", want: "out of range; ask"},
+		{name: "exponent 2^64+65537", key: withMember(t, rs, "e", powerOfTwo(64, 65537)), alg: "RS256", want: "E in marshal does not match E in"},
+		{name: "exponent of 512 KiB", key: withMember(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), alg: "RS256", want: "; ask"},
+		{name: "exponent left out", key: strings.Replace(rs, `"e":`, `"f":`, 1), alg: "RS256", want: `requires parameters "n" and "e"; ask`},
+		{name: "modulus of 512 KiB", key: withMember(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), alg: "RS256", want: "of 4194304 bits; use"},
+		{name: "modulus of 8,200 bits", key: withMember(t, rs, "n", raw(bytes.Repeat([]byte{255}, maxRSABits/8+1))), alg: "RS256", want: "of 8200 bits; use"},
+		{name: "modulus without its second half", key: withMember(t, rs, "n", raw(n[:128])), alg: "RS256", want: "of 1024 bits; use"},
+		{name: "RSA with a curve", key: jwkWith("RS256", `,"crv":"P-256"`), alg: "RS256"},
 
-		{"x changed", with(t, es, "x", raw(append(slices.Clone(x[:31]), x[31]^1))), "ES256", "not on the specified curve; ask"},
-		{"x and y swapped", with(t, with(t, es, "x", raw(decodeMember(t, es, "y"))), "y", raw(x)), "ES256", "not on the specified curve; ask"},
-		{"0, 0", with(t, with(t, es, "x", "AA"), "y", "AA"), "ES256", "not on the specified curve; ask"},
-		{"x + p", with(t, es, "x", number(new(big.Int).Add(new(big.Int).SetBytes(x), p))), "ES256", "not on the specified curve; ask"},
-		{"x a byte short", with(t, es, "x", raw(x[:31])), "ES256", "not on the specified curve; ask"},
-		{"x a byte long", with(t, es, "x", raw(append(slices.Clone(x), 7))), "ES256", "not on the specified curve; ask"},
-		{"x of 512 KiB", with(t, es, "x", raw(bytes.Repeat([]byte{255}, 512<<10))), "ES256", "not on the specified curve; ask"},
-		{"y left out", strings.Replace(es, `"y":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
-		{"curve left out", strings.Replace(es, `"crv":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
-		{"another's curve", with(t, es, "crv", "P-384"), "ES256", "not on the specified curve; ask"},
-		{"point of P-521 on P-256", with(t, jwk("ES512"), "crv", "P-256"), "ES256", "not on the specified curve; ask"},
-		{"EC on a curve of OKP", with(t, es, "crv", "Ed25519"), "ES256", "left out"},
-		{"OKP on a curve of EC", with(t, ed, "crv", "P-256"), "EdDSA", "left out"},
-		{"EC called RSA", with(t, es, "kty", "RSA"), "ES256", `requires parameters "n" and "e"; ask`},
-		{"RSA called EC", with(t, rs, "kty", "EC"), "RS256", `requires parameters "crv", "x", and "y"; ask`},
+		{name: "x changed", key: withMember(t, es, "x", raw(append(slices.Clone(x[:31]), x[31]^1))), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "x and y swapped", key: withMember(t, withMember(t, es, "x", raw(decodeMember(t, es, "y"))), "y", raw(x)), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "point 0, 0", key: withMember(t, withMember(t, es, "x", "AA"), "y", "AA"), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "x + p", key: withMember(t, es, "x", number(new(big.Int).Add(new(big.Int).SetBytes(x), p))), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "x a byte short", key: withMember(t, es, "x", raw(x[:31])), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "x a byte long", key: withMember(t, es, "x", raw(append(slices.Clone(x), 7))), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "x of 512 KiB", key: withMember(t, es, "x", raw(bytes.Repeat([]byte{255}, 512<<10))), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "y left out", key: strings.Replace(es, `"y":`, `"z":`, 1), alg: "ES256", want: `requires parameters "crv", "x", and "y"; ask`},
+		{name: "curve left out", key: strings.Replace(es, `"crv":`, `"z":`, 1), alg: "ES256", want: `requires parameters "crv", "x", and "y"; ask`},
+		{name: "curve P-384 for a point of P-256", key: withMember(t, es, "crv", "P-384"), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "point of P-521 on P-256", key: withMember(t, jwk("ES512"), "crv", "P-256"), alg: "ES256", want: "not on the specified curve; ask"},
+		{name: "EC on a curve of OKP", key: withMember(t, es, "crv", "Ed25519"), alg: "ES256", want: "left out"},
+		{name: "OKP on a curve of EC", key: withMember(t, ed, "crv", "P-256"), alg: "EdDSA", want: "left out"},
+		{name: "EC called RSA", key: withMember(t, es, "kty", "RSA"), alg: "ES256", want: `requires parameters "n" and "e"; ask`},
+		{name: "RSA called EC", key: withMember(t, rs, "kty", "EC"), alg: "RS256", want: `requires parameters "crv", "x", and "y"; ask`},
 
-		{"Ed25519 of no byte", with(t, ed, "x", ""), "EdDSA", `requires parameters "crv" and "x"; ask`},
-		{"Ed25519 of 31 bytes", with(t, ed, "x", raw(make([]byte, 31))), "EdDSA", "should be 32 bytes; ask"},
-		{"Ed25519 of 33 bytes", with(t, ed, "x", raw(make([]byte, 33))), "EdDSA", "should be 32 bytes; ask"},
-		{"Ed25519 of its private key", with(t, ed, "x", raw(pairs["EdDSA"][0].(ed25519.PrivateKey))), "EdDSA", "should be 32 bytes; ask"},
+		{name: "Ed25519 of no byte", key: withMember(t, ed, "x", ""), alg: "EdDSA", want: `requires parameters "crv" and "x"; ask`},
+		{name: "Ed25519 of 31 bytes", key: withMember(t, ed, "x", raw(make([]byte, 31))), alg: "EdDSA", want: "should be 32 bytes; ask"},
+		{name: "Ed25519 of 33 bytes", key: withMember(t, ed, "x", raw(make([]byte, 33))), alg: "EdDSA", want: "should be 32 bytes; ask"},
+		{name: "Ed25519 of its private key", key: withMember(t, ed, "x", raw(pairs["EdDSA"][0].(ed25519.PrivateKey))), alg: "EdDSA", want: "should be 32 bytes; ask"},
 
-		{"kty twice", more("ES256", `,"kty":"EC"`), "ES256", `"kty" occurs twice; ask`},
-		{"kid twice", more("ES256", `,"kid":"a","kid":"b"`), "ES256", `"kid" occurs twice; ask`},
-		{"kid twice, once escaped", more("ES256", `,"kid":"a","\u006bid":"b"`), "ES256", `"kid" occurs twice; ask`},
-		{"use twice", more("ES256", `,"use":"enc","use":"sig"`), "ES256", `"use" occurs twice; ask`},
-		{"modulus twice", more("RS256", `,"n":"`+raw(n)+`"`), "RS256", `"n" occurs twice; ask`},
-		{"d twice, nothing last", more("ES256", `,"d":"AQ","d":""`), "ES256", `"d" occurs twice; ask`},
-		{"deep", more("ES256", `,"ext":`+strings.Repeat("[", 40)+strings.Repeat("]", 40)), "ES256", "deeper than 32 levels; ask"},
+		{name: "kty twice", key: jwkWith("ES256", `,"kty":"EC"`), alg: "ES256", want: `"kty" occurs twice; ask`},
+		{name: "kid twice", key: jwkWith("ES256", `,"kid":"a","kid":"b"`), alg: "ES256", want: `"kid" occurs twice; ask`},
+		{name: "kid twice, once escaped", key: jwkWith("ES256", `,"kid":"a","\u006bid":"b"`), alg: "ES256", want: `"kid" occurs twice; ask`},
+		{name: "use twice", key: jwkWith("ES256", `,"use":"enc","use":"sig"`), alg: "ES256", want: `"use" occurs twice; ask`},
+		{name: "modulus twice", key: jwkWith("RS256", `,"n":"`+raw(n)+`"`), alg: "RS256", want: `"n" occurs twice; ask`},
+		{name: "d twice, empty last", key: jwkWith("ES256", `,"d":"AQ","d":""`), alg: "ES256", want: `"d" occurs twice; ask`},
+		{name: "40 levels deep", key: jwkWith("ES256", `,"ext":`+strings.Repeat("[", 40)+strings.Repeat("]", 40)), alg: "ES256", want: "deeper than 32 levels; ask"},
 
-		{"secret", `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, "HS256", "is a secret; write it"},
-		{"secret for signatures", `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `","use":"sig","alg":"HS256"}`, "HS256", "is a secret; write it"},
-		{"secret without a k", `{"kty":"oct"}`, "HS256", "is a secret; write it"},
-		{"secret in other letters", `{"kty":"OCT","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, "HS256", "left out"},
-		{"secret in a public key", more("ES256", `,"k":"`+jwttest.Base64(jwttest.Secret)+`","alg":"HS256"`), "HS256", "left out"},
-		{"RSA for HS256", more("RS256", `,"alg":"HS256"`), "RS256", "left out"},
-		{"alg none", more("RS256", `,"alg":"none"`), "RS256", "left out"},
+		{name: "secret", key: `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, alg: "HS256", want: "is a secret; write it"},
+		{name: "secret for signatures", key: `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `","use":"sig","alg":"HS256"}`, alg: "HS256", want: "is a secret; write it"},
+		{name: "secret without a k", key: `{"kty":"oct"}`, alg: "HS256", want: "is a secret; write it"},
+		{name: "secret with kty in upper case", key: `{"kty":"OCT","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, alg: "HS256", want: "left out"},
+		{name: "secret in a public key", key: jwkWith("ES256", `,"k":"`+jwttest.Base64(jwttest.Secret)+`","alg":"HS256"`), alg: "HS256", want: "left out"},
+		{name: "RSA for HS256", key: jwkWith("RS256", `,"alg":"HS256"`), alg: "RS256", want: "left out"},
+		{name: "alg none", key: jwkWith("RS256", `,"alg":"none"`), alg: "RS256", want: "left out"},
 
-		{"private EC", more("ES256", `,"d":"`+raw(d)+`"`), "ES256", privateError},
-		{"private OKP", more("EdDSA", `,"d":"`+raw(pairs["EdDSA"][0].(ed25519.PrivateKey).Seed())+`"`), "EdDSA", privateError},
-		{"private RSA", more("RS256", `,"d":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).D.Bytes())+`"`), "RS256", privateError},
-		{"one prime of RSA", more("RS256", `,"p":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).Primes[0].Bytes())+`"`), "RS256", privateError},
-		{"other prime of RSA", more("RS256", `,"oth":[{"r":"AQ"}]`), "RS256", privateError},
-		{"d in other letters", more("ES256", `,"D":"AQ"`), "ES256", privateError},
-		{"d, and nothing in other letters", more("ES256", `,"d":"AQ","D":""`), "ES256", privateError},
-		{"d null", more("ES256", `,"d":null`), "ES256", ""},
-		{"d empty", more("ES256", `,"d":""`), "ES256", ""},
+		{name: "private EC", key: jwkWith("ES256", `,"d":"`+raw(d)+`"`), alg: "ES256", want: privateError},
+		{name: "private OKP", key: jwkWith("EdDSA", `,"d":"`+raw(pairs["EdDSA"][0].(ed25519.PrivateKey).Seed())+`"`), alg: "EdDSA", want: privateError},
+		{name: "private RSA", key: jwkWith("RS256", `,"d":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).D.Bytes())+`"`), alg: "RS256", want: privateError},
+		{name: "one prime of RSA", key: jwkWith("RS256", `,"p":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).Primes[0].Bytes())+`"`), alg: "RS256", want: privateError},
+		{name: "other prime of RSA", key: jwkWith("RS256", `,"oth":[{"r":"AQ"}]`), alg: "RS256", want: privateError},
+		{name: "d in upper case", key: jwkWith("ES256", `,"D":"AQ"`), alg: "ES256", want: privateError},
+		{name: "d, and empty in upper case", key: jwkWith("ES256", `,"d":"AQ","D":""`), alg: "ES256", want: privateError},
+		{name: "d null", key: jwkWith("ES256", `,"d":null`), alg: "ES256"},
+		{name: "d empty", key: jwkWith("ES256", `,"d":""`), alg: "ES256"},
 
-		{"unknown curve", with(t, es, "crv", "secp256k1"), "ES256", "left out"},
-		{"unknown curve and no y", `{"kty":"EC","crv":"BLS12381G1","x":"!"}`, "ES256", "left out"},
-		{"curve of encryption", with(t, ed, "crv", "X25519"), "EdDSA", "left out"},
-		{"curve of encryption, damaged", `{"kty":"OKP","crv":"X25519","x":"AAAA"}`, "EdDSA", "left out"},
-		{"unknown OKP", `{"kty":"OKP","crv":"Ed448","x":"!"}`, "EdDSA", "left out"},
-		{"curve in other letters", with(t, es, "crv", "p-256"), "ES256", "left out"},
-		{"unknown kty", `{"kty":"AKP","alg":"ML-DSA-44","pub":"AAAA"}`, "ES256", "left out"},
-		{"kty in other letters", with(t, rs, "kty", "rsa"), "RS256", "left out"},
-		{"no kty", `{}`, "ES256", "left out"}, {"null", `null`, "ES256", "left out"},
-		{"number", `7`, "ES256", "cannot unmarshal number"}, {"list", `[]`, "ES256", "cannot unmarshal array"},
-		{"kid a number", more("ES256", `,"kid":1`), "ES256", "cannot unmarshal number"},
+		{name: "unknown curve", key: withMember(t, es, "crv", "secp256k1"), alg: "ES256", want: "left out"},
+		{name: "unknown curve and no y", key: `{"kty":"EC","crv":"BLS12381G1","x":"!"}`, alg: "ES256", want: "left out"},
+		{name: "curve of encryption", key: withMember(t, ed, "crv", "X25519"), alg: "EdDSA", want: "left out"},
+		{name: "curve of encryption, damaged", key: `{"kty":"OKP","crv":"X25519","x":"AAAA"}`, alg: "EdDSA", want: "left out"},
+		{name: "unknown OKP", key: `{"kty":"OKP","crv":"Ed448","x":"!"}`, alg: "EdDSA", want: "left out"},
+		{name: "curve in lower case", key: withMember(t, es, "crv", "p-256"), alg: "ES256", want: "left out"},
+		{name: "unknown kty", key: `{"kty":"AKP","alg":"ML-DSA-44","pub":"AAAA"}`, alg: "ES256", want: "left out"},
+		{name: "kty in lower case", key: withMember(t, rs, "kty", "rsa"), alg: "RS256", want: "left out"},
+		{name: "no kty", key: `{}`, alg: "ES256", want: "left out"},
+		{name: "null", key: `null`, alg: "ES256", want: "left out"},
+		{name: "number", key: `7`, alg: "ES256", want: "cannot unmarshal number"},
+		{name: "list", key: `[]`, alg: "ES256", want: "cannot unmarshal array"},
+		{name: "kid a number", key: jwkWith("ES256", `,"kid":1`), alg: "ES256", want: "cannot unmarshal number"},
 
-		{"certificate that is none", more("ES256", `,"x5c":["AAAA"],"x5t":"!","x5t#S256":"!"`), "ES256", ""},
-		{"certificate of last year", more("EdDSA", `,"x5c":["`+publicX5C(pairs["EdDSA"][0])+`"]`), "EdDSA", ""},
-		{"certificate of another key", more("ES256", `,"x5c":["`+publicX5C(pairs["ES256"][1])+`"]`), "ES256", ""},
-		{"certificate elsewhere", more("ES256", `,"x5u":"http://127.0.0.1:1/x.pem"`), "ES256", ""},
-		{"unknown operations", more("ES256", `,"key_ops":["verify","dance"]`), "ES256", ""},
-		{"unknown use", more("ES256", `,"use":"dance"`), "ES256", "left out"},
+		{name: "damaged certificate", key: jwkWith("ES256", `,"x5c":["AAAA"],"x5t":"!","x5t#S256":"!"`), alg: "ES256"},
+		{name: "expired certificate", key: jwkWith("EdDSA", `,"x5c":["`+publicX5C(pairs["EdDSA"][0])+`"]`), alg: "EdDSA"},
+		{name: "certificate of another key", key: jwkWith("ES256", `,"x5c":["`+publicX5C(pairs["ES256"][1])+`"]`), alg: "ES256"},
+		{name: "certificate at a URL", key: jwkWith("ES256", `,"x5u":"http://127.0.0.1:1/x.pem"`), alg: "ES256"},
+		{name: "unknown operations", key: jwkWith("ES256", `,"key_ops":["verify","dance"]`), alg: "ES256"},
+		{name: "unknown use", key: jwkWith("ES256", `,"use":"dance"`), alg: "ES256", want: "left out"},
 	}
 	acceptedKeys := 0
 	for _, row := range rows {
@@ -175,10 +180,10 @@ func TestOddKeysOfASet(t *testing.T) {
 			message = wrong[0].Error()
 		}
 		if !strings.Contains(message, row.want) || (message == "") != (row.want == "") {
-			t.Errorf("%s: %d keys, the error %q; want %q\n%.300s", row.name, len(keys), message, row.want, row.key)
+			t.Errorf("%s: %d keys are used, with the error %q; want %q\n%.300s", row.name, len(keys), message, row.want, row.key)
 		}
 		if len(wrong) > 0 && (!strings.HasPrefix(message, "key 1 (") || !strings.Contains(message, ";") || strings.Contains(message, "\n") || len(message) > 300) {
-			t.Errorf("%s: want one line that says where, what, and how to fix it: %q", row.name, message)
+			t.Errorf("%s: the error is %q; want one line with the place, the mistake and how to fix it", row.name, message)
 		}
 
 		// The odd key stands beside a good one. The token is one that the odd key could have signed.
@@ -190,7 +195,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		for alg, private := range map[string]any{row.alg: pairs[row.alg][0], "HS256": []byte(jwttest.Secret)} {
 			want := row.want == "" && alg == row.alg
 			if accepts(v, jwttest.Sign(alg, private, `{"alg":"`+alg+`"}`, payload)) != want {
-				t.Errorf("%s: a token of %s is accepted: %v; want %v", row.name, alg, !want, want)
+				t.Errorf("%s: a token of %s is accepted: %t; want %t", row.name, alg, !want, want)
 			}
 		}
 		if !accepts(v, jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, payload)) {
@@ -221,7 +226,7 @@ func FuzzKeySet(f *testing.F) {
 		}
 		for _, key := range keys {
 			if err := explainUnsound(key); err != nil {
-				t.Fatalf("%s is used and is not sound: %v: %q", key.from, err, text)
+				t.Fatalf("%s is used and is not sound: %v; the set is %q", key.from, err, text)
 			}
 			var n int
 			if _, err := fmt.Sscanf(key.from, "key %d ", &n); err != nil {
@@ -229,10 +234,10 @@ func FuzzKeySet(f *testing.F) {
 			}
 			var members map[string]any
 			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {
-				t.Fatalf("%s is a secret and is used: %v: %q", key.from, err, text)
+				t.Fatalf("%s is a secret and is used (error %v); the set is %q", key.from, err, text)
 			}
 			if d, ok := members["d"]; ok && d != nil && d != "" {
-				t.Fatalf("%s is private and is used: %q", key.from, text)
+				t.Fatalf("%s is a private key and is used; the set is %q", key.from, text)
 			}
 		}
 		for _, err := range wrong {

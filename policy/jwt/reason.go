@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// rejection converts an error of the JWT library.
+// rejection converts an error of the JWT library to the reason why the token is rejected.
 func rejection(err error) *policy.TokenError {
-	is := func(targets ...error) bool {
+	isAnyOf := func(targets ...error) bool {
 		for _, target := range targets {
 			if errors.Is(err, target) {
 				return true
@@ -22,19 +22,19 @@ func rejection(err error) *policy.TokenError {
 	}
 	reason, cause := "claims", err
 	switch {
-	case is(gojwt.ErrTokenMalformed):
+	case isAnyOf(gojwt.ErrTokenMalformed):
 		reason = "malformed"
-	case is(gojwt.ErrTokenUnverifiable):
+	case isAnyOf(gojwt.ErrTokenUnverifiable):
 		reason = "unknown_key"
-	case is(gojwt.ErrTokenSignatureInvalid):
+	case isAnyOf(gojwt.ErrTokenSignatureInvalid):
 		reason, cause = "signature", errors.New("no trusted key has signed it")
-	case is(gojwt.ErrTokenExpired):
+	case isAnyOf(gojwt.ErrTokenExpired):
 		reason = "expired"
-	case is(gojwt.ErrTokenNotValidYet, gojwt.ErrTokenUsedBeforeIssued):
+	case isAnyOf(gojwt.ErrTokenNotValidYet, gojwt.ErrTokenUsedBeforeIssued):
 		reason = "not_yet_valid"
-	case is(gojwt.ErrTokenInvalidIssuer):
+	case isAnyOf(gojwt.ErrTokenInvalidIssuer):
 		reason, cause = "issuer", errors.New("its iss is not tokens.issuer")
-	case is(gojwt.ErrTokenInvalidAudience):
+	case isAnyOf(gojwt.ErrTokenInvalidAudience):
 		reason, cause = "audience", errors.New("its aud does not contain tokens.audience")
 	}
 	return &policy.TokenError{Reason: reason, Err: cause}

@@ -18,17 +18,17 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 	at := func(d time.Duration) string { return fmt.Sprint(tokenNow.Add(d).Unix()) }
 	seen := make(map[string]bool)
 	for _, row := range []struct{ token, reason, text string }{
-		{issuer.token("", `{`+good+`,"exp":`+at(-time.Hour)+`}`), "expired", "it expired at " + tokenNow.Add(-time.Hour).UTC().Format(time.RFC3339)},
-		{issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`,"nbf":`+at(time.Minute)+`}`), "not_yet_valid", "it is not valid yet: nbf "},
-		{issuer.token("", `{"aud":"rides","iss":"other","exp":`+at(time.Hour)+`}`), "issuer", "its iss is not tokens.issuer"},
-		{issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), "audience", "its aud does not contain tokens.audience"},
-		{issuer.token("", `{`+good+`}`), "claims", "exp"},
-		{strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), "signature", "no trusted key has signed it"},
-		{newIssuer(t, "RS256", nil).token(`,"kid":"new"`, `{`+good+`,"exp":`+at(time.Hour)+`}`), "unknown_key", "RS256"},
-		{"opaque", "malformed", ""},
-		{"aaaa.bbbb.cccc", "malformed", ""},
+		{token: issuer.token("", `{`+good+`,"exp":`+at(-time.Hour)+`}`), reason: "expired", text: "it expired at " + tokenNow.Add(-time.Hour).UTC().Format(time.RFC3339)},
+		{token: issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`,"nbf":`+at(time.Minute)+`}`), reason: "not_yet_valid", text: "it is not valid yet: nbf "},
+		{token: issuer.token("", `{"aud":"rides","iss":"other","exp":`+at(time.Hour)+`}`), reason: "issuer", text: "its iss is not tokens.issuer"},
+		{token: issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), reason: "audience", text: "its aud does not contain tokens.audience"},
+		{token: issuer.token("", `{`+good+`}`), reason: "claims", text: "exp"},
+		{token: strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), reason: "signature", text: "no trusted key has signed it"},
+		{token: newIssuer(t, "RS256", nil).token(`,"kid":"new"`, `{`+good+`,"exp":`+at(time.Hour)+`}`), reason: "unknown_key", text: "RS256"},
+		{token: "opaque", reason: "malformed"},
+		{token: "aaaa.bbbb.cccc", reason: "malformed"},
 	} {
-		for range 2 {
+		for range 2 { // the second result may come from the cache
 			_, err := issuer.verifier.Claims(row.token)
 			if err == nil || err.Reason != row.reason || !strings.Contains(err.Error(), row.text) {
 				t.Errorf("%s: the error is %+v; want the reason %s and a text with %q", row.token, err, row.reason, row.text)
@@ -36,7 +36,7 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 		}
 		seen[row.reason] = true
 		if isChecked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.verifier.IsKnown(row.token) != isChecked {
-			t.Errorf("%s: the signature check is in the cache: %v; want %v", row.reason, !isChecked, isChecked)
+			t.Errorf("the reason %s: the signature check is in the cache: %t; want %t", row.reason, !isChecked, isChecked)
 		}
 	}
 	for _, reason := range policy.TokenReasons() {
@@ -80,10 +80,10 @@ func TestTokensWithoutAKeyIDAreTriedWithFewKeys(t *testing.T) {
 		return fromSet(t, Config{}, jwttest.JWKS(all...))
 	}
 	if v := set(MaxKeysTried, MaxKeys-MaxKeysTried); !accepts(v, genuine) || accepts(v, forged) {
-		t.Errorf("with %d keys of its algorithm, a token is rejected, or a forged one accepted", MaxKeysTried)
+		t.Errorf("with %d keys of its algorithm, a genuine token is rejected, or a forged token is accepted", MaxKeysTried)
 	}
 	_, err := set(MaxKeysTried+1, 0).Claims(genuine)
 	if err == nil || !strings.Contains(err.Error(), "any of 9 ES384 keys, and at most 8 are tried") {
-		t.Errorf("with %d keys of its algorithm: %v; want an error with the number of keys", MaxKeysTried+1, err)
+		t.Errorf("with %d keys of its algorithm, the error is %v; want an error with the number of keys", MaxKeysTried+1, err)
 	}
 }

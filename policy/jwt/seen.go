@@ -6,9 +6,10 @@ import (
 )
 
 // seenTokens is a cache of tokens whose signature was checked. Clients send the same token many
-// times, and a signature check takes 30 to 100 times as long as a look-up. Times are checked at
-// each use. The cache has two generations of at most 4 MiB of tokens each. When the younger is
-// full, the older is dropped. The zero value is ready for use.
+// times, and a signature check takes 30 to 100 times as long as a look-up. The dates in a token's
+// claims are not a part of the result: they are checked at each use. The cache has two generations
+// of at most 4 MiB of tokens each. When the younger one is full, it replaces the older one. The
+// zero value is ready for use.
 type seenTokens struct {
 	mu         sync.Mutex
 	young, old map[[sha256.Size]byte]seenToken
@@ -20,7 +21,7 @@ type seenToken struct {
 	size   int // of the token, in bytes
 }
 
-const maxSeenSize = 4 << 20 // of a generation, in bytes of tokens
+const maxSeenSize = 4 << 20 // bytes of all tokens of one generation
 
 // get returns the claims of a token. It moves the token to the younger generation.
 func (s *seenTokens) get(sum [sha256.Size]byte) (claims, bool) {
@@ -42,7 +43,7 @@ func (s *seenTokens) add(sum [sha256.Size]byte, c claims, size int) {
 	s.addLocked(sum, seenToken{c, size})
 }
 
-// addLocked adds a token to the younger generation. If that is full, it becomes the older one.
+// addLocked adds a token to the younger generation. A full generation becomes the older one first.
 func (s *seenTokens) addLocked(sum [sha256.Size]byte, t seenToken) {
 	if _, ok := s.young[sum]; ok {
 		return
