@@ -248,7 +248,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 			"a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
 		{"65 rules that always apply", "rules:\n" + always.String(),
 			"policy.yaml:2:3: a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
-		{"500 wrong rules", "rules:\n" + wrong.String(), " more such lines, from here on; correct the others first"},
+		{"500 wrong rules", "rules:\n" + wrong.String(), " more messages are left out, from this position on; correct the others first"},
 		{"a long path that several rules match", "rules:\n- {name: a, match: {path: /" + long[:400_000] + "}, unlimited: true}\n- {name: b, match: {path: /" + long[:400_000] + "}, unlimited: true}\n",
 			"matches equally well"},
 		{"a long segment that the path does not have", "identities: {" + long + ": {first_of: []}}\n" + rule, "policy.yaml:1:"},

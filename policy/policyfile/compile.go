@@ -29,12 +29,11 @@ type Options struct {
 	// Algorithms are further algorithms for limits, named by their titles. Default: none.
 	Algorithms []*algorithm.Algorithm
 
-	// Ignore names sections that belong to other programs, such as server to penstock serve. They
-	// are not read. Default: none.
+	// Ignore names sections that are not read, because they belong to other programs, such as server,
+	// which belongs to penstock serve. Default: none.
 	Ignore []string
 
-	// Check rejects rules that the program cannot enforce. Its error is that of Compile. Default:
-	// none.
+	// Check rejects rules that the program cannot enforce. Compile returns its error. Default: none.
 	Check func(*policy.Rules) error
 }
 
@@ -43,7 +42,7 @@ type Policy struct {
 	Rules    *policy.Rules
 	Files    []string // the policy's own file, then the files that it names
 	Warnings []*Error // about parts that are valid, but may not be intended
-	Hints    []*Error // about parts that may be intended, and have an effect that authors should know
+	Hints    []*Error // about parts that are probably intended, but have an effect that authors should know
 
 	// Digest identifies the policy: the first 12 hex digits of a SHA-256. It covers the policy's file,
 	// then each file of values in the order in which they are named. It does not cover variables and
@@ -102,7 +101,7 @@ func load(path string, o Options) (*Policy, error) {
 // The bounds of a policy.
 const (
 	maxRules        = 10_000
-	maxCombinations = 100_000 // of a path and a host, in all rules
+	maxCombinations = 100_000 // combinations of a path and a host, in all rules
 )
 
 // Compile checks the whole policy and makes Rules from it. The error is Errors: every mistake, with
@@ -138,17 +137,17 @@ type compiler struct {
 	files        []string
 	warnings     Errors
 	hintErrors   Errors
-	digest       hash.Hash                       // of the text of all files
+	digest       hash.Hash                       // of the policy's text and the files of values
 	algorithms   map[string]*algorithm.Algorithm // by the words that name them
 	identities   map[string]*identityState
 	notes        map[*policy.Identity]identityNote
 	index        map[string][]*placedMatcher // by the first segment of their paths, the most specific first
 	general      []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
-	combinations int                         // of a path and a host, so far
+	combinations int                         // the combinations of a path and a host in the rules compiled so far
 	listFiles    int                         // files of values that were read
-	listLines    int                         // their lines
-	listBytes    int                         // their length
-	onFailure    guard.FailureMode
+	listLines    int                         // the lines of all these files
+	listBytes    int                         // the bytes of all these files
+	onFailure    guard.FailureMode           // the default of all limits
 }
 
 func newCompiler(config *Config) *compiler {
@@ -178,22 +177,24 @@ func (c *compiler) compile() {
 	c.compileRules()
 }
 
-// checkWord checks that a text is one of a few words, and returns it. The first word is the
-// default.
-func (c *compiler) checkWord(p *string, what string, words ...string) string {
+// checkWord checks that the value of a field is one of a few words, and returns it. The first word
+// is the default.
+func (c *compiler) checkWord(p *string, field string, words ...string) string {
 	if *p == "" {
 		return words[0]
 	}
 	if !slices.Contains(words, *p) {
-		c.fail(p, "unknown value %q for %s; %s", wording.Clip(*p), what, suggestOf(*p, words))
+		c.fail(p, "unknown value %q for %s; %s", wording.Clip(*p), field, suggestOf(*p, words))
 	}
 	return *p
 }
 
+// warn records a warning about the value of p.
 func (c *compiler) warn(p any, format string, args ...any) {
 	c.warnings = append(c.warnings, c.newRemark(p, format, args...))
 }
 
+// hint records a hint about the value of p.
 func (c *compiler) hint(p any, format string, args ...any) {
 	c.hintErrors = append(c.hintErrors, c.newRemark(p, format, args...))
 }

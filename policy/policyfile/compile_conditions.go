@@ -67,14 +67,15 @@ func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 		for i := range clauses {
 			clause := &clauses[i]
 			word, _, _ := strings.Cut(clause.Source, " ")
-			if len(clauses) == 1 && clause.Values.File == "" && (word == "header" || word == "cookie" || word == "query") {
+			isWrittenByClient := word == "header" || word == "cookie" || word == "query"
+			if len(clauses) == 1 && clause.Values.File == "" && isWrittenByClient {
 				c.warn(&clause.Source, "clients write %s themselves, so they can choose tier %s, unless a proxy in front sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
 			}
 		}
 	}
 }
 
-// compileConditions compiles the conditions of a tier, allow or deny, which what names.
+// compileConditions compiles the conditions of a tier, allow or deny. what is one of these words.
 func (c *compiler) compileConditions(config *Conditions, what string) (list []policy.Condition) {
 	if config.Otherwise {
 		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", what)
@@ -85,7 +86,8 @@ func (c *compiler) compileConditions(config *Conditions, what string) (list []po
 	return list
 }
 
-// compileCondition compiles a condition of a match, a tier, allow or deny, which what names.
+// compileCondition compiles a condition of a match, a tier, allow or deny. what is one of these
+// words.
 func (c *compiler) compileCondition(clauses Condition, what string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
@@ -122,7 +124,8 @@ func (c *compiler) tierNames() (names []string) {
 // compileTest compiles the values that a source may have.
 func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test {
 	t := policy.Test{Source: source}
-	// add adds the value at p. where is its place in a file of values, for messages, or "".
+	// add adds a value that was written at p. where is its place in a file of values, for messages,
+	// or "". add returns false if the value is wrong.
 	add := func(p any, where, text string) bool {
 		if text == "*" {
 			t.Any = true
@@ -153,15 +156,15 @@ func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test
 
 // Bounds of files with values.
 const (
-	maxListFiles = 1000      // files; one that is named twice counts twice, in all these bounds
-	maxListBytes = 64 << 20  // bytes of all files
-	maxListLines = 1_000_000 // of all files
-	maxListValue = 16 << 10  // bytes
-	maxBadLines  = 10        // bad lines that are reported one by one
+	maxListFiles = 1000      // files; a file that is named twice counts twice, here and in the next two bounds
+	maxListBytes = 64 << 20  // bytes of all files together
+	maxListLines = 1_000_000 // lines of all files together
+	maxListValue = 16 << 10  // bytes of one value
+	maxBadLines  = 10        // bad lines of one file that are reported one by one
 )
 
-// readLines reads a file with one value per line. # begins a comment. It returns false if the file
-// has a mistake.
+// readLines reads a file with one value per line, and calls add with each value. # begins a
+// comment. readLines returns false if the file has a mistake, or if add returned false.
 func (c *compiler) readLines(p any, name string, add func(p any, where, text string) bool) bool {
 	if c.listFiles++; c.listFiles > maxListFiles {
 		if c.listFiles == maxListFiles+1 {
@@ -182,14 +185,14 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 	c.files = append(c.files, path)
 	c.digest.Write(text)
 	c.listBytes += len(text)
-	number, bad := 0, 0
+	lineNumber, badLines := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
-		number++
+		lineNumber++
 		if c.listLines++; c.listLines > maxListLines {
 			c.fail(p, "the files of values have more than %d lines (a file that is named twice counts twice); use fewer", maxListLines)
 			return false
 		}
-		where := fmt.Sprintf("%s:%d: ", name, number)
+		where := fmt.Sprintf("%s:%d: ", name, lineNumber)
 		value, _, _ := strings.Cut(line, "#")
 		if value = strings.TrimSpace(value); value == "" {
 			continue
@@ -199,10 +202,10 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 		} else if add(p, where, value) {
 			continue
 		}
-		if bad++; bad == maxBadLines {
+		if badLines++; badLines == maxBadLines {
 			c.fail(p, "%s has more such lines; fix them all", name)
 			return false
 		}
 	}
-	return bad == 0
+	return badLines == 0
 }

@@ -68,7 +68,7 @@ func (c *compiler) compileMethodCosts(l *policy.Limit, cost *CostConfig) {
 	}
 }
 
-// checkUnits returns a cost if it is possible. Otherwise it reports it, and returns 1.
+// checkUnits returns a cost if it is possible. Otherwise it reports a mistake, and returns 1.
 func (c *compiler) checkUnits(p any, n int64) int64 {
 	if n < 0 || n > penstock.MaxCost {
 		c.fail(p, "a cost of %d is not possible; write 0 to %d", n, int64(penstock.MaxCost))
@@ -96,7 +96,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	case !mayHaveHeader && !mayHaveBody && hasMin:
 		c.fail(&cost.Min, "min belongs to header and body; remove it")
 	case l.Cost.Min > l.Cost.Max:
-		c.fail(&cost.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)
+		c.fail(&cost.Max, "max is %d and min is %d; raise max, or lower min", l.Cost.Max, l.Cost.Min)
 	}
 	if cost.Body < 0 {
 		c.fail(&cost.Body, "the size is %d; write the number of bytes for one unit, as in 64KB", cost.Body)
@@ -110,7 +110,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	}
 }
 
-// checkCost reports a fixed cost that the limit can never admit.
+// checkCost reports a cost that the limit can never admit.
 func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
 	for i := range l.Variants {
 		most := l.Variants[i].Capacity()
@@ -149,13 +149,14 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 			c.fail(&config.OnStatus[i], "%q is not a status; write 401, 5xx or 400-499", wording.Clip(config.OnStatus[i]))
 			continue
 		}
-		if m[1] != "" {
-			from, _ := strconv.Atoi(m[1])
-			l.Status.Add(100*from, 100*from+99)
+		classText, firstText, lastText := m[1], m[2], m[3]
+		if classText != "" {
+			class, _ := strconv.Atoi(classText)
+			l.Status.Add(100*class, 100*class+99)
 			continue
 		}
-		from, _ := strconv.Atoi(m[2])
-		to, _ := strconv.Atoi(cmp.Or(m[3], m[2]))
+		from, _ := strconv.Atoi(firstText)
+		to, _ := strconv.Atoi(cmp.Or(lastText, firstText))
 		if to < from {
 			c.fail(&config.OnStatus[i], "%q ends before it begins; write the smaller status first", config.OnStatus[i])
 			continue

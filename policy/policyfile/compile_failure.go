@@ -15,7 +15,8 @@ import (
 // The bounds of guards.
 const (
 	minLease        = 2  // units
-	minLeasable     = 8  // units that a leased limit admits at once; a lease draws at most a quarter of them
+	minLeasable     = 8  // the fewest units that a leased limit admits at once; a lease draws at most a quarter of them
+	minSplitInto    = 2  // counters
 	maxSplitInto    = 32 // counters
 	maxDenyCacheTTL = 24 * time.Hour
 )
@@ -88,7 +89,7 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 }
 
 // compileLease compiles how many units may be drawn in advance. It reports a lease that never draws
-// any.
+// units.
 func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
 	if config.Lease < minLease || config.Lease > penstock.MaxCost {
@@ -115,7 +116,7 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// capacity returns how much the largest variant admits at once.
+// capacity returns how many units the largest variant admits at once.
 func capacity(l *policy.Limit) (most int64) {
 	for i := range l.Variants {
 		most = max(most, l.Variants[i].Capacity())
@@ -125,8 +126,8 @@ func capacity(l *policy.Limit) (most int64) {
 
 func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 	at := &config.SplitInto
-	if config.SplitInto < 2 || config.SplitInto > maxSplitInto {
-		c.fail(at, "split_into is %d; write into how many counters the limit is split, from 2 to %d, or remove it", config.SplitInto, maxSplitInto)
+	if config.SplitInto < minSplitInto || config.SplitInto > maxSplitInto {
+		c.fail(at, "split_into is %d; write into how many counters the limit is split, from %d to %d, or remove it", config.SplitInto, minSplitInto, maxSplitInto)
 		return
 	}
 	l.Guard.SplitInto = config.SplitInto
@@ -152,12 +153,12 @@ func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *LimitConfig) {
 	case *config.DenyCacheTTL > maxDenyCacheTTL:
 		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to cache none", wording.Period(*config.DenyCacheTTL))
 	case *config.DenyCacheTTL <= 0:
-		l.Guard.DenyCacheTTL = -1
+		l.Guard.DenyCacheTTL = -1 // no denial is cached; 0 would be the default
 	}
 }
 
-// checkLeasesTogether reports limits that are never leased because of other limits of their rule: a
-// batch is leased as a whole.
+// checkLeasesTogether reports limits that are never leased because of another limit of their rule.
+// All limits of a rule are one batch, and a batch is leased as a whole.
 func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
 	for i, l := range r.Limits {
 		if l.Guard.Lease == 0 {
@@ -189,7 +190,8 @@ func (c *compiler) warnUnusedLeases() {
 				continue
 			}
 			for _, other := range c.spec.Rules {
-				if other != r && other.Always && !other.Shadow && other.Enforces() && other.Match.IsAll() {
+				alwaysCharges := other.Always && !other.Shadow && other.Enforces() && other.Match.IsAll()
+				if other != r && alwaysCharges {
 					c.warn(&c.config.Rules[i].Limits[j].Lease, "rule %s is always charged with this one, and limits of several rules are not leased together; the lease has no effect",
 						other.Name)
 					break

@@ -8,12 +8,12 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An identityState says how far a named identity is compiled. It detects identities that refer to
+// An identityState is the state of compiling a named identity. It detects identities that refer to
 // themselves.
 type identityState struct {
 	entry    *Entry[IdentityConfig]
-	compiled *policy.Identity
-	isBusy   bool
+	compiled *policy.Identity // nil: not compiled yet
+	isBusy   bool             // it is being compiled
 }
 
 // compileIdentity compiles a named identity once.
@@ -68,15 +68,15 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 // An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
 	source *string // where its source was written; nil for a compound identity
-	size   int     // the number of its parts, at any depth; 0 if it is one part itself
-	depth  int     // levels of identities in it
+	size   int     // the number of its parts, at any depth; 0 if it is a part itself
+	depth  int     // the levels of identities in it
 }
 
-// maxParts is how many parts an identity may have. It bounds the length of keys, and the time to
-// find one.
+// maxParts is how many parts an identity may have. It bounds the length of a key, and the time to
+// compute it.
 const maxParts = 32
 
-// compileCompound checks the size of an identity with parts.
+// compileCompound checks the size of an identity with parts, and returns it.
 func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
 	size, depth := 0, 0
 	for _, one := range id.Parts() {

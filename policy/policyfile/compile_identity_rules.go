@@ -81,7 +81,7 @@ func (c *compiler) warnInventedIdentities() {
 		}
 		for _, l := range r.Limits {
 			if l.Shadow {
-				continue // a shadow rejects nothing, and its numbers are only read
+				continue // a shadow denies nothing, so an invented identity evades nothing
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
@@ -118,7 +118,7 @@ func boundsAddresses(r *policy.Rule) bool {
 func isAddress(id *policy.Identity) bool {
 	switch {
 	case id.FirstOf != nil:
-		return isAddress(id.FirstOf[0]) // every request has it
+		return isAddress(id.FirstOf[0]) // every request has an address, so no other part is used
 	case id.AllOf != nil:
 		return holdsForAll(id.AllOf, isAddress)
 	}
@@ -136,7 +136,8 @@ func (c *compiler) hintSharedAddresses() {
 	}
 	remark := remarkKind{report: c.hint}
 	for i, r := range c.spec.Rules {
-		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOtherIdentity(other) && canApplyWith(r, other) }) {
+		chargesOtherIdentity := func(other *policy.Rule) bool { return hasOtherIdentity(other) && canApplyWith(r, other) }
+		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, chargesOtherIdentity) {
 			continue
 		}
 		for j, l := range r.Limits {

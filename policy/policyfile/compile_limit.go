@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Limit {
-	l := &policy.Limit{Rule: r, Shadow: config.Shadow || rule.Shadow, Patience: config.MaxWait}
-	l.Key = c.compileKey(r, rule, config)
+func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *RuleConfig, config *LimitConfig) *policy.Limit {
+	l := &policy.Limit{Rule: r, Shadow: config.Shadow || ruleConfig.Shadow, Patience: config.MaxWait}
+	l.Key = c.compileKey(r, ruleConfig, config)
 	c.compileShape(l, config.shape(), config.Name)
 	if config.Name != "" && !policy.IsName(config.Name) {
 		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
@@ -33,13 +33,13 @@ func (c *compiler) compileLimit(r *policy.Rule, rule *RuleConfig, config *LimitC
 }
 
 // compileKey returns the identity that a limit counts by.
-func (c *compiler) compileKey(r *policy.Rule, rule *RuleConfig, config *LimitConfig) *policy.Identity {
+func (c *compiler) compileKey(r *policy.Rule, ruleConfig *RuleConfig, config *LimitConfig) *policy.Identity {
 	per := &config.Per
 	if !per.isSet() {
-		per = &rule.Per
+		per = &ruleConfig.Per
 	}
 	if !per.isSet() {
-		if !c.isWritten(per) && !c.isWritten(&config.Per) && !c.isMisnamed(config, "per") && !c.isMisnamed(rule, "per") {
+		if !c.isWritten(per) && !c.isWritten(&config.Per) && !c.isMisnamed(config, "per") && !c.isMisnamed(ruleConfig, "per") {
 			c.fail(config, "the limit has no identity; add per: ip, per: global or the name of an identity, to it or to its rule")
 		}
 		return invalidIdentity
@@ -47,7 +47,7 @@ func (c *compiler) compileKey(r *policy.Rule, rule *RuleConfig, config *LimitCon
 	id := c.compileIdentityConfig(per)
 	for _, name := range id.Segments() {
 		hasSegment := func(path policy.Pattern) bool { return path.HasSegment(name) }
-		if paths := r.Match.Paths; len(paths) == 0 && len(rule.Match.Path) == 0 || !holdsForAll(paths, hasSegment) {
+		if paths := r.Match.Paths; len(paths) == 0 && len(ruleConfig.Match.Path) == 0 || !holdsForAll(paths, hasSegment) {
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
 	}
@@ -124,7 +124,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
 		if !policy.IsName(name) || !policy.IsName(l.Rule.Name) {
-			limit.Name, limit.Group = "x", "x" // any valid names; the wrong one is reported elsewhere
+			limit.Name, limit.Group = "x", "x" // valid placeholders; the wrong name is reported elsewhere
 		}
 		plan, err := limit.Compile()
 		if err != nil {
@@ -169,8 +169,8 @@ func (c *compiler) checkShape(s shape) bool {
 	return true
 }
 
-// tiersOf returns the tiers for which a limit needs a variant each, or only "" if it has one number
-// for all.
+// tiersOf returns the tiers that need a variant of their own. If the limit has one number for all
+// tiers, it returns only "".
 func (c *compiler) tiersOf(s shape) (tiers []string, ok bool) {
 	if s.rate.Tiers == nil && s.burst.Tiers == nil && s.inFlight.Tiers == nil {
 		return []string{""}, true
@@ -210,6 +210,9 @@ func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
 	return "", p, false
 }
 
+// candidateSuffix is added to the name of a limit for its candidate.
+const candidateSuffix = ".candidate"
+
 func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
 	at := config.Candidate
 	if c.unread[at] {
@@ -221,9 +224,10 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
 	candidate.Guard = shadowSettings(l.Guard)
-	c.compileShape(&candidate, config.candidateShape(), l.Name+".candidate")
-	if candidate.Name = l.Name + ".candidate"; !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
-		c.fail(at, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
+	c.compileShape(&candidate, config.candidateShape(), l.Name+candidateSuffix)
+	candidate.Name = l.Name + candidateSuffix
+	if !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
+		c.fail(at, "the limit's name %q is too long for a candidate, whose name is %d letters longer; shorten it", l.Name, len(candidateSuffix))
 	}
 	candidate.Policy = l.Rule.Name + "." + candidate.Name
 	if len(l.Variants) == 0 || len(candidate.Variants) == 0 {
@@ -244,17 +248,17 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	return &candidate
 }
 
-// maxPatience returns how long a request can wait at most in any tier. It is 0 if the algorithm has
-// no reservations.
+// maxPatience returns the longest wait that every tier allows. It is 0 if the algorithm has no
+// reservations.
 func maxPatience(l *policy.Limit) time.Duration {
-	most := 24 * time.Hour // the bound of Plan.MaxPatience
+	longest := 24 * time.Hour // the bound of Plan.MaxPatience
 	for i := range l.Variants {
 		if !l.Variants[i].Algorithm().CanBook() {
 			return 0
 		}
-		most = min(most, l.Variants[i].MaxPatience())
+		longest = min(longest, l.Variants[i].MaxPatience())
 	}
-	return most
+	return longest
 }
 
 func haveSameVariants(a, b *policy.Limit) bool {

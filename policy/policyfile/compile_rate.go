@@ -75,16 +75,16 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 	return limit, c.setBurst(s, tier, &limit, at)
 }
 
-// setBurst sets how much a limit admits at once. rate is where its rate was written, which may also
-// contain the burst.
-func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rate any) bool {
+// setBurst sets how many units a limit admits at once. rateAt is where its rate was written, which
+// may also contain the burst.
+func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rateAt any) bool {
 	text, at, ok := s.burst.textFor(tier)
 	switch {
 	case !s.burst.isSet() || !ok:
 		if limit.Burst == 0 {
 			return true // the default
 		}
-		at = rate // it contains the burst
+		at = rateAt // the rate contains the burst
 	case limit.Burst != 0:
 		c.fail(at, "the rate already has a burst; keep one of the two")
 		return false
@@ -116,7 +116,7 @@ func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, b
 	return penstock.InFlight(n, cmp.Or(*s.ttl, time.Minute)), ok
 }
 
-// parseCount reads a count such as 50, 10_000 or 10k. what names it in the message.
+// parseCount reads a count such as 50, 10_000 or 10k. what describes the count in the message.
 func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
 	digits, factor := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
 	if number, ok := strings.CutSuffix(digits, "k"); ok {
@@ -132,6 +132,8 @@ func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
 	return n * factor, true
 }
 
+// calendarRate matches rates such as "1000 per calendar month". Its groups are the count and the
+// calendar period.
 var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 
 // parseRate reads a rate. For a rate such as "1000 per calendar month" it also returns the calendar
@@ -145,13 +147,14 @@ func parseRate(text string) (limit penstock.Limit, calendar string, err error) {
 		}
 		return limit, "", err
 	}
-	limit, err = penstock.ParseRate(m[1] + " per day") // the period is replaced below
+	count, unit := m[1], m[2]
+	limit, err = penstock.ParseRate(count + " per day") // the period is replaced below
 	if err != nil {
 		_, why, _ := strings.Cut(reason(err), ": ")
 		err = fmt.Errorf("rate %q: %s", wording.Clip(text), why)
 	}
-	limit.Name, limit.Period = "calendar-"+m[2], calendarUnits[m[2]].Period()
-	return limit, m[2], err
+	limit.Name, limit.Period = "calendar-"+unit, calendarUnits[unit].Period()
+	return limit, unit, err
 }
 
 var calendarUnits = map[string]algorithm.CalendarUnit{"day": algorithm.Day, "week": algorithm.Week, "month": algorithm.Month}
@@ -169,7 +172,7 @@ var algorithms = func() map[string]*algorithm.Algorithm {
 	return words
 }()
 
-// knownAlgorithms returns the built-in algorithms and those of the program, by their words.
+// knownAlgorithms returns the built-in algorithms and the program's own ones, by their words.
 func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
 	known := maps.Clone(algorithms)
 	for _, a := range own {

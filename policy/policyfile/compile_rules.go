@@ -14,9 +14,9 @@ import (
 type placedMatcher struct {
 	*policy.Matcher
 	rule      *policy.Rule
-	ruleIndex int // in the file
+	ruleIndex int // the index of the rule in the file
 	at        any // the path or the match, as written
-	order     int // in the file
+	order     int // the index among all matchers of the file
 }
 
 func (c *compiler) compileRules() {
@@ -55,9 +55,10 @@ func (c *compiler) compileRules() {
 	c.warnOfSurprises(matchers)
 }
 
-// checkOverlaps reports rules that can never apply.
+// checkOverlaps reports each rule that matches the same requests as an earlier rule, with the same
+// specificity: only one of the two can apply.
 func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
-	type target struct{ host, path string } // path without the names of segments
+	type target struct{ host, path string } // path: the pattern without the names of segments
 	seen := make(map[target][]*placedMatcher)
 	for _, m := range matchers {
 		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
@@ -124,7 +125,7 @@ func countersOf(r *policy.Rule) (n int) {
 	return n
 }
 
-// compileRule compiles a rule. matchers is empty if its match has a mistake.
+// compileRule compiles a rule. matchers is empty if the rule's match has a mistake.
 func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*placedMatcher) {
 	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
 	switch {
@@ -178,14 +179,15 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
 		case haveSameTag(l, other):
-			c.fail(at, "limits %q and %q of rule %s have the same tag by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
+			c.fail(at, "the store cannot distinguish limits %q and %q of rule %s, because their names have the same hash by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
 		case l.Name == candidateName(other), candidateName(l) != "" && candidateName(l) == other.Name:
 			c.fail(at, "the candidate of a limit of rule %s has the name of another limit (the limit's name with .candidate); rename one of the two limits", wording.Clip(r.Name))
 		}
 	}
 }
 
-// haveSameTag reports whether a store would treat two limits of a rule as one.
+// haveSameTag reports whether a store would keep one counter for two limits of a rule, because the
+// hashes of their names are equal.
 func haveSameTag(a, b *policy.Limit) bool {
 	if len(a.Variants) == 0 || len(b.Variants) == 0 {
 		return false

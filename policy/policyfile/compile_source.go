@@ -21,8 +21,8 @@ var sourceWords = func() map[string]policy.Kind {
 
 const sourceForms = "write header NAME, cookie NAME, query NAME, descriptor KEY, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
 
-// compileSource compiles a source. p points to where it was written. otherWords are words that are
-// no sources, but are suggested.
+// compileSource compiles a source. p points to where it was written. otherWords are further words
+// that a message may suggest, although they are no sources.
 func (c *compiler) compileSource(p any, text string, otherWords ...string) (policy.Source, bool) {
 	words := strings.Fields(text)
 	if len(words) == 0 {

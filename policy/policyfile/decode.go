@@ -74,7 +74,7 @@ func (s *source) fail(p any, format string, args ...any) {
 // fields. That mistake is reported, so the field must not be reported as missing too.
 func (s *source) isMisnamed(p any, fields ...string) bool {
 	return slices.ContainsFunc(s.hints[p], func(hint string) bool {
-		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, which is no guess
+		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, and not a guess
 		return !isList && slices.ContainsFunc(fields, func(field string) bool { return strings.Contains(hint, field) })
 	})
 }
@@ -99,7 +99,7 @@ func (s *source) err() error {
 type decoder struct {
 	*source
 	env     func(string) (string, bool)
-	ifEmpty string // the message about an empty file
+	ifEmpty string // the message about a file without values
 	depth   int
 	field   fieldOptions // of the field that is being read
 }
@@ -240,9 +240,9 @@ func endBefore(text []byte, number int) (line, column int) {
 	return number, utf8.RuneCountInString(strings.TrimRight(value, " \t")) + 1
 }
 
-// textAround returns the text of a line that contains the byte at, and has brackets in it. It
-// begins after the last of the characters separators, and ends before a space, a comma outside its
-// brackets, or a bracket that it does not open.
+// textAround returns the part of a line around the byte with index at. The part begins after the
+// last separator before that byte. It ends before a space, before a comma outside brackets, or
+// before a closing bracket that was not opened in it.
 func textAround(line string, at int, separators string) string {
 	from := strings.LastIndexAny(line[:at], separators) + 1
 	depth, end := 0, len(line)
@@ -266,7 +266,8 @@ func secondDocument(text []byte) int {
 	number, hasBegun := 0, false
 	for line := range strings.Lines(string(text)) {
 		number++
-		isSeparator := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:min(4, len(line))]) == ""
+		hasMark := strings.HasPrefix(line, "---") || strings.HasPrefix(line, "...")
+		isSeparator := hasMark && strings.TrimSpace(line[3:min(4, len(line))]) == "" // no text directly after the mark
 		if isSeparator && hasBegun {
 			return number
 		}
@@ -277,8 +278,12 @@ func secondDocument(text []byte) int {
 
 // controlCharacter finds the first character that YAML does not allow. at is -1 if there is none.
 func controlCharacter(text []byte) (at int, char rune) {
+	const nextLine = 0x85
 	for i, c := range string(text) {
-		if c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85 || c == 0xfffe || c == 0xffff {
+		isLow := c < ' ' && c != '\t' && c != '\n' && c != '\r'
+		isHigh := c >= 0x7f && c < 0xa0 && c != nextLine
+		isNoCharacter := c == 0xfffe || c == 0xffff
+		if isLow || isHigh || isNoCharacter {
 			return i, c
 		}
 	}
@@ -311,7 +316,7 @@ func endOf(text []byte) (line, column int) {
 	for _, c := range string(text) {
 		switch {
 		case c == '\n' && previous == '\r':
-		case c == '\n', c == '\r', c == 0x85, c == 0x2028, c == 0x2029:
+		case c == '\n', c == '\r', c == 0x85, c == 0x2028, c == 0x2029: // next line, line and paragraph separator
 			line, column = line+1, 1
 		default:
 			column++
@@ -371,7 +376,7 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	switch {
 	case v.Type() == reflect.TypeFor[map[string]any]():
 		if d.requireMapping(n, v.Addr().Interface(), "names with values, as in {sub: alice}") {
-			v.Set(reflect.ValueOf(d.anything(n)))
+			v.Set(reflect.ValueOf(d.decodeAny(n)))
 		}
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -561,8 +566,11 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 		contents reflect.Type
 		isList   bool
 	}{
-		{"limits", reflect.TypeFor[LimitConfig](), true}, {"match", reflect.TypeFor[MatchConfig](), false}, {"rules", reflect.TypeFor[RuleConfig](), true},
-		{"cost", reflect.TypeFor[CostConfig](), false}, {"tokens", reflect.TypeFor[jwt.Config](), false},
+		{field: "limits", contents: reflect.TypeFor[LimitConfig](), isList: true},
+		{field: "match", contents: reflect.TypeFor[MatchConfig]()},
+		{field: "rules", contents: reflect.TypeFor[RuleConfig](), isList: true},
+		{field: "cost", contents: reflect.TypeFor[CostConfig]()},
+		{field: "tokens", contents: reflect.TypeFor[jwt.Config]()},
 	}
 	names := make(map[string]bool)
 	for field := range known {
@@ -645,11 +653,11 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 			s.WriteByte('$')
 			text = after[1:]
 		case strings.HasPrefix(after, "{"):
-			inside, rest, isClosed := strings.Cut(after[1:], "}")
+			reference, rest, isClosed := strings.Cut(after[1:], "}")
 			if !isClosed {
 				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
 			}
-			value, wrong := d.lookUpVariable(inside, isWhole)
+			value, wrong := d.lookUpVariable(reference, isWhole)
 			if wrong != "" {
 				return "", wrong
 			}
@@ -665,24 +673,24 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-// lookUpVariable returns the value for inside, the text between ${ and }. isWhole tells whether
-// ${...} is the whole scalar. If it is not, the scalar may be a secret that contains ${. Then
-// messages do not show inside.
-func (d *decoder) lookUpVariable(inside string, isWhole bool) (value, wrong string) {
-	name, otherwise, hasDefault := strings.Cut(inside, ":-")
-	isNamed := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
+// lookUpVariable returns the value of a variable, or its mistake. reference is the text between ${
+// and }. isWhole reports whether ${...} is the whole scalar. If it is only a part, the scalar may
+// be a secret that contains ${ by chance, so messages do not show the reference.
+func (d *decoder) lookUpVariable(reference string, isWhole bool) (value, wrong string) {
+	name, defaultValue, hasDefault := strings.Cut(reference, ":-")
+	isNamed := policy.IsWord(name) && !strings.ContainsAny(defaultValue, "${")
 	switch {
 	case !isNamed && (d.field.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
 	case !isNamed:
-		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
+		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(reference))
 	}
 	value, ok := d.env(name)
 	switch {
 	case value == "" && hasDefault:
-		return otherwise, ""
+		return defaultValue, ""
 	case !ok && d.field.isSecret && !isWhole:
-		return "", "a variable in it is not set; set it, or write $$ for a dollar sign"
+		return "", "a variable in the text is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
 	}

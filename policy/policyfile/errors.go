@@ -49,11 +49,11 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
-// maxRepeats is how many errors with one message are reported one by one.
+// maxRepeats is how many errors with the same message are reported one by one.
 const maxRepeats = 5
 
-// merged returns the errors. If more than maxRepeats have one message, it returns only the first of
-// them, with the number of places.
+// merged returns the errors. If more than maxRepeats of them have the same message, it returns only
+// the first of these, with the number of places.
 func (e Errors) merged() (list Errors) {
 	places := make(map[string]int)
 	for _, err := range e {
@@ -76,13 +76,14 @@ func (e Errors) merged() (list Errors) {
 // maxErrors is how many errors, warnings or hints are reported.
 const maxErrors = 100
 
-// bounded returns at most maxErrors of the errors, and how many others there are.
+// bounded returns the errors if there are at most maxErrors. Otherwise it returns the first ones,
+// and in place of the last one a message with the number of errors that are left out.
 func (e Errors) bounded() Errors {
 	if len(e) <= maxErrors {
 		return e
 	}
 	last := *e[maxErrors-1]
-	last.Message = fmt.Sprintf("there are %d more such lines, from here on; correct the others first", len(e)-maxErrors+1)
+	last.Message = fmt.Sprintf("%d more messages are left out, from this position on; correct the others first", len(e)-maxErrors+1)
 	return append(slices.Clone(e[:maxErrors-1]), &last)
 }
 

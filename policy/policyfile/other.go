@@ -7,12 +7,12 @@ import (
 )
 
 // Decode reads a YAML file of another kind into the struct that into points to, with the bounds and
-// the messages of policies. The fields' names are in their tags, as those of a Section are. It
-// replaces no variables. empty is the message about a file that has nothing. The error is Errors.
+// the messages of policies. The tags of the fields name the keys, as in a Section. Decode replaces
+// no variables. ifEmpty is the message about a file without values. The error is Errors.
 // The values without mistakes are read nevertheless, so that the caller can check them. If a list
 // of pointers has an item without a value, that item is nil.
-func Decode(name string, text []byte, into any, empty string) (*Places, error) {
-	d := &decoder{source: newSource(name), ifEmpty: empty}
+func Decode(name string, text []byte, into any, ifEmpty string) (*Places, error) {
+	d := &decoder{source: newSource(name), ifEmpty: ifEmpty}
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, into)
 	}
@@ -31,9 +31,9 @@ func (s *Places) At(p any) (line, column int) {
 // Has reports whether the file has the value that p points to.
 func (s *Places) Has(p any) bool { return s.source.isWritten(p) }
 
-// IsReported reports whether a mistake about a field of a struct is recorded already. Then its
-// value could not be read, or an unknown field was probably meant as this one. in points to the
-// struct, and field to its field. name is the field's name in YAML.
+// IsReported reports whether a mistake about a field of a struct is recorded already: its value
+// could not be read, or an unknown field was probably meant as this one. in points to the struct,
+// and field to its field. name is the field's name in YAML.
 func (s *Places) IsReported(in, field any, name string) bool {
 	return s.source.unread[in] || s.source.unread[field] || s.source.isMisnamed(in, name)
 }
@@ -44,8 +44,8 @@ func (s *Places) Fail(p any, format string, args ...any) { s.source.fail(p, form
 // Err returns the mistakes, or nil. They are Errors.
 func (s *Places) Err() error { return s.source.err() }
 
-// anything reads a value of any kind, as encoding/json does with UseNumber.
-func (d *decoder) anything(n *yaml.Node) any {
+// decodeAny reads a value of any kind, as encoding/json does with UseNumber.
+func (d *decoder) decodeAny(n *yaml.Node) any {
 	d.depth++
 	defer func() { d.depth-- }()
 	if d.depth > maxDepth {
@@ -57,14 +57,14 @@ func (d *decoder) anything(n *yaml.Node) any {
 		all, seen := make(map[string]any), make(map[string]*yaml.Node)
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			if name, ok := d.decodeName(n.Content[i], seen); ok {
-				all[name] = d.anything(n.Content[i+1])
+				all[name] = d.decodeAny(n.Content[i+1])
 			}
 		}
 		return all
 	case yaml.SequenceNode:
 		list := []any{}
 		for _, item := range n.Content {
-			list = append(list, d.anything(item))
+			list = append(list, d.decodeAny(item))
 		}
 		return list
 	}

@@ -3,6 +3,7 @@ package policyfile
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 )
 
 // These warnings and hints are about policies that are valid, but may not do what their authors
-// expect. Each kind is given once for each policy, at the first place.
+// expect. A policy gets each kind at most once, at the first place.
 
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
@@ -46,7 +47,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 			if isProtective(m.rule) {
 				kind = &protectedSpelling
 			}
-			kind.note(m.at, "the rule limits %s and not %s, which some servers answer in the same way; write http: {%s}, or {%s} if yours does not",
+			kind.note(m.at, "the rule limits only %s, but some servers treat %s as the same path; write http: {%s}, or {%s} if yours does not",
 				m.Path, wording.List(spellings, "and"), strings.Join(unify, ", "), strings.Join(distinguish, ", "))
 		}
 	}
@@ -55,7 +56,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	}
 }
 
-// A remarkKind is one kind of warning or hint. It is given once for each policy, at its first
+// A remarkKind is one kind of warning or hint. A policy gets each kind at most once, at the first
 // place.
 type remarkKind struct {
 	report func(p any, format string, args ...any)
@@ -133,11 +134,12 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 		return nil
 	}
 	c.anyMatcher(m, func(other *placedMatcher) bool {
-		isMoreGeneral := other.rule != m.rule && !other.rule.Always && !other.rule.Shadow && other.rule.Enforces() && other.Covers(m.Matcher) && m.Compare(other.Matcher) < 0
-		if isMoreGeneral {
+		canBeReplaced := other.rule != m.rule && !other.rule.Always && !other.rule.Shadow && other.rule.Enforces()
+		isReplaced := canBeReplaced && other.Covers(m.Matcher) && m.Compare(other.Matcher) < 0
+		if isReplaced {
 			found = other.rule
 		}
-		return isMoreGeneral
+		return isReplaced
 	})
 	return found
 }
@@ -150,9 +152,10 @@ func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool)
 }
 
 // isProtective reports whether a rule certainly protects something, such as a login: it counts
-// status 401, or refuses requests while the store fails.
+// status 401, or rejects requests while the store fails.
 func isProtective(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
-		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || l.Status != nil && l.Status.Has(401))
+		countsUnauthorized := l.Status != nil && l.Status.Has(http.StatusUnauthorized)
+		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || countsUnauthorized)
 	})
 }

@@ -25,16 +25,16 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, unlimited: true}]", ""},
 		{"rules: [{name: all, match: {method: POST}, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, match: {host: \"*.example.com\"}, " + per + "}, {name: a, match: {host: a.example.com, path: /a}, " + per + "}]", "are not counted by rule"},
-		{"rules: [" + login + "]", "1:51: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way; " +
+		{"rules: [" + login + "]", "1:51: the rule limits only /login, but some servers treat /LOGIN and /login/ as the same path; " +
 			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not"},
-		{"http: {case_sensitive: false}\nrules: [" + login + "]", "the rule limits /login and not /login/, which some servers answer in the same way; write http: {trailing_slash: ignore}, or {trailing_slash: keep} if"},
-		{"http: {trailing_slash: keep}\nrules: [" + login + "]", "the rule limits /login and not /LOGIN, which some servers answer in the same way; write http: {case_sensitive: false}, or {case_sensitive: true} if"},
+		{"http: {case_sensitive: false}\nrules: [" + login + "]", "the rule limits only /login, but some servers treat /login/ as the same path; write http: {trailing_slash: ignore}, or {trailing_slash: keep} if"},
+		{"http: {trailing_slash: keep}\nrules: [" + login + "]", "the rule limits only /login, but some servers treat /LOGIN as the same path; write http: {case_sensitive: false}, or {case_sensitive: true} if"},
 		{"http: {case_sensitive: false, trailing_slash: ignore}\nrules: [" + login + "]", ""},
 		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [" + login + "]", ""},
 		{"rules: [{name: a, match: {method: [gte, get, PURGE]}, " + per + "}]", "1:36: \"gte\" is not a method of the HTTP registry; did you mean GET?"},
 		{"rules: [{name: a, match: {path: '/users/[0-9]+'}, " + per + "}]", "1:33: the segment \"[0-9]+\" is a regular expression, but matches only this text; write path: \"/users/*\", where * is any segment"},
 		{"rules: [{name: a, match: {path: ['/a(1)', '/$batch', '/a+b', '/*.*', '/.well-known/x']}, " + per + "}]", ""},
-		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits /pay"},
+		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits only /pay"},
 	} {
 		warnings := policyIn(t, "policy.yaml", row.text+"\n").Warnings
 		if row.want == "" && len(warnings) > 0 || row.want != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), row.want)) {
@@ -47,8 +47,8 @@ func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const key = "{key: {header X-API-Key: [a, b]}}"
 	for _, row := range []struct{ text, want string }{
-		{"rules: [{name: a, match: {path: /login}, " + per + "}]", "1:33: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way"},
-		{"rules: [{name: a, match: {path: [/a, \"/b/{id}\", /c/**, /D, /4]}, " + per + "}]", "the rule limits /a and not /A and /a/, which some servers answer in the same way; " +
+		{"rules: [{name: a, match: {path: /login}, " + per + "}]", "1:33: the rule limits only /login, but some servers treat /LOGIN and /login/ as the same path"},
+		{"rules: [{name: a, match: {path: [/a, \"/b/{id}\", /c/**, /D, /4]}, " + per + "}]", "the rule limits only /a, but some servers treat /A and /a/ as the same path; " +
 			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not; this occurs in 3 places"},
 		{"http: {trailing_slash: keep}\nrules: [{name: a, match: {path: /4}, " + per + "}]", ""},
 		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [{name: a, match: {path: /a}, " + per + "}]", ""},

@@ -70,11 +70,11 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &v.Is)
 }
 
-// A Condition holds if each of its sources has one of its values. A source is a part of the
-// request, such as "header X-Plan", or the name of an identity.
+// A Condition holds if all of its Clauses hold.
 type Condition []Clause
 
-// A Clause is one source of a Condition with its values.
+// A Clause holds if its source has one of its values. A source is a part of the request, such as
+// "header X-Plan", or the name of an identity.
 type Clause struct {
 	Source string
 	Values Values
@@ -125,7 +125,7 @@ func nestedName(source string, value *yaml.Node) string {
 // default always holds.
 type Conditions struct {
 	Otherwise bool        // the word default was written
-	Any       []Condition // without that word
+	Any       []Condition // the conditions, if that word was not written
 }
 
 func (c *Conditions) decode(d *decoder, node *yaml.Node) {
@@ -157,7 +157,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 //   - the name of an identity, "ip" or "global"
 //   - {KIND: SOURCE}, where the kind is written in the key
 //   - {first_of: [...]}, the first one that the request has
-//   - {all_of: [...]}, a combination
+//   - {all_of: [...]}, all of them together
 type IdentityConfig struct {
 	Name   string // of an identity
 	Kind   string
@@ -295,7 +295,7 @@ func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &c.Units)
 }
 
-// A Size is a number of bytes: 512, 64KB, 10MB. 1KB and 1KiB are 1024 bytes.
+// A Size is a number of bytes, written as 512, 64KB or 10MB. 1KB and 1KiB are 1024 bytes.
 type Size int64
 
 func (s *Size) decode(d *decoder, node *yaml.Node) {

@@ -40,7 +40,7 @@ type Watcher struct {
 
 	mu       sync.Mutex  // held while loading
 	files    []string    // absolute names of the files of the rules, sorted
-	tried    fingerprint // of files, when they were last loaded
+	tried    fingerprint // of files, before they were last loaded
 	lastErr  error       // of the last load
 	isClosed bool
 }
@@ -62,8 +62,9 @@ type WatchOptions struct {
 	// Ready returns, so Ready must return soon. Default: none.
 	Ready func(*Policy)
 
-	// Notify is called after every load except the first, and once for each error, even if it occurs
-	// again. The calls do not overlap. It must not call Reload or Close. Default: none.
+	// Notify is called after every load except the first. If the files did not change, and a poll
+	// finds the same error again, it is not called. The calls do not overlap. Notify must not call
+	// Reload or Close. Default: none.
 	Notify func(Reload)
 
 	// Keys is called after each read of tokens.jwks_url, with its error or nil. Calls may overlap.
@@ -72,10 +73,10 @@ type WatchOptions struct {
 }
 
 const (
-	watchPoll       = 30 * time.Second
-	watchSettle     = 50 * time.Millisecond
-	maxSettleFactor = 20 // a load waits at most this many times Settle
-	loadTries       = 5  // how often files that change during a load are read
+	defaultPoll     = 30 * time.Second
+	defaultSettle   = 50 * time.Millisecond
+	maxSettleFactor = 20 // a load waits at most this number times Settle
+	loadTries       = 5  // how many times a load reads files that change meanwhile
 )
 
 // A Reload is the result of a load.
@@ -99,10 +100,10 @@ func Watch(path string, o WatchOptions) (*Watcher, error) {
 
 func watch(path string, o WatchOptions, load func(string) (*Policy, error), notices *fsnotify.Watcher) (*Watcher, error) {
 	if o.Poll <= 0 {
-		o.Poll = watchPoll
+		o.Poll = defaultPoll
 	}
 	if o.Settle <= 0 {
-		o.Settle = watchSettle
+		o.Settle = defaultSettle
 	}
 	if o.Ready == nil {
 		o.Ready = func(*Policy) {}
@@ -166,11 +167,11 @@ func (w *Watcher) run() {
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
-	// quiet fires when no further change came. At first it fires at once, because the files may have
-	// changed since the first load.
+	// quiet fires when no further change has come for a while. The first time it fires immediately,
+	// because the files may have changed since the first load.
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
-	var firstChange time.Time // that was not loaded yet
+	var firstChange time.Time // the first change that was not loaded yet; zero: there is none
 	for {
 		select {
 		case <-w.stop:
