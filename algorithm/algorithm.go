@@ -25,9 +25,9 @@ const (
 	// below 2^53.
 	Max = 1 << 52
 
-	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is
-	// repaired. After a smaller step, no time passes for that state. After a larger one, the time
-	// in the state is set to now.
+	// MaxStall is the longest step back of the clock, in µs, after which states are not repaired.
+	// After such a step, no time passes for a state until the clock has reached the time in it
+	// again. After a longer step, the time in the state is set to now.
 	MaxStall = 5_000_000
 
 	// MaxTime is the latest time that a step can compute with, in µs since the epoch. It is in
@@ -45,10 +45,10 @@ const (
 type Mode uint8
 
 const (
-	Spend  Mode = iota // all of the cost, or nothing
-	Draw               // as much of the cost as fits, at least one unit
-	Peek               // nothing; the outcome is that of a Spend
-	Force              // all of the cost, even what does not fit; at most Max is counted
+	Spend  Mode = iota // spends all of the cost, or nothing
+	Draw               // spends as much of the cost as fits, at least one unit
+	Peek               // spends nothing; tells whether and when a Spend would be granted
+	Force              // spends all of the cost, even what does not fit; at most Max is counted
 	Refund             // returns units, never more than are used
 	Reset              // clears the state
 )
@@ -62,7 +62,7 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode(%d)", uint8(m))
 }
 
-// A Request is one request to one state.
+// A Request is one request to a limit, decided by a Step.
 type Request struct {
 	Mode     Mode
 	Cost     int64  // units; 0 spends nothing
@@ -70,8 +70,8 @@ type Request struct {
 	Holder   string // the holder of a slot, or the owner of a place in a queue
 }
 
-// need is the least cost that must fit for the request to be granted.
-func (r Request) need() int64 {
+// leastCost is the fewest units that must fit for the request to be granted.
+func (r Request) leastCost() int64 {
 	if r.Mode == Draw {
 		return min(r.Cost, 1)
 	}
@@ -80,12 +80,16 @@ func (r Request) need() int64 {
 
 // An Outcome answers a Request. All times are µs from now.
 type Outcome struct {
-	Granted    int64 // units taken. For a Refund: units returned, rounded down
-	Remaining  int64 // units that a Spend could take now
-	RetryAfter int64 // 0: granted. Otherwise: until the same request is granted, if no other comes first; or Never
+	Granted   int64 // units taken. For a Refund: units returned, rounded down
+	Remaining int64 // units that a Spend could take now
+	// RetryAfter is 0 if the request is granted. Otherwise it is the time until the same request
+	// would be granted if no other came first, or Never.
+	RetryAfter int64
 	ResetAfter int64 // until the state equals a fresh one
 	Wait       int64 // until the caller may go ahead; never above the request's patience
-	Keep       int64 // how long to keep the new state; 0: it equals a fresh one; Unchanged: there is no new state
+	// Keep is how long the store must keep the new state. 0 means that the new state equals a fresh
+	// one. Unchanged means that there is no new state.
+	Keep int64
 }
 
 // OK tells whether the request was granted.
@@ -95,7 +99,7 @@ func (o Outcome) OK() bool { return o.RetryAfter == 0 }
 type Limit struct {
 	Count  int64 // units
 	Period int64 // µs
-	Burst  int64 // units at once, if the algorithm uses it; 0: its default
+	Burst  int64 // units; BurstUse says what they mean. 0: the default of the algorithm
 }
 
 // Params are the four numbers that a step computes with. Each algorithm gives them its own meaning:
@@ -106,18 +110,18 @@ type Params [4]int64
 // writes to s.
 //
 // A denial returns s itself with Keep = Unchanged. The exception is a state that had to be
-// repaired. This happens when the clock has stepped back by more than MaxStall, or when the limit
-// has changed in a way that the old state cannot express. Then the step sets Keep, and the store
-// saves the repaired state although nothing was granted.
+// repaired. This happens when the clock has stepped back by more than MaxStall, or when the state
+// has windows of another length than the limit. Then the step sets Keep, and the store saves the
+// repaired state although nothing was granted.
 type Step[S any] func(s S, p Params, r Request, now int64) (Outcome, S)
 
 // A stepper is a Step that takes pointers, and writes its outcome to out. Passing large values
 // would cost more than the computation.
 type stepper[S any] func(s S, p *Params, r *Request, now int64, out *Outcome) S
 
-// States is an array of states of one algorithm. Its methods take the index of a state.
+// States is an array of states of one algorithm. Its methods identify a state by its index.
 type States interface {
-	Add() uint32
+	Add() uint32     // adds a fresh state and returns its index
 	Remove(i uint32) // clears state i; Add may return i again
 	// Step decides request r on state i, and writes the outcome to out. It saves the new state if
 	// commit is true, or if a denial repaired the state. It does not keep the pointers. They are
@@ -167,8 +171,8 @@ func CheckTime(now int64) error {
 }
 
 // HolderID is the number of a holder in states that consist of numbers: 0 for no holder, otherwise
-// 52 bits of FNV-1a. If two holders have the same number, each can refund the other's place. It has
-// no other effect.
+// 52 bits of FNV-1a. If two holders have the same number, each can refund the other's place. This
+// is the only effect.
 func HolderID(holder string) int64 {
 	if holder == "" {
 		return 0
@@ -181,8 +185,8 @@ func HolderID(holder string) int64 {
 	return int64(h>>12) | notZero
 }
 
-// take decides a request to a counter of which used units of count are in use. It returns the units
-// granted, the units in use afterwards, and whether the request fits.
+// take decides a request to a counter that can hold count units, of which used are in use. It
+// returns the units granted, the units in use afterwards, and whether the request fits.
 func take(r Request, used, count int64) (granted, after int64, fits bool) {
 	switch r.Mode {
 	case Spend:
@@ -227,10 +231,10 @@ func gcd(a, b int64) int64 {
 	return a
 }
 
-// product is a·b and true, or false if a·b is above limit.
-func product(a, b, limit int64) (int64, bool) {
+// product is a·b and true, or false if a·b is above largest.
+func product(a, b, largest int64) (int64, bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
-	if hi != 0 || lo > uint64(limit) {
+	if hi != 0 || lo > uint64(largest) {
 		return 0, false
 	}
 	return int64(lo), true

@@ -18,10 +18,10 @@ var concurrencyLua string
 //	        its hold has expired is not counted, so renew at least every Period/3
 //	State   a sorted set: an entry per hold (two if the cost is not 1), one for their sum and one for
 //	        the longest Period
-//	Cost    O(log n + expired) for n holds; a denial O(n) at most
+//	Time    O(log n) for n holds, and O(1) for each that has expired; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of δ makes holds live at most min(δ, 5 s) longer; after a larger step, each
-//	        hold ends within the longest Period
+//	Clock   a step back of up to 5 s makes holds last longer by at most this step; after a longer
+//	        step, each hold ends within the longest Period
 //
 // RetryAfter is the time until enough holds have expired, if none is renewed or refunded before. A
 // renewal has Granted 0, because it takes no further slots. A Refund returns up to Cost slots of
@@ -52,13 +52,13 @@ var Concurrency = Define("concurrency", concurrencyLua, concurrency,
 // slots is the state of Concurrency.
 type slots struct {
 	holds   []hold // sorted by expiry, and then by holder
-	longest int64  // the longest Period of the limits under which they were taken
+	longest int64  // the longest Period, in µs, of the limits under which they were taken
 }
 
 type hold struct {
 	holder  string
-	expires int64
-	cost    int64
+	expires int64 // µs since the epoch
+	cost    int64 // slots
 }
 
 func (h hold) less(other hold) bool {
@@ -72,7 +72,8 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	var last int64  // when the last of them expires
 	own := hold{holder: r.Holder}
 	longest := max(s.longest, period)
-	// If repaired is true, the clock has stepped back so far that each hold ends within longest.
+	// If repaired is true, the clock has stepped back so far that no hold may last beyond
+	// now+longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
 		if repaired {
@@ -126,8 +127,9 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if own == before && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || !out.OK())
+	if own == before && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

@@ -8,8 +8,8 @@ local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
 
--- Returns the time by which expired holds have freed at least needed slots. It leaves out the
--- member me: the caller's own hold.
+-- Returns the time by which expired holds have freed at least needed slots. The caller's own hold,
+-- which is member me, does not count.
 local function expiry(key, needed, now, me)
   local skip = 0
   while true do
@@ -97,8 +97,9 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if used > 0 then
     reset = last - now
   end
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
+  if newexpires == ownexpires and newcost == owncost and not savesrepair and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

@@ -10,7 +10,7 @@ import (
 // An Algorithm is a step and the properties that other packages need. It never changes. Make one
 // with Define.
 //
-// Other packages do not compare algorithms with the ones they know. They call the methods below.
+// Other packages never test which algorithm they have. They call the methods below.
 type Algorithm struct {
 	name, title, lua string
 	prepare          func(Limit) (Params, error)
@@ -78,7 +78,8 @@ func All() []*Algorithm {
 func Title(title string) Option { return func(a *Algorithm) { a.title = title } }
 
 // Numbers sets the maximum count of numbers in the Lua twin's state: 1 to 120. Default: 6. Six or
-// fewer are faster. Each number is at most Max, and the third at most MaxPeriod.
+// fewer are faster. Each number is at most Max, and the third at most MaxPeriod: stores keep seven
+// bytes of each number, and six of the third.
 func Numbers(n int) Option { return func(a *Algorithm) { a.numbers = n } }
 
 // Collection says that the Lua twin itself reads and writes its state, a sorted set. Otherwise the
@@ -95,7 +96,7 @@ func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 
-// CanBook says that a request with patience can book the future.
+// CanBook says that a request with patience can book units that become free later.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
 // Additive says that Spends add up. If Step grants a Spend of k times a cost, without patience,
@@ -105,11 +106,11 @@ func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 // Spends of many callers at once.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
-// RetryAfterGrant computes from a grant whether the next request would be denied. That request is a
-// Spend of cost at the same moment, without patience. remaining and reset are the Remaining and
-// ResetAfter of the grant, and p is the result of Prepare. The result is the RetryAfter of the
-// request, or 1 µs less. It is 0 if the request would be granted at once, if it can never be
-// granted, or if the answer is not known.
+// RetryAfterGrant sets the function that computes, from a grant, the RetryAfter of the next
+// request. That request is a Spend of cost at the same moment, without patience. remaining and
+// reset are the Remaining and ResetAfter of the grant, and p is the result of Prepare. The result
+// may be 1 µs less than that RetryAfter. It is 0 if the request would be granted at once, if it can
+// never be granted, or if the answer is not known.
 func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
 	return func(a *Algorithm) { a.retryAfterGrant = f }
 }
@@ -134,7 +135,8 @@ func RefillsSteadily() Option { return func(a *Algorithm) { a.hasSteadyRefill = 
 // WindowsDiffer says that two stores may begin their windows at different moments.
 func WindowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows = true } }
 
-// Bounded says in words how much a limit admits. rate is the limit's rate in words.
+// Bounded sets the function that says in words how much a limit admits. rate is the limit's rate in
+// words.
 func Bounded(f func(l Limit, rate string) string) Option { return func(a *Algorithm) { a.bound = f } }
 
 // A Decay says when charged units become free again. It decides whether quota can be leased in
@@ -145,24 +147,24 @@ const (
 	DecayUnknown     Decay = iota // leases do not support the algorithm: its limits are not leased
 	DecayContinuous               // unit by unit, in the order of the charges
 	DecayAtReset                  // all at once, when the window ends
-	DecayAfterPeriod              // within a Period after the end of the window, or part of one, in which they were charged
+	DecayAfterPeriod              // within a Period after the end of the window or sub-window in which they were charged
 )
 
 // Leasable says that quota can be leased in blocks, and how it decays. window returns the length of
-// a window, or of a part of it, in µs. Units that are drawn in a window must be spent in it. A
-// continuous decay has no window.
+// a window or sub-window in µs. Units that are drawn in one must be spent in it. window is nil for
+// a continuous decay, which has no windows.
 func Leasable(decay Decay, window func(Limit) int64) Option {
 	return func(a *Algorithm) { a.decay, a.window = decay, window }
 }
 
-// Shared sets the function for the part of a limit that each of n instances enforces. f returns the
-// limits to try, the best first. Each must admit at least an n-th. Default: Count and Burst are
-// divided and rounded up.
+// Shared sets the function for the part of a limit that each of n instances enforces. f returns
+// several limits, the best first. The first valid one is used. Each must admit at least an n-th
+// of the limit. Default: Count and Burst are divided and rounded up.
 func Shared(f func(l Limit, n int64) []Limit) Option { return func(a *Algorithm) { a.share = f } }
 
-// Divisible sets the function for part i of a limit that is split into n parts. f returns the
-// limits to try, the best first. All parts together must admit exactly what the whole limit admits.
-// Default: a limit cannot be split.
+// Divisible sets the function for part i of a limit that is split into n parts. f returns several
+// forms of that part, the best first. The first valid one is used. All parts together must admit
+// exactly what the whole limit admits. Default: a limit cannot be split.
 func Divisible(f func(l Limit, n, i int64) []Limit) Option { return func(a *Algorithm) { a.part = f } }
 
 // calendar says that windows have no fixed length. windowName is their name. paramsAt adapts
@@ -178,7 +180,7 @@ func (a *Algorithm) Name() string { return a.name }
 // Title is the name in configurations, metrics and messages.
 func (a *Algorithm) Title() string { return a.title }
 
-// Lua is the step's twin.
+// Lua is the source of the step's twin in Lua.
 func (a *Algorithm) Lua() string { return a.lua }
 
 // Prepare checks a limit and computes its parameters.
@@ -248,8 +250,8 @@ func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 // Decay is what the option Leasable sets.
 func (a *Algorithm) Decay() Decay { return a.decay }
 
-// Window is the length of the limit's window, or of a part of it, in µs. It is 0 if the
-// algorithm has no windows. See Leasable.
+// Window is the length of the limit's window or sub-window in µs, as the option Leasable sets it. 0
+// means that the algorithm has no windows.
 func (a *Algorithm) Window(l Limit) int64 {
 	if a.window == nil {
 		return 0
@@ -274,10 +276,10 @@ func PeriodText(period time.Duration) string {
 	return text
 }
 
-// Bound says in words how much a limit admits, given how much it grants at once.
+// Bound says in words how much a limit admits. capacity is how many units it grants at once.
 func (a *Algorithm) Bound(l Limit, capacity int64) string {
 	if a.bound == nil {
-		return fmt.Sprintf("%d at once, and the bound of its algorithm %q", capacity, a.name)
+		return fmt.Sprintf("%d at once, and what its algorithm %q admits over time", capacity, a.name)
 	}
 	return a.bound(l.withBurst(a), a.Rate(l))
 }
@@ -350,7 +352,7 @@ func piece(whole, n, i int64) int64 {
 	return p
 }
 
-// pieces splits the Count of a limit. Algorithms with windows are divided so.
-func pieces(l Limit, n, i int64) []Limit {
+// splitCount returns part i of a limit of an algorithm with windows. All parts have its Period.
+func splitCount(l Limit, n, i int64) []Limit {
 	return []Limit{{Count: piece(l.Count, n, i), Period: l.Period, Burst: piece(l.Burst, n, i)}}
 }

@@ -55,28 +55,28 @@ func ExampleSubWindow() {
 	// subwindow     admits 100 within a second
 }
 
-// This algorithm admits a request, and the next after Period. A complete algorithm, with its Lua
-// twin and a test that compares the two, is examples/backoff.
+// This algorithm admits a request, and the next one only after Period. A complete algorithm, with
+// its Lua twin and a test that compares the two, is examples/backoff.
 func ExampleDefine() {
-	type gate struct{ Opens, Uses int64 }
-	step := func(s gate, p algorithm.Params, r algorithm.Request, now int64) (algorithm.Outcome, gate) {
+	type barrier struct{ Opens, Uses int64 }
+	step := func(s barrier, p algorithm.Params, r algorithm.Request, now int64) (algorithm.Outcome, barrier) {
 		switch {
 		case r.Mode == algorithm.Reset:
-			return algorithm.Outcome{Remaining: 1}, gate{}
+			return algorithm.Outcome{Remaining: 1}, barrier{}
 		case r.Mode != algorithm.Spend || r.Cost != 1:
 			return algorithm.Outcome{RetryAfter: algorithm.Never, Keep: algorithm.Unchanged}, s
 		case now < s.Opens:
 			return algorithm.Outcome{RetryAfter: s.Opens - now, ResetAfter: s.Opens - now, Keep: algorithm.Unchanged}, s
 		}
-		return algorithm.Outcome{Granted: 1, ResetAfter: p[0], Keep: p[0]}, gate{now + p[0], 1}
+		return algorithm.Outcome{Granted: 1, ResetAfter: p[0], Keep: p[0]}, barrier{now + p[0], 1}
 	}
 	prepare := func(l algorithm.Limit) (algorithm.Params, error) {
 		if l.Count != 1 {
-			return algorithm.Params{}, errors.New("a gate admits one request at a time; set the count to 1")
+			return algorithm.Params{}, errors.New("a barrier admits one request at a time; set the count to 1")
 		}
 		return algorithm.Params{l.Period}, nil
 	}
-	a := algorithm.Define("gate", "", step, prepare) // without Lua it serves package memstore only
+	a := algorithm.Define("barrier", "", step, prepare) // without Lua it serves package memstore only
 	params, err := a.Prepare(algorithm.Limit{Count: 1, Period: 500})
 	if err != nil {
 		log.Fatal(err)

@@ -19,18 +19,19 @@ var fixedWindowLua string
 //	        Count across a boundary, however short the interval
 //	State   3 numbers: end, used, kind (the Period, or the calendar unit); absent while nothing is
 //	        used
-//	Cost    O(1)
+//	Time    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
-//	Clock   after a step back, used units count until their window ends. It ends at the latest with
-//	        the window after the present one, or 5 s and a window from now. So a step back never
-//	        adds a third Count to the two that the bound allows around a boundary. If Force used more
-//	        than the Count, it may last for as many windows as have room for the used units
+//	Clock   after a step back, used units count until their window ends. That window ends at the
+//	        latest with the window after the present one, or a window and 5 s from now. So a step
+//	        back never adds a third Count to the two that the bound allows around a boundary. If
+//	        Force used more than the Count, the window may last for k Periods, where k·Count covers
+//	        the used units
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
 // is the smallest multiple of Count that covers the used units. The next grant makes it a window of
-// the present limit. So limits that share one counter admit at most the largest Count and, for each
-// kind of window, its Count each time that such a window ends.
+// the present limit. So limits that share one counter admit at most the largest Count at first.
+// Each time that a window ends, they admit at most the Count of its limit in addition.
 var FixedWindow = defineFixedWindow("fixed-window", func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
 })
@@ -46,7 +47,7 @@ func defineFixedWindow(title string, prepare func(Limit) (Params, error), option
 	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
 		Title(title), CanRefund(), Additive(), WindowsDiffer(),
 		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
-		Divisible(pieces),
+		Divisible(splitCount),
 		Bounded(func(l Limit, rate string) string {
 			return fmt.Sprintf("%s in each window, so up to %d around its end", rate, 2*l.Count)
 		}),
@@ -62,6 +63,8 @@ const (
 	Month                     // from midnight on the first
 )
 
+// calendarUnits has for each unit its name and its longest length, which includes the hour that a
+// zone repeats at the end of daylight saving time.
 var calendarUnits = [...]struct {
 	name   string
 	period time.Duration
@@ -71,8 +74,8 @@ var calendarUnits = [...]struct {
 	Month: {"month", (31*24 + 1) * time.Hour},
 }
 
-// Period is the longest length of the unit, which limits of calendar windows have as their Period.
-// It is 0 for an unknown unit.
+// Period is the longest length of the unit. A limit of a calendar window has it as its Period. It
+// is 0 for an unknown unit.
 func (u CalendarUnit) Period() time.Duration {
 	if int(u) < len(calendarUnits) {
 		return calendarUnits[u].period
@@ -91,58 +94,59 @@ func (u CalendarUnit) String() string {
 // lengths differ: a day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
 // A unit begins at the first moment that has its date. If a zone skips midnight, the unit begins
-// later, for example at 01:00. If midnight comes twice, the unit begins at the first one, and the
-// repeated end of the day before belongs to the new day. A day that a zone skipped has no window.
+// later, for example at 01:00. If midnight comes twice, the unit begins at the first one. The hour
+// before midnight that the zone repeats belongs to the new unit. A day that a zone skipped has no
+// window.
 //
 // The store has the time, and the caller has the calendar. The caller sends the ends of the
 // windows nearest to its own clock. If both clocks agree within half a window, the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
-	var last atomic.Pointer[calendarEnds]
+	var cached atomic.Pointer[calendarEnds]
 	return defineFixedWindow("calendar-window", func(l Limit) (Params, error) {
 		if zone == nil {
 			return Params{}, errors.New("a calendar window needs a time zone; use time.UTC")
 		}
 		if int(unit) >= len(calendarUnits) {
-			return Params{}, fmt.Errorf("a calendar window of an unknown unit, %v; there are Day, Week and Month", unit)
+			return Params{}, fmt.Errorf("the calendar unit %v is unknown; use Day, Week or Month", unit)
 		}
 		l.Period = unit.Period().Microseconds()
 		return Params{l.Count}, l.check()
 	}, Bounded(func(l Limit, _ string) string {
 		return fmt.Sprintf("%d in each calendar window, so up to %d around its end", l.Count, 2*l.Count)
 	}), calendar("calendar "+unit.String(), func(p Params, now int64) Params {
-		e := last.Load()
+		e := cached.Load()
 		if e == nil || now < e.from || now >= e.until {
 			e = unit.ends(now, zone)
-			last.Store(e)
+			cached.Store(e)
 		}
 		p[1], p[2], p[3] = e.first, e.second, e.third
 		return p
 	}))
 }
 
-// calendarEnds are the ends of three successive windows. They are for clocks between from and
-// until. That is half a window, in which the first two ends are the nearest.
+// calendarEnds are the ends of three successive windows. They are used from the time from until
+// before the time until. In this half of a window, first and second are the nearest two ends.
 type calendarEnds struct{ first, second, third, from, until int64 }
 
 // ends returns the ends of the two windows nearest to now, and of the one after them.
 func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	year, month, day := time.UnixMicro(now).In(zone).Date()
-	start := func(step int) int64 { // the beginning of the unit that is step units after today's
+	start := func(units int) int64 { // the beginning of the unit that is this many units after today's
 		switch u {
 		case Day:
-			return startOfDay(year, month, day+step, zone)
+			return startOfDay(year, month, day+units, zone)
 		case Week:
 			weekday := int(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday())
-			return startOfDay(year, month, day-(weekday+6)%7+7*step, zone)
+			return startOfDay(year, month, day-(weekday+6)%7+7*units, zone)
 		default:
-			return startOfDay(year, month+time.Month(step), 1, zone)
+			return startOfDay(year, month+time.Month(units), 1, zone)
 		}
 	}
-	step := 0
+	units := 0
 	next := func(begin int64) int64 { // the beginning of the next window
 		for {
-			step++
-			if end := start(step); end > begin {
+			units++
+			if end := start(units); end > begin {
 				return end
 			}
 		}
@@ -166,7 +170,7 @@ func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 
 	for {
 		_, offset := at.Zone()
 		begin, end := at.ZoneBounds()
-		if !end.IsZero() && !end.After(at) { // a bug of Go 1.26 on the last day of future leap years
+		if !end.IsZero() && !end.After(at) { // Go 1.26 returns a wrong end on the last day of future leap years
 			end = at.Add(time.Hour)
 		}
 		moment := midnight.Add(-time.Duration(offset) * time.Second)
@@ -180,7 +184,7 @@ func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 
 	}
 }
 
-// The fourth parameter says how windows are aligned.
+// The fourth of a limit's parameters says how windows are aligned.
 const (
 	alignEpoch int64 = iota // to the Unix epoch
 	alignFirst              // they begin at a key's first spend
@@ -191,8 +195,15 @@ const (
 type window struct {
 	End  int64 // µs since the epoch
 	Used int64 // units
-	Kind int64 // the length of the window in µs, or 1, 2, 3 for calendar days, weeks, months
+	Kind int64 // the length of the window in µs, or the kind of a calendar window
 }
+
+// The kinds of calendar windows.
+const (
+	kindDay   = 1
+	kindWeek  = 2
+	kindMonth = 3
+)
 
 func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
@@ -206,6 +217,7 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	if end > nextEnd || s.Kind != kind {
 		latest := end
 		windows := max(cdiv(min(used, after), count), 1) // how many windows of this limit have room for the used units
+		// They end before end does.
 		if end > currentEnd && windows-1 < cdiv(end-currentEnd, length) {
 			latest = currentEnd + (windows-1)*length
 		}
@@ -235,8 +247,9 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if after == used && !(repaired && (r.Mode != Peek || !fits)) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || !fits)
+	if after == used && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -244,8 +257,8 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	return out, window{end, after, kind}
 }
 
-// windowEnd returns the end of the window that holds now, the end of the window after it, the
-// length of that one, and the kind of window. The end of a window is the first moment of the next.
+// windowEnd returns the end of the window that contains now, the end and the length of the window
+// after it, and the kind of window. The end of a window is the first moment of the next.
 // first, second and align are the limit's parameters. For calendar windows they are the ends of
 // three successive windows. Otherwise first is the Period, and second is not used.
 func windowEnd(first, second, align, now int64) (end, next, length, kind int64) {
@@ -270,14 +283,14 @@ func windowEnd(first, second, align, now int64) (end, next, length, kind int64) 
 }
 
 // calendarKind returns the Kind of calendar windows, given the length of two of them in µs. Two
-// days are less than 4 days, and two weeks are less than 20.
+// calendar days last less than 4 days, two weeks less than 20, and two months longer.
 func calendarKind(two int64) int64 {
 	const day = 86_400_000_000 // µs
 	if two < 4*day {
-		return 1
+		return kindDay
 	}
 	if two < 20*day {
-		return 2
+		return kindWeek
 	}
-	return 3
+	return kindMonth
 }

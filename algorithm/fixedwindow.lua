@@ -7,10 +7,10 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
     currentend = now - fmod(now, first) + first
     nextend = currentend + first
   else -- align is the third end of a calendar's windows
-    kind, length = 3, align - second
-    if align - first < 345600000000 then -- two windows are less than 4 days
+    kind, length = 3, align - second -- a month
+    if align - first < 345600000000 then -- two windows last less than 4 days, so each is a day
       kind = 1
-    elseif align - first < 1728000000000 then -- less than 20 days
+    elseif align - first < 1728000000000 then -- less than 20 days, so each is a week
       kind = 2
     end
     if now < first then
@@ -33,6 +33,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if ending > nextend or oldkind ~= kind then
     local latest = ending
     local windows = math.max(cdiv(math.min(used, after), count), 1) -- how many windows of this limit have room for the used units
+    -- They end before ending.
     if ending > currentend and windows - 1 < cdiv(ending - currentend, length) then
       latest = currentend + (windows - 1) * length
     end
@@ -63,8 +64,9 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if after > 0 then
     reset = ending - now
   end
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if after == used and not (repaired and (mode ~= PEEK or not fits)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or not fits)
+  if after == used and not savesrepair and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

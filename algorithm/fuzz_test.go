@@ -91,7 +91,8 @@ func FuzzPrepare(f *testing.F) {
 		for _, a := range append(allSubjects(), parts) {
 			p, err := a.prepare(l)
 			if err != nil {
-				if err.Error() == "" || p != (Params{}) && l.check() == nil && a.calendarAt == nil {
+				hasParams := p != (Params{}) && l.check() == nil && a.calendarAt == nil
+				if err.Error() == "" || hasParams {
 					t.Fatalf("%s rejects %+v with %q and the parameters %v; want a reason and no parameters", a.name, l, err, p)
 				}
 				continue
@@ -122,7 +123,7 @@ func tryLargestCost(a subject, l Limit) error {
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
 		request := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}
 		if a.canBook {
-			request.Patience = Max / 2 / r.params[0]
+			request.Patience = Max / 2 / r.params[0] // the first parameter is the rate
 		}
 		out := r.decide(request)
 		if err := checkRange(request, out, r.state); err != nil {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	if testing.Short() {
 		checks = 50
 	}
-	isChosen := false // by the flag of the command line
+	isChosen := false // whether the command line sets the number of cases
 	flag.Visit(func(f *flag.Flag) { isChosen = isChosen || f.Name == "rapid.checks" })
 	if !isChosen {
 		if err := flag.Set("rapid.checks", strconv.Itoa(checks)); err != nil {
@@ -129,12 +129,12 @@ type subject struct {
 	calendarAt func(Params, int64) Params // adapts parameters to a time; nil unless it has a calendar
 	step       func(s any, p Params, r Request, now int64) (Outcome, any)
 
-	capacity       func(Limit) int64                     // units that a fresh state has
-	refillTime     func(Limit) int64                     // µs after which a state that is not used beyond its capacity equals a fresh one
-	bound          func(l Limit, apart int64) int64      // most cost that an interval of this length in µs can admit; nil: another law checks it
-	boundInTurn    func(turns []turn, apart int64) int64 // the same for limits that are used in turn
-	shortestWindow int64                                 // the shortest window of a calendar, in µs
-	grain          func(Limit) int64                     // times that differ by this much, in µs, are equivalent; 0: none are
+	capacity       func(Limit) int64                           // units that a fresh state has
+	refillTime     func(Limit) int64                           // µs after which a state that is not used beyond its capacity equals a fresh one
+	bound          func(l Limit, apart int64) int64            // most cost that an interval of this length in µs can admit; nil: another law checks it
+	boundInTurn    func(variants []variant, apart int64) int64 // the same for limits that are used in turn
+	shortestWindow int64                                       // the shortest window of a calendar, in µs
+	grain          func(Limit) int64                           // times that differ by this much, in µs, are equivalent; 0: none are
 
 	limits []Limit // limits that the laws use; nil: any
 
@@ -212,8 +212,8 @@ func queueSubject() subject {
 		isAdditive: LeakyBucket.isAdditive,
 	}
 	a.refillTime = func(l Limit) int64 { return muldiv(a.capacity(l), l.Period, l.Count) + 1 }
-	a.boundInTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
-		return ratesInTurn(func(Limit) int64 { return 1 })(turns, apart+1)
+	a.boundInTurn = func(variants []variant, apart int64) int64 { // moments are rounded up to whole µs
+		return ratesInTurn(func(Limit) int64 { return 1 })(variants, apart+1)
 	}
 	return a
 }
@@ -849,7 +849,7 @@ func checkRange(r Request, out Outcome, state any) error {
 		return fmt.Errorf("a denial has Granted %d and Wait %d; want 0 and 0", out.Granted, out.Wait)
 	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
 		return fmt.Errorf("Keep is %d; want at least the ResetAfter, %d, and less than 2^53", out.Keep, out.ResetAfter)
-	case r.Mode >= Force && !out.OK():
+	case r.Mode >= Force && !out.OK(): // Force, Refund or Reset
 		return fmt.Errorf("%v was denied; want that it never is", r.Mode)
 	}
 	if state == nil {
@@ -1012,14 +1012,14 @@ var resetAfterIsTight = law{"reset after is tight", func(a subject, roll dice) e
 	r.pass()
 	reset := r.peek(r.now).ResetAfter
 	if at := r.peek(r.now + reset); at.Remaining != r.capacity(r.limit) || at.ResetAfter != 0 {
-		return r.lawError("after %d µs the state should be fresh; a peek has %+v", reset, at)
+		return r.lawError("after its ResetAfter of %d µs, a peek has %+v; want all units left, and ResetAfter 0", reset, at)
 	}
 	if reset == 0 {
 		return nil
 	}
 	early := roll(1, reset)
 	if before := r.peek(r.now + reset - early); before.Remaining >= r.capacity(r.limit) || before.ResetAfter != early {
-		return r.lawError("%d µs before the state should be fresh, it is %+v", early, before)
+		return r.lawError("%d µs before its ResetAfter, a peek has %+v; want some units used, and a ResetAfter of that time", early, before)
 	}
 	return nil
 }}
@@ -1326,7 +1326,7 @@ func TestBoundsAreReached(t *testing.T) {
 }
 
 // Units leave a queue Period/Count apart, to the µs, whatever is refunded. This also holds if the
-// clock steps back by up to MaxStall. A wait is no longer than the queue.
+// clock steps back by up to MaxStall. No caller waits longer than a full queue needs to empty.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice) error {
 	type departure struct {
 		holder   string
@@ -1347,19 +1347,22 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 		}
 		if len(line) > 0 && roll.oneIn(4) {
 			tail := &line[len(line)-1]
-			back := pick(roll, tail.cost, roll(1, tail.cost), tail.cost+1)
+			refund := Request{Mode: Refund, Cost: pick(roll, tail.cost, roll(1, tail.cost), tail.cost+1), Holder: tail.holder}
+			isTail := true
 			if len(line) > 1 && roll.oneIn(2) {
-				tail = &line[roll(0, int64(len(line)-2))]
+				isTail = false
+				refund.Holder = line[roll(0, int64(len(line)-2))].holder
 			}
-			out := r.decide(Request{Mode: Refund, Cost: back, Holder: tail.holder})
+			out := r.decide(refund)
 			switch {
 			case out.Granted == 0:
-			case tail != &line[len(line)-1]:
+			case !isTail:
 				return r.lawError("a place with others behind it was refunded: %+v; want 0 granted", out)
 			case out.Granted > tail.cost:
 				return r.lawError("a holder of %d places refunded %d; want no more than its own", tail.cost, out.Granted)
-			default: // a holder that refunds all of its places has not left the queue
-				if tail.cost -= out.Granted; tail.cost == 0 {
+			default:
+				tail.cost -= out.Granted
+				if tail.cost == 0 { // the holder has no place in the queue any more
 					line = line[:len(line)-1]
 				}
 			}
@@ -1371,13 +1374,15 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 			continue
 		}
 		line = append(line, departure{request.Holder, r.now + out.Wait, out.Granted})
-		if queue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > queue+MaxStall {
-			return r.lawError("Wait is %d µs; want at most the length of the queue, %d µs, and MaxStall", out.Wait, queue)
+		if fullQueue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > fullQueue+MaxStall {
+			return r.lawError("Wait is %d µs; want at most that of a full queue, %d µs, and MaxStall", out.Wait, fullQueue)
 		}
 		if n := len(line); n > 1 {
 			first, second := line[n-2], line[n-1]
-			if gap := second.at - first.at; gap < 0 || gap+1 <= muldiv(first.cost, r.limit.Period, r.limit.Count)-1 ||
-				!isProductAbove(gap+1, r.limit.Count, first.cost, r.limit.Period) {
+			gap := second.at - first.at
+			least := muldiv(first.cost, r.limit.Period, r.limit.Count) // rounded down
+			isSpaced := gap >= 0 && gap+1 > least-1 && isProductAbove(gap+1, r.limit.Count, first.cost, r.limit.Period)
+			if !isSpaced {
 				return r.lawError("%d units leave at %d, and the next at %d; want Period/Count between two units", first.cost, first.at, second.at)
 			}
 		}
@@ -1418,7 +1423,8 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		return nil
 	}
 	r.change(raised)
-	if ticks := 3; a.name == "slidingwindow" && old[ticks] != r.params[ticks] {
+	const ticks = 3 // the index of this parameter
+	if a.name == "slidingwindow" && old[ticks] != r.params[ticks] {
 		return nil // the new limit counts time in other ticks
 	}
 	if after := r.peek(r.now); after.Remaining != before.Remaining+raise {
@@ -1468,7 +1474,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if _, err := r.prepare(limit); err != nil {
 		return nil
 	}
-	if !r.canCount([]turn{{limit: old, prepare: r.prepare}, {limit: limit, prepare: r.prepare}}) {
+	if !r.canCount([]variant{{limit: old, prepare: r.prepare}, {limit: limit, prepare: r.prepare}}) {
 		return nil
 	}
 	r.change(limit)
@@ -1479,7 +1485,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	switch a.name {
 	case "leakybucket": // callers that wait keep their turns, so the time until all have left stays
 		least, most = 0, capacity
-		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
+		if delay := after.ResetAfter - before.ResetAfter; delay < 0 || delay > 2 {
 			return r.lawError("all would have left after %d µs under %+v, and now after %d; want at most 2 µs later", before.ResetAfter, old, after.ResetAfter)
 		}
 	case "slidingwindow": // the weights of both windows are rounded against the caller: by 3 µs, and by a tick at each end
@@ -1507,7 +1513,8 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		longest = before.ResetAfter + r.refillTime(limit) + 2
 	}
 	if out := r.decide(request); out.RetryAfter == Never || out.RetryAfter > longest {
-		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, capacity, out.RetryAfter, used, r.refillTime(limit))
+		return r.lawError("%d units of %d must wait %d µs; want at most %d µs, because %d were used and one refill takes %d µs", request.Cost, capacity,
+			out.RetryAfter, longest, used, r.refillTime(limit))
 	}
 	return nil
 }}
@@ -1544,12 +1551,12 @@ func TestStepBackStallsTheState(t *testing.T) {
 	prove(t, stepBackStallsTheState, allSubjects())
 }
 
-// After a step back by more than 5 s, no more units are left than before it, no caller waits longer
-// than one refill, and retries do not make a denied client wait longer.
+// After a step back by more than 5 s, no more units are left than before it. No caller waits longer
+// than one refill. Retries do not make a denied client wait longer.
 var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.use(Spend, Draw)
-	if r.canBook && r.capacity(r.limit)-r.peek(r.now).Remaining == r.capacity(r.limit) {
+	if r.canBook && r.peek(r.now).Remaining == 0 {
 		r.decide(Request{Mode: Refund, Cost: Max / 2}) // otherwise booked units would take longer to refill
 	}
 	r.decide(Request{Mode: Draw, Cost: r.fittingCost(), Holder: r.newHolder()})
@@ -1561,7 +1568,7 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
 	out := r.decide(request)
 	if out.RetryAfter == Never || out.RetryAfter > r.refillTime(r.limit)+MaxStall {
-		return r.lawError("%d units must wait %d; one refill takes %d", request.Cost, out.RetryAfter, r.refillTime(r.limit))
+		return r.lawError("%d units must wait %d µs; want at most one refill, %d µs, and MaxStall", request.Cost, out.RetryAfter, r.refillTime(r.limit))
 	}
 	granted := r.now + out.RetryAfter
 	for !out.OK() {
@@ -1688,7 +1695,11 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll
 				return r.lawError("%d slots are held by others, and %d by %s; want at most %d together", others, cost, request.Holder, slots)
 			}
 		}
-		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !hasSteps && out.OK() != fits {
+		fits := request.Cost <= slots-others || request.Mode == Draw && others < slots
+		if request.Mode == Refund || request.Cost == 0 {
+			fits = true
+		}
+		if !hasSteps && out.OK() != fits {
 			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v; want it granted exactly if it fits", others, slots, request.Mode, request.Cost, out)
 		}
 	}
@@ -1766,7 +1777,7 @@ func TestOnlyTheHolderCanRefundItsHold(t *testing.T) {
 	prove(t, refundsAreTheHoldersOwn, []subject{slotSubject()})
 }
 
-// A calendar window is a day or a month of its zone, whatever its length.
+// A calendar window is a day, a week or a month of its zone, whatever its length.
 var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject, roll dice) error {
 	parts := strings.SplitN(a.name, "/", 3)
 	zone, err := time.LoadLocation(parts[2])
@@ -1931,7 +1942,7 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	} {
 		_, err := c.algorithm.Prepare(c.limit)
 		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {
-			t.Errorf("%s with %+v has the error %v; want %q", c.algorithm.Name(), c.limit, err, c.reason)
+			t.Errorf("%s with %+v has the error %v; want one with %q (none if that is empty)", c.algorithm.Name(), c.limit, err, c.reason)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-local function leakybucket(rate, parts, places, _, mode, cost, patience, now, who, level, at, oldrate, tail, taken)
+local function leakybucket(rate, parts, places, _, mode, cost, patience, now, holderid, level, at, oldrate, tail, taken)
   local capacity = places * parts
   tail, taken = tail or 0, taken or 0
   if oldrate and oldrate ~= rate then
@@ -13,15 +13,15 @@ local function leakybucket(rate, parts, places, _, mode, cost, patience, now, wh
 
   local granted, remaining, retry, reset, wait, keep = 0, 0, 0, 0, 0, UNCHANGED
   if mode == SPEND or mode == PEEK or mode == DRAW then
-    local need = mode == DRAW and math.min(cost, 1) or cost
-    if need > places then
+    local least = mode == DRAW and math.min(cost, 1) or cost
+    if least > places then
       retry = NEVER
-    elseif need > 0 then
+    elseif least > 0 then
       if level > 0 then
         wait = cdiv(level, rate) + ahead
       end
-      if need * parts > room then
-        retry = cdiv(need * parts - room, rate) + ahead
+      if least * parts > room then
+        retry = cdiv(least * parts - room, rate) + ahead
       end
       retry = math.max(retry, wait - patience)
       if retry > 0 then
@@ -29,17 +29,17 @@ local function leakybucket(rate, parts, places, _, mode, cost, patience, now, wh
       elseif mode ~= PEEK then
         granted = math.min(cost, div(room, parts))
         level = level + granted * parts
-        tail, taken = who, granted * parts
+        tail, taken = holderid, granted * parts
       end
     end
   elseif mode == FORCE then
     granted = math.min(cost, div(MAX - level, parts))
     level = level + granted * parts
     if granted > 0 then
-      tail, taken = who, granted * parts
+      tail, taken = holderid, granted * parts
     end
   elseif mode == REFUND then
-    if who ~= 0 and who == tail then
+    if holderid ~= 0 and holderid == tail then
       granted = math.min(cost, div(taken, parts), cdiv(level, parts))
       level = math.max(level - granted * parts, 0)
       taken = taken - granted * parts
@@ -54,8 +54,9 @@ local function leakybucket(rate, parts, places, _, mode, cost, patience, now, wh
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
+  if level == before and not savesrepair and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset

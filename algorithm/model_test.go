@@ -116,8 +116,8 @@ func (m *bucketModel) usedAt(now int64) *big.Rat {
 	return used
 }
 
-// until returns the time, in µs, in which this number of tokens leaks.
-func (m *bucketModel) until(leaked *big.Rat) int64 {
+// leakTime returns the time, in µs, in which this number of tokens leaks.
+func (m *bucketModel) leakTime(leaked *big.Rat) int64 {
 	if leaked.Sign() <= 0 {
 		return 0
 	}
@@ -146,13 +146,13 @@ func (m *bucketModel) wait(r Request, now int64) int64 {
 		return 0
 	}
 	if m.isQueue {
-		return m.until(m.usedAt(now))
+		return m.leakTime(m.usedAt(now))
 	}
 	if r.Mode == Draw {
 		return 0
 	}
 	used := new(big.Rat).Add(m.usedAt(now), whole(r.Cost))
-	return m.until(used.Sub(used, whole(m.size)))
+	return m.leakTime(used.Sub(used, whole(m.size)))
 }
 
 func (m *bucketModel) remaining(now int64) int64 {
@@ -174,9 +174,9 @@ func (m *bucketModel) refund(r Request, now int64) int64 {
 	if m.isQueue {
 		return m.refundPlaces(r, now)
 	}
-	back := min(r.Cost, floor(m.usedAt(now))) // whole tokens only
+	refunded := min(r.Cost, floor(m.usedAt(now))) // whole tokens only
 	m.remove(r.Cost, now)
-	return back
+	return refunded
 }
 
 // refundPlaces returns the places of the last holder in the queue. Other holders cannot refund.
@@ -184,10 +184,10 @@ func (m *bucketModel) refundPlaces(r Request, now int64) int64 {
 	if r.Holder == "" || r.Holder != m.tail {
 		return 0
 	}
-	back := min(r.Cost, m.places, ceiling(m.usedAt(now)))
-	m.places -= back
-	m.remove(back, now)
-	return back
+	refunded := min(r.Cost, m.places, ceiling(m.usedAt(now)))
+	m.places -= refunded
+	m.remove(refunded, now)
+	return refunded
 }
 
 // remove takes tokens out of the bucket, which may then be empty.
@@ -209,9 +209,9 @@ type ledger struct {
 	count  int64
 	grants []event
 	used   func(grants []event, now int64) int64 // units in use
-	counts func(at, now int64) bool              // whether a grant can still be refunded
-	// starts, if set, begins a window when a grant comes and none runs.
-	starts func(now int64)
+	counts func(at, now int64) bool              // whether a grant of the time at still counts
+	// beginWindow is called before each grant. It may be nil.
+	beginWindow func(now int64)
 }
 
 func (m *ledger) fits(r Request, now int64) (int64, bool) {
@@ -242,27 +242,27 @@ func (m *ledger) spend(cost int64, _ Request, now int64) {
 	if cost == 0 {
 		return
 	}
-	if m.starts != nil {
-		m.starts(now)
+	if m.beginWindow != nil {
+		m.beginWindow(now)
 	}
 	m.grants = append(m.grants, event{at: now, admitted: cost})
 }
 
 // refund removes the newest cost.
 func (m *ledger) refund(r Request, now int64) int64 {
-	back := int64(0)
-	for len(m.grants) > 0 && back < r.Cost {
+	refunded := int64(0)
+	for len(m.grants) > 0 && refunded < r.Cost {
 		newest := &m.grants[len(m.grants)-1]
 		if !m.counts(newest.at, now) {
 			break
 		}
-		taken := min(newest.admitted, r.Cost-back)
-		back += taken
+		taken := min(newest.admitted, r.Cost-refunded)
+		refunded += taken
 		if newest.admitted -= taken; newest.admitted == 0 {
 			m.grants = m.grants[:len(m.grants)-1]
 		}
 	}
-	return back
+	return refunded
 }
 
 func (m *ledger) reset() { m.grants = nil }
@@ -295,7 +295,7 @@ func modelFor(a subject, l Limit) model {
 	case "fixedwindow/anchored":
 		begins := int64(0)
 		m := newLedger(l, func(at, now int64) bool { return at >= begins && now < begins+l.Period })
-		m.starts = func(now int64) {
+		m.beginWindow = func(now int64) {
 			if m.isEmpty(now) {
 				begins = now
 			}
@@ -338,7 +338,7 @@ func TestStepsEqualTheirModels(t *testing.T) {
 	total := 0
 	for _, a := range allSubjects() {
 		if a.calendarAt != nil || a.needsHolder {
-			continue // their laws describe them completely
+			continue // they have no model: the laws of calendars and of slots describe them completely
 		}
 		t.Run(a.name, func(t *testing.T) {
 			for compared, trace := 0, uint64(0); compared < requests; trace++ {
@@ -360,7 +360,8 @@ func compare(a subject, roll dice) (int, error) {
 		l = a.anyLimit(roll) // with ticks of several µs, the step admits less than the model
 	}
 	r, m := startRunWith(a, roll, l), modelFor(a, l)
-	for i := range 100 {
+	const requests = 100
+	for i := range requests {
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Spend, Draw, Draw, Peek, Refund, Force)
 		switch {
@@ -376,5 +377,5 @@ func compare(a subject, roll dice) (int, error) {
 			return i, r.lawError("%v %d has the outcome %+v; the model has %+v", request.Mode, request.Cost, got, want)
 		}
 	}
-	return 100, nil
+	return requests, nil
 }

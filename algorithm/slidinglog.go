@@ -15,12 +15,13 @@ var slidingLogLua string
 //	        again exactly Period after it was spent
 //	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of
 //	        all cost, and how long it is kept
-//	Cost    O(log² n) for n entries; a refund and the first charge after a pause also drop entries
+//	Time    O(log² n) for n entries; a refund, and the first charge after a pause, also take time for
+//	        each entry that they drop
 //	Choose  for few units that need windows exact to the microsecond: critical, authenticated
 //	        endpoints with short windows. Memory grows with the number of grants. Prefer SubWindow
 //	        if a fraction of a Period does not matter
-//	Clock   a step back of δ dates grants at most min(δ, 5 s) ahead; after a larger step, the used
-//	        units count from now
+//	Clock   a step back of up to 5 s dates grants at most this step ahead; after a longer step, the
+//	        used units count from now
 //
 // The running sum makes every entry unique: two grants in one microsecond are two entries. The
 // sums of a few entries show how much is used, and when enough is free. A Refund returns the newest
@@ -31,7 +32,7 @@ var slidingLogLua string
 // such limits admit at most Count in every interval of length Period, for each of their Periods.
 var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
-	Title("sliding-log"), Collection(), CanRefund(), Divisible(pieces), Bounded(slidingExactly))
+	Title("sliding-log"), Collection(), CanRefund(), Divisible(splitCount), Bounded(slidingExactly))
 
 // record is the state of a sliding log: the grants, ordered by time and then by sum. Some of them
 // may have expired. The last expired one is kept, because used units are counted from its sum on.
@@ -64,7 +65,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 		out.RetryAfter = Never
 	} else if !fits {
 		// The request fits once the grants up to this sum have expired.
-		enough := last.sum + r.need() - count
+		enough := last.sum + r.leastCost() - count
 		i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= enough })
 		at := s.grants[i].at
 		if repaired {
@@ -79,8 +80,9 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || !out.OK())
+	if after == used && !savesRepair && r.Mode != Reset {
 		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
 		out.Keep = Unchanged
 		return out, s

@@ -14,8 +14,8 @@ local function fromkeep(member)
 end
 
 -- Returns the rank, time and member of the first grant, from rank low on, whose sum is at least
--- enough. There must be one. It searches by bisection, since sums grow with the rank.
-local function reaching(key, enough, low)
+-- enough. There must be one. Sums grow with the rank, so the search is a bisection.
+local function findsum(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do
     local mid = div(low + high - fmod(low + high, 2), 2)
@@ -52,7 +52,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   elseif not fits then
     -- The request fits once the grants up to this sum have expired.
     local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
-    local _, at = reaching(key, enough, expired)
+    local _, at = findsum(key, enough, expired)
     if repaired then
       at = math.min(at, now)
     end
@@ -64,8 +64,9 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
 
   remaining = math.max(count - after, 0)
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
+  if after == used and not savesrepair and mode ~= RESET then
     if used > 0 then
       reset = (repaired and now or last) + period - now
     end
@@ -87,7 +88,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
       last = now
     end
   end
-  local length = keeping -- of the entry that will be the newest
+  local length = keeping -- how long the entry that will be the newest is kept
   if after > used then
     length = math.max(period, last + keeping - at) -- no grant is dropped before an earlier one
     if not newest[1] or after == 0 then
@@ -95,7 +96,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     end
   elseif after > 0 and after < used then
     local member
-    _, at, member = reaching(key, base + after, expired)
+    _, at, member = findsum(key, base + after, expired)
     if repaired and at > now then
       at = now
     else
@@ -152,7 +153,7 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
     end
     call('ZADD', key, text(at), tomember(sum + after - used, length))
   elseif after < used then
-    call('ZREMRANGEBYRANK', key, (reaching(key, base + after, 0)), -1)
+    call('ZREMRANGEBYRANK', key, (findsum(key, base + after, 0)), -1)
     call('ZADD', key, text(at), tomember(base + after, length))
   end
 end

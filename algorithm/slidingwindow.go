@@ -13,27 +13,27 @@ var slidingWindowLua string
 // the previous window that the sliding window still covers. Burst is not used.
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless repaired), and below 2·Count
-//	        in any interval of Period: Count·(1+f) at offset f into a window. It is not an exact
-//	        sliding window; [SubWindow] never exceeds Count
-//	State   4 numbers: start, current, width, previous; a fifth while the windows have another
-//	        limit's Period; absent while nothing is used
-//	Cost    O(1)
+//	        in any interval of Period: Count·(1+f) when a fraction f of a window has passed. It is
+//	        not an exact sliding window; [SubWindow] never exceeds Count
+//	State   4 numbers: start, current, width, previous; a fifth, owner, while the windows have
+//	        another limit's Period; absent while nothing is used
+//	Time    O(1)
 //	Choose  for a cheap limit without the fixed window's burst at a boundary, if its worst case (that
 //	        of a token bucket) is acceptable
-//	Clock   a step back of δ stops the windows for min(δ, 5 s) at most; after a larger
-//	        step, the used units count from now
+//	Clock   a step back of up to 5 s stops the windows for at most this step; after a longer step,
+//	        the used units count from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
 // Count·Period or used·Period exceeds 2^51, the elapsed time is counted in ticks of
-// ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per day, a whole Period for 2^51), rounded against
-// the caller.
+// ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per day, a whole Period for a Count of 2^51),
+// rounded against the caller.
 //
 // When Period changes, used units fade in their own windows or in windows of k Periods of the
 // present limit, whichever lets them fade sooner. k·Count is the smallest multiple of Count that
-// covers them. The next grant moves them into windows of the present limit, as used now. So in an
-// interval of length w, limits that share one counter admit at most the largest Count + w·the
-// largest rate.
+// covers them. The next grant moves them into windows of the present limit, as if they were spent
+// now. So in an interval of length w, limits that share one counter admit at most the largest Count
+// + w·the largest rate.
 var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -44,7 +44,7 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	},
 	Title("sliding-window"), CanRefund(), Additive(), WindowsDiffer(),
 	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
-	Divisible(pieces),
+	Divisible(splitCount),
 	Bounded(func(l Limit, rate string) string {
 		return fmt.Sprintf("%s by estimate, and less than %d in any such time", rate, 2*l.Count)
 	}))
@@ -91,7 +91,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	if r.Mode == Force {
 		out.Granted = min(r.Cost, Max/2-current)
 		current += out.Granted
-	} else if r.Mode < Force {
+	} else if r.Mode < Force { // Spend, Draw or Peek
 		granted, _, fits := take(r, current+fading, count)
 		if never(r, count) {
 			out.RetryAfter = Never
@@ -99,7 +99,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 			// The units of one window must fade until there is room. These are the units of the
 			// previous window or, if the current ones alone leave no room, those of the current window
 			// after its end. units is their number. windows is how many windows end before.
-			room, windows, units := count-r.need(), int64(0), previous
+			room, windows, units := count-r.leastCost(), int64(0), previous
 			if room < current {
 				windows, room, units = 1, room+current, current
 				if width != period || units > count {
@@ -128,8 +128,9 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	} else if previous > 0 {
 		out.ResetAfter = start + width - now
 	}
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if out.Granted == 0 && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || !out.OK())
+	if out.Granted == 0 && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -142,7 +143,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 }
 
 // slide advances both windows to now. repaired tells whether the state was too far in the future.
-// Then it was moved to a window that begins now.
+// Then the current window was moved, so that it begins now.
 func slide(s windowPair, period, now int64) (start, current, width, previous int64, repaired bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
@@ -161,15 +162,16 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 // the used units. If they fade sooner in their present windows, it moves nothing. It returns the
 // new start, current, width and previous.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
-	step := cdiv(width, Max/max(count, previous)) // µs per tick of the present windows
-	steps := cdiv(width, step)
-	used := min(current+cdiv(previous*(steps-max(now-start, 0)/step), steps), Max/2)
-	gone := start + width // when the used units have faded
+	tick := cdiv(width, Max/max(count, previous)) // of the present windows, in µs
+	ticks := cdiv(width, tick)
+	fading := cdiv(previous*(ticks-max(now-start, 0)/tick), ticks)
+	used := min(current+fading, Max/2)
+	faded := start + width // when the used units have faded
 	if current > 0 {
-		gone += width
+		faded += width
 	}
 	windows := max(cdiv(used, count), 1)
-	if windows > MaxPeriod/period || now+2*windows*period >= gone {
+	if windows > MaxPeriod/period || now+2*windows*period >= faded {
 		return start, current, width, previous
 	}
 	return now, used, windows * period, 0

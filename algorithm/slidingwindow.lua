@@ -24,15 +24,16 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   -- The windows have another limit's width, and another limit has decided last.
   if width ~= period and owner ~= period then
     repaired = true
-    local step = cdiv(width, div(MAX, math.max(count, previous))) -- µs per tick of the present windows
-    local steps = cdiv(width, step)
-    local used = math.min(current + cdiv(previous * (steps - div(math.max(now - start, 0), step)), steps), MAX / 2)
-    local gone = start + width -- when the used units have faded
+    local oldtick = cdiv(width, div(MAX, math.max(count, previous))) -- of the present windows, in µs
+    local oldticks = cdiv(width, oldtick)
+    local oldfading = cdiv(previous * (oldticks - div(math.max(now - start, 0), oldtick)), oldticks)
+    local used = math.min(current + oldfading, MAX / 2)
+    local faded = start + width -- when the used units have faded
     if current > 0 then
-      gone = gone + width
+      faded = faded + width
     end
-    local windows = math.max(cdiv(used, count), 1) -- so many windows have room for the used units
-    if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < gone then
+    local windows = math.max(cdiv(used, count), 1) -- how many windows have room for the used units
+    if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < faded then
       start, current, width, previous = now, used, windows * period, 0
     end
   end
@@ -49,7 +50,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   if mode == FORCE then
     granted = math.min(cost, MAX / 2 - current)
     current = current + granted
-  elseif mode < FORCE then
+  elseif mode < FORCE then -- Spend, Draw or Peek
     local fits
     granted, _, fits = take(mode, cost, current + fading, count)
     if never(mode, cost, count) then
@@ -88,8 +89,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif previous > 0 then
     reset = start + width - now
   end
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if granted == 0 and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
+  if granted == 0 and not savesrepair and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

@@ -15,14 +15,14 @@ const MaxParts = 60
 // it, so that no interval of Period ever has more than Count. A unit is free again Period to
 // Period·(1+1/n) after it was spent. Burst is not used.
 //
-//	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length
-//	        w
+//	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in every
+//	        interval of length w
 //	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while
 //	        nothing is used
-//	Cost    O(n)
+//	Time    O(n)
 //	Choose  for a strict sliding window over many requests, if a log would need too much memory
-//	Clock   a step back of δ stops the windows for min(δ, 5 s) at most; after a larger
-//	        step, the used units count from now
+//	Clock   a step back of up to 5 s stops the windows for at most this step; after a longer step,
+//	        the used units count from now
 //
 // Figma's "An alternative approach to rate limiting" (2017) counts the current part and n−1 before
 // it. That frees units up to Period/n early and admits up to twice Count in a Period. Counting one
@@ -30,9 +30,9 @@ const MaxParts = 60
 //
 // When Period or n changes, used units stay used until they expire as before, or for k Periods of
 // the present limit, whichever is sooner. k·Count is the smallest multiple of Count that covers
-// them. The next grant moves them into parts of the present limit, as used now. So limits that
-// share one counter admit at most the largest Count and, for each Period and n in use, its Count
-// per Period.
+// them. The next grant moves them into parts of the present limit, as if they were spent now. So
+// limits that share one counter admit at most the largest Count at first. In addition, for each
+// pair of Period and n in use, they admit at most the Count of its limit in each such Period.
 func SubWindow(n int) *Algorithm {
 	return Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
@@ -47,11 +47,11 @@ func SubWindow(n int) *Algorithm {
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
 	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(),
 		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
-		Divisible(pieces), Bounded(slidingExactly))
+		Divisible(splitCount), Bounded(slidingExactly))
 }
 
 // slidingExactly is the bound of algorithms that admit Count in any Period.
-func slidingExactly(_ Limit, rate string) string { return rate + ", wherever that begins" }
+func slidingExactly(_ Limit, rate string) string { return rate + ", wherever the period begins" }
 
 // parts is the state of SubWindow.
 type parts struct {
@@ -67,10 +67,10 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	next, used, repaired := advanceParts(s, width, n, now)
 	granted, after, fits := take(r, used, count)
 	// A refund returns the newest units first.
-	for i, back := 0, used-after; back > 0; i++ {
-		taken := min(back, next.Used[i])
+	for i, returned := 0, used-after; returned > 0; i++ {
+		taken := min(returned, next.Used[i])
 		next.Used[i] -= taken
-		back -= taken
+		returned -= taken
 	}
 	own := next.Width == width && next.Count == n // the parts are those of this limit
 	if !own && s.Owner != width*n {
@@ -90,9 +90,9 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if never(r, count) {
 		out.RetryAfter = Never
 	} else if !fits {
-		left := used + r.need() - count // units that must become free, from the oldest part on
-		k := next.Count + 1             // the newest part that must expire; 1 is the current part
-		for left -= next.Used[k-1]; left > 0; left -= next.Used[k-1] {
+		missing := used + r.leastCost() - count // units that must become free, from the oldest part on
+		k := next.Count + 1                     // the newest part that must expire; 1 is the current part
+		for missing -= next.Used[k-1]; missing > 0; missing -= next.Used[k-1] {
 			k--
 		}
 		out.RetryAfter = next.Start + (next.Count+2-k)*next.Width - now
@@ -102,8 +102,9 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if after > 0 {
 		out.ResetAfter = next.emptyAt() - now
 	}
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if after == used && !(repaired && (r.Mode != Peek || !out.OK())) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || !out.OK())
+	if after == used && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

@@ -7,7 +7,8 @@ local function emptyat(start, n, width, parts)
   return start + (n + 1 - newest) * width
 end
 
--- oldn and oldwidth are the number and the width of the stored parts, whose counts follow owner.
+-- oldn and oldwidth are the number and the width of the stored parts. The arguments after owner are
+-- the units used in each part, the current part first.
 local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, oldwidth, owner, ...)
   local passed, used, repaired = 0, 0, false
   local next = {} -- the current part first
@@ -33,11 +34,11 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   end
   local granted, after, fits = take(mode, cost, used, count)
   -- A refund returns the newest units first.
-  local part, back = 1, used - after
-  while back > 0 do
-    local taken = math.min(back, next[part])
+  local part, returned = 1, used - after
+  while returned > 0 do
+    local taken = math.min(returned, next[part])
     next[part] = next[part] - taken
-    back = back - taken
+    returned = returned - taken
     part = part + 1
   end
   local own = oldwidth == width and oldn == n -- the parts are those of this limit
@@ -64,12 +65,14 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
-    local left = used + (mode == DRAW and math.min(cost, 1) or cost) - count -- units that must become free
+    -- missing is how many units must become free, from the oldest part on. k is the newest part
+    -- that must expire.
+    local missing = used + (mode == DRAW and math.min(cost, 1) or cost) - count
     local k = oldn + 1
-    left = left - next[k]
-    while left > 0 do
+    missing = missing - next[k]
+    while missing > 0 do
       k = k - 1
-      left = left - next[k]
+      missing = missing - next[k]
     end
     retry = start + (oldn + 2 - k) * oldwidth - now
   end
@@ -77,8 +80,9 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if after > 0 then
     reset = emptyat(start, oldn, oldwidth, next) - now
   end
-  -- Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
+  if after == used and not savesrepair and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

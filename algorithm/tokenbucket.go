@@ -18,9 +18,10 @@ var tokenBucketLua string
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
 //	        refunded in w; booked cost counts at the end of its Wait
 //	State   3 numbers: level (used), at, parts; absent while the bucket is full
-//	Cost    O(1)
+//	Time    O(1)
 //	Choose  for almost everything: smooth, allows bursts, smallest state, exact retry times
-//	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
+//	Clock   a step back of any length stops the refill for at most this length, and at most 5 s; it
+//	        never adds tokens
 //
 // A token is divided into Parts, and each microsecond refills Rate parts. Rate/Parts is
 // Count/Period, reduced. So no interval between tokens is ever rounded. Burst·Parts must not exceed
@@ -29,17 +30,18 @@ var tokenBucketLua string
 // When the limit changes, or several limits use one counter, used tokens stay used. For the time
 // since the last grant, the bucket refills at the rate of the requested limit. A limit with a
 // smaller Burst denies until the level has fallen below it. So limits that share one counter admit
-// at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
+// at most the largest Burst + w·the largest rate in an interval of length w. If they book, the
+// interval begins with the booking.
 //
 // The level is converted to the parts of the requested limit and rounded up, against the caller. So
-// a grant after one of another limit costs too much by less than one part. If the product of the
-// two numbers of parts exceeds 2^52, it costs too much by less than two parts. A level is at most
-// 2^52 parts, and more is dropped. 2^52 parts are at least twice the largest Burst that the present
-// rate allows.
+// the first grant after one of another limit costs less than one part too much. If the product of
+// the two numbers of parts exceeds 2^52, it costs less than two parts too much. A level is at most
+// 2^52 parts, and the excess is dropped. 2^52 parts are at least twice the largest Burst that the
+// present rate allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
 	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
-	RetryAfterGrant(tokensAfterGrant), Leasable(DecayContinuous, nil),
+	RetryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
 	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
 	Shared(func(l Limit, n int64) []Limit {
 		l.Burst = cdiv(l.Burst, n)
@@ -47,11 +49,11 @@ var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	}),
 	Divisible(func(l Limit, n, i int64) []Limit {
 		l.Burst = piece(l.Burst, n, i)
-		parts := []Limit{{piece(l.Count, n, i), l.Period, l.Burst}}
-		if l.Period <= MaxPeriod/n { // the rate of each is the same, and they add up exactly
-			parts = append([]Limit{{l.Count, l.Period * n, l.Burst}}, parts...)
+		limits := []Limit{{piece(l.Count, n, i), l.Period, l.Burst}}
+		if l.Period <= MaxPeriod/n { // then the n parts can have equal rates, which add up exactly
+			limits = append([]Limit{{l.Count, l.Period * n, l.Burst}}, limits...)
 		}
-		return parts
+		return limits
 	}))
 
 // prepareBucket returns the rate, the parts of a token, and the capacity in tokens. extra is the
@@ -75,7 +77,7 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 // bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
 	Level int64 // parts used; above the capacity if tokens were booked, forced, or used under a larger limit
-	At    int64 // the time at which Level holds
+	At    int64 // when the level was Level, in µs since the epoch
 	Parts int64 // parts per token when the state was written
 }
 
@@ -132,17 +134,18 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
-	// Keep the stored state if nothing has changed. A repair is saved, except by a granted Peek.
-	if level == before && !(repaired && (r.Mode != Peek || retry != 0)) && r.Mode != Reset {
+	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+	savesRepair := repaired && (r.Mode != Peek || retry != 0)
+	if level == before && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
 		return s
 	}
 	return bucket{level, at, parts}
 }
 
-// tokensAfterGrant counts back from the time at which the bucket is full, to the time at which it
+// tokenRetryAfter counts back from the time at which the bucket is full, to the time at which it
 // has cost tokens.
-func tokensAfterGrant(p *Params, cost, remaining, reset int64) int64 {
+func tokenRetryAfter(p *Params, cost, remaining, reset int64) int64 {
 	rate, parts, burst := p[0], p[1], p[2]
 	if cost <= remaining || cost > burst {
 		return 0
@@ -150,8 +153,8 @@ func tokensAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	return max(reset-cdiv((burst-cost)*parts, rate), 0)
 }
 
-// drain lets a level leak until now. It returns the new level, the time since which that level
-// holds, how far this time is ahead of now, and whether the state was too far in the future and was
+// drain lets a level leak until now. It returns the new level, the time for which this level is
+// right, how far that time is ahead of now, and whether the state was too far in the future and was
 // repaired.
 func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bool) {
 	if level == 0 {

@@ -4,23 +4,23 @@ import (
 	"testing"
 )
 
-// A turn is one of several limits that use one state in turn: tiers, or an old and a new policy
-// while instances reload.
-type turn struct {
+// A variant is one of several limits that use one state in turn: those of tiers, or of an old and a
+// new policy while instances reload.
+type variant struct {
 	limit    Limit
 	prepare  func(Limit) (Params, error)
 	at       func(Params, int64) Params
 	kind     int   // index in the subject's kin, which differ in how windows begin or are divided; -1: the subject itself
-	shortest int64 // the shortest window
+	shortest int64 // the shortest window, in µs
 }
 
-// turns returns up to three limits that use one state in turn. They often differ in only one
+// variants returns up to three limits that use one state in turn. They often differ in only one
 // number.
-func (r *run) turns() []turn {
-	own := turn{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shortest: r.shortest(r.limit)}
-	turns := []turn{own}
+func (r *run) variants() []variant {
+	own := variant{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shortest: r.shortest(r.limit)}
+	variants := []variant{own}
 	for range 6 {
-		if len(turns) == 3 || len(turns) == 2 && r.roll.oneIn(2) {
+		if len(variants) == 3 || len(variants) == 2 && r.roll.oneIn(2) {
 			break
 		}
 		t := own
@@ -41,21 +41,28 @@ func (r *run) turns() []turn {
 			t.kind = int(r.roll(0, int64(len(r.kin)-1)))
 			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].paramsAt
 		}
-		if _, err := t.prepare(t.limit); err == nil && r.canCount(append(turns, t)) {
+		if _, err := t.prepare(t.limit); err == nil && r.canCount(append(variants, t)) {
 			t.shortest = r.shortest(t.limit)
-			turns = append(turns, t)
+			variants = append(variants, t)
 		}
 	}
-	return turns
+	return variants
 }
 
 // canCount returns true if the state can count the units of the largest limit, whichever of the
 // limits is in use.
-func (a subject) canCount(turns []turn) bool {
-	capacity, refillTime := most(turns, a.capacity), most(turns, a.refillTime)
-	for _, t := range turns {
+func (a subject) canCount(variants []variant) bool {
+	capacity, refillTime := most(variants, a.capacity), most(variants, a.refillTime)
+	for _, t := range variants {
 		p, err := t.prepare(t.limit)
-		if err != nil || a.canBook && !a.isQueue && times(capacity, p[1]) > Max/2 || a.isQueue && times(refillTime+1, p[0]) > Max/2 {
+		if err != nil {
+			return false
+		}
+		rate, parts := p[0], p[1] // of a bucket or a queue: parts per µs, and parts of a token or a place
+		if a.isQueue && times(refillTime+1, rate) > Max/2 {
+			return false
+		}
+		if a.canBook && !a.isQueue && times(capacity, parts) > Max/2 {
 			return false
 		}
 	}
@@ -71,15 +78,15 @@ func (a subject) shortest(l Limit) int64 {
 }
 
 // switchTo makes the run continue with another limit.
-func (r *run) switchTo(t turn) {
+func (r *run) switchTo(t variant) {
 	r.prepare, r.calendarAt = t.prepare, t.at
 	r.change(t.limit)
 }
 
 // most returns the largest result of the function of, which it calls with each limit.
-func most(turns []turn, of func(Limit) int64) int64 {
+func most(variants []variant, of func(Limit) int64) int64 {
 	n := int64(0)
-	for _, t := range turns {
+	for _, t := range variants {
 		n = max(n, of(t.limit))
 	}
 	return n
@@ -90,22 +97,22 @@ const maxUnits = 8 * Max
 
 // ratesInTurn is the bound of algorithms that refill steadily: the largest capacity, and the
 // largest rate.
-func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
-	return func(turns []turn, apart int64) int64 {
-		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), maxUnits) })
+func ratesInTurn(room func(Limit) int64) func([]variant, int64) int64 {
+	return func(variants []variant, apart int64) int64 {
+		return most(variants, room) + most(variants, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), maxUnits) })
 	}
 }
 
 // windowsInTurn is the bound of algorithms with windows: each kind of window may end once per its
 // length, and admit its Count then. If isStrict is true, one kind alone never exceeds its Count.
-func windowsInTurn(isStrict bool) func([]turn, int64) int64 {
-	return func(turns []turn, apart int64) int64 {
+func windowsInTurn(isStrict bool) func([]variant, int64) int64 {
+	return func(variants []variant, apart int64) int64 {
 		type kind struct {
 			kind     int
 			shortest int64
 		}
 		admitted, sum := map[kind]int64{}, int64(0)
-		for _, t := range turns {
+		for _, t := range variants {
 			k := kind{t.kind, t.shortest}
 			admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shortest), t.limit.Count), maxUnits))
 		}
@@ -115,18 +122,18 @@ func windowsInTurn(isStrict bool) func([]turn, int64) int64 {
 		if isStrict && len(admitted) == 1 {
 			return sum
 		}
-		return most(turns, count) + sum
+		return most(variants, count) + sum
 	}
 }
 
 // If several limits use one state in turn, what one has used counts for the others: together they
-// admit what the largest admits. A denied request is granted at its RetryAfter and not before. It
-// waits no longer than the slowest limit needs to refill all used units.
+// admit what the largest admits. A denied request is granted at its RetryAfter and not before. Its
+// RetryAfter is no longer than the slowest limit needs to refill all used units.
 var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
 	r := startRun(a, roll)
-	turns := r.turns()
+	variants := r.variants()
 	refillTime := int64(0) // the longest of all limits
-	for _, t := range turns {
+	for _, t := range variants {
 		r.switchTo(t)
 		refillTime = max(refillTime, min(a.refillTime(t.limit), MaxPeriod))
 	}
@@ -134,7 +141,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 	var tail string           // the last holder in a queue
 	live := map[string]hold{} // by holder
 	for range roll(1, 40) {
-		t := pick(roll, turns...)
+		t := pick(roll, variants...)
 		r.switchTo(t)
 		r.pass()
 		request := r.anyRequest(Spend, Spend, Draw)
@@ -159,16 +166,19 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 		}
 		if !out.OK() && out.RetryAfter != Never {
 			if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
-				return r.lawError("after its RetryAfter, the request is denied: %+v; want granted; the limits are %+v", at, turns)
+				return r.lawError("after its RetryAfter, the request is denied: %+v; want granted; the limits are %+v", at, variants)
 			}
 			if early := roll(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
 				return r.lawError("%d µs before its RetryAfter, the outcome is %+v; want a RetryAfter of that time; the limits are %+v", early,
-					r.decideAt(request, r.now+out.RetryAfter-early), turns)
+					r.decideAt(request, r.now+out.RetryAfter-early), variants)
 			}
-			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.capacity)/a.capacity(l)+2, a.refillTime(l)) })
-			if out.RetryAfter > longest && !a.isQueue && !a.needsHolder ||
-				out.RetryAfter > a.refillTime(r.limit)+refillTime && (a.isQueue || a.needsHolder) {
-				return r.lawError("RetryAfter is %d; want no longer than all units need to refill; the limits are %+v", out.RetryAfter, turns)
+			capacity := most(variants, a.capacity)
+			longest := most(variants, func(l Limit) int64 { return times(capacity/a.capacity(l)+2, a.refillTime(l)) })
+			if a.isQueue || a.needsHolder {
+				longest = a.refillTime(r.limit) + refillTime
+			}
+			if out.RetryAfter > longest {
+				return r.lawError("RetryAfter is %d µs; want at most %d µs, in which all units refill; the limits are %+v", out.RetryAfter, longest, variants)
 			}
 		}
 		if out.Granted == 0 {
@@ -182,8 +192,8 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 					used += h.cost
 				}
 			}
-			if most := most(turns, a.capacity); used > most {
-				return r.lawError("%d slots are held; want at most %d; the limits are %+v", used, most, turns)
+			if slots := most(variants, a.capacity); used > slots {
+				return r.lawError("%d slots are held; want at most %d; the limits are %+v", used, slots, variants)
 			}
 			continue
 		}
@@ -193,8 +203,8 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 	if a.needsHolder {
 		return nil
 	}
-	if err := checkBound(events, func(apart int64) int64 { return a.boundInTurn(turns, apart) }); err != nil {
-		return r.lawError("%v; the limits are %+v", err, turns)
+	if err := checkBound(events, func(apart int64) int64 { return a.boundInTurn(variants, apart) }); err != nil {
+		return r.lawError("%v; the limits are %+v", err, variants)
 	}
 	return nil
 }}

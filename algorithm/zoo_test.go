@@ -116,12 +116,12 @@ func brokenLimiters() []brokenLimiter {
 		{"a shorter sliding window carries use over, share by share", limitsInTurn, sliding, sharesCarried, nil},
 		{"sub-windows of another width keep all used units as new ones", limitsInTurn, sub, gatheredAtOnce, nil},
 		{"a log with a shorter period drops what a longer one counts", limitsInTurn, log, droppedEarly, nil},
-		{"a hold lasts no longer than the present limit's", limitsInTurn, lent, holdsCut, nil},
+		{"a hold lasts no longer than the present limit's period", limitsInTurn, lent, holdsCut, nil},
 		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
 		{"a fixed window is repaired by any step back across its edge", twoClocksAddNothing, fixed, repairedTooSoon, nil},
 		{"a queue lets its tail refund the places of others", departuresAreSpaced, line, tailGivesAll, nil},
 		{"a queue lets any holder refund a place", departuresAreSpaced, line, anyHolderRefunds, nil},
-		{"slots all live until the last was taken", slotsAreNeverExceeded, lent, oneExpiryForAll, nil},
+		{"all holds expire together, with the last", slotsAreNeverExceeded, lent, oneExpiryForAll, nil},
 		{"a renewal takes another slot", renewedHoldsLive, lent, renewalTakesAnother, nil},
 		{"any holder releases a slot", refundsAreTheHoldersOwn, lent, anyHolderReleases, nil},
 	}
@@ -345,7 +345,7 @@ func costIgnored(s windowPair, p Params, r Request, now int64) (Outcome, windowP
 	return estimated(s, p, r, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
 		if r.Mode == Spend && used < p[0] && r.Cost <= p[0] {
-			return p[0] - r.Cost
+			return p[0] - r.Cost // with this number of used units, the cost just fits
 		}
 		return used
 	})
@@ -372,7 +372,7 @@ func floatQuotients(s bucket, p Params, r Request, now int64) (Outcome, bucket) 
 	out, next := values(tokenBucket)(s, p, r, now)
 	if out.RetryAfter > 0 && r.Patience == 0 {
 		level, _, ahead, _ := drain(p[0], now, s.Level, s.At)
-		short := float64(r.need()) - float64(p[2]*p[1]-level)/float64(p[1])
+		short := float64(r.leastCost()) - float64(p[2]*p[1]-level)/float64(p[1])
 		out.RetryAfter = int64(math.Ceil(short/(float64(p[0])/float64(p[1])))) + ahead
 	}
 	return out, next
@@ -446,6 +446,8 @@ func shorterForgets(s window, p Params, r Request, now int64) (Outcome, window) 
 	return fixedWindow(s, p, r, now)
 }
 
+// A sliding window that keeps the fraction of its window that has passed, and both counts, when the
+// period changes.
 func sharesCarried(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	if start, current, width, previous, _ := slide(s, p[1], now); s.Width > 0 && width != p[1] {
 		s = windowPair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
@@ -453,6 +455,7 @@ func sharesCarried(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	return slidingWindow(s, p, r, now)
 }
 
+// Sub-windows that count all used units as spent now when their width changes.
 func gatheredAtOnce(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	if s.Width > 0 && s.Width != p[1] {
 		_, used, _ := advanceParts(s, p[1], p[2], now)
@@ -462,6 +465,7 @@ func gatheredAtOnce(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	return subWindow(s, p, r, now)
 }
 
+// A log that keeps each grant for at most the present period.
 func droppedEarly(s record, p Params, r Request, now int64) (Outcome, record) {
 	var kept []grant
 	for _, g := range s.grants {
@@ -473,13 +477,14 @@ func droppedEarly(s record, p Params, r Request, now int64) (Outcome, record) {
 	return slidingLog(record{kept}, p, r, now)
 }
 
+// Slots that forget the longest period under which a hold was taken.
 func holdsCut(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	s.longest = p[1]
 	return concurrency(s, p, r, now)
 }
 
-// A queue that counts places, and ignores the interval at which their holders
-// leave.
+// A queue whose places all leave at the present limit's rate. So turns move that callers already
+// know.
 func turnsMoved(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
 		s.Rate = p[0]

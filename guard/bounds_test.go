@@ -43,7 +43,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, with one instance; and up to 10 if its clock and the store's differ, since windows begin by the clock"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; each instance may hold up to 2 units unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
 		{penstock.PerMinute(10).With(penstock.SlidingWindow), guard.Settings{}, 1, "always", 0, "10 per 1m by estimate, and less than 20 in any such time"},
-		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever that begins"},
+		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever the period begins"},
 		{penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), guard.Settings{}, 1, "always", 0, "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
 		{penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), guard.Settings{}, 1, "always", 0, "7 in each calendar window, so up to 14 around its end"},
 		{penstock.PerMinute(10), guard.Settings{}, 1, "clock forward", 10, "10 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
