@@ -80,29 +80,29 @@ var laws = []law{
 	{"keys are independent",
 		"A key is any bytes. What one key has used does not count for another.", checkKeys},
 	{"limits of one group and key are independent",
-		"Limits that are stored together are counted separately. Spending, exhausting or resetting one does " +
-			"not change the others.", checkNeighbors},
-	{"a changed algorithm starts new",
-		"State belongs to an algorithm. A limit that keeps its name and changes its algorithm starts new, " +
-			"whatever state the old one has left.", checkChangedAlgorithm},
+		"Limits that are stored together are counted separately. A spend or a reset of one does not change the " +
+			"others, even if it takes all units.", checkNeighbors},
+	{"a changed algorithm starts with a new state",
+		"State belongs to an algorithm. A limit that keeps its name and changes its algorithm starts with a new state, " +
+			"whatever state the old algorithm has left.", checkChangedAlgorithm},
 	{"a changed limit keeps what was used",
 		"A raised limit frees exactly the difference. A limit that is lowered below what was used has nothing " +
 			"left.", checkChangedLimit},
 	{"limits in turn lose no charge",
 		"Limits of one name that are used in turn for one key, such as tiers, together admit what the largest " +
-			"admits. What one has used counts for all. A smaller one is full until enough has refilled.", checkLimitsInTurn},
+			"admits. What one has used counts for all. A smaller one denies until enough units have refilled.", checkLimitsInTurn},
 	{"a hold is acquired, renewed and released",
 		"A holder has its slots once, however often it spends. Its own Refund releases them, once. A Refund " +
 			"of another holder does not.", checkHolds},
 	{"a hold expires",
 		"A hold that is neither renewed nor released ends Period after its last Spend, and not earlier.", checkExpiringHolds},
 	{"limits of all kinds can be one batch",
-		"Limits of any algorithms and keys are decided together. If the user's slots are taken, neither the " +
-			"rate nor the total is charged.", checkMixedBatch},
+		"Limits of any algorithms and keys are decided together. If one of them has no room, no other is " +
+			"charged.", checkMixedBatch},
 	{"an ended context gives its error",
 		"A call with an ended context returns the context's error and charges nothing.", checkEndedContext},
 	{"concurrent charges get exactly the limit",
-		"Charges are atomic: however many are made at once, the grants add up to the limit.", checkConcurrentSpends},
+		"Charges are atomic: however many are made at the same time, the grants add up to the limit.", checkConcurrentSpends},
 	{"batches in opposite orders do not block",
 		"Batches that share keys in opposite orders all end. They never admit more than the limit. What " +
 			"denied batches took is returned when all have ended.", checkOppositeOrders},
@@ -129,7 +129,7 @@ var laws = []law{
 
 const (
 	refillTime = 8 * 365 * 24 * time.Hour // so long that nothing refills during a test
-	units      = 10                       // of a counter, unless a law needs another number
+	units      = 10                       // the units of a counter, unless a law needs another number
 )
 
 // A kind is an algorithm with which the laws are checked.
@@ -175,7 +175,7 @@ func noonZone() *time.Location {
 	return time.FixedZone("noon", int((12*time.Hour - now.Sub(now.Truncate(24*time.Hour))).Seconds()))
 }
 
-// needsHolder returns true if a second spend of a holder is a renewal.
+// needsHolder returns true if charges need a holder. A second spend of a holder is a renewal.
 func (k kind) needsHolder() bool { return k.name == "slots" }
 
 // A counter is a limit with a key, and the holder that charges it.
@@ -185,11 +185,11 @@ type counter struct {
 	holder string
 }
 
-// as, at and named return the same counter with another holder, key or name of its limit.
-func (c counter) as(holder string) counter { c.holder = holder; return c }
-func (c counter) at(key string) counter    { c.key = key; return c }
+// These return the same counter with another holder, key or name of its limit.
 
-func (c counter) named(name string) counter { c.limit = c.limit.WithName(name); return c }
+func (c counter) withHolder(holder string) counter { c.holder = holder; return c }
+func (c counter) withKey(key string) counter       { c.key = key; return c }
+func (c counter) withName(name string) counter     { c.limit = c.limit.WithName(name); return c }
 
 func (c counter) charge(mode penstock.Mode, cost int64) penstock.Charge {
 	charge := penstock.Charge{Key: c.key, Plan: c.limit.MustCompile(), Mode: mode, Cost: cost, Holder: c.holder}
@@ -216,7 +216,7 @@ func (b *lawTest) counter(k kind, n int64) counter {
 	return counter{key: "k", limit: limit, holder: "holder"}
 }
 
-// token makes a token bucket.
+// token makes a counter of a token bucket.
 func (b *lawTest) token() counter { return b.counter(tokenKind, units) }
 
 // reportViolation reports that the store breaks the law, and fatal also ends the test.
@@ -275,7 +275,7 @@ func (b *lawTest) wantInvalid(what string, charges ...penstock.Charge) {
 func (b *lawTest) wantRemaining(c counter, want int64) {
 	b.Helper()
 	if s := b.allow(c.charge(penstock.Peek, 0)); s.Remaining != want {
-		b.reportViolation("%d units of %s remain for key %.40q; want %d", s.Remaining, c.limit.Name, c.key, want)
+		b.reportViolation("%d units of limit %q remain for key %.40q; want %d", s.Remaining, c.limit.Name, c.key, want)
 	}
 }
 
@@ -319,14 +319,14 @@ func checkDeniedBatch(b *lawTest) {
 	for _, place := range []struct{ free, full string }{{"one", "one"}, {"one", "two"}} {
 		for _, first := range kinds {
 			for _, second := range kinds {
-				free := b.counter(first, units).at(place.free).named("free-" + first.name + "-" + second.name)
-				full := b.counter(second, units).at(place.full).named("full-" + first.name + "-" + second.name)
-				b.allow(full.as("occupant").charge(penstock.Reset, 0))
-				b.allow(full.as("occupant").spend(units))
-				for _, full := range []penstock.Charge{full.spend(1), full.spend(units + 1)} {
-					b.wantDeniedTogether(free, free.spend(4), full)
-					b.wantDeniedTogether(free, full, free.spend(4))
-					b.wantDeniedTogether(free, free.spend(4), full, free.named("other").spend(1))
+				free := b.counter(first, units).withKey(place.free).withName("free-" + first.name + "-" + second.name)
+				full := b.counter(second, units).withKey(place.full).withName("full-" + first.name + "-" + second.name)
+				b.allow(full.withHolder("occupant").charge(penstock.Reset, 0))
+				b.allow(full.withHolder("occupant").spend(units))
+				for _, denied := range []penstock.Charge{full.spend(1), full.spend(units + 1)} {
+					b.wantDeniedTogether(free, free.spend(4), denied)
+					b.wantDeniedTogether(free, denied, free.spend(4))
+					b.wantDeniedTogether(free, free.spend(4), denied, free.withName("other").spend(1))
 				}
 			}
 		}
@@ -339,36 +339,37 @@ func (b *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
 	b.Helper()
 	d := b.decide(charges...)
 	if d.Allowed || d.RetryAfter() == 0 {
-		b.reportViolation("%s: %s, want a denial", showCharges(charges), showDecision(d))
+		b.reportViolation("%s: %s; want a denial with a RetryAfter", showCharges(charges), showDecision(d))
 	}
 	for i, c := range charges {
 		s, isFull := d.Status(i), strings.HasPrefix(c.Plan.Name(), "full-")
 		if s.Granted != 0 || s.Wait != 0 || (s.RetryAfter != 0) != isFull {
-			b.reportViolation("%s: status %d is %+v; want Granted 0, Wait 0, and a RetryAfter: %v", showCharges(charges), i, s, isFull)
+			b.reportViolation("%s: status %d is %+v; want Granted 0 and Wait 0; its counter is full: %v, so want a RetryAfter: %v",
+				showCharges(charges), i, s, isFull, isFull)
 		}
 		if want := int64(units); !isFull && s.Remaining != want {
-			b.reportViolation("%s: in status %d, %d units remain, want %d", showCharges(charges), i, s.Remaining, want)
+			b.reportViolation("%s: in status %d, %d units remain; want %d", showCharges(charges), i, s.Remaining, want)
 		}
 	}
 	b.wantRemaining(free, units)
 }
 
 func checkGrantedBatch(b *lawTest) {
-	for round, key := range []func(i int) string{ // the key of charge i
+	for round, key := range []func(i int) string{ // the key of charge i in each round
 		func(int) string { return "k" },
 		func(i int) string { return fmt.Sprint("k", i%3) },
 	} {
 		var counters []counter
 		var charges []penstock.Charge
 		for i, k := range kinds {
-			c := b.counter(k, units).at("batch-" + key(i)).named(fmt.Sprint(k.name, round))
+			c := b.counter(k, units).withKey("batch-" + key(i)).withName(fmt.Sprint(k.name, round))
 			counters = append(counters, c)
 			charges = append(charges, c.spend(int64(i+1)))
 		}
 		slices.Reverse(charges)
 		d := b.decide(charges...)
 		if !d.Allowed || d.RetryAfter() != 0 {
-			b.reportViolation("%s: %s, want a grant", showCharges(charges), showDecision(d))
+			b.reportViolation("%s: %s; want a grant", showCharges(charges), showDecision(d))
 		}
 		for i, c := range charges {
 			b.wantGranted(showCharges(charges[i:i+1]), d.Status(i), c.Cost, units-c.Cost)
@@ -381,11 +382,11 @@ func checkGrantedBatch(b *lawTest) {
 
 func checkSameStatusInEveryBatch(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
-		alone := b.counter(k, units).at("alone")
-		together := alone.at("together")
+		alone := b.counter(k, units).withKey("alone")
+		together := alone.withKey("together")
 		for _, cost := range []int64{3, 0, 2, 5} {
 			one := b.allow(alone.spend(cost))
-			both := b.allow(together.spend(cost), together.named("other").as("other").spend(1))
+			both := b.allow(together.spend(cost), together.withName("other").withHolder("other").spend(1))
 			if one.Granted != both.Granted || one.Remaining != both.Remaining || (one.ResetAfter > 0) != (both.ResetAfter > 0) {
 				b.reportViolation("cost %d: the status is %+v alone, and %+v in a batch; want the same", cost, one, both)
 			}
@@ -399,8 +400,8 @@ func checkSameStatusInEveryBatch(b *lawTest) {
 func checkDuplicates(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
-		b.wantInvalid("one limit twice", c.spend(1), c.as("other").spend(1))
-		b.wantInvalid("one limit twice, with another between", c.spend(1), b.token().named("between").spend(1), c.charge(penstock.Peek, 1))
+		b.wantInvalid("one limit twice", c.spend(1), c.withHolder("other").spend(1))
+		b.wantInvalid("one limit twice, with another between", c.spend(1), b.token().withName("between").spend(1), c.charge(penstock.Peek, 1))
 		raised := c
 		raised.limit.Count *= 2
 		b.wantInvalid("one limit twice, with different counts", c.spend(1), raised.spend(1))
@@ -408,7 +409,7 @@ func checkDuplicates(b *lawTest) {
 
 		elsewhere := c
 		elsewhere.limit.Group += "-2"
-		d := b.decide(c.spend(1), c.at("other").spend(2), elsewhere.spend(3))
+		d := b.decide(c.spend(1), c.withKey("other").spend(2), elsewhere.spend(3))
 		for i, left := range []int64{9, 8, 7} {
 			b.wantGranted("three counters", d.Status(i), int64(i+1), left)
 		}
@@ -418,7 +419,7 @@ func checkDuplicates(b *lawTest) {
 func checkInvalidArguments(b *lawTest) {
 	good := b.token()
 	bad := func(change func(*penstock.Charge)) penstock.Charge {
-		c := good.named("bad").spend(1)
+		c := good.withName("bad").spend(1)
 		change(&c)
 		return c
 	}
@@ -446,13 +447,13 @@ func checkInvalidArguments(b *lawTest) {
 	b.wantInvalid("an empty batch")
 	var many []penstock.Charge
 	for i := range penstock.MaxCharges + 1 {
-		many = append(many, good.named(fmt.Sprint("many", i)).spend(1))
+		many = append(many, good.withName(fmt.Sprint("many", i)).spend(1))
 	}
 	b.wantInvalid("a batch of 65", many...)
 	b.wantRemaining(good, units)
-	b.wantRemaining(good.named("many0"), units)
+	b.wantRemaining(good.withName("many0"), units)
 	b.allow(many[:penstock.MaxCharges]...)
-	b.wantRemaining(good.named("many63"), units-1)
+	b.wantRemaining(good.withName("many63"), units-1)
 }
 
 func checkPeek(b *lawTest) {
@@ -460,18 +461,19 @@ func checkPeek(b *lawTest) {
 		c := b.counter(k, units)
 		for _, used := range []int64{0, 4, units} {
 			if used > 0 {
-				b.allow(c.as(fmt.Sprint("holder", used)).spend(used - (units - b.unitsLeft(c))))
+				alreadyUsed := units - b.unitsLeft(c)
+				b.allow(c.withHolder(fmt.Sprint("holder", used)).spend(used - alreadyUsed))
 			}
 			left := units - used
 			for range 2 {
 				for _, cost := range []int64{1, left, left + 1, units} {
-					d := b.decide(c.as("observer").charge(penstock.Peek, cost))
+					d := b.decide(c.withHolder("observer").charge(penstock.Peek, cost))
 					if s := d.Status(0); d.Allowed != (cost <= left) || s.Granted != 0 || s.Remaining != left {
 						b.reportViolation("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
 					}
 				}
 				for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund} {
-					b.wantGranted(fmt.Sprint(mode, " of 0"), b.allow(c.as("another").charge(mode, 0)), 0, left)
+					b.wantGranted(fmt.Sprint(mode, " of 0"), b.allow(c.withHolder("another").charge(mode, 0)), 0, left)
 				}
 			}
 		}
@@ -494,7 +496,7 @@ func checkCostTooLarge(b *lawTest) {
 				}
 			}
 		}
-		d := b.decide(c.spend(1), c.named("other").spend(units+1))
+		d := b.decide(c.spend(1), c.withName("other").spend(units+1))
 		if d.RetryAfter() != penstock.Never || d.Strictest() != 1 {
 			b.reportViolation("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
 		}
@@ -513,7 +515,7 @@ func checkRetryAfter(b *lawTest) {
 		}
 		longest := 2 * refillTime // a sliding window is the slowest to refill
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek} {
-			s := b.deny(c.as("other").charge(mode, 1))
+			s := b.deny(c.withHolder("other").charge(mode, 1))
 			if s.RetryAfter <= 0 || s.RetryAfter > longest || s.ResetAfter < s.RetryAfter || s.ResetAfter > longest {
 				b.reportViolation("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
 			}
@@ -539,15 +541,15 @@ func checkRefund(b *lawTest) {
 			b.reportViolation("a refund of more than is used: %+v; want a full counter", s)
 		}
 		b.allow(c.spend(units))
-		b.deny(c.as("other").spend(1))
+		b.deny(c.withHolder("other").spend(1))
 	})
 }
 
 func checkReset(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
-		c, other := b.counter(k, units), b.counter(k, units).named("other")
+		c, other := b.counter(k, units), b.counter(k, units).withName("other")
 		b.allow(c.spend(units), other.spend(3))
-		reset := c.as("")
+		reset := c.withHolder("")
 		if s := b.allow(reset.charge(penstock.Reset, 0)); s.Remaining != units || s.ResetAfter != 0 {
 			b.reportViolation("after a reset: %+v; want %d left and ResetAfter 0", s, units)
 		}
@@ -562,26 +564,26 @@ func checkReset(b *lawTest) {
 func checkForce(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
-		b.allow(c.as("first").spend(7))
-		b.wantGranted("force 5 on 7 of 10", b.allow(c.charge(penstock.Force, 5)), 5, 0)
-		b.deny(c.as("third").spend(1))
+		b.allow(c.withHolder("first").spend(7))
+		b.wantGranted("a Force of 5 units with 3 left", b.allow(c.charge(penstock.Force, 5)), 5, 0)
+		b.deny(c.withHolder("third").spend(1))
 		if s := b.allow(c.charge(penstock.Refund, 5)); s.Remaining != 3 {
 			b.reportViolation("a refund of forced units: %+v; want them returned", s)
 		}
-		b.wantGranted("force in a batch", b.allow(c.as("fourth").charge(penstock.Force, 4), b.token().named("other").spend(1)), 4, 0)
+		b.wantGranted("a Force in a batch", b.allow(c.withHolder("fourth").charge(penstock.Force, 4), b.token().withName("other").spend(1)), 4, 0)
 	})
 }
 
 func checkDraw(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		c := b.counter(k, units)
-		b.wantGranted("draw 7 of 10", b.allow(c.as("first").charge(penstock.Draw, 7)), 7, 3)
-		b.wantGranted("draw 5 of 3", b.allow(c.as("second").charge(penstock.Draw, 5)), 3, 0)
-		if s := b.deny(c.as("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
-			b.reportViolation("draw 5 of 0: %+v; want a denial with nothing granted", s)
+		b.wantGranted("a Draw of 7 units with 10 left", b.allow(c.withHolder("first").charge(penstock.Draw, 7)), 7, 3)
+		b.wantGranted("a Draw of 5 units with 3 left", b.allow(c.withHolder("second").charge(penstock.Draw, 5)), 3, 0)
+		if s := b.deny(c.withHolder("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
+			b.reportViolation("a Draw of 5 units with none left: %+v; want a denial with a RetryAfter and nothing granted", s)
 		}
-		whole := c.named("whole")
-		b.wantGranted("draw more than the limit", b.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
+		whole := c.withName("whole")
+		b.wantGranted("a Draw of more than the limit", b.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
 	})
 }
 
@@ -590,7 +592,7 @@ func checkPatience(b *lawTest) {
 	wantNear := func(what string, got, want time.Duration) {
 		b.Helper()
 		if got > want || got < want-time.Minute {
-			b.reportViolation("%s is %v, want slightly less than %v", what, got, want)
+			b.reportViolation("%s is %v; want slightly less than %v", what, got, want)
 		}
 	}
 	c := b.token()
@@ -605,9 +607,9 @@ func checkPatience(b *lawTest) {
 	wantNear("RetryAfter with too little patience", b.deny(patient(c, 2*time.Minute)).RetryAfter, interval-2*time.Minute)
 	wantNear("the first wait", b.allow(patient(c, time.Hour)).Wait, interval)
 	wantNear("the second wait", b.allow(patient(c, time.Hour)).Wait, 2*interval)
-	d := b.decide(patient(c, time.Hour), patient(c.named("idle"), time.Hour))
+	d := b.decide(patient(c, time.Hour), patient(c.withName("idle"), time.Hour))
 	wantNear("the wait of a batch", d.Wait(), 3*interval)
-	b.deny(patient(c, time.Hour), c.named("idle").spend(units))
+	b.deny(patient(c, time.Hour), c.withName("idle").spend(units))
 	wantNear("a wait after a denied batch", b.allow(patient(c, time.Hour)).Wait, 4*interval)
 
 	q := b.counter(leakyKind, 3)
@@ -615,8 +617,8 @@ func checkPatience(b *lawTest) {
 		b.reportViolation("the first in an empty queue: %+v; want no wait", s)
 	}
 	wantNear("the queue's RetryAfter without patience", b.deny(patient(q, 0)).RetryAfter, interval)
-	wantNear("the second in the queue waits", b.allow(patient(q, time.Hour)).Wait, interval)
-	wantNear("the third in the queue waits", b.allow(patient(q, time.Hour)).Wait, 2*interval)
+	wantNear("the wait of the second in the queue", b.allow(patient(q, time.Hour)).Wait, interval)
+	wantNear("the wait of the third in the queue", b.allow(patient(q, time.Hour)).Wait, 2*interval)
 	wantNear("RetryAfter of a full queue", b.deny(patient(q, time.Hour)).RetryAfter, interval)
 
 	w := b.counter(fixedKind, 1)
@@ -628,13 +630,13 @@ func checkPatience(b *lawTest) {
 
 func checkLeavingTheQueue(b *lawTest) {
 	q := b.counter(leakyKind, units)
-	for i, who := range []string{"first", "second", "third"} {
-		b.wantGranted(who, b.allow(q.as(who).spend(1)), 1, units-1-int64(i))
+	for i, holder := range []string{"first", "second", "third"} {
+		b.wantGranted("the "+holder+" enters", b.allow(q.withHolder(holder).spend(1)), 1, units-1-int64(i))
 	}
-	b.wantGranted("the first leaves", b.allow(q.as("first").charge(penstock.Refund, 1)), 0, 7)
-	b.wantGranted("a charge without a holder leaves", b.allow(q.as("").charge(penstock.Refund, 1)), 0, 7)
-	b.wantGranted("the third leaves", b.allow(q.as("third").charge(penstock.Refund, 1)), 1, 8)
-	b.wantGranted("the third leaves again", b.allow(q.as("third").charge(penstock.Refund, 1)), 0, 8)
+	b.wantGranted("the first leaves", b.allow(q.withHolder("first").charge(penstock.Refund, 1)), 0, 7)
+	b.wantGranted("a charge without a holder leaves", b.allow(q.withHolder("").charge(penstock.Refund, 1)), 0, 7)
+	b.wantGranted("the third leaves", b.allow(q.withHolder("third").charge(penstock.Refund, 1)), 1, 8)
+	b.wantGranted("the third leaves again", b.allow(q.withHolder("third").charge(penstock.Refund, 1)), 0, 8)
 }
 
 // oddKeys are keys that a store without proper encoding would confuse.
@@ -650,20 +652,22 @@ var oddKeys = func() []string {
 }()
 
 func checkKeys(b *lawTest) {
+	const capacity = 200                                     // units of each counter: more than all charges of a counter
 	for _, k := range []kind{tokenKind, logKind, slotKind} { // one whose state is numbers, and the two with sorted sets
 		var batch []penstock.Charge
 		for i, key := range oddKeys {
-			c := b.counter(k, 200).at(key)
-			b.wantGranted(fmt.Sprintf("key %.40q", key), b.allow(c.spend(int64(i+1))), int64(i+1), int64(200-i-1))
-			batch = append(batch, c.as("other").spend(100))
+			c := b.counter(k, capacity).withKey(key)
+			cost := int64(i + 1)
+			b.wantGranted(fmt.Sprintf("key %.40q", key), b.allow(c.spend(cost)), cost, capacity-cost)
+			batch = append(batch, c.withHolder("other").spend(100))
 		}
 		for i, key := range oddKeys {
-			b.wantRemaining(b.counter(k, 200).at(key), int64(200-i-1))
+			b.wantRemaining(b.counter(k, capacity).withKey(key), int64(capacity-i-1))
 		}
 		batch = batch[:min(len(batch), penstock.MaxCharges)]
 		d := b.decide(batch...)
 		for i := range batch {
-			b.wantGranted(fmt.Sprintf("key %.40q in a batch", oddKeys[i]), d.Status(i), 100, int64(100-i-1))
+			b.wantGranted(fmt.Sprintf("key %.40q in a batch", oddKeys[i]), d.Status(i), 100, int64(capacity-100-i-1))
 		}
 	}
 }
@@ -671,13 +675,13 @@ func checkKeys(b *lawTest) {
 func checkNeighbors(b *lawTest) {
 	var all []counter
 	for _, k := range kinds {
-		all = append(all, b.counter(k, units), b.counter(k, units).named(k.name+"-2"), b.counter(k, units).named("2."+k.name))
+		all = append(all, b.counter(k, units), b.counter(k, units).withName(k.name+"-2"), b.counter(k, units).withName("2."+k.name))
 	}
 	check := func(what string, used []int64) {
 		b.Helper()
 		for i, c := range all {
 			if left := b.unitsLeft(c); left != units-used[i] {
-				b.reportViolation("after %s, %s has %d left, want %d", what, c.limit.Name, left, units-used[i])
+				b.reportViolation("after %s, limit %q has %d units left; want %d", what, c.limit.Name, left, units-used[i])
 			}
 		}
 	}
@@ -689,11 +693,11 @@ func checkNeighbors(b *lawTest) {
 	}
 	check("spending on each", used)
 	for i, c := range all {
-		b.allow(c.as("").charge(penstock.Reset, 0))
+		b.allow(c.withHolder("").charge(penstock.Reset, 0))
 		used[i] = 0
 		check("resetting "+c.limit.Name, used)
 		b.allow(c.spend(units))
-		b.deny(c.as("other").spend(1))
+		b.deny(c.withHolder("other").spend(1))
 		used[i] = units
 		check("exhausting "+c.limit.Name, used)
 	}
@@ -702,8 +706,8 @@ func checkNeighbors(b *lawTest) {
 func checkChangedAlgorithm(b *lawTest) {
 	for _, before := range kinds {
 		for _, after := range kinds {
-			old := b.counter(before, units).named("limit").at(before.name + after.name)
-			changed := b.counter(after, units).named("limit").at(old.key)
+			old := b.counter(before, units).withName("limit").withKey(before.name + after.name)
+			changed := b.counter(after, units).withName("limit").withKey(old.key)
 			if old.limit.Algorithm.Name() == changed.limit.Algorithm.Name() {
 				continue // fixed windows differ only in where they begin
 			}
@@ -723,31 +727,32 @@ func checkChangedLimit(b *lawTest) {
 		b.wantRemaining(resized(20), 16)
 		b.wantRemaining(resized(6), 2)
 		b.wantRemaining(resized(3), 0)
-		b.wantGranted("spend after raising", b.allow(resized(20).as("other").spend(16)), 16, 0)
-		b.deny(resized(6).as("third").spend(1))
+		b.wantGranted("spend after raising", b.allow(resized(20).withHolder("other").spend(16)), 16, 0)
+		b.deny(resized(6).withHolder("third").spend(1))
 	})
 }
 
 func checkHolds(b *lawTest) {
 	c := b.counter(slotKind, units)
 	c.limit.Period = time.Hour
-	anna, ben := c.as("anna"), c.as("ben")
+	anna, ben := c.withHolder("anna"), c.withHolder("ben")
 	b.wantGranted("anna acquires", b.allow(anna.spend(3)), 3, 7)
 	if s := b.allow(anna.spend(3)); s.Granted != 0 || s.Remaining != 7 || s.ResetAfter != time.Hour {
 		b.reportViolation("anna renews: %+v; want 0 granted, and the slots as before", s)
 	}
 	b.wantGranted("ben acquires", b.allow(ben.spend(7)), 7, 0)
-	b.deny(c.as("carl").spend(1))
+	b.deny(c.withHolder("carl").spend(1))
 	b.wantGranted("anna renews when all slots are taken", b.allow(anna.spend(3)), 0, 0)
-	b.wantGranted("carl releases slots that he does not have", b.allow(c.as("carl").charge(penstock.Refund, 3)), 0, 0)
+	b.wantGranted("carl releases slots that he does not have", b.allow(c.withHolder("carl").charge(penstock.Refund, 3)), 0, 0)
 	b.wantGranted("anna releases", b.allow(anna.charge(penstock.Refund, 3)), 3, 3)
 	b.wantGranted("anna releases again", b.allow(anna.charge(penstock.Refund, 3)), 0, 3)
 	b.wantGranted("ben shrinks", b.allow(ben.spend(2)), 0, 8)
 	b.wantGranted("ben grows", b.allow(ben.spend(4)), 2, 6)
+	// Holders whose names look like those of other members of the sorted set.
 	for _, holder := range []string{"anna\x00", "anna:", "h", "c", "s", "canna", "hanna", "\n", strings.Repeat("x", penstock.MaxHolder)} {
-		b.wantGranted(fmt.Sprintf("holder %.20q", holder), b.allow(c.as(holder).spend(2)), 2, 4)
-		b.wantGranted(fmt.Sprintf("holder %.20q again", holder), b.allow(c.as(holder).spend(2)), 0, 4)
-		b.wantGranted(fmt.Sprintf("holder %.20q releases", holder), b.allow(c.as(holder).charge(penstock.Refund, 2)), 2, 6)
+		b.wantGranted(fmt.Sprintf("holder %.20q", holder), b.allow(c.withHolder(holder).spend(2)), 2, 4)
+		b.wantGranted(fmt.Sprintf("holder %.20q again", holder), b.allow(c.withHolder(holder).spend(2)), 0, 4)
+		b.wantGranted(fmt.Sprintf("holder %.20q releases", holder), b.allow(c.withHolder(holder).charge(penstock.Refund, 2)), 2, 6)
 	}
 }
 
@@ -756,10 +761,10 @@ func checkExpiringHolds(b *lawTest) {
 	c := b.counter(slotKind, 1)
 	c.limit.Period = ttl
 	before := time.Now()
-	b.allow(c.as("dead").spend(1))
-	b.allow(c.as("dead").spend(1))
+	b.allow(c.withHolder("dead").spend(1))
+	b.allow(c.withHolder("dead").spend(1))
 	for {
-		d := b.decide(c.as("heir").spend(1))
+		d := b.decide(c.withHolder("heir").spend(1))
 		since := time.Since(before)
 		if d.Allowed {
 			if since < ttl-time.Millisecond {
@@ -783,13 +788,14 @@ const waitLimit = 20 * time.Second
 func checkMixedBatch(b *lawTest) {
 	rate := b.token()
 	rate.limit = penstock.Limit{Name: "rate", Group: b.group, Count: 10, Period: refillTime}
-	slots := b.counter(slotKind, 5).named("in-flight")
-	total := b.counter(slotKind, 500).named("total").at("")
+	slots := b.counter(slotKind, 5).withName("in-flight")
+	total := b.counter(slotKind, 500).withName("total").withKey("")
+	// charges returns the batch of request n of a user. A Spend also charges the user's rate.
 	charges := func(user string, n int, mode penstock.Mode) []penstock.Charge {
 		holder := fmt.Sprint(user, n)
-		batch := []penstock.Charge{slots.at(user).as(holder).charge(mode, 1), total.as(holder).charge(mode, 1)}
+		batch := []penstock.Charge{slots.withKey(user).withHolder(holder).charge(mode, 1), total.withHolder(holder).charge(mode, 1)}
 		if mode == penstock.Spend {
-			batch = append([]penstock.Charge{rate.at(user).spend(1)}, batch...)
+			batch = append([]penstock.Charge{rate.withKey(user).spend(1)}, batch...)
 		}
 		return batch
 	}
@@ -797,12 +803,14 @@ func checkMixedBatch(b *lawTest) {
 		b.allow(charges("anna", i, penstock.Spend)...)
 	}
 	d := b.decide(charges("anna", 5, penstock.Spend)...)
-	if d.Allowed || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter == 0 || d.Status(2).RetryAfter != 0 || d.Strictest() != 1 {
-		b.reportViolation("a sixth request in flight: %s; want a denial", showDecision(d))
+	rateStatus, slotStatus, totalStatus := d.Status(0), d.Status(1), d.Status(2)
+	areOthersFree := rateStatus.RetryAfter == 0 && totalStatus.RetryAfter == 0
+	if d.Allowed || slotStatus.RetryAfter == 0 || !areOthersFree || d.Strictest() != 1 {
+		b.reportViolation("a sixth request in flight: %s; want a denial by the slots only", showDecision(d))
 	}
 	for i, want := range []int64{5, 0, 495} {
 		if s := d.Status(i); s.Remaining != want {
-			b.reportViolation("a sixth request in flight: limit %d has %d left, want %d", i, s.Remaining, want)
+			b.reportViolation("a sixth request in flight: limit %d has %d units left; want %d", i, s.Remaining, want)
 		}
 	}
 	b.allow(charges("ben", 0, penstock.Spend)...)
@@ -811,10 +819,10 @@ func checkMixedBatch(b *lawTest) {
 		b.allow(charges("anna", i, penstock.Refund)...)
 		b.allow(charges("anna", 10+i, penstock.Spend)...)
 	}
-	b.wantRemaining(rate.at("anna"), 0)
+	b.wantRemaining(rate.withKey("anna"), 0)
 	b.allow(charges("anna", 10, penstock.Refund)...)
 	b.deny(charges("anna", 20, penstock.Spend)...) // now the rate is exhausted
-	b.wantRemaining(slots.at("anna"), 1)
+	b.wantRemaining(slots.withKey("anna"), 1)
 	b.wantRemaining(total, 495)
 }
 
@@ -825,13 +833,13 @@ func checkEndedContext(b *lawTest) {
 	defer done()
 	for ctx, want := range map[context.Context]error{canceled: context.Canceled, late: context.DeadlineExceeded} {
 		c := b.token()
-		for _, batch := range [][]penstock.Charge{{c.spend(1)}, {c.spend(1), c.named("other").at("other").spend(1)}} {
+		for _, batch := range [][]penstock.Charge{{c.spend(1)}, {c.spend(1), c.withName("other").withKey("other").spend(1)}} {
 			if d, err := b.store.Decide(ctx, batch); !errors.Is(err, want) {
 				b.reportViolation("after the end of its context, %s returned %s, %v; want %v", showCharges(batch), showDecision(d), err, want)
 			}
 		}
 		b.wantRemaining(c, units)
-		b.wantRemaining(c.named("other").at("other"), units)
+		b.wantRemaining(c.withName("other").withKey("other"), units)
 	}
 }
 
@@ -859,11 +867,11 @@ func (b *lawTest) runTogether(f func(goroutine int)) {
 func checkConcurrentSpends(b *lawTest) {
 	b.each(func(b *lawTest, k kind) {
 		for _, cost := range []int64{1, 3} {
-			c := b.counter(k, 100).at(fmt.Sprint("cost", cost))
+			c := b.counter(k, 100).withKey(fmt.Sprint("cost", cost))
 			var granted atomic.Int64
 			b.runTogether(func(goroutine int) {
 				for i := range 4 {
-					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.as(fmt.Sprint(goroutine, ".", i)).spend(cost)})
+					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.withHolder(fmt.Sprint(goroutine, ".", i)).spend(cost)})
 					if err != nil {
 						b.reportViolation("%d goroutines: %v; want no error", goroutines, err)
 						return
@@ -882,8 +890,8 @@ func checkConcurrentSpends(b *lawTest) {
 
 func checkOppositeOrders(b *lawTest) {
 	for i, place := range []struct{ first, second string }{{"one", "one"}, {"one", "two"}, {"two", "one"}} {
-		first := b.counter(tokenKind, 100).at(place.first).named(fmt.Sprint("first", i))
-		second := b.counter(fixedKind, 150).at(place.second).named(fmt.Sprint("second", i))
+		first := b.counter(tokenKind, 100).withKey(place.first).withName(fmt.Sprint("first", i))
+		second := b.counter(fixedKind, 150).withKey(place.second).withName(fmt.Sprint("second", i))
 		var admitted atomic.Int64
 		b.runTogether(func(goroutine int) {
 			for range 4 {
@@ -917,17 +925,17 @@ func checkOppositeOrders(b *lawTest) {
 
 func checkReusedArguments(b *lawTest) {
 	c := b.token()
-	charges := []penstock.Charge{c.spend(1), c.named("other").spend(2)}
+	charges := []penstock.Charge{c.spend(1), c.withName("other").spend(2)}
 	d := b.decide(charges...)
 	want := showDecision(d)
 	clear(charges)
-	charges[0], charges[1] = c.at("elsewhere").spend(9), c.at("elsewhere").named("other").spend(9)
-	one := []penstock.Charge{c.named("single").spend(3)}
+	charges[0], charges[1] = c.withKey("elsewhere").spend(9), c.withKey("elsewhere").withName("other").spend(9)
+	one := []penstock.Charge{c.withName("single").spend(3)}
 	single := b.decide(one...)
 	wantSingle := showDecision(single)
 	clear(one)
 	b.runTogether(func(goroutine int) {
-		batch := []penstock.Charge{c.at(fmt.Sprint(goroutine)).spend(1), c.at(fmt.Sprint(goroutine)).named("other").spend(5)}
+		batch := []penstock.Charge{c.withKey(fmt.Sprint(goroutine)).spend(1), c.withKey(fmt.Sprint(goroutine)).withName("other").spend(5)}
 		for i := range 8 {
 			if _, err := b.store.Decide(b.Context(), batch[:1+i%2]); err != nil {
 				b.reportViolation("a goroutine: %v; want no error", err)
@@ -943,9 +951,9 @@ func checkReusedArguments(b *lawTest) {
 		b.reportViolation("a decision of one charge has changed from %s to %s; want no change", wantSingle, got)
 	}
 	b.wantRemaining(c, 9)
-	b.wantRemaining(c.named("other"), 8)
-	b.wantRemaining(c.named("single"), 7)
-	b.wantRemaining(c.at("elsewhere"), units)
+	b.wantRemaining(c.withName("other"), 8)
+	b.wantRemaining(c.withName("single"), 7)
+	b.wantRemaining(c.withKey("elsewhere"), units)
 }
 
 func (b *lawTest) limiter(limits ...penstock.Limit) *penstock.Limiter {
@@ -957,7 +965,8 @@ func (b *lawTest) limiter(limits ...penstock.Limit) *penstock.Limiter {
 	return l
 }
 
-// waitingLimits are limits for Wait: two book the future, one is retried.
+// waitingLimits are limits for Wait. The first two book units in advance. The third cannot: Wait
+// repeats its charge.
 func waitingLimits(n int64, period time.Duration) []penstock.Limit {
 	return []penstock.Limit{
 		{Name: "token", Count: 1, Period: period},
@@ -996,7 +1005,7 @@ func checkUselessWaits(b *lawTest) {
 			b.Helper()
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || ctx.Err() != nil {
-				b.reportViolation("%s: %s: %v, want a DeniedError at once", limit.Name, what, err)
+				b.reportViolation("%s: %s: %v; want a DeniedError at once", limit.Name, what, err)
 			}
 		}
 		wantDenial("a turn after the deadline", l.Wait(ctx, "k"))
@@ -1012,12 +1021,13 @@ func checkUselessWaits(b *lawTest) {
 
 func checkAbandonedWaits(b *lawTest) {
 	store := b.store
-	for _, limit := range waitingLimits(5, time.Hour)[:2] {
+	for _, limit := range waitingLimits(5, time.Hour)[:2] { // those that book
 		l := b.limiter(limit)
 		if err := l.Wait(b.Context(), "k"); err != nil {
 			b.fatal("%s: the first wait: %v", limit.Name, err)
 		}
-		// The caller leaves after it has its booking: before that, it cannot know whether it has one.
+		// The caller leaves as soon as the store has booked. If it left earlier, the test could not know
+		// whether there is a booking.
 		ctx, cancel := context.WithCancel(b.Context())
 		b.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			defer cancel()
@@ -1050,7 +1060,7 @@ func checkReservations(b *lawTest) {
 	wantRemaining := func(what string, want int64) {
 		b.Helper()
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != want {
-			b.reportViolation("%s: %d units remain, want %d (%v)", what, d.Status(0).Remaining, want, err)
+			b.reportViolation("%s: %d units remain; want %d (%v)", what, d.Status(0).Remaining, want, err)
 		}
 	}
 	reserve := func(n int64) *penstock.Reservation {
@@ -1088,7 +1098,7 @@ func checkReservations(b *lawTest) {
 	wantRemaining("settled after cancel", 1)
 	r = reserve(1)
 	if err := r.Settle(ctx, penstock.MaxCost+1); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("settle to more than MaxCost: %v, want ErrInvalid", err)
+		b.reportViolation("settle to more than MaxCost: %v; want ErrInvalid", err)
 	}
 	settle(r, 0)
 	wantRemaining("settled after an invalid cost", 1)
@@ -1099,7 +1109,7 @@ func checkReservations(b *lawTest) {
 	}
 	wantRemaining("settled to more than fits", 0)
 	if _, err := b.limiter(penstock.InFlight(1, time.Hour)).Reserve(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("reserve a slot: %v, want ErrInvalid", err)
+		b.reportViolation("reserve a slot: %v; want ErrInvalid", err)
 	}
 }
 
@@ -1126,7 +1136,7 @@ func checkAcquire(b *lawTest) {
 	wantLeft("two acquired", 0, 8)
 	var denied *penstock.DeniedError
 	if _, err := l.Acquire(ctx, "k"); !errors.As(err, &denied) {
-		b.reportViolation("a third acquire: %v, want a DeniedError", err)
+		b.reportViolation("a third acquire: %v; want a DeniedError", err)
 	}
 	wantLeft("a third denied", 0, 8)
 	wantNoError("renew", first.Renew(ctx))
@@ -1136,7 +1146,7 @@ func checkAcquire(b *lawTest) {
 	wantNoError("release again", first.Release(ctx))
 	wantLeft("released again", 1, 8)
 	if err := first.Renew(ctx); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("renew after release: %v, want ErrInvalid", err)
+		b.reportViolation("renew after release: %v; want ErrInvalid", err)
 	}
 	wantNoError("release", second.Release(ctx))
 	both, err := l.AcquireN(ctx, "k", 2)
@@ -1145,26 +1155,32 @@ func checkAcquire(b *lawTest) {
 	wantNoError("release 2", both.Release(ctx))
 	wantLeft("all released", 2, 6)
 	if _, err := b.limiter(b.token().limit).Acquire(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("acquire of a limit without slots: %v, want ErrInvalid", err)
+		b.reportViolation("acquire of a limit without slots: %v; want ErrInvalid", err)
 	}
 }
 
 func checkAllowAtMost(b *lawTest) {
 	ctx := b.Context()
 	for _, k := range kinds {
-		if k.needsHolder() || k.name == "leaky" { // these refund nothing
+		if k.needsHolder() || k.name == "leaky" { // a refund without a holder returns nothing
 			continue
 		}
 		wide, narrow := b.counter(k, 10).limit.WithName(k.name+"-wide"), b.counter(k, 5).limit.WithName(k.name+"-narrow")
 		l := b.limiter(wide, narrow)
-		for i, want := range []struct{ cost, granted, wideLeft, narrowLeft int64 }{{3, 3, 7, 2}, {4, 2, 5, 0}, {1, 0, 5, 0}, {0, 0, 5, 0}} {
+		for i, want := range []struct{ cost, granted, wideLeft, narrowLeft int64 }{
+			{cost: 3, granted: 3, wideLeft: 7, narrowLeft: 2},
+			{cost: 4, granted: 2, wideLeft: 5, narrowLeft: 0},
+			{cost: 1, granted: 0, wideLeft: 5, narrowLeft: 0},
+			{cost: 0, granted: 0, wideLeft: 5, narrowLeft: 0},
+		} {
 			d, err := l.AllowAtMost(ctx, "k", want.cost)
 			if err != nil {
 				b.fatal("%s: %v", k.name, err)
 			}
-			if d.Allowed != (want.granted == want.cost || want.granted > 0) || d.Granted() != want.granted ||
-				d.Status(0).Remaining != want.wideLeft || d.Status(1).Remaining != want.narrowLeft {
-				b.reportViolation("%s: AllowAtMost number %d granted %d of %d: %s; want %d granted, %d and %d left", k.name, i, d.Granted(), want.cost, showDecision(d), want.granted, want.wideLeft, want.narrowLeft)
+			isAllowed := want.granted > 0 || want.cost == 0
+			if d.Allowed != isAllowed || d.Granted() != want.granted || d.Status(0).Remaining != want.wideLeft || d.Status(1).Remaining != want.narrowLeft {
+				b.reportViolation("%s: AllowAtMost number %d granted %d of %d: %s; want %d granted, and %d and %d left",
+					k.name, i, d.Granted(), want.cost, showDecision(d), want.granted, want.wideLeft, want.narrowLeft)
 			}
 		}
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != 5 || d.Status(1).Remaining != 0 {
@@ -1198,9 +1214,9 @@ func checkLimitsOfCalls(b *lawTest) {
 	d, err = l.Allow(ctx, "k")
 	wantLeft("the limiter's own limit again", d, err, 2)
 	if _, err := l.AllowWith(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("no limits: %v, want ErrInvalid", err)
+		b.reportViolation("no limits: %v; want ErrInvalid", err)
 	}
 	if _, err := l.AllowWith(ctx, "k", penstock.Limit{Name: "none"}); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("a limit without a rate: %v, want ErrInvalid", err)
+		b.reportViolation("a limit without a rate: %v; want ErrInvalid", err)
 	}
 }

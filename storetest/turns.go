@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Turns tests limits that are used in turn for one counter, like tiers, or like old and new limits
-// during a reload. What one of them has used counts for all, so together they admit no more than
-// InTurn allows.
+// Turns tests limits that are used in turn for one counter. Examples are tiers, and the old and the
+// new limit during a reload. What one of them has used counts for all, so together they admit no
+// more than InTurn allows.
 type Turns struct {
 	Store penstock.Store
 
@@ -36,20 +36,20 @@ type Turns struct {
 	Slack int64
 }
 
-// Run makes n charges of random limits. The error reports units beyond the bound, with the charges
-// before. After some denials by a store without slack, Run checks RetryAfter: the same charge is
+// Run makes n charges of random limits. If they admit units beyond the bound, the error shows the
+// latest charges. If Slack is 0, Run also checks the RetryAfter of some denials: the same charge is
 // granted at that time, and not 1 µs earlier.
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
-	var trace []turn
+	var trace []traceEntry
 	heldUntil := map[string]time.Time{} // by holder
 	violation := func(format string, args ...any) error {
 		var before strings.Builder
-		for _, step := range trace[max(len(trace)-30, 0):] {
-			fmt.Fprintf(&before, "\n%v", step)
+		for _, entry := range trace[max(len(trace)-30, 0):] {
+			fmt.Fprintf(&before, "\n%v", entry)
 		}
-		return fmt.Errorf("%s; the limits are %v; before:%s", fmt.Sprintf(format, args...), t.Limits, before.String())
+		return fmt.Errorf("%s; the limits are %v; the latest charges:%s", fmt.Sprintf(format, args...), t.Limits, before.String())
 	}
 	var last penstock.Status
 	for i := range n {
@@ -62,13 +62,13 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 			return fmt.Errorf("%v: %w", limit, err)
 		}
 		last = d.Status(0)
-		trace = append(trace, turn{now, charge, last, false})
+		trace = append(trace, traceEntry{at: now, charge: charge, status: last})
 		if !d.Allowed && t.Slack == 0 && last.RetryAfter < time.Hour && rng.IntN(4) == 0 {
 			if last, err = t.retry(ctx, charge, last.RetryAfter); err != nil {
 				return violation("%v", err)
 			}
 			now = t.Now()
-			trace = append(trace, turn{now, charge, last, true})
+			trace = append(trace, traceEntry{at: now, charge: charge, status: last, isRetry: true})
 		}
 		if last.Granted == 0 {
 			continue
@@ -94,20 +94,20 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	return nil
 }
 
-// A turn is a charge and its status. It is formatted only if the test fails.
-type turn struct {
+// A traceEntry is a charge and its status. It is formatted only if the test fails.
+type traceEntry struct {
 	at      time.Time
 	charge  penstock.Charge
 	status  penstock.Status
 	isRetry bool
 }
 
-func (t turn) String() string {
-	at := t.at.UTC().Format("15:04:05.000000")
-	if t.isRetry {
-		return fmt.Sprintf("  %s: then -> %+v", at, t.status)
+func (e traceEntry) String() string {
+	at := e.at.UTC().Format("15:04:05.000000")
+	if e.isRetry {
+		return fmt.Sprintf("  %s: the same again -> %+v", at, e.status)
 	}
-	return fmt.Sprintf("  %s: %v %d of [%v] -> %+v", at, t.charge.Mode, t.charge.Cost, t.charge.Plan, t.status)
+	return fmt.Sprintf("  %s: %v %d of [%v] -> %+v", at, e.charge.Mode, e.charge.Cost, e.charge.Plan, e.status)
 }
 
 // insert keeps admissions sorted by time.
@@ -163,6 +163,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 	return d.Status(0), err
 }
 
+// charge is a random charge of a limit. i is the number of the charge.
 func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
 	c := penstock.Charge{Key: t.Key, Plan: limit, Cost: 1}
 	switch largestCost := max(limit.Limit().Count, limit.Limit().Burst, 1); {
@@ -205,19 +206,21 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 // admit together in an interval, given its length. If one limit has both the largest rate and the
 // largest Burst or Count, the bound is that of this limit alone.
 func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
-	common, burst := limits[0].Algorithm(), int64(0) // all limits have the same algorithm
+	name, burst := limits[0].Algorithm().Name(), int64(0) // all limits have an algorithm of this name
+	isLeaky := name == penstock.LeakyBucket.Name()
+	isExact := name == penstock.SlidingLog.Name() || name == penstock.SubWindow(1).Name() // never exceeds its Count
 	type kind struct {
 		algorithm *algorithm.Algorithm
 		period    time.Duration
 	}
-	windows := map[kind]int64{} // units of each kind of window
+	windows := map[kind]int64{} // the largest Count of each kind of window
 	for _, l := range limits {
 		size := l.Limit().Count
-		if l.Limit().Burst > 0 && common.Name() != penstock.LeakyBucket.Name() {
+		if l.Limit().Burst > 0 {
 			size = l.Limit().Burst
 		}
-		if common.Name() == penstock.LeakyBucket.Name() {
-			size = 1
+		if isLeaky {
+			size = 1 // the queue lets one unit leave at once
 		}
 		burst = max(burst, size)
 		k := kind{l.Algorithm(), l.Limit().Period}
@@ -240,13 +243,13 @@ func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 		return sum
 	}
 	switch {
-	case common.Name() == penstock.Concurrency.Name():
+	case name == penstock.Concurrency.Name():
 		return func(time.Duration) int64 { return burst }
-	case common.Name() == penstock.LeakyBucket.Name(): // moments are rounded up to whole microseconds
+	case isLeaky: // moments are rounded up to whole microseconds
 		return func(interval time.Duration) int64 { return burst + refill(interval+time.Microsecond) }
-	case len(windows) == 1 && (common.Name() == penstock.SlidingLog.Name() || common.Name() == penstock.SubWindow(1).Name()):
+	case isExact && len(windows) == 1:
 		return windowUnits
-	case common.Name() == penstock.SlidingLog.Name(), common.Name() == penstock.SubWindow(1).Name(), common.Name() == penstock.FixedWindow.Name():
+	case isExact, name == penstock.FixedWindow.Name():
 		return func(interval time.Duration) int64 { return burst + windowUnits(interval) }
 	}
 	return func(interval time.Duration) int64 { return burst + refill(interval) }
@@ -283,15 +286,15 @@ func checkLimitsInTurn(b *lawTest) {
 			granted := int64(0)
 			for i := range 80 {
 				key, holder := fmt.Sprint("turns", round), fmt.Sprint("holder", i)
-				c := []counter{small, middle, large}[rng.IntN(3)].at(key).as(holder)
+				c := []counter{small, middle, large}[rng.IntN(3)].withKey(key).withHolder(holder)
 				charge := c.spend(1 + rng.Int64N(3))
 				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.needsHolder() {
 					charge.Mode, charge.Cost = penstock.Refund, 1
 				}
 				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
-					before := b.unitsLeft(large.at(charge.Key))
+					before := b.unitsLeft(large.withKey(charge.Key))
 					b.decide(charge)
-					granted -= b.unitsLeft(large.at(charge.Key)) - before
+					granted -= b.unitsLeft(large.withKey(charge.Key)) - before
 					continue
 				}
 				d := b.decide(charge)
@@ -300,12 +303,12 @@ func checkLimitsInTurn(b *lawTest) {
 					b.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
 				}
 			}
-			rest := b.decide(large.at(fmt.Sprint("turns", round)).as("last").charge(penstock.Draw, 20))
+			rest := b.decide(large.withKey(fmt.Sprint("turns", round)).withHolder("last").charge(penstock.Draw, 20))
 			granted += rest.Status(0).Granted
 			if granted > 20 || granted < 19 { // 19, because a change of the rate may round the level up
 				b.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
 			}
-			b.deny(small.at(fmt.Sprint("turns", round)).as("late").spend(1))
+			b.deny(small.withKey(fmt.Sprint("turns", round)).withHolder("late").spend(1))
 		}
 	})
 }
