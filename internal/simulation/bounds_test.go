@@ -12,19 +12,21 @@ import (
 )
 
 // check checks the admitted units against the bounds of the algorithms and of the guards.
-func (h *history) check(p *plan) {
-	maxInstances := p.maxInstances()
-	for _, g := range h.groups(p) {
-		limit, slack, credits := g.policy.limit, int64(0), h.creditsOf(g)
+func (h *history) check(sc *scenario) {
+	maxInstances := sc.maxInstances()
+	for _, g := range h.admissionSets(sc) {
+		limit, slack, credits := g.guarded.limit, int64(0), h.creditsOf(g)
+		isLocal := g.guarded.settings.OnFailure == guard.FailLocal
+		isQueue := limit.Algorithm().Name() == penstock.LeakyBucket.Name()
 		switch {
 		case g.instanceID == storeUnits:
-			slack = p.leaseExcess(g.policy, maxInstances, len(credits) > 0)
-		case g.policy.settings.OnFailure == guard.FailLocal && g.hasChanged && limit.Algorithm().Name() == penstock.LeakyBucket.Name():
+			slack = sc.leaseExcess(g.guarded, maxInstances, len(credits) > 0)
+		case isLocal && isQueue && g.hasChanged:
 			continue // a waiter that was admitted by the old share may exceed the new one
-		case g.policy.settings.OnFailure == guard.FailLocal:
+		case isLocal:
 			limit = share(limit.Limit(), g.knownInstances).MustCompile()
 		default:
-			limit = g.policy.settings.Ceiling.MustCompile()
+			limit = g.guarded.settings.Ceiling.MustCompile()
 		}
 		var worst worstCase
 		if limit.Algorithm().NeedsHolder() {
@@ -41,8 +43,8 @@ func (h *history) check(p *plan) {
 		h.utilization[kind] = max(h.utilization[kind], worst.reached/worst.bound)
 		if worst.reached > worst.bound {
 			const traced = 40 // admissions
-			h.problems = append(h.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", worst.at, worst.reached,
-				&g.policy.limit, g.key, g.where(), worst.bound, h.trace(g.policy, g.key, worst.at, traced)))
+			h.problems = append(h.problems, fmt.Sprintf("bound, at %v: %.3f units of %v were admitted for key %q at %s; the bound is %.3f\n%s", worst.at, worst.reached,
+				&g.guarded.limit, g.key, g.where(), worst.bound, h.trace(g.guarded, g.key, worst.at, traced)))
 		}
 	}
 }
@@ -50,10 +52,10 @@ func (h *history) check(p *plan) {
 // storeUnits is the instance number for units that any instance admitted from the store.
 const storeUnits = -1
 
-// A group has the admissions that share one bound: the admissions of all instances from the store,
-// or those of one instance without the store.
-type group struct {
-	policy         *policy
+// An admissionSet has the admissions that share one bound: the admissions of all instances from the
+// store, or those of one instance without the store.
+type admissionSet struct {
+	guarded        *guardedLimit
 	key            string
 	instanceID     int
 	knownInstances int  // smallest number of instances that this instance counted
@@ -61,27 +63,27 @@ type group struct {
 	admitted       []admission
 }
 
-func (g *group) where() string {
+func (g *admissionSet) where() string {
 	if g.instanceID == storeUnits {
 		return "all instances"
 	}
-	return fmt.Sprintf("instance %d, of %d", g.instanceID, g.knownInstances)
+	return fmt.Sprintf("instance %d, which counted %d instances", g.instanceID, g.knownInstances)
 }
 
-// groups divides the admissions into groups. It reports admissions that no source may make.
-func (h *history) groups(p *plan) (groups []*group) {
+// admissionSets divides the admissions into sets. It reports admissions that no source may make.
+func (h *history) admissionSets(sc *scenario) (sets []*admissionSet) {
 	type name struct {
-		policy     *policy
+		guarded    *guardedLimit
 		key        string
 		instanceID int
 	}
-	known := make(map[name]*group)
+	known := make(map[name]*admissionSet)
 	for _, a := range h.admitted {
 		if a.key == wildKey {
 			continue
 		}
-		n := name{a.policy, a.key, a.instanceID}
-		switch s := a.policy.settings; {
+		n := name{a.guarded, a.key, a.instanceID}
+		switch s := a.guarded.settings; {
 		case a.source == penstock.FromStore || a.source == penstock.FromLease:
 			n.instanceID = storeUnits
 		case s.OnFailure == guard.FailClosed:
@@ -89,33 +91,33 @@ func (h *history) groups(p *plan) (groups []*group) {
 			continue
 		case s.OnFailure == guard.FailOpen && s.Ceiling.Count == 0:
 			continue // without bound
-		case a.clock%a.policy.limit.Limit().Period.Microseconds() == 0:
-			continue // the instance's clock may differ by 1 µs, so its window is unknown
+		case a.clock%a.guarded.limit.Limit().Period.Microseconds() == 0:
+			continue // at the edge of a window: the instance's clock may differ by 1 µs, so its window is unknown
 		}
 		g := known[n]
 		if g == nil {
-			g = &group{policy: a.policy, key: a.key, instanceID: n.instanceID, knownInstances: a.knownInstances}
+			g = &admissionSet{guarded: a.guarded, key: a.key, instanceID: n.instanceID, knownInstances: a.knownInstances}
 			known[n] = g
-			groups = append(groups, g)
+			sets = append(sets, g)
 		}
 		g.hasChanged = g.hasChanged || g.knownInstances != a.knownInstances
 		g.knownInstances = min(g.knownInstances, a.knownInstances)
 		g.admitted = append(g.admitted, a)
 	}
-	for _, g := range groups {
+	for _, g := range sets {
 		slices.SortStableFunc(g.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 	}
-	return groups
+	return sets
 }
 
-// creditsOf returns the credits that apply to a group. The units of a split limit are under other
-// keys, so each credit of its limit applies.
-func (h *history) creditsOf(g *group) (of []credit) {
+// creditsOf returns the credits that apply to a set of admissions. The units of a split limit are
+// under other keys, so each credit of its limit applies.
+func (h *history) creditsOf(g *admissionSet) (of []credit) {
 	for _, c := range h.credits {
 		switch {
 		case c.instanceID != g.instanceID:
-		case c.limit != "" && c.limit != g.policy.limit.Name():
-		case c.keys != nil && !c.keys(g.key) && g.policy.settings.SplitInto < 2:
+		case c.limit != "" && c.limit != g.guarded.limit.Name():
+		case c.keys != nil && !c.keys(g.key) && g.guarded.settings.SplitInto < 2:
 		default:
 			of = append(of, c)
 		}
@@ -124,9 +126,9 @@ func (h *history) creditsOf(g *group) (of []credit) {
 }
 
 // maxInstances returns the largest number of instances that may run at one time.
-func (p *plan) maxInstances() int {
-	n := p.instances
-	for _, f := range p.faults {
+func (sc *scenario) maxInstances() int {
+	n := sc.instances
+	for _, f := range sc.faults {
 		if f.kind == instanceJoins {
 			n++
 		}
@@ -137,16 +139,15 @@ func (p *plan) maxInstances() int {
 // leaseExcess returns how many units leases may admit beyond the algorithm's bound. For a bucket it
 // is the size of a lease, once for each instance. For other algorithms it is 0 unless the store has
 // lost its data while instances held leases.
-func (p *plan) leaseExcess(policy *policy, instances int, hasLostData bool) int64 {
-	l := policy.limit
-	size := l.Limit().Count
+func (sc *scenario) leaseExcess(guarded *guardedLimit, instances int, hasLostData bool) int64 {
+	l := guarded.limit
+	capacity, hasExcess := l.Limit().Count, hasLostData
 	if l.Algorithm().Name() == penstock.TokenBucket.Name() {
-		size = l.Limit().Burst
-		hasLostData = true
+		capacity, hasExcess = l.Limit().Burst, true
 	}
-	lease := min(policy.settings.Lease, size/4/int64(max(p.configured, 1))) // guard.Lease lends at most a quarter
+	lease := min(guarded.settings.Lease, capacity/4/int64(max(sc.configured, 1))) // all leases together have at most a quarter
 	canLease := l.Algorithm().Decay() != algorithm.DecayUnknown
-	if lease < 2 || !canLease || !hasLostData {
+	if lease < 2 || !canLease || !hasExcess {
 		return 0
 	}
 	return int64(instances) * lease
@@ -287,7 +288,7 @@ func checkWindows(admitted []admission, credits []credit, bound float64, isToget
 }
 
 // checkHolds sums up the holds that last at the same time.
-func (h *history) checkHolds(g *group, l penstock.Limit, credits []credit) worstCase {
+func (h *history) checkHolds(g *admissionSet, l penstock.Limit, credits []credit) worstCase {
 	released := make(map[string]time.Duration)
 	for _, r := range h.released {
 		if at, known := released[r.holder]; !known || r.at < at {
@@ -304,7 +305,8 @@ func (h *history) checkHolds(g *group, l penstock.Limit, credits []credit) worst
 				hasEnded = true
 			}
 			for _, c := range credits {
-				hasEnded = hasEnded || held.at <= c.at && c.at <= a.at
+				isCredited := held.at <= c.at && c.at <= a.at
+				hasEnded = hasEnded || isCredited
 			}
 			if !hasEnded {
 				sum += held.units

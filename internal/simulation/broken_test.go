@@ -16,8 +16,8 @@ type breakage struct {
 	shouldReplay   bool                                      // a client repeats requests without a reply
 	isUndivided    bool                                      // each instance counts only itself, so its share is the whole limit
 	isBreakerStuck bool                                      // an open breaker pauses for an hour
-	timeout        time.Duration                             // of a decision
-	denyCacheTTL   time.Duration                             // of the deny cache
+	timeout        time.Duration                             // of a decision; 0: the default
+	denyCacheTTL   time.Duration                             // 0: that of the scenario
 	falsify        func([]penstock.Charge, *penstock.Status) // changes each status that the store returns
 }
 
@@ -50,37 +50,39 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 	t.Parallel()
 	const maxSeeds = 200
 	for _, row := range []struct {
-		name   string
-		check  string // that must find a problem
-		broken breakage
-		planOf func(seed uint64) *plan // default: newPlan
+		name       string
+		check      string // the check that must find a problem
+		broken     breakage
+		scenarioOf func(seed uint64) *scenario // default: newScenario
 	}{
-		{"a client that repeats lost requests", "once", breakage{shouldReplay: true}, nil},
-		{"a fallback without shares", "bound", breakage{isUndivided: true}, nil},
-		{"a breaker that stays open", "recovery", breakage{isBreakerStuck: true}, nil},
-		{"a timeout of 2 s", "deadline", breakage{timeout: 2 * time.Second}, nil},
-		{"a denial whose RetryAfter counts from the reply", "denial", breakage{falsify: delayRetry(6 * time.Millisecond)}, nil},
-		{"a denial that never ends", "liveness", breakage{denyCacheTTL: 100 * time.Hour, falsify: delayRetry(50 * time.Hour)}, nil},
-		{"a lease that outlives its window", "bound", breakage{falsify: func(charges []penstock.Charge, s *penstock.Status) {
-			if charges[0].Mode == penstock.Draw {
-				s.ResetAfter += time.Hour
-			}
-		}}, leasedWindowPlan},
-		{"a lease that spends more than it drew", "leases", breakage{falsify: func(charges []penstock.Charge, s *penstock.Status) {
-			if charges[0].Mode == penstock.Draw && s.Granted > 0 {
-				s.Granted++
-			}
-		}}, nil},
+		{name: "a client that repeats lost requests", check: "once", broken: breakage{shouldReplay: true}},
+		{name: "a fallback without shares", check: "bound", broken: breakage{isUndivided: true}},
+		{name: "a breaker that stays open", check: "recovery", broken: breakage{isBreakerStuck: true}},
+		{name: "a timeout of 2 s", check: "deadline", broken: breakage{timeout: 2 * time.Second}},
+		{name: "a denial whose RetryAfter counts from the reply", check: "denial", broken: breakage{falsify: delayRetry(6 * time.Millisecond)}},
+		{name: "a denial that never ends", check: "liveness", broken: breakage{denyCacheTTL: 100 * time.Hour, falsify: delayRetry(50 * time.Hour)}},
+		{name: "a lease that outlives its window", check: "bound", scenarioOf: leasedWindowScenario, broken: breakage{
+			falsify: func(charges []penstock.Charge, s *penstock.Status) {
+				if charges[0].Mode == penstock.Draw {
+					s.ResetAfter += time.Hour
+				}
+			}}},
+		{name: "a lease that spends more than it drew", check: "leases", broken: breakage{
+			falsify: func(charges []penstock.Charge, s *penstock.Status) {
+				if charges[0].Mode == penstock.Draw && s.Granted > 0 {
+					s.Granted++
+				}
+			}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			if row.planOf == nil {
-				row.planOf = newPlan
+			if row.scenarioOf == nil {
+				row.scenarioOf = newScenario
 			}
 			for seed := range uint64(maxSeeds) {
 				isFound := false
 				synctest.Test(t, func(t *testing.T) {
-					for _, problem := range simulate(t, row.planOf(seed), row.broken).problems {
+					for _, problem := range simulate(t, row.scenarioOf(seed), row.broken).problems {
 						isFound = isFound || strings.HasPrefix(problem, row.check)
 					}
 				})
@@ -90,22 +92,22 @@ func TestBrokenGuardsAreFound(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("the check %q found nothing in %d seeds", row.check, maxSeeds)
+			t.Errorf("the check %q found no problem in %d seeds; want one, because the guards are broken", row.check, maxSeeds)
 		})
 	}
 }
 
-// leasedWindowPlan makes a plan without faults, with one leased limit by fixed windows. The load is
-// close to the limit, so that about half of the windows are used up. The check finds a lease that
-// outlives its window only if the lease has units left and the next window is used up.
-func leasedWindowPlan(seed uint64) *plan {
-	p := newPlan(seed)
+// leasedWindowScenario makes a scenario without faults, with one leased limit by fixed windows. The
+// load is close to the limit, so that about half of the windows are used up. The check finds a
+// lease that outlives its window only if the lease has units left and the next window is used up.
+func leasedWindowScenario(seed uint64) *scenario {
+	sc := newScenario(seed)
 	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Compile()
 	if err != nil {
 		panic(err)
 	}
-	p.instances, p.configured, p.nodes, p.keys, p.faults, p.isLoadEarly = 2, 2, 1, 1, nil, false
-	p.policies = []policy{{limit: limit, settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 50}}}
-	p.phases = []phase{{after: time.Second, requests: 3000, gap: limit.Limit().Period / time.Duration(limit.Limit().Count), pattern: steady}}
-	return p
+	sc.instances, sc.configured, sc.nodes, sc.keys, sc.faults, sc.isLoadEarly = 2, 2, 1, 1, nil, false
+	sc.guardedLimits = []guardedLimit{{limit: limit, settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 50}}}
+	sc.phases = []phase{{after: time.Second, requests: 3000, gap: limit.Limit().Period / time.Duration(limit.Limit().Count), pattern: steady}}
+	return sc
 }

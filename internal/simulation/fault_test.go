@@ -11,7 +11,7 @@ type fault struct {
 	kind     faultKind
 	at       time.Duration
 	duration time.Duration
-	instance int // modulo the number of instances
+	instance int // the index of an instance, modulo the number of running instances
 	node     int
 	size     float64 // strength of the fault, from 0 to 1
 }
@@ -19,19 +19,19 @@ type fault struct {
 type faultKind uint8
 
 const (
-	nodeRefuses   faultKind = iota // a node refuses connections
-	nodeHangs                      // a node sends no replies
-	nodeLosesData                  // a node restarts without its data
-	nodeKilled                     // a node refuses connections, then restarts without its data
-	nodeFailsOver                  // a node returns to the state of a replica that lags
-	clockJumps                     // of the store
-	networkSlow                    // for all instances, as is networkLossy
-	networkLossy
-	requestsCut     // the requests of an instance are lost
-	repliesCut      // the replies to an instance are lost
-	instanceCut     // requests and replies of an instance are lost
-	allCut          // requests and replies of all instances are lost
-	instanceCrashes // another instance joins
+	nodeRefuses     faultKind = iota // a node refuses connections
+	nodeHangs                        // a node sends no replies
+	nodeLosesData                    // a node restarts without its data
+	nodeKilled                       // a node refuses connections, then restarts without its data
+	nodeFailsOver                    // a node returns to the state of a replica that lags
+	clockJumps                       // the store's clock jumps
+	networkSlow                      // the latency of all instances grows
+	networkLossy                     // requests and replies of all instances are lost at random
+	requestsCut                      // the requests of an instance are lost
+	repliesCut                       // the replies to an instance are lost
+	instanceCut                      // requests and replies of an instance are lost
+	allCut                           // requests and replies of all instances are lost
+	instanceCrashes                  // another instance joins
 	instanceFreezes
 	instanceJoins
 	instanceLeaves
@@ -44,10 +44,10 @@ var faultNames = [...]string{
 	"an instance freezes", "an instance joins", "an instance leaves",
 }
 
-func randomFault(rng *rand.Rand, p *plan, length time.Duration) fault {
+func randomFault(rng *rand.Rand, sc *scenario, length time.Duration) fault {
 	f := fault{kind: faultKind(rng.IntN(faultKinds)), at: time.Duration(rng.Int64N(int64(length)))}
 	f.duration = logTime(rng, 30*time.Millisecond, max(min(length, time.Minute), time.Second))
-	f.instance, f.node, f.size = rng.IntN(100), rng.IntN(p.nodes), rng.Float64()
+	f.instance, f.node, f.size = rng.IntN(100), rng.IntN(sc.nodes), rng.Float64()
 	return f
 }
 
@@ -76,23 +76,23 @@ func (sim *simulation) startFault(f *fault) (end func()) {
 
 func (sim *simulation) applyFault(f *fault) (end func()) {
 	kind := faultNames[f.kind]
-	changeLink := func(change, back func(*link)) func() {
+	changeLink := func(change, undo func(*link)) func() {
 		i := sim.instanceAt(f.instance)
 		if i == nil {
 			return nil
 		}
 		sim.history.addIncident("%s: %d, for %v", kind, i.id, f.duration)
 		i.link.update(change)
-		return func() { i.link.update(back) }
+		return func() { i.link.update(undo) }
 	}
-	changeAllLinks := func(change, back func(*link)) func() {
-		sim.history.addIncident("%s, for %v (%.2f)", kind, f.duration, f.size)
+	changeAllLinks := func(change, undo func(*link)) func() {
+		sim.history.addIncident("%s, for %v, with strength %.2f", kind, f.duration, f.size)
 		for _, i := range sim.fleet {
 			i.link.update(change)
 		}
 		return func() {
 			for _, i := range sim.fleet {
-				i.link.update(back)
+				i.link.update(undo)
 			}
 		}
 	}
@@ -122,13 +122,13 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		sim.server.failOver(f.node, lag)
 	case clockJumps:
 		const maxJump = 20 * time.Second
-		by := time.Duration((f.size - 0.5) * 2 * float64(maxJump)) // forward or back
+		by := time.Duration((f.size - 0.5) * 2 * float64(maxJump)) // forward from a size of 0.5, else back
 		sim.history.addIncident("%s by %v", kind, by)
 		sim.server.stepClock(by)
 	case networkSlow:
 		const minFactor, maxFactor = 2, 62 // of the latency
 		factor := minFactor + (maxFactor-minFactor)*f.size
-		return changeAllLinks(func(l *link) { l.oneWay = time.Duration(float64(sim.plan.oneWay) * factor) }, func(l *link) { l.oneWay = sim.plan.oneWay })
+		return changeAllLinks(func(l *link) { l.oneWay = time.Duration(float64(sim.scenario.oneWay) * factor) }, func(l *link) { l.oneWay = sim.scenario.oneWay })
 	case networkLossy:
 		const maxLoss = 0.3 // probability
 		loss := maxLoss * f.size

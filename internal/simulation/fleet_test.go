@@ -17,17 +17,17 @@ import (
 
 // A simulation is a fleet and its store, in a synctest bubble.
 type simulation struct {
-	t            *testing.T
-	plan         *plan
-	broken       breakage
-	history      *history
-	server       *server
-	rng          *rand.Rand // of the goroutine that runs the plan
-	fleet        []*instance
-	started      int            // instances so far
-	calls        sync.WaitGroup // calls in flight, and instances that are closing
-	policiesUsed map[string]int // by key: a bit for each policy that was used with it
-	probe        *penstock.Plan // a limit without denials, for checkRecovery
+	t          *testing.T
+	scenario   *scenario
+	broken     breakage
+	history    *history
+	server     *server
+	rng        *rand.Rand // of the goroutine that runs the scenario
+	fleet      []*instance
+	started    int            // instances so far
+	calls      sync.WaitGroup // calls in flight, and instances that are closing
+	limitsUsed map[string]int // by key: a bit for each guarded limit that was used with it
+	probe      *penstock.Plan // a limit without denials, for checkRecovery
 }
 
 // An instance is a process with all guards.
@@ -46,20 +46,20 @@ const timeout = 250 * time.Millisecond
 // wildKey is charged in all modes at random, so no bound is checked for it.
 const wildKey = "wild"
 
-// simulate runs a plan to its end, and checks it. It must be called in a synctest bubble.
-func simulate(t *testing.T, p *plan, broken breakage) *history {
-	h := newHistory(p.clockAhead)
-	sim := &simulation{t: t, plan: p, broken: broken, history: h, server: newServer(p.nodes, p.clockAhead, h), rng: rand.New(rand.NewPCG(p.seed, 2)),
-		policiesUsed: make(map[string]int)}
+// simulate runs a scenario to its end, and checks it. It must be called in a synctest bubble.
+func simulate(t *testing.T, sc *scenario, broken breakage) *history {
+	h := newHistory(sc.clockAhead)
+	sim := &simulation{t: t, scenario: sc, broken: broken, history: h, server: newServer(sc.nodes, sc.clockAhead, h), rng: rand.New(rand.NewPCG(sc.seed, 2)),
+		limitsUsed: make(map[string]int)}
 	var err error
 	if sim.probe, err = (penstock.Limit{Name: "probe", Count: 1_000_000, Period: time.Second}).Compile(); err != nil {
 		t.Fatal(err)
 	}
-	for range p.instances {
+	for range sc.instances {
 		sim.join()
 		time.Sleep(time.Duration(sim.rng.Int64N(int64(time.Second))))
 	}
-	if !p.isLoadEarly {
+	if !sc.isLoadEarly {
 		time.Sleep(6 * time.Second) // until each instance has counted the others by their heartbeats
 	}
 	sim.run()
@@ -67,7 +67,7 @@ func simulate(t *testing.T, p *plan, broken breakage) *history {
 	sim.calls.Wait()
 	time.Sleep(3 * time.Second) // until instances have returned their idle leases
 	sim.checkLiveness()
-	h.check(p)
+	h.check(sc)
 	return h
 }
 
@@ -75,21 +75,21 @@ func simulate(t *testing.T, p *plan, broken breakage) *history {
 func (sim *simulation) join() *instance {
 	i := &instance{id: sim.started}
 	sim.started++
-	i.link = &link{sim: sim, id: i.id, rng: rand.New(rand.NewPCG(sim.plan.seed, 1000+uint64(i.id))), oneWay: sim.plan.oneWay}
+	i.link = &link{sim: sim, id: i.id, rng: rand.New(rand.NewPCG(sim.scenario.seed, 1000+uint64(i.id))), oneWay: sim.scenario.oneWay}
 	breaker := guard.BreakerOptions{Changed: func(nodeName string, from, to guard.State) {
 		sim.history.addIncident("breaker of instance %d for node %s: %v", i.id, nodeName, to)
 	}}
 	if sim.broken.isBreakerStuck {
 		breaker.Pause = time.Hour
 	}
-	denyCacheTTL := sim.plan.denyCacheTTL
+	denyCacheTTL := sim.scenario.denyCacheTTL
 	if sim.broken.denyCacheTTL > 0 {
 		denyCacheTTL = sim.broken.denyCacheTTL
 	}
 	var err error
 	i.store, err = guard.Standard(i.link, guard.Options{
 		Server: i.link,
-		Limits: sim.plan.settingsOf, Instances: sim.plan.configured, DenyCacheTTL: denyCacheTTL, Breaker: breaker,
+		Limits: sim.scenario.settingsOf, Instances: sim.scenario.configured, DenyCacheTTL: denyCacheTTL, Breaker: breaker,
 		Timeout: guard.TimeoutOptions{After: sim.broken.timeout},
 	})
 	if err != nil {
@@ -135,8 +135,8 @@ func (sim *simulation) run() {
 		slices.SortStableFunc(due, func(a, b event) int { return int(a.at - b.at) })
 	}
 	began := sim.history.now()
-	for i := range sim.plan.faults {
-		f := &sim.plan.faults[i]
+	for i := range sim.scenario.faults {
+		f := &sim.scenario.faults[i]
 		schedule(began+f.at, func() {
 			if end := sim.startFault(f); end != nil {
 				schedule(sim.history.now()+f.duration, func() {
@@ -156,8 +156,8 @@ func (sim *simulation) run() {
 		time.Sleep(at - sim.history.now())
 	}
 	at := began
-	for i := range sim.plan.phases {
-		ph := &sim.plan.phases[i]
+	for i := range sim.scenario.phases {
+		ph := &sim.scenario.phases[i]
 		at += ph.after
 		for left := ph.requests; left > 0; {
 			runUntil(at)
@@ -188,15 +188,15 @@ func (sim *simulation) sendRequest(ph *phase) {
 	}
 	key := "k0"
 	if ph.pattern != single {
-		key = fmt.Sprint("k", sim.rng.IntN(sim.plan.keys))
+		key = fmt.Sprint("k", sim.rng.IntN(sim.scenario.keys))
 	}
-	n := ph.policy
+	n := ph.guarded
 	if sim.rng.IntN(5) == 0 {
-		n = sim.rng.IntN(len(sim.plan.policies))
+		n = sim.rng.IntN(len(sim.scenario.guardedLimits))
 	}
 	charges := []penstock.Charge{sim.charge(n, key)}
 	if sim.rng.IntN(8) == 0 {
-		for other := range sim.plan.policies {
+		for other := range sim.scenario.guardedLimits {
 			if other != n {
 				charges = append(charges, sim.charge(other, key))
 			}
@@ -214,7 +214,7 @@ func (sim *simulation) sendRequest(ph *phase) {
 		}
 	}
 	ctx, cancel := context.Background(), func() {}
-	if sim.rng.IntN(10) == 0 && !sim.plan.hasPatientCallers {
+	if sim.rng.IntN(10) == 0 && !sim.scenario.hasPatientCallers {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(sim.rng.Int64N(int64(2*timeout))))
 	}
 	hold := time.Duration(sim.rng.ExpFloat64() * float64(time.Second))
@@ -235,21 +235,21 @@ func (sim *simulation) sendRequest(ph *phase) {
 	})
 }
 
-// charge returns a random charge under policy n.
+// charge returns a random charge of guarded limit n.
 func (sim *simulation) charge(n int, key string) penstock.Charge {
-	policy := &sim.plan.policies[n]
-	sim.policiesUsed[key] |= 1 << n
-	c := penstock.Charge{Key: key, Plan: policy.limit, Cost: 1}
-	if sim.rng.IntN(8) == 0 && policy.limit.Algorithm().Name() != penstock.LeakyBucket.Name() {
+	guarded := &sim.scenario.guardedLimits[n]
+	sim.limitsUsed[key] |= 1 << n
+	c := penstock.Charge{Key: key, Plan: guarded.limit, Cost: 1}
+	if sim.rng.IntN(8) == 0 && guarded.limit.Algorithm().Name() != penstock.LeakyBucket.Name() {
 		c.Cost = 1 + sim.rng.Int64N(4)
 	}
-	if policy.limit.Algorithm().NeedsHolder() {
+	if guarded.limit.Algorithm().NeedsHolder() {
 		c.Holder = fmt.Sprint("holder", sim.rng.Int64())
 	}
 	// A booking of several units in a split limit takes them from several shards. Its turn is when the
 	// last shard has room, and checkBucket does not know the turns of the others.
-	if policy.limit.Algorithm().CanBook() && (c.Cost == 1 || policy.settings.SplitInto < 2) && sim.rng.IntN(3) == 0 {
-		c.Patience = min(time.Duration(sim.rng.Int64N(int64(time.Second))), policy.limit.MaxPatience())
+	if guarded.limit.Algorithm().CanBook() && (c.Cost == 1 || guarded.settings.SplitInto < 2) && sim.rng.IntN(3) == 0 {
+		c.Patience = min(time.Duration(sim.rng.Int64N(int64(time.Second))), guarded.limit.MaxPatience())
 	}
 	return c
 }
@@ -257,15 +257,16 @@ func (sim *simulation) charge(n int, key string) penstock.Charge {
 // decide makes an instance decide. It runs the checks that need no later events.
 func (sim *simulation) decide(ctx context.Context, i *instance, charges []penstock.Charge) (penstock.Decision, error) {
 	c := &call{instance: i, charges: charges, began: sim.history.now()}
-	i.link.update(func(l *link) { c.knownInstances = max(l.knownInstances, sim.plan.configured, 1) })
+	i.link.update(func(l *link) { c.knownInstances = max(l.knownInstances, sim.scenario.configured, 1) })
 	d, err := i.store.Decide(context.WithValue(ctx, callKey{}, c), slices.Clone(charges))
 	if i.isDead.Load() {
 		return d, errRefused
 	}
 	sim.checkDeadline(ctx, c)
 	if err != nil {
-		if ctx.Err() == nil && !sim.plan.canFail(charges) || !errors.Is(err, penstock.ErrUnavailable) && ctx.Err() == nil {
-			sim.history.addProblem("answer", "%v: %v", c, err)
+		isExpected := sim.scenario.canFail(charges) && errors.Is(err, penstock.ErrUnavailable)
+		if ctx.Err() == nil && !isExpected {
+			sim.history.addProblem("answer", "%v failed: %v", c, err)
 		}
 		return d, err
 	}
@@ -277,7 +278,7 @@ func (sim *simulation) decide(ctx context.Context, i *instance, charges []pensto
 		if d.Source == penstock.FromLease {
 			i.spent.Add(charges[0].Cost)
 		}
-		sim.history.recordAdmission(c, &d, sim.plan)
+		sim.history.recordAdmission(c, &d, sim.scenario)
 		if d.Source == penstock.FromClosed || d.Source == penstock.FromDenyCache {
 			sim.history.addProblem("bound", "%v was granted by the %s, which may only deny", c, sourceNames[d.Source])
 		}
@@ -290,7 +291,7 @@ func (sim *simulation) decide(ctx context.Context, i *instance, charges []pensto
 
 // canFail returns true if a batch may end with an error. A batch with Force, Refund or Reset cannot
 // be denied. So it may fail if the store gives no answer and a limit is closed or leased.
-func (p *plan) canFail(charges []penstock.Charge) bool {
+func (sc *scenario) canFail(charges []penstock.Charge) bool {
 	for i := range charges {
 		switch charges[i].Mode {
 		case penstock.Force, penstock.Refund, penstock.Reset:
@@ -305,16 +306,16 @@ func (p *plan) canFail(charges []penstock.Charge) bool {
 func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 	calls, isLeased := 1, false
 	for i := range c.charges {
-		s := sim.plan.settingsOf(c.charges[i].Plan)
+		s := sim.scenario.settingsOf(c.charges[i].Plan)
 		if s.SplitInto > 1 {
 			calls += s.SplitInto + 3 // one for each shard, and up to three more
 		}
 		isLeased = isLeased || s.Lease > 1
 	}
 	if isLeased {
-		calls *= 5 // a draw, two returns, and the caller's own call; or a wait for calls in flight
+		calls *= 5 // a wait for a call in flight, a draw, two returns, and the caller's own call
 	}
-	if sim.plan.denyCacheTTL >= 0 {
+	if sim.scenario.denyCacheTTL >= 0 {
 		calls *= 2 // a waiter may make its own call afterwards
 	}
 	took := sim.history.now() - c.began
@@ -329,7 +330,7 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 // checkDenial compares a denial of the deny cache with the store. It skips denials that may be
 // older than the latest credit, since the store may have room again.
 func (sim *simulation) checkDenial(c *call) {
-	life := sim.plan.denyCacheTTL // of a cached denial
+	life := sim.scenario.denyCacheTTL // of a cached denial
 	if life <= 0 {
 		life = time.Second // the default of guard.Deny
 	}
@@ -337,7 +338,7 @@ func (sim *simulation) checkDenial(c *call) {
 		return
 	}
 	for i := range c.charges {
-		s := sim.plan.settingsOf(c.charges[i].Plan)
+		s := sim.scenario.settingsOf(c.charges[i].Plan)
 		if s.Lease > 1 || s.SplitInto > 1 || c.charges[i].Plan.Algorithm().NeedsHolder() || c.charges[i].Mode != penstock.Spend {
 			return
 		}
@@ -355,12 +356,12 @@ func (sim *simulation) checkRecovery() {
 	}
 	for _, i := range sim.fleet {
 		i.link.update(func(l *link) {
-			l.oneWay, l.loss, l.isCut, l.frozenUntil = sim.plan.oneWay, [ways]float64{}, [ways]bool{}, time.Time{}
+			l.oneWay, l.loss, l.isCut, l.frozenUntil = sim.scenario.oneWay, [ways]float64{}, [ways]bool{}, time.Time{}
 		})
 	}
 	sim.history.addIncident("all faults have ended")
-	const every, patience, enough = 10 * time.Millisecond, time.Second, 16
-	end := sim.history.now() + patience
+	const every, enough = 10 * time.Millisecond, 16 // the time between two probes; the number of probes in succession
+	end := sim.history.now() + maxRecovery
 	var probes sync.WaitGroup
 	for _, i := range sim.fleet {
 		for n := range sim.server.nodes {
@@ -380,7 +381,7 @@ func (sim *simulation) checkRecovery() {
 				time.Sleep(end - sim.history.now())
 				for range enough {
 					if source, err := sendProbe(); err != nil || source != penstock.FromStore {
-						sim.history.addProblem("recovery", "%v after the faults, the decisions of instance %d for node %d come from the %s: %v", patience, i.id,
+						sim.history.addProblem("recovery", "%v after the faults, the decisions of instance %d for node %d come from the %s: %v; want the store", maxRecovery, i.id,
 							n, sourceNames[source], err)
 						return
 					}
@@ -399,8 +400,8 @@ func (sim *simulation) checkLiveness() {
 	}
 	sim.calls.Wait()
 	quiet := time.Minute // time without requests, in which every limit refills
-	for i := range sim.plan.policies {
-		l := sim.plan.policies[i].limit.Limit()
+	for i := range sim.scenario.guardedLimits {
+		l := sim.scenario.guardedLimits[i].limit.Limit()
 		refill := 2 * l.Period // a sliding window depends on the window before it
 		if l.Burst > l.Count { // a bucket that refills for several periods
 			refill = time.Duration(2 * float64(l.Burst+l.Count) / float64(l.Count) * float64(l.Period))
@@ -408,12 +409,12 @@ func (sim *simulation) checkLiveness() {
 		quiet = max(quiet, refill+time.Minute)
 	}
 	time.Sleep(quiet)
-	for key, policies := range sim.policiesUsed {
-		for n := range sim.plan.policies {
-			if policies&(1<<n) == 0 || key == wildKey {
+	for key, used := range sim.limitsUsed {
+		for n := range sim.scenario.guardedLimits {
+			if used&(1<<n) == 0 || key == wildKey {
 				continue
 			}
-			c := penstock.Charge{Key: key, Plan: sim.plan.policies[n].limit, Cost: 1}
+			c := penstock.Charge{Key: key, Plan: sim.scenario.guardedLimits[n].limit, Cost: 1}
 			if c.Plan.Algorithm().NeedsHolder() {
 				c.Holder = "last"
 			}

@@ -16,7 +16,7 @@ type history struct {
 	start time.Time
 
 	mu          sync.Mutex
-	clockAhead  time.Duration // how far the server's clock is ahead
+	clockAhead  time.Duration // how far the server's clock is ahead of true time
 	admitted    []admission
 	released    []release
 	credits     []credit
@@ -50,7 +50,7 @@ type admission struct {
 	at             time.Duration // of the turn of a booking, or of the charge if there is no wait
 	charged        time.Duration // of the charge
 	clock          int64         // the same time as at, in µs, by the clock of the store or instance that decided
-	policy         *policy
+	guarded        *guardedLimit
 	key            string
 	units          int64
 	holder         string
@@ -113,7 +113,7 @@ func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.D
 	defer h.mu.Unlock()
 	if charges[0].Mode == penstock.Draw && c.charges[0].Mode == penstock.Spend { // by a lease
 		if c.draws++; c.draws > 1 {
-			h.addProblemLocked("once", "%v: a call drew %d times", c, c.draws)
+			h.addProblemLocked("once", "%v: this call drew %d times; want once", c, c.draws)
 		}
 		return
 	}
@@ -129,7 +129,7 @@ func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.D
 		c.at, c.clock = h.now(), clock.UnixMicro()
 		for _, own := range c.charges {
 			if own.Plan.Name() == name && c.spent[name] > own.Cost {
-				h.addProblemLocked("once", "%v: %d units of %s were charged", c, c.spent[name], name)
+				h.addProblemLocked("once", "%v: %d units of %q were charged; want at most %d", c, c.spent[name], name, own.Cost)
 			}
 		}
 	}
@@ -137,18 +137,18 @@ func (h *history) recordCharge(c *call, charges []penstock.Charge, d *penstock.D
 
 // recordAdmission records the charges of a call that was granted. If the call waited for the draw
 // of a lease, its time is that of the store's decision on the draw.
-func (h *history) recordAdmission(c *call, d *penstock.Decision, p *plan) {
+func (h *history) recordAdmission(c *call, d *penstock.Decision, sc *scenario) {
 	draw := c.instance.link.lastDraw(&c.charges[0])
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range c.charges {
 		charge := &c.charges[i]
-		policy := p.policyOf(charge.Plan)
-		if policy == nil || charge.Mode != penstock.Spend || charge.Cost == 0 {
+		guarded := sc.guardedLimitOf(charge.Plan)
+		if guarded == nil || charge.Mode != penstock.Spend || charge.Cost == 0 {
 			continue
 		}
 		now := time.Now()
-		a := admission{at: h.now(), clock: now.UnixMicro(), policy: policy, key: charge.Key, units: charge.Cost, holder: charge.Holder,
+		a := admission{at: h.now(), clock: now.UnixMicro(), guarded: guarded, key: charge.Key, units: charge.Cost, holder: charge.Holder,
 			instanceID: c.instance.id, source: d.Source, knownInstances: c.knownInstances}
 		switch d.Source {
 		case penstock.FromStore:
@@ -246,7 +246,7 @@ func (c *call) String() string {
 }
 
 func (a *admission) String() string {
-	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (it counted %d instances)", a.at, a.units, a.policy.limit.Name(), a.key, a.instanceID,
+	return fmt.Sprintf("%12v  %d of %s under %q at instance %d by %v (it counted %d instances)", a.at, a.units, a.guarded.limit.Name(), a.key, a.instanceID,
 		sourceNames[a.source], a.knownInstances)
 }
 
@@ -255,14 +255,14 @@ const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Sou
 var sourceNames = [sources]string{"store", "deny cache", "lease", "fallback", "open fallback", "closed fallback"}
 
 // trace lists the last admissions of a key and a limit until a time.
-func (h *history) trace(policy *policy, key string, until time.Duration, maxLines int) string {
+func (h *history) trace(guarded *guardedLimit, key string, until time.Duration, maxLines int) string {
 	type line struct {
 		at   time.Duration
 		text string
 	}
 	var lines []line
 	for i := range h.admitted {
-		if a := &h.admitted[i]; a.policy == policy && a.key == key && a.at <= until {
+		if a := &h.admitted[i]; a.guarded == guarded && a.key == key && a.at <= until {
 			lines = append(lines, line{a.at, a.String()})
 		}
 	}

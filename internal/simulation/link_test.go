@@ -41,7 +41,7 @@ const (
 // A drawName identifies draws by their key and the first of their limits.
 type drawName struct{ key, limit string }
 
-func nameOf(c *penstock.Charge) drawName { return drawName{baseKey(c.Key), c.Plan.Name()} }
+func drawNameOf(c *penstock.Charge) drawName { return drawName{baseKey(c.Key), c.Plan.Name()} }
 
 // A moment is the time of a decision of the store.
 type moment struct {
@@ -53,7 +53,7 @@ type moment struct {
 func (l *link) lastDraw(c *penstock.Charge) (m moment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.draws[nameOf(c)]
+	return l.draws[drawNameOf(c)]
 }
 
 var (
@@ -107,7 +107,7 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 		if l.draws == nil {
 			l.draws = make(map[drawName]moment)
 		}
-		l.draws[nameOf(&charges[0])] = decided
+		l.draws[drawNameOf(&charges[0])] = decided
 		l.mu.Unlock()
 	}
 	return l.sim.broken.falsifyDecision(charges, d), nil
@@ -133,7 +133,8 @@ func (l *link) Heartbeat(ctx context.Context, instance string, life time.Duratio
 	return n, nil
 }
 
-// roundTrip sends a request to the nodes of the charges, where do runs, and returns the reply.
+// roundTrip sends a request to the nodes of the charges. do runs when the request arrives, and the
+// error of do is the reply.
 func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func() error) error {
 	if !l.awaitThaw(ctx) {
 		return contextError(ctx)
@@ -144,11 +145,12 @@ func (l *link) roundTrip(ctx context.Context, charges []penstock.Charge, do func
 	}
 	var err error
 	hasReply := false
-	if !l.runAfter(ctx, delay, func() {
+	arrive := func() {
 		if !isLost {
 			hasReply, err = l.sim.server.handle(charges, do)
 		}
-	}) {
+	}
+	if !l.runAfter(ctx, delay, arrive) {
 		return contextError(ctx)
 	}
 	replyDelay, isLost, isDead := l.travel(fromStore)
@@ -177,10 +179,10 @@ func (l *link) travel(w way) (latency time.Duration, isLost, isDead bool) {
 }
 
 // chance returns true with a probability.
-func (l *link) chance(p float64) bool {
+func (l *link) chance(sc float64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.rng.Float64() < p
+	return l.rng.Float64() < sc
 }
 
 // runAfter runs do after a delay. If the context ends first, it returns false at once, and do runs

@@ -39,7 +39,7 @@ type tally struct {
 	utilization map[string]float64 // the largest of history.utilization
 }
 
-func (s *tally) add(p *plan, h *history) {
+func (s *tally) add(sc *scenario, h *history) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seeds++
@@ -49,7 +49,7 @@ func (s *tally) add(p *plan, h *history) {
 	for i, n := range h.sources {
 		s.sources[i] += n
 	}
-	for _, f := range p.faults {
+	for _, f := range sc.faults {
 		s.kinds[f.kind]++
 	}
 	for kind, reached := range h.utilization {
@@ -62,27 +62,27 @@ func TestFleetStaysWithinItsBounds(t *testing.T) {
 	known := []uint64{ // seeds that once failed
 		2511089425, // a breaker closed 1.01 s after the last fault
 	}
-	simulateSeeds(t, seeds, known, newPlan, nil)
+	simulateSeeds(t, seeds, known, newScenario, nil)
 }
 
-// simulateSeeds runs the plans of n seeds, and of the seeds in known. extraCheck is a further
+// simulateSeeds runs the scenarios of n seeds, and of the seeds in known. extraCheck is a further
 // check, or nil.
-func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, extraCheck func(*history, *plan)) {
+func simulateSeeds(t *testing.T, n uint64, known []uint64, scenarioOf func(seed uint64) *scenario, extraCheck func(*history, *scenario)) {
 	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()
 	run := func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
-			p := planOf(seed)
-			h := simulate(t, p, breakage{})
+			sc := scenarioOf(seed)
+			h := simulate(t, sc, breakage{})
 			if extraCheck != nil {
-				extraCheck(h, p)
+				extraCheck(h, sc)
 			}
-			sum.add(p, h)
+			sum.add(sc, h)
 			if *onlySeed >= 0 {
-				t.Logf("%v%s", p, strings.Join(h.incidents, "\n"))
+				t.Logf("%v%s", sc, strings.Join(h.incidents, "\n"))
 			}
 			if len(h.problems) > 0 {
-				t.Errorf("seed %d; replay: go test ./internal/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, p,
+				t.Errorf("seed %d has problems; replay it by: go test ./internal/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, sc,
 					strings.Join(tail(h.incidents, 60), "\n"), strings.Join(h.problems[:min(len(h.problems), 3)], "\n"))
 			}
 		})
@@ -104,15 +104,15 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
 				for !t.Failed() {
-					seed := next.Add(1) - 1
-					isOver := seed >= n
+					number := next.Add(1) - 1
+					isOver := number >= n
 					if effort.IsSoak {
 						isOver = time.Now().After(end)
 					}
 					if isOver {
 						return
 					}
-					run(t, *firstSeed+seed)
+					run(t, *firstSeed+number)
 				}
 			})
 		}

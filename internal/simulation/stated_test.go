@@ -15,62 +15,62 @@ import (
 // maxRecovery is the longest time after an outage until all instances use the store again.
 const maxRecovery = time.Second
 
-// outagePlan makes a plan in which the store fails for all instances at once, several times, and
-// the number of instances is known.
-func outagePlan(seed uint64) *plan {
-	p := newPlan(seed)
-	p.nodes, p.configured, p.isLoadEarly, p.hasPatientCallers = 1, p.instances, false, true
-	p.oneWay = min(p.oneWay, time.Millisecond) // with more, a decision with many calls would reach its deadline without a fault
+// outageScenario makes a scenario in which the store fails for all instances at once, several
+// times, and the number of instances is known.
+func outageScenario(seed uint64) *scenario {
+	sc := newScenario(seed)
+	sc.nodes, sc.configured, sc.isLoadEarly, sc.hasPatientCallers = 1, sc.instances, false, true
+	sc.oneWay = min(sc.oneWay, time.Millisecond) // with more, a decision with many calls would reach its deadline without a fault
 	rng := rand.New(rand.NewPCG(seed, 3))
 	kinds := []faultKind{nodeRefuses, nodeHangs, nodeKilled, allCut, nodeRefuses, nodeKilled, nodeLosesData, nodeFailsOver, clockJumps}
-	slices.SortFunc(p.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
-	for i := range p.faults {
-		f := &p.faults[i]
+	slices.SortFunc(sc.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
+	for i := range sc.faults {
+		f := &sc.faults[i]
 		f.node = 0
-		if i+1 < len(p.faults) {
-			f.duration = min(f.duration, p.faults[i+1].at-f.at-1)
+		if i+1 < len(sc.faults) {
+			f.duration = min(f.duration, sc.faults[i+1].at-f.at-1) // faults do not overlap
 		}
 		f.kind = kinds[rng.IntN(len(kinds))]
 		if f.kind == clockJumps {
 			f.size = 0.5 + f.size/2 // forward; the tests of the algorithms cover steps back
 		}
 	}
-	for i := range p.policies {
-		s := &p.policies[i].settings
+	for i := range sc.guardedLimits {
+		s := &sc.guardedLimits[i].settings
 		if s.OnFailure == guard.FailOpen {
 			s.OnFailure = guard.FailLocal
 		}
 	}
-	return p
+	return sc
 }
 
 // checkStatedBounds checks everything that was admitted, from all sources, against
 // guard.Options.Bounds.
-func (h *history) checkStatedBounds(p *plan) {
+func (h *history) checkStatedBounds(sc *scenario) {
 	o := guard.Options{
-		Limits: p.settingsOf, Instances: p.instances, DenyCacheTTL: p.denyCacheTTL,
+		Limits: sc.settingsOf, Instances: sc.instances, DenyCacheTTL: sc.denyCacheTTL,
 	}
 	clear(h.utilization)
 	type name struct {
-		policy *policy
-		key    string
+		guarded *guardedLimit
+		key     string
 	}
 	all := make(map[name][]admission)
 	for _, a := range h.admitted {
-		if !a.policy.limit.Algorithm().NeedsHolder() && a.key != wildKey {
-			all[name{a.policy, a.key}] = append(all[name{a.policy, a.key}], a)
+		if !a.guarded.limit.Algorithm().NeedsHolder() && a.key != wildKey {
+			all[name{a.guarded, a.key}] = append(all[name{a.guarded, a.key}], a)
 		}
 	}
 	for n, admitted := range all {
 		slices.SortStableFunc(admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 		over := make(map[string]int64) // extra units, by case
-		for _, bound := range o.Bounds(n.policy.limit) {
+		for _, bound := range o.Bounds(n.guarded.limit) {
 			over[bound.When] = bound.Over
 		}
-		l := n.policy.limit.Limit()
-		slack := over["leased"] + int64(p.instances) // one unit for each instance, because shares are rounded up
+		l := n.guarded.limit.Limit()
+		slack := over["leased"] + int64(sc.instances) // one unit for each instance, because shares are rounded up
 		if h.lastCredit() >= 0 {
-			slack = max(slack, p.leaseExcess(n.policy, p.instances, true)+int64(p.instances))
+			slack = max(slack, sc.leaseExcess(n.guarded, sc.instances, true)+int64(sc.instances))
 		}
 		credits := h.situationCredits(admitted, over)
 		if l.Algorithm.WindowsDiffer() {
@@ -82,15 +82,15 @@ func (h *history) checkStatedBounds(p *plan) {
 		h.utilization[l.Algorithm.Name()] = max(h.utilization[l.Algorithm.Name()], worst.reached/worst.bound)
 		if worst.reached > worst.bound {
 			const traced = 60 // admissions
-			h.addProblem("stated", "%.3f units of %v for key %q at %v; the bound is %.3f with the extra units %v\n%s", worst.reached, n.policy, n.key,
-				worst.at, worst.bound, over, h.trace(n.policy, n.key, worst.at, traced))
+			h.addProblem("stated", "%.3f units of %v were admitted for key %q at %v; the bound is %.3f with the extra units %v\n%s", worst.reached, n.guarded, n.key,
+				worst.at, worst.bound, over, h.trace(n.guarded, n.key, worst.at, traced))
 		}
 	}
 }
 
 // situationCredits returns a credit for each situation of the run. over has the extra units of each
-// case of guard.Options.Bounds. An instance may go on with its fallback after the store returns,
-// until its next request; the units that it admits then count for the situation "store returns".
+// case of guard.Options.Bounds. After the store returns, an instance may use its fallback until its
+// next request. The units that it admits then count for the situation "store returns".
 func (h *history) situationCredits(admitted []admission, over map[string]int64) (credits []credit) {
 	for i, s := range h.situations {
 		booked := int64(0) // units of bookings by instances that did not use the store again yet
@@ -136,5 +136,5 @@ func TestFleetStaysWithinTheStatedBounds(t *testing.T) {
 	known := []uint64{ // seeds that once failed
 		3369732818, // fixed windows around a jump of the store's clock
 	}
-	simulateSeeds(t, statedSeeds, known, outagePlan, (*history).checkStatedBounds)
+	simulateSeeds(t, statedSeeds, known, outageScenario, (*history).checkStatedBounds)
 }

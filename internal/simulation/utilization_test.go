@@ -25,19 +25,19 @@ type steadyLoad struct {
 	shards    int   // guard.Settings.SplitInto
 	instances int
 	isSkewed  bool    // four of five requests go to one instance
-	share     float64 // ratio of the traffic to the rate that the limit admits in the long run
+	ratio     float64 // of the traffic to the rate that the limit admits in the long run
 	maxCost   int64   // largest cost of a request
 	requests  int
 }
 
 func (s *steadyLoad) String() string {
 	return fmt.Sprintf("%v, lease %d, %d shards, %d instances (skewed %v), %.0f %% of the limit, costs up to %d",
-		s.limit, s.lease, s.shards, s.instances, s.isSkewed, 100*s.share, s.maxCost)
+		s.limit, s.lease, s.shards, s.instances, s.isSkewed, 100*s.ratio, s.maxCost)
 }
 
 // gap returns the mean time between two requested units, in ns.
 func (s *steadyLoad) gap() float64 {
-	gap := float64(s.limit.Limit().Period) / float64(s.limit.Limit().Count) / s.share
+	gap := float64(s.limit.Limit().Period) / float64(s.limit.Limit().Count) / s.ratio
 	if a := s.limit.Algorithm(); a.Name() == penstock.SubWindow(1).Name() {
 		parts := float64(s.limit.Params(0)[2]) // number of sub-windows
 		gap *= (parts + 1) / parts             // units become free one sub-window later
@@ -45,12 +45,12 @@ func (s *steadyLoad) gap() float64 {
 	return gap
 }
 
-// A yield has numbers of units.
+// A yield compares a fleet with a store without guards. All numbers are units.
 type yield struct {
 	requested int64
-	alone     int64 // that a store without guards admits
-	admitted  int64 // by the fleet
-	leased    int64 // of the admitted units: from leases
+	alone     int64 // admitted by the store without guards
+	admitted  int64 // admitted by the fleet
+	leased    int64 // admitted by leases of the fleet
 }
 
 func (y *yield) add(other yield) {
@@ -63,11 +63,11 @@ func (y *yield) add(other yield) {
 // run sends the load in virtual time. Each instance has all guards and its own network latency.
 func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	p := &plan{seed: seed, instances: s.instances, configured: s.instances, nodes: 1,
-		oneWay:   logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
-		policies: []policy{{limit: s.limit, settings: guard.Settings{Lease: s.lease, SplitInto: s.shards}}}}
+	sc := &scenario{seed: seed, instances: s.instances, configured: s.instances, nodes: 1,
+		oneWay:        logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
+		guardedLimits: []guardedLimit{{limit: s.limit, settings: guard.Settings{Lease: s.lease, SplitInto: s.shards}}}}
 	h := newHistory(time.Duration(rng.Int64N(int64(time.Hour))))
-	sim := &simulation{t: t, plan: p, history: h, server: newServer(1, h.clockAhead, h), rng: rng, policiesUsed: make(map[string]int)}
+	sim := &simulation{t: t, scenario: sc, history: h, server: newServer(1, h.clockAhead, h), rng: rng, limitsUsed: make(map[string]int)}
 	for range s.instances {
 		defer sim.join().store.Close()
 	}
@@ -112,7 +112,7 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 // randomLoad makes a random limit of an algorithm, and its traffic.
 func randomLoad(seed uint64, a *algorithm.Algorithm) *steadyLoad {
 	rng := rand.New(rand.NewPCG(seed, 8))
-	s := &steadyLoad{instances: 1 + rng.IntN(8), isSkewed: rng.IntN(3) == 0, share: 0.5 + 0.45*rng.Float64(), maxCost: 1, requests: 3000}
+	s := &steadyLoad{instances: 1 + rng.IntN(8), isSkewed: rng.IntN(3) == 0, ratio: 0.5 + 0.45*rng.Float64(), maxCost: 1, requests: 3000}
 	if rng.IntN(4) == 0 {
 		s.maxCost = 3
 	}
@@ -147,7 +147,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 			// The limit below admits 300 units in 11 sub-windows of 100 ms: units become free one
 			// sub-window after the period of 10.
 			const longRun = 300 * 10.0 / 11 // units per second
-			loads = append(loads, &steadyLoad{instances: instances, share: perSecond / longRun, maxCost: 1, requests: 3000, lease: 50,
+			loads = append(loads, &steadyLoad{instances: instances, ratio: perSecond / longRun, maxCost: 1, requests: 3000, lease: 50,
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
 	}
@@ -172,7 +172,8 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 		}
 		i := slices.Index(leasable, s.limit.Algorithm())
 		if i < 0 {
-			i = 5 // of SubWindow(10), which returns another pointer with each call
+			const subWindow10 = 5 // its index: SubWindow returns another pointer with each call
+			i = subWindow10
 		}
 		sums[i].add(y)
 		if lost := 1 - float64(y.admitted)/float64(y.alone); lost > worst[i] {

@@ -12,25 +12,25 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A plan describes a run. A seed determines the plan.
-type plan struct {
+// A scenario describes a run. A seed determines the scenario.
+type scenario struct {
 	seed              uint64
 	instances         int
 	configured        int // guard.Options.Instances: the configured number of instances; 0: not set
 	nodes             int
 	oneWay            time.Duration // average latency between an instance and the store
-	clockAhead        time.Duration // how far the server's clock is ahead
+	clockAhead        time.Duration // how far the server's clock is ahead of true time
 	keys              int
-	policies          []policy
-	denyCacheTTL      time.Duration // guard.Options.DenyCacheTTL
+	guardedLimits     []guardedLimit
+	denyCacheTTL      time.Duration // guard.Options.DenyCacheTTL; 0: the default; below 0: no deny cache
 	isLoadEarly       bool          // the load starts before the instances know each other
 	hasPatientCallers bool          // no caller has its own deadline
 	phases            []phase
 	faults            []fault
 }
 
-// A policy is a limit with its guard settings.
-type policy struct {
+// A guardedLimit is a limit with its guard settings.
+type guardedLimit struct {
 	limit    *penstock.Plan
 	settings guard.Settings
 }
@@ -40,7 +40,7 @@ type phase struct {
 	after    time.Duration // pause before it
 	requests int
 	gap      time.Duration // average time between two requests
-	policy   int           // index of the policy that most requests use
+	guarded  int           // index of the guarded limit that most requests use
 	pattern  pattern
 }
 
@@ -56,46 +56,46 @@ const (
 
 var patternNames = [...]string{"steady", "bursts", "skewed", "single"}
 
-func (p *plan) policyOf(l *penstock.Plan) *policy {
-	for i := range p.policies {
-		if p.policies[i].limit.Name() == l.Name() {
-			return &p.policies[i]
+func (sc *scenario) guardedLimitOf(l *penstock.Plan) *guardedLimit {
+	for i := range sc.guardedLimits {
+		if sc.guardedLimits[i].limit.Name() == l.Name() {
+			return &sc.guardedLimits[i]
 		}
 	}
 	return nil
 }
 
-func (p *plan) settingsOf(l *penstock.Plan) guard.Settings {
-	if policy := p.policyOf(l); policy != nil {
-		return policy.settings
+func (sc *scenario) settingsOf(l *penstock.Plan) guard.Settings {
+	if guarded := sc.guardedLimitOf(l); guarded != nil {
+		return guarded.settings
 	}
 	return guard.Settings{}
 }
 
-func (p *plan) String() string {
+func (sc *scenario) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, %v one way, clock %v ahead, %d keys, DenyCacheTTL %v\n",
-		p.instances, p.configured, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyCacheTTL)
-	for i := range p.policies {
-		fmt.Fprintf(&s, "  %v\n", &p.policies[i])
+		sc.instances, sc.configured, sc.nodes, sc.oneWay, sc.clockAhead, sc.keys, sc.denyCacheTTL)
+	for i := range sc.guardedLimits {
+		fmt.Fprintf(&s, "  %v\n", &sc.guardedLimits[i])
 	}
-	for _, ph := range p.phases {
-		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, p.policies[ph.policy].limit.Name(),
+	for _, ph := range sc.phases {
+		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, sc.guardedLimits[ph.guarded].limit.Name(),
 			patternNames[ph.pattern])
 	}
 	return s.String()
 }
 
-func (p *policy) String() string {
-	s := fmt.Sprintf("%v, on failure %v", p.limit, p.settings.OnFailure)
-	if p.settings.Ceiling.Count > 0 {
-		s += fmt.Sprintf(" with a ceiling of %d", p.settings.Ceiling.Count)
+func (g *guardedLimit) String() string {
+	s := fmt.Sprintf("%v, on failure %v", g.limit, g.settings.OnFailure)
+	if g.settings.Ceiling.Count > 0 {
+		s += fmt.Sprintf(" with a ceiling of %d", g.settings.Ceiling.Count)
 	}
-	if p.settings.Lease > 0 {
-		s += fmt.Sprintf(", leased by %d", p.settings.Lease)
+	if g.settings.Lease > 0 {
+		s += fmt.Sprintf(", leased by %d", g.settings.Lease)
 	}
-	if p.settings.SplitInto > 1 {
-		s += fmt.Sprintf(", in %d shards", p.settings.SplitInto)
+	if g.settings.SplitInto > 1 {
+		s += fmt.Sprintf(", in %d shards", g.settings.SplitInto)
 	}
 	return s
 }
@@ -111,33 +111,33 @@ func logTime(rng *rand.Rand, from, to time.Duration) time.Duration {
 	return time.Duration(logUniform(rng, float64(from), float64(to)))
 }
 
-// newPlan makes the plan of a seed.
-func newPlan(seed uint64) *plan {
+// newScenario makes the scenario of a seed.
+func newScenario(seed uint64) *scenario {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	p := &plan{seed: seed, instances: 1 + rng.IntN(8), nodes: 1, oneWay: logTime(rng, 100*time.Microsecond, 4*time.Millisecond)}
+	sc := &scenario{seed: seed, instances: 1 + rng.IntN(8), nodes: 1, oneWay: logTime(rng, 100*time.Microsecond, 4*time.Millisecond)}
 	if rng.IntN(2) == 0 {
-		p.configured = p.instances
+		sc.configured = sc.instances
 	}
 	if rng.IntN(5) < 2 {
-		p.nodes = 2 + rng.IntN(2)
+		sc.nodes = 2 + rng.IntN(2)
 	}
-	p.clockAhead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
-	p.keys = 1 + rng.IntN(3)
-	p.denyCacheTTL = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
-	p.isLoadEarly = rng.IntN(5) == 0
+	sc.clockAhead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
+	sc.keys = 1 + rng.IntN(3)
+	sc.denyCacheTTL = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
+	sc.isLoadEarly = rng.IntN(5) == 0
 	for i := range 1 + rng.IntN(3) {
-		p.policies = append(p.policies, randomPolicy(rng, i, p.instances))
+		sc.guardedLimits = append(sc.guardedLimits, randomGuardedLimit(rng, i, sc.instances))
 	}
 	length := time.Duration(0)
 	for range 2 + rng.IntN(3) {
-		ph := randomPhase(rng, p)
-		p.phases = append(p.phases, ph)
+		ph := randomPhase(rng, sc)
+		sc.phases = append(sc.phases, ph)
 		length += ph.after + time.Duration(ph.requests)*ph.gap
 	}
 	for range 1 + rng.IntN(8) {
-		p.faults = append(p.faults, randomFault(rng, p, length))
+		sc.faults = append(sc.faults, randomFault(rng, sc, length))
 	}
-	return p
+	return sc
 }
 
 // algorithms are the algorithms of random limits. Some occur several times, so that they are more
@@ -148,7 +148,7 @@ var algorithms = []*algorithm.Algorithm{
 	penstock.LeakyBucket, penstock.Concurrency,
 }
 
-func randomPolicy(rng *rand.Rand, i, instances int) policy {
+func randomGuardedLimit(rng *rand.Rand, i, instances int) guardedLimit {
 	l := penstock.Limit{Name: fmt.Sprintf("l%d", i), Group: "g", Algorithm: algorithms[rng.IntN(len(algorithms))]}
 	l.Count = int64(logUniform(rng, 1, 3000))
 	l.Period = []time.Duration{time.Second, time.Second, time.Second, 3 * time.Second, 10 * time.Second, time.Minute}[rng.IntN(6)]
@@ -169,36 +169,36 @@ func randomPolicy(rng *rand.Rand, i, instances int) policy {
 	if err != nil {
 		panic(err)
 	}
-	p := policy{limit: ready, settings: guard.Settings{OnFailure: guard.FailLocal}}
+	g := guardedLimit{limit: ready, settings: guard.Settings{OnFailure: guard.FailLocal}}
 	switch rng.IntN(6) {
 	case 0:
-		p.settings.OnFailure = guard.FailClosed
+		g.settings.OnFailure = guard.FailClosed
 	case 1:
-		p.settings.OnFailure = guard.FailOpen
+		g.settings.OnFailure = guard.FailOpen
 		if rng.IntN(2) == 0 {
-			p.settings.Ceiling = l
-			p.settings.Ceiling.Count, p.settings.Ceiling.Burst = 2*l.Count, 2*l.Burst
+			g.settings.Ceiling = l
+			g.settings.Ceiling.Count, g.settings.Ceiling.Burst = 2*l.Count, 2*l.Burst
 		}
 	}
 	if rng.IntN(2) == 0 {
-		p.settings.Lease = int64(logUniform(rng, 2, 300))
+		g.settings.Lease = int64(logUniform(rng, 2, 300))
 	}
 	if rng.IntN(4) == 0 {
-		p.settings.SplitInto = 2 + rng.IntN(7)
+		g.settings.SplitInto = 2 + rng.IntN(7)
 	}
-	return p
+	return g
 }
 
 // longestPhase bounds the virtual time of a phase with a low limit.
 const longestPhase = 10 * time.Minute
 
-func randomPhase(rng *rand.Rand, p *plan) phase {
-	ph := phase{requests: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
-	limit := p.policies[ph.policy].limit
+func randomPhase(rng *rand.Rand, sc *scenario) phase {
+	ph := phase{requests: 100 + rng.IntN(300), guarded: rng.IntN(len(sc.guardedLimits)), pattern: pattern(rng.IntN(patterns))}
+	limit := sc.guardedLimits[ph.guarded].limit
 	overload := logUniform(rng, 0.3, 6) // ratio of the load to the limit
 	ph.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / overload)
 	ph.gap = min(max(ph.gap, 50*time.Microsecond), longestPhase/time.Duration(ph.requests))
-	if p.policies[ph.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
+	if sc.guardedLimits[ph.guarded].settings.Lease > 0 && rng.IntN(2) == 0 {
 		ph.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
 	}
 	if ph.gap < 4*time.Millisecond {
