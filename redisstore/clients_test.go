@@ -102,7 +102,7 @@ func TestClientsMakingOneCallAtATime(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
-		clienttest.Law(t, redisstore.Options{},
+		clienttest.RunConformance(t, redisstore.Options{},
 			clienttest.Maker{Name: "url", Client: dial("redis+cluster://" + strings.Join(c.Addrs(), ","))},
 			clienttest.Maker{Name: "url of one node", Client: dial("redis://" + c.Addrs()[0])},
 		)
@@ -117,7 +117,7 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
-	clienttest.Law(t, redisstore.Options{},
+	clienttest.RunConformance(t, redisstore.Options{},
 		clienttest.Maker{Name: "url", Client: dial(s.URL())},
 		clienttest.Maker{Name: "rueidis", Client: func(t testing.TB) redisstore.Client { return ownClients.One(t, s.Addr, clienttest.Options{}) }},
 	)
@@ -126,7 +126,7 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 func TestHashedKeysObeyTheLaw(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	clienttest.Law(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "url", Client: dial(redistest.Shared(t).URL())})
+	clienttest.RunConformance(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "url", Client: dial(redistest.Shared(t).URL())})
 }
 
 func TestSentinelObeysTheLaw(t *testing.T) {
@@ -134,7 +134,7 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
-	clienttest.Law(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
+	clienttest.RunConformance(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
 }
 
 // clienttest.RunConcurrent checks the same for clientsOfURLs.

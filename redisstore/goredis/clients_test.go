@@ -53,7 +53,7 @@ func adapt(t testing.TB, c redis.UniversalClient) redisstore.Client {
 	return goredis.New(c)
 }
 
-// makerOf names a client for clienttest.Law.
+// makerOf names a client for clienttest.RunConformance.
 func makerOf(newClient func() redis.UniversalClient) clienttest.Maker {
 	return clienttest.Maker{Name: "go-redis", Client: func(t testing.TB) redisstore.Client {
 		t.Helper()
@@ -78,7 +78,7 @@ func TestClientsMakingOneCallAtATime(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
-		clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
+		clienttest.RunConformance(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 		}))
 	})
@@ -92,7 +92,7 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
+	clienttest.RunConformance(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 		return redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket})
 	}))
 }
@@ -101,7 +101,7 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
-	clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
+	clienttest.RunConformance(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 		return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: redistest.MasterName, SentinelAddrs: s.Addrs()})
 	}))
 }

@@ -14,7 +14,7 @@ type Group struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu  sync.Mutex // held to start one, so that none starts after Cancel
+	mu  sync.Mutex // held while a goroutine is started, so that none starts after Cancel
 	all sync.WaitGroup
 }
 
@@ -25,10 +25,11 @@ func New() *Group {
 	return g
 }
 
-// Context ends with Cancel.
+// Context returns the context of the group. It ends when Cancel is called.
 func (g *Group) Context() context.Context { return g.ctx }
 
-// Start runs work, which ends with its context. After Cancel it runs nothing, and returns false.
+// Start runs work in a goroutine. work must return when its context ends. After Cancel, Start runs
+// nothing and returns false.
 func (g *Group) Start(work func(ctx context.Context)) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,14 +12,13 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// guardConnections wraps the option's connections. All of them are closed when the context life
-// ends, also those that are still being dialed. rueidis alone does not do that. See guardedConn
-// for the rest.
+// guardConnections makes the option dial guardedConns. When the context life ends, they are closed,
+// and dialing is canceled. Without this, rueidis does not end connections that it is still opening.
 func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	dial := option.DialCtxFn
-	if before := option.DialFn; dial == nil && before != nil {
+	if dialFn := option.DialFn; dial == nil && dialFn != nil {
 		dial = func(_ context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
-			return before(address, dialer, config)
+			return dialFn(address, dialer, config)
 		}
 	} else if dial == nil {
 		dial = dialTCP
@@ -56,7 +55,7 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
-	release func() bool // stops closing the connection with the context of guardConnections
+	release func() bool // from then on, the end of life (see guardConnections) does not close it
 	hasRead bool        // only Read uses it; after the first read, rueidis itself closes the connection
 
 	canRead  atomic.Bool

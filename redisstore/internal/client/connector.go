@@ -10,12 +10,12 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// redialPause is how long calls fail with the error of a failed attempt to connect. Then the next
-// attempt begins.
+// redialPause is how long calls fail with the error of a failed attempt to connect. The first call
+// after that begins another attempt.
 const redialPause = 100 * time.Millisecond
 
-// A Connector makes a rueidis client in the background. If it cannot connect, it tries again when
-// the client is used.
+// A Connector makes a rueidis client in the background. If it cannot connect, a later Get makes it
+// try again.
 type Connector struct {
 	option   rueidis.ClientOption
 	asReply  func(error) error // converts an error reply to the caller's type of error
@@ -45,7 +45,7 @@ func Connect(option rueidis.ClientOption, asReply func(error) error) *Connector 
 	return c
 }
 
-// Option returns the option for further clients. Their connections end with Close.
+// Option returns the option for further clients. Close closes their connections too.
 func (c *Connector) Option() rueidis.ClientOption { return c.option }
 
 // Get returns the client, or waits for it until ctx ends. The attempt continues for later callers.
@@ -101,7 +101,7 @@ func (c *Connector) connect(a *attempt) {
 	close(a.done)
 }
 
-// Close ends the client, and the attempt to make it.
+// Close closes the client, and cancels an attempt to connect.
 func (c *Connector) Close() {
 	c.mu.Lock()
 	c.isClosed = true

@@ -32,7 +32,7 @@ type Detached[S any] struct {
 	abandoned atomic.Int64 // calls whose callers have left, and that still run
 
 	mu       sync.Mutex
-	idle     []*worker[S] // in the order of their last use
+	idle     []*worker[S] // the one that was used last is at the end
 	isClosed bool
 }
 
@@ -200,8 +200,8 @@ func (d *Detached[S]) closeIdle() {
 
 // A runningCall is a call of the wrapped client, and also the context of that call. This context
 // outlasts the caller by abandonedFor at most. So a connection that was begun for one caller serves
-// others too, and a reply that has arrived is read although a deadline has passed. Its Err is the
-// caller's: once the caller has left, nothing more is sent.
+// others too, and a reply that has arrived is read although a deadline has passed. Once the caller
+// has left, Err returns an error, so the client sends nothing more.
 type runningCall[S any] struct {
 	context.Context               // the caller's
 	done            chan struct{} // the worker's
@@ -211,7 +211,7 @@ type runningCall[S any] struct {
 	keys, args []string
 	scripts    []S
 
-	state atomic.Int32 // running, hasEnded or wasAbandoned
+	state atomic.Int32 // callRuns, callEnded or callAbandoned
 	reply string       // with err, the result once the call has ended
 	err   error
 }
@@ -226,10 +226,11 @@ const (
 	ping
 )
 
+// The states of a runningCall.
 const (
-	running int32 = iota
-	hasEnded
-	wasAbandoned
+	callRuns int32 = iota
+	callEnded
+	callAbandoned
 )
 
 func (r *runningCall[S]) run(d *Detached[S]) {
@@ -238,7 +239,7 @@ func (r *runningCall[S]) run(d *Detached[S]) {
 		if p := recover(); p != nil {
 			r.reply, r.err = "", fmt.Errorf("the client panicked: %v\n%s", p, debug.Stack())
 		}
-		if !r.state.CompareAndSwap(running, hasEnded) {
+		if !r.state.CompareAndSwap(callRuns, callEnded) {
 			d.abandoned.Add(-1)
 		}
 	}()
@@ -254,10 +255,11 @@ func (r *runningCall[S]) run(d *Detached[S]) {
 	}
 }
 
-// abandon lets the call continue without its caller, unless it has ended. Its worker ends with it.
+// abandon lets the call continue without its caller, and its worker ends after the call. If the
+// call has already ended, abandon returns false.
 func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	d.abandoned.Add(1)
-	if !r.state.CompareAndSwap(running, wasAbandoned) {
+	if !r.state.CompareAndSwap(callRuns, callAbandoned) {
 		d.abandoned.Add(-1)
 		<-w.ended
 		return false
@@ -281,15 +283,15 @@ func (r *runningCall[S]) Done() <-chan struct{} { return r.done }
 
 // Err is not nil once the caller has left.
 func (r *runningCall[S]) Err() error {
-	if err := r.Context.Err(); err != nil || r.state.Load() != wasAbandoned {
+	if err := r.Context.Err(); err != nil || r.state.Load() != callAbandoned {
 		return err
 	}
 	return context.Canceled // the store was closed
 }
 
-// Deadline is the caller's plus overtime, so that a reply is read even if this process is late. A
-// caller without a deadline gets one in an hour: without any, rueidis would start two goroutines
-// for the call.
+// Deadline is the caller's deadline plus overtime, so that a reply is read even if this process is
+// late. For a caller without a deadline it is in an hour: if a context has no deadline, rueidis
+// starts two goroutines for the call.
 func (r *runningCall[S]) Deadline() (time.Time, bool) {
 	at, ok := r.Context.Deadline()
 	if !ok {

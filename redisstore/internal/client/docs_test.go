@@ -12,7 +12,7 @@ import (
 
 const docs = "../../../docs"
 
-// Every URL of a store that the docs show can be read.
+// Every URL of a store in the docs can be parsed.
 func TestURLsOfDocsAreValid(t *testing.T) {
 	url := regexp.MustCompile("[`' ]((?:rediss?|valkeys?|unix)(?:\\+[a-z]+)?://[^`' \\n]+)")
 	n := 0
@@ -37,7 +37,7 @@ func TestURLsOfDocsAreValid(t *testing.T) {
 		return nil
 	})
 	if err != nil || n < 20 {
-		t.Errorf("%d URLs were found, %v; want the 20 or more that the docs have", n, err)
+		t.Errorf("found %d URLs in the docs, %v; want at least 20 and no error", n, err)
 	}
 	t.Logf("counted: %d URLs of the docs", n)
 }

@@ -95,7 +95,7 @@ func parseURL(text string, readFile func(string) ([]byte, error)) (option rueidi
 		}
 	}
 	if option.SelectDB != 0 && form == "cluster" {
-		return option, errors.New("a Cluster has no database but 0")
+		return option, errors.New("a Cluster has only the database 0")
 	}
 	return option, parseOptions(&option, query, transport == "rediss", readFile)
 }
@@ -136,8 +136,8 @@ func setSentinels(option *rueidis.ClientOption, path string, query url.Values) (
 	if option.Sentinel.MasterSet == "" {
 		return "", errors.New("a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster")
 	}
-	// Sentinels send one message about a new primary, and none if they learn of another address. A
-	// client that only listens may stay with the old primary for ever.
+	// Sentinels send one message about a new primary, and none if only its address changes. A client
+	// that only listens may keep the old address forever.
 	option.Sentinel.TopologyRefreshInterval = sentinelInterval
 	option.Sentinel.Username, option.Sentinel.Password = query.Get("sentinel_username"), query.Get("sentinel_password")
 	return database, nil
@@ -207,7 +207,7 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, hasTLS bool, r
 	if text := query.Get("dial_timeout"); text != "" {
 		timeout, err := time.ParseDuration(text)
 		if err != nil || timeout <= 0 {
-			return fmt.Errorf("dial_timeout is %q; write a duration as 500ms or 5s", text)
+			return fmt.Errorf("dial_timeout is %q; write a duration such as 500ms or 5s", text)
 		}
 		option.Dialer.Timeout = timeout
 	}

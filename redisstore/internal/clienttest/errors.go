@@ -15,8 +15,8 @@ import (
 )
 
 // serverCannotDecide makes servers unable to decide, in various ways. Charges of every mode must
-// fail, also those that would be denied. Without its first line, a script on a replica would answer
-// with an outdated denial.
+// fail, also those that would be denied. Without its first line (#!lua), a script on a replica
+// would reply with an outdated denial.
 func serverCannotDecide(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name   string
@@ -66,14 +66,14 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 			Eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
 			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, SlowRefill("new", 5): 5} {
 				if got := Remaining(t, store, "k", limit); got != want {
-					t.Errorf("after the fault %s has %d left, want %d", limit.Name(), got, want)
+					t.Errorf("after the fault, the limit %q has %d units left; want %d", limit.Name(), got, want)
 				}
 			}
 		})
 	}
 }
 
-// Do runs commands, each written as in redis-cli.
+// Do returns a function that runs commands. Each command is written as in redis-cli.
 func Do(commands ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -83,8 +83,8 @@ func Do(commands ...string) func(*testing.T, *redistest.Server) {
 	}
 }
 
-// makeBusy starts a script that does not end. The goroutine that waits for it ends with the timeout
-// of Server.Do.
+// makeBusy starts a script that runs until it is killed. The goroutine that waits for its reply
+// ends at the latest when Server.Do times out.
 func makeBusy(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	Must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
@@ -148,7 +148,11 @@ func wrongLogin(t *testing.T, suite Suite) {
 	for _, login := range []struct {
 		name           string
 		user, password string
-	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
+	}{
+		{name: "no password"},
+		{name: "wrong password", password: "wr0ng-secret"},
+		{name: "unknown user", user: "eve", password: "wr0ng-secret"},
+	} {
 		t.Run(login.name, func(t *testing.T) {
 			t.Parallel()
 			client := suite.One(t, s.Addr, Options{User: login.user, Password: login.password})
@@ -171,7 +175,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 	Eventually(t, 20*time.Second, func() error {
 		if info := Must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
-			return errors.New("the cluster has not noticed")
+			return errors.New("the living node does not report cluster_state:fail yet")
 		}
 		return nil
 	})
@@ -205,13 +209,14 @@ func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
 	return rules
 }
 
-// allowUser makes a user with these rules, and no others.
+// allowUser makes the user "limiter", who has no rights except these rules.
 func allowUser(t testing.TB, s *redistest.Server, rules string) {
 	t.Helper()
 	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+rules)...)
 }
 
-// rightsOnOneServer runs the conformance suite as a user with only the rights of Rights.
+// rightsOnOneServer runs the conformance suite as a user who has only the rights of
+// redisstore.Rights.
 func rightsOnOneServer(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	allowUser(t, s, RulesOf(t, redisstore.RightsOptions{}))

@@ -31,7 +31,7 @@ var losses = []loss{
 type Target struct {
 	Servers []*redistest.Server
 	Proxies []*redistest.Proxy
-	Direct  string // the URL past the proxies
+	Direct  string // the URL that bypasses the proxies
 
 	cluster *redistest.Cluster // nil: one server
 }
@@ -65,8 +65,8 @@ const (
 )
 
 const (
-	lostCalls   = 12
-	chargedKeys = 6 // enough for keys on each node of a Cluster
+	lostCalls   = 12 // calls whose replies are lost
+	chargedKeys = 6  // enough that each primary of a Cluster has some of them
 )
 
 // lostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
@@ -80,7 +80,7 @@ func lostRepliesNeverChargeTwice(t *testing.T, s Suite, target Target) {
 }
 
 // loseReplies makes calls whose replies the proxies lose. Then it counts the charges over a
-// connection past the proxies.
+// connection that bypasses the proxies.
 func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	prefix := NewPrefix()
 	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: prefix})
@@ -112,7 +112,7 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 		case e.MayBeCharged:
 			unknown++
 		default:
-			t.Errorf("call %d, whose answer was lost, has the reason %v (%v); want one that says that it may be charged, or was not sent", i, e.Reason, err)
+			t.Errorf("call %d, whose answer was lost, has the reason %v (%v); want one of a call that may be charged, or that was not sent", i, e.Reason, err)
 		}
 	}
 	target.lose(l, false)
@@ -130,15 +130,16 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 		least = 1 // while a call waits for its answer, rueidis may delay others
 	}
 	if charged < least {
-		t.Errorf("%d of %d calls have charged; want %d or more: the commands were lost, not their replies", charged, lostCalls, least)
+		t.Errorf("%d of %d calls have charged; want %d or more, because the proxies lose replies, not commands", charged, lostCalls, least)
 	}
-	Eventually(t, 10*time.Second, func() error { // and the client recovers
+	Eventually(t, 10*time.Second, func() error { // the client recovers
 		_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend(key(0), limit, 1)})
 		return err
 	})
 }
 
-// forgottenScriptsChargeOnce flushes the scripts of servers in a loop.
+// forgottenScriptsChargeOnce flushes the scripts of the servers in a loop. Each call must still
+// charge exactly once.
 func forgottenScriptsChargeOnce(t *testing.T, s Suite, target Target) {
 	for _, m := range s.clients(target, Options{ReplyTimeout: longReplyTimeout}) {
 		t.Run(m.Name, func(t *testing.T) { forgetScripts(t, target, m) })
@@ -200,7 +201,8 @@ func forgetScripts(t *testing.T, target Target, m Maker) {
 // busy.
 const tolerance = 2 * time.Second
 
-// everyCallEnds kills and stops a server under load. Every call ends soon after its deadline.
+// everyCallEnds kills a server under load, or stops its process. Every call must end soon after its
+// deadline.
 func everyCallEnds(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name       string
@@ -208,8 +210,8 @@ func everyCallEnds(t *testing.T, suite Suite) {
 		lasts      time.Duration
 	}{
 		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
-		// This lasts long enough for clients to close their connections and open others, which the
-		// system accepts.
+		// This lasts long enough for clients to close their connections and open others, which the kernel
+		// accepts for the stopped process.
 		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
 	} {
 		for _, callers := range []int{1, 8} {
@@ -218,19 +220,19 @@ func everyCallEnds(t *testing.T, suite Suite) {
 			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
 				t.Parallel()
 				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
-				Eventually(t, 5*time.Second, load.hasDecided)
+				Eventually(t, 5*time.Second, load.wantDecisions)
 				load.hasFault.Store(true)
 				if err := fault.make(s); err != nil {
 					t.Fatal(err)
 				}
-				Eventually(t, 10*time.Second, load.hasFailed)
+				Eventually(t, 10*time.Second, load.wantFailures)
 				time.Sleep(fault.lasts)
 				healed := time.Now()
 				if err := fault.heal(s); err != nil {
 					t.Fatal(err)
 				}
 				load.answers.Store(0)
-				Eventually(t, 5*time.Second, load.hasDecided)
+				Eventually(t, 5*time.Second, load.wantDecisions)
 				t.Logf("decisions again after %v; %d failed, the slowest call took %v", time.Since(healed), load.failures.Load(), time.Duration(load.slowest.Load()))
 			})
 		}
@@ -330,7 +332,7 @@ func (target Target) countScripts(t testing.TB) (n int64) {
 }
 
 func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key string) {
-	start := time.Now() // before the deadline is set, so that a call that meets it took at least patienceOfLoad
+	start := time.Now() // taken before the deadline is set: a call that its deadline ends takes at least patienceOfLoad
 	ctx, cancel := context.WithTimeout(ctx, patienceOfLoad)
 	defer cancel()
 	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, SlowRefill("d", 1_000_000), 1)})
@@ -354,16 +356,16 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 	}
 }
 
-// hasDecided returns an error until some calls have got a decision.
-func (l *load) hasDecided() error {
+// wantDecisions returns an error until 20 calls have got a decision.
+func (l *load) wantDecisions() error {
 	if l.answers.Load() < 20 {
 		return fmt.Errorf("%d decisions; want 20", l.answers.Load())
 	}
 	return nil
 }
 
-// hasFailed returns an error until some calls have failed.
-func (l *load) hasFailed() error {
+// wantFailures returns an error until 8 calls have failed.
+func (l *load) wantFailures() error {
 	if l.failures.Load() < 8 {
 		return fmt.Errorf("%d failures; want 8", l.failures.Load())
 	}

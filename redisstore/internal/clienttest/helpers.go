@@ -38,7 +38,7 @@ func NewStore(t testing.TB, client redisstore.Client, o redisstore.Options) *red
 	return s
 }
 
-// Must runs a command that cannot fail.
+// Must runs a command, and ends the test if the command fails.
 func Must(t testing.TB, s *redistest.Server, args ...string) any {
 	t.Helper()
 	reply, err := s.Do(args...)
@@ -48,7 +48,8 @@ func Must(t testing.TB, s *redistest.Server, args ...string) any {
 	return reply
 }
 
-// SlowRefill returns a limit whose units are refilled in years.
+// SlowRefill returns a limit of n units, which are refilled over 8 years: none of them during a
+// test.
 func SlowRefill(name string, n int64) *penstock.Plan {
 	return penstock.Limit{Name: name, Count: n, Period: 8 * 365 * 24 * time.Hour}.MustCompile()
 }
@@ -68,39 +69,41 @@ func Remaining(t testing.TB, store penstock.Store, key string, limit *penstock.P
 	return d.Status(0).Remaining
 }
 
-// WantReason checks an error of Decide.
+// WantReason fails the test unless err is a StoreError with this reason and a cause, and wraps
+// ErrUnavailable.
 func WantReason(t testing.TB, what string, err error, reason penstock.Reason) {
 	t.Helper()
 	var e *penstock.StoreError
 	if !errors.As(err, &e) || e.Reason != reason || !errors.Is(err, penstock.ErrUnavailable) || e.Err == nil {
-		t.Errorf("%s: %v; want an error of reason %v", what, err, reason)
+		t.Errorf("%s: %v; want an unavailable StoreError with the reason %v and a cause", what, err, reason)
 	}
 }
 
-// Within returns a context that ends with the test, or after the limit.
-func Within(t testing.TB, limit time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+// Within returns a context that ends after the timeout, or when the test ends.
+func Within(t testing.TB, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// Eventually polls ok until it returns nil. The error of ok names what is missing.
-func Eventually(t testing.TB, limit time.Duration, ok func() error) {
+// Eventually calls check until it returns nil, and ends the test if that takes longer than the
+// timeout. The error of check tells what is missing.
+func Eventually(t testing.TB, timeout time.Duration, check func() error) {
 	t.Helper()
 	start := time.Now()
 	for {
-		err := ok()
+		err := check()
 		if err == nil {
 			return
 		}
-		if time.Since(start) > limit {
-			t.Fatalf("after %v still: %v", limit, err)
+		if time.Since(start) > timeout {
+			t.Fatalf("after %v, the check still fails: %v", timeout, err)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
 }
 
-// Await polls ready for 20 s at most.
+// Await calls ready until it returns true, and ends the test after 20 s. what names the event.
 func Await(t testing.TB, what string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {

@@ -9,12 +9,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A Library makes clients of one Redis library. Each client ends with its test.
+// A Library makes clients of one Redis library. Each client is closed when its test ends.
 type Library struct {
 	Name    string
 	One     func(t testing.TB, addr string, o Options) redisstore.Client    // for a single server
-	Cluster func(t testing.TB, addrs []string, o Options) redisstore.Client // nil if there is none
-	Socket  func(t testing.TB, path string) redisstore.Client               // nil if there is none
+	Cluster func(t testing.TB, addrs []string, o Options) redisstore.Client // nil: the tests use no Cluster
+	Socket  func(t testing.TB, path string) redisstore.Client               // nil: the tests use no Unix socket
 }
 
 // Options of a client. The zero value is the library's default.

@@ -25,8 +25,8 @@ const (
 	linearKeys    = 3
 )
 
-// These are the limits of the histories. The clock does not run, so each limit is a counter, and
-// the slots have a counter for each holder.
+// linearLimits are the limits of the histories. The clock of the stores stands still, so a limit is
+// a simple counter. The concurrency limit has a counter for each holder.
 var linearLimits = []*penstock.Plan{
 	penstock.Limit{Name: "token", Group: "g", Count: 6, Period: time.Hour}.MustCompile(),
 	penstock.Limit{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 9, Period: time.Hour}.MustCompile(),
@@ -55,7 +55,8 @@ type linearStatus struct {
 	retry              time.Duration // simplified: 0, or 1 for any finite time, or Never
 }
 
-// A linearAnswer is nil if it is unknown whether the charges were made.
+// A linearAnswer has the status of each charge of a batch. It is nil if it is unknown whether the
+// charges were made.
 type linearAnswer []linearStatus
 
 var linearModel = porcupine.Model{
@@ -77,9 +78,8 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// randomBatch returns a random batch of the client with the number who. Its keys are below the
-// number keys. Most charges spend, so that the limits are nearly used up and the order of calls
-// matters.
+// randomBatch returns a random batch for the client with the index who. Its keys are numbers below
+// keys. Most charges spend, so that the limits are nearly used up and the order of calls matters.
 func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
@@ -92,7 +92,7 @@ func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 		if rng.IntN(8) == 0 {
 			holder = rng.IntN(linearClients)
 		}
-		mode := modes[rng.IntN(len(modes)-rng.IntN(2))] // Reset, the last, is half as frequent
+		mode := modes[rng.IntN(len(modes)-rng.IntN(2))] // Reset, the last one, is half as frequent as the others
 		if mode == penstock.Reset && rng.IntN(4) > 0 {
 			mode = penstock.Refund
 		}
@@ -108,7 +108,8 @@ func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	return batch
 }
 
-// makeHistory lets clients call the stores concurrently. It returns the seed of their batches too.
+// makeHistory lets clients call the stores concurrently, each of them ops times. It returns the
+// history, and the seed of the random batches.
 func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
 	t.Helper()
 	h, seed := &history{start: time.Now()}, rand.Uint64()
@@ -131,15 +132,16 @@ func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch fun
 	return h, seed
 }
 
-// StandingClock is a clock that does not run, which makes the model of counters exact.
+// StandingClock returns options with a clock that stands still, which makes the model of counters
+// exact.
 func StandingClock() redisstore.Options {
 	now := time.Now()
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// linearizable has several stores decide concurrently: some over the client under test, some opened
-// by URL. Each call must get the reply that it would get if all calls were made one after another,
-// in some order.
+// linearizable lets several stores decide concurrently: some over the client under test, some
+// opened by URL. It checks n histories. Each call must get the reply that it would get if all calls
+// were made one after another, in some order.
 func linearizable(t *testing.T, suite Suite, n int) {
 	s, o := redistest.Start(t), StandingClock()
 	stores := []penstock.Store{
@@ -150,13 +152,13 @@ func linearizable(t *testing.T, suite Suite, n int) {
 		h, seed := makeHistory(t, stores, linearOps, 1+i%linearKeys, randomBatch)
 		ops += len(h.ops)
 		if h.check(t, seed) == porcupine.Illegal {
-			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains all replies; want that one does\n%v", seed, h)
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
 }
 
-// linearizableByKey does the same on a Cluster, for batches of one key, each decided by one server.
+// linearizableByKey is linearizable on a Cluster, with one key: so one server decides each batch.
 func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 	o := StandingClock()
 	stores := []penstock.Store{
@@ -166,7 +168,7 @@ func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 	for range n {
 		h, seed := makeHistory(t, stores, linearOps, 1, randomBatch)
 		if h.check(t, seed) == porcupine.Illegal {
-			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains all replies; want that one does\n%v", seed, h)
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
@@ -189,10 +191,10 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 		h, seed := makeHistory(t, stores, linearOps/2, 1, randomBatch)
 		close(stop)
 		cutting.Wait()
-		unknown += h.unknown()
+		unknown += h.countUnknown()
 		switch porcupine.CheckOperationsTimeout(linearModel, h.ops, 2*time.Second) {
 		case porcupine.Illegal:
-			t.Fatalf("seed %d: no order of these calls explains the replies; want one that does\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains all replies; want that one does\n%v", seed, h)
 		case porcupine.Unknown: // an unknown charge may have been made at any time, so some histories have too many orders
 			undecided++
 		}
@@ -290,8 +292,9 @@ func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
 	return answer, s
 }
 
-// record calls the store and records the call. If its outcome is unknown, it may be made at any
-// later time, or never, which is equal to being made last.
+// record calls the store and records the call. A call of unknown outcome may take effect at any
+// later time, or never. In a history, never is the same as after all other calls. So such a call is
+// recorded without an answer and without an end.
 func (h *history) record(ctx context.Context, store penstock.Store, prefix string, who int, batch []linearCharge) error {
 	charges := make([]penstock.Charge, len(batch))
 	for i, c := range batch {
@@ -327,7 +330,8 @@ func (h *history) record(ctx context.Context, store penstock.Store, prefix strin
 	return nil
 }
 
-func (h *history) unknown() (n int) {
+// countUnknown returns how many calls have an unknown outcome.
+func (h *history) countUnknown() (n int) {
 	for _, op := range h.ops {
 		if op.Output.(linearAnswer) == nil {
 			n++

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// Without concurrency, the store in memory decides as the model predicts. So the model is right.
+// Without concurrency, the store in memory must decide as the model predicts.
 func TestModelOfHistoriesIsRight(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -35,8 +35,8 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 	}
 }
 
-// The checked store peeks first and spends afterwards, like limiters that read, compare and write
-// in separate commands.
+// A racy store peeks first and spends afterwards, like limiters that read, compare and write in
+// separate commands. The check must find such a store.
 func TestLinearizabilityCheckCanFail(t *testing.T) {
 	t.Parallel()
 	store := OpenStore(t, redistest.Start(t).URL(), StandingClock())
@@ -51,13 +51,13 @@ func TestLinearizabilityCheckCanFail(t *testing.T) {
 		return store.Decide(ctx, spends)
 	})
 	spends := func(*rand.Rand, int, int) []linearCharge { return []linearCharge{{mode: penstock.Spend, cost: 1}} }
-	const most = 100
-	for i := range most {
+	const maxHistories = 100
+	for i := range maxHistories {
 		h, seed := makeHistory(t, []penstock.Store{racy}, linearOps, 1, spends)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Logf("the racy store was detected in history %d", i+1)
 			return
 		}
 	}
-	t.Errorf("all %d histories of a racy store pass the check; want that one fails", most)
+	t.Errorf("all %d histories of a racy store pass the check; want that one fails", maxHistories)
 }

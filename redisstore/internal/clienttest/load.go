@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// VariousLimits returns limits of two groups. Only those of the first group can have a compact
-// script (isCompact).
+// VariousLimits returns three limits of group "one", which can have a compact script (isCompact),
+// and three limits of group "two", which cannot.
 func VariousLimits() []*penstock.Plan {
 	limits := []penstock.Limit{
 		SlowRefill("bucket", 1000).Limit(), SlowRefill("window", 1000).Limit().With(penstock.FixedWindow), SlowRefill("sliding", 1000).Limit().With(penstock.SlidingWindow),
@@ -33,8 +33,8 @@ func VariousLimits() []*penstock.Plan {
 	return plans
 }
 
-// DecideVarious decides batches of the limits: each limit alone, those of a group, some of
-// them, all of them, and many batches at once.
+// DecideVarious decides many batches concurrently: of one limit, of a whole group, of a part of a
+// group, and of all limits. limits are those of VariousLimits. All batches must be granted.
 func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -71,7 +71,7 @@ func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 func WantLoadedOnly(t *testing.T, s *redisstore.Store) {
 	t.Helper()
 	if got := s.Scripts(); got.Missing != 0 || got.Evals != 0 || got.Loaded == 0 {
-		t.Errorf("after Load, %+v; want only calls of loaded scripts", got)
+		t.Errorf("after Load, the store has counted %+v; want only calls of loaded scripts", got)
 	}
 }
 
@@ -110,7 +110,7 @@ func loadOnACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	Must(t, servers[0], "SCRIPT", "FLUSH")
 	DecideVarious(t, s, VariousLimits())
 	if got := s.Scripts(); got.Missing == 0 || got.Evals != 0 {
-		t.Errorf("after SCRIPT FLUSH on one server, %+v; want that scripts were missing, and none sent by EVAL", got)
+		t.Errorf("after SCRIPT FLUSH on one server, the store has counted %+v; want that scripts were missing, and none sent by EVAL", got)
 	}
 }
 
@@ -124,17 +124,17 @@ func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Sc
 	}
 }
 
-// A CountingClient counts commands. It delays each command that makes a script known to a server
-// until Proceed is closed.
+// A CountingClient counts the commands that make a script known to a server: EVAL and those of
+// Load. Each of these commands waits until Proceed is closed.
 type CountingClient struct {
 	redisstore.Client
 	Loads, Evals atomic.Int64
 	Scripts      []redisstore.Script // of the last Load into every server
-	Proceed      chan struct{}       // nil: nothing is delayed
+	Proceed      chan struct{}       // nil: no command waits
 }
 
-// oneCallerLoads sends decisions of several callers at once to a server without scripts. Exactly
-// one caller must load the script.
+// oneCallerLoads lets several callers decide concurrently on a server without scripts. Exactly one
+// of them must load the script.
 func oneCallerLoads(t *testing.T, suite Suite) {
 	callers := suite.AtOnce
 	server := redistest.Start(t)
@@ -150,14 +150,15 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 		Must(t, server, "SCRIPT", "FLUSH")
 	}
 	if got, want := s.Scripts(), (redisstore.ScriptStats{Missing: 2 * callers, Loaded: 2}); got != want {
-		t.Errorf("counted %+v, want %+v", got, want)
+		t.Errorf("the store has counted %+v; want %+v", got, want)
 	}
 	if left := Remaining(t, s, "k", SlowRefill("l", 1000)); left != 1000-2*callers {
 		t.Errorf("%d units are left, want %d", left, 1000-2*callers)
 	}
 }
 
-// oneCallerSendsTheText is oneCallerLoads without the right to load scripts.
+// oneCallerSendsTheText is oneCallerLoads without the right to load scripts. Exactly one caller
+// must send the script by EVAL.
 func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	callers := suite.AtOnce
 	server := redistest.Start(t)
@@ -181,7 +182,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	}
 }
 
-// wrongDigest loads a script under the digest of another.
+// wrongDigest loads a script with a digest that is not its own.
 func wrongDigest(t *testing.T, suite Suite) {
 	client := suite.One(t, redistest.Start(t).Addr, Options{})
 	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
@@ -216,7 +217,7 @@ func (c *CountingClient) wait() {
 func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
 	c.Proceed = make(chan struct{})
-	before := s.Scripts().Missing
+	missingBefore := s.Scripts().Missing
 	var all sync.WaitGroup
 	var granted atomic.Int64
 	for range callers {
@@ -229,7 +230,7 @@ func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers i
 			}
 		})
 	}
-	Await(t, "all callers to miss the script", func() bool { return s.Scripts().Missing >= before+callers })
+	Await(t, "all callers to miss the script", func() bool { return s.Scripts().Missing >= missingBefore+callers })
 	close(c.Proceed)
 	all.Wait()
 	return granted.Load()

@@ -26,8 +26,8 @@ type suiteTest struct {
 	run  func(*testing.T, Suite)
 }
 
-// RunSequential runs the tests that make one call at a time. onCluster has more tests, for the
-// Cluster that they all share.
+// RunSequential runs the tests that make one call at a time. onCluster runs further tests on the
+// Cluster that these tests share.
 func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.Cluster)) {
 	s.run(t,
 		suiteTest{"server comes up later", serverComesUpLater},
@@ -37,8 +37,8 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 		suiteTest{"rights on one server", rightsOnOneServer},
 		suiteTest{"wrong digest", wrongDigest},
 	)
-	// These tests use one Cluster in turn: some flush scripts, set the memory or add users, and
-	// the last one kills most of it.
+	// These tests use one Cluster in turn: some flush scripts, change the settings of memory or add
+	// users, and the last one kills most nodes.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		c := redistest.StartCluster(t)

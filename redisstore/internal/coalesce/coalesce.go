@@ -1,6 +1,6 @@
-// Package coalesce decides the batches of callers that come at the same time in one script call.
-// Batches that arrive while scripts are in flight wait, and are sent together in the next script.
-// No timer is involved, so a call to an idle server is not delayed.
+// Package coalesce decides the batches of several concurrent callers in one script call. Batches
+// that arrive while scripts are in flight wait, and are sent together in the next script. No timer
+// is involved, so a call to an idle server is not delayed.
 package coalesce
 
 import (
@@ -20,18 +20,18 @@ type Script any
 
 // A Decider decides flights.
 type Decider interface {
-	// ScriptFor returns the uniform script for a batch, or nil for a mixed script. A batch with a
-	// Script has at most four charges, all of one key and one group.
+	// ScriptFor returns the uniform script for a batch, or nil if only a mixed script can decide it. A
+	// batch with a uniform script has at most four charges, all of one key and one group.
 	ScriptFor(charges []penstock.Charge) Script
 
 	// DecideFlight decides a flight. It sets Decision or Err of each of its waiters.
 	DecideFlight(ctx context.Context, f *Flight)
 }
 
-// A Coalescer keeps two scripts in flight, or three if many callers wait. Callers that come while
-// they are in flight wait, and the next script decides their batches. Each caller gets the answer
-// that it would have got if the batches had been decided one by one. If call B begins after call A
-// has returned, B is decided after A. Concurrent calls are decided in any order.
+// A Coalescer keeps two scripts in flight, or three if many callers wait. Meanwhile, further
+// callers wait, and the next script decides their batches. Each caller gets the answer that it
+// would have got if the batches had been decided one by one. If call B begins after call A has
+// returned, B is decided after A. Concurrent calls are decided in any order.
 type Coalescer struct {
 	decider Decider
 
@@ -49,21 +49,21 @@ type Coalescer struct {
 // after a reply, however long the client takes. That helps only if many callers wait.
 //
 // The larger the flights that are already sent, the more requests the next flight needs, up to 24.
-// So many callers are divided into few large scripts. In a measurement with 64 callers, this made
-// scripts a third larger, and a decision a tenth cheaper.
+// This divides the batches of many callers into few large scripts. In a measurement with 64
+// callers, this made scripts a third larger, and a decision a tenth cheaper.
 const (
 	secondFlightMinRequests = 8
 	secondFlightMinWaiters  = 24
 	thirdFlightMinRequests  = 16
-	maxFlightMinRequests    = 24 // for the second; the third needs up to twice as many
+	maxFlightMinRequests    = 24 // the most that a second flight needs; a third needs up to twice as many
 )
 
 // New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
 
-// Enter returns true if the caller must decide the waiter's batch itself, at once. The caller then
-// calls Exit afterwards. Otherwise the waiter is queued, and the caller calls Wait. Its extras are
-// queued too, as far as there is room; their HasJoined reports which.
+// Enter returns true if the caller must decide the waiter's batch itself, and then call Exit.
+// Otherwise the waiter is queued, and the caller must call Wait. The extras of a queued waiter are
+// queued too if its flight has room for them; HasJoined of an extra reports that.
 func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (shouldDecide bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +122,11 @@ func (c *Coalescer) Waiting() (n int) {
 
 // joinLocked adds a waiter to a flight in the queue.
 func (c *Coalescer) joinLocked(w *Waiter) {
-	if n := len(c.queue); n == 0 || !c.queue[n-1].hasRoomFor(w) || !c.queue[n-1].joinRecent(w) {
+	hasJoined := false
+	if n := len(c.queue); n > 0 && c.queue[n-1].hasRoomFor(w) {
+		hasJoined = c.queue[n-1].joinRecent(w)
+	}
+	if !hasJoined {
 		c.joinFlightLocked(w)
 	}
 	w.flight.joinExtras(w)
@@ -149,8 +153,8 @@ func (c *Coalescer) joinFlightLocked(w *Waiter) {
 	f.Join(w)
 }
 
-// leave removes a waiter whose context has ended. It returns false if its batch was not sent. A
-// script whose waiters have all left is canceled.
+// leave removes a waiter whose context has ended. isSent is false if the waiter's batch was not
+// sent. If all waiters of a script have left, the script is canceled.
 func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,8 +187,8 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	return false
 }
 
-// shouldSendLocked tells whether the next flight is sent, while this many other scripts are in
-// flight.
+// shouldSendLocked tells whether to send the first flight of the queue, while this many other
+// scripts are in flight.
 func (c *Coalescer) shouldSendLocked(others int) bool {
 	if len(c.queue) == 0 {
 		return false
@@ -198,7 +202,9 @@ func (c *Coalescer) shouldSendLocked(others int) bool {
 	case 0:
 		return true
 	case 1:
-		return len(c.queue) > 1 || len(first.requests) >= max(secondFlightMinRequests, largest) || first.waiters >= secondFlightMinWaiters
+		hasManyRequests := len(first.requests) >= max(secondFlightMinRequests, largest)
+		hasManyWaiters := first.waiters >= secondFlightMinWaiters
+		return len(c.queue) > 1 || hasManyRequests || hasManyWaiters
 	case 2:
 		return len(first.requests) >= max(thirdFlightMinRequests, 2*largest)
 	}
@@ -228,7 +234,7 @@ func (c *Coalescer) next(ended *Flight) *Flight {
 	return c.takeLocked()
 }
 
-// run decides a flight, and then those that were queued during it, until no flight must be sent.
+// run decides a flight, and then further flights of the queue, until no flight should be sent.
 func (c *Coalescer) run(f *Flight) {
 	for f != nil {
 		c.decider.DecideFlight(f.ctx, f)
@@ -244,10 +250,10 @@ func (c *Coalescer) run(f *Flight) {
 // slots is how many hash slots a Cluster has.
 const slots = 1 << 14
 
-// Slots has a Coalescer for each slot of a Cluster, made when it is needed.
+// Slots has a Coalescer for each slot of a Cluster. Of makes it when it is first needed.
 type Slots struct {
 	decider Decider
-	list    atomic.Pointer[[slots]atomic.Pointer[Coalescer]]
+	bySlot  atomic.Pointer[[slots]atomic.Pointer[Coalescer]]
 }
 
 // NewSlots returns the Slots of a Decider.
@@ -255,24 +261,24 @@ func NewSlots(d Decider) *Slots { return &Slots{decider: d} }
 
 // Of returns the Coalescer of a slot.
 func (s *Slots) Of(slot uint16) *Coalescer {
-	list := s.list.Load()
-	if list == nil {
-		s.list.CompareAndSwap(nil, new([slots]atomic.Pointer[Coalescer]))
-		list = s.list.Load()
+	bySlot := s.bySlot.Load()
+	if bySlot == nil {
+		s.bySlot.CompareAndSwap(nil, new([slots]atomic.Pointer[Coalescer]))
+		bySlot = s.bySlot.Load()
 	}
-	found := list[slot].Load()
+	found := bySlot[slot].Load()
 	if found == nil {
-		list[slot].CompareAndSwap(nil, New(s.decider))
-		found = list[slot].Load()
+		bySlot[slot].CompareAndSwap(nil, New(s.decider))
+		found = bySlot[slot].Load()
 	}
 	return found
 }
 
 // Waiting returns how many waiters are queued in all slots.
 func (s *Slots) Waiting() (n int) {
-	if list := s.list.Load(); list != nil {
-		for i := range list {
-			if c := list[i].Load(); c != nil {
+	if bySlot := s.bySlot.Load(); bySlot != nil {
+		for i := range bySlot {
+			if c := bySlot[i].Load(); c != nil {
 				n += c.Waiting()
 			}
 		}

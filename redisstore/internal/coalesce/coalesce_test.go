@@ -67,13 +67,14 @@ func inBubble(t *testing.T, test func(s *setup)) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if s.coalescer.inFlight != 0 || len(s.coalescer.queue) != 0 || len(s.coalescer.flights) != 0 {
-			t.Errorf("at the end %d scripts are in flight, %d queued; want none", s.coalescer.inFlight, len(s.coalescer.queue))
+			t.Errorf("at the end, %d scripts are in flight, with %d flights, and %d flights are queued; want none", s.coalescer.inFlight, len(s.coalescer.flights), len(s.coalescer.queue))
 		}
 	})
 }
 
-// hold keeps two scripts in flight, so that all others wait, until the test calls release.
-func (s *setup) hold() (release func()) {
+// occupy keeps two scripts in flight until the test calls release. Meanwhile, all other callers
+// wait.
+func (s *setup) occupy() (release func()) {
 	for range 2 {
 		if !s.coalescer.Enter(s.Context(), new(Waiter)) {
 			s.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
@@ -169,7 +170,7 @@ func TestCallersDoNotWaitForAnIdleStore(t *testing.T) {
 	inBubble(t, func(s *setup) {
 		for range 3 {
 			if r := <-s.call(s.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
-				t.Errorf("%+v; want a decision after %v", r, scriptTime)
+				t.Errorf("a call to an idle store: %+v; want a decision after %v", r, scriptTime)
 			}
 		}
 		s.wantFlights()
@@ -179,7 +180,7 @@ func TestCallersDoNotWaitForAnIdleStore(t *testing.T) {
 
 func TestEqualBatchesAreOneRequest(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		var calls []<-chan result
 		for range 200 {
 			calls = append(calls, s.call(s.Context(), spend("k", 1)))
@@ -215,7 +216,7 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, func(s *setup) {
-				defer s.hold()()
+				defer s.occupy()()
 				s.sendThird()
 				for i := range row.n {
 					s.call(s.Context(), row.call(i))
@@ -228,27 +229,27 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 	}
 }
 
-// sendThird sends a third script.
+// sendThird makes just enough calls that a third script is sent.
 func (s *setup) sendThird() {
 	for i := range thirdFlightMinRequests {
 		s.call(s.Context(), spend(fmt.Sprint("third", i), 1))
 	}
 }
 
-// While one flight is in flight, a small one waits for its end, unless it grows. It also grows by
-// many waiters for one request.
+// While one flight is in flight, the next flight waits until it has enough requests or enough
+// waiters.
 func TestSecondFlightHasAThreshold(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		call  func(i int) penstock.Charge
-		least int // how many calls make a further flight
+		least int // how many calls are needed for a further flight
 	}{
 		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, secondFlightMinRequests},
 		{"equal requests", func(int) penstock.Charge { return spend("hot", 1) }, secondFlightMinWaiters},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, func(s *setup) {
-				release := s.hold()
+				release := s.occupy()
 				s.call(s.Context(), spend("first", 1))
 				release() // the first flight is sent
 				synctest.Wait()
@@ -275,14 +276,14 @@ func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 	for _, row := range []struct {
 		first int   // how many calls wait at first
 		sent  []int // waiters of each flight that is sent when two scripts have ended
-		least int   // how many calls make a further flight
+		least int   // how many calls are needed for a further flight
 	}{
-		{1, []int{1}, secondFlightMinRequests},
-		{15, []int{15}, 15},
-		{60, []int{16, 44}, 2 * maxFlightMinRequests},
+		{first: 1, sent: []int{1}, least: secondFlightMinRequests},
+		{first: 15, sent: []int{15}, least: 15},
+		{first: 60, sent: []int{16, 44}, least: 2 * maxFlightMinRequests},
 	} {
 		inBubble(t, func(s *setup) {
-			release := s.hold()
+			release := s.occupy()
 			for i := range row.first {
 				s.call(s.Context(), spend(fmt.Sprint("first", i), 1))
 			}
@@ -301,7 +302,7 @@ func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 // A third flight needs many different requests; equal ones do not count. There is no fourth.
 func TestThirdFlightHasAThreshold(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		defer s.hold()()
+		defer s.occupy()()
 		for range 100 {
 			s.call(s.Context(), spend("hot", 1))
 		}
@@ -318,10 +319,10 @@ func TestThirdFlightHasAThreshold(t *testing.T) {
 	})
 }
 
-// A waiter that leaves before its flight is sent is not charged, and others are.
+// A waiter that leaves before its flight is sent is not charged. The others are charged.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		ctx, cancel := context.WithCancel(s.Context())
 		leaves, stays := s.call(ctx, spend("k", 1)), s.call(s.Context(), spend("k", 1))
 		cancel()
@@ -337,10 +338,11 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	})
 }
 
-// A deadline with a timer ends the wait exactly then, one without at most minTimerInterval later.
+// If a deadline has a timer, the wait ends exactly at the deadline. If it has none, the wait ends
+// at most minTimerInterval later.
 func TestDeadlinesEndTheWait(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		ctx, cancel := context.WithTimeout(s.Context(), 20*time.Millisecond)
 		defer cancel()
 		plain := s.call(ctx, spend("k", 30))
@@ -352,7 +354,7 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 				t.Errorf("without a timer: %+v; want DeadlineExceeded after about 20ms, not sent", r)
 			}
 		}
-		stays := s.within(time.Hour, spend("k", 30)) // the earlier deadlines have no effect
+		stays := s.within(time.Hour, spend("k", 30)) // the deadlines that have passed do not end its wait
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
 			t.Errorf("the waiter that stayed: %+v; want a grant", r)
@@ -360,12 +362,13 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 	})
 }
 
-// Each waiter of a shared request leaves at its own deadline. If the flight was not sent, it is not
-// charged; otherwise its outcome is unknown. The others get their answers.
+// Each waiter of a shared request leaves at its own deadline. A waiter that leaves before the
+// flight is sent is not charged. The outcome of one that leaves later is unknown. The other waiters
+// get their answers.
 func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 	for _, isSent := range []bool{false, true} {
 		inBubble(t, func(s *setup) {
-			release := s.hold()
+			release := s.occupy()
 			var staying, leaving []<-chan result
 			var deadlines []time.Duration
 			for i := range 12 {
@@ -383,7 +386,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			for i, c := range leaving {
 				r := <-c
 				if !errors.Is(r.err, context.DeadlineExceeded) || r.isSent != isSent || r.after < deadlines[i] || r.after > deadlines[i]+minTimerInterval {
-					t.Errorf("sent: %v; the waiter with %v to wait: %+v; want DeadlineExceeded at that time", isSent, deadlines[i], r)
+					t.Errorf("flight sent: %v; the waiter with a deadline after %v: %+v; want DeadlineExceeded at most %v after the deadline", isSent, deadlines[i], r, minTimerInterval)
 				}
 			}
 			if !isSent {
@@ -391,7 +394,7 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			}
 			for _, c := range staying {
 				if r := <-c; r.err != nil || !r.decision.Allowed {
-					t.Errorf("sent: %v; a waiter that stayed: %+v; want a grant", isSent, r)
+					t.Errorf("flight sent: %v; a waiter that stayed: %+v; want a grant", isSent, r)
 				}
 			}
 			used := int64(len(staying))
@@ -409,14 +412,14 @@ type borrowedContext struct {
 	context.Context
 	deadline   time.Time
 	isReturned atomic.Bool
-	late       atomic.Int64 // calls of Deadline after the return
+	lateCalls  atomic.Int64 // calls of Deadline after the return
 }
 
 func (c *borrowedContext) Lazy() (<-chan struct{}, time.Time) { return c.Done(), c.deadline }
 
 func (c *borrowedContext) Deadline() (time.Time, bool) {
 	if c.isReturned.Load() {
-		c.late.Add(1)
+		c.lateCalls.Add(1)
 	}
 	return c.deadline, true
 }
@@ -425,7 +428,7 @@ func (c *borrowedContext) Deadline() (time.Time, bool) {
 func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 	for _, hasExtra := range []bool{false, true} {
 		inBubble(t, func(s *setup) {
-			release := s.hold()
+			release := s.occupy()
 			ctx, cancel := context.WithCancel(s.Context())
 			borrowed := &borrowedContext{Context: ctx, deadline: time.Now().Add(100 * time.Millisecond)}
 			w := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
@@ -438,13 +441,13 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 			synctest.Wait()
 			cancel()
 			if r := <-leaves; !errors.Is(r.err, context.Canceled) || !r.isSent {
-				t.Errorf("%+v; want context.Canceled, and that the batch was sent", r)
+				t.Errorf("the waiter that left: %+v; want context.Canceled, and that the batch was sent", r)
 			}
 			borrowed.isReturned.Store(true)
 			if r := <-stays; r.err != nil || !r.decision.Allowed {
 				t.Errorf("the waiter that stayed: %+v; want a grant", r)
 			}
-			if n := borrowed.late.Load(); n > 0 {
+			if n := borrowed.lateCalls.Load(); n > 0 {
 				t.Errorf("Deadline of the context was called %d times after its call had returned; want never", n)
 			}
 		})
@@ -454,7 +457,7 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 // A flight runs as long as one of its waiters waits, and is canceled when the last has left.
 func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		var cancels []context.CancelFunc
 		var calls []<-chan result
 		for range 3 {
@@ -471,7 +474,7 @@ func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 			}
 			cancel()
 			if r := <-calls[i]; !errors.Is(r.err, context.Canceled) || !r.isSent {
-				t.Errorf("%+v; want context.Canceled, and that the batch was sent", r)
+				t.Errorf("the waiter that left: %+v; want context.Canceled, and that the batch was sent", r)
 			}
 		}
 		if flight.Err() == nil {
@@ -483,7 +486,7 @@ func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 // If a flight fails, only its waiters fail.
 func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		s.failWith(errors.New("the connection broke"))
 		var failing []<-chan result
 		for range 5 {
@@ -509,7 +512,7 @@ func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
 // share a flight.
 func TestFlightsHaveOneScript(t *testing.T) {
 	inBubble(t, func(s *setup) {
-		release := s.hold()
+		release := s.occupy()
 		held := penstock.InFlight(100, time.Hour).MustCompile()
 		for i := range 5 {
 			s.call(s.Context(), spend(fmt.Sprint(i), 1))
@@ -523,9 +526,9 @@ func TestFlightsHaveOneScript(t *testing.T) {
 
 // Extras join the flight of their waiter, and leave the queue with it.
 func TestExtrasGoWithTheirWaiter(t *testing.T) {
-	for _, leaves := range []bool{false, true} {
+	for _, shouldLeave := range []bool{false, true} {
 		inBubble(t, func(s *setup) {
-			release := s.hold()
+			release := s.occupy()
 			extra := &Waiter{Charges: []penstock.Charge{spend("extra", 1)}}
 			ctx, cancel := context.WithCancel(s.Context())
 			defer cancel()
@@ -534,7 +537,7 @@ func TestExtrasGoWithTheirWaiter(t *testing.T) {
 				t.Error("the extra has not joined a flight; want that of its waiter")
 			}
 			want := int64(1)
-			if leaves {
+			if shouldLeave {
 				cancel()
 				<-call
 				want = 0

@@ -15,10 +15,10 @@ type Flight struct {
 	Script Script
 
 	requests []Request
-	groups   map[group]int // the index of the first request of each group
-	recent   int           // the index of the request that was joined last
-	waiters  int           // how many there are
-	cost     int           // at most maxCost
+	series   map[series]int // the index of the first request of each series
+	recent   int            // the index of the request that was joined last
+	waiters  int            // how many there are
+	cost     int            // at most maxCost
 
 	wakeup      *wakeup            // nil when all waiters have their answers
 	earliest    time.Time          // of the deadlines that have no timer of their own; zero: there is none
@@ -35,19 +35,19 @@ type Request struct {
 	Charges []penstock.Charge
 	Waiters []*Waiter
 
-	isFirst bool // of its group
-	next    int  // the index of the next request of its group; -1: there is none
+	isFirst bool // of its series
+	next    int  // the index of the next request of its series; -1: there is none
 }
 
-// A group has the requests that a script decides one after the other: their limits are at the same
-// places of the same string.
-type group struct {
-	key, name string
-	tags      [maxGroupCharges]uint32
+// A series identifies the requests that a script decides one after the other: those with the same
+// key, the same group and the same limits in the same order.
+type series struct {
+	key, group string
+	tags       [maxUniformCharges]uint32 // of the limits
 }
 
-// maxGroupCharges is the most charges of a batch that has a Script.
-const maxGroupCharges = 4
+// maxUniformCharges is the most charges of a batch that has a uniform script.
+const maxUniformCharges = 4
 
 // The server's cost of a flight is bounded. Costs are roughly µs of server time. A request takes
 // the server about 3 µs. A further charge, or another waiter for the same request, takes less than
@@ -57,7 +57,7 @@ const (
 	requestCost = 3   // and one for each of its charges
 )
 
-var flightPool = sync.Pool{New: func() any { return &Flight{groups: make(map[group]int)} }}
+var flightPool = sync.Pool{New: func() any { return &Flight{series: make(map[series]int)} }}
 
 // NewFlight returns an empty flight. Release it after use.
 func NewFlight(script Script) *Flight {
@@ -66,7 +66,7 @@ func NewFlight(script Script) *Flight {
 	return f
 }
 
-// Release ends the use of a flight.
+// Release makes the flight available for reuse. The caller must not use it afterwards.
 func (f *Flight) Release() {
 	for i := range f.requests {
 		r := &f.requests[i]
@@ -74,16 +74,16 @@ func (f *Flight) Release() {
 		clear(r.Waiters)
 		r.Charges, r.Waiters = r.Charges[:0], r.Waiters[:0]
 	}
-	clear(f.groups)
-	*f = Flight{requests: f.requests[:0], groups: f.groups}
+	clear(f.series)
+	*f = Flight{requests: f.requests[:0], series: f.series}
 	flightPool.Put(f)
 }
 
-// Len returns how many waiters there are.
+// Len returns how many waiters the flight has.
 func (f *Flight) Len() int { return f.waiters }
 
 // Requests iterates over the requests in the order in which the script decides them: those of a
-// group follow each other. isFirst tells whether a request is the first of its group.
+// series follow each other. isFirst tells whether a request is the first of its series.
 func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
 	for i := range f.requests {
 		if !f.requests[i].isFirst {
@@ -91,7 +91,7 @@ func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
 		}
 		isFirst := true
 		for j := i; j >= 0; j = f.requests[j].next {
-			if len(f.requests[j].Waiters) == 0 { // they have left
+			if len(f.requests[j].Waiters) == 0 { // all have left
 				continue
 			}
 			if !yield(isFirst, &f.requests[j]) {
@@ -107,15 +107,15 @@ func (f *Flight) Join(w *Waiter) bool {
 	if f.Script == nil {
 		return f.addRequest(w) >= 0
 	}
-	g := group{key: w.Charges[0].Key, name: w.Charges[0].Plan.Group()}
+	own := series{key: w.Charges[0].Key, group: w.Charges[0].Plan.Group()}
 	for i := range w.Charges {
-		g.tags[i] = w.Charges[i].Plan.Tag()
+		own.tags[i] = w.Charges[i].Plan.Tag()
 	}
-	first, isKnown := f.groups[g]
+	first, isKnown := f.series[own]
 	if !isKnown {
 		i := f.addRequest(w)
 		if i >= 0 {
-			f.groups[g] = i
+			f.series[own] = i
 			f.requests[i].isFirst = true
 		}
 		return i >= 0
@@ -134,18 +134,22 @@ func (f *Flight) Join(w *Waiter) bool {
 	return i >= 0
 }
 
-// joinRecent adds a waiter if its batch equals that of the waiter before. Otherwise it returns
-// false.
+// joinRecent adds a waiter if its batch equals that of the waiter that joined last, and if there is
+// room. Otherwise it returns false.
 func (f *Flight) joinRecent(w *Waiter) bool {
-	if f.Script == nil || len(w.Charges) != len(f.requests[f.recent].Charges) {
+	if f.Script == nil {
 		return false
 	}
-	for i := range w.Charges {
-		if c := &f.requests[f.recent].Charges[i]; c.Plan != w.Charges[i].Plan || c.Key != w.Charges[i].Key {
+	recent := f.requests[f.recent].Charges
+	if len(w.Charges) != len(recent) {
+		return false
+	}
+	for i := range recent {
+		if recent[i].Plan != w.Charges[i].Plan || recent[i].Key != w.Charges[i].Key {
 			return false
 		}
 	}
-	return areEqual(f.requests[f.recent].Charges, w.Charges) && f.joinRequest(w, f.recent)
+	return areEqual(recent, w.Charges) && f.joinRequest(w, f.recent)
 }
 
 // addRequest adds a waiter with a request of its own. It returns the index of the request, or -1 if
@@ -221,11 +225,11 @@ func (f *Flight) hasRoomFor(w *Waiter) bool {
 	for _, extra := range w.Extras {
 		extraCost += requestCost + len(extra.Charges)
 	}
-	return f.cost+requestCost+maxGroupCharges+extraCost <= maxCost // w has at most maxGroupCharges charges
+	return f.cost+requestCost+maxUniformCharges+extraCost <= maxCost // w has at most maxUniformCharges charges
 }
 
-// start gives the flight a context. Its deadline is the latest of the waiters' deadlines, but only
-// cancel ends it.
+// start gives the flight a context. The context's deadline is the latest of the waiters' deadlines,
+// but only cancel ends the context.
 func (f *Flight) start() {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	if !f.isUnbounded {
@@ -259,9 +263,9 @@ func (f *Flight) remove(w *Waiter) bool {
 	return false
 }
 
-// areEqual tells whether two batches of one group are the same request. Two Plans are equal if
-// their parameters are. The parameters of a calendar algorithm depend on the time, so its Plans
-// only equal themselves.
+// areEqual tells whether two batches of one series are the same request. Two Plans are equal if
+// their parameters are. The parameters of calendar algorithms depend on the time, so a Plan of such
+// an algorithm equals only itself. All other parameters are the same at any time, so 0 will do.
 func areEqual(a, b []penstock.Charge) bool {
 	for i := range a {
 		if a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {

@@ -14,7 +14,7 @@ type Waiter struct {
 	Charges []penstock.Charge
 	Extras  []*Waiter // batches that the same script may decide; they never delay this one
 
-	Decision penstock.Decision // if Err is nil
+	Decision penstock.Decision // valid if Err is nil
 	Err      error
 
 	flight     *Flight
@@ -25,7 +25,7 @@ type Waiter struct {
 	hasExpired atomic.Bool     // the deadline of lazy has passed
 }
 
-// HasJoined tells whether the waiter is in a flight. It is for extras.
+// HasJoined tells whether the waiter is in a flight. An extra is not if the flight had no room.
 func (w *Waiter) HasJoined() bool { return w.flight != nil }
 
 // Reset drops the waiter's references.
@@ -81,7 +81,7 @@ func newWakeup() *wakeup { return &wakeup{fired: make(chan struct{})} }
 // caller waits beyond its deadline.
 const minTimerInterval = time.Millisecond
 
-// armTimerLocked makes the timer fire at the time at, or before.
+// armTimerLocked makes the timer fire at that time or earlier.
 func (c *Coalescer) armTimerLocked(at time.Time) {
 	if !c.timerAt.IsZero() && !at.Before(c.timerAt) {
 		return

@@ -14,8 +14,9 @@ type Maker struct {
 	Client func(t testing.TB) redisstore.Client
 }
 
-// Law runs the conformance suite of stores over each client, with one store for all its tests.
-func Law(t *testing.T, o redisstore.Options, makers ...Maker) {
+// RunConformance runs the conformance suite of stores over each client, with one store for all its
+// tests.
+func RunConformance(t *testing.T, o redisstore.Options, makers ...Maker) {
 	for _, m := range makers {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
