@@ -12,15 +12,25 @@ func TestTokensAreReadAndCompared(t *testing.T) {
 		hasForm bool     // the header has the form "Bearer TOKEN"
 		isRight bool     // its token is that of secret
 	}{
-		{nil, false, false}, {[]string{""}, false, false}, {[]string{"Bearer"}, false, false}, {[]string{"Bearer "}, false, false},
-		{[]string{"Basic right"}, false, false}, {[]string{"right"}, false, false}, {[]string{"Bearer right", "Bearer right"}, false, false},
-		{[]string{"Bearer right"}, true, true}, {[]string{"bearer right"}, true, true}, {[]string{"Bearer right "}, true, false},
-		{[]string{"Bearer  right"}, true, false}, {[]string{"Bearer wrong"}, true, false}, {[]string{"Bearer righ"}, true, false},
-		{[]string{"Bearer " + strings.Repeat("a", 4096)}, true, false}, {[]string{"Bearer " + strings.Repeat("a", 4097)}, false, false},
+		{values: nil},
+		{values: []string{""}},
+		{values: []string{"Bearer"}},
+		{values: []string{"Bearer "}},
+		{values: []string{"Basic right"}},
+		{values: []string{"right"}},
+		{values: []string{"Bearer right", "Bearer right"}},
+		{values: []string{"Bearer right"}, hasForm: true, isRight: true},
+		{values: []string{"bearer right"}, hasForm: true, isRight: true},
+		{values: []string{"Bearer right "}, hasForm: true},
+		{values: []string{"Bearer  right"}, hasForm: true},
+		{values: []string{"Bearer wrong"}, hasForm: true},
+		{values: []string{"Bearer righ"}, hasForm: true},
+		{values: []string{"Bearer " + strings.Repeat("a", 4096)}, hasForm: true},
+		{values: []string{"Bearer " + strings.Repeat("a", 4097)}},
 	} {
 		token, ok := Token(c.values)
 		if ok != c.hasForm || secret.Matches(token) != c.isRight {
-			t.Errorf("%.40q: has the form %v, matches the secret %v; want %v, %v", c.values, ok, secret.Matches(token), c.hasForm, c.isRight)
+			t.Errorf("Authorization %.40q: has the form %v, matches the secret %v; want %v and %v", c.values, ok, secret.Matches(token), c.hasForm, c.isRight)
 		}
 	}
 	if none := NewSecret(nil); none.IsSet() || none.Matches("") || (Secret{}).Matches("") || !secret.IsSet() {

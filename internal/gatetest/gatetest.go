@@ -74,7 +74,7 @@ rules:
 			if header == "Forwarded" {
 				value = "for=" + value
 			}
-			keyAndHeader := "one\r\n" + header + ": " + value // send writes this behind "X-API-Key: "
+			keyAndHeader := "one\r\n" + header + ": " + value // send writes this after "X-API-Key: "
 			if res := s.send(t, "GET", "/files/a", []string{keyAndHeader}); res.StatusCode == http.StatusOK {
 				admitted++
 			}
@@ -123,7 +123,7 @@ rules:
 		s.wantStatus(t, 1, "/files/a", http.StatusTooManyRequests)
 		close(s.release)
 		if res := <-first; res.StatusCode != http.StatusOK {
-			t.Errorf("the admitted request got %s", res.Status)
+			t.Errorf("the admitted request got %s; want 200", res.Status)
 		}
 		s.wantStatus(t, 1, "/files/a", http.StatusOK)
 	})
@@ -168,7 +168,7 @@ rules:
 			}
 		}
 		if res := s.sendBody(t, "POST", "/body", nil, strings.Repeat("b", 9000)); res.StatusCode != http.StatusTooManyRequests {
-			t.Errorf("9,000 bytes more than the 9,101 before got %s; want 429, because the limit is 10,000", res.Status)
+			t.Errorf("a body of 9,000 bytes, after 9,101 bytes in all, got %s; want 429, because the limit is 10,000", res.Status)
 		}
 	})
 
@@ -182,7 +182,7 @@ rules:
 				}
 			}
 			if passed > 20 {
-				t.Errorf("POST %s: %d of 30 requests got 200; the limit is 20", spelling, passed)
+				t.Errorf("POST %s: %d of 30 requests got 200; want at most 20, the limit", spelling, passed)
 			}
 		}
 		t.Logf("counted: %d spellings of a path", len(spellings))
@@ -205,7 +205,7 @@ rules:
 			}
 		}
 		if passed > 3 {
-			t.Errorf("the route served %d requests; its limit is 3", passed)
+			t.Errorf("%d of the requests to /files/** got 200; want at most 3, the limit", passed)
 		}
 	})
 
@@ -266,8 +266,8 @@ func start(t *testing.T, service Service, rules *policy.Rules) *runningService {
 	return s
 }
 
-// send sends a request whose target is exactly this. (The client of net/http would change it.) The
-// default for keys is "one".
+// send sends a request with exactly this target, which the client of net/http would change. keys
+// are the values of X-API-Key; nil: one key, "one".
 func (s *runningService) send(t *testing.T, method, target string, keys []string) *http.Response {
 	t.Helper()
 	return s.sendBody(t, method, target, keys, "")
@@ -320,8 +320,8 @@ func wantHeader(t *testing.T, res *http.Response, name, value string) {
 	}
 }
 
-// rides returns rules that limit POST /api/rides/request: 20 at once, and 10 per second for each
-// API key.
+// rides returns rules that limit POST /api/rides/request for each API key: to 10 per second, with a
+// burst of 20.
 func rides(t *testing.T) *policy.Rules {
 	t.Helper()
 	return parse(t, `

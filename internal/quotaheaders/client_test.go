@@ -37,13 +37,13 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					want = 0
 				}
 				if pause := pauseAfter(t, http.StatusOK, h); pause != want {
-					rt.Fatalf("%s: %v pauses for %v; want %v", dialect, h, pause, want)
+					rt.Fatalf("%s: a response with %v makes a client pause for %v; want %v", dialect, h, pause, want)
 				}
 				if !hasReset {
 					want = time.Second // the pause after a 429 without a time
 				}
 				if pause := pauseAfter(t, http.StatusTooManyRequests, h); pause != want {
-					rt.Fatalf("%s: 429 with %v pauses for %v; want %v", dialect, h, pause, want)
+					rt.Fatalf("%s: a 429 with %v makes a client pause for %v; want %v", dialect, h, pause, want)
 				}
 				understood++
 			}

@@ -83,7 +83,8 @@ type Quota struct {
 	IsShare bool // a fallback decided: Status is about this instance's share of the limit, or its ceiling
 }
 
-// A Policy is the part of the fields that is the same in every response about a limit.
+// A Policy, as in RateLimit-Policy, is the part of the fields that is the same in every response
+// about a limit.
 type Policy struct {
 	name              string // as clients see it, such as "search.second"
 	limit             int64  // most units at once: the parameter q
@@ -118,8 +119,8 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 		unit = `;qu="concurrent-requests"`
 	case a.RefillsSteadily():
 		p.canRefill, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
-		if whole, rest := p.refill(p.limit); whole+rest >= time.Second {
-			window = CeilSeconds(whole + rest)
+		if down, up := p.refill(p.limit); down+up >= time.Second {
+			window = CeilSeconds(down + up)
 		}
 	case a.IsCalendar():
 		window = calendarSeconds(limit.Period)
@@ -204,11 +205,11 @@ const maxRefill time.Duration = 1 << 62
 // until returns the parameter t of the draft: the time during which at most the remaining units can
 // be used. The bool is false if the request can never be granted.
 //
-// If the limit denied, t is RetryAfter. For a bucket it is the time until the next unit. For other
-// limits it is ResetAfter, the time until all units are free. This is exact for windows. Sliding
-// windows, logs and shares of a bucket get a unit earlier, but the time is not known; the draft
-// allows a longer t. An empty share counts as an empty bucket: otherwise its clients would wait for
-// a whole burst.
+// If the limit denied, t is RetryAfter. Otherwise, t of a bucket is the time until the next unit.
+// For all other limits, t is ResetAfter, the time until all units are free. This is exact for
+// windows. Sliding windows, logs and shares of a bucket get a unit earlier, but the time is not
+// known; the draft allows a longer t. An empty share counts as an empty bucket: otherwise its
+// clients would wait for a whole burst.
 func (q *Quota) until() (time.Duration, bool) {
 	switch {
 	case q.Status.RetryAfter == penstock.Never:
@@ -229,8 +230,8 @@ func (q *Quota) nextUnit() time.Duration {
 		down, up := q.Policy.refill(1)
 		return down + up
 	}
-	others, _ := q.Policy.refill(missing - 1)
-	return max(q.Status.ResetAfter-others, 0)
+	afterNext, _ := q.Policy.refill(missing - 1) // the time in which the units after the next one come
+	return max(q.Status.ResetAfter-afterNext, 0)
 }
 
 // isStricter reports whether the older dialects, which show only one quota, show q and not the
@@ -288,14 +289,14 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 			for i := range quotas {
 				text = quotas[i].appendItem(appendComma(text, i))
 			}
-			f.finish(text, fieldLimits)
+			f.finish(text, fieldRateLimit)
 		case Draft07:
 			text = appendInteger(append(text, "limit="...), limit)
 			text = appendInteger(append(text, ", remaining="...), remaining)
 			if hasReset {
 				text = appendInteger(append(text, ", reset="...), seconds)
 			}
-			f.finish(text, fieldLimits)
+			f.finish(text, fieldRateLimit)
 		case Draft06:
 			text = f.appendNumber(text, fieldLimit, limit)
 			text = f.appendNumber(text, fieldRemaining, remaining)
@@ -350,7 +351,7 @@ type field uint8
 
 const (
 	fieldPolicy field = iota
-	fieldLimits       // RateLimit
+	fieldRateLimit
 	fieldLimit
 	fieldRemaining
 	fieldReset
@@ -403,6 +404,7 @@ func (f *fields) set(to map[string][]string, names *[fieldCount]string, text str
 	}
 }
 
+// appendComma appends the comma before the item at index i of a list.
 func appendComma(b []byte, i int) []byte {
 	if i > 0 {
 		return append(b, ", "...)

@@ -54,7 +54,7 @@ func parseLists(t testing.TB, h http.Header) (names []string, items map[string]m
 			}
 		}
 		if len(list) != len(names) {
-			t.Fatalf("%s: %q: %d items; RateLimit-Policy has %d", header, h.Values(header), len(list), len(names))
+			t.Fatalf("%s: %q: %d items; want %d, as in RateLimit-Policy", header, h.Values(header), len(list), len(names))
 		}
 	}
 	return names, items
@@ -220,6 +220,7 @@ func wantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 	return strictest
 }
 
+// mostInteger is the largest Integer of RFC 9651.
 const mostInteger = 999_999_999_999_999
 
 // A response has random quotas, and the headers that a Writer has written for them.
@@ -317,8 +318,9 @@ func (r *response) shownBy(t *testing.T, dialect Dialect) shownLimit {
 	return shown
 }
 
-// checkItems checks the item of each limit in draft-11. It returns the limit of one item.
-func (r *response) checkItems(t *testing.T, rt *rapid.T, returned int) shownLimit {
+// checkItems checks the item of each limit in draft-11. It returns what the item of the limit at
+// index shows.
+func (r *response) checkItems(t *testing.T, rt *rapid.T, index int) shownLimit {
 	names, items := parseLists(t, r.header)
 	for i, limit := range r.limits {
 		item := items[limit.Name]
@@ -334,7 +336,7 @@ func (r *response) checkItems(t *testing.T, rt *rapid.T, returned int) shownLimi
 			rt.Fatalf("item %d has t %v; want %d to %d for %v, %+v", i, item["t"], least, most, limit, r.statuses[i])
 		}
 	}
-	item := items[r.limits[returned].Name]
+	item := items[r.limits[index].Name]
 	shown := shownLimit{item["q"].(int64), item["r"].(int64), -1}
 	if reset, ok := item["t"].(int64); ok {
 		shown.reset = reset
@@ -358,116 +360,117 @@ func (r *response) checkRetryAfter(rt *rapid.T) {
 	}
 }
 
-// These are the headers for two decisions of a real store, for each algorithm.
+// For each algorithm, a store decides two requests, at one time. Their responses have these
+// headers.
 func TestHeadersOfEachAlgorithm(t *testing.T) {
 	for _, c := range []struct {
 		limit         penstock.Limit
 		first, second int64  // costs of the two requests
 		want          string // the headers of the first response, "then", and those of the second
 	}{
-		{penstock.PerSecond(10).WithBurst(25), 1, 30, `
+		{limit: penstock.PerSecond(10).WithBurst(25), first: 1, second: 30, want: `
 RateLimit-Policy: "x";q=25;w=3
 RateLimit: "x";r=24;t=1
 then
 RateLimit-Policy: "x";q=25;w=3
 RateLimit: "x";r=24`},
-		{penstock.PerMinute(60), 60, 1, `
+		{limit: penstock.PerMinute(60), first: 60, second: 1, want: `
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=0;t=1
 then
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=0;t=1
 Retry-After: 1`},
-		{penstock.PerMinute(60), 30, 35, `
+		{limit: penstock.PerMinute(60), first: 30, second: 35, want: `
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=30;t=1
 then
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=30;t=5
 Retry-After: 5`},
-		{penstock.PerSecond(10).WithBurst(5), 5, 5, `
+		{limit: penstock.PerSecond(10).WithBurst(5), first: 5, second: 5, want: `
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=0;t=1
 then
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=0;t=1
 Retry-After: 1`},
-		{penstock.PerSecond(10).With(penstock.LeakyBucket).WithBurst(19), 1, 1, `
+		{limit: penstock.PerSecond(10).With(penstock.LeakyBucket).WithBurst(19), first: 1, second: 1, want: `
 RateLimit-Policy: "x";q=20;w=2
 RateLimit: "x";r=19;t=1
 then
 RateLimit-Policy: "x";q=20;w=2
 RateLimit: "x";r=19;t=1
 Retry-After: 1`},
-		{penstock.PerMinute(3).With(penstock.FixedWindow), 2, 2, `
+		{limit: penstock.PerMinute(3).With(penstock.FixedWindow), first: 2, second: 2, want: `
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=1;t=15
 then
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=1;t=15
 Retry-After: 15`},
-		{penstock.PerMinute(3).With(penstock.AnchoredWindow), 3, 1, `
+		{limit: penstock.PerMinute(3).With(penstock.AnchoredWindow), first: 3, second: 1, want: `
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=60
 then
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=60
 Retry-After: 60`},
-		{penstock.PerDay(10_000).With(penstock.CalendarWindow(algorithm.Day, time.UTC)), 1, 1, `
+		{limit: penstock.PerDay(10_000).With(penstock.CalendarWindow(algorithm.Day, time.UTC)), first: 1, second: 1, want: `
 RateLimit-Policy: "x";q=10000
 RateLimit: "x";r=9999;t=43155
 then
 RateLimit-Policy: "x";q=10000
 RateLimit: "x";r=9998;t=43155`},
-		{penstock.Limit{Count: 10_000, Period: algorithm.Day.Period(), Algorithm: penstock.CalendarWindow(algorithm.Day, time.UTC)}, 10_000, 1, `
+		{limit: penstock.Limit{Count: 10_000, Period: algorithm.Day.Period(), Algorithm: penstock.CalendarWindow(algorithm.Day, time.UTC)}, first: 10_000, second: 1, want: `
 RateLimit-Policy: "x";q=10000;w=86400
 RateLimit: "x";r=0;t=43155
 then
 RateLimit-Policy: "x";q=10000;w=86400
 RateLimit: "x";r=0;t=43155
 Retry-After: 43155`},
-		{penstock.Limit{Count: 5, Period: algorithm.Month.Period(), Algorithm: penstock.CalendarWindow(algorithm.Month, time.UTC)}, 1, 9, `
+		{limit: penstock.Limit{Count: 5, Period: algorithm.Month.Period(), Algorithm: penstock.CalendarWindow(algorithm.Month, time.UTC)}, first: 1, second: 9, want: `
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=4;t=2635155
 then
 RateLimit-Policy: "x";q=5
 RateLimit: "x";r=4`},
-		{penstock.PerMinute(3).With(penstock.SlidingWindow), 1, 3, `
+		{limit: penstock.PerMinute(3).With(penstock.SlidingWindow), first: 1, second: 3, want: `
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=2;t=75
 then
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=2;t=75
 Retry-After: 75`},
-		{penstock.PerMinute(3).With(penstock.SubWindow(6)), 3, 1, `
+		{limit: penstock.PerMinute(3).With(penstock.SubWindow(6)), first: 3, second: 1, want: `
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=65
 then
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=65
 Retry-After: 65`},
-		{penstock.PerMinute(3).With(penstock.SlidingLog), 3, 1, `
+		{limit: penstock.PerMinute(3).With(penstock.SlidingLog), first: 3, second: 1, want: `
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=60
 then
 RateLimit-Policy: "x";q=3;w=60
 RateLimit: "x";r=0;t=60
 Retry-After: 60`},
-		{penstock.Every(100 * time.Millisecond).With(penstock.FixedWindow), 1, 1, `
+		{limit: penstock.Every(100 * time.Millisecond).With(penstock.FixedWindow), first: 1, second: 1, want: `
 RateLimit-Policy: "x";q=1
 RateLimit: "x";r=0;t=1
 then
 RateLimit-Policy: "x";q=1
 RateLimit: "x";r=0;t=1
 Retry-After: 1`},
-		{penstock.Limit{Count: 1, Period: 1500 * time.Millisecond, Algorithm: penstock.SlidingLog}, 1, 1, `
+		{limit: penstock.Limit{Count: 1, Period: 1500 * time.Millisecond, Algorithm: penstock.SlidingLog}, first: 1, second: 1, want: `
 RateLimit-Policy: "x";q=1
 RateLimit: "x";r=0;t=2
 then
 RateLimit-Policy: "x";q=1
 RateLimit: "x";r=0;t=2
 Retry-After: 2`},
-		{penstock.InFlight(5, 30*time.Second), 5, 1, `
+		{limit: penstock.InFlight(5, 30*time.Second), first: 5, second: 1, want: `
 RateLimit-Policy: "x";q=5;qu="concurrent-requests"
 RateLimit: "x";r=0;t=30
 then
@@ -527,7 +530,7 @@ func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 		{penstock.Limit{Count: 1, Period: time.Microsecond, Burst: 1 << 51}, `"x";q=999999999999999;w=2251799814`},
 	} {
 		if got := policyOf("x", c.limit).policyItem; got != c.want {
-			t.Errorf("%v: %s; want %s", c.limit, got, c.want)
+			t.Errorf("%v: the item of RateLimit-Policy is %s; want %s", c.limit, got, c.want)
 		}
 	}
 }
@@ -545,23 +548,23 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 		isResetInSeconds bool
 		want             map[string]string // all headers but Retry-After
 	}{
-		{nil, false, map[string]string{
+		{dialects: nil, isResetInSeconds: false, want: map[string]string{
 			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
 			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
 		}},
-		{[]Dialect{Draft11, Draft06, XRateLimit}, false, map[string]string{
+		{dialects: []Dialect{Draft11, Draft06, XRateLimit}, isResetInSeconds: false, want: map[string]string{
 			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
 			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
 			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
 			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1800000002",
 		}},
-		{[]Dialect{XRateLimit, Draft07, Draft06}, true, map[string]string{
+		{dialects: []Dialect{XRateLimit, Draft07, Draft06}, isResetInSeconds: true, want: map[string]string{
 			"RateLimit-Policy": "10;w=1",
 			"RateLimit":        "limit=10, remaining=0, reset=1",
 			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
 			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1",
 		}},
-		{[]Dialect{}, false, map[string]string{}},
+		{dialects: []Dialect{}, isResetInSeconds: false, want: map[string]string{}},
 	} {
 		h := make(http.Header)
 		New(Settings{Dialects: c.dialects, IsResetInSeconds: c.isResetInSeconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
@@ -585,16 +588,16 @@ func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 		statuses   []penstock.Status
 		want       string
 	}{
-		{time.Nanosecond, nil, "1"},
-		{0, nil, "1"},
-		{-time.Hour, nil, "1"},
-		{time.Second, nil, "1"},
-		{time.Second + 1, nil, "2"},
-		{penstock.Never, nil, ""},
-		{penstock.Never - 1, nil, "9223372037"},
-		{time.Second, []penstock.Status{{RetryAfter: 90 * time.Second}}, "90"},
-		{time.Second, []penstock.Status{{RetryAfter: time.Second}, {ResetAfter: time.Hour}}, "1"}, // the hour did not deny
-		{time.Second, []penstock.Status{{RetryAfter: time.Second}, {RetryAfter: penstock.Never}}, ""},
+		{retryAfter: time.Nanosecond, want: "1"},
+		{retryAfter: 0, want: "1"},
+		{retryAfter: -time.Hour, want: "1"},
+		{retryAfter: time.Second, want: "1"},
+		{retryAfter: time.Second + 1, want: "2"},
+		{retryAfter: penstock.Never, want: ""},
+		{retryAfter: penstock.Never - 1, want: "9223372037"},
+		{retryAfter: time.Second, statuses: []penstock.Status{{RetryAfter: 90 * time.Second}}, want: "90"},
+		{retryAfter: time.Second, statuses: []penstock.Status{{RetryAfter: time.Second}, {ResetAfter: time.Hour}}, want: "1"}, // the hour did not deny
+		{retryAfter: time.Second, statuses: []penstock.Status{{RetryAfter: time.Second}, {RetryAfter: penstock.Never}}, want: ""},
 	} {
 		var quotas []Quota
 		for _, s := range c.statuses {
@@ -624,7 +627,7 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 		}
 	}
 	if len(seen) != 6 {
-		t.Errorf("saw %v; want each of 2 to 7", seen)
+		t.Errorf("the values of Retry-After, with their numbers, are %v; want each of 2 to 7", seen)
 	}
 	const longest = 9223372037 // math.MaxInt64 ns in seconds: the sum with the jitter must not overflow
 	if got := w.Write(make(http.Header), nil, true, penstock.Never-1); got != longest {
@@ -668,7 +671,7 @@ func TestEffectiveWindowEndsWhenTheLimitHasMore(t *testing.T) {
 		}
 		decide(penstock.Force, q.Status.Remaining)
 		end := now.Add(until)
-		if until > 2*time.Microsecond {
+		if until > 2*time.Microsecond { // the window may end a microsecond late
 			now = end.Add(-2 * time.Microsecond)
 			if s := decide(penstock.Peek, 0); s.Remaining > 0 {
 				rt.Fatalf("%v: the limit has more units 2µs before its effective window of %v ends: %+v, then %+v; want 0", limit, until, q.Status, s)
@@ -687,9 +690,9 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 	f.Add("search.second", int64(10), int64(9), int64(0), int64(1_000_000), int64(1_000_000), uint8(0))
 	f.Add("x", int64(1)<<51, int64(1)<<51, int64(1), int64(1), int64(60_000_000), uint8(1))
 	f.Add("-", int64(3), int64(-5), int64(-1), int64(1)<<52, int64(1), uint8(3))
-	f.Fuzz(func(t *testing.T, name string, count, remaining, retry, reset, period int64, which uint8) {
+	f.Fuzz(func(t *testing.T, name string, count, remaining, retry, reset, period int64, algorithmIndex uint8) {
 		limit := penstock.Limit{
-			Name: name, Count: count, Period: time.Duration(period) * time.Microsecond, Algorithm: anyAlgorithm[int(which)%len(anyAlgorithm)],
+			Name: name, Count: count, Period: time.Duration(period) * time.Microsecond, Algorithm: anyAlgorithm[int(algorithmIndex)%len(anyAlgorithm)],
 		}
 		if limit.Period.Microseconds() != period || limit.Validate() != nil || reset < 0 || reset > algorithm.Max || retry > algorithm.Max {
 			return

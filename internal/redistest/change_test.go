@@ -47,25 +47,26 @@ func moveSlots(t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	wantReply(t, c.Nodes[0], int64(2), "INCR", key)
-	calls, n := 0, 2 // of duringMove; the value of the key
+	calls := 0 // of duringMove, for this slot
+	value := 2 // of the key
 	err = c.Move(slot, slot+1, added, func(moving int) {
 		if moving != slot {
 			return
 		}
 		calls++
-		n++
-		if got := doFollowing(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
-			t.Errorf("INCR during the move, call %d: %s; want %d", calls, got, n)
+		value++
+		if got := doFollowing(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(value) {
+			t.Errorf("INCR during the move, call %d: %s; want %d", calls, got, value)
 		}
 	})
 	if err != nil || calls != 2 {
-		t.Errorf("%d calls during the move, %v; want 2", calls, err)
+		t.Errorf("duringMove was called %d times for slot %d, %v; want 2 calls: before and after its only key moves", calls, slot, err)
 	}
 	if c.Owner(slot) != added || c.Owner(slot+1) != added || c.Owner(slot+2) == added {
 		t.Errorf("slots %d to %d belong to %v, %v and %v; want only the first two with %v",
 			slot, slot+2, c.Owner(slot), c.Owner(slot+1), c.Owner(slot+2), added)
 	}
-	wantReply(t, added, fmt.Sprint(n), "GET", key)
+	wantReply(t, added, fmt.Sprint(value), "GET", key)
 	if _, err := c.Nodes[0].Do("GET", key); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
 		t.Errorf("GET from the old owner: %v; want MOVED", err)
 	}
@@ -128,7 +129,8 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
 	awaitCatchUp(t, replica, old)
-	c.Partition([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
+	const ownClients, otherClients = "127.0.9.1", "127.0.0.1" // this test connects from 127.0.0.1
+	c.Partition([]*Server{old}, []string{ownClients}, []string{otherClients})
 	wantReply(t, old, int64(2), "INCR", key)
 	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("PING from the other side: %v; want a timeout", err)
@@ -208,7 +210,7 @@ func TestSentinelsNameAnotherAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, sentinel := range s.Sentinels {
-		if err := sentinel.checkNamed(p.Addr()); err != nil {
+		if err := sentinel.checkPrimaryAddr(p.Addr()); err != nil {
 			t.Error(err)
 		}
 	}

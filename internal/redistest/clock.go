@@ -15,7 +15,9 @@ import (
 var clockShim []byte
 
 // A Clock is the wall clock of a server. Its monotonic clock cannot be changed.
-type Clock struct{ file string }
+type Clock struct {
+	file string // the server reads its time from it; see write
+}
 
 // LaunchClocked launches a server whose clock can be set. It needs Linux and gcc.
 func LaunchClocked(args ...string) (*Server, *Clock, error) {
@@ -45,7 +47,7 @@ func StartClocked(t testing.TB, args ...string) (*Server, *Clock) {
 }
 
 // Set sets how far the server's clock is ahead of the system's, or behind it if ahead is negative.
-// The server uses the new time at once.
+// From its next command on, the server uses the new time.
 func (c *Clock) Set(ahead time.Duration) error { return c.write(ahead.Microseconds(), 0) }
 
 // Freeze stops the server's clock at a time, to the microsecond, until Freeze or Set is called

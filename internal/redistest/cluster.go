@@ -18,7 +18,7 @@ type Cluster struct {
 }
 
 // LaunchCluster starts a Cluster. It returns when every node sees all slots served and every
-// replica is in sync, so that a failover is possible at once.
+// replica is in sync: from then on, a failover is possible.
 func LaunchCluster() (*Cluster, error) {
 	c := new(Cluster)
 	for range 2 * primaries {
@@ -257,6 +257,7 @@ func (s *Server) checkInSync() error {
 	return nil
 }
 
+// clusterNode is the recipe of a node. It counts as down after 1000 ms without a reply.
 func clusterNode(dir string, port int) ([]string, error) {
 	bus, err := freePort() // the default, port+10000, may be taken
 	if err != nil {

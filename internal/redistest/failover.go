@@ -51,14 +51,14 @@ func (s *Server) awaitRole(role string) error {
 
 // CatchUp returns when this replica has received all writes that the primary has made so far.
 func (s *Server) CatchUp(primary *Server) error {
-	now, err := primary.offset("master_repl_offset")
+	target, err := primary.offset("master_repl_offset")
 	if err != nil {
 		return err
 	}
 	err = await(readyLimit, func() error {
 		replicated, err := s.offset("slave_repl_offset")
-		if err == nil && replicated < now {
-			err = fmt.Errorf("the replica is at offset %d; its primary was at %d", replicated, now)
+		if err == nil && replicated < target {
+			err = fmt.Errorf("the replica is at offset %d; want at least %d, where its primary was", replicated, target)
 		}
 		return err
 	})
@@ -100,7 +100,7 @@ func (s *SentinelGroup) AwaitFailover() error {
 		return err
 	}
 	for _, sentinel := range s.Sentinels {
-		err := await(readyLimit, func() error { return sentinel.checkNamed(s.addrOf(s.Replica)) })
+		err := await(readyLimit, func() error { return sentinel.checkPrimaryAddr(s.addrOf(s.Replica)) })
 		if err != nil {
 			return sentinel.explain(err)
 		}
@@ -109,15 +109,15 @@ func (s *SentinelGroup) AwaitFailover() error {
 	return nil
 }
 
-// checkNamed returns nil if this Sentinel reports addr as the primary's address. It compares only
-// the ports.
-func (s *Server) checkNamed(addr string) error {
+// checkPrimaryAddr returns nil if this Sentinel reports addr as the primary's address. It compares
+// only the ports.
+func (s *Server) checkPrimaryAddr(addr string) error {
 	reply, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MasterName)
 	if err != nil {
 		return err
 	}
 	if list, ok := reply.([]any); !ok || fmt.Sprint(list[1]) != portOf(addr) { // host, port
-		return fmt.Errorf("the Sentinel reports %v, not %s", reply, addr)
+		return fmt.Errorf("the Sentinel reports the primary %v; want %s", reply, addr)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 func wantReply(t *testing.T, s *Server, reply any, args ...string) {
 	t.Helper()
 	if got, err := s.Do(args...); err != nil || !reflect.DeepEqual(got, reply) {
-		t.Errorf("%v: %#v, %v; want %#v", args, got, err, reply)
+		t.Errorf("the reply to %v is %#v, %v; want %#v", args, got, err, reply)
 	}
 }
 
@@ -22,7 +22,7 @@ func wantReply(t *testing.T, s *Server, reply any, args ...string) {
 func wantThrough(t *testing.T, p *Proxy, reply any, args ...string) {
 	t.Helper()
 	if got, err := call("tcp", p.Addr(), answerLimit, args...); err != nil || got != reply {
-		t.Errorf("%v through the proxy: %#v, %v; want %#v", args, got, err, reply)
+		t.Errorf("the reply to %v through the proxy is %#v, %v; want %#v", args, got, err, reply)
 	}
 }
 
@@ -59,7 +59,7 @@ func send(t *testing.T, conn net.Conn, args ...string) {
 	}
 }
 
-// setOwnKey sets a key whose slot the primary serves to 1.
+// setOwnKey finds a key whose slot this primary serves, and sets it to 1.
 func setOwnKey(t *testing.T, primary *Server) (key string) {
 	t.Helper()
 	for i := range 1000 {
@@ -84,9 +84,10 @@ func announcedPorts(t *testing.T, node *Server) map[string]bool {
 		t.Fatal(err)
 	}
 	ports := make(map[string]bool)
-	for _, r := range reply.([]any) {
-		for _, n := range r.([]any)[2:] {
-			ports[fmt.Sprint(n.([]any)[1])] = true
+	for _, slots := range reply.([]any) { // the first slot, the last slot, and the nodes
+		for _, node := range slots.([]any)[2:] {
+			port := node.([]any)[1] // after the host
+			ports[fmt.Sprint(port)] = true
 		}
 	}
 	return ports

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Proxies make a partition: it needs no root rights and no network namespace. They recognize
-// servers and clients by the source address. So each server of a proxied group has a loopback
-// address of its own, and so has each client that a test treats differently.
+// A partition is made by proxies, so it needs neither root rights nor a network namespace. A proxy
+// recognizes servers and clients by their source addresses. So each server of a proxied group has a
+// loopback address of its own, and so has each client that a test treats differently.
 
 // sourceOf returns the source address of the server with this number.
 func sourceOf(number int) string { return fmt.Sprintf("127.0.1.%d", number+1) }

@@ -48,12 +48,12 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 // Addr returns the host:port that clients dial.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose discards replies from now on. The connection stays open, and the caller waits until its
-// deadline.
+// Lose makes the proxy discard replies, until Lose(false). The connection stays open, and the
+// caller waits until its deadline.
 func (p *Proxy) Lose(isOn bool) { p.set(func() { p.isLosing = isOn }) }
 
-// Cut closes a client's connection when the server replies to it. So the connection ends after the
-// server has run the command. Cut has priority over Lose.
+// Cut makes the proxy close a client's connection when the server replies to it, until Cut(false).
+// So the connection ends after the server has run the command. Cut has priority over Lose.
 func (p *Proxy) Cut(isOn bool) { p.set(func() { p.isCutting = isOn }) }
 
 // CutOnce cuts one connection at its next reply, as Cut does. It begins at a random time within
@@ -117,7 +117,7 @@ func (p *Proxy) Close() {
 	p.ended.Wait()
 }
 
-// redirect puts the proxy in front of another server. Open connections stay.
+// redirect puts the proxy in front of another server. Open connections stay with the old server.
 func (p *Proxy) redirect(network, upstream string) {
 	p.set(func() { p.network, p.upstream = network, upstream })
 }

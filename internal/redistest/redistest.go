@@ -1,5 +1,6 @@
 // Package redistest runs real Redis or Valkey servers for tests. Each server has a temporary folder
-// and free ports. It ends with the program that started it, even if that program is killed.
+// and free ports. When the program that started a server ends, the server ends too, even if the
+// program is killed.
 //
 // Start, StartCluster, StartProxiedCluster and StartSentinel are for tests. Launch, LaunchCluster
 // and so on do the same for programs, which must call Close. A [Proxy] is between clients and a
@@ -23,9 +24,9 @@ import (
 )
 
 const (
-	answerLimit = 5 * time.Second  // longest wait for the reply to a command
-	readyLimit  = 60 * time.Second // longest wait for a server, Cluster or Sentinel group to be ready
-	pollEvery   = 5 * time.Millisecond
+	answerLimit = 5 * time.Second      // longest wait for the reply to a command
+	readyLimit  = 60 * time.Second     // longest wait for a server, Cluster or Sentinel group to be ready
+	pollEvery   = 5 * time.Millisecond // pause between two checks of what is awaited
 )
 
 // A Server is one process of [Program] in a temporary folder.
@@ -35,7 +36,7 @@ type Server struct {
 	Source string // the source address of its connections to other servers; "": not set
 
 	dir  string
-	port int // that it may listen on; reserved until the removal
+	port int // the server may listen on it; reserved until the call of remove
 	args []string
 	env  []string // in addition to the environment of this program
 
@@ -56,7 +57,8 @@ func Launch(args ...string) (*Server, error) {
 	})
 }
 
-// Start is Launch for a test. The test fails if the server does not start.
+// Start is Launch for a test. The test fails if the server does not start. At the end of the test,
+// the server is closed.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := Launch(args...)
@@ -245,7 +247,7 @@ func (s *Server) startUntil(ready func() error) error {
 		return err
 	}
 	defer log.Close()
-	oldLog := len(s.Log()) // bytes
+	oldLogSize := len(s.Log()) // in bytes
 
 	cmd, done := exec.Command(Program(), s.args...), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = log, log
@@ -263,7 +265,7 @@ func (s *Server) startUntil(ready func() error) error {
 
 	err = await(readyLimit, func() error {
 		if isClosed(done) {
-			return permanentError{fmt.Errorf("%s ended at once", Program())}
+			return permanentError{fmt.Errorf("%s ended before it was ready", Program())}
 		}
 		return ready()
 	})
@@ -271,7 +273,7 @@ func (s *Server) startUntil(ready func() error) error {
 		return nil
 	}
 	s.Kill()
-	if strings.Contains(s.Log()[oldLog:], "Address already in use") {
+	if strings.Contains(s.Log()[oldLogSize:], "Address already in use") {
 		return errPortTaken
 	}
 	return s.explain(err)
@@ -314,9 +316,9 @@ func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }
 
 // explain adds the end of the server's log to err.
 func (s *Server) explain(err error) error {
-	const shown = 15
+	const maxLines = 15
 	lines := strings.Split(strings.TrimSpace(s.Log()), "\n")
-	return fmt.Errorf("%w\nlog of the server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-shown):], "\n"))
+	return fmt.Errorf("%w\nlog of the server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-maxLines):], "\n"))
 }
 
 func defaults(dir string, port int) []string {
@@ -338,8 +340,8 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
-// freePort reserves a TCP port. It is below 32768, where Linux assigns no ports to clients. So
-// no other server gets the port while its server is down.
+// freePort reserves a TCP port for a server. The port stays reserved while the server is down. It
+// is below 32768, where Linux assigns no ports to clients.
 func freePort() (int, error) {
 	const first, end = 16384, 32768
 	var err error
@@ -359,8 +361,9 @@ func freePort() (int, error) {
 
 func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// reservations are TCP ports that are reserved. For each of them a UDP socket has the port of the
-// same number: another process that wants to reserve it then fails. Servers do not use UDP.
+// reservations has the TCP ports that this process has reserved. For each of them, it keeps a UDP
+// socket with the same port number. Another process cannot open that socket, so it cannot reserve
+// the port too. Servers do not use UDP.
 type reservations struct {
 	mu     sync.Mutex
 	byPort map[int]net.PacketConn

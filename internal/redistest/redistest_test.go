@@ -47,7 +47,7 @@ func TestServerMeasuresItself(t *testing.T) {
 	}
 	after, err := s.CPU()
 	if used := after - before; err != nil || used < time.Millisecond || used > time.Minute {
-		t.Errorf("a loop of a million took %v, %v; want 1ms to 1m", used, err)
+		t.Errorf("a loop of a million steps took %v of processor time, %v; want 1ms to 1m", used, err)
 	}
 	if calls, usec, err := s.CommandStats("EVAL"); calls != 1 || usec < 1000 || err != nil {
 		t.Errorf("commandstats of EVAL: %d calls, %d µs, %v; want 1 call of at least 1000 µs", calls, usec, err)
@@ -93,7 +93,7 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 		t.Errorf("PING on the old port: %v, %v; want PONG", got, err)
 	}
 	if s.PID() == pid {
-		t.Error("the restarted server has the old process ID")
+		t.Error("the restarted server has the old process ID; want a new one")
 	}
 }
 
@@ -197,11 +197,11 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	for _, n := range c.Nodes {
 		for port := range announcedPorts(t, n) {
 			if !slices.Contains(c.Addrs(), "127.0.0.1:"+port) {
-				t.Errorf("CLUSTER SLOTS names port %s; the proxies are %v", port, c.Addrs())
+				t.Errorf("CLUSTER SLOTS names port %s; want only ports of the proxies %v", port, c.Addrs())
 			}
 		}
-		if n := len(announcedPorts(t, n)); n != 2*primaries {
-			t.Errorf("CLUSTER SLOTS names %d ports; want %d", n, 2*primaries)
+		if count := len(announcedPorts(t, n)); count != 2*primaries {
+			t.Errorf("CLUSTER SLOTS names %d ports; want %d", count, 2*primaries)
 		}
 	}
 
@@ -282,7 +282,7 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		for p.Lost() == 0 { // it gives up after 20 ms
+		for p.Lost() == 0 { // each call gives up after 20 ms
 			p.CutOnce(stop)
 		}
 	}()
@@ -307,7 +307,7 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	}
 }
 
-// A client would read the next reply of such a connection as the lost one.
+// If such a connection got another reply, the client would take it for the lost one.
 func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -317,7 +317,7 @@ func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	send(t, conn, "INCR", "n")
 	if err := await(answerLimit, func() error {
 		if p.Lost() == 0 {
-			return errors.New("no reply lost")
+			return errors.New("no reply has been lost yet")
 		}
 		return nil
 	}); err != nil {
@@ -370,7 +370,7 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	p.Close()
 	p.Close()
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
-		t.Error("a closed proxy still serves")
+		t.Error("PING through a closed proxy succeeded; want an error")
 	}
 }
 

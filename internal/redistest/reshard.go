@@ -42,7 +42,7 @@ func (c *Cluster) Replica(of *Server) *Server {
 }
 
 // Grow adds a primary that has no slots, no replica and no scripts. It returns when all nodes know
-// the new primary, and it sees all slots served.
+// the new primary, and the new primary sees all slots served.
 func (c *Cluster) Grow() (*Server, error) {
 	if c.proxies != nil {
 		if err := c.addProxied(); err != nil {

@@ -60,9 +60,9 @@ func readReply(r *bufio.Reader) (any, error) {
 	}
 	kind, rest := line[0], line[1:]
 	switch kind {
-	case '+':
+	case '+': // a string of one line
 		return rest, nil
-	case '-':
+	case '-': // an error
 		return replyError(rest), nil
 	}
 	n, err := strconv.ParseInt(rest, 10, 64)
@@ -70,15 +70,15 @@ func readReply(r *bufio.Reader) (any, error) {
 		return nil, fmt.Errorf("reply %q: %w", line, err)
 	}
 	switch {
-	case kind == ':':
+	case kind == ':': // an integer
 		return n, nil
-	case n < 0 && (kind == '$' || kind == '*'):
+	case n < 0 && (kind == '$' || kind == '*'): // null
 		return nil, nil
-	case kind == '$':
+	case kind == '$': // a string of n bytes, followed by \r\n
 		body := make([]byte, n+2)
 		_, err := io.ReadFull(r, body)
 		return string(body[:n]), err
-	case kind == '*':
+	case kind == '*': // an array of n items
 		items := make([]any, n)
 		for i := range items {
 			if items[i], err = readReply(r); err != nil {

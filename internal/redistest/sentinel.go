@@ -41,8 +41,9 @@ func LaunchSentinel() (*SentinelGroup, error) {
 }
 
 // LaunchProxiedSentinel is LaunchSentinel with a [Proxy] for the primary and one for the replica.
-// Sentinels report only the addresses of the proxies, so servers and Sentinels connect through
-// them too. Each has its own source address, [Server.Source], so that [Proxy.Block] can cut it off.
+// Sentinels report only the addresses of the proxies, so servers and Sentinels connect through them
+// too. Each server and each Sentinel has its own source address, [Server.Source], so that
+// [Proxy.Block] can cut it off.
 func LaunchProxiedSentinel() (*SentinelGroup, error) {
 	s := &SentinelGroup{proxies: make(map[*Server]*Proxy)}
 	if err := s.launch(); err != nil {
@@ -78,7 +79,7 @@ func (s *SentinelGroup) Addrs() []string {
 // Proxy returns the proxy of the primary or the replica, or nil if the group has no proxies.
 func (s *SentinelGroup) Proxy(of *Server) *Proxy { return s.proxies[of] }
 
-// Close ends the Sentinels first, so that none starts a failover.
+// Close ends all servers and proxies: the Sentinels first, so that none starts a failover.
 func (s *SentinelGroup) Close() {
 	for _, server := range append(s.Sentinels[:len(s.Sentinels):len(s.Sentinels)], s.Replica, s.Primary) {
 		if server != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	isShared, isClusterShared bool // read by Main, after all tests
+	isShared, isClusterShared bool // whether they were started; read by Main after all tests
 
 	shared = sync.OnceValues(func() (*Server, error) {
 		isShared = true

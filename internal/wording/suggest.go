@@ -36,7 +36,7 @@ func Suggest(name string, known []string) string {
 
 // Distance returns the edit distance of a and b without regard to case. A swap of two neighbors is
 // one edit. To save time, the result is 4 if the lengths differ by more than 3, or if a is longer
-// than 64 bytes.
+// than 64 bytes. Suggest accepts at most 3.
 func Distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
 		return 4

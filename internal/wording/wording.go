@@ -22,7 +22,7 @@ func List(names []string, and string) string {
 // maxListed is the largest number of names that a message lists.
 const maxListed = 20
 
-// ShortList is like List, but shortens a long list to its beginning and the number of the others.
+// ShortList is like List, but of more than 20 names it lists only 20, and the number of the others.
 func ShortList(names []string, and string) string {
 	if len(names) > maxListed {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxListed], ", "), len(names)-maxListed)
@@ -30,7 +30,7 @@ func ShortList(names []string, and string) string {
 	return List(names, and)
 }
 
-// Period formats a duration without zeros: 24h, not 24h0m0s.
+// Period formats a duration without zeros at its end: 24h, not 24h0m0s.
 func Period(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
